@@ -1,0 +1,1 @@
+"""The coordinator: rounds, text, and the public API."""

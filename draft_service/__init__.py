@@ -1,0 +1,1 @@
+"""The draft service: proposals by cheap drafters."""

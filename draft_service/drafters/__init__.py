@@ -1,0 +1,1 @@
+"""The ways to draft, one file each, behind `interface.Drafter`."""

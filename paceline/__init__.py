@@ -1,0 +1,1 @@
+"""What two or more Paceline services share; imports no service."""

@@ -1,0 +1,1 @@
+"""Models: loading, KV sessions, one batched forward pass, table and timed models."""

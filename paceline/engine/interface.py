@@ -1,0 +1,100 @@
+"""What a model must offer to be served: sessions of KV rows, and steps over a ragged batch.
+
+A step's plan is a few integers, so that rank 0 of a tensor-parallel group can
+broadcast it and every rank run the same step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.types import ROOT, Fingerprint
+
+Logits = NDArray[np.float32]
+"""[rows, V], V = the tokenizer's real vocabulary, never the padded tensor width."""
+
+
+@dataclass(frozen=True)
+class StepItem:
+    """The new rows of one session in one step.
+
+    Before the rows are computed the session keeps its first `base_length` rows;
+    `kept_path` names the rows (absolute indices, ascending) that become the
+    last `len(kept_path)` of them, which is how a tree's accepted path is made
+    contiguous. New row i has parent `parents[i]` among the new rows, or `ROOT`
+    for the last kept row; its position is base_length + its depth - 1, where a
+    child of `ROOT` has depth 1. Empty `parents` means a chain.
+    """
+
+    session: int
+    base_length: int
+    token_ids: tuple[int, ...]
+    parents: tuple[int, ...] = ()
+    kept_path: tuple[int, ...] = ()
+    logit_rows: tuple[int, ...] = ()
+
+    def parent_of(self, row: int) -> int:
+        """Parent of new row `row`."""
+        return self.parents[row] if self.parents else row - 1
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """One forward pass."""
+
+    items: tuple[StepItem, ...]
+
+    @property
+    def rows(self) -> int:
+        """Rows of the whole step."""
+        return sum(len(item.token_ids) for item in self.items)
+
+
+@dataclass(frozen=True)
+class EngineInfo:
+    """What a loaded model is."""
+
+    fingerprint: Fingerprint
+    max_length: int
+    max_kv_rows: int
+
+
+class Engine(Protocol):
+    """A loaded model. Every call but `info` and `kv_rows` comes from one thread.
+
+    Sessions are integers chosen by the caller, never reused while open.
+    """
+
+    @property
+    def info(self) -> EngineInfo:
+        """Constant after loading."""
+
+    @property
+    def kv_rows(self) -> int:
+        """KV rows held by all open sessions, counted as they are budgeted; 0 when none is open."""
+
+    def open(self, session: int, max_rows: int) -> None:
+        """Reserve room for a session of at most `max_rows` rows.
+
+        Raises:
+            Overloaded: the KV budget has no room now.
+        """
+
+    def close(self, session: int) -> None:
+        """Free a session's rows; unknown sessions are ignored."""
+
+    def step(self, plan: StepPlan) -> Sequence[Logits]:
+        """Run one forward pass.
+
+        Returns:
+            For each item [len(item.logit_rows), V] float32, in the order of
+            `logit_rows`. Valid until the next step.
+        """
+
+
+__all__ = ["ROOT", "Engine", "EngineInfo", "Logits", "StepItem", "StepPlan"]

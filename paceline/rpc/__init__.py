@@ -1,0 +1,1 @@
+"""gRPC: links, servers, channels and the error table."""

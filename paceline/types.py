@@ -1,0 +1,609 @@
+"""The frozen objects that flow between stages. Pure: no protobuf, no grpc, no numpy.
+
+Each object checks its own limits when it is made, so whatever holds one can
+rely on it; `InvalidInput` names field, value and limit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from paceline.errors import InvalidInput
+
+PROTOCOL_VERSION = 1
+MAX_FRAME_BYTES = 1 << 20
+MAX_PROPOSAL_NODES = 64
+MAX_SUPPORT_ENTRIES = 256
+MAX_TOP_LOGPROBS = 20
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 256
+MAX_TEMPERATURE = 100.0
+SUPPORT_SUM_TOLERANCE = 1e-3
+ROOT = -1
+"""The parent of a proposal's first nodes: the last committed token."""
+
+
+class Acceptance(Enum):
+    """The rule that turns a proposal and a verdict into committed tokens."""
+
+    COUPLED = "coupled"
+    REJECTION = "rejection"
+    BLOCK = "block"
+
+
+class Provenance(Enum):
+    """Where a committed token came from."""
+
+    ACCEPTED = "accepted"
+    RECOVERED = "recovered"
+    BONUS = "bonus"
+    TARGET = "target"
+
+
+class FinishReason(Enum):
+    """Why a generation ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+def require(condition: bool, name: str, value: object, limit: str) -> None:
+    """Raise `InvalidInput` naming field, value and limit unless the condition holds."""
+    if not condition:
+        raise InvalidInput.of(name, value, limit)
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """The target's chain: temperature, then top-k, top-p, min-p (transformers' order).
+
+    temperature 0 is greedy: a point mass on the largest logit, ties to the lowest id.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        temperature_ok = math.isfinite(self.temperature) and 0 <= self.temperature <= MAX_TEMPERATURE
+        require(temperature_ok, "temperature", self.temperature, f"in [0, {MAX_TEMPERATURE:g}]")
+        require(self.top_k >= 0, "top_k", self.top_k, "at least 0 (0 keeps all)")
+        require(0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
+        require(0 <= self.min_p <= 1, "min_p", self.min_p, "in [0, 1]")
+        logprobs_ok = self.logprobs is None or 0 <= self.logprobs <= MAX_TOP_LOGPROBS
+        require(logprobs_ok, "logprobs", self.logprobs, f"in [0, {MAX_TOP_LOGPROBS}]")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the processed distribution is a point mass."""
+        return self.temperature == 0
+
+
+@dataclass(frozen=True)
+class NoiseKey:
+    """What fixes every draw of one request, apart from stream and position."""
+
+    seed: int
+    sample_index: int = 0
+
+    def __post_init__(self) -> None:
+        require(0 <= self.seed < 1 << 64, "seed", self.seed, "in [0, 2^64)")
+        require(0 <= self.sample_index < 1 << 24, "sample_index", self.sample_index, "in [0, 2^24)")
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What identifies a model to its peers; an empty tokenizer fits any vocabulary."""
+
+    model: str = ""
+    tokenizer: str = ""
+    vocab_size: int = 0
+    numeric: str = ""
+
+
+@dataclass(frozen=True)
+class Hello:
+    """First message of a link, from the coordinator."""
+
+    incarnation: str
+    fingerprint: Fingerprint = Fingerprint()
+    protocol_version: int = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """First message of a link, from the service."""
+
+    incarnation: str
+    fingerprint: Fingerprint
+    max_length: int
+    max_sessions: int
+    max_proposal_nodes: int = MAX_PROPOSAL_NODES
+    max_frame_bytes: int = MAX_FRAME_BYTES
+    drafters: tuple[str, ...] = ()
+    protocol_version: int = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True)
+class SparseDistribution:
+    """q over the tokens that one drafted token was really sampled from (float32 values)."""
+
+    token_ids: tuple[int, ...]
+    probabilities: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        entries = len(self.token_ids)
+        require(1 <= entries <= MAX_SUPPORT_ENTRIES, "support entries", entries, f"in [1, {MAX_SUPPORT_ENTRIES}]")
+        same = len(self.probabilities) == entries
+        require(same, "support probabilities", len(self.probabilities), f"{entries}, one for each id")
+        ascending = all(a < b for a, b in zip(self.token_ids, self.token_ids[1:], strict=False))
+        require(ascending and self.token_ids[0] >= 0, "support token_ids", self.token_ids, "strictly ascending")
+        positive = all(q > 0 and math.isfinite(q) for q in self.probabilities)
+        require(positive, "support probabilities", min(self.probabilities), "positive and finite")
+        total = math.fsum(self.probabilities)
+        in_tolerance = abs(total - 1) <= SUPPORT_SUM_TOLERANCE
+        require(in_tolerance, "sum of support probabilities", total, f"1 within {SUPPORT_SUM_TOLERANCE:g}")
+
+    def probability(self, token_id: int) -> float:
+        """q(token_id); 0 outside the support."""
+        return dict(zip(self.token_ids, self.probabilities, strict=True)).get(token_id, 0.0)
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Proposed tokens: a chain, or a tree in topological order.
+
+    `parents[i]` is the index of node i's parent, `ROOT` for a child of the last
+    committed token; a chain's parents are (-1, 0, 1, …). `supports` is empty
+    unless the acceptance is rejection or block.
+    """
+
+    proposal_id: int
+    token_ids: tuple[int, ...]
+    draft_probabilities: tuple[float, ...]
+    parents: tuple[int, ...] = ()
+    supports: tuple[SparseDistribution, ...] = ()
+    drafter: str = ""
+
+    def __post_init__(self) -> None:
+        nodes = len(self.token_ids)
+        require(nodes <= MAX_PROPOSAL_NODES, "proposal nodes", nodes, f"at most {MAX_PROPOSAL_NODES}")
+        if not self.parents:
+            object.__setattr__(self, "parents", tuple(range(-1, nodes - 1)))
+        require(len(self.parents) == nodes, "proposal parents", len(self.parents), f"{nodes}, one for each node")
+        for node, parent in enumerate(self.parents):
+            require(ROOT <= parent < node, f"proposal parent of node {node}", parent, f"in [-1, {node - 1}]")
+        same = len(self.draft_probabilities) == nodes
+        require(same, "draft_probabilities", len(self.draft_probabilities), f"{nodes}, one for each node")
+        for q in self.draft_probabilities:
+            require(math.isfinite(q) and 0 < q <= 1, "draft_probability", q, "in (0, 1]")
+        self._check_supports()
+
+    def _check_supports(self) -> None:
+        if not self.supports:
+            return
+        require(self.is_chain, "proposal parents", self.parents, "a chain when supports are given")
+        same = len(self.supports) == len(self.token_ids)
+        require(same, "proposal supports", len(self.supports), f"{len(self.token_ids)}, one for each node")
+        for token_id, q, support in zip(self.token_ids, self.draft_probabilities, self.supports, strict=True):
+            found = support.probability(token_id)
+            require(found > 0, f"q of drafted token {token_id}", found, "positive in its support")
+            require(abs(found - q) <= 1e-6, f"q of drafted token {token_id}", q, f"its support's {found!r}")
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether every node hangs from the one before it."""
+        return self.parents == tuple(range(-1, len(self.token_ids) - 1))
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Depth of each node; the root's children have depth 1."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent == ROOT else depths[parent] + 1)
+        return tuple(depths)
+
+    def path(self, node: int) -> tuple[int, ...]:
+        """Node indices from the root's child down to `node`; empty for `ROOT`."""
+        nodes: list[int] = []
+        while node != ROOT:
+            nodes.append(node)
+            node = self.parents[node]
+        return tuple(reversed(nodes))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a round ended: its base length, the last accepted node, the token after it."""
+
+    base_length: int
+    node: int
+    next_token: int
+
+
+@dataclass(frozen=True)
+class TargetOpen:
+    """Begins a session on the target, which computes all but the last prefix token."""
+
+    session_id: int
+    token_ids: tuple[int, ...]
+    prompt_length: int
+    sampling: SamplingParams
+    noise: NoiseKey
+    acceptance: Acceptance
+    feature_layers: tuple[int, ...] = ()
+    time_left_ms: int | None = None
+    traceparent: str = ""
+
+    def __post_init__(self) -> None:
+        _check_prefix(self.token_ids, self.prompt_length)
+
+
+@dataclass(frozen=True)
+class Round:
+    """What the target keeps, what is new to it, what it verifies.
+
+    `base_length` counts KV rows kept (accepted rows of the previous round
+    included) and is the round key of rejection and block acceptance.
+    """
+
+    session_id: int
+    base_length: int
+    accepted_node: int
+    committed: tuple[int, ...]
+    proposal: Proposal | None = None
+    traceparent: str = ""
+
+    def __post_init__(self) -> None:
+        require(len(self.committed) >= 1, "round committed tokens", len(self.committed), "at least 1")
+        require(self.base_length >= 0, "base_length", self.base_length, "at least 0")
+        require(self.accepted_node >= ROOT, "accepted_node", self.accepted_node, "at least -1")
+
+    @property
+    def first_position(self) -> int:
+        """Absolute position of the token that the root draws."""
+        return self.base_length + len(self.committed)
+
+
+@dataclass(frozen=True)
+class StepTimings:
+    """Durations of one answer on the service's own clock; `service_ms` covers the others."""
+
+    queue_ms: float = 0.0
+    forward_ms: float = 0.0
+    sample_ms: float = 0.0
+    service_ms: float = 0.0
+    rows: int = 0
+    sessions: int = 0
+
+
+@dataclass(frozen=True)
+class RowLogprobs:
+    """Log-probabilities of the unprocessed target distribution after one row."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the target drew for one round.
+
+    coupled: `token_ids[0]` follows the root, `token_ids[i + 1]` follows node i.
+    rejection, block: `token_ids[i]` is the recovered token for node i, the last
+    is the bonus; `target_probabilities[i]` is p(x_i); block adds
+    `residual_masses[i]` = S_i (`exactness`: S_0 … S_{k-1}).
+    """
+
+    session_id: int
+    base_length: int
+    token_ids: tuple[int, ...]
+    target_probabilities: tuple[float, ...] = ()
+    residual_masses: tuple[float, ...] = ()
+    logprobs: tuple[RowLogprobs, ...] = ()
+    timings: StepTimings = StepTimings()
+
+
+@dataclass(frozen=True)
+class TargetOpened:
+    """The prefix is computed."""
+
+    session_id: int
+    reused_tokens: int = 0
+    timings: StepTimings = StepTimings()
+
+
+@dataclass(frozen=True)
+class DraftBudget:
+    """What a proposal may cost; `max_tokens` 0 asks for none."""
+
+    max_tokens: int = 0
+    tree_widths: tuple[int, ...] = ()
+    max_nodes: int = 0
+    fan_out: int = 0
+    deadline_ms: int | None = None
+
+
+@dataclass(frozen=True)
+class DraftOpen:
+    """Begins a session on the draft service and asks for the first proposal."""
+
+    session_id: int
+    token_ids: tuple[int, ...]
+    prompt_length: int
+    sampling: SamplingParams
+    noise: NoiseKey
+    acceptance: Acceptance
+    drafter: str = ""
+    budget: DraftBudget = DraftBudget()
+    time_left_ms: int | None = None
+    traceparent: str = ""
+
+    def __post_init__(self) -> None:
+        _check_prefix(self.token_ids, self.prompt_length)
+
+
+@dataclass(frozen=True)
+class Features:
+    """Hidden states of accepted rows: little-endian `data` of `shape` [rows, layers, hidden]."""
+
+    session_id: int
+    first_position: int
+    dtype: str
+    shape: tuple[int, int, int]
+    layer_ids: tuple[int, ...]
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A round ended: `token_ids` follow the `committed_length` tokens before them."""
+
+    session_id: int
+    outcome: Outcome
+    token_ids: tuple[int, ...]
+    committed_length: int
+    budget: DraftBudget = DraftBudget()
+    features: Features | None = None
+    traceparent: str = ""
+
+
+@dataclass(frozen=True)
+class Verifying:
+    """What left for the target: by proposal id and node count, inline, or nothing."""
+
+    session_id: int
+    base_length: int
+    proposal_id: int = 0
+    node_count: int = 0
+    proposal: Proposal | None = None
+    budget: DraftBudget = DraftBudget()
+
+
+@dataclass(frozen=True)
+class DraftOpened:
+    """The draft service serves the session with `drafter`."""
+
+    session_id: int
+    drafter: str
+    reused_tokens: int = 0
+    feature_layers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class DraftedProposal:
+    """A proposal and the outcome that it answers; `outcome` None answers the open."""
+
+    session_id: int
+    outcome: Outcome | None
+    proposal: Proposal
+    timings: StepTimings = StepTimings()
+
+
+@dataclass(frozen=True)
+class Close:
+    """Ends a session; harmless if it is unknown."""
+
+    session_id: int
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One session's error inside a link; the link's other sessions go on."""
+
+    session_id: int
+    code: int
+    reason: str
+    message: str
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    retry_after_ms: int | None = None
+    retry_safe: bool = False
+    session_closed: bool = False
+
+
+TargetCommand = TargetOpen | Round | Close
+TargetEvent = TargetOpened | Verdict | Features | Failure
+DraftCommand = DraftOpen | Commit | Verifying | Close
+DraftEvent = DraftOpened | DraftedProposal | Failure
+
+
+@dataclass(frozen=True)
+class ServiceStatus:
+    """What a service is doing now."""
+
+    incarnation: str
+    fingerprint: Fingerprint
+    sessions: int
+    kv_rows: int
+    max_kv_rows: int
+    queue_length: int
+    steps: int
+    resident_bytes: int
+    frames_sent: int
+
+
+@dataclass(frozen=True)
+class ChatMessage:
+    """One chat message; role is system, user or assistant."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True)
+class SpeculationSettings:
+    """Per-request speculation; None leaves the choice to the coordinator."""
+
+    off: bool = False
+    drafter: str = ""
+    num_draft_tokens: int | None = None
+    tree_widths: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        k = self.num_draft_tokens
+        require(k is None or 0 <= k <= MAX_PROPOSAL_NODES, "num_draft_tokens", k, f"in [0, {MAX_PROPOSAL_NODES}]")
+        require(all(w >= 1 for w in self.tree_widths), "tree_widths", self.tree_widths, "at least 1 at each depth")
+
+
+@dataclass(frozen=True)
+class GenerateRequest:
+    """One generation; exactly one of `prompt`, `messages` and `token_ids` is given."""
+
+    prompt: str | None = None
+    messages: tuple[ChatMessage, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    model: str = ""
+    sampling: SamplingParams = SamplingParams()
+    seed: int | None = None
+    max_new_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    acceptance: Acceptance = Acceptance.COUPLED
+    speculation: SpeculationSettings = SpeculationSettings()
+    resume_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        given = (self.prompt is not None) + bool(self.messages) + bool(self.token_ids)
+        require(given == 1, "inputs given", given, "exactly 1 of prompt, chat messages and token ids, not empty")
+        require(self.prompt != "", "prompt", self.prompt, "at least 1 character")
+        if self.seed is not None:
+            NoiseKey(self.seed)
+        tokens_ok = self.max_new_tokens is None or self.max_new_tokens >= 1
+        require(tokens_ok, "max_new_tokens", self.max_new_tokens, "at least 1")
+        require(len(self.stop) <= MAX_STOP_STRINGS, "stop strings", len(self.stop), f"at most {MAX_STOP_STRINGS}")
+        for text in self.stop:
+            size_ok = 1 <= len(text) <= MAX_STOP_CHARACTERS
+            require(size_ok, "stop string", text, f"1 to {MAX_STOP_CHARACTERS} characters")
+        for message in self.messages:
+            known = message.role in ("system", "user", "assistant")
+            require(known, "role", message.role, "system, user or assistant")
+        resumable = not self.resume_token_ids or self.seed is not None
+        require(resumable, "seed", self.seed, "given with resume_token_ids")
+        wide = self.speculation.tree_widths and max(self.speculation.tree_widths) > 1
+        tree_ok = not wide or self.acceptance is Acceptance.COUPLED
+        require(tree_ok, "tree_widths", self.speculation.tree_widths, "1 at each depth unless acceptance is coupled")
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """Where one round's time went; draft_wait + wire + target.service + accept = round_ms."""
+
+    base_length: int
+    round_ms: float
+    draft_wait_ms: float
+    wire_ms: float
+    target: StepTimings
+    accept_ms: float
+    proposed: int
+    accepted: int
+    cache_hit: bool
+    drafter: str = ""
+    draft: StepTimings = StepTimings()
+
+
+@dataclass(frozen=True)
+class GenerationStats:
+    """Statistics of one generation; names follow what load tools read from vLLM."""
+
+    rounds: int = 0
+    committed: int = 0
+    cache_hits: int = 0
+    cache_misses: int = 0
+    time_to_first_token_ms: float = 0.0
+    tokens_per_second: float = 0.0
+    verify_ms_p50: float = 0.0
+    draft_wait_ms_p50: float = 0.0
+    num_spec_steps: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
+    acceptance_histogram: tuple[int, ...] = ()
+    num_spec_tokens: int = 0
+    records: tuple[RoundRecord, ...] = ()
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """1 + accepted ÷ steps that carried a proposal; 1 if none did."""
+        return 1 + self.num_accepted_draft_tokens / max(1, self.num_spec_steps)
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """Accepted ÷ proposed; 0 if nothing was proposed."""
+        return self.num_accepted_draft_tokens / max(1, self.num_draft_tokens)
+
+
+@dataclass(frozen=True)
+class Started:
+    """Opens a generation's stream."""
+
+    seed: int
+    prompt_token_ids: tuple[int, ...]
+    model: str
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Newly committed tokens and the text that became certain with them."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    provenance: tuple[Provenance, ...]
+    logprobs: tuple[RowLogprobs, ...] = ()
+
+
+@dataclass(frozen=True)
+class Finished:
+    """Ends a generation's stream; `text` was held back until now."""
+
+    reason: FinishReason
+    text: str
+    stats: GenerationStats
+
+
+GenerateEvent = Started | Tokens | Finished
+
+
+@dataclass(frozen=True)
+class ModelDescription:
+    """A served model."""
+
+    name: str
+    target: Fingerprint
+    draft: Fingerprint
+    max_length: int
+    drafters: tuple[str, ...]
+    target_ready: bool
+    draft_ready: bool
+
+
+def _check_prefix(token_ids: Sequence[int], prompt_length: int) -> None:
+    require(len(token_ids) >= 1, "prefix length", len(token_ids), "at least 1 token")
+    in_range = 1 <= prompt_length <= len(token_ids)
+    require(in_range, "prompt_length", prompt_length, f"in [1, {len(token_ids)}]")

@@ -1,0 +1,207 @@
+from paceline.v1 import target_service_pb2 as _target_service_pb2
+from paceline.v1 import types_pb2 as _types_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
+    FINISH_REASON_STOP: _ClassVar[FinishReason]
+    FINISH_REASON_LENGTH: _ClassVar[FinishReason]
+FINISH_REASON_UNSPECIFIED: FinishReason
+FINISH_REASON_STOP: FinishReason
+FINISH_REASON_LENGTH: FinishReason
+
+class GenerateRequest(_message.Message):
+    __slots__ = ("model", "prompt", "chat", "tokens", "sampling", "seed", "max_new_tokens", "stop", "ignore_eos", "acceptance", "speculation", "resume_token_ids")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    CHAT_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
+    SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    RESUME_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    prompt: str
+    chat: ChatInput
+    tokens: TokenInput
+    sampling: _types_pb2.SamplingParams
+    seed: int
+    max_new_tokens: int
+    stop: _containers.RepeatedScalarFieldContainer[str]
+    ignore_eos: bool
+    acceptance: _types_pb2.Acceptance
+    speculation: SpeculationSettings
+    resume_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., chat: _Optional[_Union[ChatInput, _Mapping]] = ..., tokens: _Optional[_Union[TokenInput, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., seed: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., ignore_eos: _Optional[bool] = ..., acceptance: _Optional[_Union[_types_pb2.Acceptance, str]] = ..., speculation: _Optional[_Union[SpeculationSettings, _Mapping]] = ..., resume_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ChatInput(_message.Message):
+    __slots__ = ("messages",)
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
+    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ...) -> None: ...
+
+class ChatMessage(_message.Message):
+    __slots__ = ("role", "content")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    content: str
+    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ...) -> None: ...
+
+class TokenInput(_message.Message):
+    __slots__ = ("token_ids",)
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class SpeculationSettings(_message.Message):
+    __slots__ = ("off", "drafter", "num_draft_tokens", "tree_widths")
+    OFF_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TREE_WIDTHS_FIELD_NUMBER: _ClassVar[int]
+    off: bool
+    drafter: str
+    num_draft_tokens: int
+    tree_widths: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, off: _Optional[bool] = ..., drafter: _Optional[str] = ..., num_draft_tokens: _Optional[int] = ..., tree_widths: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class GenerateResponse(_message.Message):
+    __slots__ = ("started", "tokens", "finished")
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    started: GenerationStarted
+    tokens: GeneratedTokens
+    finished: GenerationFinished
+    def __init__(self, started: _Optional[_Union[GenerationStarted, _Mapping]] = ..., tokens: _Optional[_Union[GeneratedTokens, _Mapping]] = ..., finished: _Optional[_Union[GenerationFinished, _Mapping]] = ...) -> None: ...
+
+class GenerationStarted(_message.Message):
+    __slots__ = ("seed", "prompt_token_ids", "model")
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    seed: int
+    prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    model: str
+    def __init__(self, seed: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., model: _Optional[str] = ...) -> None: ...
+
+class GeneratedTokens(_message.Message):
+    __slots__ = ("token_ids", "text", "provenance", "logprobs")
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    PROVENANCE_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    text: str
+    provenance: _containers.RepeatedScalarFieldContainer[_types_pb2.Provenance]
+    logprobs: _containers.RepeatedCompositeFieldContainer[_target_service_pb2.RowLogprobs]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., provenance: _Optional[_Iterable[_Union[_types_pb2.Provenance, str]]] = ..., logprobs: _Optional[_Iterable[_Union[_target_service_pb2.RowLogprobs, _Mapping]]] = ...) -> None: ...
+
+class GenerationFinished(_message.Message):
+    __slots__ = ("reason", "text", "stats")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    STATS_FIELD_NUMBER: _ClassVar[int]
+    reason: FinishReason
+    text: str
+    stats: GenerationStats
+    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., text: _Optional[str] = ..., stats: _Optional[_Union[GenerationStats, _Mapping]] = ...) -> None: ...
+
+class GenerationStats(_message.Message):
+    __slots__ = ("rounds", "committed", "cache_hits", "cache_misses", "time_to_first_token_ms", "tokens_per_second", "verify_ms_p50", "draft_wait_ms_p50", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "acceptance_histogram", "num_spec_tokens", "records")
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    CACHE_HITS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_MISSES_FIELD_NUMBER: _ClassVar[int]
+    TIME_TO_FIRST_TOKEN_MS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_MS_P50_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_WAIT_MS_P50_FIELD_NUMBER: _ClassVar[int]
+    NUM_SPEC_STEPS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTANCE_HISTOGRAM_FIELD_NUMBER: _ClassVar[int]
+    NUM_SPEC_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    rounds: int
+    committed: int
+    cache_hits: int
+    cache_misses: int
+    time_to_first_token_ms: float
+    tokens_per_second: float
+    verify_ms_p50: float
+    draft_wait_ms_p50: float
+    num_spec_steps: int
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
+    acceptance_histogram: _containers.RepeatedScalarFieldContainer[int]
+    num_spec_tokens: int
+    records: _containers.RepeatedCompositeFieldContainer[RoundRecord]
+    def __init__(self, rounds: _Optional[int] = ..., committed: _Optional[int] = ..., cache_hits: _Optional[int] = ..., cache_misses: _Optional[int] = ..., time_to_first_token_ms: _Optional[float] = ..., tokens_per_second: _Optional[float] = ..., verify_ms_p50: _Optional[float] = ..., draft_wait_ms_p50: _Optional[float] = ..., num_spec_steps: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_draft_tokens: _Optional[int] = ..., acceptance_histogram: _Optional[_Iterable[int]] = ..., num_spec_tokens: _Optional[int] = ..., records: _Optional[_Iterable[_Union[RoundRecord, _Mapping]]] = ...) -> None: ...
+
+class RoundRecord(_message.Message):
+    __slots__ = ("base_length", "round_ms", "draft_wait_ms", "wire_ms", "target", "accept_ms", "proposed", "accepted", "cache_hit", "drafter", "draft")
+    BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    ROUND_MS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    WIRE_MS_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    ACCEPT_MS_FIELD_NUMBER: _ClassVar[int]
+    PROPOSED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    CACHE_HIT_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_FIELD_NUMBER: _ClassVar[int]
+    base_length: int
+    round_ms: float
+    draft_wait_ms: float
+    wire_ms: float
+    target: _target_service_pb2.StepTimings
+    accept_ms: float
+    proposed: int
+    accepted: int
+    cache_hit: bool
+    drafter: str
+    draft: _target_service_pb2.StepTimings
+    def __init__(self, base_length: _Optional[int] = ..., round_ms: _Optional[float] = ..., draft_wait_ms: _Optional[float] = ..., wire_ms: _Optional[float] = ..., target: _Optional[_Union[_target_service_pb2.StepTimings, _Mapping]] = ..., accept_ms: _Optional[float] = ..., proposed: _Optional[int] = ..., accepted: _Optional[int] = ..., cache_hit: _Optional[bool] = ..., drafter: _Optional[str] = ..., draft: _Optional[_Union[_target_service_pb2.StepTimings, _Mapping]] = ...) -> None: ...
+
+class DescribeModelsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DescribeModelsResponse(_message.Message):
+    __slots__ = ("models",)
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    models: _containers.RepeatedCompositeFieldContainer[ModelDescription]
+    def __init__(self, models: _Optional[_Iterable[_Union[ModelDescription, _Mapping]]] = ...) -> None: ...
+
+class ModelDescription(_message.Message):
+    __slots__ = ("name", "target", "draft", "max_length", "drafters", "target_ready", "draft_ready")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_FIELD_NUMBER: _ClassVar[int]
+    MAX_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    DRAFTERS_FIELD_NUMBER: _ClassVar[int]
+    TARGET_READY_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_READY_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    target: _types_pb2.Fingerprint
+    draft: _types_pb2.Fingerprint
+    max_length: int
+    drafters: _containers.RepeatedScalarFieldContainer[str]
+    target_ready: bool
+    draft_ready: bool
+    def __init__(self, name: _Optional[str] = ..., target: _Optional[_Union[_types_pb2.Fingerprint, _Mapping]] = ..., draft: _Optional[_Union[_types_pb2.Fingerprint, _Mapping]] = ..., max_length: _Optional[int] = ..., drafters: _Optional[_Iterable[str]] = ..., target_ready: _Optional[bool] = ..., draft_ready: _Optional[bool] = ...) -> None: ...

@@ -1,0 +1,148 @@
+from paceline.v1 import types_pb2 as _types_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class VerifyRequest(_message.Message):
+    __slots__ = ("hello", "commands")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    COMMANDS_FIELD_NUMBER: _ClassVar[int]
+    hello: _types_pb2.Hello
+    commands: _containers.RepeatedCompositeFieldContainer[TargetCommand]
+    def __init__(self, hello: _Optional[_Union[_types_pb2.Hello, _Mapping]] = ..., commands: _Optional[_Iterable[_Union[TargetCommand, _Mapping]]] = ...) -> None: ...
+
+class TargetCommand(_message.Message):
+    __slots__ = ("round", "open", "close")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_FIELD_NUMBER: _ClassVar[int]
+    round: Round
+    open: TargetOpen
+    close: _types_pb2.Close
+    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., open: _Optional[_Union[TargetOpen, _Mapping]] = ..., close: _Optional[_Union[_types_pb2.Close, _Mapping]] = ...) -> None: ...
+
+class TargetOpen(_message.Message):
+    __slots__ = ("session_id", "token_ids", "prompt_length", "sampling", "seed", "sample_index", "acceptance", "feature_layers", "time_left_ms", "trace")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    TIME_LEFT_MS_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
+    session_id: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    prompt_length: int
+    sampling: _types_pb2.SamplingParams
+    seed: int
+    sample_index: int
+    acceptance: _types_pb2.Acceptance
+    feature_layers: _containers.RepeatedScalarFieldContainer[int]
+    time_left_ms: int
+    trace: _types_pb2.TraceContext
+    def __init__(self, session_id: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_length: _Optional[int] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., seed: _Optional[int] = ..., sample_index: _Optional[int] = ..., acceptance: _Optional[_Union[_types_pb2.Acceptance, str]] = ..., feature_layers: _Optional[_Iterable[int]] = ..., time_left_ms: _Optional[int] = ..., trace: _Optional[_Union[_types_pb2.TraceContext, _Mapping]] = ...) -> None: ...
+
+class Round(_message.Message):
+    __slots__ = ("session_id", "base_length", "accepted_node", "committed", "proposal", "trace")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_NODE_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    PROPOSAL_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
+    session_id: int
+    base_length: int
+    accepted_node: int
+    committed: _containers.RepeatedScalarFieldContainer[int]
+    proposal: _types_pb2.Proposal
+    trace: _types_pb2.TraceContext
+    def __init__(self, session_id: _Optional[int] = ..., base_length: _Optional[int] = ..., accepted_node: _Optional[int] = ..., committed: _Optional[_Iterable[int]] = ..., proposal: _Optional[_Union[_types_pb2.Proposal, _Mapping]] = ..., trace: _Optional[_Union[_types_pb2.TraceContext, _Mapping]] = ...) -> None: ...
+
+class VerifyResponse(_message.Message):
+    __slots__ = ("welcome", "events")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    welcome: _types_pb2.Welcome
+    events: _containers.RepeatedCompositeFieldContainer[TargetEvent]
+    def __init__(self, welcome: _Optional[_Union[_types_pb2.Welcome, _Mapping]] = ..., events: _Optional[_Iterable[_Union[TargetEvent, _Mapping]]] = ...) -> None: ...
+
+class TargetEvent(_message.Message):
+    __slots__ = ("verdict", "opened", "failure", "features")
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    OPENED_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
+    verdict: Verdict
+    opened: TargetOpened
+    failure: _types_pb2.Failure
+    features: _types_pb2.Features
+    def __init__(self, verdict: _Optional[_Union[Verdict, _Mapping]] = ..., opened: _Optional[_Union[TargetOpened, _Mapping]] = ..., failure: _Optional[_Union[_types_pb2.Failure, _Mapping]] = ..., features: _Optional[_Union[_types_pb2.Features, _Mapping]] = ...) -> None: ...
+
+class TargetOpened(_message.Message):
+    __slots__ = ("session_id", "reused_tokens", "timings")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    REUSED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    session_id: int
+    reused_tokens: int
+    timings: StepTimings
+    def __init__(self, session_id: _Optional[int] = ..., reused_tokens: _Optional[int] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ...) -> None: ...
+
+class Verdict(_message.Message):
+    __slots__ = ("session_id", "base_length", "token_ids", "target_probabilities", "residual_masses", "logprobs", "timings")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TARGET_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
+    RESIDUAL_MASSES_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    session_id: int
+    base_length: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    target_probabilities: _containers.RepeatedScalarFieldContainer[float]
+    residual_masses: _containers.RepeatedScalarFieldContainer[float]
+    logprobs: _containers.RepeatedCompositeFieldContainer[RowLogprobs]
+    timings: StepTimings
+    def __init__(self, session_id: _Optional[int] = ..., base_length: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., target_probabilities: _Optional[_Iterable[float]] = ..., residual_masses: _Optional[_Iterable[float]] = ..., logprobs: _Optional[_Iterable[_Union[RowLogprobs, _Mapping]]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ...) -> None: ...
+
+class RowLogprobs(_message.Message):
+    __slots__ = ("token_ids", "logprobs")
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    logprobs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class StepTimings(_message.Message):
+    __slots__ = ("queue_ms", "forward_ms", "sample_ms", "service_ms", "rows", "sessions")
+    QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_MS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_MS_FIELD_NUMBER: _ClassVar[int]
+    SERVICE_MS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    queue_ms: float
+    forward_ms: float
+    sample_ms: float
+    service_ms: float
+    rows: int
+    sessions: int
+    def __init__(self, queue_ms: _Optional[float] = ..., forward_ms: _Optional[float] = ..., sample_ms: _Optional[float] = ..., service_ms: _Optional[float] = ..., rows: _Optional[int] = ..., sessions: _Optional[int] = ...) -> None: ...
+
+class GetTargetStatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetTargetStatusResponse(_message.Message):
+    __slots__ = ("status",)
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    status: _types_pb2.ServiceStatus
+    def __init__(self, status: _Optional[_Union[_types_pb2.ServiceStatus, _Mapping]] = ...) -> None: ...

@@ -1,0 +1,199 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Acceptance(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ACCEPTANCE_UNSPECIFIED: _ClassVar[Acceptance]
+    ACCEPTANCE_COUPLED: _ClassVar[Acceptance]
+    ACCEPTANCE_REJECTION: _ClassVar[Acceptance]
+    ACCEPTANCE_BLOCK: _ClassVar[Acceptance]
+
+class Provenance(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PROVENANCE_UNSPECIFIED: _ClassVar[Provenance]
+    PROVENANCE_ACCEPTED: _ClassVar[Provenance]
+    PROVENANCE_RECOVERED: _ClassVar[Provenance]
+    PROVENANCE_BONUS: _ClassVar[Provenance]
+    PROVENANCE_TARGET: _ClassVar[Provenance]
+ACCEPTANCE_UNSPECIFIED: Acceptance
+ACCEPTANCE_COUPLED: Acceptance
+ACCEPTANCE_REJECTION: Acceptance
+ACCEPTANCE_BLOCK: Acceptance
+PROVENANCE_UNSPECIFIED: Provenance
+PROVENANCE_ACCEPTED: Provenance
+PROVENANCE_RECOVERED: Provenance
+PROVENANCE_BONUS: Provenance
+PROVENANCE_TARGET: Provenance
+
+class SamplingParams(_message.Message):
+    __slots__ = ("temperature", "top_k", "top_p", "min_p", "logprobs")
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    logprobs: int
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., logprobs: _Optional[int] = ...) -> None: ...
+
+class Fingerprint(_message.Message):
+    __slots__ = ("model", "tokenizer", "vocab_size", "numeric")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NUMERIC_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    tokenizer: str
+    vocab_size: int
+    numeric: str
+    def __init__(self, model: _Optional[str] = ..., tokenizer: _Optional[str] = ..., vocab_size: _Optional[int] = ..., numeric: _Optional[str] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("protocol_version", "incarnation", "fingerprint")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    incarnation: str
+    fingerprint: Fingerprint
+    def __init__(self, protocol_version: _Optional[int] = ..., incarnation: _Optional[str] = ..., fingerprint: _Optional[_Union[Fingerprint, _Mapping]] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("protocol_version", "incarnation", "fingerprint", "max_length", "max_sessions", "max_proposal_nodes", "max_frame_bytes", "drafters")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    MAX_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    MAX_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    MAX_PROPOSAL_NODES_FIELD_NUMBER: _ClassVar[int]
+    MAX_FRAME_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DRAFTERS_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    incarnation: str
+    fingerprint: Fingerprint
+    max_length: int
+    max_sessions: int
+    max_proposal_nodes: int
+    max_frame_bytes: int
+    drafters: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, protocol_version: _Optional[int] = ..., incarnation: _Optional[str] = ..., fingerprint: _Optional[_Union[Fingerprint, _Mapping]] = ..., max_length: _Optional[int] = ..., max_sessions: _Optional[int] = ..., max_proposal_nodes: _Optional[int] = ..., max_frame_bytes: _Optional[int] = ..., drafters: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class SparseDistribution(_message.Message):
+    __slots__ = ("token_ids", "probabilities")
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    probabilities: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., probabilities: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class Proposal(_message.Message):
+    __slots__ = ("proposal_id", "token_ids", "parents", "draft_probabilities", "supports", "drafter")
+    PROPOSAL_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    PARENTS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
+    SUPPORTS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    proposal_id: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    parents: _containers.RepeatedScalarFieldContainer[int]
+    draft_probabilities: _containers.RepeatedScalarFieldContainer[float]
+    supports: _containers.RepeatedCompositeFieldContainer[SparseDistribution]
+    drafter: str
+    def __init__(self, proposal_id: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., draft_probabilities: _Optional[_Iterable[float]] = ..., supports: _Optional[_Iterable[_Union[SparseDistribution, _Mapping]]] = ..., drafter: _Optional[str] = ...) -> None: ...
+
+class Outcome(_message.Message):
+    __slots__ = ("base_length", "node", "next_token")
+    BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    NEXT_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    base_length: int
+    node: int
+    next_token: int
+    def __init__(self, base_length: _Optional[int] = ..., node: _Optional[int] = ..., next_token: _Optional[int] = ...) -> None: ...
+
+class TraceContext(_message.Message):
+    __slots__ = ("traceparent",)
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    traceparent: str
+    def __init__(self, traceparent: _Optional[str] = ...) -> None: ...
+
+class Features(_message.Message):
+    __slots__ = ("session_id", "first_position", "dtype", "shape", "layer_ids", "data")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    FIRST_POSITION_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    LAYER_IDS_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    session_id: int
+    first_position: int
+    dtype: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    layer_ids: _containers.RepeatedScalarFieldContainer[int]
+    data: bytes
+    def __init__(self, session_id: _Optional[int] = ..., first_position: _Optional[int] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., layer_ids: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class Close(_message.Message):
+    __slots__ = ("session_id",)
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: int
+    def __init__(self, session_id: _Optional[int] = ...) -> None: ...
+
+class Failure(_message.Message):
+    __slots__ = ("session_id", "code", "reason", "message", "metadata", "retry_after_ms", "retry_safe", "session_closed")
+    class MetadataEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    RETRY_SAFE_FIELD_NUMBER: _ClassVar[int]
+    SESSION_CLOSED_FIELD_NUMBER: _ClassVar[int]
+    session_id: int
+    code: int
+    reason: str
+    message: str
+    metadata: _containers.ScalarMap[str, str]
+    retry_after_ms: int
+    retry_safe: bool
+    session_closed: bool
+    def __init__(self, session_id: _Optional[int] = ..., code: _Optional[int] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ..., retry_after_ms: _Optional[int] = ..., retry_safe: _Optional[bool] = ..., session_closed: _Optional[bool] = ...) -> None: ...
+
+class ServiceStatus(_message.Message):
+    __slots__ = ("incarnation", "fingerprint", "sessions", "kv_rows", "max_kv_rows", "queue_length", "steps", "resident_bytes", "frames_sent")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    KV_ROWS_FIELD_NUMBER: _ClassVar[int]
+    MAX_KV_ROWS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_SENT_FIELD_NUMBER: _ClassVar[int]
+    incarnation: str
+    fingerprint: Fingerprint
+    sessions: int
+    kv_rows: int
+    max_kv_rows: int
+    queue_length: int
+    steps: int
+    resident_bytes: int
+    frames_sent: int
+    def __init__(self, incarnation: _Optional[str] = ..., fingerprint: _Optional[_Union[Fingerprint, _Mapping]] = ..., sessions: _Optional[int] = ..., kv_rows: _Optional[int] = ..., max_kv_rows: _Optional[int] = ..., queue_length: _Optional[int] = ..., steps: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., frames_sent: _Optional[int] = ...) -> None: ...

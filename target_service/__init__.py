@@ -1,0 +1,1 @@
+"""The target service: batched verification by the large model."""
