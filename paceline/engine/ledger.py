@@ -1,0 +1,166 @@
+"""The bookkeeping that every engine shares: budget of KV rows, session lengths, checks of a step.
+
+Pure integers. A plan is checked whole before any session changes, so a refused
+step leaves every session as it was.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.engine.interface import ROOT, StepItem, StepPlan
+from paceline.errors import InvalidInput, Overloaded, PrefixMismatch, UnknownSession
+
+RETRY_AFTER_MS = 100
+"""Hint sent with `Overloaded`: about one round of the sessions that hold the room."""
+
+
+@dataclass
+class _Session:
+    """`parents` are the absolute parents of the rows from `base` on; rows before it form a chain."""
+
+    max_rows: int
+    base: int = 0
+    parents: tuple[int, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        return self.base + len(self.parents)
+
+    def parent(self, row: int) -> int:
+        return row - 1 if row < self.base else self.parents[row - self.base]
+
+
+class Ledger:
+    """Sessions, their reserved and used rows, and the rules of a valid step.
+
+    Invariant: `kv_rows` = sum of the open sessions' `max_rows` ≤ `max_kv_rows`.
+    """
+
+    def __init__(self, *, vocab_size: int, max_length: int, max_kv_rows: int, max_sessions: int) -> None:
+        self._vocab_size = vocab_size
+        self._max_length = max_length
+        self._max_kv_rows = max_kv_rows
+        self._max_sessions = max_sessions
+        self._sessions: dict[int, _Session] = {}
+        self._reserved = 0
+
+    @property
+    def kv_rows(self) -> int:
+        """Rows reserved by open sessions."""
+        return self._reserved
+
+    def rows(self, session: int) -> int:
+        """Rows that a session holds, accepted or not."""
+        return self._sessions[session].rows
+
+    def open(self, session: int, max_rows: int) -> None:
+        """Reserve `max_rows` rows.
+
+        Raises:
+            InvalidInput: the session could never fit, or its id is in use.
+            Overloaded: no room now.
+        """
+        if not 1 <= max_rows <= self._max_kv_rows:
+            raise InvalidInput.of("max_rows", max_rows, f"in [1, {self._max_kv_rows}], the whole KV budget")
+        if session in self._sessions:
+            raise InvalidInput.of("session", session, "an id that is not open")
+        if len(self._sessions) >= self._max_sessions:
+            raise Overloaded(f"{self._max_sessions} sessions are open", retry_after_ms=RETRY_AFTER_MS)
+        if self._reserved + max_rows > self._max_kv_rows:
+            free = self._max_kv_rows - self._reserved
+            raise Overloaded(f"{max_rows} KV rows wanted, {free} free", retry_after_ms=RETRY_AFTER_MS)
+        self._sessions[session] = _Session(max_rows)
+        self._reserved += max_rows
+
+    def close(self, session: int) -> None:
+        """Give a session's rows back; unknown sessions are ignored."""
+        closed = self._sessions.pop(session, None)
+        if closed is not None:
+            self._reserved -= closed.max_rows
+
+    def check(self, plan: StepPlan) -> None:
+        """Refuse a plan that any session can't follow; changes nothing.
+
+        Raises:
+            UnknownSession, PrefixMismatch, InvalidInput: naming session and field.
+        """
+        if not plan.items:
+            raise InvalidInput.of("step items", 0, "at least 1")
+        seen: set[int] = set()
+        for item in plan.items:
+            if item.session in seen:
+                raise InvalidInput.of("step session", item.session, "named once in a step")
+            seen.add(item.session)
+            self._check_item(item)
+
+    def apply(self, plan: StepPlan) -> None:
+        """Record a checked plan as done."""
+        for item in plan.items:
+            session = self._sessions[item.session]
+            base = item.base_length
+            last = base - 1
+            session.parents = tuple(
+                last if item.parent_of(row) == ROOT else base + item.parent_of(row)
+                for row in range(len(item.token_ids))
+            )
+            session.base = base
+
+    def _check_item(self, item: StepItem) -> None:
+        session = self._sessions.get(item.session)
+        if session is None:
+            raise UnknownSession(f"session {item.session} is not open")
+        _check_kept_rows(item, session)
+        self._check_new_rows(item, session)
+
+    def _check_new_rows(self, item: StepItem, session: _Session) -> None:
+        new, name = len(item.token_ids), f"session {item.session}"
+        if new < 1:
+            raise InvalidInput.of(f"{name} new rows", new, "at least 1")
+        if item.base_length + new > session.max_rows:
+            raise InvalidInput.of(f"{name} rows", item.base_length + new, f"at most {session.max_rows}")
+        for token in item.token_ids:
+            if not 0 <= token < self._vocab_size:
+                raise InvalidInput.of(f"{name} token id", token, f"in [0, {self._vocab_size})")
+        _check_shape(item, name)
+        length = item.base_length + max(depths(item))
+        if length > self._max_length:
+            raise InvalidInput.of(f"{name} length", length, f"at most {self._max_length}, the model's context")
+
+
+def _check_shape(item: StepItem, name: str) -> None:
+    new = len(item.token_ids)
+    if item.parents and len(item.parents) != new:
+        raise InvalidInput.of(f"{name} parents", len(item.parents), f"{new}, one for each new row")
+    for row, parent in enumerate(item.parents):
+        if not ROOT <= parent < row:
+            raise InvalidInput.of(f"{name} parent of row {row}", parent, f"in [-1, {row - 1}]")
+    for row in item.logit_rows:
+        if not 0 <= row < new:
+            raise InvalidInput.of(f"{name} logit row", row, f"in [0, {new})")
+
+
+def depths(item: StepItem) -> tuple[int, ...]:
+    """Depth of each new row; a child of `ROOT` has depth 1."""
+    if not item.parents:
+        return tuple(range(1, len(item.token_ids) + 1))
+    found: list[int] = []
+    for parent in item.parents:
+        found.append(1 if parent == ROOT else found[parent] + 1)
+    return tuple(found)
+
+
+def _check_kept_rows(item: StepItem, session: _Session) -> None:
+    """Kept rows must exist and be one path: a row's keys hold its own ancestors, not its neighbours."""
+    start = item.base_length - len(item.kept_path)
+    if start < 0 or item.base_length > session.rows:
+        raise PrefixMismatch(
+            f"session {item.session} base_length = {item.base_length}: must be in "
+            f"[{len(item.kept_path)}, {session.rows}], the rows held"
+        )
+    kept = (*range(min(session.base, start), start), *item.kept_path)
+    before = min(session.base, start) - 1
+    for row in kept:
+        if not before < row < session.rows or session.parent(row) != before:
+            raise PrefixMismatch(f"session {item.session} kept row {row}: must follow row {before} on one path")
+        before = row

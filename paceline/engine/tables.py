@@ -1,0 +1,172 @@
+"""Tiny engines with written-down distributions, and engines that take a stated time.
+
+A row's logits depend on the hash of its whole token path, and the hash is kept
+per row where a real model keeps keys and values. So a wrong rollback, a wrong
+compaction or crossed sessions give wrong logits, as they would there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.engine.interface import ROOT, Engine, EngineInfo, Logits, StepItem, StepPlan
+from paceline.engine.ledger import Ledger
+from paceline.engine.table_spec import TableSpec
+from paceline.tokenizer import TableTokenizer
+from paceline.types import Fingerprint
+
+_MODULUS = (1 << 61) - 1
+_MULTIPLIER = 0x9E3779B97F4A7C15 % _MODULUS
+_EMPTY_PATH = 0x243F6A8885A308D3 % _MODULUS
+
+
+class TableModel:
+    """The law: logits after a history are row `context_of(history)` of one table."""
+
+    def __init__(self, spec: TableSpec) -> None:
+        self.spec = spec
+        table = _normal_table(spec.seed, spec)
+        if spec.noise > 0:
+            table = (1 - spec.noise) * table + spec.noise * _normal_table(spec.noise_seed, spec)
+        scale = -spec.sharpness if spec.invert else spec.sharpness
+        self._table: NDArray[np.float32] = (scale * table).astype(np.float32)  # [contexts, V]
+
+    def logits(self, history: Sequence[int]) -> NDArray[np.float32]:
+        """Logits [V] of the token that follows `history` (at least one token)."""
+        recent = history[-self.spec.order :] if self.spec.order else history
+        value = _EMPTY_PATH
+        for token in recent:
+            value = extend_hash(value, token)
+        return self.row(value)
+
+    def row(self, path_hash: int) -> NDArray[np.float32]:
+        """Logits [V] for a path's hash; a view, not to be written to."""
+        row: NDArray[np.float32] = self._table[_mix(path_hash) % self.spec.contexts]
+        return row
+
+
+def extend_hash(path_hash: int, token: int) -> int:
+    """Hash of a path with one token more."""
+    return (path_hash * _MULTIPLIER + token + 1) % _MODULUS
+
+
+class TableEngine:
+    """A table model behind the engine interface; `Engine` says what its methods promise."""
+
+    def __init__(self, spec: TableSpec, max_sessions: int = 1 << 20) -> None:
+        self._model = TableModel(spec)
+        self._order = spec.order
+        tokenizer = TableTokenizer(spec.vocab, spec.eos_token_id)
+        fingerprint = Fingerprint(spec.law, tokenizer.fingerprint, spec.vocab, f"table-1 {spec.law}")
+        self.info = EngineInfo(fingerprint, spec.max_length, spec.max_kv_rows)
+        self._ledger = Ledger(
+            vocab_size=spec.vocab,
+            max_length=spec.max_length,
+            max_kv_rows=spec.max_kv_rows,
+            max_sessions=max_sessions,
+        )
+        self._paths: dict[int, list[_Row]] = {}
+
+    @property
+    def kv_rows(self) -> int:  # noqa: D102
+        return self._ledger.kv_rows
+
+    def open(self, session: int, max_rows: int) -> None:  # noqa: D102
+        self._ledger.open(session, max_rows)
+        self._paths[session] = []
+
+    def close(self, session: int) -> None:  # noqa: D102
+        self._ledger.close(session)
+        self._paths.pop(session, None)
+
+    def step(self, plan: StepPlan) -> Sequence[Logits]:  # noqa: D102
+        self._ledger.check(plan)
+        outputs = [self._step_item(item) for item in plan.items]
+        self._ledger.apply(plan)
+        return outputs
+
+    def _step_item(self, item: StepItem) -> Logits:
+        rows = self._paths[item.session]
+        start = item.base_length - len(item.kept_path)
+        rows[start:] = [rows[row] for row in item.kept_path]
+        root: _Row = rows[-1] if rows else (_EMPTY_PATH, ())
+        new: list[_Row] = []
+        for row, token in enumerate(item.token_ids):
+            parent = item.parent_of(row)
+            new.append(self._extend(root if parent == ROOT else new[parent], token))
+        rows.extend(new)
+        logits = np.empty((len(item.logit_rows), self._model.spec.vocab), np.float32)
+        for out, row in enumerate(item.logit_rows):
+            logits[out] = self._model.row(new[row][0])
+        return logits
+
+    def _extend(self, row: _Row, token: int) -> _Row:
+        path_hash, recent = row
+        if not self._order:
+            return extend_hash(path_hash, token), ()
+        recent = (*recent, token)[-self._order :]
+        value = _EMPTY_PATH
+        for each in recent:
+            value = extend_hash(value, each)
+        return value, recent
+
+
+_Row = tuple[int, tuple[int, ...]]
+"""What a row keeps of its ancestors: the hash, and with a finite order the last tokens."""
+
+
+class TimedEngine:
+    """Another engine whose step lasts at least `step_ms + row_ms · rows`.
+
+    The wait is a sleep in the executor's thread, so several timed services keep
+    their times on one core.
+    """
+
+    def __init__(self, inner: Engine, step_ms: float, row_ms: float = 0.0) -> None:
+        self._inner = inner
+        self._step_ms = step_ms
+        self._row_ms = row_ms
+
+    @property
+    def info(self) -> EngineInfo:  # noqa: D102
+        return self._inner.info
+
+    @property
+    def kv_rows(self) -> int:  # noqa: D102
+        return self._inner.kv_rows
+
+    def open(self, session: int, max_rows: int) -> None:  # noqa: D102
+        self._inner.open(session, max_rows)
+
+    def close(self, session: int) -> None:  # noqa: D102
+        self._inner.close(session)
+
+    def step(self, plan: StepPlan) -> Sequence[Logits]:  # noqa: D102
+        ends = time.perf_counter() + (self._step_ms + self._row_ms * plan.rows) / 1e3
+        logits = self._inner.step(plan)
+        time.sleep(max(0.0, ends - time.perf_counter()))
+        return logits
+
+
+def load_table(model: str, max_sessions: int = 1 << 20) -> Engine:
+    """Build the engine of a `table:` name, timed if the name states a time."""
+    spec = TableSpec.parse(model)
+    engine = TableEngine(spec, max_sessions)
+    if spec.step_ms or spec.row_ms:
+        return TimedEngine(engine, spec.step_ms, spec.row_ms)
+    return engine
+
+
+def _normal_table(seed: int, spec: TableSpec) -> NDArray[np.float64]:
+    return np.random.default_rng(seed).standard_normal((spec.contexts, spec.vocab))
+
+
+def _mix(value: int) -> int:
+    """Spread a path hash over all bits, so that `% contexts` sees every token of the path."""
+    value ^= value >> 31
+    value = value * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
+    return value ^ value >> 29
