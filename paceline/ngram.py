@@ -1,0 +1,81 @@
+"""Suffix matching over prompt and output: the drafter that needs no model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+MAX_N = 5
+MIN_N = 2
+MAX_MATCHES = 64
+"""Earlier matches of one length that `propose_many` looks at."""
+
+
+class NgramIndex:
+    """An append-only sequence that finds what followed its own suffix before.
+
+    A match of length n is an earlier place whose last n tokens equal the sequence's last n
+    (it may overlap the suffix). Longer matches are better, then more recent ones. `extend` costs a
+    few dictionary entries a token, `propose` a few look-ups, whatever the length.
+    """
+
+    def __init__(self, tokens: Sequence[int] = ()) -> None:
+        self._tokens: list[int] = []
+        # For each n: the latest place that followed an n-gram, and for each place the one before it.
+        self._latest: dict[int, dict[tuple[int, ...], int]] = {n: {} for n in range(MIN_N, MAX_N + 1)}
+        self._previous: dict[int, dict[int, int]] = {n: {} for n in range(MIN_N, MAX_N + 1)}
+        self.extend(tokens)
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append committed tokens."""
+        for token in tokens:
+            self._index_place(len(self._tokens))
+            self._tokens.append(token)
+
+    def propose(self, k: int) -> tuple[int, ...]:
+        """The k tokens after the longest, most recent match; empty without one.
+
+        Where the match reaches the end of the sequence the copy goes on over its own tokens, so a
+        repeating passage is proposed at full length.
+        """
+        place = next(self._matches(), None)
+        return () if place is None else self._continuation(place, k)
+
+    def propose_many(self, m: int, k: int) -> tuple[tuple[int, ...], ...]:
+        """Up to m continuations with distinct first tokens, best match first; `propose(k)` is the first."""
+        found: dict[int, tuple[int, ...]] = {}
+        if k < 1:
+            return ()
+        for place in self._matches():
+            if len(found) >= m:
+                break
+            first = self._tokens[place]
+            if first not in found:
+                found[first] = self._continuation(place, k)
+        return tuple(found.values())
+
+    def _index_place(self, place: int) -> None:
+        """Record that the token at `place` follows the n-grams that end just before it."""
+        for n in range(MIN_N, min(MAX_N, place) + 1):
+            gram = tuple(self._tokens[place - n : place])
+            earlier = self._latest[n].get(gram)
+            if earlier is not None:
+                self._previous[n][place] = earlier
+            self._latest[n][gram] = place
+
+    def _matches(self) -> Iterator[int]:
+        """Places that followed an earlier match of the suffix, best first; a place may repeat."""
+        length = len(self._tokens)
+        for n in range(min(MAX_N, length), MIN_N - 1, -1):
+            place = self._latest[n].get(tuple(self._tokens[length - n :]))
+            for _ in range(MAX_MATCHES):
+                if place is None:
+                    break
+                yield place
+                place = self._previous[n].get(place)
+
+    def _continuation(self, place: int, k: int) -> tuple[int, ...]:
+        period = len(self._tokens) - place
+        return tuple(self._tokens[place + i % period] for i in range(k))
