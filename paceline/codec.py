@@ -544,6 +544,7 @@ def encode_generate_event(event: GenerateEvent) -> generation_pb.GenerateRespons
             text=event.text,
             provenance=[_PROVENANCES[provenance] for provenance in event.provenance],
             logprobs=[_encode_logprobs(row) for row in event.logprobs],
+            text_ends=event.text_ends,
         )
         return generation_pb.GenerateResponse(tokens=tokens)
     if isinstance(event, Started):
@@ -578,8 +579,11 @@ def _decode_tokens(message: generation_pb.GeneratedTokens) -> Tokens:
         text=message.text,
         provenance=tuple(_decode_enum("provenance", value, _PROVENANCES) for value in message.provenance),
         logprobs=tuple(_decode_logprobs(row) for row in message.logprobs),
+        text_ends=tuple(message.text_ends),
     )
     count = len(tokens.token_ids)
+    ends = len(tokens.text_ends)
+    require(ends in (0, count), "text_ends", ends, f"0 or {count}, one for each token")
     require(len(tokens.provenance) == count, "provenance", len(tokens.provenance), f"{count}, one for each token")
     rows = len(tokens.logprobs)
     require(rows in (0, count), "logprobs rows", rows, f"0 or {count}, one for each token")

@@ -570,12 +570,16 @@ class Started:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Newly committed tokens and the text that became certain with them."""
+    """Newly committed tokens and the text that became certain with them.
+
+    `text_ends[i]` counts the characters of `text` that were certain with token i; empty: not told.
+    """
 
     token_ids: tuple[int, ...]
     text: str
     provenance: tuple[Provenance, ...]
     logprobs: tuple[RowLogprobs, ...] = ()
+    text_ends: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

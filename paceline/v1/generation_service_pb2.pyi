@@ -99,16 +99,18 @@ class GenerationStarted(_message.Message):
     def __init__(self, seed: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., model: _Optional[str] = ...) -> None: ...
 
 class GeneratedTokens(_message.Message):
-    __slots__ = ("token_ids", "text", "provenance", "logprobs")
+    __slots__ = ("token_ids", "text", "provenance", "logprobs", "text_ends")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     PROVENANCE_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_ENDS_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     text: str
     provenance: _containers.RepeatedScalarFieldContainer[_types_pb2.Provenance]
     logprobs: _containers.RepeatedCompositeFieldContainer[_target_service_pb2.RowLogprobs]
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., provenance: _Optional[_Iterable[_Union[_types_pb2.Provenance, str]]] = ..., logprobs: _Optional[_Iterable[_Union[_target_service_pb2.RowLogprobs, _Mapping]]] = ...) -> None: ...
+    text_ends: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., provenance: _Optional[_Iterable[_Union[_types_pb2.Provenance, str]]] = ..., logprobs: _Optional[_Iterable[_Union[_target_service_pb2.RowLogprobs, _Mapping]]] = ..., text_ends: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GenerationFinished(_message.Message):
     __slots__ = ("reason", "text", "stats")
