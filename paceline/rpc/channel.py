@@ -1,0 +1,108 @@
+"""Client channels to our services: message limits, keepalive, TLS. Nothing here connects before it is asked to.
+
+gRPC isn't fork-safe once a channel exists: start worker processes first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from paceline.config import PeerSettings
+from paceline.errors import InvalidInput
+from paceline.types import MAX_FRAME_BYTES
+
+MAX_MESSAGE_BYTES = 4 * MAX_FRAME_BYTES
+"""gRPC's own limit; links check `MAX_FRAME_BYTES` themselves so that the error is typed."""
+
+Options = list[tuple[str, int]]
+
+
+@dataclass(frozen=True)
+class Keepalive:
+    """Pings on an idle or silent connection: after `time_ms`, given up `timeout_ms` later."""
+
+    time_ms: int = 5_000
+    timeout_ms: int = 2_000
+
+
+KEEPALIVE = Keepalive()
+
+
+def message_options() -> Options:
+    """Message limits, the same on both sides."""
+    return [
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ]
+
+
+def keepalive_options(keepalive: Keepalive = KEEPALIVE) -> Options:
+    """Keepalive, the same on both sides; also while no call is open."""
+    return [
+        ("grpc.keepalive_time_ms", keepalive.time_ms),
+        ("grpc.keepalive_timeout_ms", keepalive.timeout_ms),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
+
+
+def open_channel(settings: PeerSettings, keepalive: Keepalive = KEEPALIVE) -> grpc.aio.Channel:
+    """An asyncio channel; use and close it in one event loop.
+
+    Raises:
+        InvalidInput: a TLS file can't be read.
+    """
+    options = _client_options(keepalive)
+    credentials = _credentials(settings)
+    if credentials is None:
+        return grpc.aio.insecure_channel(settings.address, options=options)
+    return grpc.aio.secure_channel(settings.address, credentials, options=options)
+
+
+def open_sync_channel(settings: PeerSettings, keepalive: Keepalive = KEEPALIVE) -> grpc.Channel:
+    """A channel for threads. Raises as `open_channel`."""
+    options = _client_options(keepalive)
+    credentials = _credentials(settings)
+    if credentials is None:
+        return grpc.insecure_channel(settings.address, options=options)
+    return grpc.secure_channel(settings.address, credentials, options=options)
+
+
+def read_tls_file(name: str, path: Path | None) -> bytes | None:
+    """A PEM file's bytes; None if it isn't set."""
+    if path is None:
+        return None
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidInput.of(name, str(path), f"a readable PEM file ({error.strerror})") from error
+
+
+def _client_options(keepalive: Keepalive) -> Options:
+    return [
+        *message_options(),
+        *keepalive_options(keepalive),
+        # A connection of its own for each channel: one link's fate is not another's,
+        # and a new channel starts without the back-off of a dead one.
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 5_000),
+        ("grpc.max_reconnect_backoff_ms", 2_000),
+        ("grpc.enable_http_proxy", 0),
+    ]
+
+
+def _credentials(settings: PeerSettings) -> grpc.ChannelCredentials | None:
+    if settings.tls_ca is None:
+        for name in ("tls_certificate", "tls_key"):
+            if getattr(settings, name) is not None:
+                raise InvalidInput.of(name, str(getattr(settings, name)), "set together with tls_ca")
+        return None
+    return grpc.ssl_channel_credentials(
+        root_certificates=read_tls_file("tls_ca", settings.tls_ca),
+        private_key=read_tls_file("tls_key", settings.tls_key),
+        certificate_chain=read_tls_file("tls_certificate", settings.tls_certificate),
+    )

@@ -1,0 +1,254 @@
+"""One way to run a gRPC server of ours: health, reflection, TLS, keepalive, limits, a clean stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from paceline.config import ServerSettings
+from paceline.errors import InvalidInput, PeerUnavailable
+from paceline.rpc.channel import keepalive_options, message_options, read_tls_file
+from paceline.rpc.errors import abort_with
+
+logger = logging.getLogger(__name__)
+
+MIN_PING_INTERVAL_MS = 500
+"""Peers ping every 5 s; gRPC's default would cut them off for it."""
+
+Hook = Callable[[], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    """What a service knows of its server once it is bound."""
+
+    port: int
+    health_port: int | None
+
+
+async def run_server(
+    settings: ServerSettings,
+    register: Callable[[grpc.aio.Server], Awaitable[None] | None],
+    service_names: Sequence[str],
+    stop: asyncio.Event | None = None,
+    on_drain: Hook | None = None,
+    on_serving: Callable[[RunningServer], None] | None = None,
+) -> None:
+    """Serve until SIGTERM, SIGINT or `stop`, then drain and return.
+
+    The health service answers NOT_SERVING from the start, SERVING once
+    `register` has returned, and NOT_SERVING again while the server drains.
+    Until `register` has returned every other call is refused as UNAVAILABLE;
+    a stop that comes meanwhile cancels it.
+
+    Args:
+        settings: where and how; `port_file` gets `host:port` once SERVING.
+        register: loads what the service needs and adds its servicers to the server; sync or async.
+        service_names: full names (`paceline.v1.TargetService`) for health and reflection.
+        stop: ends the server when set, beside the signals.
+        on_drain: returns when no work is left; the calls that remain are
+            cancelled then, and in any case after `drain_seconds`. None: calls
+            get `drain_seconds` to end by themselves.
+        on_serving: told the bound ports once SERVING.
+
+    Raises:
+        InvalidInput: a port is taken (names host:port) or a TLS file can't be read.
+    """
+    stop = stop or asyncio.Event()
+    gate = _LoadingGate()
+    server = grpc.aio.server(options=_options())
+    server.add_generic_rpc_handlers((gate,))
+    port = _bind(server, settings.host, settings.port, _credentials(settings))
+    servicer = health.aio.HealthServicer()
+    names = ("", *service_names)
+    await _set_health(servicer, names, health_pb2.HealthCheckResponse.NOT_SERVING)
+    with _signals(stop):
+        probe, health_port = await _start_probe(settings, servicer)
+        health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+        await server.start()
+        try:
+            if await _load(server, register, stop):
+                _reflect(server, service_names)
+                gate.open = True
+                await _set_health(servicer, names, health_pb2.HealthCheckResponse.SERVING)
+                _announce(settings, RunningServer(port, health_port), service_names, on_serving)
+                await stop.wait()
+        finally:
+            await _set_health(servicer, names, health_pb2.HealthCheckResponse.NOT_SERVING)
+            await _drain(server, settings.drain_seconds, on_drain)
+            if probe is not None:
+                await probe.stop(None)
+            _forget_port_file(settings.port_file)
+    logger.info("stopped: services=%s port=%d", ",".join(service_names), port)
+
+
+def address_of(host: str, port: int) -> str:
+    """`host:port`, with brackets around an IPv6 host."""
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a small file so that a reader sees all of it or nothing."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(text)
+    partial.replace(path)
+
+
+class _LoadingGate(grpc.GenericRpcHandler):
+    """Answers for the services that are still being loaded; health and reflection pass."""
+
+    def __init__(self) -> None:
+        self.open = False
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        """gRPC asks its handlers in order; None passes the call on to the next."""
+        if self.open or handler_call_details.method.startswith("/grpc."):
+            return None
+        return grpc.stream_stream_rpc_method_handler(_refuse_while_loading)
+
+
+async def _refuse_while_loading(_: Any, context: Any) -> None:
+    await abort_with(context, PeerUnavailable("the service is still loading"))
+
+
+async def _load(
+    server: grpc.aio.Server,
+    register: Callable[[grpc.aio.Server], Awaitable[None] | None],
+    stop: asyncio.Event,
+) -> bool:
+    """Run `register`; False if `stop` came first."""
+    outcome = register(server)
+    if outcome is None:
+        return True
+    loading, stopping = asyncio.ensure_future(outcome), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait([loading, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if loading.done():
+            loading.result()
+        return loading.done()
+    finally:
+        loading.cancel()
+        stopping.cancel()
+        await asyncio.gather(loading, stopping, return_exceptions=True)
+
+
+def _options() -> list[tuple[str, int]]:
+    return [
+        *message_options(),
+        *keepalive_options(),
+        ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
+        ("grpc.http2.max_ping_strikes", 0),
+        # Two servers on one port would share its connections at random: refuse the second.
+        ("grpc.so_reuseport", 0),
+    ]
+
+
+def _bind(server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials | None) -> int:
+    address = address_of(host, port)
+    try:
+        if credentials is None:
+            return server.add_insecure_port(address)
+        return server.add_secure_port(address, credentials)
+    except RuntimeError as error:
+        raise InvalidInput.of("server address", address, "a free host:port of this machine") from error
+
+
+def _credentials(settings: ServerSettings) -> grpc.ServerCredentials | None:
+    certificate = read_tls_file("tls_certificate", settings.tls_certificate)
+    key = read_tls_file("tls_key", settings.tls_key)
+    client_ca = read_tls_file("tls_client_ca", settings.tls_client_ca)
+    if certificate is None and key is None and client_ca is None:
+        return None
+    if certificate is None or key is None:
+        raise InvalidInput.of("tls_certificate, tls_key", "one without the other", "set together")
+    return grpc.ssl_server_credentials(
+        [(key, certificate)], root_certificates=client_ca, require_client_auth=client_ca is not None
+    )
+
+
+async def _start_probe(
+    settings: ServerSettings, servicer: health.aio.HealthServicer
+) -> tuple[grpc.aio.Server | None, int | None]:
+    """The plaintext port for probes that can't present certificates: health alone, up while models load."""
+    if settings.health_port is None:
+        return None, None
+    probe = grpc.aio.server(options=_options())
+    port = _bind(probe, settings.host, settings.health_port, None)
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, probe)
+    await probe.start()
+    return probe, port
+
+
+def _reflect(server: grpc.aio.Server, service_names: Sequence[str]) -> None:
+    # Services have the `engine` extra; a client's install has no reflection and needs none.
+    from grpc_reflection.v1alpha import reflection
+
+    names = (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, server)
+
+
+async def _set_health(servicer: health.aio.HealthServicer, names: Sequence[str], status: Any) -> None:
+    for name in names:
+        await servicer.set(name, status)
+
+
+def _announce(
+    settings: ServerSettings,
+    running: RunningServer,
+    service_names: Sequence[str],
+    on_serving: Callable[[RunningServer], None] | None,
+) -> None:
+    address = address_of(settings.host, running.port)
+    if settings.port_file is not None:
+        write_atomically(settings.port_file, address)
+    if on_serving is not None:
+        on_serving(running)
+    logger.info(
+        "serving: services=%s address=%s health_port=%s", ",".join(service_names), address, running.health_port
+    )
+
+
+def _forget_port_file(port_file: Path | None) -> None:
+    if port_file is not None:
+        port_file.unlink(missing_ok=True)
+
+
+async def _drain(server: grpc.aio.Server, seconds: float, on_drain: Hook | None) -> None:
+    """Take no new calls, let the running ones end, cancel what is left."""
+    stopping = asyncio.ensure_future(server.stop(seconds))
+    if on_drain is not None:
+        drained = asyncio.ensure_future(on_drain())
+        await asyncio.wait([drained, stopping], return_when=asyncio.FIRST_COMPLETED)
+        drained.cancel()
+        results = await asyncio.gather(drained, return_exceptions=True)
+        if isinstance(results[0], Exception):
+            logger.error("draining failed: error=%r", results[0])
+        await server.stop(None)
+    await stopping
+
+
+@contextlib.contextmanager
+def _signals(stop: asyncio.Event) -> Iterator[None]:
+    """SIGTERM and SIGINT set `stop`, where the platform and the thread allow it."""
+    loop = asyncio.get_running_loop()
+    installed: list[signal.Signals] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+            loop.add_signal_handler(number, stop.set)
+            installed.append(number)
+    try:
+        yield
+    finally:
+        for number in installed:
+            loop.remove_signal_handler(number)
