@@ -93,7 +93,7 @@ class CoordinatorConfig(_Settings):
     served_model_name: str | None = None
     server: ServerSettings = ServerSettings(port=COORDINATOR_PORT)
     target: PeerSettings = PeerSettings(address=f"{LOCALHOST}:{TARGET_PORT}")
-    draft: PeerSettings | None = PeerSettings(address=f"{LOCALHOST}:{DRAFT_PORT}")
+    draft: PeerSettings | None = None
     num_draft_tokens: int = Field(4, ge=0, le=64, description="Tokens to propose in each round.")
     seed: int | None = Field(None, ge=0, lt=1 << 64, description="Seed of requests that bring none; unset: drawn.")
     max_concurrent_requests: int = Field(1024, ge=1, le=1 << 20)

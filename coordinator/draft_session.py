@@ -1,0 +1,246 @@
+"""One request's session on the draft service. It never raises: a failing draft costs speed only."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from coordinator.sequence import Job
+from coordinator.speculation_cache import SpeculationCache
+from paceline.errors import PacelineError, PeerUnavailable
+from paceline.rpc.link import DraftLink
+from paceline.types import (
+    Acceptance,
+    Close,
+    Commit,
+    DraftBudget,
+    DraftCommand,
+    DraftedProposal,
+    DraftEvent,
+    DraftOpen,
+    Failure,
+    Outcome,
+    Proposal,
+    Round,
+    StepTimings,
+    Verifying,
+)
+
+logger = logging.getLogger(__name__)
+
+RETRY_MIN_S = 0.25
+RETRY_MAX_S = 8.0
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """What a round gets from the draft; `hit` says that it was there when it was wanted."""
+
+    proposal: Proposal | None = None
+    hit: bool = False
+    timings: StepTimings = field(default_factory=StepTimings)
+
+
+NOTHING = Drafted()
+
+
+class DraftPeer:
+    """The link to the draft service and the sessions that travel on it."""
+
+    def __init__(self, link: DraftLink, *, timeout_s: float, vocab_size: int) -> None:
+        self.link = link
+        self.timeout_s = timeout_s
+        self.vocab_size = vocab_size
+        self._sessions: dict[int, DraftSession] = {}
+        link.on_event = self._on_event
+        link.on_down = self._on_down
+
+    def attach(self, session: DraftSession) -> int:
+        """Give a session its id on the standing link."""
+        session_id = self.link.next_session_id()
+        self._sessions[session_id] = session
+        return session_id
+
+    def detach(self, session_id: int) -> None:
+        """Forget a session and tell the draft service, if it can be told."""
+        self._sessions.pop(session_id, None)
+        if self.link.is_up:
+            self.link.send(Close(session_id))
+
+    def send(self, command: DraftCommand) -> None:
+        """Queue a command; raises `PeerUnavailable` when the link is down."""
+        self.link.send(command, urgent=isinstance(command, Commit | Verifying))
+
+    def _on_event(self, event: DraftEvent) -> None:
+        session = self._sessions.get(event.session_id)
+        if session is not None:
+            session.on_event(event)
+
+    def _on_down(self, error: PacelineError) -> None:
+        sessions, self._sessions = list(self._sessions.values()), {}
+        for session in sessions:
+            session.on_lost(error)
+
+
+class DraftSession:
+    """Asks for proposals and takes them; target-only whenever none is to be had.
+
+    States of the session: none (`_id` is None) → open → none again when the
+    draft fails, with a growing pause before the next try. While an answer is
+    overdue (`_late`) rounds don't wait for it; any event ends that.
+    """
+
+    def __init__(self, peer: DraftPeer | None, job: Job, num_draft_tokens: int) -> None:
+        self._peer = None if job.speculation.off else peer
+        self._job = job
+        self.num_draft_tokens = num_draft_tokens
+        self._id: int | None = None
+        self._cache = SpeculationCache()
+        self._arrived = asyncio.Event()
+        self._wanted = False
+        self._late = False
+        self._retry_at = 0.0
+        self._pause_s = RETRY_MIN_S
+
+    def open(self, committed: Sequence[int], budget: DraftBudget) -> None:
+        """Begin with a prefix and ask for its proposal."""
+        self._expect(None, budget)
+        if self._peer is None or not budget.max_tokens:
+            return
+        if not self._peer.link.is_up or time.monotonic() < self._retry_at:
+            self._wanted = False
+            return
+        job = self._job
+        try:
+            self._id = self._peer.attach(self)
+            self._peer.send(
+                DraftOpen(
+                    session_id=self._id,
+                    token_ids=tuple(committed),
+                    prompt_length=len(job.prompt),
+                    sampling=job.sampling,
+                    noise=job.noise,
+                    acceptance=job.acceptance,
+                    drafter=job.speculation.drafter,
+                    budget=budget,
+                    time_left_ms=job.time_left_ms,
+                    traceparent=job.traceparent,
+                )
+            )
+        except PeerUnavailable as error:
+            self._give_up(error.message)
+
+    def commit(self, outcome: Outcome, tokens: Sequence[int], committed: Sequence[int], budget: DraftBudget) -> None:
+        """Tell the draft how the round ended and ask for the next proposal.
+
+        `committed` is the whole sequence, `tokens` included; a session that was
+        lost is opened anew with it.
+        """
+        if self._id is None or self._peer is None:
+            self.open(committed, budget)
+            return
+        self._expect(outcome, budget)
+        try:
+            self._peer.send(
+                Commit(
+                    session_id=self._id,
+                    outcome=outcome,
+                    token_ids=tuple(tokens),
+                    committed_length=len(committed) - len(tokens),
+                    budget=budget,
+                    traceparent=self._job.traceparent,
+                )
+            )
+        except PeerUnavailable as error:
+            self._give_up(error.message)
+
+    async def take(self) -> Drafted:
+        """The proposal for the last outcome; waits for it as long as it may be worth it."""
+        if self._peer is None or self._id is None or not self._wanted:
+            return NOTHING
+        drafted = self._cache.take()
+        hit = drafted is not None
+        if drafted is None and not self._late:
+            drafted = await self._wait(self._peer.timeout_s)
+        self._wanted = False
+        if drafted is None or not len(drafted.proposal):
+            return NOTHING
+        return Drafted(drafted.proposal, hit, drafted.timings)
+
+    def verifying(self, round_: Round) -> None:
+        """Tell the draft what left for the target."""
+        if self._id is None or self._peer is None:
+            return
+        proposal_id = round_.proposal.proposal_id if round_.proposal else 0
+        nodes = len(round_.proposal) if round_.proposal else 0
+        try:
+            self._peer.send(Verifying(self._id, round_.base_length, proposal_id, nodes))
+        except PeerUnavailable as error:
+            self._give_up(error.message)
+
+    def close(self) -> None:
+        """End the session on the draft service."""
+        if self._id is not None and self._peer is not None:
+            self._peer.detach(self._id)
+            self._id = None
+
+    def on_event(self, event: DraftEvent) -> None:
+        """Handle what the draft service sent for this session."""
+        self._late = False
+        if isinstance(event, Failure):
+            self._give_up(event.message)
+        elif isinstance(event, DraftedProposal):
+            reason = self._fault_in(event.proposal)
+            if reason:
+                self._give_up(reason)
+            elif self._cache.put(event):
+                self._pause_s = RETRY_MIN_S
+                self._arrived.set()
+
+    def on_lost(self, error: PacelineError) -> None:
+        """The link broke, and this session with it."""
+        self._id = None
+        self._arrived.set()
+        logger.warning("draft lost, going on target-only: error=%s", error.message)
+
+    def _expect(self, outcome: Outcome | None, budget: DraftBudget) -> None:
+        self._cache.expect(outcome)
+        self._arrived.clear()
+        self._wanted = budget.max_tokens > 0
+
+    async def _wait(self, timeout_s: float) -> DraftedProposal | None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._arrived.wait()
+        except TimeoutError:
+            self._late = True
+            logger.warning("draft is late, going on target-only: session=%s timeout_s=%g", self._id, timeout_s)
+        return self._cache.take()
+
+    def _give_up(self, reason: str) -> None:
+        """Drop the session; the next commit after a pause opens it anew."""
+        logger.warning(
+            "draft failed, going on target-only: session=%s retry_in_s=%g error=%s", self._id, self._pause_s, reason
+        )
+        self.close()
+        self._retry_at = time.monotonic() + self._pause_s
+        self._pause_s = min(2 * self._pause_s, RETRY_MAX_S)
+        self._arrived.set()
+
+    def _fault_in(self, proposal: Proposal) -> str:
+        """Why a proposal can't be sent to the target; empty if it can."""
+        assert self._peer is not None
+        vocab_size = self._peer.vocab_size
+        if any(not 0 <= token_id < vocab_size for token_id in proposal.token_ids):
+            return f"proposal {proposal.proposal_id} has a token id outside [0, {vocab_size})"
+        coupled = self._job.acceptance is Acceptance.COUPLED
+        if not coupled and len(proposal.supports) != len(proposal):
+            return f"proposal {proposal.proposal_id} lacks the supports that {self._job.acceptance.value} needs"
+        if not coupled and not proposal.is_chain:
+            return f"proposal {proposal.proposal_id} is a tree, {self._job.acceptance.value} takes chains"
+        if any(support.token_ids[-1] >= vocab_size for support in proposal.supports):
+            return f"proposal {proposal.proposal_id} has a support outside [0, {vocab_size})"
+        return ""

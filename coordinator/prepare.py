@@ -1,0 +1,89 @@
+"""From a request to a job: tokenise, check against the model's limits, draw the seed."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from coordinator.sequence import Job
+from paceline.errors import UnknownModel
+from paceline.tokenizer import Tokenizer
+from paceline.types import GenerateRequest, NoiseKey, require
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """What requests are checked against."""
+
+    name: str
+    tokenizer: Tokenizer
+    max_length: int
+    drafters: tuple[str, ...]
+    seed: int | None = None
+
+
+def prepare(
+    request: GenerateRequest, model: ServedModel, *, time_left_ms: int | None = None, traceparent: str = ""
+) -> Job:
+    """Check a request and fix everything that its rounds depend on.
+
+    Raises:
+        InvalidInput: naming field, value and limit.
+        UnknownModel: the request names another model.
+    """
+    if request.model not in ("", model.name):
+        raise UnknownModel(f"model = {request.model!r}: must be {model.name!r}, the one served here")
+    prompt = _prompt_ids(request, model.tokenizer)
+    vocab_size = model.tokenizer.vocab_size
+    _check_ids("prompt token_ids", prompt, vocab_size)
+    _check_ids("resume_token_ids", request.resume_token_ids, vocab_size)
+    max_length = _max_length(request, len(prompt), model.max_length)
+    _check_drafter(request, model.drafters)
+    seed = request.seed if request.seed is not None else model.seed
+    return Job(
+        prompt=prompt,
+        resumed=request.resume_token_ids,
+        sampling=request.sampling,
+        noise=NoiseKey(secrets.randbits(64) if seed is None else seed),
+        acceptance=request.acceptance,
+        max_length=max_length,
+        stop=request.stop,
+        eos_token_ids=frozenset() if request.ignore_eos else model.tokenizer.eos_token_ids,
+        speculation=request.speculation,
+        time_left_ms=time_left_ms,
+        traceparent=traceparent,
+    )
+
+
+def _prompt_ids(request: GenerateRequest, tokenizer: Tokenizer) -> tuple[int, ...]:
+    if request.token_ids:
+        return request.token_ids
+    if request.messages:
+        return tokenizer.render_chat(request.messages)
+    ids = tokenizer.encode(request.prompt or "")
+    require(len(ids) > 0, "prompt", request.prompt, "text of at least 1 token")
+    return ids
+
+
+def _check_ids(field: str, ids: Sequence[int], vocab_size: int) -> None:
+    for token_id in ids:
+        require(0 <= token_id < vocab_size, field, token_id, f"in [0, {vocab_size})")
+
+
+def _max_length(request: GenerateRequest, prompt_length: int, context_length: int) -> int:
+    """Longest sequence that the request may become, in tokens."""
+    limit = context_length - prompt_length
+    require(limit >= 1, "prompt length", prompt_length, f"at most {context_length - 1} tokens, to leave room for one")
+    wanted = request.max_new_tokens if request.max_new_tokens is not None else limit
+    require(wanted <= limit, "max_new_tokens", wanted, f"at most {limit}, the context length less the prompt")
+    resumed = len(request.resume_token_ids)
+    require(resumed <= wanted, "resume_token_ids", resumed, f"at most max_new_tokens = {wanted} of them")
+    return prompt_length + wanted
+
+
+def _check_drafter(request: GenerateRequest, drafters: Sequence[str]) -> None:
+    wanted = request.speculation.drafter
+    if wanted and not request.speculation.off:
+        known = ", ".join(drafters) or "unset, since no drafter is known here"
+        require(wanted in drafters, "drafter", wanted, f"one of: {known}")

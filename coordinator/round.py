@@ -1,0 +1,84 @@
+"""The round, on one screen.
+
+1. take the proposal for the outcome of the previous round (or none)
+2. the target verifies it
+3. the acceptance rule decides
+4. commit: the tokens become the truth; the draft learns them and drafts on
+5. the client gets the text
+
+The client's text never waits for a service that only makes it faster: a draft
+that is slow, wrong or dead costs its round the proposal and nothing else.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+
+from paceline.telemetry import GenerationTrace
+
+from coordinator.draft_session import DraftSession
+from coordinator.sequence import Job, Sequence
+from coordinator.stats import StatsBuilder
+from coordinator.target_session import TargetSession
+from paceline import acceptance
+from paceline.types import ROOT, DraftBudget, RoundRecord, Tokens
+
+Emit = Callable[[Tokens], Awaitable[None]]
+
+
+async def run_rounds(
+    job: Job,
+    sequence: Sequence,
+    target: TargetSession,
+    draft: DraftSession,
+    emit: Emit,
+    stats: StatsBuilder,
+    trace: GenerationTrace,
+) -> None:
+    """Run rounds until the sequence has ended.
+
+    Raises:
+        PacelineError: the target failed in a way that re-opening can't mend.
+    """
+    accepted_node = ROOT
+    draft.open(sequence.ids, draft_budget(job, sequence, draft))
+    while sequence.finish_reason is None:
+        begun_ns, clock = time.time_ns(), time.perf_counter()
+        round_trace = trace.start_round()
+        drafted = await draft.take()
+        sent = time.perf_counter()
+        round_, verdict = await target.verify(
+            sequence.ids, accepted_node, drafted.proposal, round_trace.traceparent, draft.verifying
+        )
+        verified = time.perf_counter()
+        decision = acceptance.decide(job.acceptance, round_, verdict, job.noise)
+        tokens = sequence.commit(decision, round_.proposal, verdict)
+        accepted_node = decision.node
+        if sequence.finish_reason is None:
+            outcome = decision.outcome(round_.base_length)
+            draft.commit(outcome, tokens.token_ids, sequence.ids, draft_budget(job, sequence, draft))
+        decided = time.perf_counter()
+        record = RoundRecord(
+            base_length=round_.base_length,
+            round_ms=(decided - clock) * 1e3,
+            draft_wait_ms=(sent - clock) * 1e3,
+            wire_ms=max(0.0, (verified - sent) * 1e3 - verdict.timings.service_ms),
+            target=verdict.timings,
+            accept_ms=(decided - verified) * 1e3,
+            proposed=max(round_.proposal.depths) if round_.proposal else 0,
+            accepted=len(decision.accepted),
+            cache_hit=drafted.hit,
+            drafter=round_.proposal.drafter if round_.proposal else "",
+            draft=drafted.timings,
+        )
+        round_trace.finish(record, begun_ns)
+        stats.add(record, len(tokens.token_ids))
+        await emit(tokens)
+
+
+def draft_budget(job: Job, sequence: Sequence, draft: DraftSession) -> DraftBudget:
+    """What the next proposal may cost: a round commits one token more than it accepts."""
+    k = draft.num_draft_tokens if job.speculation.num_draft_tokens is None else job.speculation.num_draft_tokens
+    k = max(0, min(k, sequence.room - 1))
+    return DraftBudget(max_tokens=k, tree_widths=job.speculation.tree_widths[:k])

@@ -1,0 +1,104 @@
+"""The committed tokens of one request: the only truth, from which every cache is rebuilt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coordinator.detokenizer import Detokenizer
+from paceline.acceptance import Decision
+from paceline.tokenizer import Tokenizer
+from paceline.types import (
+    Acceptance,
+    FinishReason,
+    NoiseKey,
+    Proposal,
+    Provenance,
+    RowLogprobs,
+    SamplingParams,
+    SpeculationSettings,
+    Tokens,
+    Verdict,
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A checked request: everything that its rounds depend on."""
+
+    prompt: tuple[int, ...]
+    resumed: tuple[int, ...]
+    sampling: SamplingParams
+    noise: NoiseKey
+    acceptance: Acceptance
+    max_length: int
+    stop: tuple[str, ...]
+    eos_token_ids: frozenset[int]
+    speculation: SpeculationSettings
+    time_left_ms: int | None = None
+    traceparent: str = ""
+
+
+class Sequence:
+    """Prompt and committed output, the text they make, and whether it has ended."""
+
+    def __init__(self, job: Job, tokenizer: Tokenizer) -> None:
+        self._job = job
+        self._detokenizer = Detokenizer(tokenizer, job.prompt, job.stop)
+        self.ids: list[int] = list(job.prompt)
+        self.finish_reason: FinishReason | None = None
+        for token_id in job.resumed:
+            self._append(token_id)
+
+    @property
+    def room(self) -> int:
+        """Tokens that may still be committed."""
+        return self._job.max_length - len(self.ids)
+
+    def commit(self, decision: Decision, proposal: Proposal | None, verdict: Verdict) -> Tokens:
+        """Append a decision's tokens, up to the first that ends the text."""
+        provenance = (Provenance.ACCEPTED,) * len(decision.accepted) + (decision.provenance,)
+        text, ends = "", list[int]()
+        for token_id in decision.committed:
+            text += self._append(token_id)
+            ends.append(len(text))
+            if self.finish_reason is not None:
+                break
+        logprobs = _emitted_logprobs(decision, proposal, verdict, self._job.sampling)
+        kept = len(ends)
+        return Tokens(decision.committed[:kept], text, provenance[:kept], logprobs[:kept], tuple(ends))
+
+    def flush(self) -> str:
+        """Text held back until the end."""
+        return self._detokenizer.flush()
+
+    def _append(self, token_id: int) -> str:
+        self.ids.append(token_id)
+        text = self._detokenizer.push(token_id)
+        if self._detokenizer.stopped or token_id in self._job.eos_token_ids:
+            self.finish_reason = FinishReason.STOP
+        elif self.room <= 0:
+            self.finish_reason = FinishReason.LENGTH
+        return text
+
+
+def _emitted_logprobs(
+    decision: Decision, proposal: Proposal | None, verdict: Verdict, sampling: SamplingParams
+) -> tuple[RowLogprobs, ...]:
+    """One entry for each committed token, the token itself first, then the most probable ones.
+
+    A node's token is emitted by its parent's row; row 0 is the root's.
+    """
+    if sampling.logprobs is None:
+        return ()
+    path = proposal.path(decision.node) if proposal else ()
+    rows = (0, *(node + 1 for node in path))
+    return tuple(
+        _emitted_first(verdict.logprobs[row], token_id, sampling.logprobs)
+        for row, token_id in zip(rows, decision.committed, strict=True)
+    )
+
+
+def _emitted_first(row: RowLogprobs, token_id: int, top: int) -> RowLogprobs:
+    emitted = row.logprobs[row.token_ids.index(token_id)]
+    first_top = len(row.token_ids) - top
+    return RowLogprobs((token_id, *row.token_ids[first_top:]), (emitted, *row.logprobs[first_top:]))

@@ -1,0 +1,157 @@
+"""GenerationService: a request in, a stream of text out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from coordinator.draft_session import DraftPeer, DraftSession
+from coordinator.outbox import Outbox
+from coordinator.prepare import ServedModel, prepare
+from coordinator.round import run_rounds
+from coordinator.sequence import Job, Sequence
+from coordinator.stats import StatsBuilder
+from coordinator.target_session import TargetPeer, TargetSession
+from paceline import codec, telemetry
+from paceline.errors import InternalError, Overloaded
+from paceline.rpc.errors import typed_errors
+from paceline.tokenizer import Tokenizer
+from paceline.types import Fingerprint, Finished, GenerateEvent, ModelDescription, Started
+from paceline.v1 import generation_service_pb2 as pb
+from paceline.v1 import generation_service_pb2_grpc as pb_grpc
+
+logger = logging.getLogger(__name__)
+
+RETRY_AFTER_MS = 500
+Write = Callable[[GenerateEvent], Any]
+
+
+@dataclass(frozen=True)
+class CoordinatorSettings:
+    """What the servicer needs of the configuration."""
+
+    model: str
+    num_draft_tokens: int
+    seed: int | None
+    max_concurrent_requests: int
+
+
+class GenerationServicer(pb_grpc.GenerationServiceServicer):
+    """Runs each request's rounds on the shared links."""
+
+    def __init__(
+        self, settings: CoordinatorSettings, tokenizer: Tokenizer, target: TargetPeer, draft: DraftPeer | None
+    ) -> None:
+        self._settings = settings
+        self._tokenizer = tokenizer
+        self._target = target
+        self._draft = draft
+        self._running = 0
+
+    @typed_errors
+    async def Generate(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]) -> None:  # noqa: N802
+        """Stream one generation; cancelling it frees both services' sessions."""
+        arrived = time.perf_counter()
+        self._admit()
+        self._running += 1
+        try:
+            wanted = codec.decode_generate_request(request)
+            await self._target.link.wait_up(self._target.wait_s)
+            job = prepare(
+                wanted, self._served(), time_left_ms=_time_left_ms(context), traceparent=_traceparent(context)
+            )
+
+            async def write(event: GenerateEvent) -> None:
+                await context.write(codec.encode_generate_event(event))
+
+            await self._stream(job, write, arrived)
+        finally:
+            self._running -= 1
+
+    async def DescribeModels(  # noqa: N802
+        self, request: pb.DescribeModelsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.DescribeModelsResponse:
+        """What is served, and which peers are up."""
+        target, draft = self._target.link, self._draft.link if self._draft else None
+        served = self._served()
+        description = ModelDescription(
+            name=served.name,
+            target=target.welcome.fingerprint if target.welcome else Fingerprint(),
+            draft=draft.welcome.fingerprint if draft and draft.welcome else Fingerprint(),
+            max_length=served.max_length,
+            drafters=served.drafters,
+            target_ready=target.is_up,
+            draft_ready=draft is not None and draft.is_up,
+        )
+        return pb.DescribeModelsResponse(models=[codec.encode_model_description(description)])
+
+    async def _stream(self, job: Job, write: Write, arrived: float) -> None:
+        sequence = Sequence(job, self._tokenizer)
+        target = TargetSession(self._target, job)
+        draft = DraftSession(self._draft, job, self._settings.num_draft_tokens)
+        stats = StatsBuilder(arrived)
+
+        def free() -> None:
+            target.close()
+            draft.close()
+
+        async def rounds(outbox: Outbox) -> None:
+            with telemetry.start_generation(job.traceparent) as trace:
+                await run_rounds(job, sequence, target, draft, outbox.put, stats, trace)
+            await outbox.drained()
+
+        try:
+            await write(Started(job.noise.seed, job.prompt, self._settings.model))
+            await _with_writer(rounds, Outbox(write, free))
+        finally:
+            free()
+        if sequence.finish_reason is None:
+            raise InternalError("the rounds ended before the text did")
+        await write(Finished(sequence.finish_reason, sequence.flush(), stats.build()))
+
+    def _admit(self) -> None:
+        limit = self._settings.max_concurrent_requests
+        if self._running >= limit:
+            raise Overloaded(f"max_concurrent_requests = {limit} are running", retry_after_ms=RETRY_AFTER_MS)
+
+    def _served(self) -> ServedModel:
+        target, draft = self._target.link.welcome, self._draft.link.welcome if self._draft else None
+        return ServedModel(
+            name=self._settings.model,
+            tokenizer=self._tokenizer,
+            max_length=target.max_length if target else 0,
+            drafters=draft.drafters if draft else (),
+            seed=self._settings.seed,
+        )
+
+
+async def _with_writer(rounds: Callable[[Outbox], Any], outbox: Outbox) -> None:
+    """Run the rounds beside the task that writes their text; whichever fails ends both."""
+    writer = asyncio.ensure_future(outbox.run())
+    work = asyncio.ensure_future(rounds(outbox))
+    try:
+        await asyncio.wait([writer, work], return_when=asyncio.FIRST_COMPLETED)
+        if writer.done():
+            writer.result()
+        await work
+    finally:
+        for task in (writer, work):
+            task.cancel()
+        await asyncio.gather(writer, work, return_exceptions=True)
+
+
+def _time_left_ms(context: grpc.aio.ServicerContext[Any, Any]) -> int | None:
+    left = context.time_remaining()
+    return None if left is None else max(1, int(left * 1e3))
+
+
+def _traceparent(context: grpc.aio.ServicerContext[Any, Any]) -> str:
+    metadata = dict(context.invocation_metadata() or ())
+    value = metadata.get("traceparent", "")
+    return value if isinstance(value, str) else value.decode("ascii", "replace")

@@ -1,0 +1,65 @@
+"""Statistics of one generation, folded from its round records."""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+from paceline.types import GenerationStats, RoundRecord
+
+MAX_RECORDS = 4096
+
+
+class StatsBuilder:
+    """Collects round records; `build` folds them once, at the end."""
+
+    def __init__(self, arrived: float) -> None:
+        self._arrived = arrived
+        self._first_token: float | None = None
+        self._first_tokens = 0
+        self._last_token = arrived
+        self._committed = 0
+        self._records: list[RoundRecord] = []
+
+    def add(self, record: RoundRecord, committed: int) -> None:
+        """Count one round and the tokens that it committed."""
+        self._records.append(record)
+        self._committed += committed
+        self._last_token = time.perf_counter()
+        if self._first_token is None:
+            self._first_token, self._first_tokens = self._last_token, committed
+
+    def build(self) -> GenerationStats:
+        """The statistics so far."""
+        records = self._records
+        first = self._first_token if self._first_token is not None else self._last_token
+        spec = [record for record in records if record.proposed]
+        num_spec_tokens = max((record.proposed for record in spec), default=0)
+        histogram = [0] * (num_spec_tokens + 1 if spec else 0)
+        for record in spec:
+            histogram[record.accepted] += 1
+        hits = sum(record.cache_hit for record in records)
+        return GenerationStats(
+            rounds=len(records),
+            committed=self._committed,
+            cache_hits=hits,
+            cache_misses=len(records) - hits,
+            time_to_first_token_ms=(first - self._arrived) * 1e3,
+            tokens_per_second=_rate(self._committed - self._first_tokens, self._last_token - first),
+            verify_ms_p50=_median([record.wire_ms + record.target.service_ms for record in records]),
+            draft_wait_ms_p50=_median([record.draft_wait_ms for record in records]),
+            num_spec_steps=len(spec),
+            num_draft_tokens=sum(record.proposed for record in spec),
+            num_accepted_draft_tokens=sum(record.accepted for record in spec),
+            acceptance_histogram=tuple(histogram),
+            num_spec_tokens=num_spec_tokens,
+            records=tuple(records[:MAX_RECORDS]),
+        )
+
+
+def _rate(tokens: int, seconds: float) -> float:
+    return tokens / seconds if seconds > 0 else 0.0
+
+
+def _median(values: list[float]) -> float:
+    return statistics.median(values) if values else 0.0

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from coordinator import outbox as module
+from coordinator.outbox import MAX_UNREAD_BYTES, Outbox
+from paceline.errors import Cancelled
+from paceline.types import Provenance, Tokens
+
+
+def tokens(text: str) -> Tokens:
+    return Tokens((1,), text, (Provenance.TARGET,))
+
+
+async def test_pending_text_coalesces_into_one_write() -> None:
+    written: list[Tokens] = []
+    gate = asyncio.Event()
+
+    async def write(message: Tokens) -> None:
+        await gate.wait()
+        written.append(message)
+
+    outbox = Outbox(write, lambda: None)
+    writer = asyncio.ensure_future(outbox.run())
+    await outbox.put(tokens("a"))
+    await asyncio.sleep(0)
+    await outbox.put(tokens("b"))
+    await outbox.put(tokens("c"))
+    gate.set()
+    await outbox.drained()
+    writer.cancel()
+    assert [message.text for message in written] == ["a", "bc"]
+    assert written[1].token_ids == (1, 1)
+
+
+async def test_an_unread_stream_frees_its_kv_then_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FREE_AFTER_S", 0.01)
+    monkeypatch.setattr(module, "CANCEL_AFTER_S", 0.03)
+    freed: list[bool] = []
+    outbox = Outbox(lambda message: asyncio.Event().wait(), lambda: freed.append(True))  # type: ignore[arg-type]
+    writer = asyncio.ensure_future(outbox.run())
+    with pytest.raises(Cancelled, match=str(MAX_UNREAD_BYTES)):
+        await outbox.put(tokens("x" * (MAX_UNREAD_BYTES + 1)))
+    assert freed == [True]
+    writer.cancel()
+
+
+async def test_a_reader_that_comes_back_lets_the_rounds_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FREE_AFTER_S", 0.01)
+    gate = asyncio.Event()
+    freed: list[bool] = []
+
+    async def write(message: Tokens) -> None:
+        await gate.wait()
+
+    def free() -> None:
+        freed.append(True)
+        gate.set()
+
+    outbox = Outbox(write, free)
+    writer = asyncio.ensure_future(outbox.run())
+    await outbox.put(tokens("x" * (MAX_UNREAD_BYTES + 1)))
+    assert freed == [True]
+    writer.cancel()

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from coordinator.speculation_cache import MAX_ENTRIES, SpeculationCache
+from paceline.types import DraftedProposal, Outcome, Proposal
+
+
+def drafted(outcome: Outcome | None, token: int = 5) -> DraftedProposal:
+    return DraftedProposal(1, outcome, Proposal(1, (token,), (1.0,)))
+
+
+def test_the_opening_proposal_is_taken_once() -> None:
+    cache = SpeculationCache()
+    cache.expect(None)
+    assert cache.put(drafted(None))
+    assert cache.take() == drafted(None)
+    assert cache.take() is None
+
+
+def test_a_proposal_for_another_outcome_is_never_taken() -> None:
+    cache = SpeculationCache()
+    cache.expect(Outcome(10, 0, 7))
+    for other in (Outcome(10, 0, 8), Outcome(10, 1, 7), Outcome(9, 0, 7), None):
+        assert not cache.put(drafted(other)), other
+    assert cache.take() is None
+
+
+def test_a_proposal_that_was_there_before_its_outcome_is_a_hit() -> None:
+    cache = SpeculationCache()
+    cache.expect(Outcome(10, 0, 7))
+    cache.put(drafted(Outcome(12, 1, 3), token=1))
+    cache.put(drafted(Outcome(12, 1, 4), token=2))
+    cache.expect(Outcome(12, 1, 4))
+    assert cache.take() == drafted(Outcome(12, 1, 4), token=2)
+    cache.expect(Outcome(12, 1, 3))
+    assert cache.take() is None, "one round deep: other outcomes went with the commit"
+
+
+def test_it_is_bounded() -> None:
+    cache = SpeculationCache()
+    cache.expect(Outcome(10, 0, 7))
+    for token in range(2 * MAX_ENTRIES):
+        cache.put(drafted(Outcome(12, 0, token)))
+    cache.expect(Outcome(12, 0, MAX_ENTRIES))
+    assert cache.take() is None

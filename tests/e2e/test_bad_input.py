@@ -1,0 +1,129 @@
+"""Bad input gets an error that names field, value and limit, and the service goes on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import grpc
+import pytest
+
+from paceline import codec
+from paceline.errors import InvalidInput, PacelineError, UnknownModel
+from paceline.rpc.errors import from_rpc_error
+from paceline.types import GenerateRequest
+from paceline.v1 import generation_service_pb2 as pb
+from paceline.v1 import generation_service_pb2_grpc as pb_grpc
+from paceline.v1 import types_pb2
+from tests.e2e.cluster import Cluster
+
+
+def request(**fields: object) -> pb.GenerateRequest:
+    message = pb.GenerateRequest(max_new_tokens=8, seed=1)
+    message.tokens.token_ids.extend([1, 2, 3])
+    for name, value in fields.items():
+        if name == "sampling":
+            message.sampling.MergeFrom(types_pb2.SamplingParams(**value))  # type: ignore[arg-type]
+        else:
+            setattr(message, name, value)
+    return message
+
+
+def empty_prompt() -> pb.GenerateRequest:
+    return pb.GenerateRequest(prompt="")
+
+
+def no_input() -> pb.GenerateRequest:
+    return pb.GenerateRequest(max_new_tokens=3)
+
+
+def out_of_range() -> pb.GenerateRequest:
+    message = pb.GenerateRequest(max_new_tokens=8)
+    message.tokens.token_ids.extend([1, 64])
+    return message
+
+
+def too_long() -> pb.GenerateRequest:
+    message = pb.GenerateRequest(max_new_tokens=8)
+    message.tokens.token_ids.extend([1] * 5000)
+    return message
+
+
+def unknown_drafter() -> pb.GenerateRequest:
+    message = request()
+    message.speculation.drafter = "oracle"
+    return message
+
+
+def tree_in_rejection() -> pb.GenerateRequest:
+    message = request(acceptance=types_pb2.ACCEPTANCE_REJECTION)
+    message.speculation.tree_widths.extend([2, 2])
+    return message
+
+
+def too_many_draft_tokens() -> pb.GenerateRequest:
+    message = request()
+    message.speculation.num_draft_tokens = 1000
+    return message
+
+
+def resume_without_seed() -> pb.GenerateRequest:
+    message = pb.GenerateRequest(max_new_tokens=8, resume_token_ids=[4])
+    message.tokens.token_ids.append(1)
+    return message
+
+
+CASES: list[tuple[Callable[[], pb.GenerateRequest], str, str]] = [
+    (empty_prompt, "prompt", "at least 1"),
+    (no_input, "input", ""),
+    (out_of_range, "64", r"\[0, 64\)"),
+    (too_long, "5000", "at most 4095"),
+    (lambda: request(sampling={"temperature": -0.5}), "temperature = -0.5", r"\[0, 100\]"),
+    (lambda: request(sampling={"temperature": float("nan")}), "temperature = nan", r"\[0, 100\]"),
+    (lambda: request(sampling={"temperature": float("inf")}), "temperature = inf", r"\[0, 100\]"),
+    (lambda: request(sampling={"top_p": 1.5}), "top_p = 1.5", r"\(0, 1\]"),
+    (lambda: request(sampling={"top_p": 0.0}), "top_p = 0", r"\(0, 1\]"),
+    (lambda: request(sampling={"min_p": 2.0}), "min_p = 2", r"\[0, 1\]"),
+    (lambda: request(sampling={"logprobs": 21}), "logprobs = 21", r"\[0, 20\]"),
+    (lambda: request(max_new_tokens=100_000), "max_new_tokens = 100000", "at most 4093"),
+    (unknown_drafter, "drafter = 'oracle'", "one of: model, ngram"),
+    (tree_in_rejection, "tree_widths", "coupled"),
+    (too_many_draft_tokens, "num_draft_tokens = 1000", r"\[0, 64\]"),
+    (resume_without_seed, "seed", "resume_token_ids"),
+]
+
+
+@pytest.mark.parametrize(("build", "names", "limit"), CASES, ids=[f"{case[1]}" for case in CASES])
+def test_the_error_names_field_value_and_limit(
+    cluster: Cluster, build: Callable[[], pb.GenerateRequest], names: str, limit: str
+) -> None:
+    error = refusal(cluster, build())
+    assert isinstance(error, InvalidInput)
+    assert names in error.message
+    assert re.search(limit, error.message), error.message
+    still_serves(cluster)
+
+
+def test_an_unknown_model_is_named(cluster: Cluster) -> None:
+    error = refusal(cluster, request(model="gpt-9"))
+    assert isinstance(error, UnknownModel)
+    assert "gpt-9" in error.message
+    still_serves(cluster)
+
+
+def refusal(cluster: Cluster, message: pb.GenerateRequest) -> PacelineError:
+    with grpc.insecure_channel(cluster.address) as channel:
+        stub = pb_grpc.GenerationServiceStub(channel)
+        with pytest.raises(grpc.RpcError) as caught:
+            list(stub.Generate(message, timeout=20))
+    return from_rpc_error(caught.value)
+
+
+def still_serves(cluster: Cluster) -> None:
+    with cluster.client() as client:
+        assert len(client.generate(GenerateRequest(token_ids=(1,), max_new_tokens=2)).token_ids) == 2
+
+
+def test_a_request_round_trips(cluster: Cluster) -> None:
+    wanted = GenerateRequest(token_ids=(1, 2), stop=("x",), seed=9, max_new_tokens=4)
+    assert codec.decode_generate_request(codec.encode_generate_request(wanted)) == wanted

@@ -1,0 +1,116 @@
+"""The law of the text through the three real services, all acceptance modes, at least three rounds."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from paceline.client import AsyncClient
+from paceline.engine.table_spec import TableSpec
+from paceline.engine.tables import TableModel
+from paceline.sampling import probabilities, processed_scores
+from paceline.types import Acceptance, GenerateRequest, SamplingParams, SpeculationSettings
+from tests.e2e.cluster import Cluster
+from tests.e2e.statistics import LEVEL, Tokens, chi_square_p
+
+VOCAB = 3
+LENGTH = 5
+"""With k = 1 a round commits at most two tokens, so five take at least three rounds."""
+PROMPT: Tokens = (0, 2, 1)
+SAMPLES = 2500
+CONCURRENCY = 32
+TARGET = f"table:vocab={VOCAB},seed=5,contexts=101,sharpness=1.0"
+OPPOSITE = TARGET + ",invert=1"
+"""q ranked opposite to p: a draft that resembles the target would hide a bias."""
+
+
+def enumerate_law(sampling: SamplingParams) -> dict[Tokens, float]:
+    """Probability of every text of `LENGTH` tokens under plain, non-speculative sampling."""
+    model = TableModel(TableSpec.parse(TARGET))
+    law: dict[Tokens, float] = {(): 1.0}
+    for _ in range(LENGTH):
+        longer: dict[Tokens, float] = {}
+        for text, mass in law.items():
+            scores = processed_scores(model.logits((*PROMPT, *text))[np.newaxis], sampling)[0]
+            row = probabilities(scores)
+            for token in range(VOCAB):
+                longer[(*text, token)] = mass * float(row[token])
+        law = longer
+    return law
+
+
+async def sample(client: AsyncClient, requests: list[GenerateRequest]) -> list[Tokens]:
+    """Run many requests, `CONCURRENCY` at a time."""
+    gate = asyncio.Semaphore(CONCURRENCY)
+
+    async def one(request: GenerateRequest) -> Tokens:
+        async with gate:
+            generation = await client.generate(request)
+        assert generation.stats.rounds >= 3
+        return generation.token_ids
+
+    return list(await asyncio.gather(*(one(request) for request in requests)))
+
+
+@pytest.fixture(scope="module")
+def opposite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(
+        tmp_path_factory.mktemp("law"), target_model=TARGET, drafters=(f"model:{OPPOSITE}", "ngram")
+    ) as running:
+        yield running
+
+
+@pytest.mark.parametrize("drafter", ["model", "ngram"])
+@pytest.mark.parametrize("acceptance", list(Acceptance))
+async def test_text_has_the_targets_law(opposite: Cluster, acceptance: Acceptance, drafter: str) -> None:
+    sampling = SamplingParams(temperature=0.9)
+    requests = [
+        GenerateRequest(
+            token_ids=PROMPT,
+            sampling=sampling,
+            seed=seed,
+            max_new_tokens=LENGTH,
+            acceptance=acceptance,
+            speculation=SpeculationSettings(drafter=drafter, num_draft_tokens=1),
+        )
+        for seed in range(SAMPLES)
+    ]
+    async with opposite.async_client() as client:
+        texts = await sample(client, requests)
+    assert chi_square_p(texts, enumerate_law(sampling)) > LEVEL
+
+
+async def test_longer_chains_and_filters_have_the_law(opposite: Cluster) -> None:
+    sampling = SamplingParams(temperature=1.3, top_k=2)
+    for acceptance, k in itertools.product((Acceptance.REJECTION, Acceptance.BLOCK), (2, 3)):
+        requests = [
+            GenerateRequest(
+                token_ids=PROMPT,
+                sampling=sampling,
+                seed=seed,
+                max_new_tokens=LENGTH,
+                acceptance=acceptance,
+                speculation=SpeculationSettings(drafter="model", num_draft_tokens=k),
+            )
+            for seed in range(1000)
+        ]
+        async with opposite.async_client() as client:
+            gathered = await asyncio.gather(*(client.generate(request) for request in requests))
+        assert chi_square_p([each.token_ids for each in gathered], enumerate_law(sampling)) > LEVEL
+
+
+def test_the_statistic_sees_a_wrong_law() -> None:
+    """The mutation of the test itself: texts of the draft's law are told from the target's."""
+    law = enumerate_law(SamplingParams(temperature=0.9))
+    texts = sorted(law)
+    rng = np.random.default_rng(0)
+    masses = np.array([law[text] for text in texts])
+    wrong = 0.95 * masses + 0.05 * masses[::-1]
+    drawn = [texts[i] for i in rng.choice(len(texts), size=20 * SAMPLES, p=wrong / wrong.sum())]
+    right = [texts[i] for i in rng.choice(len(texts), size=20 * SAMPLES, p=masses / masses.sum())]
+    assert chi_square_p(drawn, law) < LEVEL
+    assert chi_square_p(right, law) > LEVEL

@@ -1,0 +1,83 @@
+"""Many short requests at once: none lost, none crossed, nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from paceline.engine.table_spec import TableSpec
+from paceline.engine.tables import TableModel
+from paceline.types import Acceptance, GenerateRequest, SamplingParams
+from tests.e2e.cluster import TARGET, Cluster
+
+REQUESTS = 200
+LENGTH = 24
+MEMORY_TOLERANCE = 1.05
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("load")) as running:
+        yield running
+
+
+def greedy_text(prompt: tuple[int, ...]) -> tuple[int, ...]:
+    """What plain greedy decoding of the table writes."""
+    model = TableModel(TableSpec.parse(TARGET))
+    history = list(prompt)
+    for _ in range(LENGTH):
+        history.append(int(model.logits(history).argmax()))
+    return tuple(history[len(prompt) :])
+
+
+async def wave(cluster: Cluster) -> None:
+    prompts = [(i % 64, (7 * i) % 64, i // 64) for i in range(REQUESTS)]
+    async with cluster.async_client() as client:
+        requests = [
+            GenerateRequest(
+                token_ids=prompt,
+                sampling=SamplingParams(temperature=0),
+                max_new_tokens=LENGTH,
+                acceptance=list(Acceptance)[i % 3],
+            )
+            for i, prompt in enumerate(prompts)
+        ]
+        generations = await asyncio.gather(*(client.generate(request) for request in requests))
+    for prompt, generation in zip(prompts, generations, strict=True):
+        assert generation.prompt_token_ids == prompt
+        assert generation.token_ids == greedy_text(prompt)
+
+
+def resident_bytes(cluster: Cluster) -> dict[str, int]:
+    return {name: psutil.Process(service.pid).memory_info().rss for name, service in cluster.services.items()}
+
+
+async def test_two_waves_of_concurrent_requests(loaded: Cluster) -> None:
+    await wave(loaded)
+    await asyncio.to_thread(loaded.wait_idle)
+    first = resident_bytes(loaded)
+    await wave(loaded)
+    await asyncio.to_thread(loaded.wait_idle)
+    second = resident_bytes(loaded)
+    for name, size in second.items():
+        assert size <= first[name] * MEMORY_TOLERANCE, f"{name} grew from {first[name]} to {size} bytes"
+
+
+async def test_overload_is_refused_with_a_hint_and_recovers(tmp_path: Path) -> None:
+    from paceline.errors import Overloaded
+
+    flags: dict[str, object] = {"max_concurrent_requests": 4}
+    model = TARGET + ",step_ms=5"
+    with Cluster(tmp_path, target_model=model, drafters=(), coordinator_flags=flags) as cluster:
+        async with cluster.async_client() as client:
+            request = GenerateRequest(token_ids=(1,), max_new_tokens=40)
+            results = await asyncio.gather(*(client.generate(request) for _ in range(12)), return_exceptions=True)
+            refused = [result for result in results if isinstance(result, Overloaded)]
+            assert len(refused) == 8
+            assert all(error.retry_after_ms for error in refused)
+            assert all("max_concurrent_requests = 4" in error.message for error in refused)
+            assert len((await client.generate(request)).token_ids) == 40

@@ -1,0 +1,75 @@
+"""The real model: speculation writes the target's own text, token for token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from paceline.types import ChatMessage, GenerateRequest, SamplingParams, SpeculationSettings
+from tests.e2e.cluster import Cluster
+from tests.e2e.test_records import assert_parts_add_up
+
+pytestmark = [pytest.mark.real_model, pytest.mark.timeout(1800)]
+
+MODEL = "smollm2-135m"
+DRAFTERS = (f"model:{MODEL}#layers=0,1,2,29", "ngram")
+PROMPTS = (
+    "Repeat this sentence three times: The quick brown fox jumps over the lazy dog.",
+    "Write a short story about a lighthouse keeper.",
+    "def add(first, second):\n    return first + second\n\nRename `first` to `left` in the code above.",
+    "Explain why the sky is blue in two sentences.",
+    "List the planets of the solar system.",
+    "Summarise: Paris is the capital of France. It lies on the Seine. It has two million inhabitants.",
+    "Extract JSON with name and price: The red kettle costs 25 dollars.",
+    "What is 12 times 7? Show your steps.",
+)
+SAMPLINGS = (SamplingParams(temperature=0), SamplingParams(temperature=0.8))
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    threads: dict[str, object] = {"engine.threads": 1}
+    with Cluster(
+        tmp_path_factory.mktemp("real"),
+        target_model=MODEL,
+        drafters=DRAFTERS,
+        target_flags=threads,
+        draft_flags=threads | {"target_model": MODEL},
+        coordinator_flags={"draft_timeout_ms": 5000.0},
+    ) as running:
+        yield running
+
+
+def request(prompt: str, length: int, sampling: SamplingParams, speculation: SpeculationSettings) -> GenerateRequest:
+    return GenerateRequest(
+        messages=(ChatMessage("user", prompt),),
+        seed=42,
+        sampling=sampling,
+        max_new_tokens=length,
+        speculation=speculation,
+    )
+
+
+def check(cluster: Cluster, prompt: str, length: int, k: int) -> None:
+    with cluster.client() as client:
+        for sampling in SAMPLINGS:
+            plain = client.generate(request(prompt, length, sampling, SpeculationSettings(off=True)))
+            for drafter in ("model", "ngram"):
+                speculation = SpeculationSettings(drafter=drafter, num_draft_tokens=k)
+                drafted = client.generate(request(prompt, length, sampling, speculation))
+                assert drafted.token_ids == plain.token_ids, (prompt, drafter, k, sampling)
+                assert drafted.text == plain.text
+                assert_parts_add_up(drafted.stats)
+
+
+@pytest.mark.parametrize("prompt", PROMPTS[:2])
+def test_two_prompts_of_32_tokens(real: Cluster, prompt: str) -> None:
+    check(real, prompt, 32, 3)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("k", [1, 3, 8])
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_the_whole_matrix(real: Cluster, prompt: str, k: int) -> None:
+    check(real, prompt, 128, k)

@@ -1,0 +1,144 @@
+"""Whole requests, round by round, on the project's own draws and rules, with a seam at each step.
+
+`Rounds` is the exact algorithm over table models: what the draft service, the
+target service and the coordinator compute, without processes between them. A
+mutant overrides one seam.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline import acceptance
+from paceline.acceptance import Decision
+from paceline.engine.table_spec import TableSpec
+from paceline.engine.tables import TableModel
+from paceline.noise import Stream, race
+from paceline.sampling import probabilities, processed_scores, sparse_support, support_scores
+from paceline.types import (
+    ROOT,
+    Acceptance,
+    NoiseKey,
+    Proposal,
+    Round,
+    SamplingParams,
+    SparseDistribution,
+    Verdict,
+)
+
+VOCAB = 4
+LAW = f"table:vocab={VOCAB},seed=3,contexts=101,sharpness=1.2"
+TARGET = TableModel(TableSpec.parse(LAW))
+OPPOSITE = TableModel(TableSpec.parse(f"{LAW},invert=1"))
+"""A draft that ranks tokens the opposite way: one that resembles the target would hide a bias."""
+MIDDLING = TableModel(
+    TableSpec.parse(f"table:vocab={VOCAB},seed=3,contexts=101,sharpness=1.2,noise=0.7,noise_seed=5")
+)
+"""A draft of which enough is accepted that rounds end in the middle of proposals."""
+PROMPT = (1, 0, 2)
+SAMPLING = SamplingParams()
+
+Scores = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A drafted token, its q, and where it was drawn from."""
+
+    token_id: int
+    support: SparseDistribution
+
+
+class Rounds:
+    """The exact algorithm."""
+
+    acceptance = Acceptance.REJECTION
+    k = 2
+    draft = OPPOSITE
+
+    def __init__(self, seed: int) -> None:
+        self.noise = NoiseKey(seed)
+        self.ids = list(PROMPT)
+        self.last_proposal: Proposal | None = None
+        self.last_decision: Decision | None = None
+
+    def text(self, length: int) -> tuple[int, ...]:
+        """Run rounds until `length` tokens are committed."""
+        while len(self.ids) < len(PROMPT) + length:
+            proposal = self.propose(self.choose_k())
+            round_ = Round(1, len(self.ids) - 1, ROOT, (self.ids[-1],), proposal)
+            decision = self.decide(round_, self.verify(round_))
+            self.ids += decision.committed
+            self.last_proposal, self.last_decision = proposal, decision
+        return tuple(self.ids[len(PROMPT) : len(PROMPT) + length])
+
+    # Seams, in the order of a round.
+
+    def choose_k(self) -> int:
+        return self.k
+
+    def round_key(self) -> int:
+        """The noise of rejection and block carries the round's base length."""
+        return len(self.ids) - 1
+
+    def draft_scores(self, history: Sequence[int]) -> Scores:
+        return processed_scores(self.draft.logits(history)[np.newaxis], SAMPLING)[0]
+
+    def draw(self, scores: Scores, position: int) -> Drawn:
+        support = sparse_support(scores)
+        token = race(support_scores(support, VOCAB), self.noise, Stream.DRAFT, position, self.round_key())
+        return Drawn(token, support)
+
+    def propose(self, k: int) -> Proposal:
+        drawn: list[Drawn] = []
+        for _ in range(k):
+            history = [*self.ids, *(each.token_id for each in drawn)]
+            drawn.append(self.draw(self.draft_scores(history), len(history)))
+        return self.pack(drawn)
+
+    def pack(self, drawn: Sequence[Drawn]) -> Proposal:
+        return Proposal(
+            proposal_id=1,
+            token_ids=tuple(each.token_id for each in drawn),
+            draft_probabilities=tuple(each.support.probability(each.token_id) for each in drawn),
+            supports=tuple(each.support for each in drawn),
+        )
+
+    def target_scores(self, round_: Round) -> Scores:
+        """[k + 1, V]."""
+        tokens = round_.proposal.token_ids if round_.proposal else ()
+        histories = [[*self.ids, *tokens[:depth]] for depth in range(len(tokens) + 1)]
+        return processed_scores(np.stack([TARGET.logits(history) for history in histories]), SAMPLING)
+
+    def verify(self, round_: Round) -> Verdict:
+        scores = self.target_scores(round_)
+        if self.acceptance is Acceptance.BLOCK:
+            p, masses, tokens = acceptance.draw_block(scores, round_, self.noise)
+            return Verdict(1, round_.base_length, tokens, p, masses)
+        p, tokens = acceptance.draw_rejection(scores, round_, self.noise)
+        return Verdict(1, round_.base_length, tokens, p)
+
+    def decide(self, round_: Round, verdict: Verdict) -> Decision:
+        return acceptance.decide(self.acceptance, round_, verdict, self.noise)
+
+
+class BlockRounds(Rounds):
+    """The exact algorithm with block acceptance."""
+
+    acceptance = Acceptance.BLOCK
+
+
+def enumerate_law(length: int) -> dict[tuple[int, ...], float]:
+    """The law of plain sampling."""
+    law: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(length):
+        longer: dict[tuple[int, ...], float] = {}
+        for text, mass in law.items():
+            row = probabilities(processed_scores(TARGET.logits((*PROMPT, *text))[np.newaxis], SAMPLING)[0])
+            longer |= {(*text, token): mass * float(row[token]) for token in range(VOCAB)}
+        law = longer
+    return law

@@ -1,0 +1,41 @@
+"""The law of the text passes the exact algorithm and fails every mutant."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.e2e.statistics import LEVEL, chi_square_p
+from tests.mutants import mutants
+from tests.mutants.rounds import BlockRounds, Rounds, enumerate_law
+
+LENGTH = 4
+SAMPLES = 8_000
+
+EXACT = (Rounds, BlockRounds, mutants.DiscardedTokenChoosesK, mutants.KeepThenStop)
+MUTANTS = (
+    mutants.ResidualReusesDraftNoise,
+    mutants.DraftAndAcceptShareU,
+    mutants.OneUForARound,
+    mutants.DraftLooksAtU,
+    mutants.CoarserQ,
+    mutants.BlockWithPositionOnlyKeys,
+    mutants.DiscardedTokenChoosesKWithPositionOnlyKeys,
+    mutants.DrafterChosenByItsOwnDraw,
+    mutants.TrunkNoiseChoosesBranchLength,
+    mutants.TrimmedByItsOwnQ,
+)
+LAW = enumerate_law(LENGTH)
+
+
+def p_value(algorithm: type[Rounds]) -> float:
+    return chi_square_p([algorithm(seed).text(LENGTH) for seed in range(SAMPLES)], LAW)
+
+
+@pytest.mark.parametrize("algorithm", EXACT, ids=lambda a: a.__name__)
+def test_exact_algorithms_have_the_law(algorithm: type[Rounds]) -> None:
+    assert p_value(algorithm) > LEVEL
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.__name__)
+def test_the_law_gives_the_mutant_away(mutant: type[Rounds]) -> None:
+    assert p_value(mutant) < LEVEL
