@@ -114,11 +114,14 @@ def main() -> None:
     arguments = parser.parse_args()
     settings = ServeSettings(model=arguments.model, drafter="ngram", port=0, draft_port=0, target_port=0)
     results = {}
-    with tempfile.TemporaryDirectory() as folder, Services(settings, Path(folder)) as services:
-        with Client(services.address) as client:
-            for name, prompt in PROMPTS.items():
-                pairs = run_pairs(client, prompt, arguments.pairs, arguments.tokens, arguments.num_draft_tokens)
-                results[name] = summary(pairs)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Services(settings, Path(folder)) as services,
+        Client(services.address) as client,
+    ):
+        for name, prompt in PROMPTS.items():
+            pairs = run_pairs(client, prompt, arguments.pairs, arguments.tokens, arguments.num_draft_tokens)
+            results[name] = summary(pairs)
     facts = describe() | {"pairs": str(arguments.pairs), "k": str(arguments.num_draft_tokens)}
     arguments.out.mkdir(parents=True, exist_ok=True)
     stem = arguments.out / f"copy-task-{datetime.date.today().isoformat()}"

@@ -8,8 +8,8 @@ read), after `CANCEL_AFTER_S` the request is cancelled.
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Awaitable, Callable
+from itertools import accumulate, chain
 
 from paceline.errors import Cancelled
 from paceline.types import Tokens
@@ -82,18 +82,16 @@ def merge(batch: list[Tokens]) -> Tokens:
     """One message for several."""
     if len(batch) == 1:
         return batch[0]
+    starts = accumulate((len(tokens.text) for tokens in batch), initial=0)
     return Tokens(
-        tuple(token_id for tokens in batch for token_id in tokens.token_ids),
-        "".join(tokens.text for tokens in batch),
-        tuple(provenance for tokens in batch for provenance in tokens.provenance),
-        tuple(row for tokens in batch for row in tokens.logprobs),
-        tuple(begin + end for begin, tokens in zip(_text_begins(batch), batch, strict=True) for end in tokens.text_ends),
+        token_ids=tuple(chain.from_iterable(tokens.token_ids for tokens in batch)),
+        text="".join(tokens.text for tokens in batch),
+        provenance=tuple(chain.from_iterable(tokens.provenance for tokens in batch)),
+        logprobs=tuple(chain.from_iterable(tokens.logprobs for tokens in batch)),
+        text_ends=tuple(
+            start + end for start, tokens in zip(starts, batch, strict=False) for end in tokens.text_ends
+        ),
     )
-
-
-def _text_begins(batch: list[Tokens]) -> list[int]:
-    """Where each message's text begins in the joined text, in characters."""
-    return list(itertools.accumulate((len(tokens.text) for tokens in batch[:-1]), initial=0))
 
 
 def _cancel() -> None:
