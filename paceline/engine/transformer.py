@@ -1,0 +1,246 @@
+"""Any transformers decoder as an engine: one forward pass over the packed rows of many sessions.
+
+All rows of a step form one sequence of a batch of one, with explicit position
+ids. Everything in a decoder but attention treats rows alone, so attention is
+the only thing that we replace: our function, registered with transformers'
+attention interface, writes each session's new keys and values behind its kept
+ones and attends session by session. The library makes no mask for attention
+functions that it doesn't know, so nothing of its own mixes sessions.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch.nn import functional
+from transformers import AttentionInterface, PreTrainedModel
+
+from paceline.engine.interface import ROOT, EngineInfo, Logits, StepItem, StepPlan
+from paceline.engine.kv import KVShape, SessionKV
+from paceline.engine.ledger import Ledger, depths
+
+ATTENTION_NAME = "paceline_packed"
+
+
+class Attender(Protocol):
+    """What computes attention during one forward pass."""
+
+    def attend(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,  # [1, heads, rows, head_dim]
+        key: torch.Tensor,  # [1, kv_heads, rows, head_dim]
+        value: torch.Tensor,  # [1, kv_heads, rows, head_dim]
+        scaling: float | None,
+        extras: dict[str, Any],
+    ) -> torch.Tensor:  # [1, rows, heads, head_dim]
+        """Attention of one layer; `extras` holds what else the model passed."""
+
+
+_ATTENDER: ContextVar[Attender] = ContextVar("paceline_attender")
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **extras: Any,
+) -> tuple[torch.Tensor, None]:
+    assert attention_mask is None, "transformers made a mask for an attention function that is ours"
+    return _ATTENDER.get().attend(module, query, key, value, scaling, extras), None
+
+
+AttentionInterface.register(ATTENTION_NAME, _attention)
+
+
+def packed_forward(
+    model: PreTrainedModel, attender: Attender, token_ids: list[int], positions: list[int], logit_rows: list[int]
+) -> torch.Tensor:
+    """Run one packed forward pass; returns logits [len(logit_rows), tensor width]."""
+    device = model.device
+    wanted = torch.tensor(logit_rows, dtype=torch.long, device=device)
+    arguments: dict[str, Any] = {"logits_to_keep": wanted} if _keeps_logits(model) else {}
+    token = _ATTENDER.set(attender)
+    try:
+        logits: torch.Tensor = model(
+            input_ids=torch.tensor([token_ids], dtype=torch.long, device=device),
+            position_ids=torch.tensor([positions], dtype=torch.long, device=device),
+            use_cache=False,
+            **arguments,
+        ).logits[0]
+    finally:
+        _ATTENDER.reset(token)
+    return logits if arguments else logits[wanted]
+
+
+def _keeps_logits(model: PreTrainedModel) -> bool:
+    return "logits_to_keep" in inspect.signature(model.forward).parameters
+
+
+@dataclass(frozen=True)
+class _Segment:
+    """One session's rows in a step: packed rows [low, high), KV rows [base, total)."""
+
+    kv: SessionKV
+    low: int
+    high: int
+    base: int
+    mask: torch.Tensor | None  # [groups · rows, total] additive; None: one row, or plainly causal
+    causal: bool
+
+    @property
+    def total(self) -> int:
+        return self.base + self.high - self.low
+
+
+@dataclass(frozen=True)
+class _StepAttention:
+    """Attention of one step, session by session."""
+
+    segments: tuple[_Segment, ...]
+
+    def attend(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float | None,
+        extras: dict[str, Any],
+    ) -> torch.Tensor:
+        layer = module.layer_idx
+        assert isinstance(layer, int)
+        outputs = [self._attend_segment(layer, s, query, key, value, scaling) for s in self.segments]
+        joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
+        return joined.transpose(1, 2)
+
+    @staticmethod
+    def _attend_segment(
+        layer: int,
+        segment: _Segment,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float | None,
+    ) -> torch.Tensor:  # [1, heads, rows, head_dim]
+        rows = slice(segment.low, segment.high)
+        held = segment.kv.keys_and_values(layer)
+        held[0, :, segment.base : segment.total] = key[0, :, rows]
+        held[1, :, segment.base : segment.total] = value[0, :, rows]
+        keys, values = held[:, None, :, : segment.total]  # each [1, kv_heads, total, head_dim]
+        own = query[:, :, rows]
+        heads, kv_heads, count = own.shape[1], keys.shape[1], own.shape[2]
+        if segment.causal:
+            return functional.scaled_dot_product_attention(
+                own, keys, values, is_causal=True, scale=scaling, enable_gqa=heads != kv_heads
+            )
+        # The heads that share keys become rows of one head: a quarter faster than enable_gqa, same numbers.
+        groups = heads // kv_heads
+        packed = own.reshape(1, kv_heads, groups * count, own.shape[3])
+        attended = functional.scaled_dot_product_attention(
+            packed, keys, values, attn_mask=segment.mask, scale=scaling
+        )
+        return attended.reshape(own.shape)
+
+
+class TransformerEngine:
+    """A decoder behind the engine interface; `Engine` says what its methods promise."""
+
+    def __init__(
+        self, model: PreTrainedModel, info: EngineInfo, kv_shape: KVShape, max_sessions: int, threads: int
+    ) -> None:
+        self.info = info
+        self._model = model
+        self._kv_shape = kv_shape
+        self._threads = threads
+        self._thread_id: int | None = None
+        self._kv: dict[int, SessionKV] = {}
+        self._ledger = Ledger(
+            vocab_size=info.fingerprint.vocab_size,
+            max_length=info.max_length,
+            max_kv_rows=info.max_kv_rows,
+            max_sessions=max_sessions,
+        )
+
+    @property
+    def kv_rows(self) -> int:  # noqa: D102
+        return self._ledger.kv_rows
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes that sessions' tensors hold now; at most `kv_rows` rows' worth."""
+        return sum(kv.capacity for kv in self._kv.values()) * self._kv_shape.row_bytes
+
+    @torch.inference_mode()
+    def open(self, session: int, max_rows: int) -> None:  # noqa: D102
+        self._ledger.open(session, max_rows)
+        self._kv[session] = SessionKV(self._kv_shape, max_rows)
+
+    def close(self, session: int) -> None:  # noqa: D102
+        self._ledger.close(session)
+        self._kv.pop(session, None)
+
+    @torch.inference_mode()
+    def step(self, plan: StepPlan) -> Sequence[Logits]:  # noqa: D102
+        self._ledger.check(plan)
+        self._bind_threads()
+        segments: list[_Segment] = []
+        tokens: list[int] = []
+        positions: list[int] = []
+        wanted: list[int] = []
+        for item in plan.items:
+            low = len(tokens)
+            segments.append(self._segment(item, low))
+            tokens.extend(item.token_ids)
+            positions.extend(item.base_length + depth - 1 for depth in depths(item))
+            wanted.extend(low + row for row in item.logit_rows)
+        # Kept rows have moved and new ones are written as layers run, so the ledger moves first.
+        self._ledger.apply(plan)
+        logits = packed_forward(self._model, _StepAttention(tuple(segments)), tokens, positions, wanted)
+        return self._split(logits, plan)
+
+    def _segment(self, item: StepItem, low: int) -> _Segment:
+        kv, new = self._kv[item.session], len(item.token_ids)
+        kv.prepare(item.base_length, item.kept_path, new)
+        chain = not item.parents or item.parents == tuple(range(-1, new - 1))
+        causal = chain and item.base_length == 0 and new > 1
+        mask = None if causal or new == 1 else self._mask(item)
+        return _Segment(kv, low, low + new, item.base_length, mask, causal)
+
+    def _mask(self, item: StepItem) -> torch.Tensor:
+        """Additive mask [groups · new, base + new]: a row sees the kept rows, its ancestors and itself."""
+        new = len(item.token_ids)
+        seen = np.eye(new, dtype=bool)
+        for row in range(new):
+            parent = item.parent_of(row)
+            if parent != ROOT:
+                seen[row] |= seen[parent]
+        mask = torch.zeros((new, item.base_length + new), dtype=self._kv_shape.dtype)
+        mask[:, item.base_length :].masked_fill_(torch.from_numpy(~seen), float("-inf"))
+        return mask.to(self._kv_shape.device).repeat(self._kv_shape.groups, 1)
+
+    def _split(self, logits: torch.Tensor, plan: StepPlan) -> list[Logits]:
+        rows = logits[:, : self.info.fingerprint.vocab_size].float().cpu().contiguous().numpy()
+        outputs: list[Logits] = []
+        start = 0
+        for item in plan.items:
+            outputs.append(rows[start : start + len(item.logit_rows)])
+            start += len(item.logit_rows)
+        return outputs
+
+    def _bind_threads(self) -> None:
+        """Torch keeps its thread count per calling thread; the executor's must have ours."""
+        if self._thread_id != threading.get_ident():
+            torch.set_num_threads(self._threads)
+            self._thread_id = threading.get_ident()
