@@ -105,7 +105,7 @@ class DraftSession:
         self._retry_at = 0.0
         self._pause_s = RETRY_MIN_S
 
-    def open(self, committed: Sequence[int], budget: DraftBudget) -> None:
+    def open(self, committed: Sequence[int], budget: DraftBudget, traceparent: str) -> None:
         """Begin with a prefix and ask for its proposal."""
         self._expect(None, budget)
         if self._peer is None or not budget.max_tokens:
@@ -127,20 +127,27 @@ class DraftSession:
                     drafter=job.speculation.drafter,
                     budget=budget,
                     time_left_ms=job.time_left_ms,
-                    traceparent=job.traceparent,
+                    traceparent=traceparent,
                 )
             )
         except PeerUnavailable as error:
             self._give_up(error.message)
 
-    def commit(self, outcome: Outcome, tokens: Sequence[int], committed: Sequence[int], budget: DraftBudget) -> None:
+    def commit(
+        self,
+        outcome: Outcome,
+        tokens: Sequence[int],
+        committed: Sequence[int],
+        budget: DraftBudget,
+        traceparent: str,
+    ) -> None:
         """Tell the draft how the round ended and ask for the next proposal.
 
         `committed` is the whole sequence, `tokens` included; a session that was
         lost is opened anew with it.
         """
         if self._id is None or self._peer is None:
-            self.open(committed, budget)
+            self.open(committed, budget, traceparent)
             return
         self._expect(outcome, budget)
         try:
@@ -151,7 +158,7 @@ class DraftSession:
                     token_ids=tuple(tokens),
                     committed_length=len(committed) - len(tokens),
                     budget=budget,
-                    traceparent=self._job.traceparent,
+                    traceparent=traceparent,
                 )
             )
         except PeerUnavailable as error:

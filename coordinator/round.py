@@ -42,7 +42,7 @@ async def run_rounds(
         PacelineError: the target failed in a way that re-opening can't mend.
     """
     accepted_node = ROOT
-    draft.open(sequence.ids, draft_budget(job, sequence, draft))
+    draft.open(sequence.ids, draft_budget(job, sequence, draft), trace.traceparent)
     while sequence.finish_reason is None:
         begun_ns, clock = time.time_ns(), time.perf_counter()
         round_trace = trace.start_round()
@@ -57,7 +57,8 @@ async def run_rounds(
         accepted_node = decision.node
         if sequence.finish_reason is None:
             outcome = decision.outcome(round_.base_length)
-            draft.commit(outcome, tokens.token_ids, sequence.ids, draft_budget(job, sequence, draft))
+            budget = draft_budget(job, sequence, draft)
+            draft.commit(outcome, tokens.token_ids, sequence.ids, budget, round_trace.traceparent)
         decided = time.perf_counter()
         record = RoundRecord(
             base_length=round_.base_length,

@@ -152,7 +152,7 @@ class TargetSession:
         """Send the round, behind an open if the session has none; nothing here waits."""
         fresh = self._id is None
         if self._id is None:
-            self._id = self._open(committed)
+            self._id = self._open(committed, traceparent)
         round_ = Round(
             session_id=self._id,
             base_length=len(committed) - 1,
@@ -167,7 +167,7 @@ class TargetSession:
         self._peer.send(round_, urgent=not fresh)
         return round_
 
-    def _open(self, committed: Sequence[int]) -> int:
+    def _open(self, committed: Sequence[int], traceparent: str) -> int:
         job = self._job
         session_id = self._peer.attach(self)
         self._peer.send(
@@ -179,7 +179,7 @@ class TargetSession:
                 noise=job.noise,
                 acceptance=job.acceptance,
                 time_left_ms=job.time_left_ms,
-                traceparent=job.traceparent,
+                traceparent=traceparent,
             ),
             urgent=False,
         )
