@@ -1,0 +1,60 @@
+# `make demo` and `make test` are all that a new reader needs; both set up what they lack.
+
+PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 python3; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+MODEL := smollm2-135m
+TORCH := torch==2.13.0
+
+# A default that an n-gram drafter has something to do with: the answer repeats the question's words.
+PROMPT ?= Repeat this passage word for word: The keeper climbed the stairs of the lighthouse, lit the lamp, and \
+wrote the hour in the book. The keeper climbed down the stairs of the lighthouse, closed the book, and went to sleep.
+DEMO_FLAGS ?= --temperature 0 --max-new-tokens 96 --drafter ngram
+
+.PHONY: setup pull demo test test-full check format bench stubs clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: make setup PYTHON=/path/to/python" >&2; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[engine,otel,dev]'
+	@touch $(STAMP)
+
+pull: setup
+	@$(BIN)/paceline pull $(MODEL)
+
+demo: pull
+	@$(BIN)/paceline generate --local --model $(MODEL) --compare $(DEMO_FLAGS) --chat "$$DEMO_PROMPT"
+
+demo: export DEMO_PROMPT = $(value PROMPT)
+
+test: pull
+	$(BIN)/python -m pytest -q -m 'not full'
+
+test-full: pull
+	$(BIN)/python -m tools.full_report
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/buf lint
+	$(BIN)/python -m tools.check_stubs
+	$(BIN)/lint-imports
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: pull
+	$(BIN)/python -m benchmarks.copy_task
+
+stubs: setup
+	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=. --pyi_out=. --grpc_python_out=. protos/paceline/v1/*.proto
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info
