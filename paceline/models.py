@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -327,14 +328,18 @@ def _check_conversion(
 @contextmanager
 def quiet_loading() -> Iterator[None]:
     """Keep transformers' own progress bars off the terminal, which shows ours."""
+    from transformers import modeling_gguf_pytorch_utils
     from transformers.utils import logging as library_logging
 
     logging: Any = library_logging  # its functions are not annotated
-    shown = logging.is_progress_bar_enabled()
+    gguf: Any = modeling_gguf_pytorch_utils
+    shown, bar = logging.is_progress_bar_enabled(), gguf.tqdm
     logging.disable_progress_bar()
+    gguf.tqdm = partial(bar, disable=True)  # the one bar that the switch above doesn't reach
     try:
         yield
     finally:
+        gguf.tqdm = bar
         if shown:
             logging.enable_progress_bar()
 
