@@ -133,7 +133,7 @@ def block_weights(p: Sequence[float], q: Sequence[float]) -> tuple[float, ...]:
 
 
 def block_thresholds(weights: Sequence[float], masses: Sequence[float]) -> tuple[float, ...]:
-    """h_1 … h_k: h_i = S_i / (S_i + 1 - w_i), and h_k = w_k (2403.10444, algorithm 2).
+    """h_1 … h_k: h_i = S_i / (S_i + 1 - w_i) for i < k, and h_k = w_k (2403.10444, algorithm 2).
 
     Args:
         weights: w_0 … w_k.
@@ -142,7 +142,7 @@ def block_thresholds(weights: Sequence[float], masses: Sequence[float]) -> tuple
     k = len(masses)
     thresholds = []
     for w, mass in zip(weights[1:k], masses[1:], strict=True):
-        denominator = mass + 1 - w
+        denominator = mass + (1 - w)  # in this order: a small mass must not be lost beside 1
         # w = 1 and no residual: nothing could be emitted here, so the prefix stands.
         thresholds.append(mass / denominator if denominator > 0 else 1.0)
     return (*thresholds, weights[k]) if k else ()
@@ -248,6 +248,9 @@ def drafted_probabilities(proposal: Proposal) -> tuple[float, ...]:
 def drafted_distribution(proposal: Proposal, node: int, vocab_size: int) -> Distribution:
     """q of one token of a chain, a point mass if it brings no support. Returns [V]."""
     q = np.zeros(vocab_size)
+    require(
+        proposal.token_ids[node] < vocab_size, "drafted token id", proposal.token_ids[node], f"below {vocab_size}"
+    )
     if not proposal.supports:
         q[proposal.token_ids[node]] = 1.0
         return q

@@ -271,24 +271,32 @@ def _perturbed(
 
 
 @_compiled
-def _ceilings_of_row(
-    vocab_size: int, position: int, round_key: int, tag: int, key_low: int, key_high: int
-) -> NDArray[np.float32]:
-    """Upper bounds on -log E.
+def _ceilings_of_words(words: Words) -> NDArray[np.float32]:
+    """Upper bounds on -log E of [n] integers.
 
     With w = x >> 1 as a float32 of bits b, u >= w / 2^31 and log2 w >= b / 2^23 - 127
     (log2(1 + m) >= m on the mantissa), at most 0.086 too low.
     """
+    halves = np.empty(words.size, np.float32)
+    for i in range(words.size):
+        halves[i] = np.float32(np.int32(words[i] >> np.uint32(1)))
+    bits = halves.view(np.int32)
+    ceilings = np.empty(words.size, np.float32)
+    for i in range(words.size):
+        ceilings[i] = _LN2 * (_OFFSET - _MANTISSA * np.float32(bits[i]))
+    return ceilings
+
+
+@_compiled
+def _ceilings_of_row(
+    vocab_size: int, position: int, round_key: int, tag: int, key_low: int, key_high: int
+) -> NDArray[np.float32]:
     c1, c2, c3 = np.uint32(position), np.uint32(round_key), np.uint32(tag)
     k0, k1 = np.uint32(key_low), np.uint32(key_high)
     blocks = (vocab_size + 3) // 4
-    halves = np.empty((blocks, 4), np.float32)
+    words = np.empty((blocks, 4), np.uint32)
     for block in range(blocks):
-        words = _block(np.uint32(block), c1, c2, c3, k0, k1)
+        four = _block(np.uint32(block), c1, c2, c3, k0, k1)
         for lane in range(4):
-            halves[block, lane] = np.float32(np.int32(words[lane] >> np.uint32(1)))
-    bits = halves.reshape(-1)[:vocab_size].view(np.int32)
-    ceilings = np.empty(vocab_size, np.float32)
-    for i in range(vocab_size):
-        ceilings[i] = _LN2 * (_OFFSET - _MANTISSA * np.float32(bits[i]))
-    return ceilings
+            words[block, lane] = four[lane]
+    return _ceilings_of_words(words.reshape(-1)[:vocab_size])
