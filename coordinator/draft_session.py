@@ -128,6 +128,7 @@ class DraftSession:
                     budget=budget,
                     time_left_ms=job.time_left_ms,
                     traceparent=traceparent,
+                    max_length=job.max_length,
                 )
             )
         except PeerUnavailable as error:

@@ -15,13 +15,12 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 
-from paceline.telemetry import GenerationTrace
-
 from coordinator.draft_session import DraftSession
 from coordinator.sequence import Job, Sequence
 from coordinator.stats import StatsBuilder
 from coordinator.target_session import TargetSession
 from paceline import acceptance
+from paceline.telemetry import GenerationTrace
 from paceline.types import ROOT, DraftBudget, RoundRecord, Tokens
 
 Emit = Callable[[Tokens], Awaitable[None]]

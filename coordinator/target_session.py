@@ -180,6 +180,7 @@ class TargetSession:
                 acceptance=job.acceptance,
                 time_left_ms=job.time_left_ms,
                 traceparent=traceparent,
+                max_length=job.max_length,
             ),
             urgent=False,
         )

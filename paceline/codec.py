@@ -224,6 +224,7 @@ def _encode_target_open(command: TargetOpen) -> target_pb.TargetOpen:
         feature_layers=command.feature_layers,
         time_left_ms=command.time_left_ms,
         trace=_encode_trace(command.traceparent),
+        max_length=command.max_length,
     )
 
 
@@ -238,6 +239,7 @@ def _decode_target_open(message: target_pb.TargetOpen) -> TargetOpen:
         feature_layers=_decode_layers("feature_layers", message.feature_layers),
         time_left_ms=message.time_left_ms if message.HasField("time_left_ms") else None,
         traceparent=_decode_trace(message.trace),
+        max_length=message.max_length,
     )
 
 
@@ -366,6 +368,7 @@ def _encode_draft_open(command: DraftOpen) -> draft_pb.DraftOpen:
         budget=_encode_budget(command.budget),
         time_left_ms=command.time_left_ms,
         trace=_encode_trace(command.traceparent),
+        max_length=command.max_length,
     )
 
 
@@ -381,6 +384,7 @@ def _decode_draft_open(message: draft_pb.DraftOpen) -> DraftOpen:
         budget=_decode_budget(message.budget),
         time_left_ms=message.time_left_ms if message.HasField("time_left_ms") else None,
         traceparent=_decode_trace(message.trace),
+        max_length=message.max_length,
     )
 
 

@@ -242,9 +242,10 @@ class TargetOpen:
     feature_layers: tuple[int, ...] = ()
     time_left_ms: int | None = None
     traceparent: str = ""
+    max_length: int = 0
 
     def __post_init__(self) -> None:
-        _check_prefix(self.token_ids, self.prompt_length)
+        _check_prefix(self.token_ids, self.prompt_length, self.max_length)
 
 
 @dataclass(frozen=True)
@@ -346,9 +347,10 @@ class DraftOpen:
     budget: DraftBudget = DraftBudget()
     time_left_ms: int | None = None
     traceparent: str = ""
+    max_length: int = 0
 
     def __post_init__(self) -> None:
-        _check_prefix(self.token_ids, self.prompt_length)
+        _check_prefix(self.token_ids, self.prompt_length, self.max_length)
 
 
 @dataclass(frozen=True)
@@ -607,7 +609,9 @@ class ModelDescription:
     draft_ready: bool
 
 
-def _check_prefix(token_ids: Sequence[int], prompt_length: int) -> None:
+def _check_prefix(token_ids: Sequence[int], prompt_length: int, max_length: int) -> None:
     require(len(token_ids) >= 1, "prefix length", len(token_ids), "at least 1 token")
     in_range = 1 <= prompt_length <= len(token_ids)
     require(in_range, "prompt_length", prompt_length, f"in [1, {len(token_ids)}]")
+    long_enough = max_length == 0 or max_length >= len(token_ids)
+    require(long_enough, "max_length", max_length, f"at least the prefix's {len(token_ids)} tokens, or 0")
