@@ -32,11 +32,11 @@ KEEPALIVE = Keepalive()
 
 
 def message_options() -> Options:
-    """Message limits, the same on both sides."""
-    return [
-        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ]
+    """Message limits, the same on both sides.
+
+    Only the receiver's: its refusal has a status, the sender's own would be an unnamed internal error.
+    """
+    return [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)]
 
 
 def keepalive_options(keepalive: Keepalive = KEEPALIVE) -> Options:
@@ -44,6 +44,8 @@ def keepalive_options(keepalive: Keepalive = KEEPALIVE) -> Options:
     return [
         ("grpc.keepalive_time_ms", keepalive.time_ms),
         ("grpc.keepalive_timeout_ms", keepalive.timeout_ms),
+        # gRPC gives every ping a minute unless told, keepalive pings that share one included.
+        ("grpc.http2.ping_timeout_ms", keepalive.timeout_ms),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
     ]

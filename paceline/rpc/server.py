@@ -117,6 +117,20 @@ class _LoadingGate(grpc.GenericRpcHandler):
         return grpc.stream_stream_rpc_method_handler(_refuse_while_loading)
 
 
+class _LateServer:
+    """Takes servicers after the server has started, when gRPC takes generic handlers only."""
+
+    def __init__(self, server: grpc.aio.Server) -> None:
+        self._server = server
+
+    def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
+        """What the generated code calls first; it serves every method."""
+        self._server.add_generic_rpc_handlers(tuple(handlers))
+
+    def add_registered_method_handlers(self, service: str, handlers: Any) -> None:
+        """What it calls then: a fast path that exists before the start only."""
+
+
 async def _refuse_while_loading(_: Any, context: Any) -> None:
     await abort_with(context, PeerUnavailable("the service is still loading"))
 
@@ -127,7 +141,7 @@ async def _load(
     stop: asyncio.Event,
 ) -> bool:
     """Run `register`; False if `stop` came first."""
-    outcome = register(server)
+    outcome = register(_LateServer(server))  # type: ignore[arg-type]  # all that generated code calls
     if outcome is None:
         return True
     loading, stopping = asyncio.ensure_future(outcome), asyncio.ensure_future(stop.wait())
@@ -195,7 +209,7 @@ def _reflect(server: grpc.aio.Server, service_names: Sequence[str]) -> None:
     from grpc_reflection.v1alpha import reflection
 
     names = (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME)
-    reflection.enable_server_reflection(names, server)
+    reflection.enable_server_reflection(names, _LateServer(server))
 
 
 async def _set_health(servicer: health.aio.HealthServicer, names: Sequence[str], status: Any) -> None:
