@@ -22,9 +22,10 @@ import torch
 from torch.nn import functional
 from transformers import AttentionInterface, PreTrainedModel
 
-from paceline.engine.interface import ROOT, EngineInfo, Logits, StepItem, StepPlan
+from paceline.engine.interface import EngineInfo, Logits, StepItem, StepPlan
 from paceline.engine.kv import KVShape, SessionKV
 from paceline.engine.ledger import Ledger, depths
+from paceline.tree import ancestor_mask
 
 ATTENTION_NAME = "paceline_packed"
 
@@ -221,11 +222,7 @@ class TransformerEngine:
     def _mask(self, item: StepItem) -> torch.Tensor:
         """Additive mask [groups · new, base + new]: a row sees the kept rows, its ancestors and itself."""
         new = len(item.token_ids)
-        seen = np.eye(new, dtype=bool)
-        for row in range(new):
-            parent = item.parent_of(row)
-            if parent != ROOT:
-                seen[row] |= seen[parent]
+        seen = ancestor_mask(item.parents) if item.parents else np.tri(new, dtype=np.bool_)
         mask = torch.zeros((new, item.base_length + new), dtype=self._kv_shape.dtype)
         mask[:, item.base_length :].masked_fill_(torch.from_numpy(~seen), float("-inf"))
         return mask.to(self._kv_shape.device).repeat(self._kv_shape.groups, 1)

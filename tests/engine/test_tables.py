@@ -1,0 +1,104 @@
+"""Table models follow their written-down law through any schedule; timed engines take their time."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from paceline.engine.interface import Engine, StepItem, StepPlan
+from paceline.engine.table_spec import TableSpec
+from paceline.engine.tables import TableEngine, TableModel, TimedEngine, load_table
+from paceline.errors import InvalidInput
+
+
+def engine_and_law(name: str) -> tuple[Engine, TableModel]:
+    return load_table(name), TableModel(TableSpec.parse(name))
+
+
+@pytest.mark.parametrize("order", [0, 1, 2])
+def test_chains_trees_rollback_and_compaction_follow_the_law(order: int) -> None:
+    engine, law = engine_and_law(f"table:vocab=26,order={order}")
+    engine.open(1, 20)
+    engine.open(2, 20)
+    first, second = engine.step(
+        StepPlan((StepItem(1, 0, (3, 4, 5), logit_rows=(2, 0)), StepItem(2, 0, (5,), logit_rows=(0,))))
+    )
+    np.testing.assert_array_equal(first, [law.logits([3, 4, 5]), law.logits([3])])
+    np.testing.assert_array_equal(second, [law.logits([5])])
+    (tree,) = engine.step(StepPlan((StepItem(1, 3, (6, 7, 8, 9), (-1, -1, 0, 1), logit_rows=(2, 3)),)))
+    np.testing.assert_array_equal(tree, [law.logits([3, 4, 5, 6, 8]), law.logits([3, 4, 5, 7, 9])])
+    (kept,) = engine.step(StepPlan((StepItem(1, 5, (1,), kept_path=(4, 6), logit_rows=(0,)),)))
+    np.testing.assert_array_equal(kept, [law.logits([3, 4, 5, 7, 9, 1])])
+    (rolled_back,) = engine.step(StepPlan((StepItem(1, 1, (2,), logit_rows=(0,)),)))
+    np.testing.assert_array_equal(rolled_back, [law.logits([3, 2])])
+    for session in (1, 2):
+        engine.close(session)
+    assert engine.kv_rows == 0
+
+
+def test_the_law_sees_every_token_of_the_history() -> None:
+    law = TableModel(TableSpec.parse("table:vocab=8,contexts=100003"))
+    history = [1, 2, 3, 4, 5, 6]
+    for place in range(len(history)):
+        changed = [*history]
+        changed[place] = 7
+        assert not np.array_equal(law.logits(history), law.logits(changed))
+
+
+def test_a_finite_order_forgets() -> None:
+    law = TableModel(TableSpec.parse("table:vocab=8,order=2"))
+    np.testing.assert_array_equal(law.logits([1, 2, 3]), law.logits([7, 2, 3]))
+    assert not np.array_equal(law.logits([1, 2, 3]), law.logits([1, 7, 3]))
+
+
+def test_noise_resembles_and_invert_opposes() -> None:
+    target = TableModel(TableSpec.parse("table:vocab=64")).logits([1])
+    close = TableModel(TableSpec.parse("table:vocab=64,noise=0.1")).logits([1])
+    opposite = TableModel(TableSpec.parse("table:vocab=64,invert=1")).logits([1])
+    np.testing.assert_array_equal(opposite, -target)
+    assert 0.9 < np.corrcoef(target, close)[0, 1] < 1
+    assert np.std(target) == pytest.approx(2.0, rel=0.3)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("table:colour=1", "table key = 'colour'"),
+        ("table:vocab=1", "table vocab = 1"),
+        ("table:vocab=x", "table vocab = 'x'"),
+        ("table:vocab=8,eos=8", "table eos = 8"),
+        ("table:sharpness=nan", "table sharpness = nan"),
+        ("table:noise=1.5", "table noise = 1.5"),
+    ],
+)
+def test_bad_names_are_refused(name: str, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        load_table(name)
+
+
+def test_the_numeric_fingerprint_is_the_law_alone() -> None:
+    one = load_table("table:vocab=8,seed=3").info.fingerprint
+    same = load_table("table:vocab=8,seed=3,step_ms=1,max_length=64").info.fingerprint
+    other = load_table("table:vocab=8,seed=4").info.fingerprint
+    assert one == same
+    assert one.numeric != other.numeric
+    assert one.tokenizer == other.tokenizer
+
+
+def test_a_timed_step_waits_for_its_rows_and_does_not_spin() -> None:
+    engine = load_table("table:vocab=8,step_ms=20,row_ms=10")
+    assert isinstance(engine, TimedEngine)
+    engine.open(1, 8)
+    began, cpu = time.perf_counter(), time.thread_time()
+    engine.step(StepPlan((StepItem(1, 0, (1, 2, 3)),)))
+    elapsed = time.perf_counter() - began
+    assert elapsed >= 0.05
+    assert time.thread_time() - cpu < 0.5 * elapsed
+    engine.close(1)
+    assert engine.kv_rows == 0
+
+
+def test_an_untimed_name_has_no_wait() -> None:
+    assert isinstance(load_table("table:"), TableEngine)
