@@ -68,3 +68,11 @@ def test_a_repeating_passage_is_proposed_at_full_length() -> None:
 def test_no_earlier_match_proposes_nothing(tokens: list[int]) -> None:
     assert NgramIndex(tokens).propose(4) == ()
     assert NgramIndex(tokens).propose_many(3, 4) == ()
+
+
+def test_five_tokens_of_context_count() -> None:
+    assert NgramIndex([1, 2, 3, 4, 5, 9, 0, 2, 3, 4, 5, 8, 1, 2, 3, 4, 5]).propose(1) == (9,)
+
+
+def test_a_single_token_of_context_is_no_match() -> None:
+    assert NgramIndex([1, 2, 3, 4, 2]).propose(1) == ()
