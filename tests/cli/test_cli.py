@@ -1,0 +1,144 @@
+"""The command line without services: help, examples, and bad input that costs one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from paceline.cli import app
+from paceline.doctor import Addresses, Finding, examine
+
+COMMANDS = ("pull", "serve", "draft-service", "target-service", "coordinator", "generate", "doctor")
+FREE_PORT = "127.0.0.1:1"
+"""Nobody listens on port 1."""
+
+runner = CliRunner(env={"COLUMNS": "200", "TERM": "dumb", "PACELINE_HOME": ""})
+
+
+def test_every_command_is_listed() -> None:
+    result = runner.invoke(app, [])
+    assert result.exit_code == 0
+    assert all(command in result.stdout for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", ["pull", "serve", "generate", "doctor"])
+def test_help_has_an_example(command: str) -> None:
+    result = runner.invoke(app, [command, "--help"])
+    assert result.exit_code == 0
+    _, found, examples = result.stdout.partition("Example:")
+    assert found
+    assert f"paceline {command}" in examples
+
+
+@pytest.mark.parametrize(
+    ("command", "flag"),
+    [("draft-service", "--drafter"), ("target-service", "--model"), ("coordinator", "--target")],
+)
+def test_service_help_has_an_example_and_the_services_own_flags(command: str, flag: str) -> None:
+    argv = [sys.executable, "-c", "from paceline.cli import main; main()", command, "--help"]
+    done = subprocess.run(argv, capture_output=True, text=True, env={**os.environ, "COLUMNS": "200"}, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"Example: paceline {command}" in done.stdout
+    assert flag in done.stdout
+    assert "--config" in done.stdout
+
+
+BAD_INPUT = [
+    (["generate", "--prompt", "x", "--temperature", "-1"], ("temperature", "-1.0", "[0, 100]")),
+    (["generate", "--prompt", "x", "--temperature", "nan"], ("temperature", "nan", "[0, 100]")),
+    (["generate", "--prompt", "x", "--temperature", "warm"], ("--temperature", "'warm'", "number")),
+    (["generate", "--prompt", "x", "--top-p", "1.5"], ("top_p", "1.5", "(0, 1]")),
+    (["generate", "--prompt", "x", "--min-p", "-0.1"], ("min_p", "-0.1", "[0, 1]")),
+    (["generate", "--prompt", "x", "--top-k", "-3"], ("top_k", "-3", "at least 0")),
+    (["generate", "--prompt", "x", "--max-new-tokens", "0"], ("max_new_tokens", "0", "at least 1")),
+    (["generate", "--prompt", "x", "--seed", "-1"], ("seed", "-1", "[0, 2^64)")),
+    (["generate", "--prompt", "x", "--stop", ""], ("stop string", "''", "1 to 256 characters")),
+    (["generate", "--prompt", "x", "--num-draft-tokens", "65"], ("num_draft_tokens", "65", "[0, 64]")),
+    (["generate", "--prompt", "x", "--num-draft-tokens", "many"], ("num_draft_tokens", "'many'", "auto or an int")),
+    (["generate", "--prompt", "x", "--acceptance", "lenient"], ("--acceptance", "'lenient'", "'coupled'")),
+    (["generate", "--prompt", ""], ("prompt", "''", "at least 1 character")),
+    (["generate", "--chat", ""], ("chat", "''", "at least 1 character")),
+    (["generate"], ("inputs given", "0", "exactly 1 of --prompt, --prompt-file and --chat")),
+    (["generate", "--prompt", "x", "--chat", "y"], ("inputs given", "2", "exactly 1")),
+    (["generate", "--prompt", "x", "--system", "y"], ("system", "'y'", "--chat only")),
+    (["generate", "--prompt-file", "/no/such/file"], ("prompt_file", "/no/such/file", "readable")),
+    (["generate", "--prompt", "x", "--json", "--compare"], ("compare", "True", "left out with --json")),
+    (["generate", "--prompt", "x", "--local", "--drafter", "oracle"], ("drafter", "'oracle'", "ngram, model:PATH")),
+    (["generate", "--prompt", "x", "--no-such-flag"], ("--no-such-flag",)),
+    (["serve", "/no/such/model"], ("model", "/no/such/model", "a folder, a .gguf file")),
+    (["serve", "table:vocab=8", "--dtype", "int3"], ("--dtype", "'int3'", "'float32'")),
+    (["serve", "table:vocab=8", "--max-model-len", "-5"], ("engine.max_model_len", "-5", "or equal to 0")),
+    (["serve", "table:vocab=8", "--gpu-memory-utilization", "2"], ("engine.gpu_memory_utilization", "2.0", "1")),
+    (["serve", "table:vocab=8", "-tp", "0"], ("tensor_parallel_size", "0", "greater than or equal to 1")),
+    (["serve", "table:vocab=8", "--port", "70000"], ("server.port", "70000", "65535")),
+    (["serve", "--speculative-config", "{"], ("speculative_config", "'{'", "JSON")),
+    (["serve", "--speculative-config", "[]"], ("speculative_config", "'[]'", "a JSON object")),
+    (["serve", "--speculative-config", '{"method": "eagle"}'], ("speculative_config.method", "'eagle'", "one of")),
+    (["serve", "--speculative-config", '{"method": "draft_model"}'], ("speculative_config.model", "None", "or path")),
+    (["serve", "--speculative-config", '{"method": "ngram", "k": 3}'], ("speculative_config.k", "3", "known keys")),
+    (
+        ["serve", "--speculative-config", '{"method": "ngram", "num_speculative_tokens": true}'],
+        ("speculative_config.num_speculative_tokens", "True", "an integer"),
+    ),
+    (["serve", "--drafter", "none", "--speculative-config", '{"method": "none"}'], ("drafter", "'none'", "left out")),
+    (["pull", "gpt-5"], ("model", "'gpt-5'", "smollm2-135m")),
+    (["reticulate"], ("reticulate",)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "named"), BAD_INPUT, ids=[" ".join(case[0]) for case in BAD_INPUT])
+def test_bad_input_is_one_line_and_exit_code_2(arguments: list[str], named: tuple[str, ...]) -> None:
+    result = runner.invoke(app, arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("paceline: error: ")
+    assert result.stderr.count("\n") == 1
+    assert "Traceback" not in result.stderr
+    for part in named:
+        assert part in result.stderr
+
+
+def test_environment_sets_a_flag_and_the_flag_wins() -> None:
+    by_environment = runner.invoke(app, ["generate", "--prompt", "x"], env={"PACELINE_GENERATE_TOP_P": "7"})
+    assert "top_p = 7.0" in by_environment.stderr
+    arguments = ["generate", "--prompt", "x", "--top-p", "8"]
+    by_flag = runner.invoke(app, arguments, env={"PACELINE_GENERATE_TOP_P": "7"})
+    assert "top_p = 8.0" in by_flag.stderr
+
+
+def test_nobody_listening_is_one_line_that_names_the_peer() -> None:
+    result = runner.invoke(app, ["generate", "--prompt", "x", "--coordinator", FREE_PORT, "--timeout", "2"])
+    assert result.exit_code == 1
+    assert result.stderr.count("\n") == 1
+
+
+def test_doctor_finds_what_does_not_answer() -> None:
+    arguments = ["doctor", "--coordinator", FREE_PORT, "--draft", "none", "--target", FREE_PORT, "--timeout", "0.2"]
+    result = runner.invoke(app, arguments)
+    assert result.exit_code == 1
+    assert f"{FREE_PORT} does not answer" in result.stdout
+    assert "BAD" in result.stdout
+    assert "draft" not in result.stdout.replace("drafters", "")
+
+
+def test_doctor_names_versions_and_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    findings = {finding.subject: finding for finding in examine(Addresses(FREE_PORT, None, FREE_PORT, timeout_s=0.2))}
+    assert "torch" in findings["engine"].detail
+    assert "cpu" in findings["devices"].detail
+    assert findings["model cache"] == Finding("model cache", str(tmp_path))
+    assert findings["model smollm2-135m"].detail == "not pulled (paceline pull smollm2-135m)"
+
+
+def test_cli_imports_no_engine() -> None:
+    modules = "paceline.cli, paceline.client, paceline.display, paceline.doctor"
+    code = f"import sys, json, {modules}; print(json.dumps(list(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {name.partition(".")[0] for name in json.loads(done.stdout)}
+    assert loaded & {"torch", "numpy", "numba", "transformers"} == set()

@@ -1,0 +1,122 @@
+"""How a generation is shown: colours by provenance, statistics, and the JSON object."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from paceline.client import Generation
+from paceline.display import STYLES, Collector, StreamDisplay, coloured, comparison, generation_json, stats_table
+from paceline.types import Finished, FinishReason, GenerationStats, Provenance, Started, Tokens
+
+STATS = GenerationStats(
+    rounds=4,
+    committed=9,
+    cache_hits=1,
+    cache_misses=3,
+    time_to_first_token_ms=12.5,
+    tokens_per_second=50.0,
+    verify_ms_p50=10.0,
+    draft_wait_ms_p50=1.0,
+    num_spec_steps=3,
+    num_draft_tokens=9,
+    num_accepted_draft_tokens=5,
+    acceptance_histogram=(1, 0, 1, 1),
+    num_spec_tokens=3,
+)
+MIXED = Tokens(
+    (5, 6, 7), "one two three", (Provenance.ACCEPTED, Provenance.ACCEPTED, Provenance.BONUS), (), (3, 7, 13)
+)
+EVENTS = (Started(3, (1, 2), "m"), MIXED, Finished(FinishReason.STOP, "!", STATS))
+
+
+def generation(token_ids: tuple[int, ...] = (5, 6, 7), speed: float = 50.0) -> Generation:
+    stats = GenerationStats(tokens_per_second=speed)
+    return Generation("t", token_ids, (1,), FinishReason.LENGTH, 3, (Provenance.TARGET,) * len(token_ids), stats)
+
+
+def test_each_tokens_text_has_its_provenances_colour() -> None:
+    text = coloured(MIXED)
+    assert text.plain == MIXED.text
+    spans = [(text.plain[span.start : span.end], span.style) for span in text.spans]
+    accepted, bonus = STYLES[Provenance.ACCEPTED], STYLES[Provenance.BONUS]
+    assert spans == [("one", accepted), (" two", accepted), (" three", bonus)]
+
+
+def test_text_held_back_belongs_to_the_token_that_made_it_certain() -> None:
+    provenance = (Provenance.ACCEPTED, Provenance.RECOVERED)
+    text = coloured(Tokens((1, 2), "é", provenance, (), (0, 1)))
+    assert [(span.start, span.end) for span in text.spans if span.start < span.end] == [(0, 1)]
+    assert text.spans[-1].style == STYLES[Provenance.RECOVERED]
+
+
+def test_stream_and_collector_give_the_whole_text() -> None:
+    written = io.StringIO()
+    screen, collector = StreamDisplay(Console(file=written, width=10)), Collector()
+    for event in EVENTS:
+        screen.show(event)
+        collector.add(event)
+    assert written.getvalue() == "one two three!\n", "text is never wrapped or marked up"
+    whole = collector.generation()
+    assert whole.text == "one two three!"
+    assert whole.token_ids == MIXED.token_ids
+    assert whole.provenance == MIXED.provenance
+    assert (whole.seed, whole.prompt_token_ids, whole.finish_reason) == (3, (1, 2), FinishReason.STOP)
+
+
+def test_text_that_looks_like_markup_is_shown_as_it_is() -> None:
+    written = io.StringIO()
+    text = "[red]array[0][/red] :smile:"
+    StreamDisplay(Console(file=written)).show(Tokens((1,), text, (Provenance.TARGET,), (), (len(text),)))
+    assert written.getvalue() == text
+
+
+def test_json_has_exactly_the_promised_fields() -> None:
+    collector = Collector()
+    for event in EVENTS:
+        collector.add(event)
+    shown = generation_json(collector.generation())
+    assert shown == {
+        "text": "one two three!",
+        "token_ids": [5, 6, 7],
+        "prompt_token_ids": [1, 2],
+        "finish_reason": "stop",
+        "seed": 3,
+        "provenance": ["accepted", "accepted", "bonus"],
+        "stats": {
+            "rounds": 4,
+            "committed": 9,
+            "cache_hits": 1,
+            "cache_misses": 3,
+            "time_to_first_token_ms": 12.5,
+            "tokens_per_second": 50.0,
+            "verify_ms_p50": 10.0,
+            "draft_wait_ms_p50": 1.0,
+            "speculative_decoding": {
+                "mean_acceptance_length": pytest.approx(1 + 5 / 3),
+                "draft_acceptance_rate": pytest.approx(5 / 9),
+                "acceptance_histogram": [1, 0, 1, 1],
+                "num_spec_steps": 3,
+                "num_accepted_draft_tokens": 5,
+                "num_draft_tokens": 9,
+                "num_spec_tokens": 3,
+            },
+        },
+    }
+
+
+def test_statistics_name_what_was_measured() -> None:
+    written = io.StringIO()
+    Console(file=written, width=100).print(stats_table(STATS, 3))
+    assert "5 of 9 (56%)" in written.getvalue()
+    assert "0:1  1:0  2:1  3:1" in written.getvalue()
+
+
+@pytest.mark.parametrize(("token_ids", "words"), [((5, 6, 7), "the same tokens"), ((5, 6, 8), "other tokens")])
+def test_comparison_shows_both_speeds_also_when_target_only_is_faster(token_ids: tuple[int, ...], words: str) -> None:
+    text = comparison(generation(speed=20.0), generation(token_ids, speed=40.0)).plain
+    assert "20.0 tokens a second (0.50 times)" in text
+    assert "40.0 tokens a second" in text
+    assert words in text

@@ -1,0 +1,265 @@
+"""The supervisor and the commands that use it, over real processes with table models."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+from paceline.cli import app
+from paceline.client import Client
+from paceline.errors import InvalidInput
+from paceline.supervisor import (
+    Cores,
+    ServeSettings,
+    ServiceFailed,
+    Services,
+    available_cores,
+    divide_cores,
+    is_serving,
+    speculative_drafter,
+)
+
+TARGET = "table:vocab=300,seed=1,eos=299"
+DRAFT = f"model:{TARGET},noise=0.2"
+FREE_PORTS = ("--port", "0", "--draft-port", "0", "--target-port", "0")
+STOP_SECONDS = 30
+
+runner = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"})
+
+
+def settings(drafter: str = DRAFT) -> ServeSettings:
+    return ServeSettings(model=TARGET, drafter=drafter, port=0, draft_port=0, target_port=0)
+
+
+@pytest.fixture(scope="module")
+def lines() -> list[str]:
+    return []
+
+
+@pytest.fixture(scope="module")
+def services(tmp_path_factory: pytest.TempPathFactory, lines: list[str]) -> Iterator[Services]:
+    with Services(settings(), tmp_path_factory.mktemp("services"), lines.append) as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("total", "drafter", "cores"),
+    [
+        (1, "model:x", Cores(1, 1)),
+        (2, "model:x", Cores(1, 1)),
+        (16, "model:x", Cores(12, 4)),
+        (16, "ngram", Cores(16, 1)),
+        (16, "none", Cores(16, 1)),
+    ],
+)
+def test_a_target_that_no_model_drafts_for_gets_every_core(total: int, drafter: str, cores: Cores) -> None:
+    assert divide_cores(total, drafter) == cores
+
+
+def test_omp_num_threads_bounds_the_cores() -> None:
+    everything = available_cores({})
+    assert everything >= 1
+    assert available_cores({"OMP_NUM_THREADS": "1"}) == 1
+    assert available_cores({"OMP_NUM_THREADS": str(everything + 5)}) == everything
+    assert available_cores({"OMP_NUM_THREADS": "2,2"}) == everything
+
+
+@pytest.mark.parametrize(
+    ("text", "drafter", "tokens"),
+    [
+        ('{"method": "ngram", "num_speculative_tokens": 6}', "ngram", 6),
+        ('{"method": "draft_model", "model": "a/b"}', "model:a/b", None),
+        ('{"method": "none"}', "none", None),
+    ],
+)
+def test_speculative_config_is_the_short_drafter_in_vllms_words(text: str, drafter: str, tokens: int | None) -> None:
+    assert speculative_drafter(text) == (drafter, tokens)
+
+
+def test_bad_settings_start_nothing(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"engine\.max_num_seqs = 0"):
+        Services(ServeSettings(model=TARGET, max_num_seqs=0), tmp_path / "never")
+    assert not (tmp_path / "never").exists()
+
+
+def test_each_service_is_announced_once_healthy(services: Services, lines: list[str]) -> None:
+    assert [line.split()[0] for line in lines] == ["target", "draft", "coordinator"]
+    for name, line in zip(services.processes, lines, strict=True):
+        process = services.processes[name]
+        assert process.address is not None
+        assert process.address in line
+        assert is_serving(process.address)
+
+
+def test_the_first_request_is_drafted_for(services: Services) -> None:
+    with Client(services.address) as client:
+        generation = client.generate(prompt="hello", max_new_tokens=24, seed=5)
+    assert generation.stats.num_spec_steps > 0
+    assert generation.stats.num_accepted_draft_tokens > 0
+
+
+def test_children_wait_passively_and_have_a_group_of_their_own(services: Services) -> None:
+    groups = {os.getpgid(process.pid) for process in services.processes.values()}
+    assert len(groups) == 3
+    assert os.getpgrp() not in groups
+    environment = psutil.Process(services.processes["target"].pid).environ()
+    assert environment["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert environment["GOMP_SPINCOUNT"] == "0"
+
+
+def test_generate_streams_and_shows_the_statistics(services: Services) -> None:
+    arguments = ["generate", "--coordinator", services.address, "--chat", "hi", "--system", "be brief"]
+    result = runner.invoke(app, [*arguments, "--max-new-tokens", "12", "--seed", "5", "--compare"])
+    assert result.exit_code == 0, result.stderr
+    assert "mean acceptance length" in result.stdout
+    assert "with speculation" in result.stdout
+    assert "target-only" in result.stdout
+    assert "the same tokens" in result.stdout
+
+
+def test_generate_json_is_what_the_client_gets(services: Services, tmp_path: Path) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_text("from a file")
+    sampling = ["--temperature", "0.7", "--top-k", "40", "--top-p", "0.9", "--min-p", "0.01"]
+    arguments = ["generate", "--coordinator", services.address, "--prompt-file", str(file), "--max-new-tokens", "9"]
+    result = runner.invoke(app, [*arguments, *sampling, "--acceptance", "block", "--num-draft-tokens", "2", "--json"])
+    assert result.exit_code == 0, result.stderr
+    shown = json.loads(result.stdout)
+    assert shown["prompt_token_ids"] == list(b"from a file")
+    assert len(shown["token_ids"]) == len(shown["provenance"]) <= 9
+    assert shown["stats"]["speculative_decoding"]["num_spec_tokens"] <= 2
+    assert 0 <= shown["seed"] < 1 << 64
+    assert set(shown["provenance"]) <= {"accepted", "recovered", "bonus", "target"}
+
+
+def test_drafter_none_is_target_only_and_the_text_is_the_same(services: Services) -> None:
+    arguments = ["generate", "--coordinator", services.address, "--prompt", "a", "--max-new-tokens", "20"]
+    texts = []
+    for flags in (["--drafter", "none"], ["--num-draft-tokens", "5"]):
+        result = runner.invoke(app, [*arguments, "--seed", "77", "--json", *flags])
+        shown = json.loads(result.stdout)
+        texts.append(shown["token_ids"])
+        assert (set(shown["provenance"]) == {"target"}) == (flags[1] == "none")
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--drafter", "oracle"], ("drafter", "'oracle'", "one of")),
+        (["--max-new-tokens", "999999"], ("max_new_tokens", "999999", "at most")),
+    ],
+)
+def test_input_that_only_the_coordinator_can_judge_is_still_one_line(
+    services: Services, flags: list[str], named: tuple[str, ...]
+) -> None:
+    result = runner.invoke(app, ["generate", "--coordinator", services.address, "--prompt", "x", *flags])
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
+    assert all(part in result.stderr for part in named)
+
+
+def test_doctor_says_that_all_is_well(services: Services) -> None:
+    flags = [text for name in services.processes for text in (f"--{name}", services.processes[name].address or "")]
+    result = runner.invoke(app, ["doctor", *flags])
+    assert result.exit_code == 0, result.stdout
+    assert result.stdout.count("is SERVING") == 3
+    assert result.stdout.count("round trip") == 3
+    assert "tokenizers" in result.stdout
+    assert "BAD" not in result.stdout
+
+
+def test_a_killed_service_is_named_with_its_log_and_the_others_stop(tmp_path: Path) -> None:
+    with pytest.raises(ServiceFailed) as caught, Services(settings("ngram"), tmp_path) as running:
+        pids = [process.pid for process in running.processes.values()]
+        running.processes["target"].kill()
+        running.wait()
+    assert caught.value.message.startswith("target service ended with signal SIGKILL; last lines of ")
+    assert "serving" in caught.value.message, "what it had logged"
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+class ServeCommand:
+    """`paceline serve` as a process of its own."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        argv = [sys.executable, "-c", "from paceline.cli import main; main()", "serve", TARGET, *FREE_PORTS]
+        self.process = subprocess.Popen(
+            [*argv, "--log-dir", str(folder), *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self.pids: dict[str, int] = {}
+
+    def wait_ready(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            words = line.split()
+            if "pid" in words:
+                self.pids[words[0]] = int(words[words.index("pid") + 1])
+            if line.startswith("ready"):
+                return
+        raise AssertionError(self.process.communicate(timeout=STOP_SECONDS))
+
+    def finish(self) -> tuple[int, str, str]:
+        out, err = self.process.communicate(timeout=STOP_SECONDS)
+        return self.process.returncode, out, err
+
+
+@contextlib.contextmanager
+def serving(folder: Path, *flags: str) -> Iterator[ServeCommand]:
+    command = ServeCommand(folder, *flags)
+    try:
+        yield command
+    finally:
+        if command.process.poll() is None:
+            command.process.terminate()
+            command.process.communicate(timeout=STOP_SECONDS)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_serve_stops_everything_on_ctrl_c_and_on_sigterm(tmp_path: Path, number: signal.Signals) -> None:
+    with serving(tmp_path, "--drafter", "none" if number is signal.SIGTERM else "ngram") as command:
+        command.wait_ready()
+        assert ("draft" in command.pids) == (number is signal.SIGINT)
+        command.process.send_signal(number)
+        code, out, err = command.finish()
+    assert (code, err) == (0, "")
+    assert out.endswith("stopped\n")
+    assert not any(psutil.pid_exists(pid) for pid in command.pids.values())
+
+
+def test_serve_names_the_service_that_fails(tmp_path: Path) -> None:
+    with serving(tmp_path) as command:
+        command.wait_ready()
+        os.kill(command.pids["draft"], signal.SIGKILL)
+        code, _, err = command.finish()
+    assert code == 1
+    assert err.startswith("paceline: error: draft service ended with signal SIGKILL")
+    assert "Traceback" not in err
+    assert not any(psutil.pid_exists(pid) for pid in command.pids.values())
+
+
+def test_serve_reports_what_a_service_refuses(tmp_path: Path) -> None:
+    with serving(tmp_path, "-tp", "2") as command:
+        code, _, err = command.finish()
+    assert code != 0
+    assert "target service ended with exit code" in err
+    assert "tensor_parallel_size = 2" in err
+
+
+def test_generate_local_starts_its_own_services_and_leaves_none() -> None:
+    before = set(psutil.Process().children(recursive=True))
+    arguments = ["generate", "--local", "--model", TARGET, "--drafter", DRAFT, "--prompt", "abc"]
+    result = runner.invoke(app, [*arguments, "--max-new-tokens", "8", "--seed", "1", "--json"])
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["stats"]["speculative_decoding"]["num_spec_steps"] > 0
+    assert set(psutil.Process().children(recursive=True)) <= before
