@@ -99,6 +99,7 @@ def _emitted_logprobs(
 
 
 def _emitted_first(row: RowLogprobs, token_id: int, top: int) -> RowLogprobs:
+    """The n most probable of the whole vocabulary are among a row's entries, each once."""
+    entries = sorted(zip(row.token_ids, row.logprobs, strict=True), key=lambda entry: -entry[1])[:top]
     emitted = row.logprobs[row.token_ids.index(token_id)]
-    first_top = len(row.token_ids) - top
-    return RowLogprobs((token_id, *row.token_ids[first_top:]), (emitted, *row.logprobs[first_top:]))
+    return RowLogprobs((token_id, *(each for each, _ in entries)), (emitted, *(logprob for _, logprob in entries)))
