@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from paceline.types import Acceptance, DraftBudget, NoiseKey, Proposal, SamplingParams
 
@@ -48,8 +48,14 @@ class Drafting(Protocol):
         """What is drafted so far, whole nodes only; may be empty."""
 
 
-class Drafter(Protocol):
-    """A way to draft. All calls come from one thread; sessions are the speculator's integers."""
+D = TypeVar("D", bound=Drafting)
+
+
+class Drafter(Protocol[D]):
+    """A way to draft; `D` is its own kind of drafting.
+
+    All calls come from one thread; sessions are the speculator's integers.
+    """
 
     @property
     def manifest(self) -> DrafterManifest:
@@ -65,11 +71,15 @@ class Drafter(Protocol):
     def commit(self, session: int, token_ids: Sequence[int]) -> None:
         """Append committed tokens; ends the session's drafting, if any."""
 
-    def begin(self, session: int, budget: DraftBudget, proposal_id: int) -> Drafting:
+    def begin(self, session: int, budget: DraftBudget, proposal_id: int) -> D:
         """Start a proposal that hangs from the last committed token."""
 
-    def advance(self, draftings: Sequence[Drafting]) -> int:
+    def advance(self, draftings: Sequence[D]) -> int:
         """Take every drafting at least one node deeper in one batched step; returns the rows computed."""
 
     def close(self, session: int) -> None:
         """Forget a session; unknown sessions are ignored."""
+
+
+AnyDrafter = Drafter[Any]
+"""A drafter whose kind of drafting the caller need not know; it hands back to each what it began."""

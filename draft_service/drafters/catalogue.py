@@ -1,0 +1,125 @@
+"""The drafters of a service, by the names that sessions use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from draft_service.drafters.interface import AnyDrafter
+from draft_service.drafters.model import NAME as MODEL
+from draft_service.drafters.model import ModelDrafter
+from draft_service.drafters.ngram import NAME as NGRAM
+from draft_service.drafters.ngram import NgramDrafter
+from paceline.config import DraftConfig
+from paceline.engine.interface import Engine
+from paceline.engine.loading import load_engine
+from paceline.errors import InvalidInput, VocabularyMismatch
+from paceline.tokenizer import load_tokenizer
+from paceline.types import Fingerprint
+
+ANY_LENGTH = 1 << 22
+"""Longest prefix that an n-gram drafter takes."""
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """Drafters by name, the default first, and the engines that they run on."""
+
+    drafters: Mapping[str, AnyDrafter]
+    engines: tuple[Engine, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names on offer, the default first."""
+        return tuple(self.drafters)
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """The first engine's; with n-grams alone any vocabulary will do."""
+        if not self.engines:
+            return Fingerprint(model=self.names[0])
+        return self.engines[0].info.fingerprint
+
+    @property
+    def max_length(self) -> int:
+        """Longest prefix that every drafter takes, in tokens."""
+        return min((engine.info.max_length for engine in self.engines), default=ANY_LENGTH)
+
+    @property
+    def kv_rows(self) -> int:
+        """KV rows held by all engines."""
+        return sum(engine.kv_rows for engine in self.engines)
+
+    @property
+    def max_kv_rows(self) -> int:
+        """Most KV rows that all engines may hold."""
+        return sum(engine.info.max_kv_rows for engine in self.engines)
+
+    def pick(self, name: str) -> AnyDrafter:
+        """The drafter of a session; an empty name picks the default.
+
+        Raises:
+            InvalidInput: naming the unknown drafter and the known ones.
+        """
+        drafter = self.drafters.get(name or self.names[0])
+        if drafter is None:
+            raise InvalidInput.of("drafter", name, f"one of: {', '.join(self.names)}")
+        return drafter
+
+
+def build_catalogue(config: DraftConfig) -> Catalogue:
+    """Load every drafter of a configuration; slow, runs on the executor's thread.
+
+    The first model is called `model`, further ones `model:NAME` in full.
+
+    Raises:
+        InvalidInput: an unknown kind of drafter, none, or one named twice.
+        VocabularyMismatch: models whose tokenizers differ from each other or from the target's.
+    """
+    check_drafters(config)
+    drafters: dict[str, AnyDrafter] = {}
+    engines: list[Engine] = []
+    for text in config.drafters:
+        kind, _, model = text.partition(":")
+        if kind == NGRAM:
+            drafters[NGRAM] = NgramDrafter()
+            continue
+        engines.append(load_engine(model, config.engine))
+        name = text if MODEL in drafters else MODEL
+        drafters[name] = ModelDrafter(engines[-1], config.engine.prefill_chunk, name)
+    _check_vocabularies(engines, config)
+    return Catalogue(drafters, tuple(engines))
+
+
+def check_drafters(config: DraftConfig) -> None:
+    """Refuse what names no drafter, before anything is loaded.
+
+    Raises:
+        InvalidInput: naming the value and what it may be.
+    """
+    if not config.drafters:
+        raise InvalidInput.of("drafters", config.drafters, "at least 1")
+    for text in config.drafters:
+        kind, _, model = text.partition(":")
+        known = text == NGRAM or (kind == MODEL and model)
+        if not known:
+            raise InvalidInput.of("drafters", text, "ngram or model:NAME")
+    if len(set(config.drafters)) < len(config.drafters):
+        raise InvalidInput.of("drafters", config.drafters, "named once each")
+
+
+def _check_vocabularies(engines: list[Engine], config: DraftConfig) -> None:
+    if not engines:
+        return
+    found = [engine.info.fingerprint for engine in engines]
+    expected, whose = found[0].tokenizer, found[0].model
+    if config.target_model is not None:
+        tokenizer = load_tokenizer(config.target_model, trust_remote_code=config.engine.trust_remote_code)
+        expected, whose = tokenizer.fingerprint, config.target_model
+    for fingerprint in found:
+        if fingerprint.tokenizer != expected:
+            raise VocabularyMismatch(
+                f"drafter model {fingerprint.model!r}: its tokenizer {fingerprint.tokenizer[:12]} "
+                f"differs from {whose!r}'s {expected[:12]}",
+                metadata={"field": "tokenizer", "value": fingerprint.tokenizer, "limit": expected},
+            )

@@ -1,0 +1,163 @@
+"""Drafts for all sessions together: each turn applies what arrived and takes every live drafting one step deeper.
+
+The speculator lives on the event loop and owns the sessions' state; drafters
+are touched on the executor's thread only. A commit ends the drafting before it,
+which so costs one step at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+
+from draft_service.drafters.catalogue import Catalogue
+from draft_service.session import Drafted, DraftSession, DraftTask, SessionOwner, check_ids
+from draft_service.turn import Job, TurnResult, begin_job, close_job, commit_job, open_job, run_turn
+from paceline import telemetry
+from paceline.codec import failure_of
+from paceline.engine.executor import Executor
+from paceline.errors import DeadlineExceeded, Overloaded, PacelineError
+from paceline.types import Commit, DraftBudget, DraftedProposal, DraftOpen, DraftOpened, Outcome, Verifying
+
+RETRY_AFTER_MS = 200
+"""Hint sent with `Overloaded`; a session without a draft goes on target-only meanwhile."""
+
+
+class Speculator:
+    """Sessions in, proposals out. All methods run on the event loop and none blocks."""
+
+    def __init__(self, catalogue: Catalogue, executor: Executor, max_num_seqs: int) -> None:
+        self._catalogue = catalogue
+        self._executor = executor
+        self._max_num_seqs = max_num_seqs
+        self._keys = itertools.count(1)
+        self._jobs: list[Job] = []
+        self._live: dict[DraftSession, DraftTask] = {}
+        self._expiries: dict[DraftSession, asyncio.TimerHandle] = {}
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.sessions = 0
+        self.steps = 0
+
+    @property
+    def queue_length(self) -> int:
+        """Proposals being drafted."""
+        return len(self._live)
+
+    def open(self, owner: SessionOwner, facts: DraftOpen) -> DraftSession:
+        """Begin a session and, if its budget asks for one, its first proposal.
+
+        Raises:
+            InvalidInput: an unknown drafter, or a token outside the vocabulary.
+            Overloaded: too many sessions are open.
+        """
+        drafter = self._catalogue.pick(facts.drafter)
+        vocab_size = self._catalogue.fingerprint.vocab_size
+        check_ids("token_ids", facts.token_ids, vocab_size)
+        if self.sessions >= self._max_num_seqs:
+            raise Overloaded(f"{self._max_num_seqs} sessions are open", retry_after_ms=RETRY_AFTER_MS)
+        session = DraftSession(next(self._keys), owner, facts, drafter, vocab_size, len(facts.token_ids))
+        self.sessions += 1
+        self._idle.clear()
+        if facts.time_left_ms is not None:
+            loop = asyncio.get_running_loop()
+            self._expiries[session] = loop.call_later(facts.time_left_ms / 1e3, self._expire, session)
+        self._jobs.append(open_job(session))
+        self._begin(session, None, facts.budget, facts.traceparent)
+        return session
+
+    def commit(self, session: DraftSession, command: Commit) -> None:
+        """Take new committed tokens in, end the drafting before them, begin the next.
+
+        Raises:
+            PrefixMismatch, InvalidInput: the commit is refused, the session stays as it is.
+        """
+        session.accept(command)
+        self._jobs.append(commit_job(session, command.token_ids))
+        self._live.pop(session, None)
+        self._begin(session, command.outcome, command.budget, command.traceparent)
+
+    def verifying(self, session: DraftSession, command: Verifying) -> None:
+        """Record what left for the target.
+
+        Raises:
+            PrefixMismatch, InvalidInput: it doesn't follow what the session holds.
+        """
+        session.note(command)
+
+    def close(self, session: DraftSession) -> None:
+        """End a session; what it holds is free when the running step ends."""
+        if session.closed:
+            return
+        session.closed = True
+        self.sessions -= 1
+        if not self.sessions:
+            self._idle.set()
+        self._live.pop(session, None)
+        expiry = self._expiries.pop(session, None)
+        if expiry is not None:
+            expiry.cancel()
+        self._jobs.append(close_job(session))
+        self._wake.set()
+
+    async def idle(self) -> None:
+        """Return once no session is open."""
+        await self._idle.wait()
+
+    async def run(self) -> None:
+        """Run turns until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            jobs, self._jobs = self._jobs, []
+            result = await self._executor.run(run_turn, jobs, list(self._live.values()))
+            self._deliver(result)
+            if self._jobs or self._live:
+                self._wake.set()
+
+    def _begin(self, session: DraftSession, outcome: Outcome | None, budget: DraftBudget, traceparent: str) -> None:
+        self._wake.set()
+        if not budget.max_tokens:
+            return
+        task = DraftTask(session, outcome, budget, session.next_proposal_id(), time.monotonic(), traceparent)
+        self._live[session] = task
+        self._jobs.append(begin_job(task))
+
+    def _deliver(self, result: TurnResult) -> None:
+        self.steps += result.rows > 0
+        for session, reused in result.opened.items():
+            self._send_opened(session, reused)
+        for session, error in result.failures.items():
+            self._fail(session, error)
+        for drafted in result.drafted:
+            self._send(drafted)
+
+    def _send_opened(self, session: DraftSession, reused: int) -> None:
+        if not session.closed:
+            manifest = session.drafter.manifest
+            opened = DraftOpened(session.id, manifest.name, reused, manifest.feature_layers)
+            session.owner.send(opened, urgent=True)
+
+    def _send(self, drafted: Drafted) -> None:
+        task = drafted.task
+        if self._live.get(task.session) is not task:
+            return
+        del self._live[task.session]
+        timings = task.timings(time.monotonic())
+        session = task.session
+        session.owner.send(DraftedProposal(session.id, task.outcome, drafted.proposal, timings), urgent=True)
+        telemetry.record_step(task.traceparent, "draft", timings)
+
+    def _expire(self, session: DraftSession) -> None:
+        limit = session.facts.time_left_ms
+        self._fail(session, DeadlineExceeded(f"session {session.id}: its time_left_ms = {limit} ran out"))
+
+    def _fail(self, session: DraftSession, error: PacelineError) -> None:
+        """Tell the other side and end the session."""
+        if session.closed:
+            return
+        self.close(session)
+        session.owner.forget(session.id)
+        session.owner.send(failure_of(session.id, error, session_closed=True), urgent=False)

@@ -1,0 +1,152 @@
+"""`python -m target_service`: the target service as a process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import grpc
+import typer
+
+from paceline import telemetry
+from paceline.config import TargetConfig, load_config
+from paceline.engine.executor import Executor
+from paceline.errors import InvalidInput, PacelineError
+from paceline.rpc.server import run_server
+from paceline.v1 import target_service_pb2 as pb
+from paceline.v1 import target_service_pb2_grpc as pb_grpc
+
+if TYPE_CHECKING:
+    from paceline.engine.interface import Engine
+    from target_service.servicer import TargetServicer
+
+logger = logging.getLogger(__name__)
+
+SERVICE = pb.DESCRIPTOR.services_by_name["TargetService"].full_name
+
+
+async def serve(config: TargetConfig) -> None:
+    """Load the model with the server already up, then serve until stopped.
+
+    Raises:
+        PacelineError: the model can't be served, or the port is taken.
+    """
+    telemetry.configure("paceline-target")
+    executor = Executor("target-engine")
+    try:
+        await _serve_on(executor, config)
+    finally:
+        executor.close()
+        telemetry.shutdown()
+
+
+async def _serve_on(executor: Executor, config: TargetConfig) -> None:
+    # torch and transformers take seconds to import: health answers meanwhile.
+    serving: TargetServicer | None = None
+
+    async def register(server: grpc.aio.Server) -> None:
+        nonlocal serving
+        engine = await executor.run(_load, config)
+        from target_service.servicer import TargetServicer
+
+        serving = TargetServicer(engine, executor, config.engine, config.max_queue)
+        pb_grpc.add_TargetServiceServicer_to_server(serving, server)
+
+    async def drain() -> None:
+        if serving is not None:
+            await serving.scheduler.idle()
+
+    try:
+        await run_server(config.server, register, [SERVICE], on_drain=drain)
+    finally:
+        if serving is not None:
+            await serving.close()
+
+
+def _load(config: TargetConfig) -> Engine:
+    from paceline import noise
+    from paceline.engine.loading import load_engine
+
+    noise.warm_up()
+    return load_engine(config.model, config.engine)
+
+
+def check(config: TargetConfig) -> None:
+    """Refuse what is configured and not built yet.
+
+    Raises:
+        InvalidInput: naming the key.
+    """
+    if config.tensor_parallel_size > 1:
+        limit = "1: tensor parallelism over several ranks is not available in this version"
+        raise InvalidInput.of("tensor_parallel_size", config.tensor_parallel_size, limit)
+
+
+def main(
+    config: Annotated[Path | None, typer.Option(help="TOML file; flags override it.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Pulled model, hub id, folder, .gguf file or table:… name.")
+    ] = None,
+    tensor_parallel_size: Annotated[
+        int | None, typer.Option("--tensor-parallel-size", "-tp", help="Ranks that share the model.")
+    ] = None,
+    max_queue: Annotated[int | None, typer.Option(help="Most sessions waiting for room.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Compute threads; 0: every core.")] = None,
+    max_model_len: Annotated[int | None, typer.Option(help="Longest session in tokens; 0: the model's own.")] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(help="Most sessions open at once.")] = None,
+    kv_bytes: Annotated[int | None, typer.Option(help="KV budget in bytes; 0: chosen.")] = None,
+    gpu_memory_utilization: Annotated[float | None, typer.Option(help="Share of the GPU's memory to use.")] = None,
+    prefill_chunk: Annotated[int | None, typer.Option(help="Most prompt tokens in one step.")] = None,
+    trust_remote_code: Annotated[bool | None, typer.Option(help="Run code that comes with a model.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="gRPC port; 0 takes a free one.")] = None,
+    health_port: Annotated[int | None, typer.Option(help="Plaintext port for health alone.")] = None,
+    port_file: Annotated[Path | None, typer.Option(help="Written with host:port once SERVING.")] = None,
+    tls_certificate: Annotated[Path | None, typer.Option(help="PEM certificate to serve with.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM key of the certificate.")] = None,
+    tls_client_ca: Annotated[Path | None, typer.Option(help="Require client certificates of this CA.")] = None,
+    drain_seconds: Annotated[float | None, typer.Option(help="Time that running sessions get on SIGTERM.")] = None,
+) -> None:
+    """Run the target service.
+
+    Example: paceline target-service --model smollm2-135m --port 50053
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    flags: dict[str, object] = {
+        "model": model,
+        "tensor_parallel_size": tensor_parallel_size,
+        "max_queue": max_queue,
+        "engine.dtype": dtype,
+        "engine.device": device,
+        "engine.threads": threads,
+        "engine.max_model_len": max_model_len,
+        "engine.max_num_seqs": max_num_seqs,
+        "engine.kv_bytes": kv_bytes,
+        "engine.gpu_memory_utilization": gpu_memory_utilization,
+        "engine.prefill_chunk": prefill_chunk,
+        "engine.trust_remote_code": trust_remote_code,
+        "server.host": host,
+        "server.port": port,
+        "server.health_port": health_port,
+        "server.port_file": port_file,
+        "server.tls_certificate": tls_certificate,
+        "server.tls_key": tls_key,
+        "server.tls_client_ca": tls_client_ca,
+        "server.drain_seconds": drain_seconds,
+    }
+    try:
+        loaded = load_config(TargetConfig, config, flags)
+        check(loaded)
+        asyncio.run(serve(loaded))
+    except PacelineError as error:
+        logger.error("target service can't start: %s", error.message)
+        sys.exit(2 if isinstance(error, InvalidInput) else 1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,239 @@
+"""Continuous batching: every ready round of every session, and a chunk of the opening ones, in each step.
+
+The scheduler lives on the event loop and owns the sessions' state; the engine
+is touched on the executor's thread only. While one step runs, what arrives
+gathers for the next. A failed step fails its own sessions and no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections import deque
+from dataclasses import replace
+
+from paceline import telemetry
+from paceline.codec import failure_of
+from paceline.config import EngineSettings
+from paceline.engine.executor import Executor
+from paceline.engine.interface import Engine
+from paceline.errors import DeadlineExceeded, Overloaded, PacelineError, UnknownSession
+from paceline.types import Round, StepTimings, TargetOpen, TargetOpened, Verdict
+from target_service.session import Session, SessionOwner, check_open, rows_to_reserve
+from target_service.step import RoundWork, Step, StepResult, gather_step, internal, make_room, run_step
+
+logger = logging.getLogger(__name__)
+
+RETRY_AFTER_MS = 200
+"""Hint sent with `Overloaded` when the queue is full."""
+
+
+class Scheduler:
+    """Sessions in, verdicts out. All methods run on the event loop and none blocks.
+
+    A session waits for room (`_waiting`, oldest first), then for its prefix
+    (`_opening`, oldest first), and is in `_ready` while it has a round to verify.
+    """
+
+    def __init__(self, engine: Engine, executor: Executor, settings: EngineSettings, max_queue: int) -> None:
+        self._engine = engine
+        self._executor = executor
+        self._settings = settings
+        self._max_queue = max_queue
+        self._keys = itertools.count(1)
+        self._waiting: deque[Session] = deque()
+        self._opening: dict[int, Session] = {}
+        self._ready: dict[int, Session] = {}
+        self._closing: list[Session] = []
+        self._expiries: dict[int, asyncio.TimerHandle] = {}
+        self._admitted = 0
+        self._no_room = False
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.sessions = 0
+        self.steps = 0
+
+    @property
+    def queue_length(self) -> int:
+        """Sessions that wait for room or for their prefix, and rounds that wait for a step."""
+        return len(self._waiting) + len(self._opening) + len(self._ready)
+
+    def open(self, owner: SessionOwner, facts: TargetOpen) -> Session:
+        """Begin a session; it may wait for room.
+
+        Raises:
+            InvalidInput, Unsupported: it can't be served.
+            Overloaded: the queue is full.
+        """
+        info = self._engine.info
+        check_open(facts, info)
+        if len(self._waiting) >= self._max_queue:
+            raise Overloaded(f"{self._max_queue} sessions wait for room", retry_after_ms=RETRY_AFTER_MS)
+        session = Session(next(self._keys), owner, facts, rows_to_reserve(facts, info), time.monotonic())
+        self._waiting.append(session)
+        self.sessions += 1
+        self._idle.clear()
+        if facts.time_left_ms is not None:
+            loop = asyncio.get_running_loop()
+            self._expiries[session.key] = loop.call_later(facts.time_left_ms / 1e3, self._expire, session)
+        self._wake.set()
+        return session
+
+    def submit(self, session: Session, round_: Round) -> None:
+        """Take a round in; it waits for the session's prefix. A repeated round gets its verdict again.
+
+        Raises:
+            PrefixMismatch, InvalidInput: the round is refused, the session stays as it is.
+            UnknownSession: the session has ended.
+        """
+        if session.closed:
+            raise UnknownSession(f"session {session.id} has ended")
+        verdict = session.accept(round_, self._engine.info, time.monotonic())
+        if verdict is not None:
+            session.owner.send(verdict, urgent=True)
+        elif session.admitted and not session.prefill_left:
+            self._ready[session.key] = session
+            self._wake.set()
+
+    def close(self, session: Session) -> None:
+        """End a session; its KV is free when the running step ends."""
+        if session.closed:
+            return
+        session.closed = True
+        self.sessions -= 1
+        if not self.sessions:
+            self._idle.set()
+        self._opening.pop(session.key, None)
+        self._ready.pop(session.key, None)
+        expiry = self._expiries.pop(session.key, None)
+        if expiry is not None:
+            expiry.cancel()
+        if session.admitted:
+            self._closing.append(session)
+        elif session in self._waiting:
+            self._waiting.remove(session)
+        self._wake.set()
+
+    async def idle(self) -> None:
+        """Return once no session is open."""
+        await self._idle.wait()
+
+    async def run(self) -> None:
+        """Run steps until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            await self._settle()
+            step = gather_step(self._ready.values(), self._opening.values(), self._settings.prefill_chunk)
+            if step is not None:
+                self._wake.set()
+                await self._run_step(step)
+
+    async def _settle(self) -> None:
+        """Free what was closed and admit what there is room for."""
+        closing, self._closing = self._closing, []
+        self._admitted -= len(closing)
+        self._no_room = self._no_room and not closing
+        room = 0 if self._no_room else self._settings.max_num_seqs - self._admitted
+        opening = list(itertools.islice(self._waiting, max(0, room)))
+        if not closing and not opening:
+            return
+        results = await self._executor.run(make_room, self._engine, closing, opening)
+        for session, error in zip(opening, results, strict=False):
+            if isinstance(error, Overloaded):
+                self._no_room = True
+            elif error is not None:
+                self._fail(session, error)
+            else:
+                self._admit(session)
+
+    def _admit(self, session: Session) -> None:
+        self._admitted += 1
+        session.admitted = True
+        if session.closed:
+            # It was closed while its rows were reserved.
+            self._closing.append(session)
+            self._wake.set()
+            return
+        self._waiting.remove(session)
+        if session.prefill_left:
+            self._opening[session.key] = session
+        else:
+            self._opened(session, StepTimings())
+
+    async def _run_step(self, step: Step) -> None:
+        for work in step.rounds:
+            del self._ready[work.session.key]
+        try:
+            result = await self._executor.run(run_step, self._engine, step)
+        except Exception as error:
+            logger.exception("step failed: sessions=%s", ",".join(str(session.id) for session in step.sessions))
+            for session in step.sessions:
+                self._fail(session, internal(session, error))
+            return
+        self.steps += 1
+        self._advance_prefixes(step, result)
+        for work, answer in zip(step.rounds, result.answers, strict=True):
+            if isinstance(answer, Verdict):
+                self._answer(step, result, work, answer)
+            else:
+                self._fail(work.session, answer)
+
+    def _answer(self, step: Step, result: StepResult, work: RoundWork, verdict: Verdict) -> None:
+        session = work.session
+        if session.closed:
+            return
+        timings = _timings(step, result, work.pending.arrived, result.begun, result.forward_ms)
+        verdict = replace(verdict, timings=timings)
+        session.remember(work.round_, verdict)
+        session.owner.send(verdict, urgent=True)
+        if work.round_.traceparent:
+            telemetry.record_step(work.round_.traceparent, "verify", timings)
+
+    def _advance_prefixes(self, step: Step, result: StepResult) -> None:
+        for work in step.prefills:
+            session = work.session
+            session.prefilled += len(work.item.token_ids)
+            session.forward_ms += result.forward_ms
+            session.first_step = session.first_step or result.begun
+            if not session.closed and not session.prefill_left:
+                del self._opening[session.key]
+                timings = _timings(step, result, session.arrived, session.first_step, session.forward_ms)
+                self._opened(session, replace(timings, sample_ms=0.0))
+
+    def _opened(self, session: Session, timings: StepTimings) -> None:
+        service_ms = (time.monotonic() - session.arrived) * 1e3
+        queue_ms = timings.queue_ms or service_ms
+        timings = replace(timings, queue_ms=queue_ms, service_ms=service_ms)
+        session.owner.send(TargetOpened(session.id, 0, timings), urgent=False)
+        if session.pending is not None:
+            self._ready[session.key] = session
+            self._wake.set()
+
+    def _expire(self, session: Session) -> None:
+        limit = session.facts.time_left_ms
+        self._fail(session, DeadlineExceeded(f"session {session.id}: its time_left_ms = {limit} ran out"))
+
+    def _fail(self, session: Session, error: PacelineError) -> None:
+        """Tell the other side and end the session."""
+        if session.closed:
+            return
+        logger.warning("session failed: session=%d reason=%s error=%s", session.id, error.reason, error.message)
+        self.close(session)
+        session.owner.forget(session.id)
+        session.owner.send(failure_of(session.id, error, session_closed=True), urgent=False)
+
+
+def _timings(step: Step, result: StepResult, arrived: float, begun: float, forward_ms: float) -> StepTimings:
+    """A step's rounds leave together, so each waits for the draws of all of them."""
+    return StepTimings(
+        queue_ms=max(0.0, begun - arrived) * 1e3,
+        forward_ms=forward_ms,
+        sample_ms=result.sample_ms,
+        service_ms=(time.monotonic() - arrived) * 1e3,
+        rows=step.plan.rows,
+        sessions=len(step.sessions),
+    )

@@ -1,0 +1,241 @@
+"""One session on the target: what it holds, which round it waits for, and the checks of what arrives. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from paceline.engine.interface import EngineInfo, StepItem
+from paceline.errors import PrefixMismatch, Unsupported
+from paceline.types import (
+    MAX_PROPOSAL_NODES,
+    ROOT,
+    Acceptance,
+    Proposal,
+    Round,
+    TargetEvent,
+    TargetOpen,
+    Verdict,
+    require,
+)
+
+
+class SessionOwner(Protocol):
+    """The link that a session belongs to."""
+
+    def send(self, event: TargetEvent, *, urgent: bool) -> None:
+        """Queue an event for the other side; never blocks."""
+
+    def forget(self, session_id: int) -> None:
+        """The scheduler has ended the session: its messages find nothing from now on."""
+
+
+@dataclass(frozen=True)
+class PendingRound:
+    """A round that waits for a step; `arrived` on the monotonic clock, seconds."""
+
+    round_: Round
+    arrived: float
+
+
+@dataclass(frozen=True)
+class AnsweredRound:
+    """The last round and what it got."""
+
+    round_: Round
+    verdict: Verdict
+
+
+@dataclass(eq=False)
+class Session:
+    """A session's state; changed on the event loop only.
+
+    `key` is its number in the engine. Its KV holds the first `prefilled` tokens
+    of the prefix; after the first round, the rows of `last.round_` behind its
+    base length. `forward_ms` sums the steps that computed the prefix.
+    """
+
+    key: int
+    owner: SessionOwner
+    facts: TargetOpen
+    max_rows: int
+    arrived: float
+    admitted: bool = False
+    closed: bool = False
+    prefilled: int = 0
+    first_step: float | None = None
+    forward_ms: float = 0.0
+    pending: PendingRound | None = None
+    last: AnsweredRound | None = field(default=None, repr=False)
+
+    @property
+    def id(self) -> int:
+        """The session's number on its link."""
+        return self.facts.session_id
+
+    @property
+    def prefill_length(self) -> int:
+        """Rows of the prefix that are computed before the first round: all but its last token."""
+        return len(self.facts.token_ids) - 1
+
+    @property
+    def prefill_left(self) -> int:
+        """Rows of the prefix that are not computed yet."""
+        return self.prefill_length - self.prefilled
+
+    def prefill_item(self, rows: int) -> StepItem:
+        """The next `rows` tokens of the prefix."""
+        chunk = self.facts.token_ids[self.prefilled : self.prefilled + rows]
+        return StepItem(self.key, self.prefilled, chunk)
+
+    def accept(self, round_: Round, info: EngineInfo, now: float) -> Verdict | None:
+        """Take a round in, or return the verdict of one that is repeated; a refused round changes nothing.
+
+        Raises:
+            PrefixMismatch: the round doesn't continue what the session holds.
+            InvalidInput: ids, lengths or the proposal are outside their limits.
+        """
+        if self.pending is not None:
+            _require_same(self.pending.round_, round_, "waits for its verdict")
+            return None
+        if self.last is not None and round_.base_length == self.last.round_.base_length:
+            _require_same(self.last.round_, round_, "was answered")
+            return self.last.verdict
+        self._check_continues(round_)
+        check_round(round_, self.facts.acceptance, info, self.max_rows)
+        self.pending = PendingRound(round_, now)
+        return None
+
+    def remember(self, round_: Round, verdict: Verdict) -> None:
+        """The waiting round is answered: its rows are what the session holds now."""
+        self.pending = None
+        self.last = AnsweredRound(round_, verdict)
+
+    def round_item(self, round_: Round) -> StepItem:
+        """The rows of a round: its committed tokens, then its proposal's nodes; logits from the root on."""
+        committed, proposal = round_.committed, round_.proposal
+        root = len(committed) - 1
+        nodes = proposal.token_ids if proposal else ()
+        parents: tuple[int, ...] = ()
+        if proposal is not None and not proposal.is_chain:
+            parents = (*range(-1, root), *(root + 1 + parent for parent in proposal.parents))
+        return StepItem(
+            session=self.key,
+            base_length=round_.base_length,
+            token_ids=(*committed, *nodes),
+            parents=parents,
+            kept_path=self._kept_path(round_),
+            logit_rows=tuple(range(root, len(committed) + len(nodes))),
+        )
+
+    def _kept_path(self, round_: Round) -> tuple[int, ...]:
+        """Rows of the accepted path where they don't stand in place already."""
+        if self.last is None or self.last.round_.proposal is None:
+            return ()
+        path = self.last.round_.proposal.path(round_.accepted_node)
+        if path == tuple(range(len(path))):
+            return ()
+        return tuple(self.last.round_.first_position + node for node in path)
+
+    def _check_continues(self, round_: Round) -> None:
+        if self.last is None:
+            self._expect("base_length", self.prefill_length, round_.base_length)
+            self._expect("accepted_node", ROOT, round_.accepted_node)
+            self._expect("first committed token", self.facts.token_ids[-1], round_.committed[0])
+            return
+        previous = self.last.round_
+        nodes = len(previous.proposal) if previous.proposal else 0
+        if round_.accepted_node >= nodes:
+            self._expect("accepted_node", f"in [-1, {nodes - 1}]", round_.accepted_node)
+        path = previous.proposal.path(round_.accepted_node) if previous.proposal else ()
+        self._expect("base_length", previous.first_position + len(path), round_.base_length)
+        if self.facts.acceptance is Acceptance.COUPLED:
+            self._check_coupled_path(self.last, path, round_)
+
+    def _check_coupled_path(self, last: AnsweredRound, path: tuple[int, ...], round_: Round) -> None:
+        """Coupled: the target emits its own tokens, so the path kept and the token after it are its own."""
+        drawn, node = last.verdict.token_ids, ROOT
+        for child in path:
+            assert last.round_.proposal is not None, "a path has nodes"
+            if last.round_.proposal.token_ids[child] != drawn[node + 1]:
+                self._expect("accepted_node", f"on the path of the target's own tokens, at most {node}", path[-1])
+            node = child
+        self._expect("first committed token", drawn[node + 1], round_.committed[0])
+
+    def _expect(self, name: str, expected: object, got: object) -> None:
+        if expected != got:
+            raise PrefixMismatch(
+                f"session {self.id} {name}: expected {expected}, got {got}",
+                metadata={"field": name, "expected": str(expected), "got": str(got)},
+            )
+
+
+def check_open(facts: TargetOpen, info: EngineInfo) -> None:
+    """Refuse a session that could never be served.
+
+    Raises:
+        InvalidInput: a token id outside the vocabulary, or a prefix longer than the context.
+        Unsupported: hidden states are asked for.
+    """
+    if facts.feature_layers:
+        layers = list(facts.feature_layers)
+        raise Unsupported(f"feature_layers = {layers}: this target sends no hidden states")
+    limit = info.max_length
+    length = max(len(facts.token_ids), facts.max_length)
+    require(length <= limit, "session length", length, f"at most {limit}, the context")
+    _check_ids("token_ids", facts.token_ids, info.fingerprint.vocab_size)
+
+
+def check_round(round_: Round, acceptance: Acceptance, info: EngineInfo, max_rows: int) -> None:
+    """Check ids, lengths and the proposal of a round.
+
+    Raises:
+        InvalidInput: naming field, value and limit.
+    """
+    vocab_size = info.fingerprint.vocab_size
+    _check_ids("committed token_ids", round_.committed, vocab_size)
+    proposal = round_.proposal
+    depth = max(proposal.depths, default=0) if proposal else 0
+    length = round_.first_position + depth
+    require(length <= info.max_length, "sequence length", length, f"at most {info.max_length}, the context")
+    rows = round_.first_position + (len(proposal) if proposal else 0)
+    require(rows <= max_rows, "KV rows of the session", rows, f"at most {max_rows}")
+    if proposal is not None:
+        _check_ids("proposal token_ids", proposal.token_ids, vocab_size)
+        _check_acceptance(proposal, acceptance, vocab_size)
+
+
+def rows_to_reserve(facts: TargetOpen, info: EngineInfo) -> int:
+    """KV rows of a session: the longest it may become and the largest proposal at its end, if the budget has them."""
+    length = facts.max_length or info.max_length
+    return min(length + MAX_PROPOSAL_NODES, info.max_kv_rows)
+
+
+def _check_acceptance(proposal: Proposal, acceptance: Acceptance, vocab_size: int) -> None:
+    supports = len(proposal.supports)
+    if acceptance is Acceptance.COUPLED:
+        require(supports == 0, "proposal supports", supports, "0 under coupled acceptance")
+        return
+    rule = f"under {acceptance.value} acceptance"
+    require(proposal.is_chain, "proposal parents", proposal.parents, f"a chain {rule}")
+    require(supports == len(proposal), "proposal supports", supports, f"{len(proposal)}, one for each node, {rule}")
+    for support in proposal.supports:
+        _check_ids("support token_ids", support.token_ids, vocab_size)
+
+
+def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
+    for token_id in ids:
+        require(0 <= token_id < vocab_size, name, token_id, f"in [0, {vocab_size}), the vocabulary")
+
+
+def _require_same(held: Round, got: Round, state: str) -> None:
+    """A repeated round may differ in its trace context only."""
+    for name in ("base_length", "accepted_node", "committed", "proposal"):
+        expected, found = getattr(held, name), getattr(got, name)
+        if expected != found:
+            raise PrefixMismatch(
+                f"session {held.session_id} {name}: expected {expected}, got {found} "
+                f"(the round at base length {held.base_length} {state})",
+                metadata={"field": name, "expected": str(expected), "got": str(found)},
+            )

@@ -1,0 +1,57 @@
+"""Verification of one round: logits in, verdict out. Pure.
+
+Everything the target draws is drawn here, before it is known what will be
+accepted (`paceline.acceptance` has the rules and their papers).
+"""
+
+from __future__ import annotations
+
+from paceline import acceptance
+from paceline.engine.interface import Logits
+from paceline.sampling import processed_scores, row_logprobs
+from paceline.tree import children
+from paceline.types import Acceptance, Round, RowLogprobs, TargetOpen, Verdict
+
+
+def verify(logits: Logits, facts: TargetOpen, round_: Round) -> Verdict:
+    """Draw the verdict of one round; timings are left to the caller.
+
+    Args:
+        logits: [n + 1, V], the root's row and one for each proposed node.
+        facts: how the session samples.
+        round_: a checked round.
+
+    Raises:
+        InvalidInput: the logits hold NaN.
+    """
+    scores = processed_scores(logits, facts.sampling)  # [n + 1, V]
+    p: tuple[float, ...] = ()
+    masses: tuple[float, ...] = ()
+    if facts.acceptance is Acceptance.COUPLED:
+        tokens = acceptance.draw_coupled(scores, acceptance.draw_positions(round_), facts.noise)
+    elif facts.acceptance is Acceptance.REJECTION:
+        p, tokens = acceptance.draw_rejection(scores, round_, facts.noise)
+    else:
+        p, masses, tokens = acceptance.draw_block(scores, round_, facts.noise)
+    return Verdict(
+        session_id=round_.session_id,
+        base_length=round_.base_length,
+        token_ids=tokens,
+        target_probabilities=p,
+        residual_masses=masses,
+        logprobs=_logprobs(logits, facts, round_, tokens),
+    )
+
+
+def _logprobs(logits: Logits, facts: TargetOpen, round_: Round, drawn: tuple[int, ...]) -> tuple[RowLogprobs, ...]:
+    """One for each row: the proposed children and the drawn token may be emitted there, then the top n."""
+    top = facts.sampling.logprobs
+    if top is None:
+        return ()
+    proposal = round_.proposal
+    rows = []
+    for row, token in enumerate(drawn):
+        below = children(proposal.parents, row - 1) if proposal else ()
+        proposed = [proposal.token_ids[child] for child in below] if proposal else []
+        rows.append(row_logprobs(logits[row], [*proposed, token], top))
+    return tuple(rows)
