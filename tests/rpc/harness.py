@@ -1,0 +1,153 @@
+"""A table-free service for link tests: it records what reaches it and answers as it is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from paceline.config import PeerSettings
+from paceline.errors import PacelineError
+from paceline.rpc.channel import MAX_MESSAGE_BYTES, open_channel
+from paceline.rpc.link import FrameWriter, TargetLink, serve_target_link
+from paceline.types import (
+    Acceptance,
+    Close,
+    Fingerprint,
+    Hello,
+    NoiseKey,
+    Proposal,
+    Round,
+    SamplingParams,
+    TargetCommand,
+    TargetEvent,
+    TargetOpen,
+    TargetOpened,
+    Verdict,
+    Welcome,
+)
+from paceline.v1 import target_service_pb2 as pb
+from paceline.v1 import target_service_pb2_grpc as pb_grpc
+
+FINGERPRINT = Fingerprint("table", "abc", 64, "f32")
+WELCOME = Welcome("server-1", FINGERPRINT, max_length=4096, max_sessions=64)
+HELLO = Hello("client-1", Fingerprint(tokenizer="abc", vocab_size=64))
+PATIENCE_S = 20.0
+
+
+async def until(condition: Callable[[], object], patience_s: float = PATIENCE_S) -> None:
+    """Return once the condition holds; poll at the loop's pace."""
+    async with asyncio.timeout(patience_s):
+        while not condition():  # noqa: ASYNC110 - conditions of the code under test have no event
+            await asyncio.sleep(0.002)
+
+
+def an_open(session_id: int = 1, tokens: int = 3) -> TargetOpen:
+    return TargetOpen(session_id, tuple(range(tokens)), tokens, SamplingParams(), NoiseKey(7), Acceptance.COUPLED)
+
+
+def a_round(session_id: int = 1, base_length: int = 2) -> Round:
+    return Round(session_id, base_length, -1, (5,), Proposal(1, (1, 2), (1.0, 1.0)))
+
+
+def a_verdict(session_id: int = 1, base_length: int = 2) -> Verdict:
+    return Verdict(session_id, base_length, (1, 2, 3))
+
+
+@dataclass
+class Handler:
+    """Records commands; answers opens and rounds; fails on request."""
+
+    writer: FrameWriter[TargetEvent]
+    commands: list[TargetCommand] = field(default_factory=list)
+    closed_count: int = 0
+    errors: dict[int, Exception] = field(default_factory=dict)
+
+    def on_command(self, command: TargetCommand) -> None:
+        self.commands.append(command)
+        error = self.errors.get(command.session_id)
+        if error is not None and not isinstance(command, Close):
+            raise error
+        if isinstance(command, TargetOpen):
+            self.writer.send(TargetOpened(command.session_id))
+        elif isinstance(command, Round):
+            self.writer.send(a_verdict(command.session_id, command.base_length), urgent=True)
+
+    def closed(self) -> None:
+        self.closed_count += 1
+
+
+class Servicer(pb_grpc.TargetServiceServicer):
+    """One handler for each link."""
+
+    def __init__(self, welcome: Welcome = WELCOME) -> None:
+        self.welcome = welcome
+        self.errors: dict[int, Exception] = {}
+        self.handlers: list[Handler] = []
+        self.ended = 0
+
+    async def Verify(self, request_iterator: Any, context: Any) -> None:
+        try:
+            await serve_target_link(context, self.welcome, self._open)
+        finally:
+            self.ended += 1
+
+    def _open(self, writer: FrameWriter[TargetEvent]) -> Handler:
+        self.handlers.append(Handler(writer, errors=self.errors))
+        return self.handlers[-1]
+
+
+@asynccontextmanager
+async def serving(servicer: Servicer, port: int = 0) -> AsyncIterator[int]:
+    """The servicer on a loopback port."""
+    server = grpc.aio.server(
+        options=[("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.so_reuseport", 0)]
+    )
+    pb_grpc.add_TargetServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+    bound = server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    try:
+        yield bound
+    finally:
+        await server.stop(None)
+
+
+class Client:
+    """A target link and what its callbacks were told."""
+
+    def __init__(self, port: int, hello: Hello = HELLO, **options: Any) -> None:
+        self.link = TargetLink(PeerSettings(address=f"127.0.0.1:{port}"), hello, **options)
+        self.ups: list[Welcome] = []
+        self.downs: list[PacelineError] = []
+        self.events: list[TargetEvent] = []
+        self.link.on_up = self.ups.append
+        self.link.on_down = self.downs.append
+        self.link.on_event = self.events.append
+
+    async def __aenter__(self) -> Client:
+        await self.link.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.link.close()
+
+
+@asynccontextmanager
+async def raw_stream(port: int) -> AsyncIterator[Any]:
+    """A stream that says whatever a test wants."""
+    channel = open_channel(PeerSettings(address=f"127.0.0.1:{port}"))
+    try:
+        stub: Any = pb_grpc.TargetServiceStub(channel)  # type: ignore[no-untyped-call]
+        yield stub.Verify()
+    finally:
+        await channel.close()
+
+
+def hello_frame() -> pb.VerifyRequest:
+    from paceline import codec
+
+    return pb.VerifyRequest(hello=codec.encode_hello(HELLO))

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+
+from paceline.config import PeerSettings
+from paceline.errors import (
+    Cancelled,
+    Code,
+    DeadlineExceeded,
+    InternalError,
+    InvalidInput,
+    Overloaded,
+    PacelineError,
+    PeerUnavailable,
+    Unsupported,
+)
+from paceline.rpc.channel import open_channel, open_sync_channel
+from paceline.rpc.errors import DOMAIN, from_rpc_error, from_status, to_status, typed_errors
+from paceline.v1 import target_service_pb2 as pb
+from paceline.v1 import target_service_pb2_grpc as pb_grpc
+
+ALL = PacelineError.__subclasses__()
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_status_and_back_keep_every_error(kind: type[PacelineError]) -> None:
+    error = kind("it broke: x = 3", metadata={"field": "x", "limit": "in [0, 2]"}, retry_after_ms=1500)
+    status = to_status(error)
+    assert status.code == int(kind.code)
+    info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+    assert status.details[0].Unpack(info)
+    assert status.details[1].Unpack(retry)
+    assert (info.domain, info.reason) == (DOMAIN, kind.reason)
+    assert retry.retry_delay.ToMilliseconds() == 1500
+    again = from_status(status)
+    assert again is not None
+    assert (type(again), again.message, again.metadata, again.retry_after_ms) == (
+        kind,
+        error.message,
+        error.metadata,
+        1500,
+    )
+
+
+def test_retry_info_is_absent_unless_it_is_set() -> None:
+    assert len(to_status(Overloaded("full")).details) == 1
+
+
+def test_a_strangers_status_is_not_ours() -> None:
+    status = to_status(InvalidInput("x"))
+    info = error_details_pb2.ErrorInfo(domain="elsewhere", reason="INVALID_INPUT")
+    status.details[0].Pack(info)
+    assert from_status(status) is None
+
+
+class Failing(pb_grpc.TargetServiceServicer):
+    """Raises what it is told to."""
+
+    error: Exception
+
+    @typed_errors
+    async def GetTargetStatus(self, request: pb.GetTargetStatusRequest, context: Any) -> pb.GetTargetStatusResponse:
+        raise self.error
+
+
+@pytest.fixture
+async def failing() -> Any:
+    servicer = Failing()
+    server = grpc.aio.server()
+    pb_grpc.add_TargetServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    yield servicer, PeerSettings(address=f"127.0.0.1:{port}")
+    await server.stop(None)
+
+
+async def _call(settings: PeerSettings) -> PacelineError:
+    async with open_channel(settings) as channel:
+        stub: Any = pb_grpc.TargetServiceStub(channel)  # type: ignore[no-untyped-call]
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.GetTargetStatus(pb.GetTargetStatusRequest())
+    return from_rpc_error(caught.value)
+
+
+async def test_typed_error_crosses_a_call(failing: Any) -> None:
+    servicer, settings = failing
+    servicer.error = Overloaded("no room: sessions = 9", metadata={"limit": "8"}, retry_after_ms=20)
+    error = await _call(settings)
+    assert (type(error), error.message, error.retry_after_ms) == (Overloaded, "no room: sessions = 9", 20)
+    assert error.metadata == {"limit": "8"}
+
+
+async def test_long_message_with_every_sign_crosses_a_call(failing: Any) -> None:
+    servicer, settings = failing
+    servicer.error = InvalidInput("ü" * 5000, metadata={"value": "✓" * 5000})
+    error = await _call(settings)
+    assert isinstance(error, InvalidInput)
+    assert error.message == "ü" * len(error.message)
+
+
+async def test_defect_is_logged_and_sent_as_internal(failing: Any, caplog: pytest.LogCaptureFixture) -> None:
+    servicer, settings = failing
+    servicer.error = KeyError("secret")
+    error = await _call(settings)
+    assert type(error) is InternalError
+    assert "KeyError" in error.message
+    assert "secret" not in error.message
+    assert "secret" in caplog.text
+
+
+def test_absent_peer_is_unavailable_for_threads_too() -> None:
+    with open_sync_channel(PeerSettings(address="127.0.0.1:1")) as channel:
+        stub: Any = pb_grpc.TargetServiceStub(channel)  # type: ignore[no-untyped-call]
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.GetTargetStatus(pb.GetTargetStatusRequest(), timeout=10)
+    error = from_rpc_error(caught.value, "target at 127.0.0.1:1")
+    assert isinstance(error, PeerUnavailable)
+    assert error.message.startswith("target at 127.0.0.1:1: ")
+
+
+class Status(grpc.RpcError):
+    """A status that gRPC made by itself."""
+
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        self._code, self._details = code, details
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return self._details
+
+    def trailing_metadata(self) -> tuple[()]:
+        return ()
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "kind"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, "Socket closed", PeerUnavailable),
+        (grpc.StatusCode.INTERNAL, "Received RST_STREAM with error code 2", PeerUnavailable),
+        (grpc.StatusCode.INTERNAL, "Exception deserializing response!", InternalError),
+        (grpc.StatusCode.CANCELLED, "Locally cancelled by application!", Cancelled),
+        (grpc.StatusCode.CANCELLED, "CANCELLED", PeerUnavailable),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded", DeadlineExceeded),
+        (grpc.StatusCode.UNIMPLEMENTED, "Method not found!", Unsupported),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "Received message larger than max (9 vs. 4)", InvalidInput),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "quota", Overloaded),
+        (grpc.StatusCode.UNKNOWN, "?", InternalError),
+    ],
+)
+def test_statuses_of_grpc_itself_are_typed(code: grpc.StatusCode, details: str, kind: type[PacelineError]) -> None:
+    assert type(from_rpc_error(Status(code, details))) is kind
+
+
+def test_every_code_is_a_grpc_code() -> None:
+    numbers = {code.value[0] for code in grpc.StatusCode}
+    assert {int(code) for code in Code} <= numbers
