@@ -130,7 +130,7 @@ def resolve(model: str, home: Path | None = None) -> ResolvedModel:
             raise InvalidInput.of("model", base, f"pulled first (run: paceline pull {base})")
         return ResolvedModel(base + suffix, "folder", str(pulled_path(base, home)), layers=layers)
     path = Path(base).expanduser()
-    if path.is_dir():
+    if base and path.is_dir():
         return ResolvedModel(path.resolve().name + suffix, "folder", str(path), layers=layers)
     if path.is_file() and path.suffix == ".gguf":
         return ResolvedModel(path.stem + suffix, "gguf", str(path.parent), path.name, layers)

@@ -101,7 +101,8 @@ def refuse_config(config: PreTrainedConfig) -> None:
 def refuse_rope(config: Any, max_length: int) -> None:
     """Refuse rotary frequencies that move with the longest position in a step, once that can happen."""
     rope = getattr(config, "rope_parameters", None) or {}
-    trained = rope.get("original_max_position_embeddings") or config.max_position_embeddings
+    own: int = getattr(config, "max_position_embeddings", max_length)
+    trained: int = rope.get("original_max_position_embeddings") or own
     for each in (rope, *(value for value in rope.values() if isinstance(value, dict))):
         if each.get("rope_type") in _MOVING_ROPE and max_length > trained:
             raise Unsupported(

@@ -1,0 +1,58 @@
+"""What a model's name stands for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import InvalidInput
+from paceline.models import PROVENANCE_FILE, is_pulled, model_home, pulled_path, resolve
+
+
+def test_the_home_is_given_or_named_or_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    assert model_home() == tmp_path
+    assert model_home(Path("given")) == Path("given")
+    monkeypatch.delenv("PACELINE_HOME")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("sys.platform", "linux")
+    assert model_home() == tmp_path / "cache" / "paceline"
+
+
+def test_a_pulled_model_has_a_name(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"run: paceline pull smollm2-135m"):
+        resolve("smollm2-135m", tmp_path)
+    folder = pulled_path("smollm2-135m", tmp_path)
+    folder.mkdir(parents=True)
+    assert not is_pulled("smollm2-135m", tmp_path)
+    (folder / PROVENANCE_FILE).write_text("{}")
+    found = resolve("smollm2-135m#layers=0,1,2,29", tmp_path)
+    assert (found.kind, found.location, found.layers) == ("folder", str(folder), (0, 1, 2, 29))
+    assert found.name == "smollm2-135m#layers=0,1,2,29"
+
+
+def test_folders_files_and_hub_ids(tmp_path: Path) -> None:
+    (tmp_path / "tiny.gguf").write_bytes(b"")
+    folder = resolve(str(tmp_path))
+    assert (folder.kind, folder.name, folder.arguments) == ("folder", tmp_path.name, {})
+    gguf = resolve(str(tmp_path / "tiny.gguf"))
+    assert (gguf.kind, gguf.location, gguf.name) == ("gguf", str(tmp_path), "tiny")
+    assert gguf.arguments == {"gguf_file": "tiny.gguf"}
+    assert resolve("HuggingFaceTB/SmolLM2-135M-Instruct").kind == "hub"
+    assert resolve("gpt2").kind == "hub"
+    assert resolve("table:vocab=9").kind == "table"
+
+
+@pytest.mark.parametrize(
+    "name", ["", "no/such/folder", "/no/such", "missing.gguf", "a b", "table:vocab=9#layers=1", "table:x=1"]
+)
+def test_names_of_nothing_are_refused(name: str) -> None:
+    with pytest.raises(InvalidInput):
+        resolve(name)
+
+
+@pytest.mark.parametrize("layers", ["", "a", "1,0", "1,1", "-1"])
+def test_bad_layers_are_refused(tmp_path: Path, layers: str) -> None:
+    with pytest.raises(InvalidInput, match="ascending layer numbers"):
+        resolve(f"{tmp_path}#layers={layers}")

@@ -1,0 +1,91 @@
+"""Round trips, special tokens, chat, and the fingerprint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.errors import InvalidInput, Unsupported
+from paceline.tokenizer import TransformersTokenizer, load_tokenizer, vocabulary_fingerprint
+from paceline.types import ChatMessage
+from tests.models.saving import byte_level_tokenizer, letter_tokenizer
+
+TEXTS = st.text(st.characters(codec="utf-8"), max_size=40)
+
+
+@given(TEXTS)
+def test_bytes_round_trip(text: str) -> None:
+    tokenizer = load_tokenizer("table:vocab=300")
+    ids = tokenizer.encode(text)
+    assert ids == tuple(text.encode())
+    assert tokenizer.decode(ids) == text
+
+
+@given(TEXTS)
+def test_byte_level_bpe_round_trips(text: str) -> None:
+    tokenizer = TransformersTokenizer(byte_level_tokenizer())
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_special_ids_are_skipped_and_broken_bytes_replaced() -> None:
+    tokenizer = load_tokenizer("table:vocab=300")
+    assert tokenizer.eos_token_ids == {256}
+    assert tokenizer.decode((72, 256, 105, 299)) == "Hi"
+    assert tokenizer.decode("é".encode()[:1]) == "\ufffd"
+
+
+def test_letters_round_trip_and_any_text_can_be_read() -> None:
+    tokenizer = load_tokenizer("table:vocab=40,eos=3")
+    every = tuple(i for i in range(40) if i != 3)
+    text = tokenizer.decode(range(40))
+    assert len(text) == 39
+    assert tokenizer.encode(text) == every
+    assert tokenizer.encode("abc") == (0, 1, 2)
+    assert all(0 <= i < 40 and i != 3 for i in tokenizer.encode("d, Hello, Wörld! 123 +"))
+    assert tokenizer.eos_token_ids == {3}
+
+
+def test_small_tables_end_nothing_unless_told() -> None:
+    assert load_tokenizer("table:vocab=40").eos_token_ids == frozenset()
+    assert load_tokenizer("table:vocab=40").vocab_size == 40
+
+
+def test_fingerprints_tell_vocabularies_apart() -> None:
+    names = ("table:vocab=40", "table:vocab=41", "table:vocab=40,eos=3", "table:vocab=300")
+    assert len({load_tokenizer(name).fingerprint for name in names}) == 4
+    assert load_tokenizer("table:vocab=40").fingerprint == load_tokenizer("table:vocab=40,seed=9").fingerprint
+    assert vocabulary_fingerprint({"a": 1, "b": 2}) == vocabulary_fingerprint([("b", 2), ("a", 1)])
+    assert vocabulary_fingerprint({"a": 1, "b": 2}) != vocabulary_fingerprint({"a": 2, "b": 1})
+    assert vocabulary_fingerprint({"ab": 1}) != vocabulary_fingerprint({"a": 1})
+
+
+def test_a_folder_gives_its_tokenizer_chat_and_end_ids(tmp_path: Path) -> None:
+    byte_level_tokenizer(extra=4).save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [1, 258]}')
+    tokenizer = load_tokenizer(str(tmp_path))
+    assert tokenizer.vocab_size == 262
+    assert tokenizer.eos_token_ids == {1, 258}
+    ids = tokenizer.render_chat((ChatMessage("system", "é"), ChatMessage("user", "hi")))
+    assert ids.count(0) == 3
+    assert ids.count(1) == 2
+    assert tokenizer.decode(ids) == "system:éuser:hiassistant:"
+
+
+def test_a_model_without_a_template_refuses_chat() -> None:
+    tokenizer = TransformersTokenizer(letter_tokenizer(10))
+    with pytest.raises(Unsupported, match="no chat template"):
+        tokenizer.render_chat((ChatMessage("user", "a"),))
+
+
+def test_table_chat_is_text() -> None:
+    tokenizer = load_tokenizer("table:vocab=300")
+    ids = tokenizer.render_chat((ChatMessage("user", "hi"),))
+    assert tokenizer.decode(ids) == "user: hi\nassistant: "
+
+
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="a model with a tokenizer"):
+        load_tokenizer(str(tmp_path))
