@@ -50,6 +50,8 @@ async def test_a_cancelled_waiting_job_never_runs() -> None:
     second = asyncio.create_task(executor.run(ran.append, 1))
     await asyncio.to_thread(lambda: None)
     second.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await second
     release.set()
     await first
     executor.close()
