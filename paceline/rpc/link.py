@@ -307,11 +307,12 @@ async def _serve_sessions(
 ) -> None:
     writer = FrameWriter[Event](kind.encode_event, lambda events: kind.response(events=events))
     handler = open_handler(writer)
-    try:
-        await _first_to_end(_read_commands(kind, context, writer, handler), writer.run(context.write))
-    finally:
+
+    def closed() -> None:
         writer.close()
         handler.closed()
+
+    await _first_to_end(_read_commands(kind, context, writer, handler), writer.run(context.write), at_end=closed)
 
 
 async def _read_commands(
@@ -357,11 +358,12 @@ def _check_frame(frame: Message) -> None:
         raise InvalidInput.of("frame bytes", size, f"at most {MAX_FRAME_BYTES}")
 
 
-async def _first_to_end(*bodies: Any) -> None:
+async def _first_to_end(*bodies: Any, at_end: Callable[[], None]) -> None:
     """Run bodies side by side until one ends; the others are cancelled, its exception is raised.
 
     If several end at once the first one's exception counts: a reader knows why
-    a stream ended, a writer only that it did.
+    a stream ended, a writer only that it did. `at_end` is called exactly once,
+    before anything else is waited for.
     """
     tasks = [asyncio.ensure_future(body) for body in bodies]
     try:
@@ -370,9 +372,12 @@ async def _first_to_end(*bodies: Any) -> None:
             if task in done:
                 task.result()
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        try:
+            at_end()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 # --- the coordinator's side --------------------------------------------------
@@ -564,13 +569,12 @@ class PeerLink(Generic[Command, Event]):
         self._dropped = asyncio.get_running_loop().create_future()
         self._set_up(writer, welcome)
         try:
-            await _first_to_end(self._read_events(call), writer.run(call.write), self._dropped)
+            await _first_to_end(self._read_events(call), writer.run(call.write), self._dropped, at_end=writer.close)
         except asyncio.InvalidStateError:
             # A write to a call that has just ended; reading tells why it ended.
             await self._read(call)
         finally:
             self._dropped.cancel()
-            writer.close()
             call.cancel()
 
     async def _read_events(self, call: Any) -> None:

@@ -107,7 +107,7 @@ async def serving(servicer: Servicer, port: int = 0) -> AsyncIterator[int]:
     server = grpc.aio.server(
         options=[("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.so_reuseport", 0)]
     )
-    pb_grpc.add_TargetServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+    pb_grpc.add_TargetServiceServicer_to_server(servicer, server)
     bound = server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
     try:
@@ -141,7 +141,7 @@ async def raw_stream(port: int) -> AsyncIterator[Any]:
     """A stream that says whatever a test wants."""
     channel = open_channel(PeerSettings(address=f"127.0.0.1:{port}"))
     try:
-        stub: Any = pb_grpc.TargetServiceStub(channel)  # type: ignore[no-untyped-call]
+        stub: Any = pb_grpc.TargetServiceStub(channel)
         yield stub.Verify()
     finally:
         await channel.close()

@@ -332,8 +332,8 @@ def _edges(proposal: t.Proposal, verdict: t.Verdict) -> dict[str, int]:
     commit = t.Commit(session, outcome, (LARGE_ID,) * (K + 1), base, t.DraftBudget(K, fan_out=4), traceparent=TRACE)
     verifying = t.Verifying(session, base, 1 << 20, K, budget=t.DraftBudget(K, fan_out=4))
     drafted = t.DraftedProposal(session, outcome, proposal, TIMINGS)
-    target = [codec.encode_target_command(round_), codec.encode_target_event(verdict)]
-    draft = [
+    target: list[Any] = [codec.encode_target_command(round_), codec.encode_target_event(verdict)]
+    draft: list[Any] = [
         codec.encode_draft_command(commit),
         codec.encode_draft_command(verifying),
         codec.encode_draft_event(drafted),

@@ -71,7 +71,7 @@ class Failing(pb_grpc.TargetServiceServicer):
 async def failing() -> Any:
     servicer = Failing()
     server = grpc.aio.server()
-    pb_grpc.add_TargetServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+    pb_grpc.add_TargetServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     yield servicer, PeerSettings(address=f"127.0.0.1:{port}")
@@ -80,7 +80,7 @@ async def failing() -> Any:
 
 async def _call(settings: PeerSettings) -> PacelineError:
     async with open_channel(settings) as channel:
-        stub: Any = pb_grpc.TargetServiceStub(channel)  # type: ignore[no-untyped-call]
+        stub: Any = pb_grpc.TargetServiceStub(channel)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.GetTargetStatus(pb.GetTargetStatusRequest())
     return from_rpc_error(caught.value)
@@ -114,7 +114,7 @@ async def test_defect_is_logged_and_sent_as_internal(failing: Any, caplog: pytes
 
 def test_absent_peer_is_unavailable_for_threads_too() -> None:
     with open_sync_channel(PeerSettings(address="127.0.0.1:1")) as channel:
-        stub: Any = pb_grpc.TargetServiceStub(channel)  # type: ignore[no-untyped-call]
+        stub: Any = pb_grpc.TargetServiceStub(channel)
         with pytest.raises(grpc.RpcError) as caught:
             stub.GetTargetStatus(pb.GetTargetStatusRequest(), timeout=10)
     error = from_rpc_error(caught.value, "target at 127.0.0.1:1")

@@ -4,6 +4,7 @@ import asyncio
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,8 @@ async def test_open_and_round_are_answered_in_one_session() -> None:
         await until(lambda: len(client.events) == 2)
         assert client.events == [TargetOpened(session), a_verdict(session)]
         assert servicer.handlers[0].commands == [an_open(session), a_round(session)]
+        await client.link.close()
+        await until(lambda: servicer.ended)
     assert servicer.handlers[0].closed_count == 1
     assert len(client.ups) == len(client.downs) == 1
 
@@ -283,8 +286,8 @@ async def test_client_that_closes_its_link_frees_the_handler_once() -> None:
         async with Client(port) as client:
             await client.link.wait_up(10)
             await until(lambda: servicer.handlers)
-        await until(lambda: servicer.handlers[0].closed_count)
-        assert servicer.ended == 1
+        await until(lambda: servicer.ended == 1)
+        assert servicer.handlers[0].closed_count == 1
         assert len(client.downs) == 1
         with pytest.raises(PeerUnavailable, match="target at 127"):
             client.link.send(an_open(1))
@@ -296,7 +299,7 @@ async def test_cancelled_call_and_half_close_free_the_handler_once() -> None:
             async with raw_stream(port) as stream:
                 await stream.write(hello_frame())
                 await stream.read()
-                await until(lambda links=links: len(servicer.handlers) == links)
+                await until(partial(_has_links, servicer, links))
                 if end == "cancel":
                     stream.cancel()
                 else:
@@ -414,6 +417,7 @@ async def test_killed_client_frees_the_handler_once() -> None:
         client = _process("client_process", str(port))
         try:
             assert await asyncio.to_thread(_first_line, client) == "up"
+            await until(lambda: servicer.handlers)
             client.kill()
             await until(lambda: servicer.handlers[0].closed_count)
             await until(lambda: servicer.ended)
@@ -445,6 +449,10 @@ def test_nothing_connects_when_a_channel_is_made() -> None:
     link = link_module.TargetLink(PeerSettings(address="127.0.0.1:1"), HELLO)
     assert not link.is_up
     assert link.welcome is None
+
+
+def _has_links(servicer: Servicer, links: int) -> bool:
+    return len(servicer.handlers) == links
 
 
 def _process(name: str, *arguments: str) -> subprocess.Popen[bytes]:

@@ -45,7 +45,7 @@ class Service:
 
     async def _register(self, server: grpc.aio.Server) -> None:
         await self.loading.wait()
-        pb_grpc.add_TargetServiceServicer_to_server(self.servicer, server)  # type: ignore[no-untyped-call]
+        pb_grpc.add_TargetServiceServicer_to_server(self.servicer, server)
 
 
 @asynccontextmanager
@@ -77,7 +77,7 @@ async def _health(port: int, name: str = NAME) -> int:
 
 async def _status_error(port: int) -> PacelineError:
     async with open_channel(PeerSettings(address=f"127.0.0.1:{port}")) as channel:
-        stub: Any = pb_grpc.TargetServiceStub(channel)  # type: ignore[no-untyped-call]
+        stub: Any = pb_grpc.TargetServiceStub(channel)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.GetTargetStatus(pb.GetTargetStatusRequest(), wait_for_ready=True, timeout=10)
     return from_rpc_error(caught.value)
@@ -102,12 +102,16 @@ async def test_health_follows_the_service_from_loading_to_the_end(tmp_path: Path
     assert await _health(port) == await _health(probe) == await _health(port, "") == SERVING
     assert port_file.read_text() == f"127.0.0.1:{port}"
     assert service.running == [RunningServer(port, probe)]
-    service.stop.set()
-    async with asyncio.timeout(10):
-        while await _health(probe) == SERVING:
-            assert not service.task.done()
-    drained.set()
-    await service.task
+    # A drain lasts while a call is open.
+    async with Client(port) as client:
+        await client.link.wait_up(10)
+        service.stop.set()
+        async with asyncio.timeout(10):
+            while await _health(probe) == SERVING:
+                assert not service.task.done()
+        assert client.link.is_up
+        drained.set()
+        await service.task
     assert not port_file.exists()
 
 

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _check_stubs() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("check_stubs", ROOT / "tools" / "check_stubs.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_committed_stubs_are_fresh() -> None:
+    assert _check_stubs().stale_files(ROOT) == []
+
+
+def test_a_changed_proto_and_a_left_over_stub_are_named(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "protos", tmp_path / "protos")
+    shutil.copytree(ROOT / "paceline" / "v1", tmp_path / "paceline" / "v1")
+    proto = tmp_path / "protos" / "paceline" / "v1" / "types.proto"
+    proto.write_text(proto.read_text() + "\nmessage Extra {}\n")
+    (tmp_path / "paceline" / "v1" / "gone_pb2.py").write_text("")
+    assert _check_stubs().stale_files(tmp_path) == ["gone_pb2.py", "types_pb2.py", "types_pb2.pyi"]

@@ -1,0 +1,133 @@
+"""The frame writer by itself: order, size, one write in flight."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.codec import encode_target_command, session_id_of
+from paceline.errors import InvalidInput
+from paceline.rpc.link import FrameWriter
+from paceline.types import MAX_FRAME_BYTES, Acceptance, Close, NoiseKey, SamplingParams, TargetCommand, TargetOpen
+from paceline.v1 import target_service_pb2 as pb
+from tests.rpc.harness import a_round, an_open, until
+
+
+def _writer() -> FrameWriter[TargetCommand]:
+    return FrameWriter(encode_target_command, lambda commands: pb.VerifyRequest(commands=commands))
+
+
+class Wire:
+    """Takes frames when it is allowed to."""
+
+    def __init__(self) -> None:
+        self.frames: list[Any] = []
+        self.in_flight = 0
+        self.most_in_flight = 0
+        self.go = asyncio.Event()
+
+    async def write(self, frame: Any) -> None:
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        await self.go.wait()
+        self.frames.append(frame)
+        self.in_flight -= 1
+
+    @property
+    def sessions(self) -> list[list[int]]:
+        return [[session_id_of(command) for command in frame.commands] for frame in self.frames]
+
+
+@asynccontextmanager
+async def _running(
+    writer: FrameWriter[TargetCommand], write: Callable[[Any], Awaitable[None]]
+) -> AsyncIterator[None]:
+    task = asyncio.create_task(writer.run(write))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_one_write_is_in_flight_and_the_rest_gathers_behind_it() -> None:
+    writer, wire = _writer(), Wire()
+    async with _running(writer, wire.write):
+        writer.send(a_round(1), urgent=True)
+        await until(lambda: wire.in_flight)
+        for session in range(2, 10):
+            writer.send(a_round(session), urgent=True)
+        wire.go.set()
+        await until(lambda: len(wire.frames) == 2)
+    assert wire.sessions == [[1], list(range(2, 10))]
+    assert wire.most_in_flight == 1
+    assert writer.frames_sent == 2
+
+
+async def test_a_lone_message_leaves_at_once() -> None:
+    writer, wire = _writer(), Wire()
+    wire.go.set()
+    async with _running(writer, wire.write):
+        writer.send(Close(1))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert wire.sessions == [[1]]
+
+
+async def test_urgent_messages_lead_but_never_overtake_their_own_session() -> None:
+    writer, wire = _writer(), Wire()
+    writer.send(an_open(1))
+    writer.send(an_open(2))
+    writer.send(a_round(3), urgent=True)
+    writer.send(a_round(1), urgent=True)
+    writer.send(a_round(4), urgent=True)
+    wire.go.set()
+    async with _running(writer, wire.write):
+        await until(lambda: wire.frames)
+    assert wire.sessions == [[3, 4, 1, 2, 1]]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 4), st.booleans(), st.sampled_from([1, 2_000, 300_000])), max_size=20))
+def test_frames_are_bounded_whole_and_in_order(sent: list[tuple[int, bool, int]]) -> None:
+    """Whatever is sent arrives once, each session in its order, in frames below the limit."""
+    writer = _writer()
+    for number, (session, urgent, tokens) in enumerate(sent, 1):
+        # The seed carries the message's number.
+        command = TargetOpen(session, (1,) * tokens, 1, SamplingParams(), NoiseKey(seed=number), Acceptance.COUPLED)
+        writer.send(command, urgent=urgent)
+    frames = _drained(writer, len(sent))
+    assert all(len(frame.commands) > 0 and frame.ByteSize() <= MAX_FRAME_BYTES for frame in frames)
+    arrived = [(command.open.session_id, command.open.seed) for frame in frames for command in frame.commands]
+    for session in range(1, 5):
+        numbers = [number for owner, number in arrived if owner == session]
+        assert numbers == [number for number, (owner, _, _) in enumerate(sent, 1) if owner == session]
+
+
+def _drained(writer: FrameWriter[TargetCommand], messages: int) -> list[Any]:
+    frames: list[Any] = []
+
+    async def write(frame: Any) -> None:
+        frames.append(frame)
+
+    async def drain() -> None:
+        async with _running(writer, write):
+            await until(lambda: sum(len(frame.commands) for frame in frames) == messages)
+
+    asyncio.run(drain())
+    return frames
+
+
+def test_too_large_a_message_is_refused_and_a_closed_writer_is_silent() -> None:
+    writer = _writer()
+    with pytest.raises(InvalidInput, match="bytes of TargetOpen"):
+        writer.send(an_open(1, tokens=400_000))
+    writer.close()
+    writer.send(Close(1))
+    assert writer.frames_sent == 0
