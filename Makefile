@@ -28,6 +28,7 @@ pull: setup
 	@$(BIN)/paceline pull $(MODEL)
 
 demo: pull
+	@printf 'prompt: %s\n\n' "$$DEMO_PROMPT"
 	@$(BIN)/paceline generate --local --model $(MODEL) --compare $(DEMO_FLAGS) --chat "$$DEMO_PROMPT"
 
 demo: export DEMO_PROMPT = $(value PROMPT)

@@ -141,13 +141,19 @@ def pull(
     from paceline import models
 
     columns = (TextColumn("{task.description:<10}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("pull", total=1.0)
+    bar = Progress(*columns, console=Console(stderr=True))
+    task = bar.add_task("pull", total=1.0)
 
-        def show(progress: models.PullProgress) -> None:
-            bar.update(task, completed=progress.fraction, description=progress.stage)
+    def show(progress: models.PullProgress) -> None:
+        if progress.stage != "done":  # a model that is there already needs no bar
+            bar.start()
+        bar.update(task, completed=progress.fraction, description=progress.stage)
 
+    try:
         folder = models.pull(model, show)
+    finally:
+        if bar.live.is_started:
+            bar.stop()
     typer.echo(f"{model}: {folder}")
 
 
@@ -214,7 +220,7 @@ def serve(
         draft_port=draft_port,
         target_port=target_port,
     )
-    _check_models(settings)
+    _check_settings(settings)
     folder = log_dir or Path(tempfile.mkdtemp(prefix="paceline-"))
     typer.echo(f"logs in {folder}")
     with contextlib.suppress(KeyboardInterrupt), _sigterm_interrupts():
@@ -237,10 +243,12 @@ def _choose_drafter(drafter: str | None, speculative_config: str | None) -> tupl
     return speculative_drafter(speculative_config)
 
 
-def _check_models(settings: ServeSettings) -> None:
-    """Refuse a model that isn't there before any process starts."""
+def _check_settings(settings: ServeSettings) -> None:
+    """Refuse bad settings and a model that isn't there before any process starts."""
     from paceline.models import resolve
+    from paceline.supervisor import check_settings
 
+    check_settings(settings)
     resolve(settings.model)
     if settings.drafter.startswith("model:"):
         resolve(settings.drafter.removeprefix("model:"))
@@ -384,7 +392,7 @@ def _local_services(model: str, drafter: str, *, quiet: bool) -> Iterator[Servic
     from paceline.supervisor import ServeSettings, Services
 
     settings = ServeSettings(model=model, drafter=drafter, port=0, draft_port=0, target_port=0)
-    _check_models(settings)
+    _check_settings(settings)
 
     def announce(line: str) -> None:
         if not quiet:
@@ -401,6 +409,7 @@ def _generate_at(peer: PeerSettings, timeout_s: float | None, wanted: _Wanted) -
     from paceline.client import Client
 
     with Client(peer, timeout_s=timeout_s) as client:
+        client.describe_models()  # an address where nobody listens fails at once; a broken stream would be resumed
         if wanted.as_json:
             from paceline.display import generation_json
 
