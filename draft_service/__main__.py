@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import grpc
 import typer
 
+from draft_service.drafters.names import check_drafters
 from paceline import telemetry
 from paceline.config import DraftConfig, load_config
 from paceline.engine.executor import Executor
@@ -46,6 +47,7 @@ async def serve(config: DraftConfig) -> None:
 async def _serve_on(executor: Executor, config: DraftConfig) -> None:
     # torch and transformers take seconds to import: health answers meanwhile.
     serving: DraftServicer | None = None
+    stop = asyncio.Event()
 
     async def register(server: grpc.aio.Server) -> None:
         nonlocal serving
@@ -53,6 +55,8 @@ async def _serve_on(executor: Executor, config: DraftConfig) -> None:
         from draft_service.servicer import DraftServicer
 
         serving = DraftServicer(catalogue, executor, config.engine.max_num_seqs)
+        # A service that can't step any more must not look healthy.
+        serving.runner.add_done_callback(lambda _: stop.set())
         pb_grpc.add_DraftServiceServicer_to_server(serving, server)
 
     async def drain() -> None:
@@ -60,7 +64,7 @@ async def _serve_on(executor: Executor, config: DraftConfig) -> None:
             await serving.speculator.idle()
 
     try:
-        await run_server(config.server, register, [SERVICE], on_drain=drain)
+        await run_server(config.server, register, [SERVICE], stop, on_drain=drain)
     finally:
         if serving is not None:
             await serving.close()
@@ -126,6 +130,7 @@ def main(
     }
     try:
         loaded = load_config(DraftConfig, config, flags)
+        check_drafters(loaded.drafters)
         asyncio.run(serve(loaded))
     except PacelineError as error:
         logger.error("draft service can't start: %s", error.message)

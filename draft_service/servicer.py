@@ -15,7 +15,7 @@ from draft_service.speculator import Speculator
 from paceline import codec
 from paceline.codec import failure_of
 from paceline.engine.executor import Executor
-from paceline.errors import InvalidInput, PacelineError, UnknownSession
+from paceline.errors import InternalError, InvalidInput, PacelineError, UnknownSession
 from paceline.rpc.errors import typed_errors
 from paceline.rpc.link import FrameWriter, serve_draft_link
 from paceline.types import Close, Commit, DraftCommand, DraftEvent, DraftOpen, ServiceStatus, Verifying, Welcome
@@ -96,12 +96,19 @@ class DraftServicer(pb_grpc.DraftServiceServicer):
         )
         self._links: set[DraftSessions] = set()
         self._frames_of_past_links = 0
-        self._runner = asyncio.create_task(self.speculator.run(), name="draft speculator")
+        self.runner = asyncio.create_task(self.speculator.run(), name="draft speculator")
 
     async def close(self) -> None:
-        """Stop drafting."""
-        self._runner.cancel()
-        await asyncio.gather(self._runner, return_exceptions=True)
+        """Stop drafting.
+
+        Raises:
+            InternalError: the speculator had ended by itself, which is a defect.
+        """
+        ended = self.runner.done()
+        self.runner.cancel()
+        (outcome,) = await asyncio.gather(self.runner, return_exceptions=True)
+        if ended:
+            raise InternalError(f"the speculator ended: {outcome!r}") from outcome
 
     async def Draft(  # noqa: N802
         self, request_iterator: Any, context: grpc.aio.ServicerContext[Any, Any]

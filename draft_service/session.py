@@ -58,7 +58,8 @@ class DraftSession:
     @property
     def context(self) -> DraftingContext:
         """What the session's draws depend on."""
-        return DraftingContext(self.facts.sampling, self.facts.noise, self.facts.acceptance)
+        facts = self.facts
+        return DraftingContext(facts.sampling, facts.noise, facts.acceptance, facts.max_length)
 
     def next_proposal_id(self) -> int:
         """Unique within the session, from 1."""

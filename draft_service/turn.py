@@ -26,7 +26,11 @@ class Job:
 
 @dataclass
 class TurnResult:
-    """What came of a turn; `opened` tells the prefix tokens reused; a session named in `failures` can't be used again."""
+    """What came of a turn.
+
+    `opened` tells how many prefix tokens each opened session reused; a session
+    named in `failures` can't be used again.
+    """
 
     opened: dict[DraftSession, int] = field(default_factory=dict)
     failures: dict[DraftSession, PacelineError] = field(default_factory=dict)

@@ -46,6 +46,7 @@ async def serve(config: TargetConfig) -> None:
 async def _serve_on(executor: Executor, config: TargetConfig) -> None:
     # torch and transformers take seconds to import: health answers meanwhile.
     serving: TargetServicer | None = None
+    stop = asyncio.Event()
 
     async def register(server: grpc.aio.Server) -> None:
         nonlocal serving
@@ -53,6 +54,8 @@ async def _serve_on(executor: Executor, config: TargetConfig) -> None:
         from target_service.servicer import TargetServicer
 
         serving = TargetServicer(engine, executor, config.engine, config.max_queue)
+        # A service that can't step any more must not look healthy.
+        serving.runner.add_done_callback(lambda _: stop.set())
         pb_grpc.add_TargetServiceServicer_to_server(serving, server)
 
     async def drain() -> None:
@@ -60,7 +63,7 @@ async def _serve_on(executor: Executor, config: TargetConfig) -> None:
             await serving.scheduler.idle()
 
     try:
-        await run_server(config.server, register, [SERVICE], on_drain=drain)
+        await run_server(config.server, register, [SERVICE], stop, on_drain=drain)
     finally:
         if serving is not None:
             await serving.close()

@@ -91,10 +91,11 @@ class Scheduler:
         """
         if session.closed:
             raise UnknownSession(f"session {session.id} has ended")
+        before = session.pending
         verdict = session.accept(round_, self._engine.info, time.monotonic())
         if verdict is not None:
             session.owner.send(verdict, urgent=True)
-        elif session.admitted and not session.prefill_left:
+        elif session.pending is not before and session.admitted and not session.prefill_left:
             self._ready[session.key] = session
             self._wake.set()
 

@@ -14,7 +14,7 @@ from paceline.codec import failure_of
 from paceline.config import EngineSettings
 from paceline.engine.executor import Executor
 from paceline.engine.interface import Engine
-from paceline.errors import InvalidInput, PacelineError, UnknownSession
+from paceline.errors import InternalError, InvalidInput, PacelineError, UnknownSession
 from paceline.rpc.errors import typed_errors
 from paceline.rpc.link import FrameWriter, serve_target_link
 from paceline.types import Close, Round, ServiceStatus, TargetCommand, TargetEvent, TargetOpen, Welcome
@@ -94,12 +94,19 @@ class TargetServicer(pb_grpc.TargetServiceServicer):
         )
         self._links: set[TargetSessions] = set()
         self._frames_of_past_links = 0
-        self._runner = asyncio.create_task(self.scheduler.run(), name="target scheduler")
+        self.runner = asyncio.create_task(self.scheduler.run(), name="target scheduler")
 
     async def close(self) -> None:
-        """Stop running steps."""
-        self._runner.cancel()
-        await asyncio.gather(self._runner, return_exceptions=True)
+        """Stop running steps.
+
+        Raises:
+            InternalError: the scheduler had ended by itself, which is a defect.
+        """
+        ended = self.runner.done()
+        self.runner.cancel()
+        (outcome,) = await asyncio.gather(self.runner, return_exceptions=True)
+        if ended:
+            raise InternalError(f"the scheduler ended: {outcome!r}") from outcome
 
     async def Verify(  # noqa: N802
         self, request_iterator: Any, context: grpc.aio.ServicerContext[Any, Any]

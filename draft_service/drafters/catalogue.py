@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from draft_service.drafters.interface import AnyDrafter
-from draft_service.drafters.model import NAME as MODEL
 from draft_service.drafters.model import ModelDrafter
-from draft_service.drafters.ngram import NAME as NGRAM
+from draft_service.drafters.names import MODEL, NGRAM, check_drafters
 from draft_service.drafters.ngram import NgramDrafter
 from paceline.config import DraftConfig
 from paceline.engine.interface import Engine
@@ -76,7 +75,7 @@ def build_catalogue(config: DraftConfig) -> Catalogue:
         InvalidInput: an unknown kind of drafter, none, or one named twice.
         VocabularyMismatch: models whose tokenizers differ from each other or from the target's.
     """
-    check_drafters(config)
+    check_drafters(config.drafters)
     drafters: dict[str, AnyDrafter] = {}
     engines: list[Engine] = []
     for text in config.drafters:
@@ -89,23 +88,6 @@ def build_catalogue(config: DraftConfig) -> Catalogue:
         drafters[name] = ModelDrafter(engines[-1], config.engine.prefill_chunk, name)
     _check_vocabularies(engines, config)
     return Catalogue(drafters, tuple(engines))
-
-
-def check_drafters(config: DraftConfig) -> None:
-    """Refuse what names no drafter, before anything is loaded.
-
-    Raises:
-        InvalidInput: naming the value and what it may be.
-    """
-    if not config.drafters:
-        raise InvalidInput.of("drafters", config.drafters, "at least 1")
-    for text in config.drafters:
-        kind, _, model = text.partition(":")
-        known = text == NGRAM or (kind == MODEL and model)
-        if not known:
-            raise InvalidInput.of("drafters", text, "ngram or model:NAME")
-    if len(set(config.drafters)) < len(config.drafters):
-        raise InvalidInput.of("drafters", config.drafters, "named once each")
 
 
 def _check_vocabularies(engines: list[Engine], config: DraftConfig) -> None:

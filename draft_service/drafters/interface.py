@@ -30,11 +30,15 @@ class DrafterManifest:
 
 @dataclass(frozen=True)
 class DraftingContext:
-    """What a session's draws depend on; constant while the session is open."""
+    """What a session's draws depend on, and how long it may become; constant while the session is open.
+
+    `max_length` counts tokens, prompt and output; 0: as long as the drafter can hold.
+    """
 
     sampling: SamplingParams
     noise: NoiseKey
     acceptance: Acceptance
+    max_length: int = 0
 
 
 class Drafting(Protocol):

@@ -28,6 +28,14 @@ class DraftKV:
     tree_tokens: list[int] = field(default_factory=list)
     tree_parents: list[int] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self._prefix_length = len(self.committed)
+
+    @property
+    def in_prefix(self) -> bool:
+        """Whether rows of the prefix that the session was opened with are still to be computed."""
+        return self.base < self._prefix_length
+
     @property
     def lag(self) -> int:
         """Committed tokens whose rows are not computed; the last one always counts, for its logits."""

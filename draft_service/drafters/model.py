@@ -9,12 +9,14 @@ values that it sends, with the round key of the round that will carry them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from draft_service.drafters.interface import DrafterManifest, DraftingContext
 from draft_service.drafters.kv import DraftKV
+from draft_service.drafters.names import MODEL
 from draft_service.drafters.shape import Shape, TreeBuilder, shape_of
 from paceline.engine.interface import Engine, Logits, StepItem, StepPlan
 from paceline.errors import InvalidInput
@@ -29,9 +31,8 @@ from paceline.types import (
     SparseDistribution,
 )
 
-NAME = "model"
 SHORT_LAG = MAX_PROPOSAL_NODES + 1
-"""A lag that one round can leave is caught up at once; a longer one is a prefix, and waits its turn."""
+"""A lag that one round can leave is caught up at once; prefixes and longer ones wait their turn."""
 
 Scores = NDArray[np.float32]
 
@@ -121,14 +122,23 @@ class ModelDrafting:
         return added
 
 
+@dataclass(frozen=True)
+class _Session:
+    """`longest` is the number of tokens up to which it drafts."""
+
+    kv: DraftKV
+    context: DraftingContext
+    longest: int
+
+
 class ModelDrafter:
     """Drafts with an engine of its own; `Drafter` says what its methods promise."""
 
-    def __init__(self, engine: Engine, prefill_chunk: int, name: str = NAME) -> None:
+    def __init__(self, engine: Engine, prefill_chunk: int, name: str = MODEL) -> None:
         self.manifest = DrafterManifest(name, trees=True)
         self._engine = engine
         self._prefill_chunk = prefill_chunk
-        self._sessions: dict[int, tuple[DraftKV, DraftingContext]] = {}
+        self._sessions: dict[int, _Session] = {}
 
     def open(self, session: int, prefix: Sequence[int], context: DraftingContext) -> int:
         """Reserve the session's rows; the first drafting computes the prefix, in chunks.
@@ -140,19 +150,22 @@ class ModelDrafter:
         info = self._engine.info
         if len(prefix) > info.max_length:
             raise InvalidInput.of("prefix length", len(prefix), f"at most {info.max_length}, the drafter's context")
-        self._engine.open(session, min(info.max_length + MAX_PROPOSAL_NODES, info.max_kv_rows))
-        self._sessions[session] = (DraftKV(session, list(prefix)), context)
+        max_length = min(context.max_length or info.max_length, info.max_length)
+        max_rows = min(max_length + MAX_PROPOSAL_NODES, info.max_kv_rows)
+        self._engine.open(session, max_rows)
+        # A drafting near the end of its rows is cut short; the largest one always fits behind `longest`.
+        longest = max_rows - MAX_PROPOSAL_NODES
+        self._sessions[session] = _Session(DraftKV(session, list(prefix)), context, longest)
         return 0
 
     def commit(self, session: int, token_ids: Sequence[int]) -> None:  # noqa: D102
-        self._sessions[session][0].committed.extend(token_ids)
+        self._sessions[session].kv.committed.extend(token_ids)
 
     def begin(self, session: int, budget: DraftBudget, proposal_id: int) -> ModelDrafting:  # noqa: D102
-        kv, context = self._sessions[session]
-        info = self._engine.info
-        room = min(info.max_length, info.max_kv_rows - MAX_PROPOSAL_NODES) - len(kv.committed)
-        shape = shape_of(budget, context.acceptance, room)
-        return ModelDrafting(self.manifest.name, proposal_id, kv, context, shape, info.fingerprint.vocab_size)
+        held = self._sessions[session]
+        shape = shape_of(budget, held.context.acceptance, held.longest - len(held.kv.committed))
+        vocab_size = self._engine.info.fingerprint.vocab_size
+        return ModelDrafting(self.manifest.name, proposal_id, held.kv, held.context, shape, vocab_size)
 
     def advance(self, draftings: Sequence[ModelDrafting]) -> int:
         """One batched step; long prefixes share `prefill_chunk` rows of it, so that they delay nobody for longer."""
@@ -161,7 +174,7 @@ class ModelDrafter:
         room = self._prefill_chunk
         for drafting in draftings:
             rows = drafting.lag
-            if rows > SHORT_LAG:
+            if rows > SHORT_LAG or (rows and drafting.kv.in_prefix):
                 rows = min(rows, room)
                 room -= rows
                 if not rows:

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from draft_service.drafters.interface import DrafterManifest, DraftingContext
+from draft_service.drafters.names import NGRAM
 from draft_service.drafters.shape import TreeBuilder, shape_of
 from paceline.ngram import NgramIndex
 from paceline.types import Acceptance, DraftBudget, Proposal, SparseDistribution
-
-NAME = "ngram"
 
 
 @dataclass
@@ -36,7 +35,7 @@ class NgramDrafting:
 class NgramDrafter:
     """Suffix matches over prompt and output, per session; `Drafter` says what its methods promise."""
 
-    manifest = DrafterManifest(NAME, trees=True, deterministic=True)
+    manifest = DrafterManifest(NGRAM, trees=True, deterministic=True)
 
     def __init__(self) -> None:
         self._sessions: dict[int, _Session] = {}
@@ -58,7 +57,7 @@ class NgramDrafter:
         token_ids = tuple(nodes.token_ids)
         supports = () if coupled else tuple(SparseDistribution((token,), (1.0,)) for token in token_ids)
         return NgramDrafting(
-            Proposal(proposal_id, token_ids, (1.0,) * len(token_ids), tuple(nodes.parents), supports, NAME)
+            Proposal(proposal_id, token_ids, (1.0,) * len(token_ids), tuple(nodes.parents), supports, NGRAM)
         )
 
     def advance(self, draftings: Sequence[NgramDrafting]) -> int:  # noqa: D102

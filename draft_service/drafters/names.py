@@ -1,0 +1,27 @@
+"""The kinds of drafters, as configurations and sessions name them. Imports no model code, so bad names fail fast."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paceline.errors import InvalidInput
+
+NGRAM = "ngram"
+MODEL = "model"
+
+
+def check_drafters(drafters: Sequence[str]) -> None:
+    """Refuse what names no drafter, before anything is loaded.
+
+    Raises:
+        InvalidInput: naming the value and what it may be.
+    """
+    if not drafters:
+        raise InvalidInput.of("drafters", list(drafters), "at least 1")
+    for text in drafters:
+        kind, _, model = text.partition(":")
+        known = text == NGRAM or (kind == MODEL and model)
+        if not known:
+            raise InvalidInput.of("drafters", text, "ngram or model:NAME")
+    if len(set(drafters)) < len(drafters):
+        raise InvalidInput.of("drafters", list(drafters), "named once each")

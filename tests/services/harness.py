@@ -1,0 +1,247 @@
+"""In-process services on loopback, and clients that talk to them over real links."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import grpc
+
+from draft_service.drafters.catalogue import Catalogue
+from draft_service.drafters.model import ModelDrafter
+from draft_service.drafters.ngram import NgramDrafter
+from draft_service.servicer import DraftServicer
+from paceline.config import EngineSettings, PeerSettings, ServerSettings
+from paceline.engine.executor import Executor
+from paceline.engine.interface import Engine, EngineInfo, Logits, StepPlan
+from paceline.engine.table_spec import TableSpec
+from paceline.engine.tables import TableEngine, TableModel
+from paceline.rpc.link import DraftLink, PeerLink, TargetLink
+from paceline.rpc.server import run_server
+from paceline.types import (
+    ROOT,
+    Acceptance,
+    DraftBudget,
+    DraftOpen,
+    Failure,
+    Hello,
+    NoiseKey,
+    Proposal,
+    Round,
+    SamplingParams,
+    TargetOpen,
+    Verdict,
+)
+from paceline.v1 import draft_service_pb2_grpc as draft_grpc
+from paceline.v1 import target_service_pb2_grpc as target_grpc
+from target_service.servicer import TargetServicer
+
+WAIT_S = 10.0
+SPEC = TableSpec(vocab=32, seed=3, max_length=256)
+LAW = TableModel(SPEC)
+NOISE = NoiseKey(seed=11)
+SAMPLING = SamplingParams(temperature=0.9)
+
+E = TypeVar("E")
+
+
+class RecordingEngine:
+    """A table engine that notes its plans, can be held between steps, and can be made to fail."""
+
+    def __init__(self, spec: TableSpec = SPEC) -> None:
+        self._inner: Engine = TableEngine(spec)
+        self.plans: list[StepPlan] = []
+        self.go = threading.Event()
+        self.go.set()
+        self.entered = threading.Event()
+        self.poison: int | None = None
+        """A token id: a step that carries it fails."""
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._inner.info
+
+    @property
+    def kv_rows(self) -> int:
+        return self._inner.kv_rows
+
+    def open(self, session: int, max_rows: int) -> None:
+        self._inner.open(session, max_rows)
+
+    def close(self, session: int) -> None:
+        self._inner.close(session)
+
+    def step(self, plan: StepPlan) -> Sequence[Logits]:
+        self.entered.set()
+        assert self.go.wait(WAIT_S), "the test lets the step go on"
+        self.plans.append(plan)
+        if self.poison is not None and any(self.poison in item.token_ids for item in plan.items):
+            raise RuntimeError("poisoned step")
+        return self._inner.step(plan)
+
+
+class Events:
+    """What came over a link; `of` waits for the next event of a kind and session."""
+
+    def __init__(self, link: PeerLink[Any, Any]) -> None:
+        self.link = link
+        self._events: list[Any] = []
+        self._news = asyncio.Event()
+        link.on_event = self._arrived
+
+    async def of(self, kind: type[E], session_id: int) -> E:
+        """Take the oldest event of this kind for this session; any other failure of it fails the test."""
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                for event in self._events:
+                    if event.session_id == session_id and isinstance(event, kind):
+                        self._events.remove(event)
+                        return event
+                    unexpected = isinstance(event, Failure) and event.session_id == session_id
+                    assert not unexpected, event
+                self._news.clear()
+                await self._news.wait()
+
+    def _arrived(self, event: Any) -> None:
+        self._events.append(event)
+        self._news.set()
+
+
+async def eventually(condition: Callable[[], bool], what: str) -> None:
+    """Wait until a condition holds."""
+    for _ in range(round(WAIT_S / 0.005)):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError(f"not within {WAIT_S:g} s: {what}")
+
+
+@asynccontextmanager
+async def serving(register: Callable[[grpc.aio.Server], None]) -> AsyncIterator[str]:
+    """A server on a free port; yields host:port."""
+    stop = asyncio.Event()
+    address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def drained() -> None:
+        return
+
+    runner = asyncio.create_task(
+        run_server(
+            ServerSettings(port=0, drain_seconds=1),
+            register,
+            ["paceline.v1.TargetService", "paceline.v1.DraftService"],
+            stop=stop,
+            on_drain=drained,
+            on_serving=lambda running: address.set_result(f"127.0.0.1:{running.port}"),
+        )
+    )
+    try:
+        yield await asyncio.wait_for(asyncio.shield(address), WAIT_S)
+    finally:
+        stop.set()
+        await runner
+
+
+@asynccontextmanager
+async def linked(link: PeerLink[Any, Any]) -> AsyncIterator[Events]:
+    """A link that stands."""
+    events = Events(link)
+    await link.start()
+    try:
+        await link.wait_up(WAIT_S)
+        yield events
+    finally:
+        await link.close()
+
+
+def target_link(address: str) -> TargetLink:
+    return TargetLink(PeerSettings(address=address), Hello("test"))
+
+
+def draft_link(address: str) -> DraftLink:
+    return DraftLink(PeerSettings(address=address), Hello("test"))
+
+
+@asynccontextmanager
+async def target_service(
+    engine: Engine, *, prefill_chunk: int = 16, max_num_seqs: int = 64, max_queue: int = 64
+) -> AsyncIterator[tuple[TargetServicer, str]]:
+    """A target service; yields its servicer and address."""
+    executor = Executor("target-test")
+    settings = EngineSettings(prefill_chunk=prefill_chunk, max_num_seqs=max_num_seqs)
+    servicer = TargetServicer(engine, executor, settings, max_queue)
+    async with _closing(servicer.close, executor):
+
+        def register(server: grpc.aio.Server) -> None:
+            target_grpc.add_TargetServiceServicer_to_server(servicer, server)
+
+        async with serving(register) as address:
+            yield servicer, address
+
+
+@asynccontextmanager
+async def draft_service(
+    engine: Engine, *, prefill_chunk: int = 16, max_num_seqs: int = 64
+) -> AsyncIterator[tuple[DraftServicer, str]]:
+    """A draft service with a model drafter (the default) and n-grams; yields its servicer and address."""
+    executor = Executor("draft-test")
+    drafters: dict[str, Any] = {"model": ModelDrafter(engine, prefill_chunk), "ngram": NgramDrafter()}
+    servicer = DraftServicer(Catalogue(drafters, (engine,)), executor, max_num_seqs)
+    async with _closing(servicer.close, executor):
+
+        def register(server: grpc.aio.Server) -> None:
+            draft_grpc.add_DraftServiceServicer_to_server(servicer, server)
+
+        async with serving(register) as address:
+            yield servicer, address
+
+
+@asynccontextmanager
+async def _closing(close: Callable[[], Awaitable[None]], executor: Executor) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        await close()
+        executor.close()
+
+
+def target_open(session_id: int, prefix: Sequence[int], **changes: Any) -> TargetOpen:
+    facts: dict[str, Any] = {
+        "session_id": session_id,
+        "token_ids": tuple(prefix),
+        "prompt_length": len(prefix),
+        "sampling": SAMPLING,
+        "noise": NOISE,
+        "acceptance": Acceptance.COUPLED,
+    }
+    return TargetOpen(**(facts | changes))
+
+
+def draft_open(session_id: int, prefix: Sequence[int], budget: DraftBudget, **changes: Any) -> DraftOpen:
+    facts: dict[str, Any] = {
+        "session_id": session_id,
+        "token_ids": tuple(prefix),
+        "prompt_length": len(prefix),
+        "sampling": SAMPLING,
+        "noise": NOISE,
+        "acceptance": Acceptance.COUPLED,
+        "budget": budget,
+    }
+    return DraftOpen(**(facts | changes))
+
+
+def first_round(session_id: int, prefix: Sequence[int], proposal: Proposal | None = None) -> Round:
+    return Round(session_id, len(prefix) - 1, ROOT, (prefix[-1],), proposal)
+
+
+def chain(tokens: Sequence[int], proposal_id: int = 1) -> Proposal:
+    return Proposal(proposal_id, tuple(tokens), (1.0,) * len(tokens))
+
+
+async def verdict_of(events: Events, round_: Round) -> Verdict:
+    """Send a round and wait for its verdict."""
+    events.link.send(round_, urgent=True)
+    return await events.of(Verdict, round_.session_id)

@@ -1,0 +1,207 @@
+"""The target service when things go wrong: bad input, full queues, failing steps, cut links."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from paceline.engine.table_spec import TableSpec
+from paceline.types import (
+    MAX_PROPOSAL_NODES,
+    ROOT,
+    Acceptance,
+    Close,
+    Failure,
+    Proposal,
+    Round,
+    SparseDistribution,
+    TargetOpened,
+    Verdict,
+)
+from tests.services.harness import (
+    RecordingEngine,
+    chain,
+    eventually,
+    first_round,
+    linked,
+    target_link,
+    target_open,
+    target_service,
+    verdict_of,
+)
+from tests.services.law import next_token
+
+PREFIX = (1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "prefix", "reason", "text"),
+    [
+        ({}, (1, 32), "INVALID_INPUT", "token_ids = 32: must be in [0, 32)"),
+        ({}, (1,) * 257, "INVALID_INPUT", "session length = 257: must be at most 256"),
+        ({"feature_layers": (3, 5)}, PREFIX, "UNSUPPORTED", "feature_layers = [3, 5]"),
+    ],
+)
+async def test_an_open_that_cannot_be_served(
+    changes: dict[str, Any], prefix: tuple[int, ...], reason: str, text: str
+) -> None:
+    engine = RecordingEngine()
+    async with target_service(engine) as (_, address), linked(target_link(address)) as events:
+        events.link.send(target_open(1, prefix, **changes))
+        failure = await events.of(Failure, 1)
+        assert (failure.reason, failure.session_closed) == (reason, True)
+        assert text in failure.message
+        await still_serves(events)
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "round_", "text"),
+    [
+        (Acceptance.COUPLED, first_round(1, PREFIX, chain([40])), "proposal token_ids = 40: must be in [0, 32)"),
+        (Acceptance.COUPLED, Round(1, 2, ROOT, (3, 99)), "committed token_ids = 99"),
+        (Acceptance.COUPLED, Round(1, 2, ROOT, (3,) * 255), "sequence length = 257: must be at most 256"),
+        (
+            Acceptance.COUPLED,
+            first_round(1, PREFIX, Proposal(1, (3,), (1.0,), supports=(SparseDistribution((3,), (1.0,)),))),
+            "proposal supports = 1: must be 0 under coupled",
+        ),
+        (Acceptance.REJECTION, first_round(1, PREFIX, chain([4, 5])), "proposal supports = 0: must be 2"),
+        (
+            Acceptance.BLOCK,
+            first_round(1, PREFIX, Proposal(1, (4, 5), (1.0, 1.0), (ROOT, ROOT))),
+            "a chain under block acceptance",
+        ),
+        (
+            Acceptance.REJECTION,
+            first_round(1, PREFIX, Proposal(1, (3,), (0.5,), supports=(SparseDistribution((3, 64), (0.5, 0.5)),))),
+            "support token_ids = 64",
+        ),
+    ],
+)
+async def test_a_refused_round_leaves_its_session_open(acceptance: Acceptance, round_: Round, text: str) -> None:
+    async with target_service(RecordingEngine()) as (_, address), linked(target_link(address)) as events:
+        events.link.send(target_open(1, PREFIX, acceptance=acceptance))
+        events.link.send(round_)
+        failure = await events.of(Failure, 1)
+        assert (failure.reason, failure.session_closed) == ("INVALID_INPUT", False)
+        assert text in failure.message
+        assert len((await verdict_of(events, first_round(1, PREFIX))).token_ids) == 1
+
+
+async def test_a_second_open_of_an_id_and_an_unknown_id_are_refused() -> None:
+    async with target_service(RecordingEngine()) as (_, address), linked(target_link(address)) as events:
+        events.link.send(target_open(1, PREFIX))
+        events.link.send(target_open(1, (4, 5)))
+        failure = await events.of(Failure, 1)
+        assert (failure.reason, failure.session_closed) == ("INVALID_INPUT", False)
+        events.link.send(first_round(9, PREFIX))
+        assert (await events.of(Failure, 9)).reason == "UNKNOWN_SESSION"
+        assert (await verdict_of(events, first_round(1, PREFIX))).token_ids == (next_token(PREFIX),)
+
+
+async def test_a_failing_step_fails_its_own_sessions_only() -> None:
+    engine = RecordingEngine()
+    async with target_service(engine) as (servicer, address), linked(target_link(address)) as events:
+        for i in (1, 2, 3):
+            events.link.send(target_open(i, PREFIX))
+            await events.of(TargetOpened, i)
+        engine.poison = 31
+        events.link.send(first_round(1, PREFIX, chain([31])), urgent=True)
+        events.link.send(first_round(2, PREFIX), urgent=True)
+        failures = [await events.of(Failure, i) for i in (1, 2)]
+        assert [(failure.reason, failure.session_closed) for failure in failures] == [("INTERNAL", True)] * 2
+        verdict = await verdict_of(events, first_round(3, PREFIX))
+        assert verdict.token_ids == (next_token(PREFIX),)
+        assert servicer.status().sessions == 1
+        events.link.send(Close(3))
+        await eventually(lambda: engine.kv_rows == 0, "all rows are free")
+        await still_serves(events)
+
+
+async def test_a_cut_link_frees_its_sessions_and_no_others() -> None:
+    engine = RecordingEngine()
+    async with target_service(engine) as (servicer, address), linked(target_link(address)) as stays:
+        stays.link.send(target_open(1, PREFIX))
+        await stays.of(TargetOpened, 1)
+        rows = engine.kv_rows
+        async with linked(target_link(address)) as cut:
+            for i in range(1, 6):
+                cut.link.send(target_open(i, PREFIX))
+                await cut.of(TargetOpened, i)
+            assert engine.kv_rows == 6 * rows
+        await eventually(lambda: engine.kv_rows == rows, "the cut link's rows are free")
+        assert servicer.status().sessions == 1
+        assert (await verdict_of(stays, first_round(1, PREFIX))).token_ids == (next_token(PREFIX),)
+
+
+async def test_a_session_closed_during_its_step_is_freed_after_it() -> None:
+    engine = RecordingEngine()
+    async with target_service(engine) as (_, address), linked(target_link(address)) as events:
+        events.link.send(target_open(1, PREFIX))
+        await events.of(TargetOpened, 1)
+        engine.go.clear()
+        engine.entered.clear()
+        events.link.send(first_round(1, PREFIX))
+        await asyncio.to_thread(engine.entered.wait, 10)
+        events.link.send(Close(1))
+        engine.go.set()
+        await eventually(lambda: engine.kv_rows == 0, "the rows are free")
+        await still_serves(events)
+
+
+@pytest.mark.parametrize("limited", ["kv", "sessions"])
+async def test_sessions_wait_for_room_and_then_are_overloaded(limited: str) -> None:
+    one = 64 + MAX_PROPOSAL_NODES
+    spec = TableSpec(vocab=32, seed=3, max_length=64, max_kv_rows=one if limited == "kv" else 100 * one)
+    engine = RecordingEngine(spec)
+    seqs = 1 if limited == "sessions" else 64
+    async with (
+        target_service(engine, max_num_seqs=seqs, max_queue=1) as (servicer, address),
+        linked(target_link(address)) as events,
+    ):
+        events.link.send(target_open(1, PREFIX))
+        await events.of(TargetOpened, 1)
+        events.link.send(target_open(2, PREFIX))
+        events.link.send(first_round(2, PREFIX))
+        events.link.send(target_open(3, PREFIX))
+        failure = await events.of(Failure, 3)
+        assert (failure.reason, failure.session_closed) == ("OVERLOADED", True)
+        assert failure.retry_after_ms
+        assert servicer.status().sessions == 2
+        events.link.send(Close(1))
+        assert await events.of(TargetOpened, 2)
+        assert (await events.of(Verdict, 2)).token_ids
+        assert engine.kv_rows == one
+
+
+async def test_a_session_that_waits_can_be_closed_and_others_move_up() -> None:
+    engine = RecordingEngine()
+    async with (
+        target_service(engine, max_num_seqs=1) as (_, address),
+        linked(target_link(address)) as events,
+    ):
+        for i in (1, 2, 3):
+            events.link.send(target_open(i, PREFIX))
+        await events.of(TargetOpened, 1)
+        events.link.send(Close(2))
+        events.link.send(Close(1))
+        assert await events.of(TargetOpened, 3)
+
+
+async def test_time_runs_out() -> None:
+    engine = RecordingEngine()
+    async with target_service(engine) as (_, address), linked(target_link(address)) as events:
+        events.link.send(target_open(1, PREFIX, time_left_ms=30))
+        await events.of(TargetOpened, 1)
+        failure = await events.of(Failure, 1)
+        assert (failure.reason, failure.session_closed) == ("DEADLINE_EXCEEDED", True)
+        await eventually(lambda: engine.kv_rows == 0, "the rows are free")
+        await still_serves(events)
+
+
+async def still_serves(events: Any) -> None:
+    events.link.send(target_open(77, PREFIX))
+    verdict = await verdict_of(events, first_round(77, PREFIX))
+    assert verdict.token_ids == (next_token(PREFIX),)
