@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
@@ -214,17 +215,20 @@ class AsyncClient:
         """Close the channel; running streams end with CANCELLED."""
         await self._channel.close()
 
-    async def stream(self, request: GenerateRequest | None = None, **fields: Any) -> AsyncIterator[GenerateEvent]:
+    async def stream(self, request: GenerateRequest | None = None, **fields: Any) -> AsyncGenerator[GenerateEvent, None]:
         """As `Client.stream`."""
-        async for event in self._events(_Progress(request or GenerateRequest(**fields))):
-            yield event
+        # Closing the outer iterator must cancel the call now, not when the inner one is collected.
+        async with aclosing(self._events(_Progress(request or GenerateRequest(**fields)))) as events:
+            async for event in events:
+                yield event
 
     async def generate(self, request: GenerateRequest | None = None, **fields: Any) -> Generation:
         """As `Client.generate`."""
         progress = _Progress(request or GenerateRequest(**fields))
-        async for event in self._events(progress):
-            if isinstance(event, Finished):
-                return progress.finish(event)
+        async with aclosing(self._events(progress)) as events:
+            async for event in events:
+                if isinstance(event, Finished):
+                    return progress.finish(event)
         raise PeerUnavailable("the stream ended before the generation did")
 
     async def describe_models(self) -> tuple[ModelDescription, ...]:
@@ -235,7 +239,7 @@ class AsyncClient:
             raise from_rpc_error(error) from error
         return tuple(codec.decode_model_description(model) for model in response.models)
 
-    async def _events(self, progress: _Progress) -> AsyncIterator[GenerateEvent]:
+    async def _events(self, progress: _Progress) -> AsyncGenerator[GenerateEvent, None]:
         while True:
             call = self._stub.Generate(
                 codec.encode_generate_request(progress.next_request()), timeout=self._timeout_s

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from collections.abc import Coroutine
 from types import TracebackType
+from typing import Any, TypeVar
 
 Address = tuple[str, int]
+Result = TypeVar("Result")
 
 
 class Proxy:
@@ -18,6 +21,7 @@ class Proxy:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._writers: set[asyncio.StreamWriter] = set()
+        self._opened: set[asyncio.StreamWriter] = set()
         self._swallowing: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.address = ""
@@ -51,6 +55,7 @@ class Proxy:
         except OSError:
             writer.close()
             return
+        self._opened |= {writer, up_writer}
         for source, sink in ((reader, up_writer), (up_reader, writer)):
             self._writers.add(sink)
             task = asyncio.ensure_future(self._pump(source, sink))

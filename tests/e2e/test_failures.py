@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -45,7 +45,11 @@ def plain(timed: Cluster) -> tuple[int, ...]:
 
 
 async def stream_and_strike(
-    cluster: Cluster, strike: Callable[[], None], after_tokens: int = 40, resume_wait_s: float = 60.0
+    cluster: Cluster,
+    strike: Callable[[], None],
+    after_tokens: int = 40,
+    resume_wait_s: float = 60.0,
+    length: int = LENGTH,
 ) -> tuple[list[int], list[Provenance], str, Finished]:
     """Stream one generation; `strike` once some tokens have come."""
     ids: list[int] = []
@@ -53,7 +57,7 @@ async def stream_and_strike(
     text = ""
     struck = False
     async with cluster.async_client(resume_wait_s=resume_wait_s) as client:
-        async for event in client.stream(request()):
+        async for event in client.stream(request(length)):
             if isinstance(event, Tokens):
                 ids += event.token_ids
                 provenance += event.provenance
@@ -84,9 +88,11 @@ async def test_draft_killed_and_restarted_within_one_text(timed: Cluster, plain:
         timed.restart("draft")
         timed.wait_linked()
 
-    ids, provenance, _, _ = await stream_and_strike(timed, strike, after_tokens=20)
-    assert tuple(ids) == plain
-    assert Provenance.ACCEPTED in provenance[-60:], "the draft joined again"
+    # The text takes longer than the draft's restart.
+    ids, provenance, _, _ = await stream_and_strike(timed, strike, length=3000)
+    assert tuple(ids)[:LENGTH] == plain
+    assert len(ids) == 3000
+    assert Provenance.ACCEPTED in provenance[-100:], "the draft joined again"
 
 
 async def test_frozen_draft_costs_speed_only(timed: Cluster, plain: tuple[int, ...]) -> None:
@@ -172,13 +178,13 @@ def _shown_text(client: object, length: int) -> Iterator[str]:
 
 async def test_client_cancel_frees_both_sessions(timed: Cluster) -> None:
     async with timed.async_client() as client:
-        stream: AsyncIterator[object] = client.stream(request(2000))
+        stream = client.stream(request(2000))
         async for event in stream:
             if isinstance(event, Tokens):
                 break
         assert timed.status("target").sessions == 1
         cancelled = time.monotonic()
-        await stream.aclose()  # type: ignore[attr-defined]
+        await stream.aclose()
         timed.wait_idle()
         assert time.monotonic() - cancelled < 5
         assert len((await client.generate(request(8))).token_ids) == 8
