@@ -20,6 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from paceline.config import EngineSettings
 from paceline.engine.interface import Engine, EngineInfo, Logits, StepItem, StepPlan
 from paceline.engine.kv import KVShape
+from paceline.engine.linear import can_pack, pack_linears
 from paceline.engine.tables import load_table
 from paceline.engine.transformer import ATTENTION_NAME, TransformerEngine, packed_forward
 from paceline.errors import InternalError, InvalidInput, Unsupported
@@ -76,11 +77,14 @@ def build_engine(model: PreTrainedModel, tokenizer: Tokenizer, settings: EngineS
     vocab_size = _vocab_size(model, tokenizer)
     model.set_attn_implementation(ATTENTION_NAME)
     shape = probe_kv_shape(model, max_length)
+    threads = set_threads(settings.threads)
     fingerprint = Fingerprint(name, tokenizer.fingerprint, vocab_size, numeric_fingerprint(model, max_length))
     info = EngineInfo(fingerprint, max_length, _kv_budget(settings, shape) // shape.row_bytes)
-    threads = set_threads(settings.threads)
+    reference = plain_reference(model, info)
+    if can_pack(model):
+        pack_linears(model)
     engine = TransformerEngine(model, info, shape, settings.max_num_seqs, threads)
-    self_check(engine, model)
+    self_check(engine, reference)
     return engine
 
 
@@ -205,42 +209,57 @@ def probe_kv_shape(model: PreTrainedModel, max_length: int) -> KVShape:
     return KVShape(layers, kv_heads, head_dim, groups, model.dtype, model.device)
 
 
-def self_check(engine: Engine, model: PreTrainedModel) -> None:
-    """Compare the packed path with the model's own forward pass, on random tokens.
+@dataclass(frozen=True)
+class PlainReference:
+    """Random texts and the logits that the model's own code gives for them."""
+
+    model: str
+    dtype: torch.dtype
+    texts: tuple[tuple[int, ...], tuple[int, ...]]
+    logits: tuple[torch.Tensor, ...]  # each [length, V]
+
+
+def plain_reference(model: PreTrainedModel, info: EngineInfo) -> PlainReference:
+    """Run the model as transformers made it, before anything of ours replaces a part."""
+    length = min(24, info.max_length, info.max_kv_rows // 4)
+    if length < 8:
+        raise InvalidInput.of("max_model_len and kv_bytes", length, "room for at least 8 tokens, and 32 KV rows")
+    vocab_size = info.fingerprint.vocab_size
+    generator = torch.Generator().manual_seed(0)
+    first, second = torch.randint(vocab_size, (2, length), generator=generator).tolist()
+    texts = (tuple(first), tuple(second))
+    logits = tuple(_plain_logits(model, text, vocab_size) for text in texts)
+    return PlainReference(type(model).__name__, model.dtype, texts, logits)
+
+
+def self_check(engine: Engine, reference: PlainReference) -> None:
+    """Compare packed steps (ragged chunks, a tree, rollback, compaction) with the plain forward pass.
 
     Raises:
         Unsupported: they differ by more than `SELF_CHECK_TOLERANCE`.
     """
-    info = engine.info
-    generator = torch.Generator().manual_seed(0)
-    length = min(24, info.max_length, info.max_kv_rows // 4)
-    if length < 8:
-        raise InvalidInput.of("max_model_len and kv_bytes", length, "room for at least 8 tokens, and 32 KV rows")
-    texts = torch.randint(info.fingerprint.vocab_size, (2, length), generator=generator).tolist()
-    packed = _run_schedule(engine, texts)
-    plain = [_plain_logits(model, text, info.fingerprint.vocab_size) for text in texts]
-    tolerance = SELF_CHECK_TOLERANCE.get(model.dtype, 5e-2)
-    for mine, theirs in zip(packed, plain, strict=True):
+    tolerance = SELF_CHECK_TOLERANCE.get(reference.dtype, 5e-2)
+    for mine, theirs in zip(_run_schedule(engine, reference.texts), reference.logits, strict=True):
         share = float((mine - theirs).abs().max() / theirs.abs().max().clamp(min=1e-6))
         if not share <= tolerance:
             raise Unsupported(
-                f"{type(model).__name__}: packed logits differ from its own by {share:.2g} of the largest, "
+                f"{reference.model}: packed logits differ from its own by {share:.2g} of the largest, "
                 f"tolerance {tolerance:g}"
             )
 
 
-def _run_schedule(engine: Engine, texts: list[list[int]]) -> list[torch.Tensor]:
+def _run_schedule(engine: Engine, texts: tuple[tuple[int, ...], tuple[int, ...]]) -> list[torch.Tensor]:
     """Logits [length, V] of two texts, the first by chunks and a rolled-back tree, the second by ragged chunks."""
     first, second = texts
     end = len(first)
     wrong = [(token + 1) % engine.info.fingerprint.vocab_size for token in first]
     tree = (wrong[5], first[5], wrong[6], first[6])
     steps = (
-        (StepItem(0, 0, tuple(first[:3]), logit_rows=(0, 1, 2)), StepItem(1, 0, tuple(second[:1]), logit_rows=(0,))),
+        (StepItem(0, 0, first[:3], logit_rows=(0, 1, 2)), StepItem(1, 0, second[:1], logit_rows=(0,))),
         (StepItem(0, 3, (first[3], first[4], wrong[5]), logit_rows=(0, 1)), _chunk(1, second, 1, 6)),
         (StepItem(0, 5, tree, (-1, -1, 1, 1), logit_rows=(1, 3)), _chunk(1, second, 6, 7)),
         (
-            StepItem(0, 7, tuple(first[7:]), kept_path=(6, 8), logit_rows=tuple(range(end - 7))),
+            StepItem(0, 7, first[7:], kept_path=(6, 8), logit_rows=tuple(range(end - 7))),
             _chunk(1, second, 7, end),
         ),
     )
@@ -258,8 +277,8 @@ def _run_schedule(engine: Engine, texts: list[list[int]]) -> list[torch.Tensor]:
     return [torch.cat(each) for each in rows]
 
 
-def _chunk(session: int, text: list[int], start: int, end: int) -> StepItem:
-    return StepItem(session, start, tuple(text[start:end]), logit_rows=tuple(range(end - start)))
+def _chunk(session: int, text: tuple[int, ...], start: int, end: int) -> StepItem:
+    return StepItem(session, start, text[start:end], logit_rows=tuple(range(end - start)))
 
 
 def _copied(logits: Logits) -> torch.Tensor:
@@ -267,7 +286,7 @@ def _copied(logits: Logits) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def _plain_logits(model: PreTrainedModel, text: list[int], vocab_size: int) -> torch.Tensor:
+def _plain_logits(model: PreTrainedModel, text: tuple[int, ...], vocab_size: int) -> torch.Tensor:
     """The model's own logits [len(text), V], through attention code that is not ours."""
     plain = "sdpa" if getattr(model, "_supports_sdpa", False) else "eager"
     model.set_attn_implementation(plain)
@@ -290,6 +309,7 @@ def numeric_fingerprint(model: PreTrainedModel, max_length: int) -> str:
         "threads": torch.get_num_threads(),
         "tensor_parallel": 1,
         "row_shapes": "ragged",
+        "linear": "packed" if can_pack(model) else "plain",
         "max_length": max_length,
         "libraries": library_versions(),
         "weights": _weights_digest(model),
