@@ -100,6 +100,7 @@ class DraftSession:
         self._id: int | None = None
         self._cache = SpeculationCache()
         self._arrived = asyncio.Event()
+        self._budget = DraftBudget()
         self._wanted = False
         self._late = False
         self._retry_at = 0.0
@@ -176,6 +177,10 @@ class DraftSession:
         self._wanted = False
         if drafted is None or not len(drafted.proposal):
             return NOTHING
+        if fault := self._fault_in(drafted.proposal):
+            self._give_up(fault)
+            return NOTHING
+        self._pause_s = RETRY_MIN_S
         return Drafted(drafted.proposal, hit, drafted.timings)
 
     def verifying(self, round_: Round) -> None:
@@ -201,11 +206,7 @@ class DraftSession:
         if isinstance(event, Failure):
             self._give_up(event.message)
         elif isinstance(event, DraftedProposal):
-            reason = self._fault_in(event.proposal)
-            if reason:
-                self._give_up(reason)
-            elif self._cache.put(event):
-                self._pause_s = RETRY_MIN_S
+            if self._cache.put(event):
                 self._arrived.set()
 
     def on_lost(self, error: PacelineError) -> None:
@@ -217,6 +218,7 @@ class DraftSession:
     def _expect(self, outcome: Outcome | None, budget: DraftBudget) -> None:
         self._cache.expect(outcome)
         self._arrived.clear()
+        self._budget = budget
         self._wanted = budget.max_tokens > 0
 
     async def _wait(self, timeout_s: float) -> DraftedProposal | None:
@@ -244,6 +246,9 @@ class DraftSession:
         vocab_size = self._peer.vocab_size
         if any(not 0 <= token_id < vocab_size for token_id in proposal.token_ids):
             return f"proposal {proposal.proposal_id} has a token id outside [0, {vocab_size})"
+        longest = max(proposal.depths, default=0)
+        if longest > self._budget.max_tokens:
+            return f"proposal {proposal.proposal_id} is {longest} tokens long, {self._budget.max_tokens} were wanted"
         coupled = self._job.acceptance is Acceptance.COUPLED
         if not coupled and len(proposal.supports) != len(proposal):
             return f"proposal {proposal.proposal_id} lacks the supports that {self._job.acceptance.value} needs"

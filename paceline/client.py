@@ -215,7 +215,9 @@ class AsyncClient:
         """Close the channel; running streams end with CANCELLED."""
         await self._channel.close()
 
-    async def stream(self, request: GenerateRequest | None = None, **fields: Any) -> AsyncGenerator[GenerateEvent, None]:
+    async def stream(
+        self, request: GenerateRequest | None = None, **fields: Any
+    ) -> AsyncGenerator[GenerateEvent, None]:
         """As `Client.stream`."""
         # Closing the outer iterator must cancel the call now, not when the inner one is collected.
         async with aclosing(self._events(_Progress(request or GenerateRequest(**fields)))) as events:

@@ -39,7 +39,11 @@ async def test_an_unread_stream_frees_its_kv_then_is_cancelled(monkeypatch: pyte
     monkeypatch.setattr(module, "FREE_AFTER_S", 0.01)
     monkeypatch.setattr(module, "CANCEL_AFTER_S", 0.03)
     freed: list[bool] = []
-    outbox = Outbox(lambda message: asyncio.Event().wait(), lambda: freed.append(True))  # type: ignore[arg-type]
+
+    async def never(message: Tokens) -> None:
+        await asyncio.Event().wait()
+
+    outbox = Outbox(never, lambda: freed.append(True))
     writer = asyncio.ensure_future(outbox.run())
     with pytest.raises(Cancelled, match=str(MAX_UNREAD_BYTES)):
         await outbox.put(tokens("x" * (MAX_UNREAD_BYTES + 1)))
@@ -64,3 +68,10 @@ async def test_a_reader_that_comes_back_lets_the_rounds_go_on(monkeypatch: pytes
     await outbox.put(tokens("x" * (MAX_UNREAD_BYTES + 1)))
     assert freed == [True]
     writer.cancel()
+
+
+def test_merged_text_ends_count_from_the_start() -> None:
+    first = Tokens((1, 2), "ab", (Provenance.TARGET,) * 2, text_ends=(1, 2))
+    second = Tokens((3,), "cd", (Provenance.BONUS,), text_ends=(2,))
+    merged = module.merge([first, second])
+    assert merged == Tokens((1, 2, 3), "abcd", (*first.provenance, *second.provenance), (), (1, 2, 4))

@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -140,7 +141,7 @@ class Cluster:
         """Wait until no service holds a session or a KV row."""
         for name in self.services:
             if name != "coordinator":
-                eventually(lambda name=name: self._idle(name), f"{name} holds nothing", timeout_s)
+                eventually(partial(self._idle, name), f"{name} holds nothing", timeout_s)
 
     def _idle(self, name: ServiceName) -> bool:
         status = self.status(name)

@@ -81,10 +81,12 @@ class Proxy:
 
     async def _close(self) -> None:
         self._server.close()
-        await self._cut()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for writer in self._opened:
+            writer.transport.abort()
+        await asyncio.gather(*(writer.wait_closed() for writer in self._opened), return_exceptions=True)
 
-    def _call(self, coroutine):  # type: ignore[no-untyped-def]
+    def _call(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout=20)

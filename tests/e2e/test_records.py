@@ -69,7 +69,7 @@ class Receiver(otlp_grpc.TraceServiceServicer):
 def receiver() -> Iterator[tuple[Receiver, str]]:
     servicer = Receiver()
     server = grpc.server(futures.ThreadPoolExecutor(2))
-    otlp_grpc.add_TraceServiceServicer_to_server(servicer, server)
+    otlp_grpc.add_TraceServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     yield servicer, f"http://127.0.0.1:{port}"

@@ -183,4 +183,4 @@ def _forgetting_rounds() -> mock._patch[object]:
     def uniform_at(key: NoiseKey, stream: Stream, position: int, round_key: int = 0) -> float:
         return noise.uniform(key, stream, position, 0)
 
-    return mock.patch.multiple(acceptance, race=race_at, uniform=uniform_at)  # type: ignore[return-value]
+    return mock.patch.multiple(acceptance, race=race_at, uniform=uniform_at)

@@ -86,7 +86,8 @@ class Rounds:
         return len(self.ids) - 1
 
     def draft_scores(self, history: Sequence[int]) -> Scores:
-        return processed_scores(self.draft.logits(history)[np.newaxis], SAMPLING)[0]
+        scores: Scores = processed_scores(self.draft.logits(history)[np.newaxis], SAMPLING)[0]
+        return scores
 
     def draw(self, scores: Scores, position: int) -> Drawn:
         support = sparse_support(scores)
