@@ -205,9 +205,8 @@ class DraftSession:
         self._late = False
         if isinstance(event, Failure):
             self._give_up(event.message)
-        elif isinstance(event, DraftedProposal):
-            if self._cache.put(event):
-                self._arrived.set()
+        elif isinstance(event, DraftedProposal) and self._cache.put(event):
+            self._arrived.set()
 
     def on_lost(self, error: PacelineError) -> None:
         """The link broke, and this session with it."""
