@@ -21,9 +21,10 @@ from transformers import (
 )
 
 from paceline.config import EngineSettings
+from paceline.engine.decoder import build_engine, keep_layers, numeric_fingerprint, refuse_config
 from paceline.engine.interface import StepItem, StepPlan
 from paceline.engine.kv import SessionKV
-from paceline.engine.loading import build_engine, keep_layers, load_engine, numeric_fingerprint, refuse_config
+from paceline.engine.loading import load_engine
 from paceline.engine.transformer import TransformerEngine
 from paceline.errors import InvalidInput, Unsupported
 from paceline.tokenizer import TableTokenizer

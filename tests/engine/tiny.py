@@ -18,8 +18,8 @@ from transformers import (
 )
 
 from paceline.config import EngineSettings
+from paceline.engine.decoder import build_engine
 from paceline.engine.interface import Engine
-from paceline.engine.loading import build_engine
 from paceline.tokenizer import TableTokenizer
 
 VOCAB = 97
