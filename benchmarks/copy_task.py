@@ -24,15 +24,19 @@ from paceline.types import ChatMessage, GenerateRequest, SamplingParams, Specula
 PASSAGE = (
     "The lighthouse stood at the end of a long stone pier. Every evening the keeper climbed its two hundred "
     "steps, trimmed the lamp, and wrote the weather into a heavy book. Ships passed far out, and their crews "
-    "knew by the colour of the light how close the rocks lay."
+    "knew by the colour of the light how close the rocks lay. In winter the waves broke over the pier and no "
+    "boat could land for weeks. Then the keeper ate bread and dried fish, mended his coat by the fire, and read "
+    "the old pages of the book, where storms of other years were written down in other hands."
 )
 CODE = (
     "def total_price(items, tax):\n    result = 0\n    for item in items:\n"
-    "        result = result + item.price * item.count\n    result = result + result * tax\n    return result\n"
+    "        result = result + item.price * item.count\n    result = result + result * tax\n    return result\n\n\n"
+    "def average_price(items, tax):\n    result = total_price(items, tax)\n    if len(items) == 0:\n"
+    "        return 0\n    result = result / len(items)\n    return result\n"
 )
 PROMPTS = {
     "repeat": f"Repeat the following text exactly, word for word:\n\n{PASSAGE}",
-    "rename": f"Rename the variable `result` to `total` in this Python code and print the whole code:\n\n{CODE}",
+    "rename": f"```python\n{CODE}```\n\nWrite this code again with `result` renamed to `total`.",
 }
 
 
@@ -58,7 +62,6 @@ def run_pairs(client: Client, prompt: str, pairs: int, tokens: int, k: int) -> l
                 messages=(ChatMessage("user", prompt),),
                 sampling=SamplingParams(temperature=0),
                 max_new_tokens=tokens,
-                ignore_eos=True,
                 speculation=SpeculationSettings(off=off, drafter="ngram", num_draft_tokens=k),
             )
         )
@@ -91,14 +94,25 @@ def summary(pairs: list[Pair]) -> dict[str, float]:
 def report(results: dict[str, dict[str, float]], facts: dict[str, str]) -> str:
     """The Markdown report."""
     lines = ["# n-gram drafting on copy tasks", "", as_markdown(facts)]
-    lines += ["| prompt | n-gram tok/s | target-only tok/s | speed-up median (min to max) | mean acceptance length |"]
-    lines += ["|---|---|---|---|---|"]
+    titles = (
+        "prompt",
+        "tokens",
+        "n-gram tok/s",
+        "target-only tok/s",
+        "speed-up (min to max)",
+        "mean acceptance length",
+    )
+    lines += [" | ".join(("", *titles, "")).strip(), "|---" * len(titles) + "|"]
     for name, row in results.items():
-        lines.append(
-            f"| {name} | {row['drafted_tokens_per_second']:.1f} | {row['target_only_tokens_per_second']:.1f} "
-            f"| {row['speedup_median']:.2f} ({row['speedup_min']:.2f} to {row['speedup_max']:.2f}) "
-            f"| {row['mean_acceptance_length']:.2f} |"
+        cells = (
+            name,
+            f"{row['tokens']:.0f}",
+            f"{row['drafted_tokens_per_second']:.1f}",
+            f"{row['target_only_tokens_per_second']:.1f}",
+            f"{row['speedup_median']:.2f} ({row['speedup_min']:.2f} to {row['speedup_max']:.2f})",
+            f"{row['mean_acceptance_length']:.2f}",
         )
+        lines.append(" | ".join(("", *cells, "")).strip())
     lines += ["", "Prompts:", ""] + [f"- {name}: {prompt!r}" for name, prompt in PROMPTS.items()]
     return "\n".join(lines) + "\n"
 
@@ -108,7 +122,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--pairs", type=int, default=9)
-    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--tokens", type=int, default=192, help="Most tokens of an answer.")
     parser.add_argument("--num-draft-tokens", type=int, default=8)
     parser.add_argument("--out", type=Path, default=Path("docs/reports"))
     arguments = parser.parse_args()
