@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 RETRY_MIN_S = 0.25
 RETRY_MAX_S = 8.0
+MAX_ROUNDS_SKIPPED = 64
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,26 @@ class Drafted:
 
 
 NOTHING = Drafted()
+
+
+@dataclass
+class Patience:
+    """Whether a round may wait for its proposal; n waits in vain are spread over 2^n rounds."""
+
+    rounds_to_skip: int = 0
+    next_skip: int = 1
+
+    def may_wait(self) -> bool:
+        """Ask once for each round."""
+        if not self.rounds_to_skip:
+            return True
+        self.rounds_to_skip -= 1
+        return False
+
+    def waited_in_vain(self) -> None:
+        """Skip the next rounds, twice as many as last time."""
+        self.rounds_to_skip = self.next_skip
+        self.next_skip = min(2 * self.next_skip, MAX_ROUNDS_SKIPPED)
 
 
 class DraftPeer:
@@ -89,8 +110,9 @@ class DraftSession:
     """Asks for proposals and takes them; target-only whenever none is to be had.
 
     States of the session: none (`_id` is None) → open → none again when the
-    draft fails, with a growing pause before the next try. While an answer is
-    overdue (`_late`) rounds don't wait for it; any event ends that.
+    draft fails, with a growing pause before the next try. After a wait in vain
+    the next rounds take what is there and don't wait: one round at first, twice
+    as many each time (`_patience`), until a proposal comes in time.
     """
 
     def __init__(self, peer: DraftPeer | None, job: Job, num_draft_tokens: int) -> None:
@@ -102,7 +124,7 @@ class DraftSession:
         self._arrived = asyncio.Event()
         self._budget = DraftBudget()
         self._wanted = False
-        self._late = False
+        self._patience = Patience()
         self._retry_at = 0.0
         self._pause_s = RETRY_MIN_S
 
@@ -172,7 +194,7 @@ class DraftSession:
             return NOTHING
         drafted = self._cache.take()
         hit = drafted is not None
-        if drafted is None and not self._late:
+        if drafted is None and self._patience.may_wait():
             drafted = await self._wait(self._peer.timeout_s)
         self._wanted = False
         if drafted is None or not len(drafted.proposal):
@@ -181,6 +203,7 @@ class DraftSession:
             self._give_up(fault)
             return NOTHING
         self._pause_s = RETRY_MIN_S
+        self._patience = Patience()
         return Drafted(drafted.proposal, hit, drafted.timings)
 
     def verifying(self, round_: Round) -> None:
@@ -202,7 +225,6 @@ class DraftSession:
 
     def on_event(self, event: DraftEvent) -> None:
         """Handle what the draft service sent for this session."""
-        self._late = False
         if isinstance(event, Failure):
             self._give_up(event.message)
         elif isinstance(event, DraftedProposal) and self._cache.put(event):
@@ -225,7 +247,7 @@ class DraftSession:
             async with asyncio.timeout(timeout_s):
                 await self._arrived.wait()
         except TimeoutError:
-            self._late = True
+            self._patience.waited_in_vain()
             logger.warning("draft is late, going on target-only: session=%s timeout_s=%g", self._id, timeout_s)
         return self._cache.take()
 

@@ -24,7 +24,7 @@ class ServedModel:
 
 
 def prepare(
-    request: GenerateRequest, model: ServedModel, *, time_left_ms: int | None = None, traceparent: str = ""
+    request: GenerateRequest, model: ServedModel, *, deadline: float | None = None, traceparent: str = ""
 ) -> Job:
     """Check a request and fix everything that its rounds depend on.
 
@@ -51,7 +51,7 @@ def prepare(
         stop=request.stop,
         eos_token_ids=frozenset() if request.ignore_eos else model.tokenizer.eos_token_ids,
         speculation=request.speculation,
-        time_left_ms=time_left_ms,
+        deadline=deadline,
         traceparent=traceparent,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from coordinator.detokenizer import Detokenizer
@@ -34,8 +35,14 @@ class Job:
     stop: tuple[str, ...]
     eos_token_ids: frozenset[int]
     speculation: SpeculationSettings
-    time_left_ms: int | None = None
+    deadline: float | None = None
+    """On the monotonic clock, seconds."""
     traceparent: str = ""
+
+    @property
+    def time_left_ms(self) -> int | None:
+        """What is left of the client's deadline, at least 1; None: it set none."""
+        return None if self.deadline is None else max(1, int((self.deadline - time.monotonic()) * 1e3))
 
 
 class Sequence:

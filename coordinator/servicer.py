@@ -63,9 +63,7 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         try:
             wanted = codec.decode_generate_request(request)
             await self._target.link.wait_up(self._target.wait_s)
-            job = prepare(
-                wanted, self._served(), time_left_ms=_time_left_ms(context), traceparent=_traceparent(context)
-            )
+            job = prepare(wanted, self._served(), deadline=_deadline(context), traceparent=_traceparent(context))
 
             async def write(event: GenerateEvent) -> None:
                 await context.write(codec.encode_generate_event(event))
@@ -146,9 +144,9 @@ async def _with_writer(rounds: Callable[[Outbox], Any], outbox: Outbox) -> None:
         await asyncio.gather(writer, work, return_exceptions=True)
 
 
-def _time_left_ms(context: grpc.aio.ServicerContext[Any, Any]) -> int | None:
+def _deadline(context: grpc.aio.ServicerContext[Any, Any]) -> float | None:
     left = context.time_remaining()
-    return None if left is None else max(1, int(left * 1e3))
+    return None if left is None else time.monotonic() + left
 
 
 def _traceparent(context: grpc.aio.ServicerContext[Any, Any]) -> str:
