@@ -8,13 +8,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from coordinator.peer import Peer
 from coordinator.sequence import Job
 from coordinator.speculation_cache import SpeculationCache
 from paceline.errors import PacelineError, PeerUnavailable
 from paceline.rpc.link import DraftLink
 from paceline.types import (
     Acceptance,
-    Close,
     Commit,
     DraftBudget,
     DraftCommand,
@@ -68,42 +68,17 @@ class Patience:
         self.next_skip = min(2 * self.next_skip, MAX_ROUNDS_SKIPPED)
 
 
-class DraftPeer:
-    """The link to the draft service and the sessions that travel on it."""
+class DraftPeer(Peer[DraftCommand, DraftEvent]):
+    """The link to the draft service, and how long a round may wait for it."""
 
     def __init__(self, link: DraftLink, *, timeout_s: float, vocab_size: int) -> None:
-        self.link = link
+        super().__init__(link)
         self.timeout_s = timeout_s
         self.vocab_size = vocab_size
-        self._sessions: dict[int, DraftSession] = {}
-        link.on_event = self._on_event
-        link.on_down = self._on_down
-
-    def attach(self, session: DraftSession) -> int:
-        """Give a session its id on the standing link."""
-        session_id = self.link.next_session_id()
-        self._sessions[session_id] = session
-        return session_id
-
-    def detach(self, session_id: int) -> None:
-        """Forget a session and tell the draft service, if it can be told."""
-        self._sessions.pop(session_id, None)
-        if self.link.is_up:
-            self.link.send(Close(session_id))
 
     def send(self, command: DraftCommand) -> None:
         """Queue a command; raises `PeerUnavailable` when the link is down."""
         self.link.send(command, urgent=isinstance(command, Commit | Verifying))
-
-    def _on_event(self, event: DraftEvent) -> None:
-        session = self._sessions.get(event.session_id)
-        if session is not None:
-            session.on_event(event)
-
-    def _on_down(self, error: PacelineError) -> None:
-        sessions, self._sessions = list(self._sessions.values()), {}
-        for session in sessions:
-            session.on_lost(error)
 
 
 class DraftSession:

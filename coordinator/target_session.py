@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+from coordinator.peer import Peer
 from coordinator.sequence import Job
 from paceline.codec import error_of
 from paceline.errors import (
@@ -19,7 +20,6 @@ from paceline.errors import (
 from paceline.rpc.link import TargetLink
 from paceline.types import (
     ROOT,
-    Close,
     Failure,
     Proposal,
     Round,
@@ -39,42 +39,13 @@ OPENING_BASE = -1
 Verifying = Callable[[Round], None]
 
 
-class TargetPeer:
-    """The link to the target and the sessions that travel on it."""
+class TargetPeer(Peer[TargetCommand, TargetEvent]):
+    """The link to the target, and how patient rounds are with it."""
 
     def __init__(self, link: TargetLink, *, round_timeout_s: float, wait_s: float) -> None:
-        self.link = link
+        super().__init__(link)
         self.round_timeout_s = round_timeout_s
         self.wait_s = wait_s
-        self._sessions: dict[int, TargetSession] = {}
-        link.on_event = self._on_event
-        link.on_down = self._on_down
-
-    def attach(self, session: TargetSession) -> int:
-        """Give a session its id on the standing link."""
-        session_id = self.link.next_session_id()
-        self._sessions[session_id] = session
-        return session_id
-
-    def detach(self, session_id: int) -> None:
-        """Forget a session and tell the target, if it can be told."""
-        self._sessions.pop(session_id, None)
-        if self.link.is_up:
-            self.link.send(Close(session_id))
-
-    def send(self, command: TargetCommand, *, urgent: bool) -> None:
-        """Queue a command; raises `PeerUnavailable` when the link is down."""
-        self.link.send(command, urgent=urgent)
-
-    def _on_event(self, event: TargetEvent) -> None:
-        session = self._sessions.get(event.session_id)
-        if session is not None:
-            session.on_event(event)
-
-    def _on_down(self, error: PacelineError) -> None:
-        sessions, self._sessions = list(self._sessions.values()), {}
-        for session in sessions:
-            session.on_lost(error)
 
 
 class TargetSession:
@@ -164,13 +135,13 @@ class TargetSession:
         self._answer = asyncio.get_running_loop().create_future()
         self._awaited_base = round_.base_length
         # A session's first round must not overtake its open.
-        self._peer.send(round_, urgent=not fresh)
+        self._peer.link.send(round_, urgent=not fresh)
         return round_
 
     def _open(self, committed: Sequence[int], traceparent: str) -> int:
         job = self._job
         session_id = self._peer.attach(self)
-        self._peer.send(
+        self._peer.link.send(
             TargetOpen(
                 session_id=session_id,
                 token_ids=tuple(committed),
