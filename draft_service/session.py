@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from draft_service.drafters.interface import AnyDrafter, Drafting, DraftingContext
 from paceline.errors import PrefixMismatch
+from paceline.rpc.sessions import SessionOwner
 from paceline.types import (
     ROOT,
     Commit,
     DraftBudget,
-    DraftEvent,
     DraftOpen,
     Outcome,
     Proposal,
@@ -20,16 +19,6 @@ from paceline.types import (
     Verifying,
     require,
 )
-
-
-class SessionOwner(Protocol):
-    """The link that a session belongs to."""
-
-    def send(self, event: DraftEvent, *, urgent: bool) -> None:
-        """Queue an event for the other side; never blocks."""
-
-    def forget(self, session_id: int) -> None:
-        """The speculator has ended the session: its messages find nothing from now on."""
 
 
 @dataclass(eq=False)

@@ -12,12 +12,13 @@ import itertools
 import time
 
 from draft_service.drafters.catalogue import Catalogue
-from draft_service.session import Drafted, DraftSession, DraftTask, SessionOwner, check_ids
+from draft_service.session import Drafted, DraftSession, DraftTask, check_ids
 from draft_service.turn import Job, TurnResult, begin_job, close_job, commit_job, open_job, run_turn
 from paceline import telemetry
 from paceline.codec import failure_of
 from paceline.engine.executor import Executor
 from paceline.errors import DeadlineExceeded, Overloaded, PacelineError
+from paceline.rpc.sessions import SessionOwner
 from paceline.types import Commit, DraftBudget, DraftedProposal, DraftOpen, DraftOpened, Outcome, Verifying
 
 RETRY_AFTER_MS = 200

@@ -20,8 +20,9 @@ from paceline.config import EngineSettings
 from paceline.engine.executor import Executor
 from paceline.engine.interface import Engine
 from paceline.errors import DeadlineExceeded, Overloaded, PacelineError, UnknownSession
+from paceline.rpc.sessions import SessionOwner
 from paceline.types import Round, StepTimings, TargetOpen, TargetOpened, Verdict
-from target_service.session import Session, SessionOwner, check_open, rows_to_reserve
+from target_service.session import Session, check_open, rows_to_reserve
 from target_service.step import RoundWork, Step, StepResult, gather_step, internal, make_room, run_step
 
 logger = logging.getLogger(__name__)

@@ -4,31 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from paceline.engine.interface import EngineInfo, StepItem
 from paceline.errors import PrefixMismatch, Unsupported
+from paceline.rpc.sessions import SessionOwner
 from paceline.types import (
     MAX_PROPOSAL_NODES,
     ROOT,
     Acceptance,
     Proposal,
     Round,
-    TargetEvent,
     TargetOpen,
     Verdict,
     require,
 )
-
-
-class SessionOwner(Protocol):
-    """The link that a session belongs to."""
-
-    def send(self, event: TargetEvent, *, urgent: bool) -> None:
-        """Queue an event for the other side; never blocks."""
-
-    def forget(self, session_id: int) -> None:
-        """The scheduler has ended the session: its messages find nothing from now on."""
 
 
 @dataclass(frozen=True)
