@@ -172,13 +172,15 @@ class DraftSession:
         if drafted is None and self._patience.may_wait():
             drafted = await self._wait(self._peer.timeout_s)
         self._wanted = False
-        if drafted is None or not len(drafted.proposal):
+        if drafted is None:
+            return NOTHING
+        self._patience = Patience()
+        if not len(drafted.proposal):
             return NOTHING
         if fault := self._fault_in(drafted.proposal):
             self._give_up(fault)
             return NOTHING
         self._pause_s = RETRY_MIN_S
-        self._patience = Patience()
         return Drafted(drafted.proposal, hit, drafted.timings)
 
     def verifying(self, round_: Round) -> None:
