@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import sys
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +17,7 @@ from coordinator.servicer import CoordinatorSettings, GenerationServicer
 from coordinator.target_session import TargetPeer
 from paceline import telemetry
 from paceline.config import CoordinatorConfig, load_config
-from paceline.errors import InvalidInput, PacelineError
+from paceline.process import run_service
 from paceline.rpc.link import DraftLink, TargetLink
 from paceline.rpc.server import run_server
 from paceline.tokenizer import Tokenizer, load_tokenizer
@@ -107,7 +107,6 @@ def main(
 
     Example: paceline coordinator --model smollm2-135m --target 127.0.0.1:50053 --draft 127.0.0.1:50052
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     drafts = draft is not None and draft != NO_DRAFT
     flags: dict[str, object] = {
         "model": model,
@@ -126,14 +125,14 @@ def main(
         "server.tls_key": tls_key,
         "server.tls_client_ca": tls_client_ca,
     }
-    try:
+
+    def start() -> Coroutine[Any, Any, None]:
         loaded = load_config(CoordinatorConfig, config, flags)
         if draft == NO_DRAFT:
             loaded = loaded.model_copy(update={"draft": None})
-        asyncio.run(serve(loaded))
-    except PacelineError as error:
-        logger.error("coordinator can't start: %s", error.message)
-        sys.exit(2 if isinstance(error, InvalidInput) else 1)
+        return serve(loaded)
+
+    run_service("coordinator", start)
 
 
 if __name__ == "__main__":

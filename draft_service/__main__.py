@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import grpc
 import typer
@@ -15,7 +15,7 @@ from draft_service.drafters.names import check_drafters
 from paceline import telemetry
 from paceline.config import DraftConfig, load_config
 from paceline.engine.executor import Executor
-from paceline.errors import InvalidInput, PacelineError
+from paceline.process import run_service
 from paceline.rpc.server import run_server
 from paceline.v1 import draft_service_pb2 as pb
 from paceline.v1 import draft_service_pb2_grpc as pb_grpc
@@ -106,7 +106,6 @@ def main(
 
     Example: paceline draft-service --drafter ngram --port 50052
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     flags: dict[str, object] = {
         "drafters": drafter or None,
         "target_model": target_model,
@@ -128,13 +127,13 @@ def main(
         "server.tls_client_ca": tls_client_ca,
         "server.drain_seconds": drain_seconds,
     }
-    try:
+
+    def start() -> Coroutine[Any, Any, None]:
         loaded = load_config(DraftConfig, config, flags)
         check_drafters(loaded.drafters)
-        asyncio.run(serve(loaded))
-    except PacelineError as error:
-        logger.error("draft service can't start: %s", error.message)
-        sys.exit(2 if isinstance(error, InvalidInput) else 1)
+        return serve(loaded)
+
+    run_service("draft service", start)
 
 
 if __name__ == "__main__":

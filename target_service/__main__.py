@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import grpc
 import typer
@@ -14,7 +14,8 @@ import typer
 from paceline import telemetry
 from paceline.config import TargetConfig, load_config
 from paceline.engine.executor import Executor
-from paceline.errors import InvalidInput, PacelineError
+from paceline.errors import InvalidInput
+from paceline.process import run_service
 from paceline.rpc.server import run_server
 from paceline.v1 import target_service_pb2 as pb
 from paceline.v1 import target_service_pb2_grpc as pb_grpc
@@ -119,7 +120,6 @@ def main(
 
     Example: paceline target-service --model smollm2-135m --port 50053
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     flags: dict[str, object] = {
         "model": model,
         "tensor_parallel_size": tensor_parallel_size,
@@ -142,13 +142,13 @@ def main(
         "server.tls_client_ca": tls_client_ca,
         "server.drain_seconds": drain_seconds,
     }
-    try:
+
+    def start() -> Coroutine[Any, Any, None]:
         loaded = load_config(TargetConfig, config, flags)
         check(loaded)
-        asyncio.run(serve(loaded))
-    except PacelineError as error:
-        logger.error("target service can't start: %s", error.message)
-        sys.exit(2 if isinstance(error, InvalidInput) else 1)
+        return serve(loaded)
+
+    run_service("target service", start)
 
 
 if __name__ == "__main__":

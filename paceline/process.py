@@ -1,0 +1,31 @@
+"""What the three services' processes have in common: their log, their exit codes, their last words."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from paceline.errors import InvalidInput, PacelineError
+
+logger = logging.getLogger(__name__)
+
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
+BAD_CONFIGURATION = 2
+FAILED = 1
+
+
+def run_service(name: str, start: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run a service until it is stopped; logs go to stderr, one line each.
+
+    `start` checks the configuration and returns what to run. A `PacelineError`
+    of either becomes one line and an exit code: 2 for bad configuration, else 1.
+    """
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    try:
+        asyncio.run(start())
+    except PacelineError as error:
+        logger.error("%s can't start: %s", name, error.message)
+        sys.exit(BAD_CONFIGURATION if isinstance(error, InvalidInput) else FAILED)
