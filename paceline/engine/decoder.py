@@ -35,12 +35,12 @@ _MOVING_ROPE = ("dynamic", "longrope")
 _SAMPLED_WEIGHTS = 64
 
 
-def load_decoder(
+def load_decoder_engine(
     resolved: ResolvedModel, model: str, settings: EngineSettings, layers: tuple[int, ...] | None
 ) -> Engine:
     """Load a transformers decoder as an engine; `paceline.engine.loading.load_engine` says what it raises."""
     set_threads(settings.threads)
-    decoder = _load_decoder(resolved, settings, _device(settings.device))
+    decoder = load_decoder(resolved, settings)
     kept = layers if layers is not None else resolved.layers
     if kept is not None:
         keep_layers(decoder, kept)
@@ -55,14 +55,19 @@ def set_threads(threads: int) -> int:
     return torch.get_num_threads()
 
 
-def build_engine(model: PreTrainedModel, tokenizer: Tokenizer, settings: EngineSettings, name: str) -> Engine:
-    """Make an engine of a loaded decoder, after checking that it can be served exactly."""
+def build_engine(
+    model: PreTrainedModel, tokenizer: Tokenizer, settings: EngineSettings, name: str, *, reduced_head: bool = False
+) -> Engine:
+    """Make an engine of a loaded decoder, after checking that it can be served exactly.
+
+    `reduced_head`: the model reads the tokenizer's ids but has logits for fewer, which the caller maps.
+    """
     config = model.config.get_text_config()
     model.train(False)
     refuse_config(model.config)
     max_length = _max_length(config, settings)
     refuse_rope(config, max_length)
-    vocab_size = _vocab_size(model, tokenizer)
+    vocab_size = tokenizer.vocab_size if reduced_head else _vocab_size(model, tokenizer)
     model.set_attn_implementation(ATTENTION_NAME)
     shape = probe_kv_shape(model, max_length)
     threads = set_threads(settings.threads)
@@ -300,7 +305,7 @@ def numeric_fingerprint(model: PreTrainedModel, max_length: int) -> str:
         "linear": "packed" if can_pack(model) else "plain",
         "max_length": max_length,
         "libraries": library_versions(),
-        "weights": _weights_digest(model),
+        "weights": weights_digest(model),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
 
@@ -312,7 +317,7 @@ def _capability(device: torch.device) -> str:
 
 
 @torch.inference_mode()
-def _weights_digest(model: PreTrainedModel) -> str:
+def weights_digest(model: PreTrainedModel) -> str:
     """Digest of every weight's name, shape and some evenly spaced values: cheap, and enough to tell models apart."""
     digest = hashlib.sha256()
     for name, weight in sorted(model.named_parameters()):
@@ -323,7 +328,14 @@ def _weights_digest(model: PreTrainedModel) -> str:
     return digest.hexdigest()
 
 
-def _load_decoder(resolved: ResolvedModel, settings: EngineSettings, device: torch.device) -> PreTrainedModel:
+def load_decoder(resolved: ResolvedModel, settings: EngineSettings) -> PreTrainedModel:
+    """Load a decoder's weights as transformers makes it, with every layer.
+
+    Raises:
+        InvalidInput: nothing that transformers loads.
+        Unsupported: not a decoder that can be packed.
+    """
+    device = _device(settings.device)
     common = {**resolved.arguments, "trust_remote_code": settings.trust_remote_code}
     config = _from_pretrained(resolved, lambda: AutoConfig.from_pretrained(resolved.location, **common))
     refuse_config(config)

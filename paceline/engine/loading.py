@@ -24,6 +24,6 @@ def load_engine(model: str, settings: EngineSettings, layers: tuple[int, ...] | 
     if resolved.kind == "table":
         return load_table(resolved.location, settings.max_num_seqs)
     # Table models start in a fraction of the time that torch takes to be imported.
-    from paceline.engine.decoder import load_decoder
+    from paceline.engine.decoder import load_decoder_engine
 
-    return load_decoder(resolved, model, settings, layers)
+    return load_decoder_engine(resolved, model, settings, layers)

@@ -1,0 +1,1 @@
+"""Making drafts: text of the target, distillation, checkpoints, held-out acceptance."""

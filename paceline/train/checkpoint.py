@@ -1,0 +1,232 @@
+"""A draft on disk, and the engine made of it.
+
+The folder holds what training changed: layers and norm (safetensors, float16,
+transformers' names beside its `config.json`), the maps between vocabularies,
+and a manifest. Embedding and head rows come from the target when the draft is
+loaded, so a draft only fits the target that it was made from; the manifest's
+fingerprint is compared before anything is served.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+
+from paceline.config import EngineSettings
+from paceline.engine.interface import Engine, EngineInfo, Logits, StepPlan
+from paceline.engine.decoder import build_engine
+from paceline.errors import InvalidInput, VocabularyMismatch
+from paceline.models import resolve
+from paceline.train.corpus import replace_file
+from paceline.train.student import Target, build_student, trained_weights
+from paceline.train.vocabulary import DraftVocabulary
+from paceline.types import require
+
+MANIFEST_FILE = "manifest.json"
+WEIGHTS_FILE = "model.safetensors"
+VOCABULARY_FILE = "vocabulary.safetensors"
+FORMAT = "paceline-draft/1"
+
+
+@dataclass(frozen=True)
+class TargetFingerprint:
+    """Which target a draft belongs to."""
+
+    model: str
+    tokenizer: str
+    weights: str
+
+
+@dataclass(frozen=True)
+class DraftManifest:
+    """What a draft is, needs, and was made from.
+
+    Attributes:
+        needs: what the target must send: `nothing`.
+        vocabulary: `reduced`: the draft has logits for some of the target's ids.
+        trees: whether it may propose trees.
+        data: where the text came from, and how much of it there was.
+        training: recipe, steps, learned tokens, seconds.
+        acceptance: the tables of `paceline.train.evaluate`; empty until measured.
+        versions: of the libraries that made it.
+    """
+
+    target: TargetFingerprint
+    layers: tuple[int, ...]
+    draft_vocab: int
+    data: Mapping[str, Any] = field(default_factory=dict)
+    training: Mapping[str, Any] = field(default_factory=dict)
+    acceptance: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    needs: str = "nothing"
+    vocabulary: str = "reduced"
+    trees: bool = True
+    format: str = FORMAT
+
+    @classmethod
+    def of_target(cls, target: Target, layers: Sequence[int], vocabulary: DraftVocabulary) -> DraftManifest:
+        """The manifest of a draft that is still to be trained."""
+        fingerprint = TargetFingerprint(target.name, target.tokenizer.fingerprint, target.weights)
+        return cls(fingerprint, tuple(layers), vocabulary.size)
+
+
+def is_draft(folder: str | Path) -> bool:
+    """Whether a model's name is a folder with a draft's manifest."""
+    return (Path(folder).expanduser() / MANIFEST_FILE).is_file()
+
+
+def save_draft(folder: Path, student: PreTrainedModel, vocabulary: DraftVocabulary, manifest: DraftManifest) -> None:
+    """Write a draft; the manifest comes last, so a folder that has one is whole."""
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {name: weight.detach().half().cpu().contiguous() for name, weight in trained_weights(student).items()}
+    replace_file(folder / WEIGHTS_FILE, lambda file: save_file(weights, file, {"format": "pt"}))
+    maps = {"d2t": torch.from_numpy(vocabulary.d2t), "t2d": torch.from_numpy(vocabulary.t2d)}
+    replace_file(folder / VOCABULARY_FILE, lambda file: save_file(maps, file))
+    student.config.save_pretrained(folder)
+    save_manifest(folder, manifest)
+
+
+def save_manifest(folder: Path, manifest: DraftManifest) -> None:
+    """Write or replace a draft's manifest."""
+    text = json.dumps(asdict(manifest), indent=2) + "\n"
+    replace_file(folder / MANIFEST_FILE, lambda file: file.write_text(text))
+
+
+def load_manifest(folder: Path) -> DraftManifest:
+    """Read a draft's manifest.
+
+    Raises:
+        InvalidInput: there is none, or it is of another format.
+    """
+    try:
+        value = json.loads((folder / MANIFEST_FILE).read_text())
+        require(value.get("format") == FORMAT, "manifest format", value.get("format"), FORMAT)
+        target = TargetFingerprint(**value.pop("target"))
+        layers = tuple(int(layer) for layer in value.pop("layers"))
+        return DraftManifest(target=target, layers=layers, **value)
+    except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
+        raise InvalidInput.of("draft", str(folder), f"a folder with a draft's {MANIFEST_FILE} ({error})") from error
+
+
+def check_target(manifest: DraftManifest, target: Target, draft: str) -> None:
+    """Refuse a draft of another target.
+
+    Raises:
+        VocabularyMismatch: the tokenizers differ.
+        InvalidInput: the tokenizers agree but the weights differ.
+    """
+    made_for, given = manifest.target, target.tokenizer.fingerprint
+    if made_for.tokenizer != given:
+        raise VocabularyMismatch(
+            f"draft {draft!r} was made for {made_for.model!r}: its tokenizer {made_for.tokenizer[:12]} "
+            f"differs from {target.name!r}'s {given[:12]}",
+            metadata={"field": "tokenizer", "value": made_for.tokenizer, "limit": given},
+        )
+    if made_for.weights != target.weights:
+        limit = f"a draft of {target.name!r} with weights {target.weights[:12]}"
+        raise InvalidInput.of("draft", f"{draft}, made for {made_for.model} {made_for.weights[:12]}", limit)
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedDraft:
+    """A draft on the target's own embedding and head."""
+
+    student: PreTrainedModel
+    vocabulary: DraftVocabulary
+    manifest: DraftManifest
+
+
+def load_draft(folder: Path, target: Target) -> LoadedDraft:
+    """Read a draft onto its target.
+
+    Raises:
+        InvalidInput: it can't be read, or is another target's.
+        VocabularyMismatch: the tokenizers differ.
+    """
+    manifest = load_manifest(folder)
+    check_target(manifest, target, folder.name)
+    try:
+        d2t = load_file(folder / VOCABULARY_FILE)["d2t"].numpy().astype(np.int32)
+        weights = load_file(folder / WEIGHTS_FILE)
+    except (OSError, KeyError, SafetensorError) as error:
+        raise InvalidInput.of("draft", str(folder), f"a whole draft ({error})") from error
+    vocabulary = DraftVocabulary(d2t, target.tokenizer.vocab_size)
+    student = build_student(target.model, manifest.layers, vocabulary)
+    own = trained_weights(student)
+    shapes = {name: tuple(weight.shape) for name, weight in own.items()}
+    found = {name: tuple(weight.shape) for name, weight in weights.items()}
+    require(found == shapes, f"{WEIGHTS_FILE} weights", len(found), f"the {len(shapes)} of layers {manifest.layers}")
+    with torch.no_grad():
+        for name, weight in own.items():
+            weight.copy_(weights[name])
+    return LoadedDraft(student, vocabulary, manifest)
+
+
+class ReducedVocabularyEngine:
+    """A draft's engine seen in the target's vocabulary: logits are -inf for ids that the draft lacks.
+
+    `Engine` says what its methods promise. No id outside the draft's
+    vocabulary can be drawn from such logits; the target may still emit it.
+    """
+
+    def __init__(self, inner: Engine, vocabulary: DraftVocabulary) -> None:
+        self._inner = inner
+        self._vocabulary = vocabulary
+
+    @property
+    def info(self) -> EngineInfo:  # noqa: D102
+        return self._inner.info
+
+    @property
+    def kv_rows(self) -> int:  # noqa: D102
+        return self._inner.kv_rows
+
+    def open(self, session: int, max_rows: int) -> None:  # noqa: D102
+        self._inner.open(session, max_rows)
+
+    def close(self, session: int) -> None:  # noqa: D102
+        self._inner.close(session)
+
+    def step(self, plan: StepPlan) -> Sequence[Logits]:  # noqa: D102
+        return [self._vocabulary.scatter(logits) for logits in self._inner.step(plan)]
+
+
+def load_draft_engine(model: str, settings: EngineSettings, target_model: str | None = None) -> Engine:
+    """Load a draft's folder as a drafter's engine, on the calling thread.
+
+    Args:
+        model: the folder.
+        settings: as for any engine; the target is loaded with them once, for its embedding and head.
+        target_model: the target that will be drafted for; None: the one that the manifest names.
+
+    Raises:
+        InvalidInput: the target is not there, or the draft is another target's.
+        VocabularyMismatch: the tokenizers differ.
+    """
+    folder = Path(model).expanduser()
+    target = Target.load(target_model or load_manifest(folder).target.model, settings)
+    return draft_engine(load_draft(folder, target), target, settings, resolve(model).name)
+
+
+def draft_engine(draft: LoadedDraft, target: Target, settings: EngineSettings, name: str) -> Engine:
+    """The serving engine of a loaded draft; takes the student over."""
+    student: Any = draft.student
+    student.requires_grad_(False)
+    if settings.dtype != "float32" and (settings.dtype != "auto" or student.device.type == "cuda"):
+        student.to(torch.float16 if settings.dtype == "auto" else getattr(torch, settings.dtype))
+    inner = build_engine(student, target.tokenizer, settings, name, reduced_head=True)
+    return ReducedVocabularyEngine(inner, draft.vocabulary)
+
+
+def with_results(manifest: DraftManifest, acceptance: Mapping[str, Any]) -> DraftManifest:
+    """The manifest with measured acceptance."""
+    return replace(manifest, acceptance=acceptance)

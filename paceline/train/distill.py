@@ -1,0 +1,347 @@
+"""Teacher-forced distillation, in steps that can be replayed bit for bit.
+
+Everything a step does follows from (recipe, rows, weights, optimizer, step
+number): batches come from a permutation of the epoch's own seed, the learning
+rate from the step number. So a killed run goes on from its last checkpoint and
+ends with the weights of an undisturbed one, on equal machines, libraries and
+thread counts. A budget in minutes becomes a number of steps once the first few
+have been timed, and that number is kept with the checkpoint.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from paceline.errors import InvalidInput
+from paceline.train.corpus import Row, Split, count_learned, replace_file
+from paceline.train.student import PackedBatch, batch_logits, trained_weights
+from paceline.train.vocabulary import DraftVocabulary
+from paceline.types import require
+
+GREEDY_TEMPERATURE = 0.5
+"""Rows written greedily are learned at this temperature: a point mass would teach nothing but its mode."""
+TIMED_STEPS = 4
+HELD_OUT_TOKENS = 2048
+"""Positions on which the running acceptance is measured."""
+_BETAS = (0.9, 0.95)
+_SMALLEST = 1e-6
+
+
+class Loss(StrEnum):
+    """What is made small. All three see the target's whole distribution, and the draft's over its own vocabulary."""
+
+    KL = "kl"
+    """Forward KL(p, q)."""
+    NLA = "nla"
+    """-log of the acceptance Σ min(p, q) of each position (arXiv 2602.23881)."""
+    LK = "lk"
+    """λ KL + (1 - λ) TV with λ = exp(-η · acceptance): KL while drafts are poor, then TV (same paper)."""
+
+
+@dataclass(frozen=True)
+class TrainRecipe:
+    """What decides the weights, beside target, rows and vocabulary.
+
+    Attributes:
+        tokens: learned tokens to see, repeats counted; 0: `minutes` decides.
+        kl_share: share of the steps that warm up on KL whatever the loss.
+        batch_rows: texts a step; each is computed alone, so memory follows the longest text.
+    """
+
+    loss: Loss = Loss.LK
+    tokens: int = 0
+    minutes: float = 10.0
+    learning_rate: float = 1e-3
+    final_share: float = 0.05
+    warmup_steps: int = 20
+    kl_share: float = 0.2
+    hybrid_decay: float = 3.0
+    batch_rows: int = 8
+    weight_decay: float = 0.01
+    clip_norm: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require(self.tokens >= 0, "tokens", self.tokens, "at least 0")
+        require(self.tokens > 0 or self.minutes > 0, "minutes", self.minutes, "above 0")
+        require(0 < self.learning_rate < 1, "learning_rate", self.learning_rate, "in (0, 1)")
+        require(self.batch_rows >= 1, "batch_rows", self.batch_rows, "at least 1")
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One step, for those who watch. `held_out` is Σ min(p, q) on held-out text when it was last measured."""
+
+    step: int
+    total_steps: int
+    loss: float
+    acceptance: float
+    tokens: int
+    tokens_per_second: float
+    seconds_left: float
+    held_out: float
+
+
+@dataclass(frozen=True)
+class LabelledLogs:
+    """Log-probabilities of learned positions at their temperatures, over the draft's vocabulary.
+
+    `target` sums to the covered mass, at most 1; `draft` sums to 1.
+    """
+
+    target: torch.Tensor  # [positions, draft size]
+    draft: torch.Tensor  # [positions, draft size]
+
+
+def position_losses(logs: LabelledLogs, loss: Loss, hybrid_decay: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Loss and acceptance Σ min(p, q) of each position, both [positions]; what p has outside counts as lost."""
+    p, q = logs.target.exp(), logs.draft.exp()
+    overlap = torch.minimum(p, q).sum(-1)
+    if loss is Loss.NLA:
+        return -overlap.clamp(min=_SMALLEST).log(), overlap.detach()
+    divergence = (p * (logs.target - logs.draft)).sum(-1)
+    if loss is Loss.KL:
+        return divergence, overlap.detach()
+    share = torch.exp(-hybrid_decay * overlap.detach().mean())
+    return share * divergence + (1 - share) * (1 - overlap), overlap.detach()
+
+
+class Teacher:
+    """The target's distributions over the draft's vocabulary, computed when they are needed."""
+
+    def __init__(self, model: PreTrainedModel, vocabulary: DraftVocabulary) -> None:
+        self._model = model
+        self._width = vocabulary.target_size
+        self._ids = torch.from_numpy(vocabulary.d2t).long().to(model.device)
+
+    @torch.no_grad()
+    def log_probabilities(self, batch: PackedBatch, temperatures: torch.Tensor) -> torch.Tensor:
+        """[positions, draft size], normalised over the target's whole vocabulary; temperatures [positions, 1]."""
+        logits = batch_logits(self._model, batch)[:, : self._width] / temperatures
+        return logits[:, self._ids] - torch.logsumexp(logits, dim=-1, keepdim=True)
+
+
+class Distiller:
+    """A student being trained; `state` and `restore` hold all that decides what comes next."""
+
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        student: PreTrainedModel,
+        vocabulary: DraftVocabulary,
+        split: Split,
+        recipe: TrainRecipe,
+    ) -> None:
+        self.student = student
+        self.vocabulary = vocabulary
+        self.recipe = recipe
+        self.step_number = 0
+        self.tokens_seen = 0
+        self.total_steps = _steps_of(recipe, split.train)
+        self.held_out = 0.0
+        self._teacher = Teacher(target, vocabulary)
+        self._rows = split.train
+        self._weights = trained_weights(student)
+        for weight in self._weights.values():
+            weight.requires_grad_(True)
+        self._optimizer = torch.optim.AdamW(
+            self._weights.values(), lr=recipe.learning_rate, betas=_BETAS, weight_decay=recipe.weight_decay
+        )
+        self._held_out = self._label_held_out(split.held_out)
+        self._seconds = 0.0
+
+    @property
+    def done(self) -> bool:
+        """Whether every step is taken."""
+        return bool(self.total_steps) and self.step_number >= self.total_steps
+
+    def step(self) -> StepReport:
+        """Take one optimizer step."""
+        began = time.monotonic()
+        rows = self._batch(self.step_number)
+        rate = self._learning_rate()
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._optimizer.zero_grad(set_to_none=True)
+        count = count_learned(rows)
+        lost = accepted = 0.0
+        for row in rows:
+            row_loss, row_overlap = self._backward(row, count)
+            lost += row_loss
+            accepted += row_overlap
+        torch.nn.utils.clip_grad_norm_(self._weights.values(), self.recipe.clip_norm)
+        self._optimizer.step()
+        self.step_number += 1
+        self.tokens_seen += count
+        self._time(time.monotonic() - began)
+        return self._report(lost, accepted / count, count / (time.monotonic() - began))
+
+    @torch.no_grad()
+    def measure_held_out(self) -> float:
+        """Mean Σ min(p, q) = 1 - TV at temperature 1 on held-out text."""
+        overlaps = []
+        for batch, target in self._held_out:
+            draft = torch.log_softmax(batch_logits(self.student, batch), dim=-1)
+            overlaps.append(torch.minimum(target.exp(), draft.exp()).sum(-1))
+        self.held_out = float(torch.cat(overlaps).mean())
+        return self.held_out
+
+    def state(self) -> dict[str, Any]:
+        """Weights, optimizer, and where in the data the run is."""
+        return {
+            "recipe": asdict(self.recipe),
+            "d2t": torch.from_numpy(self.vocabulary.d2t),
+            "weights": {name: weight.detach() for name, weight in self._weights.items()},
+            "optimizer": self._optimizer.state_dict(),
+            "step_number": self.step_number,
+            "tokens_seen": self.tokens_seen,
+            "total_steps": self.total_steps,
+            "rows": len(self._rows),
+            "held_out": self.held_out,
+            "seconds": self._seconds,
+        }
+
+    @torch.no_grad()
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on where `state` was taken.
+
+        Raises:
+            InvalidInput: it was taken with another recipe, vocabulary or number of rows.
+        """
+        for name, value in asdict(self.recipe).items():
+            require(state["recipe"].get(name) == value, name, value, f"{state['recipe'].get(name)!r}, as checkpointed")
+        same = np.array_equal(state["d2t"].numpy(), self.vocabulary.d2t)
+        require(same, "draft vocabulary", self.vocabulary.size, "the checkpoint's own")
+        require(state["rows"] == len(self._rows), "training rows", len(self._rows), f"{state['rows']}, as checkpointed")
+        require(set(state["weights"]) == set(self._weights), "layers", len(self._weights), "the checkpoint's own")
+        for name, weight in self._weights.items():
+            weight.copy_(state["weights"][name])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self.step_number, self.tokens_seen = state["step_number"], state["tokens_seen"]
+        self.total_steps, self.held_out = state["total_steps"], state["held_out"]
+        self._seconds = state["seconds"]
+
+    def _backward(self, row: Row, count: int) -> tuple[float, float]:
+        """Add one text's share of the gradient; returns its share of the loss, and its summed acceptance."""
+        batch = PackedBatch.of((row,))
+        device = self.student.device
+        temperatures = torch.tensor(batch.temperatures, device=device)[:, None]
+        temperatures = torch.where(temperatures > 0, temperatures, GREEDY_TEMPERATURE)
+        target = self._teacher.log_probabilities(batch, temperatures)
+        draft = torch.log_softmax(batch_logits(self.student, batch) / temperatures, dim=-1)
+        warming = self.step_number < self.recipe.kl_share * (self.total_steps or math.inf)
+        kind = Loss.KL if warming else self.recipe.loss
+        losses, overlaps = position_losses(LabelledLogs(target, draft), kind, self.recipe.hybrid_decay)
+        loss = losses.sum() / count
+        loss.backward()  # type: ignore[no-untyped-call]
+        return float(loss.detach()), float(overlaps.sum())
+
+    def _batch(self, step: int) -> list[Row]:
+        """Rows of a step: slices of each epoch's own permutation, the last slice filled from the next epoch."""
+        size, total = min(self.recipe.batch_rows, len(self._rows)), len(self._rows)
+        places = range(step * size, (step + 1) * size)
+        orders = {epoch: _permutation(self.recipe.seed, epoch, total) for epoch in {place // total for place in places}}
+        return [self._rows[orders[place // total][place % total]] for place in places]
+
+    def _learning_rate(self) -> float:
+        recipe, step = self.recipe, self.step_number
+        if step < recipe.warmup_steps:
+            return recipe.learning_rate * (step + 1) / recipe.warmup_steps
+        if not self.total_steps:
+            return recipe.learning_rate
+        share = (step - recipe.warmup_steps) / max(1, self.total_steps - recipe.warmup_steps)
+        cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, share)))
+        return recipe.learning_rate * (recipe.final_share + (1 - recipe.final_share) * cosine)
+
+    def _time(self, seconds: float) -> None:
+        self._seconds += seconds
+        if not self.total_steps and self.step_number >= TIMED_STEPS:
+            each = self._seconds / self.step_number
+            self.total_steps = max(self.step_number + 1, round(self.recipe.minutes * 60 / each))
+
+    def _report(self, loss: float, acceptance: float, speed: float) -> StepReport:
+        each = self._seconds / self.step_number
+        left = (self.total_steps - self.step_number) * each if self.total_steps else self.recipe.minutes * 60
+        return StepReport(
+            self.step_number, self.total_steps, loss, acceptance, self.tokens_seen, speed, left, self.held_out
+        )
+
+    def _label_held_out(self, rows: Sequence[Row]) -> list[tuple[PackedBatch, torch.Tensor]]:
+        """Batches with the target's log-probabilities at temperature 1: the few rows that are looked at often."""
+        labelled: list[tuple[PackedBatch, torch.Tensor]] = []
+        positions = 0
+        plain = [row for row in rows if row.temperature == 1] or list(rows)
+        for row in plain:
+            batch = PackedBatch.of((row,))
+            ones = torch.ones((len(batch.logit_rows), 1), device=self.student.device)
+            if not batch.logit_rows:
+                continue
+            labelled.append((batch, self._teacher.log_probabilities(batch, ones)))
+            positions += len(batch.logit_rows)
+            if positions >= HELD_OUT_TOKENS:
+                break
+        return labelled
+
+
+def _permutation(seed: int, epoch: int, rows: int) -> list[int]:
+    order: list[int] = np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(rows).tolist()
+    return order
+
+
+def _steps_of(recipe: TrainRecipe, rows: Sequence[Row]) -> int:
+    """Steps that see `tokens` learned tokens; 0 while the speed has to be measured first."""
+    require(bool(rows), "training rows", 0, "at least 1")
+    if not recipe.tokens:
+        return 0
+    a_step = count_learned(rows) / len(rows) * min(recipe.batch_rows, len(rows))
+    return max(1, math.ceil(recipe.tokens / a_step))
+
+
+def save_state(file: Path, state: dict[str, Any]) -> None:
+    """Write a checkpoint whole or not at all."""
+    replace_file(file, lambda temporary: torch.save(state, temporary))
+
+
+def load_state(file: Path) -> dict[str, Any]:
+    """Read a checkpoint.
+
+    Raises:
+        InvalidInput: there is none that can be read.
+    """
+    try:
+        state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise InvalidInput.of("checkpoint", str(file), f"one that can be resumed ({error})") from error
+    return state
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How often a run looks at held-out text and saves, in steps."""
+
+    measure_steps: int = 25
+    save_steps: int = 25
+
+
+def run(distiller: Distiller, checkpoint: Path, pace: Pace, saved: Callable[[], None]) -> Iterator[StepReport]:
+    """Train to the end, saving as it goes; `saved` is called after each checkpoint."""
+    if not distiller.held_out:
+        distiller.measure_held_out()
+    while not distiller.done:
+        report = distiller.step()
+        if distiller.done or distiller.step_number % pace.measure_steps == 0:
+            report = replace(report, held_out=distiller.measure_held_out())
+        if distiller.done or distiller.step_number % pace.save_steps == 0:
+            save_state(checkpoint, distiller.state())
+            saved()
+        yield report

@@ -1,0 +1,175 @@
+"""The student: chosen layers of the target, with its norm, its embedding, and the rows of its head that it needs.
+
+Embedding and head stay the target's own and are never trained, so a checkpoint
+holds layers and norm alone. Training runs texts packed one behind the other,
+each attending to itself, through the same hook as the engine.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from paceline.config import EngineSettings
+from paceline.engine.decoder import keep_layers, load_decoder, weights_digest
+from paceline.engine.transformer import ATTENTION_NAME, packed_forward
+from paceline.errors import Unsupported
+from paceline.models import resolve
+from paceline.tokenizer import Tokenizer, load_tokenizer
+from paceline.train.corpus import Row
+from paceline.train.vocabulary import DraftVocabulary
+from paceline.types import require
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """A loaded target: what students are made from and learn from."""
+
+    model: PreTrainedModel
+    tokenizer: Tokenizer
+    name: str
+    weights: str
+    """Digest of its weights, as float32."""
+
+    @classmethod
+    def load(cls, model: str, settings: EngineSettings) -> Target:
+        """Load a model in float32 on the wanted device.
+
+        Raises:
+            InvalidInput: the name or a setting is out of its limits.
+            Unsupported: a table, or a model that can't be packed.
+        """
+        resolved = resolve(model)
+        if resolved.kind == "table":
+            raise Unsupported(f"target {model}: a table model has no layers to make a draft from")
+        exact = settings.model_copy(update={"dtype": "float32"})
+        decoder = load_decoder(resolved, exact)
+        if resolved.layers is not None:
+            keep_layers(decoder, resolved.layers)
+        decoder.train(False)
+        decoder.requires_grad_(False)
+        decoder.set_attn_implementation(ATTENTION_NAME)
+        tokenizer = load_tokenizer(model, trust_remote_code=settings.trust_remote_code)
+        return cls(decoder, tokenizer, resolved.name, weights_digest(decoder))
+
+
+def default_layers(count: int) -> tuple[int, ...]:
+    """The first three layers and the last: what worked best for the default target."""
+    return tuple(sorted({layer for layer in (0, 1, 2, count - 1) if 0 <= layer < count}))
+
+
+def build_student(target: PreTrainedModel, layers: Sequence[int], vocabulary: DraftVocabulary) -> PreTrainedModel:
+    """Copy the chosen layers and the norm; embedding and head rows stay the target's values, frozen.
+
+    Raises:
+        InvalidInput: a layer that the target lacks, or none.
+    """
+    require(list(layers) == sorted(set(layers)), "layers", tuple(layers), "ascending")
+    # Weights are shared until it is known which of them are kept.
+    student = copy.deepcopy(target, {id(weight): weight for weight in target.parameters()})
+    keep_layers(student, tuple(layers))
+    _reduce_head(student, vocabulary)
+    frozen = {id(weight) for weight in _borrowed(student)}
+    for module in student.modules():
+        for name, weight in list(module.named_parameters(recurse=False)):
+            if id(weight) not in frozen:
+                setattr(module, name, torch.nn.Parameter(weight.detach().clone()))
+    student.train(False)  # no dropout: the teacher's distribution is the label
+    return student
+
+
+def trained_weights(student: PreTrainedModel) -> dict[str, torch.nn.Parameter]:
+    """Name → weight of all that is the student's own."""
+    borrowed = {id(weight) for weight in _borrowed(student)}
+    return {name: weight for name, weight in student.named_parameters() if id(weight) not in borrowed}
+
+
+def _reduce_head(student: PreTrainedModel, vocabulary: DraftVocabulary) -> None:
+    head: Any = student.get_output_embeddings()
+    if not isinstance(head, torch.nn.Linear):
+        raise Unsupported(f"{type(student).__name__}: its output head is {type(head).__name__}, not a linear layer")
+    rows = torch.from_numpy(vocabulary.d2t).long().to(head.weight.device)
+    reduced = torch.nn.Linear(head.in_features, vocabulary.size, bias=head.bias is not None, device="meta")
+    reduced.weight = torch.nn.Parameter(head.weight.detach()[rows].clone(), requires_grad=False)
+    if head.bias is not None:
+        reduced.bias = torch.nn.Parameter(head.bias.detach()[rows].clone(), requires_grad=False)
+    student.config.get_text_config().tie_word_embeddings = False
+    student.config.tie_word_embeddings = False
+    student.set_output_embeddings(reduced)
+
+
+def _borrowed(student: PreTrainedModel) -> list[torch.nn.Parameter]:
+    modules: list[Any] = [student.get_input_embeddings(), student.get_output_embeddings()]
+    return [weight for module in modules for weight in module.parameters()]
+
+
+@dataclass(frozen=True)
+class _PackedTexts:
+    """Attention of whole texts packed one behind the other."""
+
+    bounds: tuple[tuple[int, int], ...]
+
+    def attend(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float | None,
+        extras: dict[str, Any],
+    ) -> torch.Tensor:
+        grouped = query.shape[1] != key.shape[1]
+        outputs = [
+            functional.scaled_dot_product_attention(
+                query[:, :, low:high],
+                key[:, :, low:high],
+                value[:, :, low:high],
+                is_causal=True,
+                scale=scaling,
+                enable_gqa=grouped,
+            )
+            for low, high in self.bounds
+        ]
+        return torch.cat(outputs, dim=2).transpose(1, 2)
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """Texts packed into one sequence, and the packed rows whose next token is learned."""
+
+    token_ids: tuple[int, ...]
+    positions: tuple[int, ...]
+    bounds: tuple[tuple[int, int], ...]
+    logit_rows: tuple[int, ...]
+    temperatures: tuple[float, ...]
+    """One a logit row: the text's own."""
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> PackedBatch:
+        """Pack texts whole; the last token of each is only predicted, so it needs no row."""
+        tokens: list[int] = []
+        positions: list[int] = []
+        bounds: list[tuple[int, int]] = []
+        wanted: list[int] = []
+        temperatures: list[float] = []
+        for row in rows:
+            low, length = len(tokens), len(row.token_ids) - 1
+            tokens += row.token_ids[:length].tolist()
+            positions += range(length)
+            bounds.append((low, low + length))
+            learned = [low + i for i in range(length) if row.learned[i + 1]]
+            wanted += learned
+            temperatures += [row.temperature] * len(learned)
+        return cls(tuple(tokens), tuple(positions), tuple(bounds), tuple(wanted), tuple(temperatures))
+
+
+def batch_logits(model: PreTrainedModel, batch: PackedBatch) -> torch.Tensor:
+    """Logits [len(logit_rows), head width] of a packed batch, with gradients where the model has them."""
+    attention = _PackedTexts(batch.bounds)
+    return packed_forward(model, attention, list(batch.token_ids), list(batch.positions), list(batch.logit_rows))
