@@ -464,3 +464,93 @@ def doctor(
         console.print(finding.detail, markup=False, highlight=False)
     console.print("all is well" if well else "not well: see the lines marked BAD")
     raise typer.Exit(0 if well else EXIT_ERROR)
+
+
+train = typer.Typer(help="Make models for this system.", no_args_is_help=True)
+app.add_typer(train, name="train")
+
+
+class TrainLoss(StrEnum):
+    """What training makes small; `paceline.train.distill.Loss` says what each is."""
+
+    KL = "kl"
+    NLA = "nla"
+    LK = "lk"
+
+
+@train.command(
+    "draft",
+    epilog=_example(
+        "paceline train draft --target smollm2-135m --out draft --self-generate 500000 --minutes 60",
+        "paceline train draft --target smollm2-135m --out narrow --data prompts.jsonl --tokens 400000 --resume",
+    ),
+)
+def train_draft(
+    out: Annotated[Path, typer.Option(help="Folder of the draft, its corpus and its checkpoint.")],
+    target: Annotated[str, typer.Option(help="The model to draft for.")] = DEFAULT_MODEL,
+    layers: Annotated[
+        str | None, typer.Option(help="Target layers to start from, such as 0,1,2,29.", show_default="0,1,2,last")
+    ] = None,
+    draft_vocab: Annotated[int, typer.Option(help="Most frequent ids that the draft may propose.")] = 16384,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="JSONL with prompt, messages or text; or .npz shards.", show_default="the target writes"),
+    ] = None,
+    self_generate: Annotated[int, typer.Option(help="Tokens that the target writes to learn from.")] = 100_000,
+    temperature_mix: Annotated[
+        str, typer.Option(help="TEMPERATURE:SHARE,… of the texts that the target writes.")
+    ] = "1:0.5,0.6:0.25,0:0.25",
+    max_length: Annotated[int, typer.Option(help="Longest text, in tokens.")] = 448,
+    loss: Annotated[TrainLoss, typer.Option(help="kl; nla, lk: after a warm-up on kl.")] = TrainLoss.LK,
+    minutes: Annotated[float, typer.Option(help="Training time; fixes the steps once a few are timed.")] = 10.0,
+    tokens: Annotated[int, typer.Option(help="Tokens to learn from, repeats counted; 0: --minutes decides.")] = 0,
+    learning_rate: Annotated[float, typer.Option(help="Peak of the cosine schedule.")] = 1e-3,
+    batch_rows: Annotated[int, typer.Option(help="Texts in a training step.")] = 8,
+    seed: Annotated[int, typer.Option(help="Seed of the texts and of their order.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the folder's checkpoint.")] = False,
+    evaluation_rows: Annotated[int, typer.Option(help="Held-out texts of each temperature in the tables.")] = 8,
+    threads: Annotated[int, typer.Option(help="Compute threads; 0: every core.")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = AUTO,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run the code of a hub model's repository.")
+    ] = False,
+) -> None:
+    """Distil a small draft model from a target, with text that the target writes itself."""
+    _need_engine("train draft")
+    require(minutes > 0, "minutes", minutes, "above 0")
+    require(evaluation_rows >= 1, "evaluation_rows", evaluation_rows, "at least 1")
+    chosen = _layer_numbers(layers)
+    from paceline.config import EngineSettings
+    from paceline.train import command, corpus, distill
+
+    mix = corpus.parse_temperature_mix(temperature_mix)
+    wanted = command.TrainDraft(
+        target=target,
+        out=out,
+        data=data,
+        self_generate=self_generate,
+        layers=chosen,
+        draft_vocab=draft_vocab,
+        generation=corpus.GenerationRecipe(seed=seed, max_length=max_length, temperature_mix=mix),
+        recipe=distill.TrainRecipe(
+            loss=distill.Loss(loss.value),
+            tokens=tokens,
+            minutes=minutes,
+            learning_rate=learning_rate,
+            batch_rows=batch_rows,
+            seed=seed,
+        ),
+        resume=resume,
+        evaluation_rows=evaluation_rows,
+        engine=EngineSettings(threads=threads, device=device, trust_remote_code=trust_remote_code),
+    )
+    command.train_draft(wanted, Console(soft_wrap=True))
+    typer.echo(f"use it: paceline serve {target} --drafter model:{out}")
+
+
+def _layer_numbers(listed: str | None) -> tuple[int, ...]:
+    if listed is None:
+        return ()
+    parts = listed.split(",")
+    require(all(part.strip().isdecimal() for part in parts), "layers", listed, "numbers with commas between")
+    return tuple(int(part) for part in parts)

@@ -14,6 +14,7 @@ from paceline.engine.interface import Engine
 from paceline.engine.loading import load_engine
 from paceline.errors import InvalidInput, VocabularyMismatch
 from paceline.tokenizer import load_tokenizer
+from paceline.train.checkpoint import is_draft, load_draft_engine
 from paceline.types import Fingerprint
 
 ANY_LENGTH = 1 << 22
@@ -72,7 +73,7 @@ def build_catalogue(config: DraftConfig) -> Catalogue:
     The first model is called `model`, further ones `model:NAME` in full.
 
     Raises:
-        InvalidInput: an unknown kind of drafter, none, or one named twice.
+        InvalidInput: an unknown kind of drafter, none, one named twice, or a draft of another target.
         VocabularyMismatch: models whose tokenizers differ from each other or from the target's.
     """
     check_drafters(config.drafters)
@@ -83,11 +84,17 @@ def build_catalogue(config: DraftConfig) -> Catalogue:
         if kind == NGRAM:
             drafters[NGRAM] = NgramDrafter()
             continue
-        engines.append(load_engine(model, config.engine))
+        trained = is_draft(model)
+        engines.append(_load_trained(model, config) if trained else load_engine(model, config.engine))
         name = text if MODEL in drafters else MODEL
-        drafters[name] = ModelDrafter(engines[-1], config.engine.prefill_chunk, name)
+        drafters[name] = ModelDrafter(engines[-1], config.engine.prefill_chunk, name, reduced_vocabulary=trained)
     _check_vocabularies(engines, config)
     return Catalogue(drafters, tuple(engines))
+
+
+def _load_trained(folder: str, config: DraftConfig) -> Engine:
+    """A draft that `paceline train draft` made, on the embedding and head of its target."""
+    return load_draft_engine(folder, config.engine, config.target_model)
 
 
 def _check_vocabularies(engines: list[Engine], config: DraftConfig) -> None:

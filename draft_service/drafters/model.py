@@ -134,8 +134,10 @@ class _Session:
 class ModelDrafter:
     """Drafts with an engine of its own; `Drafter` says what its methods promise."""
 
-    def __init__(self, engine: Engine, prefill_chunk: int, name: str = MODEL) -> None:
-        self.manifest = DrafterManifest(name, trees=True)
+    def __init__(
+        self, engine: Engine, prefill_chunk: int, name: str = MODEL, *, reduced_vocabulary: bool = False
+    ) -> None:
+        self.manifest = DrafterManifest(name, reduced_vocabulary=reduced_vocabulary, trees=True)
         self._engine = engine
         self._prefill_chunk = prefill_chunk
         self._sessions: dict[int, _Session] = {}

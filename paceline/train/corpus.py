@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from enum import IntEnum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -251,13 +252,17 @@ def self_generate(writer: Writer, folder: Path, tokens: int, target: str, report
         numbers = range(first, min(first + writer.recipe.shard_rows, last))
         file = folder / f"shard-{first // writer.recipe.shard_rows:05}.npz"
         if not file.exists():
-            _write_shard(writer, numbers, file, lambda written, before=done: report(before + written))
+            _write_shard(writer, numbers, file, partial(_report_from, report, done))
         shard = read_shards(file)
         rows += shard
         done += count_learned(shard)
         report(done)
         first = numbers.stop
     return rows
+
+
+def _report_from(report: Report, before: int, written: int) -> None:
+    report(before + written)
 
 
 def _write_shard(writer: Writer, numbers: range, file: Path, report: Report) -> None:
@@ -405,7 +410,9 @@ def _read_messages(messages: list[ChatMessage], tokenizer: Tokenizer) -> tuple[l
     rows: list[Row] = []
     for i, message in enumerate(messages):
         if message.role == "assistant" and i:
-            bare = tokenizer.encode(message.content)[_shared(tokenizer.encode(""), tokenizer.encode(message.content)) :]
+            bare = tokenizer.encode(message.content)[
+                _shared(tokenizer.encode(""), tokenizer.encode(message.content)) :
+            ]
             rows.append(_finished(tokenizer.render_chat(messages[:i]), (*bare, *_end_of_turn(tokenizer)), tokenizer))
     prompts = [] if messages[-1].role == "assistant" else [tokenizer.render_chat(messages)]
     return rows, prompts

@@ -199,7 +199,7 @@ class Distiller:
     def state(self) -> dict[str, Any]:
         """Weights, optimizer, and where in the data the run is."""
         return {
-            "recipe": asdict(self.recipe),
+            "recipe": _plain(self.recipe),
             "d2t": torch.from_numpy(self.vocabulary.d2t),
             "weights": {name: weight.detach() for name, weight in self._weights.items()},
             "optimizer": self._optimizer.state_dict(),
@@ -219,10 +219,14 @@ class Distiller:
             InvalidInput: it was taken with another recipe, vocabulary or number of rows.
         """
         for name, value in asdict(self.recipe).items():
-            require(state["recipe"].get(name) == value, name, value, f"{state['recipe'].get(name)!r}, as checkpointed")
+            require(
+                state["recipe"].get(name) == value, name, value, f"{state['recipe'].get(name)!r}, as checkpointed"
+            )
         same = np.array_equal(state["d2t"].numpy(), self.vocabulary.d2t)
         require(same, "draft vocabulary", self.vocabulary.size, "the checkpoint's own")
-        require(state["rows"] == len(self._rows), "training rows", len(self._rows), f"{state['rows']}, as checkpointed")
+        require(
+            state["rows"] == len(self._rows), "training rows", len(self._rows), f"{state['rows']}, as checkpointed"
+        )
         require(set(state["weights"]) == set(self._weights), "layers", len(self._weights), "the checkpoint's own")
         for name, weight in self._weights.items():
             weight.copy_(state["weights"][name])
@@ -243,14 +247,16 @@ class Distiller:
         kind = Loss.KL if warming else self.recipe.loss
         losses, overlaps = position_losses(LabelledLogs(target, draft), kind, self.recipe.hybrid_decay)
         loss = losses.sum() / count
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         return float(loss.detach()), float(overlaps.sum())
 
     def _batch(self, step: int) -> list[Row]:
         """Rows of a step: slices of each epoch's own permutation, the last slice filled from the next epoch."""
         size, total = min(self.recipe.batch_rows, len(self._rows)), len(self._rows)
         places = range(step * size, (step + 1) * size)
-        orders = {epoch: _permutation(self.recipe.seed, epoch, total) for epoch in {place // total for place in places}}
+        orders = {
+            epoch: _permutation(self.recipe.seed, epoch, total) for epoch in {place // total for place in places}
+        }
         return [self._rows[orders[place // total][place % total]] for place in places]
 
     def _learning_rate(self) -> float:
@@ -291,6 +297,10 @@ class Distiller:
             if positions >= HELD_OUT_TOKENS:
                 break
         return labelled
+
+
+def _plain(recipe: TrainRecipe) -> dict[str, Any]:
+    return {name: str(value) if isinstance(value, Loss) else value for name, value in asdict(recipe).items()}
 
 
 def _permutation(seed: int, epoch: int, rows: int) -> list[int]:
