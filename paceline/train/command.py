@@ -45,7 +45,7 @@ from paceline.train.corpus import (
     self_generate,
     split_rows,
 )
-from paceline.train.distill import Distiller, Pace, StepReport, TrainRecipe, load_state, run
+from paceline.train.distill import Distiller, Pace, StepReport, TrainRecipe, load_state, recipe_facts, run
 from paceline.train.student import Target, build_student, default_layers
 from paceline.train.vocabulary import DraftVocabulary, choose_vocabulary, coverage
 from paceline.types import require
@@ -190,7 +190,7 @@ def _read_rows(wanted: TrainDraft, target: Target, console: Console) -> list[Row
 def _train(wanted: TrainDraft, distiller: Distiller, manifest: DraftManifest, console: Console) -> None:
     def save() -> None:
         training = {
-            **{name: str(value) for name, value in asdict(wanted.recipe).items()},
+            **recipe_facts(wanted.recipe),
             "steps": distiller.step_number,
             "total_steps": distiller.total_steps,
             "tokens_seen": distiller.tokens_seen,

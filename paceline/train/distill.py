@@ -199,7 +199,7 @@ class Distiller:
     def state(self) -> dict[str, Any]:
         """Weights, optimizer, and where in the data the run is."""
         return {
-            "recipe": _plain(self.recipe),
+            "recipe": recipe_facts(self.recipe),
             "d2t": torch.from_numpy(self.vocabulary.d2t),
             "weights": {name: weight.detach() for name, weight in self._weights.items()},
             "optimizer": self._optimizer.state_dict(),
@@ -299,7 +299,8 @@ class Distiller:
         return labelled
 
 
-def _plain(recipe: TrainRecipe) -> dict[str, Any]:
+def recipe_facts(recipe: TrainRecipe) -> dict[str, Any]:
+    """The recipe in plain values, for checkpoints and manifests."""
     return {name: str(value) if isinstance(value, Loss) else value for name, value in asdict(recipe).items()}
 
 

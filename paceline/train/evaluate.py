@@ -117,6 +117,8 @@ def _each_position(
 def rounds_of(accepted: NDArray[np.float64], k: int) -> tuple[float, NDArray[np.float64]]:
     """Expected rounds that replay a text, and how many of them accept at least 1 … k tokens.
 
+    Rounds that the text's end would cut short are left out: it cuts accepted tokens, not offered ones.
+
     Args:
         accepted: [positions] probability that each token, if proposed for, is accepted.
         k: tokens proposed in each round.
@@ -125,21 +127,19 @@ def rounds_of(accepted: NDArray[np.float64], k: int) -> tuple[float, NDArray[np.
         Rounds, and [k] expected rounds in which the first d tokens are accepted.
     """
     positions = accepted.size
-    begins = np.zeros(positions + k + 2)
+    begins = np.zeros(positions + k + 1)
     begins[0] = 1.0
     reached = np.zeros(k)
-    for at in range(positions):
+    whole = max(0, positions - k + 1)
+    for at in range(whole):
         alive = begins[at]
         for depth in range(k):
-            if at + depth >= positions:
-                break
             passed = alive * accepted[at + depth]
             begins[at + depth + 1] += alive - passed
             reached[depth] += passed
             alive = passed
-        else:
-            begins[at + k + 1] += alive
-    return float(begins[:positions].sum()), reached
+        begins[at + k + 1] += alive
+    return float(begins[:whole].sum()), reached
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ def _table(temperature: float, part: str, replays: Sequence[Replay]) -> Acceptan
     lengths: list[float] = []
     for k in range(1, MAX_K + 1):
         rounds, reached = _all_rounds(replays, k)
-        lengths.append(float(reached.sum() / rounds))
+        lengths.append(float(reached.sum() / rounds) if rounds else 0.0)
     rounds, reached = _all_rounds(replays, MAX_K)
     before = np.concatenate([[rounds], reached[:-1]])
     by_depth = np.divide(reached, before, out=np.zeros(MAX_K), where=before > 0)

@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from paceline.train.command import train_draft
+from tests.train.tiny_target import save_target, wanted
+
+
+@pytest.fixture(scope="session")
+def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_target(tmp_path_factory.mktemp("target") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def draft_folder(target_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A draft made by the command, from nothing but the target."""
+    out = tmp_path_factory.mktemp("draft") / "draft"
+    train_draft(wanted(target_folder, out), Console(quiet=True))
+    return out

@@ -1,0 +1,48 @@
+"""Exactness with a draft that lacks half of the vocabulary: the law of the text is the target's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from paceline.train.vocabulary import DraftVocabulary
+from tests.e2e.statistics import LEVEL, chi_square_p
+from tests.mutants.rounds import MIDDLING, VOCAB, BlockRounds, Rounds, Scores, enumerate_law
+
+REDUCED = DraftVocabulary(np.array([1, 3], np.int32), VOCAB)
+LENGTH = 4
+SAMPLES = 8_000
+LAW = enumerate_law(LENGTH)
+
+
+class ReducedRounds(Rounds):
+    """Rejection, with a draft that can't propose ids 0 and 2."""
+
+    draft = MIDDLING
+
+    def draft_scores(self, history: Sequence[int]) -> Scores:
+        return REDUCED.scatter(super().draft_scores(history)[np.newaxis, REDUCED.d2t])[0]
+
+
+class ReducedBlockRounds(ReducedRounds, BlockRounds):
+    """Block acceptance, likewise."""
+
+
+class RenormalisedTarget(ReducedRounds):
+    """Not exact: the target's own draws are confined to the draft's vocabulary."""
+
+    def target_scores(self, round_):  # type: ignore[no-untyped-def]
+        return REDUCED.scatter(super().target_scores(round_)[:, REDUCED.d2t])
+
+
+@pytest.mark.parametrize("algorithm", [ReducedRounds, ReducedBlockRounds])
+def test_the_law_is_the_targets(algorithm: type[Rounds]) -> None:
+    texts = [algorithm(seed).text(LENGTH) for seed in range(SAMPLES)]
+    assert {token for text in texts for token in text} == set(range(VOCAB))
+    assert chi_square_p(texts, LAW) > LEVEL
+
+
+def test_a_confined_target_is_given_away() -> None:
+    assert chi_square_p([RenormalisedTarget(seed).text(LENGTH) for seed in range(SAMPLES)], LAW) < LEVEL
