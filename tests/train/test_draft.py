@@ -244,7 +244,7 @@ def test_a_used_folder_needs_resume(draft_folder: Path, target_folder: Path) -> 
 
 
 def command(target: Path, out: Path, *flags: str) -> list[str]:
-    options = "--layers 0,2 --draft-vocab 200 --self-generate 3000 --max-length 64 --tokens 60000 --batch-rows 4"
+    options = "--layers 0,2 --draft-vocab 200 --self-generate 1500 --max-length 64 --tokens 24000 --batch-rows 4"
     program = [sys.executable, "-c", "from paceline.cli import main; main()", "train", "draft"]
     paths = ["--target", str(target), "--out", str(out)]
     return [*program, *paths, *options.split(), "--threads", "1", "--evaluation-rows", "1", *flags]

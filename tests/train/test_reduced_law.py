@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from paceline.train.vocabulary import DraftVocabulary
+from paceline.types import Round
 from tests.e2e.statistics import LEVEL, chi_square_p
 from tests.mutants.rounds import MIDDLING, VOCAB, BlockRounds, Rounds, Scores, enumerate_law
 
@@ -23,7 +24,8 @@ class ReducedRounds(Rounds):
     draft = MIDDLING
 
     def draft_scores(self, history: Sequence[int]) -> Scores:
-        return REDUCED.scatter(super().draft_scores(history)[np.newaxis, REDUCED.d2t])[0]
+        scores: Scores = REDUCED.scatter(super().draft_scores(history)[np.newaxis, REDUCED.d2t])[0]
+        return scores
 
 
 class ReducedBlockRounds(ReducedRounds, BlockRounds):
@@ -33,7 +35,7 @@ class ReducedBlockRounds(ReducedRounds, BlockRounds):
 class RenormalisedTarget(ReducedRounds):
     """Not exact: the target's own draws are confined to the draft's vocabulary."""
 
-    def target_scores(self, round_):  # type: ignore[no-untyped-def]
+    def target_scores(self, round_: Round) -> Scores:
         return REDUCED.scatter(super().target_scores(round_)[:, REDUCED.d2t])
 
 
