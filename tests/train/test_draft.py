@@ -18,9 +18,11 @@ import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
 from draft_service.drafters.catalogue import build_catalogue
 from draft_service.drafters.interface import DraftingContext
+from paceline.cli import app
 from paceline.config import DraftConfig
 from paceline.engine.interface import StepItem, StepPlan
 from paceline.errors import InvalidInput, VocabularyMismatch
@@ -241,6 +243,28 @@ def test_a_torn_draft_is_refused(draft_folder: Path, target_folder: Path, tmp_pa
 def test_a_used_folder_needs_resume(draft_folder: Path, target_folder: Path) -> None:
     with pytest.raises(InvalidInput, match="resume"):
         train_draft(wanted(target_folder, draft_folder), QUIET)
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (("--layers", "a"), "layers = 'a'"),
+        (("--layers", "0,9"), "layers = (0, 9)"),
+        (("--draft-vocab", "0"), "draft_vocab = 0"),
+        (("--loss", "mse"), "'mse'"),
+        (("--minutes", "0"), "minutes = 0"),
+        (("--temperature-mix", "1:0.5"), "temperature_mix"),
+        (("--target", "table:vocab=64,seed=1"), "table model"),
+    ],
+)
+def test_bad_input_is_one_line(flags: tuple[str, ...], named: str, target_folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "texts.jsonl"
+    file.write_text('{"text": "some text"}\n' * 4)
+    paths = ["--target", str(target_folder), "--out", str(tmp_path / "out"), "--data", str(file), "--threads", "1"]
+    result = CliRunner().invoke(app, ["train", "draft", *paths, *flags])
+    assert result.exit_code != 0
+    assert named in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
 def command(target: Path, out: Path, *flags: str) -> list[str]:
