@@ -325,7 +325,8 @@ def read_shards(path: Path) -> list[Row]:
     Raises:
         InvalidInput: nothing readable there.
     """
-    files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
+    # A killed write leaves a file whose name begins with a dot.
+    files = sorted(path.glob("[!.]*.npz")) if path.is_dir() else [path]
     require(bool(files), "data", str(path), "a folder with .npz shards")
     rows: list[Row] = []
     for file in files:

@@ -101,6 +101,7 @@ def test_shards_survive_the_disk(tmp_path: Path) -> None:
         Row(np.array([7, 300], np.int32), np.array([1, 3], np.int8), 0.0),
     ]
     save_shard(tmp_path / "a.npz", rows, 70_000)
+    (tmp_path / ".1-b.npz").write_bytes(b"half a shard of a killed run")
     assert same_rows(rows, read_shards(tmp_path))
     with np.load(tmp_path / "a.npz") as arrays:
         assert arrays["token_ids"].dtype == np.uint32
