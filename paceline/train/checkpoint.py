@@ -88,11 +88,19 @@ def save_draft(folder: Path, student: PreTrainedModel, vocabulary: DraftVocabula
     """Write a draft; the manifest comes last, so a folder that has one is whole."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: weight.detach().half().cpu().contiguous() for name, weight in trained_weights(student).items()}
-    replace_file(folder / WEIGHTS_FILE, lambda file: save_file(weights, file, {"format": "pt"}))
+    _save_tensors(folder / WEIGHTS_FILE, weights)
     maps = {"d2t": torch.from_numpy(vocabulary.d2t), "t2d": torch.from_numpy(vocabulary.t2d)}
-    replace_file(folder / VOCABULARY_FILE, lambda file: save_file(maps, file))
+    _save_tensors(folder / VOCABULARY_FILE, maps)
     student.config.save_pretrained(folder)
     save_manifest(folder, manifest)
+
+
+def _save_tensors(file: Path, tensors: dict[str, torch.Tensor]) -> None:
+    def write(temporary: Path) -> None:
+        save_file(tensors, temporary, {"format": "pt"})
+        temporary.chmod(0o644)  # safetensors makes files that only their owner can read
+
+    replace_file(file, write)
 
 
 def save_manifest(folder: Path, manifest: DraftManifest) -> None:
