@@ -478,6 +478,14 @@ class TrainLoss(StrEnum):
     LK = "lk"
 
 
+class TrainDtype(StrEnum):
+    """Precisions of training."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
 @train.command(
     "draft",
     epilog=_example(
@@ -506,6 +514,9 @@ def train_draft(
     tokens: Annotated[int, typer.Option(help="Tokens to learn from, repeats counted; 0: --minutes decides.")] = 0,
     learning_rate: Annotated[float, typer.Option(help="Peak of the cosine schedule.")] = 1e-3,
     batch_rows: Annotated[int, typer.Option(help="Texts in a training step.")] = 8,
+    dtype: Annotated[TrainDtype, typer.Option(help="Precision of matrix products; auto: what is fast here.")] = (
+        TrainDtype.AUTO
+    ),
     seed: Annotated[int, typer.Option(help="Seed of the texts and of their order.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the folder's checkpoint.")] = False,
     evaluation_rows: Annotated[int, typer.Option(help="Held-out texts of each temperature in the tables.")] = 8,
@@ -539,6 +550,7 @@ def train_draft(
             learning_rate=learning_rate,
             batch_rows=batch_rows,
             seed=seed,
+            dtype=distill.fast_dtype(device) if dtype is TrainDtype.AUTO else dtype.value,
         ),
         resume=resume,
         evaluation_rows=evaluation_rows,

@@ -22,8 +22,8 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from paceline.config import EngineSettings
-from paceline.engine.interface import Engine, EngineInfo, Logits, StepPlan
 from paceline.engine.decoder import build_engine
+from paceline.engine.interface import Engine, EngineInfo, Logits, StepPlan
 from paceline.errors import InvalidInput, VocabularyMismatch
 from paceline.models import resolve
 from paceline.train.corpus import replace_file

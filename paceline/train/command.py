@@ -20,7 +20,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 
 from paceline.config import DEFAULT_MODEL, EngineSettings
-from paceline.engine.loading import load_engine, set_threads
+from paceline.engine.decoder import set_threads
+from paceline.engine.loading import load_engine
 from paceline.models import library_versions
 from paceline.noise import warm_up
 from paceline.train import evaluate

@@ -10,6 +10,7 @@ have been timed, and that number is kept with the checkpoint.
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn import functional
 from transformers import PreTrainedModel
 
 from paceline.errors import InvalidInput
@@ -35,6 +37,7 @@ HELD_OUT_TOKENS = 2048
 """Positions on which the running acceptance is measured."""
 _BETAS = (0.9, 0.95)
 _SMALLEST = 1e-6
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class Loss(StrEnum):
@@ -56,6 +59,7 @@ class TrainRecipe:
         tokens: learned tokens to see, repeats counted; 0: `minutes` decides.
         kl_share: share of the steps that warm up on KL whatever the loss.
         batch_rows: texts a step; each is computed alone, so memory follows the longest text.
+        dtype: precision of the matrix products, `float32` or `bfloat16`; the student's weights stay float32.
     """
 
     loss: Loss = Loss.LK
@@ -70,12 +74,19 @@ class TrainRecipe:
     weight_decay: float = 0.01
     clip_norm: float = 1.0
     seed: int = 0
+    dtype: str = "float32"
 
     def __post_init__(self) -> None:
         require(self.tokens >= 0, "tokens", self.tokens, "at least 0")
         require(self.tokens > 0 or self.minutes > 0, "minutes", self.minutes, "above 0")
         require(0 < self.learning_rate < 1, "learning_rate", self.learning_rate, "in (0, 1)")
         require(self.batch_rows >= 1, "batch_rows", self.batch_rows, "at least 1")
+        require(self.dtype in _DTYPES, "dtype", self.dtype, " or ".join(_DTYPES))
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """`dtype` as torch calls it."""
+        return _DTYPES[self.dtype]
 
 
 @dataclass(frozen=True)
@@ -116,19 +127,88 @@ def position_losses(logs: LabelledLogs, loss: Loss, hybrid_decay: float) -> tupl
     return share * divergence + (1 - share) * (1 - overlap), overlap.detach()
 
 
-class Teacher:
-    """The target's distributions over the draft's vocabulary, computed when they are needed."""
+@dataclass(frozen=True, eq=False)
+class _Seen:
+    """What is kept of a text that the teacher has read: its label can be had from these without its layers."""
 
-    def __init__(self, model: PreTrainedModel, vocabulary: DraftVocabulary) -> None:
-        self._model = model
+    hidden: torch.Tensor  # [positions, hidden size], as its head reads them
+    normaliser: torch.Tensor  # [positions, 1], log of the summed exponentials over its whole vocabulary
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.hidden.nbytes + self.normaliser.nbytes
+
+
+class Teacher:
+    """The target's distributions over the draft's vocabulary.
+
+    Layers run once a text while `MEMORY_BYTES` lasts, unless the model changes
+    logits behind its head: then they run each time.
+    """
+
+    MEMORY_BYTES = 4 << 30
+
+    def __init__(self, model: PreTrainedModel, vocabulary: DraftVocabulary, dtype: torch.dtype) -> None:
+        copied: Any = model if model.dtype == dtype else copy.deepcopy(model)
+        self._model: PreTrainedModel = copied.to(dtype)
         self._width = vocabulary.target_size
         self._ids = torch.from_numpy(vocabulary.d2t).long().to(model.device)
+        self._head: Any = self._model.get_output_embeddings()
+        self._reduced = self._head.weight.detach()[self._ids]
+        self._reduced_bias = None if self._head.bias is None else self._head.bias.detach()[self._ids]
+        self._seen: dict[Row, _Seen] = {}
+        self._free = self.MEMORY_BYTES
+        self._plain_head: bool | None = None
 
     @torch.no_grad()
-    def log_probabilities(self, batch: PackedBatch, temperatures: torch.Tensor) -> torch.Tensor:
-        """[positions, draft size], normalised over the target's whole vocabulary; temperatures [positions, 1]."""
-        logits = batch_logits(self._model, batch)[:, : self._width] / temperatures
-        return logits[:, self._ids] - torch.logsumexp(logits, dim=-1, keepdim=True)
+    def log_probabilities(self, row: Row, temperatures: torch.Tensor) -> torch.Tensor:
+        """Label of one text's learned positions, at the same temperatures whenever the text comes back.
+
+        Whether a text is remembered never changes a bit of its label.
+
+        Args:
+            row: the text.
+            temperatures: [positions, 1].
+
+        Returns:
+            [positions, draft size], normalised over the target's whole vocabulary.
+        """
+        seen = self._seen.get(row)
+        if seen is not None:
+            return self._scores(seen.hidden) / temperatures - seen.normaliser
+        hidden, logits = self._read(row)
+        normaliser = torch.logsumexp(logits / temperatures, dim=-1, keepdim=True)
+        if not self._has_plain_head(hidden, logits):
+            return logits[:, self._ids] / temperatures - normaliser
+        self._remember(row, _Seen(hidden, normaliser))
+        return self._scores(hidden) / temperatures - normaliser
+
+    def _read(self, row: Row) -> tuple[torch.Tensor, torch.Tensor]:
+        """The head's input [positions, hidden size] and the logits [positions, target vocabulary] of a text."""
+        read: list[torch.Tensor] = []
+        hook = self._head.register_forward_pre_hook(lambda _, arguments: read.append(arguments[0]))
+        try:
+            logits = batch_logits(self._model, PackedBatch.of((row,)))[:, : self._width].float()
+        finally:
+            hook.remove()
+        return read[0].reshape(-1, read[0].shape[-1]), logits
+
+    def _has_plain_head(self, hidden: torch.Tensor, logits: torch.Tensor) -> bool:
+        if self._plain_head is None:
+            same_rows = len(hidden) == len(logits)
+            self._plain_head = same_rows and torch.allclose(
+                self._scores(hidden), logits[:, self._ids], rtol=0.02, atol=0.02
+            )
+        return self._plain_head
+
+    def _remember(self, row: Row, seen: _Seen) -> None:
+        if seen.size <= self._free:
+            self._seen[row] = seen
+            self._free -= seen.size
+
+    def _scores(self, hidden: torch.Tensor) -> torch.Tensor:
+        return functional.linear(hidden, self._reduced, self._reduced_bias).float()
 
 
 class Distiller:
@@ -149,7 +229,7 @@ class Distiller:
         self.tokens_seen = 0
         self.total_steps = _steps_of(recipe, split.train)
         self.held_out = 0.0
-        self._teacher = Teacher(target, vocabulary)
+        self._teacher = Teacher(target, vocabulary, recipe.torch_dtype)
         self._rows = split.train
         self._weights = trained_weights(student)
         for weight in self._weights.values():
@@ -191,7 +271,7 @@ class Distiller:
         """Mean Σ min(p, q) = 1 - TV at temperature 1 on held-out text."""
         overlaps = []
         for batch, target in self._held_out:
-            draft = torch.log_softmax(batch_logits(self.student, batch), dim=-1)
+            draft = torch.log_softmax(self._logits(batch), dim=-1)
             overlaps.append(torch.minimum(target.exp(), draft.exp()).sum(-1))
         self.held_out = float(torch.cat(overlaps).mean())
         return self.held_out
@@ -241,14 +321,20 @@ class Distiller:
         device = self.student.device
         temperatures = torch.tensor(batch.temperatures, device=device)[:, None]
         temperatures = torch.where(temperatures > 0, temperatures, GREEDY_TEMPERATURE)
-        target = self._teacher.log_probabilities(batch, temperatures)
-        draft = torch.log_softmax(batch_logits(self.student, batch) / temperatures, dim=-1)
+        target = self._teacher.log_probabilities(row, temperatures)
+        draft = torch.log_softmax(self._logits(batch) / temperatures, dim=-1)
         warming = self.step_number < self.recipe.kl_share * (self.total_steps or math.inf)
         kind = Loss.KL if warming else self.recipe.loss
         losses, overlaps = position_losses(LabelledLogs(target, draft), kind, self.recipe.hybrid_decay)
         loss = losses.sum() / count
         loss.backward()
         return float(loss.detach()), float(overlaps.sum())
+
+    def _logits(self, batch: PackedBatch) -> torch.Tensor:
+        """The student's logits [positions, draft size] in float32, computed in the recipe's precision."""
+        low = self.recipe.torch_dtype != torch.float32
+        with torch.autocast(self.student.device.type, self.recipe.torch_dtype, enabled=low):
+            return batch_logits(self.student, batch).float()
 
     def _batch(self, step: int) -> list[Row]:
         """Rows of a step: slices of each epoch's own permutation, the last slice filled from the next epoch."""
@@ -292,11 +378,20 @@ class Distiller:
             ones = torch.ones((len(batch.logit_rows), 1), device=self.student.device)
             if not batch.logit_rows:
                 continue
-            labelled.append((batch, self._teacher.log_probabilities(batch, ones)))
+            labelled.append((batch, self._teacher.log_probabilities(row, ones)))
             positions += len(batch.logit_rows)
             if positions >= HELD_OUT_TOKENS:
                 break
         return labelled
+
+
+def fast_dtype(device: str) -> str:
+    """`bfloat16` where matrix products are faster in it: GPUs, and CPUs with bfloat16 instructions."""
+    if device != "cpu" and torch.cuda.is_available():
+        return "bfloat16" if torch.cuda.is_bf16_supported() else "float32"
+    flags = Path("/proc/cpuinfo")
+    known = flags.read_text() if flags.exists() else ""
+    return "bfloat16" if "avx512_bf16" in known or "amx_bf16" in known else "float32"
 
 
 def recipe_facts(recipe: TrainRecipe) -> dict[str, Any]:
