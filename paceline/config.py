@@ -15,6 +15,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from paceline.errors import InvalidInput
+from paceline.types import AUTO
 
 DEFAULT_MODEL = "smollm2-135m"
 COORDINATOR_PORT = 50051
@@ -94,7 +95,13 @@ class CoordinatorConfig(_Settings):
     server: ServerSettings = ServerSettings(port=COORDINATOR_PORT)
     target: PeerSettings = PeerSettings(address=f"{LOCALHOST}:{TARGET_PORT}")
     draft: PeerSettings | None = None
-    num_draft_tokens: int = Field(4, ge=0, le=64, description="Tokens to propose in each round.")
+    drafter: str = Field(AUTO, description="auto, ngram, or a drafter of the draft service.")
+    num_draft_tokens: int | None = Field(
+        None, ge=0, le=64, description="Tokens to propose in each round; unset: the policy chooses."
+    )
+    fan_out: int = Field(
+        4, ge=0, le=64, description="Next tokens per accepted node to draft for while a round is verified; 0: none."
+    )
     seed: int | None = Field(None, ge=0, lt=1 << 64, description="Seed of requests that bring none; unset: drawn.")
     max_concurrent_requests: int = Field(1024, ge=1, le=1 << 20)
     draft_timeout_ms: float = Field(
