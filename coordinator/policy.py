@@ -193,8 +193,8 @@ class RequestPolicy:
         return self._best_first(reached, 0.0, 0.0)
 
     def _wait(self, options: Options) -> tuple[float, int]:
-        """Value and depth of a proposal drafted just in time."""
-        if not options.drafts or not options.waits:
+        """Value and depth of a proposal drafted just in time; what was sent for this outcome isn't sent again."""
+        if not options.drafts or not options.waits or options.cached is not None:
             return 0.0, 0
         costs = self._costs
         return self._best_chain(self._depth_chances(options.room), costs.draft_wire.value, costs.draft_step.value)
