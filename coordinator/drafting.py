@@ -32,6 +32,7 @@ from paceline.types import (
 SURE_MATCH = 5
 """Length from which a match goes before the model when a request fixes its number of tokens and not its drafter."""
 TARGET_ONLY = Plan()
+NONE = "none"
 MAX_PATH = MAX_PROPOSAL_NODES
 
 
@@ -40,7 +41,7 @@ class DraftingSettings:
     """What a request that doesn't choose gets.
 
     Attributes:
-        drafter: `auto`, `ngram`, or a drafter of the draft service.
+        drafter: `auto`, `ngram`, a drafter of the draft service, or `none`.
         num_draft_tokens: tokens to propose; None: the policy chooses each round.
         fan_out: next tokens per accepted node to draft for while a round is verified; 0: none.
     """
@@ -59,12 +60,12 @@ class Drafting:
         self._session = DraftSession(peer, job, "" if name == AUTO else name)
         self._fixed = wanted.num_draft_tokens if wanted.num_draft_tokens is not None else settings.num_draft_tokens
         self._widths = wanted.tree_widths
-        self._uses_model = peer is not None and name != NGRAM and self._fixed != 0 and not wanted.off
+        self._off = wanted.off or name == NONE
+        self._uses_model = peer is not None and name != NGRAM and self._fixed != 0 and not self._off
         self._coupled = job.acceptance is Acceptance.COUPLED
         self._fan_out = settings.fan_out if self._uses_model else 0
         self._policy = RequestPolicy(knowledge, name, job.acceptance, greedy=job.sampling.temperature == 0)
-        self._ngrams = NgramIndex() if name in (NGRAM, AUTO) and not wanted.off else None
-        self._off = wanted.off
+        self._ngrams = NgramIndex() if name in (NGRAM, AUTO) and not self._off else None
         self._match: Match | None = None
         self._cached: Drafted | None = None
         self._missed = False

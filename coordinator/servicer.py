@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from coordinator.draft_session import DraftPeer
-from coordinator.drafting import Drafting, DraftingSettings
+from coordinator.drafting import NONE, Drafting, DraftingSettings
 from coordinator.knowledge import Knowledge
 from coordinator.outbox import Outbox
 from coordinator.prepare import ServedModel, prepare
@@ -127,9 +127,15 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
             name=self._settings.model,
             tokenizer=self._tokenizer,
             max_length=target.max_length if target else 0,
-            drafters=(AUTO, NGRAM, *(name for name in (draft.drafters if draft else ()) if name != NGRAM)),
+            drafters=self._drafters(draft.drafters if draft else ()),
             seed=self._settings.seed,
         )
+
+    def _drafters(self, of_service: tuple[str, ...]) -> tuple[str, ...]:
+        """Names that requests may use, the default first."""
+        default = self._settings.drafting.drafter
+        names = ((default,) if default != NONE else ()) + (AUTO, NGRAM) + of_service
+        return tuple(dict.fromkeys(names))
 
 
 async def _with_writer(rounds: Callable[[Outbox], Any], outbox: Outbox) -> None:

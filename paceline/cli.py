@@ -158,10 +158,15 @@ def pull(
 
 
 Model = Annotated[str, typer.Argument(help="A pulled model, a Hugging Face id, a folder or a .gguf path.")]
-Drafter = Annotated[str | None, typer.Option(help="ngram, model:PATH or none.", show_default="ngram")]
+Drafter = Annotated[
+    str | None,
+    typer.Option(help="auto, ngram, model, none; auto:PATH, model:PATH: your own draft.", show_default="auto"),
+]
 SpeculativeConfig = Annotated[
     str | None,
-    typer.Option(help='JSON: {"method": "ngram"|"draft_model"|"none", "model": …, "num_speculative_tokens": …}.'),
+    typer.Option(
+        help='JSON: {"method": "auto"|"ngram"|"draft_model"|"none", "model": …, "num_speculative_tokens": …}.'
+    ),
 ]
 TensorParallel = Annotated[
     int | None, typer.Option("--tensor-parallel-size", "-tp", help="Ranks of the target; only 1 today.")
@@ -238,20 +243,20 @@ def _choose_drafter(drafter: str | None, speculative_config: str | None) -> tupl
     from paceline.supervisor import speculative_drafter
 
     if speculative_config is None:
-        return drafter or "ngram", None
+        return drafter or AUTO, None
     require(drafter is None, "drafter", drafter, "left out with speculative_config")
     return speculative_drafter(speculative_config)
 
 
 def _check_settings(settings: ServeSettings) -> None:
     """Refuse bad settings and a model that isn't there before any process starts."""
+    from paceline.drafter_choice import DrafterChoice
     from paceline.models import resolve
     from paceline.supervisor import check_settings
 
     check_settings(settings)
     resolve(settings.model)
-    if settings.drafter.startswith("model:"):
-        resolve(settings.drafter.removeprefix("model:"))
+    DrafterChoice.parse(settings.drafter).check(settings.model)
 
 
 @contextlib.contextmanager
@@ -286,7 +291,11 @@ def target_service(context: typer.Context) -> None:
 @app.command("draft-service", context_settings=_PASS_ON)
 def draft_service(context: typer.Context) -> None:
     """Run one draft service; takes the arguments of `python -m draft_service`."""
-    _exec_service("draft_service", context, f"paceline draft-service --drafter ngram --port {DRAFT_PORT}")
+    _exec_service(
+        "draft_service",
+        context,
+        f"paceline draft-service --drafter model:default --target-model smollm2-135m --port {DRAFT_PORT}",
+    )
 
 
 @app.command(context_settings=_PASS_ON)
@@ -350,7 +359,7 @@ def generate(
     )
     wanted = _Wanted(request, as_json, compare)
     if local:
-        with _sigterm_interrupts(), _local_services(model, drafter or "ngram", quiet=as_json) as services:
+        with _sigterm_interrupts(), _local_services(model, drafter or AUTO, quiet=as_json) as services:
             _generate_at(PeerSettings(address=services.address), timeout, wanted)
     else:
         _generate_at(PeerSettings(address=coordinator, tls_ca=tls_ca), timeout, wanted)
