@@ -18,6 +18,7 @@ from paceline.errors import InvalidInput
 from paceline.types import AUTO
 
 DEFAULT_MODEL = "smollm2-135m"
+FAST_DTYPE: Literal["fast"] = "fast"
 COORDINATOR_PORT = 50051
 DRAFT_PORT = 50052
 TARGET_PORT = 50053
@@ -55,7 +56,9 @@ class PeerSettings(_Settings):
 class EngineSettings(_Settings):
     """How a model is loaded and what it may hold."""
 
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: Literal["auto", "fast", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="fast: bfloat16 on CPUs that multiply it, where auto is float32."
+    )
     device: str = "auto"
     threads: int = Field(0, ge=0, le=1024, description="Compute threads; 0: every core.")
     max_model_len: int = Field(0, ge=0, le=1 << 22, description="Longest session in tokens; 0: the model's own.")
@@ -64,6 +67,12 @@ class EngineSettings(_Settings):
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
     prefill_chunk: int = Field(128, ge=1, le=65536, description="Most prompt tokens in one step.")
     trust_remote_code: bool = False
+
+
+class DraftEngineSettings(EngineSettings):
+    """A draft's precision changes speed only, so it is what is fast."""
+
+    dtype: Literal["auto", "fast", "float32", "bfloat16", "float16"] = "fast"
 
 
 class TargetConfig(_Settings):
@@ -84,7 +93,7 @@ class DraftConfig(_Settings):
     drafters: tuple[str, ...] = ("ngram",)
     target_model: str | None = Field(None, description="Target whose tokenizer the drafters must share.")
     server: ServerSettings = ServerSettings(port=DRAFT_PORT)
-    engine: EngineSettings = EngineSettings()
+    engine: DraftEngineSettings = DraftEngineSettings()
 
 
 class CoordinatorConfig(_Settings):

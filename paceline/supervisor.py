@@ -167,8 +167,9 @@ def target_flags(settings: ServeSettings, threads: int) -> Flags:
 
 
 def draft_flags(settings: ServeSettings, threads: int) -> Flags:
-    """The draft service's settings, dotted keys as in `DraftConfig`."""
+    """The draft service's settings, dotted keys as in `DraftConfig`; its precision is its own affair."""
     return _engine_flags(settings, threads) | {
+        "engine.dtype": None,
         "drafters": [f"{MODEL}:{settings.draft_model}"],
         "target_model": settings.model,
         "server.port": settings.draft_port,

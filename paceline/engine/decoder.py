@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from paceline.config import EngineSettings
+from paceline.config import FAST_DTYPE, EngineSettings
 from paceline.engine.interface import Engine, EngineInfo, Logits, StepItem, StepPlan
 from paceline.engine.kv import KVShape
-from paceline.engine.linear import can_pack, pack_linears
+from paceline.engine.linear import can_pack, cpu_has_bfloat16, pack_linears
 from paceline.engine.transformer import ATTENTION_NAME, TransformerEngine, packed_forward
 from paceline.errors import InternalError, InvalidInput, Unsupported
 from paceline.models import ResolvedModel, library_versions, quiet_loading
@@ -367,8 +367,10 @@ def _device(name: str) -> torch.device:
 
 
 def _dtype(name: str, device: torch.device) -> torch.dtype | str:
-    """`auto`: the checkpoint's own dtype on an accelerator, float32 on a CPU, where half precision gains nothing."""
-    if name == "auto":
+    """`auto`: the checkpoint's own dtype on an accelerator, float32 on a CPU; `fast` trades precision there too."""
+    if name == FAST_DTYPE and device.type == "cpu":
+        return torch.bfloat16 if cpu_has_bfloat16() else torch.float32
+    if name in ("auto", FAST_DTYPE):
         return "auto" if device.type == "cuda" else torch.float32
     found = getattr(torch, name)
     assert isinstance(found, torch.dtype)
