@@ -53,7 +53,7 @@ class DraftKV:
             session=self.session,
             base_length=kept,
             token_ids=tuple(self.committed[kept : kept + rows]),
-            kept_path=() if in_place else tuple(self.base + node for node in path),
+            kept_rows=() if in_place else tuple(self.base + node for node in path),
             logit_rows=(rows - 1,) if logits else (),
         )
         self.base = kept + rows
