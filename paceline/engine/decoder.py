@@ -252,7 +252,7 @@ def _run_schedule(engine: Engine, texts: tuple[tuple[int, ...], tuple[int, ...]]
         (StepItem(0, 3, (first[3], first[4], wrong[5]), logit_rows=(0, 1)), _chunk(1, second, 1, 6)),
         (StepItem(0, 5, tree, (-1, -1, 1, 1), logit_rows=(1, 3)), _chunk(1, second, 6, 7)),
         (
-            StepItem(0, 7, first[7:], kept_path=(6, 8), logit_rows=tuple(range(end - 7))),
+            StepItem(0, 7, first[7:], kept_rows=(6, 8), logit_rows=tuple(range(end - 7))),
             _chunk(1, second, 7, end),
         ),
     )
