@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,8 +33,12 @@ class TableModel:
         table = _normal_table(spec.seed, spec)
         if spec.noise > 0:
             table = (1 - spec.noise) * table + spec.noise * _normal_table(spec.noise_seed, spec)
-        scale = -spec.sharpness if spec.invert else spec.sharpness
-        self._table: NDArray[np.float32] = (scale * table).astype(np.float32)  # [contexts, V]
+        table *= spec.sharpness * _levels(spec.seed, spec.sharpness_spread, spec.contexts)
+        if spec.disturb > 0:
+            table += _disturbance(spec)
+        if spec.invert:
+            table *= -1
+        self._table: NDArray[np.float32] = table.astype(np.float32)  # [contexts, V]
 
     def logits(self, history: Sequence[int]) -> NDArray[np.float32]:
         """Logits [V] of the token that follows `history` (at least one token)."""
@@ -45,7 +50,11 @@ class TableModel:
 
     def row(self, path_hash: int) -> NDArray[np.float32]:
         """Logits [V] for a path's hash; a view, not to be written to."""
-        row: NDArray[np.float32] = self._table[_mix(path_hash) % self.spec.contexts]
+        return self.context(_mix(path_hash) % self.spec.contexts)
+
+    def context(self, number: int) -> NDArray[np.float32]:
+        """Logits [V] of one of the `contexts` rows of the table; a view, not to be written to."""
+        row: NDArray[np.float32] = self._table[number]
         return row
 
 
@@ -160,6 +169,32 @@ def load_table(model: str, max_sessions: int = 1 << 20) -> Engine:
 
 def _normal_table(seed: int, spec: TableSpec) -> NDArray[np.float64]:
     return np.random.default_rng(seed).standard_normal((spec.contexts, spec.vocab))
+
+
+def _disturbance(spec: TableSpec) -> NDArray[np.float64]:
+    """What a draft's logits are off by [contexts, V]; heavy-tailed where `disturb_tail` says so."""
+    rng = np.random.default_rng((spec.noise_seed, spec.seed))
+    shape = (spec.contexts, spec.vocab)
+    off = rng.standard_normal(shape)
+    if spec.disturb_tail > 0:
+        # E[exp(2(t z - t²))] = 1, so the tail leaves the standard deviation as it is.
+        off *= np.exp(spec.disturb_tail * rng.standard_normal(shape) - spec.disturb_tail**2)
+    off *= spec.disturb * _levels(spec.noise_seed, spec.disturb_spread, spec.contexts)
+    return off
+
+
+def _levels(seed: int, spread: float, contexts: int) -> NDArray[np.float64]:
+    """exp(spread · z) [contexts, 1] with z the normal quantiles in a seeded order.
+
+    Quantiles and not draws, so that every seed gives the same mixture of contexts.
+    """
+    if not spread:
+        return np.ones((contexts, 1))
+    normal = NormalDist()
+    quantiles = np.array([normal.inv_cdf((i + 0.5) / contexts) for i in range(contexts)])
+    order = np.random.default_rng((seed, contexts)).permutation(contexts)
+    levels: NDArray[np.float64] = np.exp(spread * quantiles[order])[:, np.newaxis]
+    return levels
 
 
 def _mix(value: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -71,6 +72,8 @@ def test_noise_resembles_and_invert_opposes() -> None:
         ("table:vocab=8,eos=8", "table eos = 8"),
         ("table:sharpness=nan", "table sharpness = nan"),
         ("table:noise=1.5", "table noise = 1.5"),
+        ("table:disturb=-1", "table disturb = -1"),
+        ("table:law=muddled", "table law = 'muddled': must be one of text, close, middling, poor"),
     ],
 )
 def test_bad_names_are_refused(name: str, message: str) -> None:
@@ -102,3 +105,27 @@ def test_a_timed_step_waits_for_its_rows_and_does_not_spin() -> None:
 
 def test_an_untimed_name_has_no_wait() -> None:
     assert isinstance(load_table("table:"), TableEngine)
+
+
+def test_a_spread_leaves_the_median_and_varies_the_contexts() -> None:
+    plain = TableModel(TableSpec.parse("table:vocab=512,contexts=64,sharpness=3"))
+    spread = TableModel(TableSpec.parse("table:vocab=512,contexts=64,sharpness=3,sharpness_spread=0.7"))
+    ratios = np.array([np.std(spread.context(row)) / np.std(plain.context(row)) for row in range(64)])
+    assert np.median(ratios) == pytest.approx(1, rel=0.05)
+    assert np.std(np.log(ratios)) == pytest.approx(0.7, rel=0.1)
+
+
+@pytest.mark.parametrize("tail", [0.0, 0.8])
+def test_a_disturbance_has_the_stated_size_whatever_its_tail(tail: float) -> None:
+    target = TableModel(TableSpec.parse("table:vocab=4096,contexts=16"))
+    draft = TableModel(TableSpec.parse(f"table:vocab=4096,contexts=16,disturb=0.5,disturb_tail={tail}"))
+    off = np.stack([draft.context(row) - target.context(row) for row in range(16)])
+    assert np.std(off) == pytest.approx(0.5, rel=0.05)
+    kurtosis = np.mean(off**4) / np.var(off) ** 2
+    assert kurtosis > 10 if tail else kurtosis == pytest.approx(3, rel=0.1)
+
+
+def test_later_keys_override_a_named_law() -> None:
+    named = TableSpec.parse("table:law=middling,disturb=0.6,step_ms=30")
+    assert named == replace(TableSpec.parse("table:law=middling"), disturb=0.6, step_ms=30.0)
+    assert TableSpec.parse(named.law) == replace(named, step_ms=0.0)

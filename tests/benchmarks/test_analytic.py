@@ -1,0 +1,48 @@
+"""The analytic models against simulated rounds and against each other."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks.analytic import cache_speedup, expected_hit_rate, expected_tokens, overlap_gain
+
+ROUNDS = 40_000
+
+
+def accepted_counts(acceptance: float, k: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    coins = np.random.default_rng(1).random((ROUNDS, k)) < acceptance
+    counts: np.ndarray[tuple[int], np.dtype[np.int64]] = coins.cumprod(axis=1).sum(axis=1)
+    return counts
+
+
+@pytest.mark.parametrize(("acceptance", "k"), [(0.6, 4), (0.9, 4), (0.95, 8)])
+def test_rounds_commit_and_hit_as_simulated_ones_do(acceptance: float, k: int) -> None:
+    accepted = accepted_counts(acceptance, k)
+    assert expected_tokens(acceptance, k) == pytest.approx((accepted + 1).mean(), rel=0.01)
+    chances = np.where(accepted == k, 0.95, 0.7)
+    assert expected_hit_rate(acceptance, k, 0.95, 0.7) == pytest.approx(chances.mean(), abs=0.005)
+
+
+def test_edges() -> None:
+    assert expected_tokens(1.0, 4) == 5
+    assert expected_tokens(0.0, 4) == 1
+    assert expected_tokens(0.8, 4) == pytest.approx((1 - 0.8**5) / (1 - 0.8))
+    assert expected_hit_rate(1.0, 4, 0.9, 0.1) == pytest.approx(0.9)
+    assert expected_hit_rate(0.0, 4, 0.9, 0.1) == pytest.approx(0.1)
+
+
+def test_a_cache_that_never_hits_is_plain_speculation_and_a_perfect_one_hides_all_drafting() -> None:
+    assert cache_speedup(0.0, 3.0, 3.0, 0.5, 0.5) == pytest.approx(3.0 / 1.5)
+    assert cache_speedup(1.0, 3.0, 1.0, 0.5, 9.0) == pytest.approx(3.0)
+    assert cache_speedup(1.0, 3.0, 1.0, 1.2, 9.0) == pytest.approx(3.0 / 1.2)
+
+
+@pytest.mark.parametrize("drafting", [15.0, 30.0, 45.0])
+def test_the_gain_is_a_quotient_of_speedups(drafting: float) -> None:
+    tokens, verify, hits = expected_tokens(0.8, 4), 30.0, 0.9
+    on = cache_speedup(hits, tokens, tokens, drafting / verify, drafting / verify)
+    off = cache_speedup(0.0, tokens, tokens, drafting / verify, drafting / verify)
+    assert overlap_gain(hits, verify, drafting) == pytest.approx(on / off)
+    assert overlap_gain(0.0, verify, drafting) == pytest.approx(1)
+    assert overlap_gain(1.0, verify, verify) == pytest.approx(2)
