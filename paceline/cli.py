@@ -23,6 +23,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
+from paceline.bench.command import bench
 from paceline.config import COORDINATOR_PORT, DEFAULT_MODEL, DRAFT_PORT, LOCALHOST, TARGET_PORT, PeerSettings
 from paceline.errors import InvalidInput, PacelineError
 from paceline.types import (
@@ -466,6 +467,7 @@ def doctor(
     raise typer.Exit(0 if well else EXIT_ERROR)
 
 
+app.add_typer(bench, name="bench")
 train = typer.Typer(help="Make models for this system.", no_args_is_help=True)
 app.add_typer(train, name="train")
 
