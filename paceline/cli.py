@@ -23,6 +23,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
+from paceline.bench.command import bench
 from paceline.cli_support import example, need_engine
 from paceline.config import COORDINATOR_PORT, DEFAULT_MODEL, DRAFT_PORT, LOCALHOST, TARGET_PORT, PeerSettings
 from paceline.errors import InvalidInput, PacelineError
