@@ -102,6 +102,7 @@ app = typer.Typer(
 
 
 app.add_typer(train, name="train")
+app.add_typer(bench, name="bench")
 
 
 def main() -> None:

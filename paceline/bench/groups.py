@@ -14,7 +14,8 @@ from typing import Protocol
 import psutil
 
 from paceline.client import Client, Generation
-from paceline.supervisor import NO_DRAFTER, ServeSettings, Services
+from paceline.drafter_choice import NONE
+from paceline.supervisor import ServeSettings, Services
 from paceline.types import GenerateRequest
 
 WARM_UP_TOKENS = 24
@@ -72,7 +73,7 @@ def start_groups(
     """
     with ExitStack() as stack:
         groups = {}
-        for number, drafter in enumerate(dict.fromkeys([NO_DRAFTER, *drafters])):
+        for number, drafter in enumerate(dict.fromkeys([NONE, *drafters])):
             announce(f"starting services for {drafter}")
             settings = ServeSettings(model=model, drafter=drafter, port=0, draft_port=0, target_port=0)
             services = stack.enter_context(Services(settings, folder / str(number)))
@@ -95,7 +96,7 @@ def connect(address: str, drafters: Sequence[str]) -> Iterator[dict[str, Group]]
     """
     with Client(address) as client:
         client.describe_models()
-        yield {drafter: Group(drafter, client) for drafter in dict.fromkeys([NO_DRAFTER, *drafters])}
+        yield {drafter: Group(drafter, client) for drafter in dict.fromkeys([NONE, *drafters])}
 
 
 def cpu_seconds(processes: Sequence[int]) -> float:

@@ -17,7 +17,7 @@ from itertools import product
 from paceline.bench.groups import WARM_UP_TOKENS, Runner
 from paceline.bench.prompt_set import Prompt
 from paceline.client import Generation
-from paceline.supervisor import NO_DRAFTER
+from paceline.drafter_choice import NONE
 from paceline.types import Acceptance, GenerateRequest, SamplingParams, SpeculationSettings, require
 
 MAX_PAIRS = 10_000
@@ -50,7 +50,7 @@ class Variant:
     @property
     def speculation(self) -> SpeculationSettings:
         """What a request asks for."""
-        if self.drafter == NO_DRAFTER:
+        if self.drafter == NONE:
             return SpeculationSettings(off=True)
         return SpeculationSettings(drafter=self.drafter.partition(":")[0], num_draft_tokens=self.num_draft_tokens)
 
@@ -223,7 +223,7 @@ def measure(runner: Runner, request: GenerateRequest) -> Run:
 
 def run_turn(turn: Turn, groups: Mapping[str, Runner]) -> Pair:
     """Run one turn on `none` and on the variant's own services."""
-    fastest, drafting = groups[NO_DRAFTER], groups[turn.variant.drafter]
+    fastest, drafting = groups[NONE], groups[turn.variant.drafter]
     off = turn.request(SpeculationSettings(off=True))
     sides = [("plain", fastest, off), ("drafted", drafting, turn.request(turn.variant.speculation))]
     if drafting.target_threads != fastest.target_threads:
@@ -235,7 +235,7 @@ def run_turn(turn: Turn, groups: Mapping[str, Runner]) -> Pair:
 def warm_up(plan: SpeedPlan, groups: Mapping[str, Runner]) -> None:
     """A short generation of each kind of work that will be timed, on each group."""
     prompt = next(iter(plan.prompts.values()))[0]
-    for variant in (Variant(NO_DRAFTER), *plan.variants):
+    for variant in (Variant(NONE), *plan.variants):
         for temperature in plan.temperatures:
             turn = Turn(0, prompt, temperature, variant, plan.seed, WARM_UP_TOKENS, False)
             measure(groups[variant.drafter], turn.request(variant.speculation))

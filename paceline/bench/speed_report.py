@@ -10,7 +10,7 @@ from paceline.bench.environment import as_markdown
 from paceline.bench.figures import RowCosts, Spread, ceiling, lower_bound, percentile
 from paceline.bench.groups import Runner
 from paceline.bench.speed import Pair, Run
-from paceline.supervisor import NO_DRAFTER
+from paceline.drafter_choice import NONE
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Costs:
     def of(cls, pairs: Sequence[Pair], groups: Mapping[str, Runner]) -> Costs:
         """Fold every step of every run by the threads that computed it."""
         steps: dict[int, list[tuple[int, float]]] = {}
-        fastest = groups[NO_DRAFTER].target_threads
+        fastest = groups[NONE].target_threads
         drafting = {name: group.target_threads for name, group in groups.items()}
         for pair in pairs:
             threads = drafting[pair.turn.variant.drafter]
@@ -249,8 +249,8 @@ SPLIT_HEADS = "kind | T | drafter | all cores tok/s | split tok/s | speed-up ove
 NOTES = """\
 Target-only is our fastest: every core, drafting off. Speed-ups are of tokens a second after the first round's tokens,
 each within one interleaved pair; `whole request` includes the prompt. The bound is of the median, one-sided, by
-bootstrap over pairs. The ceiling is E[tokens] · t(1) / t(k + 1) from this run's own steps: what the same proposals and
-acceptances would gain if drafting and coordination cost nothing.
+bootstrap over pairs. The ceiling is E[tokens] · t(1) / t(k + 1) from this run's own steps: what the same proposals
+and acceptances would gain if drafting and coordination cost nothing.
 """
 
 

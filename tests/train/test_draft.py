@@ -209,7 +209,7 @@ def proposed_ids(draft: Path, target: Path, acceptance: Acceptance, temperature:
         budget = DraftBudget(max_tokens=4, tree_widths=(3, 2) if acceptance is Acceptance.COUPLED else ())
         drafting = drafter.begin(seed, budget, 1)
         while not drafting.done:
-            drafter.advance([drafting])
+            drafter.advance([drafting], [])
         proposed |= set(drafting.proposal().token_ids)
         drafter.close(seed)
     return proposed, known
