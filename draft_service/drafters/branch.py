@@ -54,9 +54,10 @@ class Branch:
         """Nodes (or `ROOT`) whose rows would add nodes, most urgent first."""
         if self.done:
             return []
-        room = self._shape.max_nodes - len(self.nodes)
         ahead = range(self._next, len(self.nodes))
-        return [i for i in ahead if self.node(i).law is None and self._expandable(self.node(i))][:room]
+        missing = [i for i in ahead if self.node(i).law is None and self._expandable(self.node(i))]
+        # A wave is chosen among the children of all nodes; in a level each of them adds a node.
+        return missing if self._shape.wave else missing[: self._shape.max_nodes - len(self.nodes)]
 
     def node(self, index: int) -> Node:
         """Node `index`, or the root."""

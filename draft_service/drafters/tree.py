@@ -87,14 +87,15 @@ class DraftTree:
             if self.root.row is not None:
                 self._joined.append(self.root)
         self.root.parent = None
-        self._drop_all_but(set(self.root.subtree()))
+        below = {*self.root.subtree()} - {self.root}
+        self._kept = [node for node in self._kept if node in below]
 
     def free(self, node: Node) -> None:
         """Drop the rows of a node and of all below it; the tokens stay, as tokens to be computed."""
-        dropped = set(node.subtree())
+        dropped = {*node.subtree()}
         for each in dropped:
             each.row = each.law = None
-        self._drop_all_but({each for each in self._kept if each not in dropped})
+        self._kept = [each for each in self._kept if each not in dropped]
 
     def forget(self) -> None:
         """Drop everything behind the committed tokens, and what the last of them said of the next."""
@@ -145,9 +146,6 @@ class DraftTree:
             self.root.row = trunk - 1
         for row, node in enumerate(self._kept, start=trunk):
             node.row = row
-
-    def _drop_all_but(self, living: set[Node]) -> None:
-        self._kept = [node for node in self._kept if node in living]
 
 
 def _parent(node: Node) -> Node:
