@@ -13,6 +13,7 @@ import grpc
 import typer
 
 from coordinator.draft_session import DraftPeer
+from coordinator.drafting import DraftingSettings
 from coordinator.servicer import CoordinatorSettings, GenerationServicer
 from coordinator.target_session import TargetPeer
 from paceline import telemetry
@@ -42,7 +43,7 @@ async def serve(config: CoordinatorConfig) -> None:
     target, draft = _peers(config, tokenizer)
     settings = CoordinatorSettings(
         model=config.served_model_name or config.model,
-        num_draft_tokens=config.num_draft_tokens,
+        drafting=DraftingSettings(config.drafter, config.num_draft_tokens, config.fan_out),
         seed=config.seed,
         max_concurrent_requests=config.max_concurrent_requests,
     )
@@ -92,7 +93,13 @@ def main(
     served_model_name: Annotated[str | None, typer.Option(help="Name that requests use; default: the model.")] = None,
     target: Annotated[str | None, typer.Option(help="HOST:PORT of the target service.")] = None,
     draft: Annotated[str | None, typer.Option(help="HOST:PORT of the draft service, or none.")] = None,
-    num_draft_tokens: Annotated[int | None, typer.Option(help="Tokens to propose in each round.")] = None,
+    drafter: Annotated[str | None, typer.Option(help="auto, ngram, or a drafter of the draft service.")] = None,
+    num_draft_tokens: Annotated[
+        int | None, typer.Option(help="Tokens to propose in each round; default: the policy chooses.")
+    ] = None,
+    fan_out: Annotated[
+        int | None, typer.Option(help="Next tokens to draft for while a round is verified; 0: none.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of requests that bring none; default: drawn.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="gRPC port; 0 takes a free one.")] = None,
@@ -115,7 +122,9 @@ def main(
         "target.tls_ca": peer_ca,
         "draft.address": draft if drafts else None,
         "draft.tls_ca": peer_ca if drafts else None,
+        "drafter": drafter,
         "num_draft_tokens": num_draft_tokens,
+        "fan_out": fan_out,
         "seed": seed,
         "server.host": host,
         "server.port": port,

@@ -14,6 +14,8 @@ from coordinator.speculation_cache import SpeculationCache
 from paceline.errors import PacelineError, PeerUnavailable
 from paceline.rpc.link import DraftLink
 from paceline.types import (
+    MAX_PROPOSAL_NODES,
+    NGRAM,
     Acceptance,
     Commit,
     DraftBudget,
@@ -38,10 +40,15 @@ MAX_ROUNDS_SKIPPED = 64
 
 @dataclass(frozen=True)
 class Drafted:
-    """What a round gets from the draft; `hit` says that it was there when it was wanted."""
+    """What a round gets to verify.
+
+    `hit`: it was drafted for this outcome before the outcome was known.
+    `miss`: this outcome was drafted for in vain, or not in time.
+    """
 
     proposal: Proposal | None = None
     hit: bool = False
+    miss: bool = False
     timings: StepTimings = field(default_factory=StepTimings)
 
 
@@ -90,10 +97,10 @@ class DraftSession:
     as many each time (`_patience`), until a proposal comes in time.
     """
 
-    def __init__(self, peer: DraftPeer | None, job: Job, num_draft_tokens: int) -> None:
-        self._peer = None if job.speculation.off else peer
+    def __init__(self, peer: DraftPeer | None, job: Job, drafter: str) -> None:
+        self._peer = peer
         self._job = job
-        self.num_draft_tokens = num_draft_tokens
+        self._drafter = drafter
         self._id: int | None = None
         self._cache = SpeculationCache()
         self._arrived = asyncio.Event()
@@ -103,12 +110,18 @@ class DraftSession:
         self._retry_at = 0.0
         self._pause_s = RETRY_MIN_S
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether a draft can be asked for."""
+        return self._peer is not None and (self._id is not None or self._may_open(self._peer))
+
     def open(self, committed: Sequence[int], budget: DraftBudget, traceparent: str) -> None:
-        """Begin with a prefix and ask for its proposal."""
-        self._expect(None, budget)
-        if self._peer is None or not budget.max_tokens:
+        """Begin with a prefix and, if the budget has tokens, ask for its proposal."""
+        self.settle(None)
+        self._expect(budget)
+        if self._peer is None:
             return
-        if not self._peer.link.is_up or time.monotonic() < self._retry_at:
+        if not self._may_open(self._peer):
             self._wanted = False
             return
         job = self._job
@@ -122,7 +135,7 @@ class DraftSession:
                     sampling=job.sampling,
                     noise=job.noise,
                     acceptance=job.acceptance,
-                    drafter=job.speculation.drafter,
+                    drafter=self._drafter,
                     budget=budget,
                     time_left_ms=job.time_left_ms,
                     traceparent=traceparent,
@@ -132,6 +145,14 @@ class DraftSession:
         except PeerUnavailable as error:
             self._give_up(error.message)
 
+    def settle(self, outcome: Outcome | None) -> Drafted | None:
+        """Take note of how the round ended; returns the proposal that is there for it, if one is."""
+        self._cache.expect(outcome)
+        self._arrived.clear()
+        self._wanted = False
+        drafted = self._cache.take()
+        return None if drafted is None else self._checked(drafted, MAX_PROPOSAL_NODES, hit=True)
+
     def commit(
         self,
         outcome: Outcome,
@@ -140,7 +161,7 @@ class DraftSession:
         budget: DraftBudget,
         traceparent: str,
     ) -> None:
-        """Tell the draft how the round ended and ask for the next proposal.
+        """Tell the draft how the round ended, after `settle`; a budget with tokens asks for a proposal now.
 
         `committed` is the whole sequence, `tokens` included; a session that was
         lost is opened anew with it.
@@ -148,7 +169,7 @@ class DraftSession:
         if self._id is None or self._peer is None:
             self.open(committed, budget, traceparent)
             return
-        self._expect(outcome, budget)
+        self._expect(budget)
         try:
             self._peer.send(
                 Commit(
@@ -164,33 +185,29 @@ class DraftSession:
             self._give_up(error.message)
 
     async def take(self) -> Drafted:
-        """The proposal for the last outcome; waits for it as long as it may be worth it."""
+        """The proposal that was asked for; waits for it as long as it may be worth it."""
         if self._peer is None or self._id is None or not self._wanted:
             return NOTHING
         drafted = self._cache.take()
-        hit = drafted is not None
         if drafted is None and self._patience.may_wait():
             drafted = await self._wait(self._peer.timeout_s)
         self._wanted = False
         if drafted is None:
             return NOTHING
         self._patience = Patience()
-        if not len(drafted.proposal):
-            return NOTHING
-        if fault := self._fault_in(drafted.proposal):
-            self._give_up(fault)
-            return NOTHING
-        self._pause_s = RETRY_MIN_S
-        return Drafted(drafted.proposal, hit, drafted.timings)
+        return self._checked(drafted, self._budget.max_tokens, hit=False) or NOTHING
 
-    def verifying(self, round_: Round) -> None:
-        """Tell the draft what left for the target."""
+    def verifying(self, round_: Round, budget: DraftBudget) -> None:
+        """Tell the draft what left for the target, and what each outcome's proposal may cost."""
         if self._id is None or self._peer is None:
             return
-        proposal_id = round_.proposal.proposal_id if round_.proposal else 0
-        nodes = len(round_.proposal) if round_.proposal else 0
+        proposal = round_.proposal
         try:
-            self._peer.send(Verifying(self._id, round_.base_length, proposal_id, nodes))
+            if proposal is not None and proposal.drafter == NGRAM:
+                self._peer.send(Verifying(self._id, round_.base_length, proposal=proposal, budget=budget))
+            else:
+                known = (proposal.proposal_id, len(proposal)) if proposal is not None else (0, 0)
+                self._peer.send(Verifying(self._id, round_.base_length, *known, budget=budget))
         except PeerUnavailable as error:
             self._give_up(error.message)
 
@@ -213,11 +230,22 @@ class DraftSession:
         self._arrived.set()
         logger.warning("draft lost, going on target-only: error=%s", error.message)
 
-    def _expect(self, outcome: Outcome | None, budget: DraftBudget) -> None:
-        self._cache.expect(outcome)
-        self._arrived.clear()
+    def _may_open(self, peer: DraftPeer) -> bool:
+        return peer.link.is_up and time.monotonic() >= self._retry_at
+
+    def _expect(self, budget: DraftBudget) -> None:
         self._budget = budget
         self._wanted = budget.max_tokens > 0
+
+    def _checked(self, drafted: DraftedProposal, longest: int, *, hit: bool) -> Drafted | None:
+        """What a round may use of what the draft sent; a fault in it ends the session."""
+        if not len(drafted.proposal):
+            return None
+        if fault := self._fault_in(drafted.proposal, longest):
+            self._give_up(fault)
+            return None
+        self._pause_s = RETRY_MIN_S
+        return Drafted(drafted.proposal, hit, timings=drafted.timings)
 
     async def _wait(self, timeout_s: float) -> DraftedProposal | None:
         try:
@@ -238,15 +266,15 @@ class DraftSession:
         self._pause_s = min(2 * self._pause_s, RETRY_MAX_S)
         self._arrived.set()
 
-    def _fault_in(self, proposal: Proposal) -> str:
+    def _fault_in(self, proposal: Proposal, longest: int) -> str:
         """Why a proposal can't be sent to the target; empty if it can."""
         assert self._peer is not None
         vocab_size = self._peer.vocab_size
         if any(not 0 <= token_id < vocab_size for token_id in proposal.token_ids):
             return f"proposal {proposal.proposal_id} has a token id outside [0, {vocab_size})"
-        longest = max(proposal.depths, default=0)
-        if longest > self._budget.max_tokens:
-            return f"proposal {proposal.proposal_id} is {longest} tokens long, {self._budget.max_tokens} were wanted"
+        depth = max(proposal.depths, default=0)
+        if depth > longest:
+            return f"proposal {proposal.proposal_id} is {depth} tokens long, {longest} were wanted"
         coupled = self._job.acceptance is Acceptance.COUPLED
         if not coupled and len(proposal.supports) != len(proposal):
             return f"proposal {proposal.proposal_id} lacks the supports that {self._job.acceptance.value} needs"

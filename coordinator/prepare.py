@@ -85,5 +85,4 @@ def _max_length(request: GenerateRequest, prompt_length: int, context_length: in
 def _check_drafter(request: GenerateRequest, drafters: Sequence[str]) -> None:
     wanted = request.speculation.drafter
     if wanted and not request.speculation.off:
-        known = ", ".join(drafters) or "unset, since no drafter is known here"
-        require(wanted in drafters, "drafter", wanted, f"one of: {known}")
+        require(wanted in drafters, "drafter", wanted, f"one of: {', '.join(drafters)}")

@@ -11,7 +11,9 @@ from typing import Any
 
 import grpc
 
-from coordinator.draft_session import DraftPeer, DraftSession
+from coordinator.draft_session import DraftPeer
+from coordinator.drafting import NONE, Drafting, DraftingSettings
+from coordinator.knowledge import Knowledge
 from coordinator.outbox import Outbox
 from coordinator.prepare import ServedModel, prepare
 from coordinator.round import run_rounds
@@ -22,7 +24,7 @@ from paceline import codec, telemetry
 from paceline.errors import InternalError, Overloaded
 from paceline.rpc.errors import typed_errors
 from paceline.tokenizer import Tokenizer
-from paceline.types import Fingerprint, Finished, GenerateEvent, ModelDescription, Started
+from paceline.types import AUTO, NGRAM, Fingerprint, Finished, GenerateEvent, ModelDescription, Started
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1 import generation_service_pb2_grpc as pb_grpc
 
@@ -37,7 +39,7 @@ class CoordinatorSettings:
     """What the servicer needs of the configuration."""
 
     model: str
-    num_draft_tokens: int
+    drafting: DraftingSettings
     seed: int | None
     max_concurrent_requests: int
 
@@ -52,6 +54,7 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         self._tokenizer = tokenizer
         self._target = target
         self._draft = draft
+        self._knowledge = Knowledge()
         self._running = 0
 
     @typed_errors
@@ -92,16 +95,16 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
     async def _stream(self, job: Job, write: Write, arrived: float) -> None:
         sequence = Sequence(job, self._tokenizer)
         target = TargetSession(self._target, job)
-        draft = DraftSession(self._draft, job, self._settings.num_draft_tokens)
+        drafting = Drafting(job, self._draft, self._knowledge, self._settings.drafting)
         stats = StatsBuilder(arrived)
 
         def free() -> None:
             target.close()
-            draft.close()
+            drafting.close()
 
         async def rounds(outbox: Outbox) -> None:
             with telemetry.start_generation(job.traceparent) as trace:
-                await run_rounds(job, sequence, target, draft, outbox.put, stats, trace)
+                await run_rounds(job, sequence, target, drafting, outbox.put, stats, trace)
             await outbox.drained()
 
         try:
@@ -124,9 +127,15 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
             name=self._settings.model,
             tokenizer=self._tokenizer,
             max_length=target.max_length if target else 0,
-            drafters=draft.drafters if draft else (),
+            drafters=self._drafters(draft.drafters if draft else ()),
             seed=self._settings.seed,
         )
+
+    def _drafters(self, of_service: tuple[str, ...]) -> tuple[str, ...]:
+        """Names that requests may use, the default first."""
+        default = self._settings.drafting.drafter
+        names = ((default,) if default != NONE else ()) + (AUTO, NGRAM) + of_service
+        return tuple(dict.fromkeys(names))
 
 
 async def _with_writer(rounds: Callable[[Outbox], Any], outbox: Outbox) -> None:

@@ -27,13 +27,14 @@ class SpeculationCache:
         self._entries = {} if entry is None else {outcome: entry}
 
     def put(self, drafted: DraftedProposal) -> bool:
-        """Store a proposal; returns whether it is the one that is waited for.
+        """Store a proposal, in place of a shorter one for the same outcome; returns whether it is the one waited for.
 
         Proposals for rounds before the expected outcome are stale and dropped.
         """
         outcome = drafted.outcome
         stale = outcome != self._wanted and (outcome is None or outcome.base_length <= self._base_length)
-        if stale or len(self._entries) >= MAX_ENTRIES:
+        full = len(self._entries) >= MAX_ENTRIES and outcome not in self._entries
+        if stale or full:
             return False
         self._entries[outcome] = drafted
         return outcome == self._wanted

@@ -38,12 +38,11 @@ class StatsBuilder:
         histogram = [0] * (num_spec_tokens + 1 if spec else 0)
         for record in spec:
             histogram[record.accepted] += 1
-        hits = sum(record.cache_hit for record in records)
         return GenerationStats(
             rounds=len(records),
             committed=self._committed,
-            cache_hits=hits,
-            cache_misses=len(records) - hits,
+            cache_hits=sum(record.cache_hit for record in records),
+            cache_misses=sum(record.cache_miss for record in records),
             time_to_first_token_ms=(first - self._arrived) * 1e3,
             tokens_per_second=_rate(self._committed - self._first_tokens, self._last_token - first),
             verify_ms_p50=_median([record.wire_ms + record.target.service_ms for record in records]),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from draft_service.drafters.interface import AnyDrafter, Drafting, DraftingContext
+from draft_service.drafters.interface import AnyDrafter, Drafting, DraftingContext, Prepared, Speculating
 from paceline.errors import PrefixMismatch
 from paceline.rpc.sessions import SessionOwner
 from paceline.types import (
     ROOT,
+    Acceptance,
     Commit,
     DraftBudget,
     DraftOpen,
@@ -21,12 +23,22 @@ from paceline.types import (
 )
 
 
+@dataclass(frozen=True)
+class Offer:
+    """A proposal as far as it was sent."""
+
+    proposal_id: int
+    nodes: int
+
+
 @dataclass(eq=False)
 class DraftSession:
     """A session's state; changed on the event loop only. `key` is its number in its drafter.
 
     `verifying` is what left for the target since the last commit: the outcome
-    that the next commit brings must be one of its outcomes.
+    that the next commit brings must be one of its outcomes. `offer` is the
+    proposal sent for what is committed, the only one that a round can name;
+    `prepared` are those sent for the outcomes of the round.
     """
 
     key: int
@@ -36,8 +48,12 @@ class DraftSession:
     vocab_size: int
     committed_length: int
     closed: bool = False
-    proposals: int = 0
     verifying: Verifying | None = None
+    offer: Offer | None = None
+    prepared: dict[Outcome, Offer] = field(default_factory=dict)
+    last_id: int = 0
+    ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    """Proposal ids; taken on both threads."""
 
     @property
     def id(self) -> int:
@@ -52,8 +68,16 @@ class DraftSession:
 
     def next_proposal_id(self) -> int:
         """Unique within the session, from 1."""
-        self.proposals += 1
-        return self.proposals
+        return next(self.ids)
+
+    def sent(self, outcome: Outcome | None, proposal: Proposal) -> None:
+        """A proposal has left: for what is committed (`outcome` is the last one), or prepared for what may be."""
+        offer = Offer(proposal.proposal_id, len(proposal))
+        self.last_id = max(self.last_id, offer.proposal_id)
+        if self.verifying is None:
+            self.offer = offer
+        elif outcome is not None:
+            self.prepared[outcome] = offer
 
     def accept(self, commit: Commit) -> None:
         """Take new committed tokens in; a refused commit changes nothing.
@@ -73,20 +97,31 @@ class DraftSession:
                 self._expect("outcome.node", f"in [-1, {nodes - 1}]", commit.outcome.node)
         self.committed_length += len(commit.token_ids)
         self.verifying = None
+        self.offer = self.prepared.get(commit.outcome)
+        self.prepared = {}
 
     def note(self, verifying: Verifying) -> None:
         """Record what left for the target.
 
         Raises:
             PrefixMismatch: the round doesn't verify what follows the committed tokens.
-            InvalidInput: it names a proposal that was never made, or a token outside the vocabulary.
+            InvalidInput: it names a proposal that was never sent, more nodes than it had, or a token
+                outside the vocabulary.
         """
         self._expect("base_length", self.committed_length - 1, verifying.base_length)
-        made = verifying.proposal_id <= self.proposals
-        require(made, "proposal_id", verifying.proposal_id, f"at most {self.proposals}, the last one made")
+        known = verifying.proposal_id <= self.last_id
+        require(known, "proposal_id", verifying.proposal_id, f"at most {self.last_id}, the last one sent")
+        if verifying.proposal_id:
+            offer = self.offer or Offer(0, 0)
+            self._expect("proposal_id", offer.proposal_id, verifying.proposal_id)
+            fits = verifying.node_count <= offer.nodes
+            require(fits, "node_count", verifying.node_count, f"at most {offer.nodes}, the nodes sent")
         if verifying.proposal is not None:
             check_ids("proposal token_ids", verifying.proposal.token_ids, self.vocab_size)
+            fits = verifying.proposal.is_chain or self.facts.acceptance is Acceptance.COUPLED
+            require(fits, "proposal parents", verifying.proposal.parents, "a chain unless acceptance is coupled")
         self.verifying = verifying
+        self.prepared = {}
 
     def _expect(self, name: str, expected: object, got: object) -> None:
         if expected != got:
@@ -134,6 +169,33 @@ class DraftTask:
             rows=self.rows,
             sessions=self.batch,
         )
+
+
+@dataclass(eq=False)
+class SpeculationTask:
+    """A round that a session prepares the outcomes of while it is verified; `timings` are of its last step.
+
+    `speculating` is None before it has begun, and where the drafter prepares nothing.
+    """
+
+    session: DraftSession
+    verifying: Verifying
+    speculating: Speculating | None = None
+    begun: bool = False
+    timings: StepTimings = field(default_factory=StepTimings)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to compute."""
+        return self.begun and (self.speculating is None or self.speculating.done)
+
+
+@dataclass(frozen=True)
+class Grown:
+    """What a step added to a speculation's proposals."""
+
+    task: SpeculationTask
+    prepared: list[Prepared]
 
 
 @dataclass(frozen=True)

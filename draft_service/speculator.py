@@ -1,8 +1,10 @@
-"""Drafts for all sessions together: each turn applies what arrived and takes every live drafting one step deeper.
+"""Drafts for all sessions together: each turn applies what arrived and takes all unfinished work one step further.
 
-The speculator lives on the event loop and owns the sessions' state; drafters
-are touched on the executor's thread only. A commit ends the drafting before it,
-which so costs one step at most.
+A session waits for a proposal (drafting), or prepares for the outcomes of the
+round that is being verified (speculating), or rests. The speculator lives on the
+event loop and owns the sessions' state; drafters are touched on the executor's
+thread only. A commit ends what its session was doing, which so costs one step at
+most.
 """
 
 from __future__ import annotations
@@ -12,8 +14,17 @@ import itertools
 import time
 
 from draft_service.drafters.catalogue import Catalogue
-from draft_service.session import Drafted, DraftSession, DraftTask, check_ids
-from draft_service.turn import Job, TurnResult, begin_job, close_job, commit_job, open_job, run_turn
+from draft_service.session import Drafted, DraftSession, DraftTask, Grown, SpeculationTask, check_ids
+from draft_service.turn import (
+    Job,
+    TurnResult,
+    begin_job,
+    close_job,
+    commit_job,
+    open_job,
+    run_turn,
+    speculate_job,
+)
 from paceline import telemetry
 from paceline.codec import failure_of
 from paceline.engine.executor import Executor
@@ -34,7 +45,8 @@ class Speculator:
         self._max_num_seqs = max_num_seqs
         self._keys = itertools.count(1)
         self._jobs: list[Job] = []
-        self._live: dict[DraftSession, DraftTask] = {}
+        self._drafting: dict[DraftSession, DraftTask] = {}
+        self._speculating: dict[DraftSession, SpeculationTask] = {}
         self._expiries: dict[DraftSession, asyncio.TimerHandle] = {}
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
@@ -44,8 +56,8 @@ class Speculator:
 
     @property
     def queue_length(self) -> int:
-        """Proposals being drafted."""
-        return len(self._live)
+        """Proposals that are waited for."""
+        return len(self._drafting)
 
     def open(self, owner: SessionOwner, facts: DraftOpen) -> DraftSession:
         """Begin a session and, if its budget asks for one, its first proposal.
@@ -70,23 +82,38 @@ class Speculator:
         return session
 
     def commit(self, session: DraftSession, command: Commit) -> None:
-        """Take new committed tokens in, end the drafting before them, begin the next.
+        """Take new committed tokens in and end what the session was doing.
+
+        The proposal for what is committed is drafted now, unless it was sent
+        ahead: then the coordinator has it, or will have it before it can ask.
 
         Raises:
             PrefixMismatch, InvalidInput: the commit is refused, the session stays as it is.
         """
         session.accept(command)
         self._jobs.append(commit_job(session, command.token_ids))
-        self._live.pop(session, None)
-        self._begin(session, command.outcome, command.budget, command.traceparent)
+        self._stop(session)
+        self._wake.set()
+        if session.offer is None:
+            self._begin(session, command.outcome, command.budget, command.traceparent)
 
     def verifying(self, session: DraftSession, command: Verifying) -> None:
-        """Record what left for the target.
+        """A round has left for the target: prepare for its outcomes, if its budget asks for that.
+
+        A drafting ends: its proposal would come too late for the round. A round
+        that is announced again goes on.
 
         Raises:
             PrefixMismatch, InvalidInput: it doesn't follow what the session holds.
         """
+        if command == session.verifying:
+            return
         session.note(command)
+        self._stop(session)
+        if command.budget.fan_out and command.budget.max_tokens:
+            task = self._speculating[session] = SpeculationTask(session, command)
+            self._jobs.append(speculate_job(task))
+            self._wake.set()
 
     def close(self, session: DraftSession) -> None:
         """End a session; what it holds is free when the running step ends."""
@@ -96,7 +123,7 @@ class Speculator:
         self.sessions -= 1
         if not self.sessions:
             self._idle.set()
-        self._live.pop(session, None)
+        self._stop(session)
         expiry = self._expiries.pop(session, None)
         if expiry is not None:
             expiry.cancel()
@@ -113,17 +140,31 @@ class Speculator:
             await self._wake.wait()
             self._wake.clear()
             jobs, self._jobs = self._jobs, []
-            result = await self._executor.run(run_turn, jobs, list(self._live.values()))
+            result = await self._executor.run(
+                run_turn, jobs, list(self._drafting.values()), list(self._speculating.values())
+            )
             self._deliver(result)
-            if self._jobs or self._live:
+            self._rest()
+            if self._jobs or self._drafting or self._speculating:
                 self._wake.set()
+
+    def _stop(self, session: DraftSession) -> None:
+        """What the session was doing is of no more use; the running step's share of it is not sent."""
+        self._drafting.pop(session, None)
+        self._speculating.pop(session, None)
+
+    def _rest(self) -> None:
+        """Sessions whose speculation has nothing left to compute need no turns."""
+        for session, task in [*self._speculating.items()]:
+            if task.over:
+                del self._speculating[session]
 
     def _begin(self, session: DraftSession, outcome: Outcome | None, budget: DraftBudget, traceparent: str) -> None:
         self._wake.set()
         if not budget.max_tokens:
             return
         task = DraftTask(session, outcome, budget, session.next_proposal_id(), time.monotonic(), traceparent)
-        self._live[session] = task
+        self._drafting[session] = task
         self._jobs.append(begin_job(task))
 
     def _deliver(self, result: TurnResult) -> None:
@@ -134,6 +175,8 @@ class Speculator:
             self._fail(session, error)
         for drafted in result.drafted:
             self._send(drafted)
+        for grown in result.grown:
+            self._send_grown(grown)
 
     def _send_opened(self, session: DraftSession, reused: int) -> None:
         if not session.closed:
@@ -143,13 +186,24 @@ class Speculator:
 
     def _send(self, drafted: Drafted) -> None:
         task = drafted.task
-        if self._live.get(task.session) is not task:
+        if self._drafting.get(task.session) is not task:
             return
-        del self._live[task.session]
+        del self._drafting[task.session]
         timings = task.timings(time.monotonic())
         session = task.session
+        session.sent(task.outcome, drafted.proposal)
         session.owner.send(DraftedProposal(session.id, task.outcome, drafted.proposal, timings), urgent=True)
         telemetry.record_step(task.traceparent, "draft", timings)
+
+    def _send_grown(self, grown: Grown) -> None:
+        """All of a step's proposals are queued before the writer runs, so they travel in one frame."""
+        task, session = grown.task, grown.task.session
+        if self._speculating.get(session) is not task:
+            return
+        for each in grown.prepared:
+            outcome = Outcome(task.verifying.base_length, each.node, each.next_token)
+            session.sent(outcome, each.proposal)
+            session.owner.send(DraftedProposal(session.id, outcome, each.proposal, task.timings), urgent=True)
 
     def _expire(self, session: DraftSession) -> None:
         limit = session.facts.time_left_ms

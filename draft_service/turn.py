@@ -1,4 +1,4 @@
-"""One turn on the executor's thread: what arrived is applied, then every live drafting grows by one step."""
+"""One turn on the executor's thread: what arrived is applied, then all unfinished work grows by one step."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from draft_service.drafters.interface import AnyDrafter, Drafting
-from draft_service.session import Drafted, DraftSession, DraftTask
+from draft_service.drafters.interface import AnyDrafter
+from draft_service.session import Drafted, DraftSession, DraftTask, Grown, SpeculationTask
 from paceline.errors import InternalError, PacelineError
+from paceline.types import StepTimings
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +36,20 @@ class TurnResult:
     opened: dict[DraftSession, int] = field(default_factory=dict)
     failures: dict[DraftSession, PacelineError] = field(default_factory=dict)
     drafted: list[Drafted] = field(default_factory=list)
+    grown: list[Grown] = field(default_factory=list)
     rows: int = 0
+
+
+@dataclass
+class _Group:
+    """The unfinished work of one drafter: one batched step."""
+
+    drafts: list[DraftTask] = field(default_factory=list)
+    speculations: list[SpeculationTask] = field(default_factory=list)
+
+    @property
+    def sessions(self) -> list[DraftSession]:
+        return [*(task.session for task in self.drafts), *(task.session for task in self.speculations)]
 
 
 def open_job(session: DraftSession) -> Job:
@@ -59,13 +73,24 @@ def begin_job(task: DraftTask) -> Job:
     return Job(task.session, begin)
 
 
+def speculate_job(task: SpeculationTask) -> Job:
+    """Start to prepare for a round's outcomes."""
+
+    def speculate() -> None:
+        session = task.session
+        task.begun = True
+        task.speculating = session.drafter.speculate(session.key, task.verifying, session.next_proposal_id)
+
+    return Job(task.session, speculate)
+
+
 def close_job(session: DraftSession) -> Job:
     """Forget a session in its drafter."""
     return Job(session, lambda: session.drafter.close(session.key))
 
 
-def run_turn(jobs: Sequence[Job], tasks: Sequence[DraftTask]) -> TurnResult:
-    """Apply the jobs, advance the tasks by one step for each drafter, and read those that are done.
+def run_turn(jobs: Sequence[Job], drafts: Sequence[DraftTask], speculations: Sequence[SpeculationTask]) -> TurnResult:
+    """Apply the jobs, advance all work by one step for each drafter, and read what is done or has grown.
 
     A job that fails fails its session alone; a step that fails fails the
     sessions of that step alone.
@@ -74,13 +99,15 @@ def run_turn(jobs: Sequence[Job], tasks: Sequence[DraftTask]) -> TurnResult:
     for job in jobs:
         if job.session not in result.failures:
             _run(job, result)
-    live = [task for task in tasks if task.session not in result.failures]
-    for drafter, group in _by_drafter(live).items():
+    for drafter, group in _by_drafter(drafts, speculations, result).items():
         _advance(drafter, group, result)
     now = time.monotonic()
-    for task in live:
+    for task in drafts:
         if task.session not in result.failures and _is_over(task, now):
-            _read(task, result)
+            _read_draft(task, result)
+    for speculation in speculations:
+        if speculation.session not in result.failures and speculation.speculating is not None:
+            _read_grown(speculation, result)
     return result
 
 
@@ -96,29 +123,41 @@ def _run(job: Job, result: TurnResult) -> None:
         result.failures[job.session] = _internal(job.session, error)
 
 
-def _by_drafter(tasks: Sequence[DraftTask]) -> dict[AnyDrafter, list[tuple[DraftTask, Drafting]]]:
-    groups: dict[AnyDrafter, list[tuple[DraftTask, Drafting]]] = {}
-    for task in tasks:
-        if task.drafting is not None and not task.drafting.done:
-            groups.setdefault(task.session.drafter, []).append((task, task.drafting))
+def _by_drafter(
+    drafts: Sequence[DraftTask], speculations: Sequence[SpeculationTask], result: TurnResult
+) -> dict[AnyDrafter, _Group]:
+    groups: dict[AnyDrafter, _Group] = {}
+    for task in drafts:
+        if task.session not in result.failures and task.drafting is not None and not task.drafting.done:
+            groups.setdefault(task.session.drafter, _Group()).drafts.append(task)
+    for speculation in speculations:
+        work = speculation.speculating
+        if speculation.session not in result.failures and work is not None and not work.done:
+            groups.setdefault(speculation.session.drafter, _Group()).speculations.append(speculation)
     return groups
 
 
-def _advance(drafter: AnyDrafter, group: Sequence[tuple[DraftTask, Drafting]], result: TurnResult) -> None:
+def _advance(drafter: AnyDrafter, group: _Group, result: TurnResult) -> None:
     begun = time.monotonic()
     try:
-        rows = drafter.advance([drafting for _, drafting in group])
+        rows = drafter.advance(
+            [task.drafting for task in group.drafts], [task.speculating for task in group.speculations]
+        )
     except Exception as error:
-        names = ",".join(str(task.session.id) for task, _ in group)
+        names = ",".join(str(session.id) for session in group.sessions)
         logger.exception("draft step failed: drafter=%s sessions=%s", drafter.manifest.name, names)
-        for task, _ in group:
-            result.failures[task.session] = _internal(task.session, error)
+        for session in group.sessions:
+            result.failures[session] = _internal(session, error)
         return
     result.rows += rows
     step_ms = (time.monotonic() - begun) * 1e3
-    for task, _ in group:
+    batch = len(group.sessions)
+    for task in group.drafts:
         task.forward_ms += step_ms
-        task.rows, task.batch = rows, len(group)
+        task.rows, task.batch = rows, batch
+    timings = StepTimings(forward_ms=step_ms, service_ms=step_ms, rows=rows, sessions=batch)
+    for speculation in group.speculations:
+        speculation.timings = timings
 
 
 def _is_over(task: DraftTask, now: float) -> bool:
@@ -126,7 +165,7 @@ def _is_over(task: DraftTask, now: float) -> bool:
     return task.drafting.done or (task.deadline is not None and now >= task.deadline)
 
 
-def _read(task: DraftTask, result: TurnResult) -> None:
+def _read_draft(task: DraftTask, result: TurnResult) -> None:
     begun = time.monotonic()
     assert task.drafting is not None, "its begin job ran"
     try:
@@ -137,6 +176,18 @@ def _read(task: DraftTask, result: TurnResult) -> None:
         return
     task.sample_ms = (time.monotonic() - begun) * 1e3
     result.drafted.append(Drafted(task, proposal))
+
+
+def _read_grown(task: SpeculationTask, result: TurnResult) -> None:
+    assert task.speculating is not None, "checked before"
+    try:
+        prepared = task.speculating.take_grown()
+    except Exception as error:
+        logger.exception("reading prepared proposals failed: session=%d", task.session.id)
+        result.failures[task.session] = _internal(task.session, error)
+        return
+    if prepared:
+        result.grown.append(Grown(task, prepared))
 
 
 def _internal(session: DraftSession, error: Exception) -> InternalError:

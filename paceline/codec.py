@@ -662,6 +662,7 @@ def _encode_record(record: RoundRecord) -> generation_pb.RoundRecord:
         proposed=record.proposed,
         accepted=record.accepted,
         cache_hit=record.cache_hit,
+        cache_miss=record.cache_miss,
         drafter=record.drafter,
         draft=_encode_timings(record.draft),
     )
@@ -678,6 +679,7 @@ def _decode_record(message: generation_pb.RoundRecord) -> RoundRecord:
         proposed=message.proposed,
         accepted=message.accepted,
         cache_hit=message.cache_hit,
+        cache_miss=message.cache_miss,
         drafter=message.drafter,
         draft=_decode_timings(message.draft),
     )

@@ -15,8 +15,10 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from paceline.errors import InvalidInput
+from paceline.types import AUTO
 
 DEFAULT_MODEL = "smollm2-135m"
+FAST_DTYPE: Literal["fast"] = "fast"
 COORDINATOR_PORT = 50051
 DRAFT_PORT = 50052
 TARGET_PORT = 50053
@@ -54,7 +56,9 @@ class PeerSettings(_Settings):
 class EngineSettings(_Settings):
     """How a model is loaded and what it may hold."""
 
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: Literal["auto", "fast", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="fast: bfloat16 on CPUs that multiply it, where auto is float32."
+    )
     device: str = "auto"
     threads: int = Field(0, ge=0, le=1024, description="Compute threads; 0: every core.")
     max_model_len: int = Field(0, ge=0, le=1 << 22, description="Longest session in tokens; 0: the model's own.")
@@ -63,6 +67,12 @@ class EngineSettings(_Settings):
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
     prefill_chunk: int = Field(128, ge=1, le=65536, description="Most prompt tokens in one step.")
     trust_remote_code: bool = False
+
+
+class DraftEngineSettings(EngineSettings):
+    """A draft's precision changes speed only, so it is what is fast."""
+
+    dtype: Literal["auto", "fast", "float32", "bfloat16", "float16"] = "fast"
 
 
 class TargetConfig(_Settings):
@@ -83,7 +93,7 @@ class DraftConfig(_Settings):
     drafters: tuple[str, ...] = ("ngram",)
     target_model: str | None = Field(None, description="Target whose tokenizer the drafters must share.")
     server: ServerSettings = ServerSettings(port=DRAFT_PORT)
-    engine: EngineSettings = EngineSettings()
+    engine: DraftEngineSettings = DraftEngineSettings()
 
 
 class CoordinatorConfig(_Settings):
@@ -94,7 +104,13 @@ class CoordinatorConfig(_Settings):
     server: ServerSettings = ServerSettings(port=COORDINATOR_PORT)
     target: PeerSettings = PeerSettings(address=f"{LOCALHOST}:{TARGET_PORT}")
     draft: PeerSettings | None = None
-    num_draft_tokens: int = Field(4, ge=0, le=64, description="Tokens to propose in each round.")
+    drafter: str = Field(AUTO, description="auto, ngram, or a drafter of the draft service.")
+    num_draft_tokens: int | None = Field(
+        None, ge=0, le=64, description="Tokens to propose in each round; unset: the policy chooses."
+    )
+    fan_out: int = Field(
+        4, ge=0, le=64, description="Next tokens per accepted node to draft for while a round is verified; 0: none."
+    )
     seed: int | None = Field(None, ge=0, lt=1 << 64, description="Seed of requests that bring none; unset: drawn.")
     max_concurrent_requests: int = Field(1024, ge=1, le=1 << 20)
     draft_timeout_ms: float = Field(

@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 MAX_N = 5
 MIN_N = 2
 MAX_MATCHES = 64
 """Earlier matches of one length that `propose_many` looks at."""
+
+
+LONGEST_MATCH = 64
+"""Agreeing tokens are counted up to here."""
+MAX_FOLLOWING = 64
+"""Tokens after a match that are kept of it: a proposal's longest path."""
+COMPARED_MATCHES = 8
+"""Earlier places whose agreement `longest_match` counts."""
+
+
+@dataclass(frozen=True)
+class Match:
+    """An earlier place whose last `length` tokens equal the sequence's last ones."""
+
+    length: int
+    following: tuple[int, ...] = field(repr=False)
+    """What followed it, up to the end of the sequence; at least one token."""
+
+    def continuation(self, k: int) -> tuple[int, ...]:
+        """The k tokens that a repetition would bring; past the sequence's end it repeats itself."""
+        period = len(self.following)
+        return tuple(self.following[i % period] for i in range(k))
 
 
 class NgramIndex:
@@ -43,6 +67,20 @@ class NgramIndex:
         place = next(self._matches(), None)
         return () if place is None else self._continuation(place, k)
 
+    def longest_match(self) -> Match | None:
+        """The match with most agreeing tokens among the latest of the longest n-gram's; None without any."""
+        best: tuple[int, int] | None = None
+        for place in itertools.islice(self._matches(), COMPARED_MATCHES):
+            length = self._agreement(place)
+            if best is None or length > best[0]:
+                best = length, place
+            if best[0] >= LONGEST_MATCH:
+                break
+        if best is None:
+            return None
+        length, place = best
+        return Match(length, tuple(self._tokens[place : place + MAX_FOLLOWING]))
+
     def propose_many(self, m: int, k: int) -> tuple[tuple[int, ...], ...]:
         """Up to m continuations with distinct first tokens, best match first; `propose(k)` is the first."""
         found: dict[int, tuple[int, ...]] = {}
@@ -75,6 +113,14 @@ class NgramIndex:
                     break
                 yield place
                 place = self._previous[n].get(place)
+
+    def _agreement(self, place: int) -> int:
+        """How many tokens before `place` equal the sequence's last ones."""
+        tokens, end = self._tokens, len(self._tokens)
+        length = 0
+        while length < min(place, LONGEST_MATCH) and tokens[place - 1 - length] == tokens[end - 1 - length]:
+            length += 1
+        return length
 
     def _continuation(self, place: int, k: int) -> tuple[int, ...]:
         period = len(self._tokens) - place

@@ -38,16 +38,18 @@ from paceline.config import (
     TargetConfig,
     load_config,
 )
+from paceline.drafter_choice import MODEL, NONE, DrafterChoice
 from paceline.errors import InvalidInput, PacelineError
-from paceline.types import require
+from paceline.types import AUTO, NGRAM, require
 
-NO_DRAFTER = "none"
 LOG_LINES = 15
 POLL_SECONDS = 0.05
 HEALTH_SECONDS = 1.0
 STOP_SECONDS = 10.0
 START_SECONDS = 600.0
 SPIN_COUNT = 20_000
+SHARED_BELOW = 4
+"""Cores from which target and draft get cores of their own."""
 """Turns that an OpenMP thread waits before it sleeps, about 0.1 ms."""
 
 ServiceName = Literal["target", "draft", "coordinator"]
@@ -67,7 +69,7 @@ class ServeSettings:
     """What `paceline serve` runs. `None` and 0 leave a choice to the service; port 0 takes a free one."""
 
     model: str = DEFAULT_MODEL
-    drafter: str = "ngram"
+    drafter: str = AUTO
     num_draft_tokens: int | None = None
     tensor_parallel_size: int | None = None
     max_model_len: int | None = None
@@ -83,13 +85,12 @@ class ServeSettings:
     target_port: int = TARGET_PORT
 
     def __post_init__(self) -> None:
-        known = self.drafter in ("ngram", NO_DRAFTER) or self.drafter.removeprefix("model:") not in ("", self.drafter)
-        require(known, "drafter", self.drafter, "ngram, model:PATH or none")
+        DrafterChoice.parse(self.drafter)
 
     @property
-    def drafts(self) -> bool:
-        """Whether a draft service runs at all."""
-        return self.drafter != NO_DRAFTER
+    def draft_model(self) -> str | None:
+        """What the draft service loads; None: there is no draft service."""
+        return DrafterChoice.parse(self.drafter).draft_model(self.model)
 
 
 @dataclass(frozen=True)
@@ -100,15 +101,16 @@ class Cores:
     draft: int
 
 
-def divide_cores(total: int, drafter: str) -> Cores:
-    """Divide `total` cores: a drafting model gets a quarter, an n-gram index needs next to nothing.
+def divide_cores(total: int, *, drafts: bool) -> Cores:
+    """Divide `total` cores: a drafting model gets a quarter, a target without one keeps them all.
 
-    A target that no model drafts for keeps every core. Both get at least one.
+    Below four cores a quarter isn't worth what the target would lose: both use
+    them all, one after the other, and the policy sees what drafting at the same
+    time would cost.
     """
-    if not drafter.startswith("model:"):
-        return Cores(target=total, draft=1)
-    draft = max(1, total // 4)
-    return Cores(target=max(1, total - draft), draft=draft)
+    if not drafts or total < SHARED_BELOW:
+        return Cores(target=total, draft=total)
+    return Cores(target=total - total // 4, draft=total // 4)
 
 
 def available_cores(environment: Mapping[str, str]) -> int:
@@ -142,7 +144,7 @@ def speculative_drafter(text: str) -> tuple[str, int | None]:
 
 
 def _method_drafter(method: object, model: object) -> str:
-    methods = ("ngram", "draft_model", NO_DRAFTER)
+    methods = (AUTO, NGRAM, "draft_model", NONE)
     require(method in methods, "speculative_config.method", method, f"one of {', '.join(methods)}")
     if method == "draft_model":
         given = isinstance(model, str) and model != ""
@@ -165,9 +167,10 @@ def target_flags(settings: ServeSettings, threads: int) -> Flags:
 
 
 def draft_flags(settings: ServeSettings, threads: int) -> Flags:
-    """The draft service's settings, dotted keys as in `DraftConfig`."""
+    """The draft service's settings, dotted keys as in `DraftConfig`; its precision is its own affair."""
     return _engine_flags(settings, threads) | {
-        "drafters": [settings.drafter],
+        "engine.dtype": None,
+        "drafters": [f"{MODEL}:{settings.draft_model}"],
         "target_model": settings.model,
         "server.port": settings.draft_port,
     }
@@ -178,6 +181,7 @@ def coordinator_flags(settings: ServeSettings, target: str, draft: str | None) -
     return {
         "model": settings.model,
         "served_model_name": settings.served_model_name,
+        "drafter": DrafterChoice.parse(settings.drafter).kind,
         "num_draft_tokens": settings.num_draft_tokens,
         "seed": settings.seed,
         "server.host": settings.host,
@@ -205,7 +209,8 @@ def check_settings(settings: ServeSettings) -> None:
         InvalidInput: naming key, value and limit.
     """
     load_config(TargetConfig, None, target_flags(settings, 1))
-    load_config(DraftConfig, None, draft_flags(settings, 1))
+    if settings.draft_model is not None:
+        load_config(DraftConfig, None, draft_flags(settings, 1))
     load_config(CoordinatorConfig, None, coordinator_flags(settings, "checked:1", None))
 
 
@@ -415,13 +420,14 @@ class Services:
                 process.kill()
 
     def _start_workers(self) -> None:
-        cores = divide_cores(available_cores(os.environ), self.settings.drafter)
+        drafts = self.settings.draft_model is not None
+        cores = divide_cores(available_cores(os.environ), drafts=drafts)
         self._start("target", TargetConfig, target_flags(self.settings, cores.target), cores.target)
-        if self.settings.drafts:
+        if drafts:
             self._start("draft", DraftConfig, draft_flags(self.settings, cores.draft), cores.draft)
 
     def _start_coordinator(self) -> None:
-        draft = self._address("draft") if self.settings.drafts else None
+        draft = self._address("draft") if "draft" in self.processes else None
         flags = coordinator_flags(self.settings, self._address("target"), draft)
         self._start("coordinator", CoordinatorConfig, flags, 1)
 
@@ -457,7 +463,7 @@ class Services:
                 self._check_running()
                 with contextlib.suppress(PacelineError):
                     if all(
-                        m.target_ready and (m.draft_ready or not self.settings.drafts)
+                        m.target_ready and (m.draft_ready or "draft" not in self.processes)
                         for m in client.describe_models()
                     ):
                         return

@@ -205,6 +205,7 @@ class _LiveRound(RoundTrace):
                 "paceline.proposed": record.proposed,
                 "paceline.accepted": record.accepted,
                 "paceline.cache_hit": record.cache_hit,
+                "paceline.cache_miss": record.cache_miss,
                 "paceline.drafter": record.drafter,
                 "paceline.wire_ms": record.wire_ms,
             }

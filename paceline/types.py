@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from paceline.errors import InvalidInput
@@ -22,6 +22,10 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_TEMPERATURE = 100.0
 SUPPORT_SUM_TOLERANCE = 1e-3
+AUTO = "auto"
+"""Drafter of requests that leave the choice to the coordinator's policy."""
+NGRAM = "ngram"
+"""The coordinator's own drafter: suffix matches over prompt and output."""
 ROOT = -1
 """The parent of a proposal's first nodes: the last committed token."""
 
@@ -210,6 +214,18 @@ class Proposal:
         for parent in self.parents:
             depths.append(1 if parent == ROOT else depths[parent] + 1)
         return tuple(depths)
+
+    def first(self, nodes: int) -> Proposal:
+        """The same proposal cut to its first nodes; itself if it has no more."""
+        if nodes >= len(self):
+            return self
+        return replace(
+            self,
+            token_ids=self.token_ids[:nodes],
+            draft_probabilities=self.draft_probabilities[:nodes],
+            parents=self.parents[:nodes],
+            supports=self.supports[:nodes],
+        )
 
     def path(self, node: int) -> tuple[int, ...]:
         """Node indices from the root's child down to `node`; empty for `ROOT`."""
@@ -529,6 +545,7 @@ class RoundRecord:
     cache_hit: bool
     drafter: str = ""
     draft: StepTimings = StepTimings()
+    cache_miss: bool = False
 
 
 @dataclass(frozen=True)

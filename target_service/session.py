@@ -114,7 +114,7 @@ class Session:
             base_length=round_.base_length,
             token_ids=(*committed, *nodes),
             parents=parents,
-            kept_path=self._kept_path(round_),
+            kept_rows=self._kept_path(round_),
             logit_rows=tuple(range(root, len(committed) + len(nodes))),
         )
 

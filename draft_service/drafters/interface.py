@@ -1,18 +1,19 @@
 """One interface for every way to draft.
 
-The speculator drives drafters on the executor thread: it begins a drafting for
-each session that wants a proposal, then advances all unfinished draftings
-together, one token deeper a call, until each is done or no longer wanted. A
-drafting can be read at any time, so a late commit costs one step at most.
+The speculator drives drafters on the executor thread. A session waits for a
+proposal (a drafting), or prepares for the outcomes of the round that is being
+verified (a speculation), or rests. All unfinished work is advanced together, one
+step a call, until it is done or no longer wanted. A proposal can be read at any
+time, so a late commit costs one step at most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from paceline.types import Acceptance, DraftBudget, NoiseKey, Proposal, SamplingParams
+from paceline.types import Acceptance, DraftBudget, NoiseKey, Proposal, SamplingParams, Verifying
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,15 @@ class DraftingContext:
     max_length: int = 0
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """A proposal for the outcome (`node`, `next_token`) of the round that is being verified."""
+
+    node: int
+    next_token: int
+    proposal: Proposal
+
+
 class Drafting(Protocol):
     """A proposal in the making."""
 
@@ -52,11 +62,28 @@ class Drafting(Protocol):
         """What is drafted so far, whole nodes only; may be empty."""
 
 
+class Speculating(Protocol):
+    """The proposals for one round's outcomes, in the making."""
+
+    @property
+    def done(self) -> bool:
+        """Whether advancing would change nothing."""
+
+    def take_grown(self) -> list[Prepared]:
+        """The proposals that have grown since the last call, at least one node each.
+
+        A proposal keeps its id as it grows, and the earlier nodes are a prefix
+        of the later ones. Its tokens are those that `begin` would give after
+        the outcome, up to its length.
+        """
+
+
 D = TypeVar("D", bound=Drafting)
+S = TypeVar("S", bound=Speculating)
 
 
-class Drafter(Protocol[D]):
-    """A way to draft; `D` is its own kind of drafting.
+class Drafter(Protocol[D, S]):
+    """A way to draft; `D` and `S` are its own kinds of drafting and speculation.
 
     All calls come from one thread; sessions are the speculator's integers.
     """
@@ -73,17 +100,29 @@ class Drafter(Protocol[D]):
         """
 
     def commit(self, session: int, token_ids: Sequence[int]) -> None:
-        """Append committed tokens; ends the session's drafting, if any."""
+        """Append committed tokens; ends the session's drafting or speculation, if any."""
 
     def begin(self, session: int, budget: DraftBudget, proposal_id: int) -> D:
         """Start a proposal that hangs from the last committed token."""
 
-    def advance(self, draftings: Sequence[D]) -> int:
-        """Take every drafting at least one node deeper in one batched step; returns the rows computed."""
+    def speculate(self, session: int, verifying: Verifying, next_id: Callable[[], int]) -> S | None:
+        """Start to prepare for the outcomes of a round; ends the session's drafting, if any.
+
+        A `proposal_id` in `verifying` names the proposal begun after the last
+        commit or, if none was, the one prepared for the outcome that it was.
+        `next_id` makes ids for the new ones. None: the drafter prepares nothing.
+        """
+
+    def advance(self, draftings: Sequence[D], speculations: Sequence[S]) -> int:
+        """Take every drafting at least one node deeper in one batched step; returns the rows computed.
+
+        Rows that the step has to spare go to the most probable nodes of all the
+        speculations.
+        """
 
     def close(self, session: int) -> None:
         """Forget a session; unknown sessions are ignored."""
 
 
-AnyDrafter = Drafter[Any]
-"""A drafter whose kind of drafting the caller need not know; it hands back to each what it began."""
+AnyDrafter = Drafter[Any, Any]
+"""A drafter whose kinds the caller need not know; it hands back to each what it began."""

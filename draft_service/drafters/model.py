@@ -1,149 +1,148 @@
 """The model drafter: a causal language model that shares the target's tokenizer.
 
-Coupled: it races the same noise as the target (`exactness` §1a), so its best
-guesses are the best of its own perturbed ranking, and a node's children are the
-m best of one race. Rejection and block: it draws from exactly the float32
-values that it sends, with the round key of the round that will carry them.
+Each session keeps one tree of drafted tokens behind its committed ones. A
+proposal is a branch of it, whether it is drafted after a commit or ahead of one,
+and no row that a commit leaves in the tree is computed again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import NDArray
-
+from draft_service.drafters.branch import Branch
+from draft_service.drafters.calibration import Calibration
+from draft_service.drafters.draws import Draws, draws_of
 from draft_service.drafters.interface import DrafterManifest, DraftingContext
-from draft_service.drafters.kv import DraftKV
 from draft_service.drafters.names import MODEL
-from draft_service.drafters.shape import Shape, TreeBuilder, shape_of
-from paceline.engine.interface import Engine, Logits, StepItem, StepPlan
+from draft_service.drafters.shape import Shape, shape_of
+from draft_service.drafters.speculation import Speculation
+from draft_service.drafters.tree import DraftTree, Node
+from paceline.engine.interface import Engine, Logits, StepPlan
 from paceline.errors import InvalidInput
-from paceline.noise import Stream, race, race_best
-from paceline.sampling import probabilities, processed_scores, sparse_support, support_scores
-from paceline.types import (
-    MAX_PROPOSAL_NODES,
-    ROOT,
-    Acceptance,
-    DraftBudget,
-    Proposal,
-    SparseDistribution,
-)
+from paceline.types import MAX_PROPOSAL_NODES, ROOT, Acceptance, DraftBudget, Proposal, Verifying
 
 SHORT_LAG = MAX_PROPOSAL_NODES + 1
 """A lag that one round can leave is caught up at once; prefixes and longer ones wait their turn."""
+TREE_ROWS = 3 * MAX_PROPOSAL_NODES
+"""Rows reserved for a session's tree: a proposal under verification, one being drafted, branches in the rest."""
+ROWS_PER_STEP = 16
+"""Rows up to which a step is filled with speculation."""
+MIN_RANKS = 8
+"""Guesses kept of every row, so that budgets can change without computing rows again."""
 
-Scores = NDArray[np.float32]
+
+@dataclass
+class _Session:
+    """`longest` is the number of tokens up to which it drafts, `proposed` the branch that a round can name."""
+
+    tree: DraftTree
+    context: DraftingContext
+    draws: Draws
+    longest: int
+    calibration: Calibration
+    ranks: int = MIN_RANKS
+    proposed: Branch | None = None
+    speculation: Speculation | None = None
+
+    def shape(self, budget: DraftBudget, root: Node) -> Shape:
+        """Of a proposal that hangs from `root`."""
+        return shape_of(budget, self.context.acceptance, self.longest - root.position - 1)
+
+    def need_ranks(self, ranks: int) -> None:
+        """Keep so many guesses of each row; rows of which fewer were kept are computed again."""
+        if ranks > self.ranks:
+            self.ranks = ranks
+            self.tree.forget()
 
 
 class ModelDrafting:
-    """A proposal in the making; grows one depth with each row of logits that it is given."""
+    """A proposal that a session waits for."""
 
-    def __init__(
-        self, name: str, proposal_id: int, kv: DraftKV, context: DraftingContext, shape: Shape, vocab_size: int
-    ) -> None:
-        self.kv = kv
+    def __init__(self, name: str, proposal_id: int, session: _Session, branch: Branch) -> None:
+        self.session = session
+        self.branch = branch
         self._name = name
         self._proposal_id = proposal_id
-        self._context = context
-        self._shape = shape
-        self._vocab_size = vocab_size
-        self._first_position = len(kv.committed)
-        self._tree = TreeBuilder(shape)
-        self._probabilities: list[float] = []
-        self._supports: list[SparseDistribution] = []
-        self._depth = 0
-        self._frontier = [ROOT]
 
     @property
     def done(self) -> bool:
         """Whether no node can be added."""
-        return not self._frontier or self._depth >= self._shape.max_depth or self._tree.full
+        return self.branch.done or (not self.session.tree.lag and self.session.tree.room <= 0)
 
     def proposal(self) -> Proposal:
         """What is drafted so far."""
-        tree = self._tree
-        return Proposal(
-            self._proposal_id,
-            tuple(tree.token_ids),
-            tuple(self._probabilities),
-            tuple(tree.parents),
-            tuple(self._supports),
-            self._name,
-        )
+        return self.branch.proposal(self._proposal_id, self._name)
+
+    def wanted(self) -> list[Node]:
+        """Nodes to compute next, as far as there are rows for them."""
+        nodes = [self.branch.node(index) for index in self.branch.wanted()]
+        return nodes[: self.session.tree.room]
+
+    def absorb(self) -> None:
+        """The rows of a step are computed."""
+        self.branch.grow()
+
+
+class ModelSpeculation:
+    """The branches that a session prepares while a round is verified."""
+
+    def __init__(self, session: _Session, speculation: Speculation) -> None:
+        self.session = session
+        self.take_grown = speculation.take_grown
+        self.absorb = speculation.absorb
+        self.outcomes = speculation
 
     @property
-    def lag(self) -> int:
-        """Committed rows to compute before the root's children can be drawn; 0 once they are being drawn."""
-        return 0 if self._depth else self.kv.lag
-
-    def next_item(self, rows: int) -> StepItem:
-        """What to compute next: `rows` of the lag, or the frontier's rows."""
-        lag = self.lag
-        if lag:
-            return self.kv.catch_up(rows, logits=rows == lag)
-        return self.kv.extend(self._tree.token_ids, self._tree.parents, self._frontier)
-
-    def grow(self, logits: Logits) -> None:
-        """Add the children of every frontier node; logits [len(frontier), V]."""
-        scores = processed_scores(logits, self._context.sampling)
-        self._depth += 1
-        grown: list[int] = []
-        for node, row in zip(self._frontier, scores, strict=True):
-            grown.extend(self._add_children(node, row))
-        self._frontier = grown
-
-    def _add_children(self, parent: int, scores: Scores) -> list[int]:
-        if self._context.acceptance is not Acceptance.COUPLED:
-            support = sparse_support(scores)
-            drawn = self._draw_from(support)
-            self._supports.append(support)
-            return self._add(parent, (drawn,), (support.probability(drawn),))
-        width = self._shape.width(self._depth)
-        position = self._first_position + self._depth - 1
-        drawn_ids = race_best(scores, width, self._context.noise, Stream.DRAFT, position)
-        q = probabilities(scores)
-        return self._add(parent, drawn_ids, [_as_sent(q[token]) for token in drawn_ids])
-
-    def _draw_from(self, support: SparseDistribution) -> int:
-        """Draw from exactly the values that are sent; base length of the round to come = committed - 1."""
-        scores = support_scores(support, self._vocab_size)
-        position = self._first_position + self._depth - 1
-        return race(scores, self._context.noise, Stream.DRAFT, position, self._first_position - 1)
-
-    def _add(self, parent: int, token_ids: Sequence[int], q: Sequence[float]) -> list[int]:
-        added = []
-        for token_id, probability in zip(token_ids, q, strict=True):
-            node = self._tree.add(parent, token_id)
-            if node is not None:
-                self._probabilities.append(probability)
-                added.append(node)
-        return added
+    def done(self) -> bool:
+        """Whether nothing can be added."""
+        return self.outcomes.done
 
 
-@dataclass(frozen=True)
-class _Session:
-    """`longest` is the number of tokens up to which it drafts."""
+@dataclass
+class _Work:
+    """What one session computes in a step."""
 
-    kv: DraftKV
-    context: DraftingContext
-    longest: int
+    of: ModelDrafting | ModelSpeculation
+    lag_rows: int
+    nodes: list[Node] = field(default_factory=list)
+    reaches_root: bool = False
+
+    @property
+    def rows(self) -> int:
+        return self.lag_rows + len(self.nodes)
+
+    def absorb(self, logits: Logits) -> None:
+        """Keep what the logits say, then let branches grow."""
+        session = self.of.session
+        nodes = [session.tree.root, *self.nodes] if self.reaches_root else self.nodes
+        for node, row in zip(nodes, logits, strict=True):
+            node.law = session.draws.read(row, node.position + 1, session.ranks)
+        self.of.absorb()
 
 
 class ModelDrafter:
     """Drafts with an engine of its own; `Drafter` says what its methods promise."""
 
     def __init__(
-        self, engine: Engine, prefill_chunk: int, name: str = MODEL, *, reduced_vocabulary: bool = False
+        self,
+        engine: Engine,
+        prefill_chunk: int,
+        name: str = MODEL,
+        *,
+        reduced_vocabulary: bool = False,
+        rows_per_step: int = ROWS_PER_STEP,
     ) -> None:
         self.manifest = DrafterManifest(name, reduced_vocabulary=reduced_vocabulary, trees=True)
         self._engine = engine
         self._prefill_chunk = prefill_chunk
+        self._rows_per_step = rows_per_step
+        self._calibrations = {acceptance: Calibration() for acceptance in Acceptance}
         self._sessions: dict[int, _Session] = {}
 
     def open(self, session: int, prefix: Sequence[int], context: DraftingContext) -> int:
-        """Reserve the session's rows; the first drafting computes the prefix, in chunks.
+        """Reserve the session's rows; the first step computes the prefix, in chunks.
 
         Raises:
             InvalidInput: the prefix is longer than the drafter's context.
@@ -153,48 +152,133 @@ class ModelDrafter:
         if len(prefix) > info.max_length:
             raise InvalidInput.of("prefix length", len(prefix), f"at most {info.max_length}, the drafter's context")
         max_length = min(context.max_length or info.max_length, info.max_length)
-        max_rows = min(max_length + MAX_PROPOSAL_NODES, info.max_kv_rows)
+        max_rows = min(max_length + TREE_ROWS, info.max_kv_rows)
         self._engine.open(session, max_rows)
-        # A drafting near the end of its rows is cut short; the largest one always fits behind `longest`.
-        longest = max_rows - MAX_PROPOSAL_NODES
-        self._sessions[session] = _Session(DraftKV(session, list(prefix)), context, longest)
+        draws = draws_of(context.acceptance, context.sampling, context.noise, info.fingerprint.vocab_size)
+        # Where the budget is short of rows, the largest proposal still fits behind the last token drafted for.
+        longest = min(max_length, max_rows - MAX_PROPOSAL_NODES)
+        tree = DraftTree(session, prefix, max_rows)
+        self._sessions[session] = _Session(tree, context, draws, longest, self._calibrations[context.acceptance])
         return 0
 
     def commit(self, session: int, token_ids: Sequence[int]) -> None:  # noqa: D102
-        self._sessions[session].kv.committed.extend(token_ids)
+        held = self._sessions[session]
+        speculation, held.speculation = held.speculation, None
+        if speculation is not None:
+            speculation.learn(token_ids)
+        held.tree.commit(token_ids)
+        held.proposed = speculation.branch_below(held.tree.root) if speculation is not None else None
 
     def begin(self, session: int, budget: DraftBudget, proposal_id: int) -> ModelDrafting:  # noqa: D102
         held = self._sessions[session]
-        shape = shape_of(budget, held.context.acceptance, held.longest - len(held.kv.committed))
-        vocab_size = self._engine.info.fingerprint.vocab_size
-        return ModelDrafting(self.manifest.name, proposal_id, held.kv, held.context, shape, vocab_size)
+        shape = held.shape(budget, held.tree.root)
+        held.need_ranks(budget.fan_out + shape.widest)
+        held.proposed = Branch(held.tree.root, shape, held.draws, held.calibration.chance)
+        return ModelDrafting(self.manifest.name, proposal_id, held, held.proposed)
 
-    def advance(self, draftings: Sequence[ModelDrafting]) -> int:
-        """One batched step; long prefixes share `prefill_chunk` rows of it, so that they delay nobody for longer."""
-        items: list[StepItem] = []
-        stepped: list[ModelDrafting] = []
-        room = self._prefill_chunk
-        for drafting in draftings:
-            rows = drafting.lag
-            if rows > SHORT_LAG or (rows and drafting.kv.in_prefix):
-                rows = min(rows, room)
-                room -= rows
-                if not rows:
-                    continue
-            items.append(drafting.next_item(rows))
-            stepped.append(drafting)
-        plan = StepPlan(tuple(items))
-        for drafting, item, logits in zip(stepped, items, self._engine.step(plan), strict=True):
-            if item.logit_rows:
-                drafting.grow(logits)
+    def speculate(  # noqa: D102
+        self, session: int, verifying: Verifying, next_id: Callable[[], int]
+    ) -> ModelSpeculation:
+        held, budget = self._sessions[session], verifying.budget
+        held.need_ranks(budget.fan_out + held.shape(budget, held.tree.root).widest)
+        verified = _verified(held, verifying)
+        if held.draws.pre_drawn:
+            _drop_all_but(held.tree, verified)
+        held.speculation = Speculation(
+            held.tree,
+            verified,
+            budget.fan_out,
+            held.ranks,
+            held.draws,
+            held.calibration,
+            lambda root: held.shape(budget, root),
+            next_id,
+            self.manifest.name,
+            held.longest,
+        )
+        return ModelSpeculation(held, held.speculation)
+
+    def advance(  # noqa: D102
+        self, draftings: Sequence[ModelDrafting], speculations: Sequence[ModelSpeculation] = ()
+    ) -> int:
+        work = self._gather(draftings, speculations)
+        if not work:
+            return 0
+        plan = StepPlan(tuple(each.of.session.tree.item(each.lag_rows, each.nodes) for each in work))
+        for each, logits in zip(work, self._engine.step(plan), strict=True):
+            each.absorb(logits)
         return plan.rows
 
     def close(self, session: int) -> None:  # noqa: D102
         self._engine.close(session)
         self._sessions.pop(session, None)
 
+    def _gather(self, draftings: Sequence[ModelDrafting], speculations: Sequence[ModelSpeculation]) -> list[_Work]:
+        """What a step computes; long prefixes share `prefill_chunk` rows of it, so that they delay nobody longer."""
+        work: list[_Work] = []
+        guesses: list[_Work] = []
+        chunk = self._prefill_chunk
+        everyone: list[ModelDrafting | ModelSpeculation] = [*draftings, *speculations]
+        for each in everyone:
+            lag = each.session.tree.lag
+            rows = lag
+            if lag > SHORT_LAG or (lag and each.session.tree.in_prefix):
+                rows = min(lag, chunk)
+                chunk -= rows
+            made = _Work(each, rows, reaches_root=0 < lag == rows)
+            work.append(made)
+            if isinstance(each, ModelDrafting):
+                made.nodes = [] if lag else each.wanted()
+            elif rows == lag:
+                guesses.append(made)
+        _fill(guesses, self._rows_per_step - sum(each.rows for each in work))
+        return [each for each in work if each.rows]
 
-def _as_sent(probability: float) -> float:
-    """A probability as float32, inside (0, 1]."""
-    tiny = float(np.finfo(np.float32).tiny)
-    return min(1.0, max(tiny, float(np.float32(probability))))
+
+def _fill(guesses: Sequence[_Work], rows: int) -> None:
+    """Give `rows` rows to the most probable nodes of all sessions that speculate."""
+    order = [(-_next_chance(work), place) for place, work in enumerate(guesses)]
+    heapq.heapify(order)
+    while rows > 0 and order:
+        chance, place = heapq.heappop(order)
+        if chance == 0:
+            return
+        work = guesses[place]
+        assert isinstance(work.of, ModelSpeculation), "drafts come first, by themselves"
+        work.nodes.append(work.of.outcomes.take())
+        rows -= 1
+        heapq.heappush(order, (-_next_chance(work), place))
+
+
+def _next_chance(work: _Work) -> float:
+    """Of the node that a session would compute next; 0 if it has none, or no row for it."""
+    assert isinstance(work.of, ModelSpeculation), "drafts come first, by themselves"
+    outcomes, tree = work.of.outcomes, work.of.session.tree
+    while outcomes.best and tree.room <= len(work.nodes):
+        if not outcomes.make_room():
+            return 0.0
+    return outcomes.best
+
+
+def _verified(held: _Session, verifying: Verifying) -> list[Node]:
+    """The nodes of the round, made where the tree lacks them."""
+    tokens: Sequence[int] = ()
+    parents: Sequence[int] = ()
+    if verifying.proposal is not None:
+        tokens, parents = verifying.proposal.token_ids, verifying.proposal.parents
+    elif held.proposed is not None and verifying.proposal_id:
+        tokens = [node.token for node in held.proposed.nodes[: verifying.node_count]]
+        parents = held.proposed.parents[: verifying.node_count]
+    nodes: list[Node] = []
+    for token, parent in zip(tokens, parents, strict=True):
+        nodes.append((held.tree.root if parent == ROOT else nodes[parent]).child(token))
+    return nodes
+
+
+def _drop_all_but(tree: DraftTree, verified: Sequence[Node]) -> None:
+    """Free every row that the round does not verify."""
+    kept = {tree.root, *verified}
+    for node in [*kept]:
+        for child in [*node.children.values()]:
+            if child not in kept:
+                tree.free(child)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from draft_service.drafters.interface import DrafterManifest, DraftingContext
 from draft_service.drafters.names import NGRAM
 from draft_service.drafters.shape import TreeBuilder, shape_of
 from paceline.ngram import NgramIndex
-from paceline.types import Acceptance, DraftBudget, Proposal, SparseDistribution
+from paceline.types import Acceptance, DraftBudget, Proposal, SparseDistribution, Verifying
 
 
 @dataclass
@@ -60,7 +60,10 @@ class NgramDrafter:
             Proposal(proposal_id, token_ids, (1.0,) * len(token_ids), tuple(nodes.parents), supports, NGRAM)
         )
 
-    def advance(self, draftings: Sequence[NgramDrafting]) -> int:  # noqa: D102
+    def speculate(self, session: int, verifying: Verifying, next_id: Callable[[], int]) -> None:
+        """A look-up after the commit is as fast as a proposal made ahead."""
+
+    def advance(self, draftings: Sequence[NgramDrafting], speculations: Sequence[None]) -> int:  # noqa: D102
         return 0
 
     def close(self, session: int) -> None:  # noqa: D102

@@ -7,26 +7,48 @@ from dataclasses import dataclass
 
 from paceline.types import MAX_PROPOSAL_NODES, ROOT, Acceptance, DraftBudget
 
+DYNAMIC_WIDTH = 8
+"""Most children of a node in a dynamic tree."""
+
 
 @dataclass(frozen=True)
 class Shape:
-    """Longest path, most nodes, and the children of a node at each depth (1 past the end)."""
+    """Longest path, most nodes, and how the nodes are chosen.
+
+    Static: a node has `widths[d - 1]` children at depth d, 1 past the end; no widths make a chain.
+    Dynamic: `wave` > 0 nodes at a time, the most probable ones that hang from what is there.
+    """
 
     max_depth: int
     max_nodes: int
     widths: tuple[int, ...] = ()
+    wave: int = 0
 
     def width(self, depth: int) -> int:
-        """Children that a node gets at `depth`; the root's children have depth 1."""
+        """Most children that a node gets at `depth`; the root's children have depth 1."""
+        if self.wave:
+            return DYNAMIC_WIDTH
         return self.widths[depth - 1] if depth <= len(self.widths) else 1
+
+    @property
+    def widest(self) -> int:
+        """Most children of any node."""
+        return max((1, *self.widths), default=1) if not self.wave else DYNAMIC_WIDTH
 
 
 def shape_of(budget: DraftBudget, acceptance: Acceptance, room: int = MAX_PROPOSAL_NODES) -> Shape:
-    """What a budget allows: rejection and block acceptance take chains, `room` is what the context leaves."""
-    tree = acceptance is Acceptance.COUPLED and any(width > 1 for width in budget.tree_widths)
+    """What a budget allows: rejection and block acceptance take chains, `room` is what the context leaves.
+
+    Widths above 1 ask for a static tree; more nodes than tokens, and no widths, for a dynamic one.
+    """
+    depth = max(0, min(budget.max_tokens, MAX_PROPOSAL_NODES, room))
+    coupled = acceptance is Acceptance.COUPLED
+    if coupled and not budget.tree_widths and budget.max_nodes > budget.max_tokens > 0:
+        nodes = min(budget.max_nodes, MAX_PROPOSAL_NODES)
+        return Shape(depth, nodes, wave=-(-nodes // budget.max_tokens))
+    tree = coupled and any(width > 1 for width in budget.tree_widths)
     limit = MAX_PROPOSAL_NODES if tree else min(budget.max_tokens, MAX_PROPOSAL_NODES)
     max_nodes = min(budget.max_nodes, limit) if budget.max_nodes else limit
-    depth = max(0, min(budget.max_tokens, MAX_PROPOSAL_NODES, room))
     return Shape(depth, max_nodes, budget.tree_widths if tree else ())
 
 

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from paceline.config import EngineSettings
+from paceline.config import FAST_DTYPE, EngineSettings
 from paceline.engine.interface import Engine, EngineInfo, Logits, StepItem, StepPlan
 from paceline.engine.kv import KVShape
-from paceline.engine.linear import can_pack, pack_linears
+from paceline.engine.linear import can_pack, cpu_has_bfloat16, pack_linears
 from paceline.engine.transformer import ATTENTION_NAME, TransformerEngine, packed_forward
 from paceline.errors import InternalError, InvalidInput, Unsupported
 from paceline.models import ResolvedModel, library_versions, quiet_loading
@@ -252,7 +252,7 @@ def _run_schedule(engine: Engine, texts: tuple[tuple[int, ...], tuple[int, ...]]
         (StepItem(0, 3, (first[3], first[4], wrong[5]), logit_rows=(0, 1)), _chunk(1, second, 1, 6)),
         (StepItem(0, 5, tree, (-1, -1, 1, 1), logit_rows=(1, 3)), _chunk(1, second, 6, 7)),
         (
-            StepItem(0, 7, first[7:], kept_path=(6, 8), logit_rows=tuple(range(end - 7))),
+            StepItem(0, 7, first[7:], kept_rows=(6, 8), logit_rows=tuple(range(end - 7))),
             _chunk(1, second, 7, end),
         ),
     )
@@ -367,8 +367,10 @@ def _device(name: str) -> torch.device:
 
 
 def _dtype(name: str, device: torch.device) -> torch.dtype | str:
-    """`auto`: the checkpoint's own dtype on an accelerator, float32 on a CPU, where half precision gains nothing."""
-    if name == "auto":
+    """`auto`: the checkpoint's own dtype on an accelerator, float32 on a CPU; `fast` trades precision there too."""
+    if name == FAST_DTYPE and device.type == "cpu":
+        return torch.bfloat16 if cpu_has_bfloat16() else torch.float32
+    if name in ("auto", FAST_DTYPE):
         return "auto" if device.type == "cuda" else torch.float32
     found = getattr(torch, name)
     assert isinstance(found, torch.dtype)

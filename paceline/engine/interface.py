@@ -23,23 +23,49 @@ Logits = NDArray[np.float32]
 class StepItem:
     """The new rows of one session in one step.
 
-    Before the rows are computed the session keeps its first `base_length` rows;
-    `kept_path` names the rows (absolute indices, ascending) that become the
-    last `len(kept_path)` of them, which is how a tree's accepted path is made
-    contiguous. New row i has parent `parents[i]` among the new rows, or `ROOT`
-    for the last kept row; its position is base_length + its depth - 1, where a
-    child of `ROOT` has depth 1. Empty `parents` means a chain.
+    Before the rows are computed the session keeps `base_length` rows;
+    `kept_rows` names those (absolute indices, ascending) that become the last
+    `len(kept_rows)` of them, which is how an accepted path is made contiguous
+    and how the live part of a tree is.
+
+    The first `trunk_length` of the kept rows (default: all of them) form a
+    path. The others are a kept tree, and the new rows grow it: `parents` covers
+    the tree, kept rows first, as indices into it, `ROOT` for the trunk's last
+    row; empty means a chain. A tree row's position is trunk_length + its depth
+    - 1, where a child of `ROOT` has depth 1; it sees the trunk, its ancestors
+    and itself. `logit_rows` are indices of new rows.
     """
 
     session: int
     base_length: int
     token_ids: tuple[int, ...]
     parents: tuple[int, ...] = ()
-    kept_path: tuple[int, ...] = ()
+    kept_rows: tuple[int, ...] = ()
     logit_rows: tuple[int, ...] = ()
+    trunk_length: int | None = None
+
+    @property
+    def trunk(self) -> int:
+        """Kept rows that form a path."""
+        return self.base_length if self.trunk_length is None else self.trunk_length
+
+    @property
+    def kept_tree(self) -> int:
+        """Kept rows that form a tree; the new rows come behind them."""
+        return self.base_length - self.trunk
+
+    @property
+    def tree_rows(self) -> int:
+        """Rows of the tree, kept and new."""
+        return self.kept_tree + len(self.token_ids)
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether every row of the tree hangs from the one before it."""
+        return not self.parents or self.parents == tuple(range(-1, self.tree_rows - 1))
 
     def parent_of(self, row: int) -> int:
-        """Parent of new row `row`."""
+        """Parent of a row of the tree."""
         return self.parents[row] if self.parents else row - 1
 
 

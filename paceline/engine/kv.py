@@ -1,7 +1,7 @@
 """Keys and values of sessions: one contiguous tensor each, whose valid rows are a length.
 
-Rollback is keeping fewer rows; compaction copies a tree's accepted path into
-place. Memory follows use: a session's tensor grows in steps up to what the
+Rollback is keeping fewer rows; compaction copies a tree's accepted path, or its
+live rows, into place. Memory follows use: a session's tensor grows in steps up to what the
 ledger reserved for it.
 """
 
@@ -51,11 +51,11 @@ class SessionKV:
         """[2, kv_heads, capacity, head_dim], to be read and written in place; valid until it grows."""
         return self._rows[layer]
 
-    def prepare(self, base_length: int, kept_path: Sequence[int], new_rows: int) -> None:
-        """Keep `base_length` rows, the last of them from `kept_path`, and make room for new ones."""
-        start = base_length - len(kept_path)
-        if tuple(kept_path) != tuple(range(start, base_length)):
-            index = torch.tensor(kept_path, device=self._shape.device)
+    def prepare(self, base_length: int, kept_rows: Sequence[int], new_rows: int) -> None:
+        """Keep `base_length` rows, the last of them from `kept_rows`, and make room for new ones."""
+        start = base_length - len(kept_rows)
+        if tuple(kept_rows) != tuple(range(start, base_length)):
+            index = torch.tensor(kept_rows, device=self._shape.device)
             # The right-hand side is a copy, so overlapping rows are safe.
             self._rows[:, :, :, start:base_length] = self._rows.index_select(3, index)
         if base_length + new_rows > self.capacity:

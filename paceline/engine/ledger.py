@@ -98,40 +98,37 @@ class Ledger:
         """Record a checked plan as done."""
         for item in plan.items:
             session = self._sessions[item.session]
-            base = item.base_length
-            last = base - 1
-            session.parents = tuple(
-                last if item.parent_of(row) == ROOT else base + item.parent_of(row)
-                for row in range(len(item.token_ids))
-            )
-            session.base = base
+            session.parents = tuple(item.trunk + item.parent_of(row) for row in range(item.tree_rows))
+            session.base = item.trunk
 
     def _check_item(self, item: StepItem) -> None:
         session = self._sessions.get(item.session)
         if session is None:
             raise UnknownSession(f"session {item.session} is not open")
+        _check_shape(item, f"session {item.session}")
         _check_kept_rows(item, session)
         self._check_new_rows(item, session)
 
     def _check_new_rows(self, item: StepItem, session: _Session) -> None:
         new, name = len(item.token_ids), f"session {item.session}"
-        if new < 1:
-            raise InvalidInput.of(f"{name} new rows", new, "at least 1")
         if item.base_length + new > session.max_rows:
             raise InvalidInput.of(f"{name} rows", item.base_length + new, f"at most {session.max_rows}")
         for token in item.token_ids:
             if not 0 <= token < self._vocab_size:
                 raise InvalidInput.of(f"{name} token id", token, f"in [0, {self._vocab_size})")
-        _check_shape(item, name)
-        length = item.base_length + max(depths(item))
+        length = item.trunk + max(depths(item))
         if length > self._max_length:
             raise InvalidInput.of(f"{name} length", length, f"at most {self._max_length}, the model's context")
 
 
 def _check_shape(item: StepItem, name: str) -> None:
     new = len(item.token_ids)
-    if item.parents and len(item.parents) != new:
-        raise InvalidInput.of(f"{name} parents", len(item.parents), f"{new}, one for each new row")
+    if new < 1:
+        raise InvalidInput.of(f"{name} new rows", new, "at least 1")
+    if not 0 <= item.trunk <= item.base_length:
+        raise InvalidInput.of(f"{name} trunk_length", item.trunk, f"in [0, {item.base_length}]")
+    if item.parents and len(item.parents) != item.tree_rows:
+        raise InvalidInput.of(f"{name} parents", len(item.parents), f"{item.tree_rows}, one for each tree row")
     for row, parent in enumerate(item.parents):
         if not ROOT <= parent < row:
             raise InvalidInput.of(f"{name} parent of row {row}", parent, f"in [-1, {row - 1}]")
@@ -141,26 +138,37 @@ def _check_shape(item: StepItem, name: str) -> None:
 
 
 def depths(item: StepItem) -> tuple[int, ...]:
-    """Depth of each new row; a child of `ROOT` has depth 1."""
+    """Depth of each new row in the tree; a child of `ROOT` has depth 1."""
     if not item.parents:
-        return tuple(range(1, len(item.token_ids) + 1))
+        return tuple(range(item.kept_tree + 1, item.tree_rows + 1))
     found: list[int] = []
     for parent in item.parents:
         found.append(1 if parent == ROOT else found[parent] + 1)
-    return tuple(found)
+    return tuple(found[item.kept_tree :])
 
 
 def _check_kept_rows(item: StepItem, session: _Session) -> None:
-    """Kept rows must exist and be one path: a row's keys hold its own ancestors, not its neighbours."""
-    start = item.base_length - len(item.kept_path)
+    """Kept rows must exist and hang together as stated: a row's keys hold its own ancestors, not its neighbours."""
+    start = item.base_length - len(item.kept_rows)
     if start < 0 or item.base_length > session.rows:
         raise PrefixMismatch(
             f"session {item.session} base_length = {item.base_length}: must be in "
-            f"[{len(item.kept_path)}, {session.rows}], the rows held"
+            f"[{len(item.kept_rows)}, {session.rows}], the rows held"
         )
-    kept = (*range(min(session.base, start), start), *item.kept_path)
-    before = min(session.base, start) - 1
-    for row in kept:
-        if not before < row < session.rows or session.parent(row) != before:
-            raise PrefixMismatch(f"session {item.session} kept row {row}: must follow row {before} on one path")
+    # Rows before `first` stay where they are, each behind the one before it.
+    first = min(session.base, start, item.trunk)
+    kept = (*range(first, start), *item.kept_rows)
+    before = first - 1
+    for place, row in enumerate(kept, start=first):
+        follows = _kept_parent(item, place)
+        expected = follows if follows < first else kept[follows - first]
+        if not before < row < session.rows or session.parent(row) != expected:
+            raise PrefixMismatch(
+                f"session {item.session} kept row {row}: must come after row {before} as a child of row {expected}"
+            )
         before = row
+
+
+def _kept_parent(item: StepItem, place: int) -> int:
+    """The place, among the rows kept, of the parent of the row that is kept at `place`."""
+    return place - 1 if place < item.trunk else item.trunk + item.parent_of(place - item.trunk)

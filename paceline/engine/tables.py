@@ -14,7 +14,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.engine.interface import ROOT, Engine, EngineInfo, Logits, StepItem, StepPlan
+from paceline.engine.interface import Engine, EngineInfo, Logits, StepItem, StepPlan
 from paceline.engine.ledger import Ledger
 from paceline.engine.table_spec import TableSpec
 from paceline.tokenizer import TableTokenizer
@@ -100,17 +100,14 @@ class TableEngine:
 
     def _step_item(self, item: StepItem) -> Logits:
         rows = self._paths[item.session]
-        start = item.base_length - len(item.kept_path)
-        rows[start:] = [rows[row] for row in item.kept_path]
-        root: _Row = rows[-1] if rows else (_EMPTY_PATH, ())
-        new: list[_Row] = []
-        for row, token in enumerate(item.token_ids):
-            parent = item.parent_of(row)
-            new.append(self._extend(root if parent == ROOT else new[parent], token))
-        rows.extend(new)
+        start = item.base_length - len(item.kept_rows)
+        rows[start:] = [rows[row] for row in item.kept_rows]
+        for row, token in enumerate(item.token_ids, start=item.kept_tree):
+            parent = item.trunk + item.parent_of(row)
+            rows.append(self._extend(rows[parent] if parent >= 0 else (_EMPTY_PATH, ()), token))
         logits = np.empty((len(item.logit_rows), self._model.spec.vocab), np.float32)
         for out, row in enumerate(item.logit_rows):
-            logits[out] = self._model.row(new[row][0])
+            logits[out] = self._model.row(rows[item.base_length + row][0])
         return logits
 
     def _extend(self, row: _Row, token: int) -> _Row:

@@ -204,7 +204,7 @@ class TransformerEngine:
             low = len(tokens)
             segments.append(self._segment(item, low))
             tokens.extend(item.token_ids)
-            positions.extend(item.base_length + depth - 1 for depth in depths(item))
+            positions.extend(item.trunk + depth - 1 for depth in depths(item))
             wanted.extend(low + row for row in item.logit_rows)
         # Kept rows have moved and new ones are written as layers run, so the ledger moves first.
         self._ledger.apply(plan)
@@ -213,18 +213,19 @@ class TransformerEngine:
 
     def _segment(self, item: StepItem, low: int) -> _Segment:
         kv, new = self._kv[item.session], len(item.token_ids)
-        kv.prepare(item.base_length, item.kept_path, new)
-        chain = not item.parents or item.parents == tuple(range(-1, new - 1))
-        causal = chain and item.base_length == 0 and new > 1
-        mask = None if causal or new == 1 else self._mask(item)
+        kv.prepare(item.base_length, item.kept_rows, new)
+        causal = item.is_chain and item.base_length == 0 and new > 1
+        sees_all = new == 1 and (item.is_chain or not item.kept_tree)
+        mask = None if causal or sees_all else self._mask(item)
         return _Segment(kv, low, low + new, item.base_length, mask, causal)
 
     def _mask(self, item: StepItem) -> torch.Tensor:
-        """Additive mask [groups · new, base + new]: a row sees the kept rows, its ancestors and itself."""
+        """Additive mask [groups · new, base + new]: a row sees the trunk, its ancestors and itself."""
         new = len(item.token_ids)
-        seen = ancestor_mask(item.parents) if item.parents else np.tri(new, dtype=np.bool_)
+        tree = np.tri(item.tree_rows, dtype=np.bool_) if item.is_chain else ancestor_mask(item.parents)
+        seen = tree[item.kept_tree :]  # [new, tree rows]
         mask = torch.zeros((new, item.base_length + new), dtype=self._kv_shape.dtype)
-        mask[:, item.base_length :].masked_fill_(torch.from_numpy(~seen), float("-inf"))
+        mask[:, item.trunk :].masked_fill_(torch.from_numpy(~seen), float("-inf"))
         return mask.to(self._kv_shape.device).repeat(self._kv_shape.groups, 1)
 
     def _split(self, logits: torch.Tensor, plan: StepPlan) -> list[Logits]:

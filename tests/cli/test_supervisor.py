@@ -54,17 +54,16 @@ def services(tmp_path_factory: pytest.TempPathFactory, lines: list[str]) -> Iter
 
 
 @pytest.mark.parametrize(
-    ("total", "drafter", "cores"),
+    ("total", "drafts", "cores"),
     [
-        (1, "model:x", Cores(1, 1)),
-        (2, "model:x", Cores(1, 1)),
-        (16, "model:x", Cores(12, 4)),
-        (16, "ngram", Cores(16, 1)),
-        (16, "none", Cores(16, 1)),
+        (1, True, Cores(1, 1)),
+        (2, True, Cores(2, 2)),
+        (16, True, Cores(12, 4)),
+        (16, False, Cores(16, 16)),
     ],
 )
-def test_a_target_that_no_model_drafts_for_gets_every_core(total: int, drafter: str, cores: Cores) -> None:
-    assert divide_cores(total, drafter) == cores
+def test_a_target_that_no_model_drafts_for_gets_every_core(total: int, drafts: bool, cores: Cores) -> None:
+    assert divide_cores(total, drafts=drafts) == cores
 
 
 def test_omp_num_threads_bounds_the_cores() -> None:

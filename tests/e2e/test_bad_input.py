@@ -86,7 +86,7 @@ CASES: list[tuple[Callable[[], pb.GenerateRequest], str, str]] = [
     (lambda: request(sampling={"min_p": 2.0}), "min_p = 2", r"\[0, 1\]"),
     (lambda: request(sampling={"logprobs": 21}), "logprobs = 21", r"\[0, 20\]"),
     (lambda: request(max_new_tokens=100_000), "max_new_tokens = 100000", "at most 4093"),
-    (unknown_drafter, "drafter = 'oracle'", "one of: model, ngram"),
+    (unknown_drafter, "drafter = 'oracle'", "one of: auto, ngram, model"),
     (tree_in_rejection, "tree_widths", "coupled"),
     (too_many_draft_tokens, "num_draft_tokens = 1000", r"\[0, 64\]"),
     (resume_without_seed, "seed", "resume_token_ids"),

@@ -5,20 +5,25 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline.engine.linear import PackedLinear, can_pack, pack_linears
+from paceline.engine.linear import PackedLinear, can_pack, cpu_has_bfloat16, pack_linears
 from tests.engine import tiny
 
 pytestmark = pytest.mark.skipif(not can_pack(torch.nn.Linear(2, 2)), reason="this torch has no packed products")
 
 
+DTYPES = [torch.float32, *([torch.bfloat16] if cpu_has_bfloat16() else [])]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("rows", [1, 2, 8, 9, 40])
-def test_products_are_the_plain_ones(rows: int, bias: bool) -> None:
+def test_products_are_the_plain_ones(rows: int, bias: bool, dtype: torch.dtype) -> None:
     torch.manual_seed(rows)
-    plain = torch.nn.Linear(48, 97, bias=bias)
-    batch = torch.randn(1, rows, 48)
+    plain = torch.nn.Linear(48, 97, bias=bias).to(dtype)
+    batch = torch.randn(1, rows, 48).to(dtype)
+    tolerance = 1e-5 if dtype is torch.float32 else 2e-2
     with torch.inference_mode():
-        torch.testing.assert_close(PackedLinear(plain)(batch), plain(batch), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(PackedLinear(plain)(batch), plain(batch), rtol=tolerance, atol=tolerance)
 
 
 def test_every_plain_layer_is_replaced_and_a_tied_embedding_kept() -> None:
@@ -35,4 +40,5 @@ def test_every_plain_layer_is_replaced_and_a_tied_embedding_kept() -> None:
 
 
 def test_other_dtypes_stay_plain() -> None:
-    assert not can_pack(torch.nn.Linear(2, 2).to(torch.bfloat16))
+    assert not can_pack(torch.nn.Linear(2, 2).to(torch.float16))
+    assert can_pack(torch.nn.Linear(2, 2).to(torch.bfloat16)) == cpu_has_bfloat16()

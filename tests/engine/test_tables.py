@@ -30,7 +30,7 @@ def test_chains_trees_rollback_and_compaction_follow_the_law(order: int) -> None
     np.testing.assert_array_equal(second, [law.logits([5])])
     (tree,) = engine.step(StepPlan((StepItem(1, 3, (6, 7, 8, 9), (-1, -1, 0, 1), logit_rows=(2, 3)),)))
     np.testing.assert_array_equal(tree, [law.logits([3, 4, 5, 6, 8]), law.logits([3, 4, 5, 7, 9])])
-    (kept,) = engine.step(StepPlan((StepItem(1, 5, (1,), kept_path=(4, 6), logit_rows=(0,)),)))
+    (kept,) = engine.step(StepPlan((StepItem(1, 5, (1,), kept_rows=(4, 6), logit_rows=(0,)),)))
     np.testing.assert_array_equal(kept, [law.logits([3, 4, 5, 7, 9, 1])])
     (rolled_back,) = engine.step(StepPlan((StepItem(1, 1, (2,), logit_rows=(0,)),)))
     np.testing.assert_array_equal(rolled_back, [law.logits([3, 2])])

@@ -59,7 +59,7 @@ def test_tree_rows_see_their_ancestors_alone_and_the_kept_path_goes_on(family: t
     (logits,) = engine.step(StepPlan((tree,)))
     for row, path in enumerate(([11, 13, 15], [10, 12], [11, 13, 14], [10])):
         assert_row(logits[row], plain, [3, 1, 4, *path])
-    after = StepItem(1, 6, (20, 21), kept_path=(4, 6, 8), logit_rows=(0, 1))
+    after = StepItem(1, 6, (20, 21), kept_rows=(4, 6, 8), logit_rows=(0, 1))
     (logits,) = engine.step(StepPlan((after,)))
     assert_row(logits[0], plain, [3, 1, 4, 11, 13, 15, 20])
     assert_row(logits[1], plain, [3, 1, 4, 11, 13, 15, 20, 21])

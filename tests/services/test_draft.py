@@ -111,7 +111,7 @@ async def test_a_tree_holds_the_targets_path_and_is_compacted_after_it() -> None
         events.link.send(commit_of(1, list(PREFIX), leaf, [*path, 30], budget))
         drafted = await events.of(DraftedProposal, 1)
         first = engine.plans[0].items[0]
-        assert first.kept_path == tuple(len(PREFIX) + node for node in tree.path(leaf))
+        assert first.kept_rows == tuple(len(PREFIX) + node for node in tree.path(leaf))
         assert first.token_ids == (30,)
         text = [*PREFIX, *path, 30]
         best = [drafted.proposal.token_ids[0], own_tokens(text, 1)[0]]

@@ -91,7 +91,7 @@ async def test_the_accepted_path_of_a_tree_is_compacted() -> None:
         assert verdict.token_ids[1] == next_token([*PREFIX, wrong[0]])
         follow = Round(1, len(PREFIX) + 2, 4, (own[2],), chain(own[3:5], 2))
         assert (await verdict_of(events, follow)).token_ids == tuple(own[3:6])
-    assert engine.plans[-1].items[0].kept_path == (6, 9)
+    assert engine.plans[-1].items[0].kept_rows == (6, 9)
 
 
 async def test_a_repeated_round_gets_the_same_verdict_without_a_step() -> None:

@@ -1,0 +1,185 @@
+"""Where a request's proposals come from: its own n-gram matches, the draft service, or nowhere.
+
+Once a round's outcome is known the next one is planned: what is there already
+(an n-gram match, a proposal drafted for this very outcome) is verified at once;
+a proposal drafted just in time is waited for. Requests that name a number of
+tokens get that many whenever a drafter has them; the others follow the policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+
+from coordinator.draft_session import NOTHING, Drafted, DraftPeer, DraftSession
+from coordinator.knowledge import Knowledge
+from coordinator.policy import Options, Plan, RequestPolicy, Source
+from coordinator.sequence import Job, Sequence
+from paceline.ngram import Match, NgramIndex
+from paceline.types import (
+    AUTO,
+    MAX_PROPOSAL_NODES,
+    NGRAM,
+    Acceptance,
+    DraftBudget,
+    Outcome,
+    Proposal,
+    Round,
+    RoundRecord,
+    SparseDistribution,
+)
+
+SURE_MATCH = 5
+"""Length from which a match goes before the model when a request fixes its number of tokens and not its drafter."""
+TARGET_ONLY = Plan()
+NONE = "none"
+MAX_PATH = MAX_PROPOSAL_NODES
+
+
+@dataclass(frozen=True)
+class DraftingSettings:
+    """What a request that doesn't choose gets.
+
+    Attributes:
+        drafter: `auto`, `ngram`, a drafter of the draft service, or `none`.
+        num_draft_tokens: tokens to propose; None: the policy chooses each round.
+        fan_out: next tokens per accepted node to draft for while a round is verified; 0: none.
+    """
+
+    drafter: str = AUTO
+    num_draft_tokens: int | None = None
+    fan_out: int = 4
+
+
+class Drafting:
+    """One request's drafters and the plan of its next round."""
+
+    def __init__(self, job: Job, peer: DraftPeer | None, knowledge: Knowledge, settings: DraftingSettings) -> None:
+        wanted = job.speculation
+        name = wanted.drafter or settings.drafter
+        self._session = DraftSession(peer, job, "" if name == AUTO else name)
+        self._fixed = wanted.num_draft_tokens if wanted.num_draft_tokens is not None else settings.num_draft_tokens
+        self._widths = wanted.tree_widths
+        self._off = wanted.off or name == NONE
+        self._uses_model = peer is not None and name != NGRAM and self._fixed != 0 and not self._off
+        self._coupled = job.acceptance is Acceptance.COUPLED
+        self._fan_out = settings.fan_out if self._uses_model else 0
+        self._policy = RequestPolicy(knowledge, name, job.acceptance, greedy=job.sampling.temperature == 0)
+        self._ngrams = NgramIndex() if name in (NGRAM, AUTO) and not self._off else None
+        self._match: Match | None = None
+        self._cached: Drafted | None = None
+        self._missed = False
+        self._plan = TARGET_ONLY
+        self._rounds = 0
+
+    def open(self, sequence: Sequence, traceparent: str) -> None:
+        """Plan the first round; the draft service begins with the prefix meanwhile."""
+        self._learn_tokens(sequence.ids)
+        self._cached = None
+        self._plan = self._next_plan(sequence)
+        if self._uses_model:
+            self._session.open(sequence.ids, self._wanted_now(), traceparent)
+
+    async def take(self) -> Drafted:
+        """The planned proposal; an n-gram match stands in for a draft that doesn't come."""
+        drafted = await self._planned()
+        return replace(drafted, miss=self._missed) if self._missed else drafted
+
+    async def _planned(self) -> Drafted:
+        plan = self._plan
+        if plan.source is Source.CACHED and self._cached is not None:
+            cached = self._cached
+            return replace(cached, proposal=cached.proposal and cached.proposal.first(plan.nodes))
+        if plan.source is Source.WAIT:
+            drafted = await self._session.take()
+            if drafted.proposal is not None:
+                return drafted
+        if plan.source is not Source.NONE and self._match is not None:
+            return Drafted(self._proposal_of(self._match, plan.depth))
+        return NOTHING
+
+    def verifying(self, round_: Round) -> None:
+        """Tell the draft service what left for the target, if it is to draft for the outcomes."""
+        plan = self._plan
+        if plan.fan_out:
+            budget = DraftBudget(plan.branch_depth, self._widths, plan.branch_nodes, plan.fan_out)
+            self._session.verifying(round_, budget)
+
+    def commit(self, outcome: Outcome, tokens: Seq[int], sequence: Sequence, traceparent: str) -> None:
+        """Take in what a round committed, plan the next, and tell the draft service."""
+        if self._off:
+            return
+        if self._match is not None:
+            self._policy.learn_match(self._match, tokens)
+        self._learn_tokens(tokens)
+        self._cached = self._session.settle(outcome)
+        self._missed = self._plan.fan_out > 0 and self._cached is None
+        self._plan = self._next_plan(sequence)
+        if self._uses_model:
+            self._session.commit(outcome, tokens, sequence.ids, self._wanted_now(), traceparent)
+
+    def learn(self, record: RoundRecord, proposal: Proposal | None, path: Seq[int]) -> None:
+        """Take in what the running plan cost and gave; call before `commit`."""
+        self._rounds += 1
+        if self._rounds > 1 and not self._off:
+            self._policy.learn(self._plan, record, proposal, path)
+
+    def close(self) -> None:
+        """End the session on the draft service."""
+        self._session.close()
+
+    def _learn_tokens(self, tokens: Seq[int]) -> None:
+        if self._ngrams is not None:
+            self._ngrams.extend(tokens)
+            self._match = self._ngrams.longest_match()
+
+    def _next_plan(self, sequence: Sequence) -> Plan:
+        room = max(0, min(sequence.room - 1, MAX_PATH))
+        if self._off or not room:
+            return TARGET_ONLY
+        if self._cached is not None and _depth(self._cached.proposal) > room:
+            self._cached = None
+        if self._fixed is not None:
+            return self._fixed_plan(min(self._fixed, room))
+        return self._policy.plan(
+            Options(
+                room=room,
+                match=self._match,
+                cached=self._cached.proposal if self._cached else None,
+                drafts=self._uses_model and self._session.is_ready,
+                waits=self._rounds > 0,
+                fan_out=self._fan_out,
+                trees=self._coupled,
+            )
+        )
+
+    def _fixed_plan(self, k: int) -> Plan:
+        sure = self._match is not None and (not self._uses_model or self._match.length >= SURE_MATCH)
+        if not k:
+            return TARGET_ONLY
+        if sure:
+            source = Source.NGRAM
+        elif self._cached is not None:
+            source = Source.CACHED
+        else:
+            source = Source.WAIT if self._uses_model else Source.NONE
+        nodes = k if not self._widths or source is Source.NGRAM else 0
+        held = len(self._cached.proposal) if self._cached and self._cached.proposal else 0
+        return Plan(source, held if source is Source.CACHED else nodes, k, self._fan_out, k, 0)
+
+    def _wanted_now(self) -> DraftBudget:
+        """What the draft service is asked for at once: a proposal only if the round waits for it."""
+        plan = self._plan
+        if plan.source is not Source.WAIT:
+            return DraftBudget()
+        return DraftBudget(plan.depth, self._widths, plan.nodes)
+
+    def _proposal_of(self, match: Match, k: int) -> Proposal:
+        token_ids = match.continuation(k)
+        certain = (1.0,) * k
+        supports = () if self._coupled else tuple(SparseDistribution((token,), (1.0,)) for token in token_ids)
+        return Proposal(1 + self._rounds, token_ids, certain, supports=supports, drafter=NGRAM)
+
+
+def _depth(proposal: Proposal | None) -> int:
+    return max(proposal.depths, default=0) if proposal is not None else 0

@@ -1,0 +1,97 @@
+"""What a coordinator has measured and its requests share: costs in time, and what became of proposals. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from coordinator.estimates import Confidence, Mean, RowCost
+
+MATCH_EDGES = (3.0, 4.0, 5.0, 7.0, 10.0, 16.0, 32.0)
+"""Bins of an n-gram match's length, in tokens."""
+Q_EDGES = (0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9, 0.97)
+"""Bins of the probability that a draft model gave to its token."""
+DEPTH_EDGES = (2.0, 3.0, 4.0, 5.0, 7.0, 9.0, 13.0)
+"""Bins of a token's depth in a proposal."""
+RANKS = 3
+"""A node's children beyond these share what is known of the last."""
+REQUEST_WEIGHT = 8.0
+"""Observations that what other requests taught is worth to a new one."""
+
+
+def _by_match() -> Confidence:
+    return Confidence.of(MATCH_EDGES, lambda length: length / (length + 4.0), 4.0)
+
+
+def _by_q() -> tuple[Confidence, ...]:
+    best = Confidence.of(Q_EDGES, lambda q: 0.2 + 0.75 * q, 6.0)
+    others = (Confidence.of(Q_EDGES, lambda q: 0.1 + 0.2 * q, 6.0) for _ in range(1, RANKS))
+    return (best, *others)
+
+
+def _by_depth() -> Confidence:
+    return Confidence.of(DEPTH_EDGES, lambda depth: 0.55, 6.0)
+
+
+@dataclass(frozen=True)
+class Experience:
+    """What became of the proposals of one drafter, under one way of sampling.
+
+    Attributes:
+        by_match: acceptance of an n-gram match's next token, by the match's length.
+        by_q: acceptance of a model's token by its draft probability, one table for each rank among its siblings.
+            For coupled acceptance only: rejection and block must not look (`exactness` §7).
+        by_depth: acceptance of a model's best token by its depth.
+        siblings: share of nodes whose second child was the target's.
+        hits: share of outcomes that were drafted when they came, in rounds with outcome drafting.
+    """
+
+    by_match: Confidence = field(default_factory=_by_match)
+    by_q: tuple[Confidence, ...] = field(default_factory=_by_q)
+    by_depth: Confidence = field(default_factory=_by_depth)
+    siblings: Mean = field(default_factory=lambda: Mean(0.12, 6.0))
+    hits: Mean = field(default_factory=lambda: Mean(0.7, 4.0))
+
+    def child(self) -> Experience:
+        """Where one request begins, to learn on for itself."""
+        return Experience(
+            self.by_match.child(REQUEST_WEIGHT),
+            tuple(table.child(REQUEST_WEIGHT) for table in self.by_q),
+            self.by_depth.child(REQUEST_WEIGHT),
+            Mean(self.siblings.value, REQUEST_WEIGHT),
+            Mean(self.hits.value, REQUEST_WEIGHT),
+        )
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Time that things take, whoever's request it is; milliseconds.
+
+    Attributes:
+        verify: a target step by its rows.
+        outlook: what outcome drafting adds to a target step: nothing where the two share no hardware.
+        plain: a whole round without a proposal.
+        draft_step: one level of a proposal that is drafted just in time.
+        draft_wire: such a proposal's wait beyond its steps.
+    """
+
+    verify: RowCost = field(default_factory=RowCost)
+    outlook: Mean = field(default_factory=lambda: Mean(0.0, 1.0))
+    plain: Mean = field(default_factory=lambda: Mean(0.0, 0.0))
+    draft_step: Mean = field(default_factory=lambda: Mean(0.0, 0.0))
+    draft_wire: Mean = field(default_factory=lambda: Mean(1.0, 1.0))
+
+    def wait(self, depth: int) -> float:
+        """Expected wait for a proposal of this depth, drafted just in time."""
+        return self.draft_wire.value + depth * self.draft_step.value
+
+
+class Knowledge:
+    """All that a coordinator has measured; its requests read and add. One per coordinator."""
+
+    def __init__(self) -> None:
+        self.costs = Costs()
+        self._experiences: dict[tuple[str, bool], Experience] = {}
+
+    def of(self, drafter: str, greedy: bool) -> Experience:
+        """What became of a drafter's proposals; greedy and sampled texts differ too much to share."""
+        return self._experiences.setdefault((drafter, greedy), Experience())

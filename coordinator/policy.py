@@ -1,0 +1,298 @@
+"""How much to draft, with what, for the next round: expected tokens against the time they cost, all of it measured.
+
+A plan's value is `expected accepted tokens - λ · (time it adds)` with λ = the
+request's running tokens per millisecond (`exactness` §7, marginal rule); the
+time of a round without a draft is the same for every plan and falls out. A row
+delays every session that shares the target's step, so its price counts each of
+them. Rejection and block acceptance see averages by depth only, never the
+probability of a token that might be dropped.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from coordinator.estimates import Mean
+from coordinator.knowledge import RANKS, Knowledge
+from coordinator.restraint import Guard, Probe
+from paceline.ngram import Match
+from paceline.types import MAX_PROPOSAL_NODES, ROOT, Acceptance, Proposal, RoundRecord
+
+MAX_MODEL_TOKENS = 16
+"""Longest path that a model is asked for."""
+MAX_MATCH_TOKENS = 32
+"""Longest continuation of an n-gram match."""
+PROBE_TOKENS = 2
+OUTLIER = 4.0
+"""A round that takes longer than this many target-only ones counts as so many."""
+SMALLEST_CHANCE = 0.02
+"""Deeper tokens than this chance of being reached are not looked at."""
+
+
+class Source(StrEnum):
+    """Where a round's proposal comes from."""
+
+    NONE = "none"
+    NGRAM = "ngram"
+    """The coordinator's own n-gram match."""
+    CACHED = "cached"
+    """Drafted for this outcome before it was known."""
+    WAIT = "wait"
+    """Drafted just in time: the round waits for it."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The next round: whose proposal, how much of it, and how far to draft outcomes while it is verified.
+
+    Attributes:
+        nodes: most nodes of the proposal; of a match or a cached proposal: the first ones.
+        depth: longest path of a proposal that is drafted just in time; fewer than `nodes` makes a tree.
+        fan_out: next tokens per accepted node to draft for meanwhile; 0: none.
+        branch_depth, branch_nodes: longest path and most nodes of an outcome's proposal.
+    """
+
+    source: Source = Source.NONE
+    nodes: int = 0
+    depth: int = 0
+    fan_out: int = 0
+    branch_depth: int = 0
+    branch_nodes: int = 0
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the next round could use.
+
+    Attributes:
+        room: most tokens that a proposal may have.
+        match: the coordinator's own n-gram match.
+        cached: the proposal that was drafted for this outcome before it was known.
+        drafts: whether a draft service could be asked.
+        waits: whether the round may wait for it.
+        fan_out: most next tokens per accepted node that outcome drafting may prepare; 0: it is off.
+        trees: whether proposals may be trees.
+    """
+
+    room: int
+    match: Match | None = None
+    cached: Proposal | None = None
+    drafts: bool = False
+    waits: bool = True
+    fan_out: int = 0
+    trees: bool = False
+
+
+def survival(chances: Iterable[float]) -> list[float]:
+    """Chance that the first j tokens are all accepted, for j = 1, 2, …"""
+    return list(itertools.accumulate(chances, operator.mul))
+
+
+class RequestPolicy:
+    """Plans one request's rounds and learns from what became of them."""
+
+    def __init__(self, knowledge: Knowledge, drafter: str, acceptance: Acceptance, *, greedy: bool) -> None:
+        self._costs = knowledge.costs
+        self._coupled = acceptance is Acceptance.COUPLED
+        self._shared = knowledge.of(drafter, greedy)
+        self._own = self._shared.child()
+        plain = self._costs.plain
+        self._tokens = Mean(1.0, 4.0, limit=30.0)
+        self._round_ms = Mean(plain.value, 4.0 if plain.weight else 0.0, limit=30.0)
+        self._sharers = Mean(1.0, 1.0, limit=10.0)
+        self._other_rows = Mean(0.0, 1.0, limit=10.0)
+        self._guard = Guard()
+        self._probe = Probe()
+        self._outlook_was_on = False
+
+    @property
+    def rate(self) -> float:
+        """λ: tokens a millisecond, as this request runs now; 0 before any time is known."""
+        return self._tokens.value / self._round_ms.value if self._round_ms.value > 0 else 0.0
+
+    def plan(self, options: Options) -> Plan:
+        """What the next round should do."""
+        if self._outlook_was_on:
+            for experience in (self._own, self._shared):
+                experience.hits.add(float(options.cached is not None))
+        plan = Plan() if options.room <= 0 or self._guard.holds() else self._best(options)
+        self._outlook_was_on = plan.fan_out > 0
+        return plan
+
+    def learn_match(self, match: Match, committed: Sequence[int]) -> None:
+        """Hold a match's continuation against what was committed after it, whether it was proposed or not."""
+        guesses = match.continuation(len(committed))
+        for i, (guess, token) in enumerate(zip(guesses, committed, strict=True)):
+            for experience in (self._own, self._shared):
+                experience.by_match.add(match.length + i, guess == token)
+            if guess != token:
+                return
+
+    def learn(self, plan: Plan, record: RoundRecord, proposal: Proposal | None, path: Sequence[int]) -> None:
+        """Take in what a round cost and what became of its proposal; `path` holds the accepted nodes.
+
+        A request's first round is not for learning: it waits for the prompt.
+        """
+        committed = record.accepted + 1
+        plain_ms = self._costs.plain.value
+        limit = OUTLIER * committed * plain_ms if plain_ms else record.round_ms
+        ms = min(record.round_ms, limit)
+        self._tokens.add(committed)
+        self._round_ms.add(ms)
+        if proposal is not None and plan.source is not Source.NGRAM:
+            self._learn_acceptance(proposal, path)
+        self._learn_costs(plan, record, proposal, ms)
+        if proposal is not None or plan.fan_out:
+            self._guard.add(committed, ms, plain_ms)
+        self._probe.add(ms, drafted=plan.fan_out > 0 or plan.source is Source.CACHED)
+
+    def _best(self, options: Options) -> Plan:
+        """The plan of greatest value, and whether drafting outcomes meanwhile is worth its time."""
+        match, cached, wait = self._match(options), self._cached(options), self._wait(options)
+        _, source, nodes = max(
+            (0.0, Source.NONE, 0),
+            (match[0], Source.NGRAM, match[1]),
+            (cached[0], Source.CACHED, cached[1]),
+            (wait[0], Source.WAIT, wait[1]),
+            key=operator.itemgetter(0),
+        )
+        if (
+            source in (Source.NONE, Source.NGRAM)
+            and options.drafts
+            and options.waits
+            and self._probe.due(self._probe_ms())
+        ):
+            depth = min(PROBE_TOKENS, options.room)
+            return Plan(Source.WAIT, depth, depth)
+        fan_out, depth = self._outlook(options, max(0.0, match[0], wait[0]))
+        tree = self._tree_nodes(depth, options)
+        waited = self._tree_nodes(nodes, options) if source is Source.WAIT else nodes
+        return Plan(source, waited, nodes, fan_out, depth, tree)
+
+    def _match(self, options: Options) -> tuple[float, int]:
+        """Value and length of the match's best continuation."""
+        if options.match is None:
+            return 0.0, 0
+        length = options.match.length
+        chances = (self._own.by_match.chance(length + i) for i in range(min(options.room, MAX_MATCH_TOKENS)))
+        return self._best_chain(chances, 0.0, 0.0)
+
+    def _cached(self, options: Options) -> tuple[float, int]:
+        """Value and number of the cached proposal's first nodes that are worth their rows."""
+        if options.cached is None or not len(options.cached):
+            return 0.0, 0
+        proposal = options.cached
+        reached: list[float] = []
+        for node, chance in enumerate(self._node_chances(proposal)):
+            parent = proposal.parents[node]
+            reached.append(chance if parent == ROOT else chance * reached[parent])
+        return self._best_first(reached, 0.0, 0.0)
+
+    def _wait(self, options: Options) -> tuple[float, int]:
+        """Value and depth of a proposal drafted just in time; what was sent for this outcome isn't sent again."""
+        if not options.drafts or not options.waits or options.cached is not None:
+            return 0.0, 0
+        costs = self._costs
+        return self._best_chain(self._depth_chances(options.room), costs.draft_wire.value, costs.draft_step.value)
+
+    def _outlook(self, options: Options, otherwise: float) -> tuple[int, int]:
+        """Fan-out and depth of outcome drafting; `otherwise` is what a round is worth without it."""
+        if not options.drafts or not options.fan_out:
+            return 0, 0
+        value, depth = self._best_chain(self._depth_chances(options.room), 0.0, 0.0)
+        gain = self._own.hits.value * max(0.0, value - otherwise)
+        cost = self.rate * self._sharers.value * max(0.0, self._costs.outlook.value)
+        return (options.fan_out, depth) if gain > cost else (0, 0)
+
+    def _tree_nodes(self, depth: int, options: Options) -> int:
+        """Nodes of a proposal so deep: second children where their chance exceeds a row's price."""
+        if not options.trees or not depth:
+            return depth
+        price = self._row_price(depth + 1) - self._row_price(depth)
+        reached = (1.0, *survival(self._depth_chances(depth)))
+        extra = sum(chance * self._own.siblings.value > price for chance in reached[:depth])
+        return min(depth + extra, MAX_PROPOSAL_NODES)
+
+    def _depth_chances(self, room: int) -> list[float]:
+        return [self._own.by_depth.chance(depth) for depth in range(1, min(room, MAX_MODEL_TOKENS) + 1)]
+
+    def _node_chances(self, proposal: Proposal) -> list[float]:
+        """Chance of each node, given that its parent is accepted."""
+        if not self._coupled:
+            return [self._own.by_depth.chance(depth) for depth in proposal.depths]
+        tables = self._own.by_q
+        return [
+            tables[rank].chance(q) for rank, q in zip(_ranks(proposal), proposal.draft_probabilities, strict=True)
+        ]
+
+    def _best_chain(self, chances: Iterable[float], once_ms: float, each_ms: float) -> tuple[float, int]:
+        return self._best_first(survival(chances), once_ms, each_ms)
+
+    def _best_first(self, reached: Sequence[float], once_ms: float, each_ms: float) -> tuple[float, int]:
+        """The first n nodes of greatest value, n ≥ 1, and that value; (0, 0) when none is worth anything."""
+        best = (0.0, 0)
+        expected = 0.0
+        rate = self.rate
+        for n, chance in enumerate(reached, 1):
+            if chance < SMALLEST_CHANCE:
+                break
+            expected += chance
+            value = expected - self._row_price(n) - rate * (once_ms + n * each_ms)
+            best = max(best, (value, n))
+        return best
+
+    def _row_price(self, nodes: int) -> float:
+        """Tokens that all sessions of the step lose while it computes so many more rows."""
+        rows = 1 + self._other_rows.value
+        verify = self._costs.verify
+        return self.rate * self._sharers.value * (verify.ms(rows + nodes) - verify.ms(rows))
+
+    def _probe_ms(self) -> float:
+        verify = self._costs.verify
+        return self._costs.wait(PROBE_TOKENS) + verify.ms(1 + PROBE_TOKENS) - verify.ms(1)
+
+    def _learn_acceptance(self, proposal: Proposal, path: Sequence[int]) -> None:
+        for depth, (node, taken) in enumerate(zip((ROOT, *path), (*path, None), strict=True), 1):
+            children = [child for child, parent in enumerate(proposal.parents) if parent == node]
+            if not children:
+                return
+            for experience in (self._own, self._shared):
+                experience.by_depth.add(depth, children[0] == taken)
+                if len(children) > 1:
+                    experience.siblings.add(float(children[1] == taken))
+                for rank, child in enumerate(children):
+                    q = proposal.draft_probabilities[child]
+                    experience.by_q[min(rank, RANKS - 1)].add(q, child == taken)
+
+    def _learn_costs(self, plan: Plan, record: RoundRecord, proposal: Proposal | None, ms: float) -> None:
+        costs, target = self._costs, record.target
+        step_ms = target.forward_ms + target.sample_ms
+        own_rows = 1 + (len(proposal) if proposal is not None else 0)
+        waiting = 1 + (target.queue_ms / target.forward_ms if target.forward_ms > 0 else 0)
+        self._sharers.add(max(1, target.sessions) * min(waiting, OUTLIER))
+        self._other_rows.add(max(0, target.rows - own_rows))
+        if plan.fan_out:
+            costs.outlook.add(min(step_ms, OUTLIER * costs.verify.ms(target.rows)) - costs.verify.ms(target.rows))
+        else:
+            costs.verify.add(max(1, target.rows), step_ms)
+            if proposal is None:
+                costs.plain.add(ms)
+        if plan.source is Source.WAIT and proposal is not None:
+            level_ms = record.draft.forward_ms / max(1, record.proposed)
+            costs.draft_step.add(level_ms)
+            costs.draft_wire.add(max(0.0, record.draft_wait_ms - record.draft.forward_ms))
+
+
+def _ranks(proposal: Proposal) -> list[int]:
+    """Each node's place among its siblings, capped to what is told apart."""
+    seen: dict[int, int] = {}
+    ranks: list[int] = []
+    for parent in proposal.parents:
+        rank = seen.get(parent, 0)
+        seen[parent] = rank + 1
+        ranks.append(min(rank, RANKS - 1))
+    return ranks

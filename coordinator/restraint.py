@@ -1,0 +1,74 @@
+"""What bounds the cost of being wrong: a guard that stops drafting, and probes that try it again. Pure."""
+
+from __future__ import annotations
+
+GUARD_ROUNDS = 16
+"""Drafted rounds that are held together against target-only ones."""
+GUARD_PAUSE = (16, 256)
+"""Rounds without drafts after drafted ones were slower: at first, doubling up to."""
+PROBE_SHARE = 0.015
+"""Most of a request's time that probes may cost."""
+PROBE_ROUNDS = (16, 512)
+"""Rounds without a model's draft before it is tried again: at first, doubling up to."""
+
+
+class Guard:
+    """Stops drafting that turned out slower than target-only, for longer each time."""
+
+    def __init__(self) -> None:
+        self._pause = 0
+        self._next_pause = GUARD_PAUSE[0]
+        self._rounds = 0
+        self._tokens = 0
+        self._ms = 0.0
+
+    def holds(self) -> bool:
+        """Whether the next round must go without a draft. Ask once for each round."""
+        if not self._pause:
+            return False
+        self._pause -= 1
+        return True
+
+    def add(self, committed: int, ms: float, plain_ms: float) -> None:
+        """Count a drafted round; `plain_ms` is what a target-only round takes, 0 while that is unknown."""
+        if not plain_ms:
+            return
+        self._rounds += 1
+        self._tokens += committed
+        self._ms += ms
+        if self._rounds < GUARD_ROUNDS:
+            return
+        if self._ms > self._tokens * plain_ms:
+            self._pause = self._next_pause
+            self._next_pause = min(2 * self._next_pause, GUARD_PAUSE[1])
+        else:
+            self._next_pause = GUARD_PAUSE[0]
+        self._rounds = self._tokens = 0
+        self._ms = 0.0
+
+
+class Probe:
+    """Says when a drafter that isn't used may be tried again, within a share of the request's time."""
+
+    def __init__(self) -> None:
+        self._rounds_left = PROBE_ROUNDS[0]
+        self._next_rounds = 2 * PROBE_ROUNDS[0]
+        self._elapsed_ms = 0.0
+        self._spent_ms = 0.0
+
+    def add(self, ms: float, *, drafted: bool) -> None:
+        """Count a round; one that a model drafted for by choice starts the wait anew."""
+        self._elapsed_ms += ms
+        if drafted:
+            self._rounds_left, self._next_rounds = PROBE_ROUNDS[0], 2 * PROBE_ROUNDS[0]
+        elif self._rounds_left:
+            self._rounds_left -= 1
+
+    def due(self, cost_ms: float) -> bool:
+        """Whether to try now at this cost; a yes is taken as done."""
+        if self._rounds_left or self._spent_ms + cost_ms > PROBE_SHARE * self._elapsed_ms:
+            return False
+        self._spent_ms += cost_ms
+        self._rounds_left = self._next_rounds
+        self._next_rounds = min(2 * self._next_rounds, PROBE_ROUNDS[1])
+        return True

@@ -1,0 +1,144 @@
+"""One proposal in the making: what is drafted below one node of the tree.
+
+Its nodes come in an order that depends on nothing but the path to its root, the seed and the budget,
+never on what was computed when. So a proposal drafted ahead for an outcome and one drafted after it
+are the same tokens, the shorter a prefix of the longer, and it can be read and used at any time.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+from draft_service.drafters.calibration import prior_chance
+from draft_service.drafters.draws import Draws, NextToken
+from draft_service.drafters.shape import Shape
+from draft_service.drafters.tree import Node
+from paceline.types import ROOT, Proposal, SparseDistribution
+
+Odds = Callable[[float, int], float]
+"""P(the target's token is the child of a rank), by the best child's q and that rank."""
+
+
+class Branch:
+    """The nodes drafted below `root`, which `ROOT` stands for, in order; append-only.
+
+    `chances[i]` is the probability, given the root, that the target's text runs through node i.
+    Nodes are added by levels (a static shape, or a chain: each node's children once those of the
+    nodes before it are there) or by waves (a dynamic shape: the most probable candidates, once all
+    nodes are computed).
+    """
+
+    def __init__(self, root: Node, shape: Shape, draws: Draws, odds: Odds) -> None:
+        self.root = root
+        self.nodes: list[Node] = []
+        self.chances: list[float] = []
+        self.parents: list[int] = []
+        self._shape, self._draws, self._odds = shape, draws, odds
+        self._ranks: list[int] = []
+        self._q: list[float] = []
+        self._next = ROOT
+        self._candidates: list[tuple[float, int, int, int, NextToken]] = []
+        self.grow()
+
+    @property
+    def done(self) -> bool:
+        """Whether no row would add a node."""
+        if len(self.nodes) >= self._shape.max_nodes or not self._shape.max_depth:
+            return True
+        if self._next == ROOT or self._candidates:
+            return False
+        return not any(self._expandable(node) for node in self.nodes[self._next :])
+
+    def wanted(self) -> list[int]:
+        """Nodes (or `ROOT`) whose rows would add nodes, most urgent first."""
+        if self.done:
+            return []
+        room = self._shape.max_nodes - len(self.nodes)
+        ahead = range(self._next, len(self.nodes))
+        return [i for i in ahead if self.node(i).law is None and self._expandable(self.node(i))][:room]
+
+    def node(self, index: int) -> Node:
+        """Node `index`, or the root."""
+        return self.root if index == ROOT else self.nodes[index]
+
+    def chance(self, index: int) -> float:
+        """Probability of node `index`, given the root."""
+        return 1.0 if index == ROOT else self.chances[index]
+
+    def grow(self) -> bool:
+        """Add every node that the rows computed so far decide; returns whether there was one."""
+        before = len(self.nodes)
+        if self._shape.wave:
+            self._grow_by_waves()
+        else:
+            self._grow_by_levels()
+        return len(self.nodes) > before
+
+    def proposal(self, proposal_id: int, drafter: str) -> Proposal:
+        """What is drafted so far."""
+        return Proposal(
+            proposal_id,
+            tuple(node.token for node in self.nodes),
+            tuple(self._q),
+            tuple(self.parents),
+            self._supports(),
+            drafter,
+        )
+
+    def _grow_by_levels(self) -> None:
+        while not self.done and self.node(self._next).law is not None:
+            parent = self._next
+            self._next += 1
+            best, children = self._children(parent)
+            for rank, child in enumerate(children, start=1):
+                if len(self.nodes) < self._shape.max_nodes:
+                    self._add(parent, child, rank, best)
+
+    def _grow_by_waves(self) -> None:
+        while not self.done and not self.wanted():
+            for parent in range(self._next, len(self.nodes)):
+                if self._expandable(self.node(parent)):
+                    self._offer_children(parent)
+            self._next = len(self.nodes)
+            for _ in range(min(self._shape.wave, self._shape.max_nodes - self._next, len(self._candidates))):
+                _, parent, rank, _, child = heapq.heappop(self._candidates)
+                self._add(parent, child, rank, self._children(parent)[0])
+
+    def _offer_children(self, parent: int) -> None:
+        """Candidates rank by the fixed prior, since what has been learned changes with time."""
+        best, children = self._children(parent)
+        above = self._prior(parent)
+        for rank, child in enumerate(children, start=1):
+            chance = above * prior_chance(best, rank)
+            heapq.heappush(self._candidates, (-chance, parent, rank, child.token, child))
+
+    def _prior(self, index: int) -> float:
+        chance = 1.0
+        while index != ROOT:
+            parent = self.parents[index]
+            chance *= prior_chance(self._children(parent)[0], self._ranks[index])
+            index = parent
+        return chance
+
+    def _children(self, index: int) -> tuple[float, list[NextToken]]:
+        """The best child's q, and the children that a computed node can have."""
+        node = self.node(index)
+        assert node.law is not None, "its row is computed"
+        width = self._shape.width(node.position + 1 - self.root.position)
+        children = list(self._draws.proposed(node.law, width, node.position + 1, self.root.position))
+        return children[0].q, children
+
+    def _add(self, parent: int, child: NextToken, rank: int, best: float) -> None:
+        self.nodes.append(self.node(parent).child(child.token))
+        self.chances.append(self.chance(parent) * self._odds(best, rank))
+        self.parents.append(parent)
+        self._ranks.append(rank)
+        self._q.append(child.q)
+
+    def _expandable(self, node: Node) -> bool:
+        return node.position - self.root.position < self._shape.max_depth
+
+    def _supports(self) -> tuple[SparseDistribution, ...]:
+        laws = [self.node(parent).law for parent in self.parents]
+        return tuple(law.support for law in laws if law is not None and law.support is not None)

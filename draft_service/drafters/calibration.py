@@ -1,0 +1,52 @@
+"""How often the target's token stands at a rank of the drafter's ranking, learned from commits.
+
+A table of counts: bins of the best token's q, by rank. It starts as a prior that is sane for a
+middling draft under shared noise (`exactness` §1a) and forgets slowly, so it follows the text.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+Q_EDGES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)
+RANKS = 16
+"""Ranks told apart; what lies beyond counts as no guess."""
+PRIOR_WEIGHT = 16.0
+"""Observations that the prior of a bin is worth."""
+MEMORY = 4096.0
+"""Observations of a bin after which they are halved."""
+
+
+class Calibration:
+    """P(the target's token has rank r | q of the ranking's best)."""
+
+    def __init__(self) -> None:
+        self._counts = [[0.0] * RANKS for _ in range(len(Q_EDGES) + 1)]
+        self._totals = [0.0] * (len(Q_EDGES) + 1)
+
+    def chance(self, best_q: float, rank: int) -> float:
+        """For rank 1, 2, …; positive."""
+        place = bisect_right(Q_EDGES, best_q)
+        seen = self._counts[place][rank - 1] if rank <= RANKS else 0.0
+        return (seen + PRIOR_WEIGHT * prior_chance(best_q, rank)) / (self._totals[place] + PRIOR_WEIGHT)
+
+    def average(self) -> float:
+        """Of rank 1, whatever its q."""
+        seen, prior = sum(counts[0] for counts in self._counts), PRIOR_WEIGHT * prior_chance(0.5, 1)
+        return (seen + prior) / (sum(self._totals) + PRIOR_WEIGHT)
+
+    def observe(self, best_q: float, rank: int | None) -> None:
+        """The target's token was the one of this rank; None: it was not among the guesses."""
+        place = bisect_right(Q_EDGES, best_q)
+        if rank is not None and rank <= RANKS:
+            self._counts[place][rank - 1] += 1
+        self._totals[place] += 1
+        if self._totals[place] >= MEMORY:
+            self._counts[place] = [count / 2 for count in self._counts[place]]
+            self._totals[place] /= 2
+
+
+def prior_chance(best_q: float, rank: int) -> float:
+    """Before anything is known: the best is right the more often the surer it is, the rest halves by rank."""
+    first = 0.4 + 0.55 * best_q
+    return first if rank == 1 else (1 - first) * 0.5 ** (rank - 1)

@@ -1,0 +1,149 @@
+"""What a drafter draws after one token: the tokens it proposes, and its guesses at the target's own.
+
+Coupled acceptance: draft and target race the same noise, so one ranking serves for both; a node's
+children are the best of it (`exactness` §1a). Greedy: the noise is absent and the ranking is that
+of the plain scores.
+
+Rejection and block acceptance: the proposed token is drawn from exactly the float32 values that are
+sent, with the key of the round that will carry it. The target draws its bonus from the same stream
+and key, and the token after a rejection from the residual stream, so the drafter's race of q, there
+without the rejected token, is its guess at each (`exactness` §1b).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.noise import Stream, race, race_best
+from paceline.sampling import processed_scores, sparse_support, support_scores
+from paceline.types import Acceptance, NoiseKey, SamplingParams, SparseDistribution
+
+Row = NDArray[np.float32]
+"""[V]: logits or scores after one token."""
+
+PLAIN = SamplingParams(temperature=1.0)
+_TINY = float(np.finfo(np.float32).tiny)
+
+
+class NextToken(NamedTuple):
+    """A token that may come next, and its q; under greedy decoding the plain softmax, as a confidence."""
+
+    token: int
+    q: float
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """What is kept of one row of logits: the best of its race, and the support that tokens are drawn from."""
+
+    ranked: tuple[NextToken, ...] = ()
+    support: SparseDistribution | None = None
+
+
+class Draws(Protocol):
+    """A session's draws. Positions are absolute indices of the token drawn; a round key is a base length."""
+
+    pre_drawn: bool
+    """Whether what is proposed was drawn with the key of its round, and no choice may look at it."""
+
+    def read(self, logits: Row, position: int, count: int) -> Law:
+        """Keep what one row of logits [V] says of the token at `position`, `count` ranks of it."""
+
+    def proposed(self, law: Law, width: int, position: int, round_key: int) -> Sequence[NextToken]:
+        """The children that a node gets in the round of that key, best first; at most `width`."""
+
+    def ranking(
+        self, law: Law, proposed: Sequence[int], count: int, position: int, round_key: int
+    ) -> Sequence[NextToken]:
+        """Guesses at the target's own token where `proposed` tokens are verified, best first."""
+
+
+@dataclass(frozen=True)
+class CoupledDraws:
+    """Draws with noise by position alone."""
+
+    sampling: SamplingParams
+    noise: NoiseKey
+    pre_drawn = False
+
+    def read(self, logits: Row, position: int, count: int) -> Law:  # noqa: D102
+        if self.sampling.greedy:
+            return Law(_best_of(logits, count))
+        scores = processed_scores(logits[np.newaxis], self.sampling)[0]
+        return Law(_with_q(scores, race_best(scores, count, self.noise, Stream.DRAFT, position)))
+
+    def proposed(self, law: Law, width: int, position: int, round_key: int) -> Sequence[NextToken]:  # noqa: D102
+        return law.ranked[:width]
+
+    def ranking(  # noqa: D102
+        self, law: Law, proposed: Sequence[int], count: int, position: int, round_key: int
+    ) -> Sequence[NextToken]:
+        return law.ranked
+
+
+@dataclass(frozen=True)
+class PreDrawnDraws:
+    """Draws with the key of the round that carries them: chains only."""
+
+    sampling: SamplingParams
+    noise: NoiseKey
+    vocab_size: int
+    pre_drawn = True
+
+    def read(self, logits: Row, position: int, count: int) -> Law:  # noqa: D102
+        support = sparse_support(processed_scores(logits[np.newaxis], self.sampling)[0])
+        return Law(_best_of(logits, count) if self.sampling.greedy else (), support)
+
+    def proposed(self, law: Law, width: int, position: int, round_key: int) -> Sequence[NextToken]:  # noqa: D102
+        assert law.support is not None, "read above"
+        token = race(self._scores(law), self.noise, Stream.DRAFT, position, round_key)
+        return (NextToken(token, law.support.probability(token)),)
+
+    def ranking(  # noqa: D102
+        self, law: Law, proposed: Sequence[int], count: int, position: int, round_key: int
+    ) -> Sequence[NextToken]:
+        assert law.support is not None, "read above"
+        q = dict(zip(law.support.token_ids, law.support.probabilities, strict=True)) | dict(law.ranked)
+        first = tuple(NextToken(token, q.get(token, _TINY)) for token in proposed)
+        if law.ranked:
+            return (*first, *(each for each in law.ranked if each.token not in proposed))
+        scores = self._scores(law)
+        scores[list(proposed)] = -np.inf
+        if not np.isfinite(scores.max()):
+            return first
+        stream = Stream.RESIDUAL if proposed else Stream.DRAFT
+        others = race_best(scores, count, self.noise, stream, position, round_key)
+        return (*first, *(NextToken(token, q[token]) for token in others))
+
+    def _scores(self, law: Law) -> NDArray[np.float64]:
+        assert law.support is not None, "read above"
+        return support_scores(law.support, self.vocab_size)
+
+
+def draws_of(acceptance: Acceptance, sampling: SamplingParams, noise: NoiseKey, vocab_size: int) -> Draws:
+    """The draws of a session."""
+    if acceptance is Acceptance.COUPLED:
+        return CoupledDraws(sampling, noise)
+    return PreDrawnDraws(sampling, noise, vocab_size)
+
+
+def _best_of(logits: Row, count: int) -> tuple[NextToken, ...]:
+    """The largest logits, the lowest id among equals first, with the plain softmax as q."""
+    scores = processed_scores(logits[np.newaxis], PLAIN)[0]
+    least = np.partition(scores, -count)[-count] if count < scores.size else -np.inf
+    ids = np.flatnonzero((scores >= least) & (scores > -np.inf))
+    order = np.argsort(-scores[ids], kind="stable")[:count]
+    return _with_q(scores, ids[order].tolist())
+
+
+def _with_q(scores: Row, token_ids: Sequence[int]) -> tuple[NextToken, ...]:
+    """The softmax of some ids: float32 terms will do, since nothing is drawn from these values."""
+    weights = np.exp(scores - scores.max())
+    q = weights[list(token_ids)] / weights.sum(dtype=np.float64)
+    q = np.clip(q, _TINY, 1.0).astype(np.float32)
+    return tuple(NextToken(token, value) for token, value in zip(token_ids, q.tolist(), strict=True))

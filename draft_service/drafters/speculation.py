@@ -1,0 +1,246 @@
+"""The outcomes of the round under verification, and the proposals prepared for them, most probable first.
+
+An outcome is an accepted node and the token that follows it, so it is a node of the tree too: a
+child, not proposed, of a node that is. Its proposal is the branch below it. What to compute next is
+always the most probable node that would add to a branch, by the product of chances along its path.
+
+Rejection and block acceptance: branches that hang from one accepted node share their noise, so how
+far one is drafted must not depend on what another drew (`exactness` §3: a branch length chosen by
+shared noise is biased). Their order therefore looks at the outcomes' chances and at depth, never at
+what a branch holds, and they begin with no row of theirs computed.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from draft_service.drafters.branch import Branch, Odds
+from draft_service.drafters.calibration import Calibration
+from draft_service.drafters.draws import Draws
+from draft_service.drafters.interface import Prepared
+from draft_service.drafters.shape import Shape
+from draft_service.drafters.tree import DraftTree, Node
+from paceline.types import ROOT
+
+GIVEN_CHANCE = 0.3
+"""Chance of a verified token that the ranking does not hold, or that nothing is known of yet."""
+WORTHLESS = 1e-3
+"""Nodes less probable than this are not computed."""
+
+
+@dataclass(eq=False)
+class _Prepared:
+    """An outcome's branch; `queued` of its nodes were queued, `floor` is the chance of the last of them."""
+
+    node: int
+    weight: float
+    branch: Branch
+    floor: float
+    queued: int = ROOT
+    proposal_id: int = 0
+    dropped: bool = False
+
+
+@dataclass(order=True)
+class _Entry:
+    """A node whose row is wanted; without an outcome it is verified itself."""
+
+    urgency: float
+    order: int
+    node: Node = field(compare=False)
+    outcome: _Prepared | None = field(compare=False, default=None)
+
+
+class Speculation:
+    """What one session prepares while a round is verified.
+
+    Args:
+        tree: the session's; its root is the last committed token.
+        verified: the round's nodes, in the proposal's order.
+        fan_out: most outcomes for each of them.
+        ranks: guesses looked at behind each of them.
+        shape_below: the shape of a proposal that hangs from a node.
+        next_id: makes proposal ids.
+        longest: tokens after which nothing is drafted.
+    """
+
+    def __init__(
+        self,
+        tree: DraftTree,
+        verified: Sequence[Node],
+        fan_out: int,
+        ranks: int,
+        draws: Draws,
+        calibration: Calibration,
+        shape_below: Callable[[Node], Shape],
+        next_id: Callable[[], int],
+        drafter: str,
+        longest: int,
+    ) -> None:
+        self.tree = tree
+        self._fan_out, self._ranks, self._longest = fan_out, ranks, longest
+        self._draws, self._calibration = draws, calibration
+        self._shape_below, self._next_id, self._drafter = shape_below, next_id, drafter
+        self._indices = {node: index for index, node in reversed(list(enumerate(verified)))} | {tree.root: ROOT}
+        self._proposed = _children_among(verified)
+        self._chances: dict[Node, float] = {}
+        self._rankings: dict[Node, tuple[float, tuple[int, ...]]] = {}
+        self._outcomes: dict[Node, _Prepared] = {}
+        self._queue: list[_Entry] = []
+        self._taken: list[_Entry] = []
+        self._grown: dict[_Prepared, None] = {}
+        self._orders = 0
+        self._reach(tree.root, 1.0)
+
+    @property
+    def done(self) -> bool:
+        """Whether there is nothing left to compute."""
+        return not self._queue and not (self.tree.lag and self._may_compute(self.tree.root))
+
+    @property
+    def best(self) -> float:
+        """Chance of the node that is to be computed next; 0: there is none."""
+        while self._queue and self._queue[0].outcome is not None and self._queue[0].outcome.dropped:
+            heapq.heappop(self._queue)
+        return -self._queue[0].urgency if self._queue else 0.0
+
+    def take(self) -> Node:
+        """The most probable node; its row must be computed in this step."""
+        entry = heapq.heappop(self._queue)
+        self._taken.append(entry)
+        return entry.node
+
+    def make_room(self) -> bool:
+        """Drop the rows of the least probable outcome, if the next node is more probable; returns whether it was."""
+        busy = {entry.outcome for entry in self._taken}
+        held = [each for each in self._outcomes.values() if each.branch.root.row is not None and each not in busy]
+        least = min(held, key=lambda each: each.weight, default=None)
+        if least is None or least.weight >= self.best:
+            self._queue.clear()
+            return False
+        least.dropped = True
+        self.tree.free(least.branch.root)
+        return True
+
+    def absorb(self) -> None:
+        """The rows of a step are computed: go on from them."""
+        taken, self._taken = self._taken, []
+        if self.tree.root not in self._rankings and self.tree.root.law is not None:
+            self._expand(self.tree.root)
+        for entry in taken:
+            if entry.outcome is None:
+                self._expand(entry.node)
+            else:
+                self._grow(entry.outcome)
+
+    def take_grown(self) -> list[Prepared]:
+        """The proposals that have grown since the last call, most probable outcomes first."""
+        grown, self._grown = list(self._grown), {}
+        grown.sort(key=lambda each: -each.weight)
+        return [self._read(each) for each in grown if not each.dropped]
+
+    def branch_below(self, node: Node) -> Branch | None:
+        """The branch of the outcome that is this node."""
+        outcome = self._outcomes.get(node)
+        return None if outcome is None else outcome.branch
+
+    def learn(self, token_ids: Sequence[int]) -> None:
+        """See at which ranks the committed tokens stood."""
+        node = self.tree.root
+        for token in token_ids:
+            known = self._rankings.get(node)
+            if known is None:
+                return
+            best, ranking = known
+            self._calibration.observe(best, ranking.index(token) + 1 if token in ranking else None)
+            child = node.children.get(token)
+            if child is None:
+                return
+            node = child
+
+    def _reach(self, node: Node, chance: float) -> None:
+        """Take a verified node in, with the chance that it is accepted, and what hangs from it."""
+        self._chances[node] = chance
+        if node.law is not None:
+            self._expand(node)
+            return
+        if node is not self.tree.root:
+            self._push(node, chance, None)
+        for child in self._proposed.get(node, ()):
+            self._reach(child, chance * GIVEN_CHANCE)
+
+    def _expand(self, node: Node) -> None:
+        """List the outcomes behind a verified node whose row is computed."""
+        assert node.law is not None, "its row is computed"
+        proposed = {child.token: child for child in self._proposed.get(node, ())}
+        ranking = self._draws.ranking(
+            node.law, tuple(proposed), self._ranks, node.position + 1, self.tree.root.position
+        )
+        best, above = ranking[0].q, self._chances[node]
+        self._rankings[node] = best, tuple(token for token, _ in ranking)
+        outcomes = 0
+        for rank, (token, _) in enumerate(ranking, start=1):
+            chance = above * self._calibration.chance(best, rank)
+            if token in proposed:
+                self._reach_once(proposed.pop(token), chance)
+            elif outcomes < self._fan_out:
+                outcomes += 1
+                self._prepare(node, token, chance)
+        for child in proposed.values():
+            self._reach_once(child, above * GIVEN_CHANCE)
+
+    def _reach_once(self, node: Node, chance: float) -> None:
+        if node not in self._chances:
+            self._reach(node, chance)
+
+    def _prepare(self, node: Node, token: int, weight: float) -> None:
+        root = node.child(token)
+        branch = Branch(root, self._shape_below(root), self._draws, self._odds())
+        outcome = self._outcomes[root] = _Prepared(self._indices[node], weight, branch, weight)
+        if branch.nodes:
+            self._grown[outcome] = None
+        self._queue_nodes(outcome)
+
+    def _grow(self, outcome: _Prepared) -> None:
+        if outcome.branch.grow():
+            self._grown[outcome] = None
+        self._queue_nodes(outcome)
+
+    def _queue_nodes(self, outcome: _Prepared) -> None:
+        """Queue what would add to a branch; in its own order, since a node out of turn adds nothing."""
+        branch = outcome.branch
+        for index in branch.wanted():
+            if index >= outcome.queued:
+                outcome.floor = min(outcome.floor, outcome.weight * branch.chance(index))
+                outcome.queued = index + 1
+                self._push(branch.node(index), outcome.floor, outcome)
+
+    def _push(self, node: Node, chance: float, outcome: _Prepared | None) -> None:
+        if chance >= WORTHLESS and self._may_compute(node):
+            self._orders += 1
+            heapq.heappush(self._queue, _Entry(-chance, self._orders, node, outcome))
+
+    def _may_compute(self, node: Node) -> bool:
+        return node.position < self._longest
+
+    def _odds(self) -> Odds:
+        if not self._draws.pre_drawn:
+            return self._calibration.chance
+        average = self._calibration.average()
+        return lambda best, rank: average
+
+    def _read(self, outcome: _Prepared) -> Prepared:
+        outcome.proposal_id = outcome.proposal_id or self._next_id()
+        proposal = outcome.branch.proposal(outcome.proposal_id, self._drafter)
+        return Prepared(outcome.node, outcome.branch.root.token, proposal)
+
+
+def _children_among(verified: Sequence[Node]) -> dict[Node, list[Node]]:
+    """The verified nodes below each node, each once."""
+    found: dict[Node, list[Node]] = {}
+    for node in dict.fromkeys(verified):
+        assert node.parent is not None, "verified nodes hang from the root"
+        found.setdefault(node.parent, []).append(node)
+    return found

@@ -1,0 +1,155 @@
+"""One session's tree of tokens behind the committed ones, and which of its rows the engine holds. Pure.
+
+The tree hangs from the last committed token. A node is a token after a path; its row, once computed,
+is computed for good: a commit moves the root down, the rows on the way join the trunk, what still
+hangs from the root stays, and the rest is dropped when the next step compacts the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from draft_service.drafters.draws import Law
+from paceline.engine.interface import StepItem
+from paceline.types import ROOT
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """A token at an absolute `position`.
+
+    `row` is where the engine holds it and `law` what its logits said of the next token; both are
+    None until its row is computed, which it can be only behind its parent's.
+    """
+
+    token: int
+    position: int
+    parent: Node | None = field(default=None, repr=False)
+    row: int | None = None
+    law: Law | None = field(default=None, repr=False)
+    children: dict[int, Node] = field(default_factory=dict, repr=False)
+
+    def child(self, token: int) -> Node:
+        """The node of `token` after this one, made if it is new."""
+        found = self.children.get(token)
+        if found is None:
+            found = self.children[token] = Node(token, self.position + 1, self)
+        return found
+
+    def subtree(self) -> Iterator[Node]:
+        """This node and all below it."""
+        stack = [self]
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+
+class DraftTree:
+    """The tree of one session and the layout of its rows.
+
+    Invariant: engine rows [0, `_trunk`) hold `committed[:_trunk]`. Then, wherever the last step put
+    them, come `_joined`, the computed nodes that were committed since, and `_kept`, the computed
+    nodes below the root, parents first. `_kept` is empty unless the root's row is computed.
+    """
+
+    def __init__(self, session: int, prefix: Sequence[int], max_rows: int) -> None:
+        self.committed = list(prefix)
+        self.root = Node(prefix[-1], len(prefix) - 1)
+        self._session = session
+        self._max_rows = max_rows
+        self._prefix_length = len(prefix)
+        self._trunk = 0
+        self._joined: list[Node] = []
+        self._kept: list[Node] = []
+
+    @property
+    def lag(self) -> int:
+        """Committed tokens whose rows are not computed; 0: the root's is."""
+        return len(self.committed) - self._trunk - len(self._joined)
+
+    @property
+    def in_prefix(self) -> bool:
+        """Whether rows of the prefix that the session was opened with are still to be computed."""
+        return self._trunk < self._prefix_length
+
+    @property
+    def room(self) -> int:
+        """Rows that the tree can still take."""
+        return self._max_rows - len(self.committed) - len(self._kept)
+
+    def commit(self, token_ids: Sequence[int]) -> None:
+        """Append committed tokens and move the root to the last of them."""
+        for token in token_ids:
+            self.root = self.root.child(token)
+            self.committed.append(token)
+            if self.root.row is not None:
+                self._joined.append(self.root)
+        self.root.parent = None
+        self._drop_all_but(set(self.root.subtree()))
+
+    def free(self, node: Node) -> None:
+        """Drop the rows of a node and of all below it; the tokens stay, as tokens to be computed."""
+        dropped = set(node.subtree())
+        for each in dropped:
+            each.row = each.law = None
+        self._drop_all_but({each for each in self._kept if each not in dropped})
+
+    def forget(self) -> None:
+        """Drop everything behind the committed tokens, and what the last of them said of the next."""
+        if not self.lag:
+            if self._joined:
+                self._joined.pop()
+            else:
+                self._trunk -= 1
+        self._kept = []
+        self.root = Node(self.committed[-1], len(self.committed) - 1)
+
+    def item(self, lag_rows: int, nodes: Sequence[Node]) -> StepItem:
+        """The step that computes the next `lag_rows` committed tokens, then `nodes`, parents first.
+
+        Logits are asked for after the root, if the step reaches it, and after each node, in this
+        order. Nodes need the root's row: computed before, or the last of the lag.
+        """
+        reaches_root = 0 < lag_rows == self.lag
+        assert not nodes or reaches_root or not self.lag, "nodes hang from the root"
+        kept_rows = tuple(node.row for node in (*self._joined, *self._kept) if node.row is not None)
+        trunk = self._trunk + len(self._joined)
+        base = trunk + len(self._kept)
+        item = StepItem(
+            session=self._session,
+            base_length=base,
+            token_ids=(*self.committed[trunk : trunk + lag_rows], *(node.token for node in nodes)),
+            parents=self._parents(lag_rows, nodes),
+            kept_rows=() if kept_rows == tuple(range(self._trunk, base)) else kept_rows,
+            logit_rows=tuple(range(lag_rows - reaches_root, lag_rows + len(nodes))),
+            trunk_length=trunk,
+        )
+        self._place(trunk + lag_rows, nodes)
+        return item
+
+    def _parents(self, lag_rows: int, nodes: Sequence[Node]) -> tuple[int, ...]:
+        """Parents of the tree rows of a step: the lag as a chain, the kept nodes, the new ones."""
+        tree = (*self._kept, *nodes)
+        places = {node: lag_rows + place for place, node in enumerate(tree)}
+        places[self.root] = lag_rows - 1 if lag_rows else ROOT
+        parents = (*range(-1, lag_rows - 1), *(places[_parent(node)] for node in tree))
+        return () if parents == tuple(range(-1, len(parents) - 1)) else parents
+
+    def _place(self, trunk: int, nodes: Sequence[Node]) -> None:
+        self._trunk = trunk
+        self._joined = []
+        self._kept += nodes
+        if not self.lag:
+            self.root.row = trunk - 1
+        for row, node in enumerate(self._kept, start=trunk):
+            node.row = row
+
+    def _drop_all_but(self, living: set[Node]) -> None:
+        self._kept = [node for node in self._kept if node in living]
+
+
+def _parent(node: Node) -> Node:
+    assert node.parent is not None, "only the root has none"
+    return node.parent

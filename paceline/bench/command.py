@@ -1,0 +1,201 @@
+"""`paceline bench …`: options read and checked, progress shown, reports written.
+
+Nothing is measured here, and nothing but typer and rich is imported before a
+command runs: the base installation lists these commands too.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from paceline.config import DEFAULT_MODEL
+from paceline.errors import InvalidInput, PacelineError
+from paceline.types import Acceptance, require
+
+if TYPE_CHECKING:
+    from paceline.bench.groups import Group
+    from paceline.bench.speed import Pair, SpeedPlan, Variant
+
+bench = typer.Typer(help="Measure: speed beside target-only, and beside other systems.", no_args_is_help=True)
+
+REPORTS = Path("docs/reports")
+_DRAFTER_COMMA = re.compile(r",(?=(?:none|ngram|auto|model:))")
+
+Model = Annotated[str, typer.Argument(help="The target: a pulled model, a folder, a .gguf path or a table.")]
+Kinds = Annotated[
+    str | None, typer.Option("--kind", help="Kinds of prompt, with commas between.", show_default="all")
+]
+Pairs = Annotated[int, typer.Option(help="Of each kind, temperature and drafter; spread over the kind's prompts.")]
+TokensOption = Annotated[int, typer.Option(help="Tokens of each generation; end-of-text is ignored.")]
+Out = Annotated[Path, typer.Option(help="Folder of the reports.")]
+Name = Annotated[str, typer.Option(help="The reports are NAME-DATE.json and NAME-DATE.md.")]
+Seed = Annotated[int, typer.Option(help="Seed of the first pass; each pass adds one.")]
+
+
+def _example(*commands: str) -> str:
+    return "\n\n".join(["[bold]Example:[/bold]", *(f"[cyan]{command}[/cyan]" for command in commands)])
+
+
+@bench.command(
+    epilog=_example(
+        "paceline bench speed --drafter ngram --kind copy,code-edit --num-draft-tokens 8",
+        "paceline bench speed --drafter ngram,model:draft,auto --temperature 0,0.6,1 --out reports",
+    )
+)
+def speed(
+    model: Model = DEFAULT_MODEL,
+    drafter: Annotated[
+        str, typer.Option(help="none, ngram, model:PATH, auto, with commas between; none shows the run's own noise.")
+    ] = "ngram",
+    temperature: Annotated[str, typer.Option(help="Temperatures, with commas between; 0 is greedy.")] = "0",
+    kind: Kinds = None,
+    acceptance: Annotated[str, typer.Option(help="coupled, rejection, block, with commas between.")] = "coupled",
+    num_draft_tokens: Annotated[str, typer.Option(help="auto or numbers, with commas between.")] = "auto",
+    pairs: Pairs = 9,
+    tokens: TokensOption = 128,
+    seed: Seed = 0,
+    out: Out = REPORTS,
+    name: Name = "speed",
+    url: Annotated[
+        str | None, typer.Option(help="HOST:PORT of a running coordinator.", show_default="starts services")
+    ] = None,
+) -> None:
+    """Drafters beside target-only, interleaved through the same services, with the ceiling of each kind."""
+    need_engine("bench speed")
+    from paceline.bench.prompt_set import KINDS, load_prompts
+    from paceline.bench.speed import SpeedPlan
+
+    plan = SpeedPlan(
+        prompts=load_prompts(_listed(kind) if kind is not None else KINDS),
+        temperatures=tuple(_number("temperature", text) for text in _listed(temperature)),
+        variants=_variants(drafter, acceptance, num_draft_tokens),
+        pairs=pairs,
+        tokens=tokens,
+        seed=seed,
+    )
+    console = Console(stderr=True, soft_wrap=True)
+    with _groups(model, plan.drafters, url, console) as groups:
+        report = _run_speed(model, plan, groups, out, name, console)
+    typer.echo(f"report: {report}")
+
+
+def need_engine(command: str) -> None:
+    """Refuse a command that this installation can't run, saying what to install."""
+    from paceline.doctor import has_engine
+
+    if not has_engine():
+        raise PacelineError(f"`paceline {command}` needs the engine: pip install 'paceline[engine]'")
+
+
+def _run_speed(model: str, plan: SpeedPlan, groups: dict[str, Group], out: Path, name: str, console: Console) -> Path:
+    from paceline.bench.environment import describe, load_average
+    from paceline.bench.reports import write_report
+    from paceline.bench.speed import run_speed
+    from paceline.bench.speed_report import Costs, speed_json, speed_markdown, speed_rows
+
+    facts = describe() | {
+        "model": model,
+        "pairs of each row": str(plan.pairs),
+        "tokens of each generation": str(plan.tokens),
+        "compute threads": "; ".join(f"{group.name}: {group.split}" for group in groups.values()),
+        "load average before": load_average(),
+    }
+    done: list[Pair] = []
+    try:
+        with progress_bar(console, "pairs", len(plan)) as advance:
+
+            def note(pair: Pair) -> None:
+                done.append(pair)
+                advance(f"{pair.turn.prompt.kind} T={pair.turn.temperature:g} {pair.turn.variant.name}")
+
+            run_speed(plan, groups, note)
+    finally:  # what was measured before a failure or Ctrl-C is worth its report
+        if done:
+            costs = Costs.of(done, groups)
+            rows = speed_rows(done, costs)
+            values = speed_json(facts, rows, done, costs)
+            written = write_report(out, name, values, speed_markdown(facts, rows, costs))
+    return written
+
+
+@contextmanager
+def _groups(model: str, drafters: Sequence[str], url: str | None, console: Console) -> Iterator[dict[str, Group]]:
+    from paceline.bench.groups import connect, start_groups
+    from paceline.models import resolve
+
+    if url is not None:
+        with connect(url, drafters) as groups:
+            yield groups
+        return
+    resolve(model)
+    with (
+        tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder,
+        start_groups(model, drafters, Path(folder), lambda line: console.print(line, style="dim")) as groups,
+    ):
+        yield groups
+
+
+@contextmanager
+def progress_bar(console: Console, what: str, total: int) -> Iterator[Callable[[str], None]]:
+    """A bar of `total` steps; call what it yields after each, with what was done."""
+    columns: list[Any] = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()]
+    columns += [TimeElapsedColumn(), TimeRemainingColumn()]
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda done: progress.update(task, advance=1, description=done)
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def split_drafters(text: str) -> tuple[str, ...]:
+    """Drafters of a list; commas inside a table model's name are its own.
+
+    Raises:
+        InvalidInput: one that `paceline serve` doesn't know.
+    """
+    found = tuple(part.strip() for part in _DRAFTER_COMMA.split(text))
+    for one in found:
+        known = one in ("none", "ngram", "auto") or one.startswith(("model:", "auto:"))
+        require(known, "drafter", one, "none, ngram, model:PATH or auto")
+    return tuple(dict.fromkeys(found))
+
+
+def _variants(drafters: str, acceptances: str, num_draft_tokens: str) -> tuple[Variant, ...]:
+    from paceline.bench.speed import Variant
+
+    counts = [None if text == "auto" else _count("num_draft_tokens", text) for text in _listed(num_draft_tokens)]
+    return tuple(
+        Variant(drafter, _acceptance(acceptance), count)
+        for drafter in split_drafters(drafters)
+        for acceptance in _listed(acceptances)
+        for count in counts
+    )
+
+
+def _acceptance(text: str) -> Acceptance:
+    known = [one.value for one in Acceptance]
+    require(text in known, "acceptance", text, f"one of {', '.join(known)}")
+    return Acceptance(text)
+
+
+def _number(field: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise InvalidInput.of(field, text, "numbers with commas between") from error
+
+
+def _count(field: str, text: str) -> int:
+    require(text.isdecimal(), field, text, "auto or numbers with commas between")
+    return int(text)
