@@ -67,16 +67,22 @@ def table_of(spec: TableSpec) -> Table:
     return np.stack([model.context(row) for row in range(spec.contexts)])
 
 
+def chances(ranks: NDArray[np.int64], guesses: int) -> tuple[float, float]:
+    """How often the target's token is among so many guesses: after accepted tokens, and after a mismatch."""
+    wrong = ranks[ranks > 1]
+    return float((ranks <= guesses).mean()), float((wrong <= 1 + guesses).mean())
+
+
 def columns(target: Table, draft: Table, ranks: NDArray[np.int64]) -> Columns:
     """The columns of a pair; `ranks` are the target's tokens' ranks under shared noise, 1 the best."""
     p, q = _softmax(target), _softmax(draft)
-    wrong = ranks[ranks > 1]
+    guessed = [chances(ranks, m) for m in GUESSES]
     likeliest = np.argsort(-q, axis=1)[:, : max(GUESSES)]
     mass = np.take_along_axis(p, likeliest, axis=1).cumsum(axis=1).mean(axis=0)
     return Columns(
         overlap=float(np.minimum(p, q).sum(axis=1).mean()),
-        best=tuple(float((ranks <= m).mean()) for m in GUESSES),
-        after_mismatch=tuple(float((wrong <= 1 + m).mean()) for m in GUESSES),
+        best=tuple(bonus for bonus, _ in guessed),
+        after_mismatch=tuple(recovered for _, recovered in guessed),
         top=tuple(float(mass[m - 1]) for m in GUESSES),
     )
 
