@@ -16,10 +16,10 @@ from paceline.supervisor import ServiceProcess, write_config
 from paceline.types import Acceptance, GenerateRequest, Provenance, SamplingParams, SpeculationSettings
 from tests.e2e.cluster import ENVIRONMENT, Cluster, eventually
 
-TIMED = "table:vocab=64,seed=1,step_ms=8"
+TIMED = "table:vocab=64,seed=1,step_ms=30"
 NEAR = "table:vocab=64,seed=1,noise=0.3,step_ms=1"
 USELESS = "table:vocab=64,seed=1,invert=1,step_ms=1"
-SLOW = "table:vocab=64,seed=1,noise=0.3,step_ms=40"
+SLOW = "table:vocab=64,seed=1,noise=0.3,step_ms=150"
 LENGTH = 96
 
 
@@ -137,7 +137,7 @@ async def test_a_draft_slower_than_the_target_is_not_waited_for(tmp_path: Path) 
             await client.generate(request(SpeculationSettings()))
             settled = await client.generate(request(SpeculationSettings(), max_new_tokens=200))
     assert settled.token_ids[:LENGTH] == plain.token_ids
-    waited = [record for record in settled.stats.records if record.draft_wait_ms > 20]
+    waited = [record for record in settled.stats.records if record.draft_wait_ms > 75]
     assert len(waited) < 0.1 * settled.stats.rounds
 
 
