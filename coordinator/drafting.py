@@ -137,8 +137,8 @@ class Drafting:
         room = max(0, min(sequence.room - 1, MAX_PATH))
         if self._off or not room:
             return TARGET_ONLY
-        if self._cached is not None and _depth(self._cached.proposal) > room:
-            self._cached = None
+        if self._cached is not None and self._cached.proposal is not None:
+            self._cached = replace(self._cached, proposal=self._cached.proposal.within(room))
         if self._fixed is not None:
             return self._fixed_plan(min(self._fixed, room))
         return self._policy.plan(
@@ -179,7 +179,3 @@ class Drafting:
         certain = (1.0,) * k
         supports = () if self._coupled else tuple(SparseDistribution((token,), (1.0,)) for token in token_ids)
         return Proposal(1 + self._rounds, token_ids, certain, supports=supports, drafter=NGRAM)
-
-
-def _depth(proposal: Proposal | None) -> int:
-    return max(proposal.depths, default=0) if proposal is not None else 0

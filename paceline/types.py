@@ -227,6 +227,11 @@ class Proposal:
             supports=self.supports[:nodes],
         )
 
+    def within(self, depth: int) -> Proposal:
+        """The first nodes, up to the first that is deeper; itself if none is."""
+        deeper = (node for node, at in enumerate(self.depths) if at > depth)
+        return self.first(next(deeper, len(self)))
+
     def path(self, node: int) -> tuple[int, ...]:
         """Node indices from the root's child down to `node`; empty for `ROOT`."""
         nodes: list[int] = []

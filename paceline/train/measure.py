@@ -98,7 +98,8 @@ def measure_drafts(wanted: MeasureDrafts, console: Console) -> dict[str, Measure
     Raises:
         PacelineError: unreadable data, a draft of another target.
     """
-    folders = {name: Path(resolve_draft(name, wanted.target)) for name in wanted.drafts}
+    folders = {_shown(name): Path(resolve_draft(name, wanted.target)) for name in wanted.drafts}
+    require(len(folders) == len(wanted.drafts), "drafts", wanted.drafts, "folders of different names")
     set_threads(wanted.engine.threads)
     warm_up()
     target = load_engine(wanted.target, wanted.engine)
@@ -196,8 +197,13 @@ def _origin(made: DraftManifest) -> str:
 
 
 def command_line() -> str:
-    """This process's command; of absolute paths the last part."""
-    return " ".join(Path(word).name if Path(word).is_absolute() else word for word in sys.argv)
+    """This process's command, its absolute paths cut short."""
+    return " ".join(_shown(word) for word in sys.argv)
+
+
+def _shown(word: str) -> str:
+    """Of an absolute path the last part: reports and manifests leave the machine that they were made on."""
+    return Path(word).name if Path(word).is_absolute() else word
 
 
 def versions() -> dict[str, str]:

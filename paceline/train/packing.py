@@ -7,6 +7,8 @@ from enum import StrEnum
 
 import torch
 
+from paceline.types import require
+
 _SCALE = ".scale"
 _LARGEST = 127
 
@@ -37,9 +39,19 @@ def pack(weights: Mapping[str, torch.Tensor], form: WeightFormat) -> Tensors:
 
 
 def unpack(tensors: Mapping[str, torch.Tensor]) -> Tensors:
-    """What `pack` was given, as close as its format allows: float32 where it was int8, else as stored."""
-    return {
-        name: tensor.float() * tensors[name + _SCALE] if tensor.dtype == torch.int8 else tensor
-        for name, tensor in tensors.items()
-        if not name.endswith(_SCALE)
-    }
+    """What `pack` was given, as close as its format allows: float32 where it was int8, else as stored.
+
+    Raises:
+        InvalidInput: a row's scale is missing or of another shape.
+    """
+    return {name: _unpacked(name, tensors) for name in tensors if not name.endswith(_SCALE)}
+
+
+def _unpacked(name: str, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    stored = tensors[name]
+    if stored.dtype != torch.int8:
+        return stored
+    scale = tensors.get(name + _SCALE, torch.empty(0))
+    wanted = (len(stored), 1)
+    require(tuple(scale.shape) == wanted, f"weights {name}{_SCALE}", tuple(scale.shape), f"of shape {wanted}")
+    return stored.float() * scale

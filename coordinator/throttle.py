@@ -1,0 +1,143 @@
+"""How freely all requests of a coordinator may draft, judged by what comes out: tokens a second at this load. Pure.
+
+The policy's estimates are of one request; what drafting takes from all the others (a core that the
+services share, a draft service in a queue) shows in the sum alone. So the sum is measured in windows,
+a mean for each level at each number of running requests; the best level is used, and the others are
+looked at again within `PROBE_SHARE` of the time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from coordinator.estimates import Mean
+
+WINDOW_ROUNDS = 32
+"""Fewest rounds of a window; under load: so many for each running request."""
+ROUNDS_PER_REQUEST = 3
+PROBE_SHARE = 0.01
+"""Share of the time that looking at other levels may take, once each has been looked at."""
+HOPELESS = 1.5
+"""A look at another level ends early when it takes so many times as long as the best level would."""
+REMEMBERED = 8.0
+"""Windows that a mean remembers."""
+
+
+class Level(IntEnum):
+    """What requests that follow the policy may use."""
+
+    NONE = 0
+    NGRAM = 1
+    FULL = 2
+
+
+@dataclass
+class _Load:
+    """What is known at one number of running requests, roughly."""
+
+    rates: dict[Level, Mean] = field(default_factory=dict)
+    level: Level = Level.FULL
+    best_ms: float = 0.0
+    """Time at the best level since the last look at another."""
+    probe_ms: float = 0.0
+    """What that look took."""
+    looks: int = 0
+
+    def best(self) -> Level:
+        """The level with most tokens a second so far; of equals, the freest."""
+        return max(self.rates, key=lambda level: (self.rates[level].value, level))
+
+
+class Throttle:
+    """One per coordinator; times are the caller's clock, milliseconds."""
+
+    def __init__(self) -> None:
+        self._loads: dict[int, _Load] = {}
+        self._running = self._free = self._off = 0
+        self._began: float | None = None
+        self._tokens = self._rounds = 0
+
+    @property
+    def level(self) -> Level:
+        """What requests may use now."""
+        return self._load().level
+
+    def enter(self, now: float, *, follows: bool, off: bool) -> None:
+        """A request begins; `follows`: it leaves its drafting to the policy, `off`: it is target-only."""
+        self._count(1, follows=follows, off=off)
+        self._restart(now)
+
+    def leave(self, now: float, *, follows: bool, off: bool) -> None:
+        """A request has ended."""
+        self._count(-1, follows=follows, off=off)
+        self._restart(now)
+
+    def add(self, committed: int, now: float) -> None:
+        """Count a round of any request."""
+        if self._began is None:
+            self._restart(now)
+            return
+        self._tokens += committed
+        self._rounds += 1
+        elapsed = now - self._began
+        measured = self._measured_level()
+        if measured is None or elapsed <= 0:
+            return
+        load = self._load()
+        whole = self._rounds >= max(WINDOW_ROUNDS, ROUNDS_PER_REQUEST * self._running)
+        if whole or self._is_hopeless(load, measured, elapsed):
+            self._close(load, measured, elapsed)
+            self._restart(now)
+
+    def _count(self, change: int, *, follows: bool, off: bool) -> None:
+        self._running += change
+        self._free += change * (follows and not off)
+        self._off += change * off
+
+    def _load(self) -> _Load:
+        """Loads are told apart by powers of two; a new one begins with the level of the next smaller."""
+        size = self._running.bit_length()
+        if size not in self._loads:
+            smaller = [other for other in self._loads if other < size]
+            level = self._loads[max(smaller)].level if smaller else Level.FULL
+            self._loads[size] = _Load(level=level)
+        return self._loads[size]
+
+    def _measured_level(self) -> Level | None:
+        """The level that this window tells of; None: requests differ."""
+        if self._off == self._running:
+            return Level.NONE
+        return self._load().level if self._free == self._running else None
+
+    def _is_hopeless(self, load: _Load, measured: Level, elapsed: float) -> bool:
+        best = load.rates.get(load.best()) if load.rates else None
+        if best is None or measured == load.best() or self._rounds < self._running:
+            return False
+        return self._tokens < best.value * elapsed / HOPELESS and elapsed > WINDOW_ROUNDS / 4 / best.value
+
+    def _close(self, load: _Load, measured: Level, elapsed: float) -> None:
+        rate = self._tokens / elapsed
+        load.rates.setdefault(measured, Mean(rate, 0.0, limit=REMEMBERED)).add(rate)
+        if measured != load.level:
+            return
+        if measured == load.best():
+            load.best_ms += elapsed
+        else:
+            load.best_ms, load.probe_ms = 0.0, elapsed
+        load.level = self._next_level(load)
+
+    def _next_level(self, load: _Load) -> Level:
+        """A level that was never seen, one that is due to be seen again, or the best."""
+        unseen = [level for level in Level if level not in load.rates]
+        if unseen:
+            return unseen[-1]
+        if not load.best_ms or load.best_ms * PROBE_SHARE < load.probe_ms:
+            return load.best()
+        others = [level for level in Level if level != load.best()]
+        load.looks += 1
+        return others[load.looks % len(others)]
+
+    def _restart(self, now: float) -> None:
+        self._began = now if self._running else None
+        self._tokens = self._rounds = 0
