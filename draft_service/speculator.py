@@ -139,7 +139,7 @@ class Speculator:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            jobs, self._jobs = self._jobs, []
+            jobs, self._jobs = [job for job in self._jobs if job.wanted], []
             result = await self._executor.run(
                 run_turn, jobs, list(self._drafting.values()), list(self._speculating.values())
             )

@@ -23,6 +23,12 @@ class Job:
     run: Callable[[], int | None]
     opens: bool = False
     """Whether `run` opens the session and returns how many prefix tokens were reused."""
+    closes: bool = False
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there is still a session that it is for."""
+        return self.closes or not self.session.closed
 
 
 @dataclass
@@ -86,28 +92,25 @@ def speculate_job(task: SpeculationTask) -> Job:
 
 def close_job(session: DraftSession) -> Job:
     """Forget a session in its drafter."""
-    return Job(session, lambda: session.drafter.close(session.key))
+    return Job(session, lambda: session.drafter.close(session.key), closes=True)
 
 
 def run_turn(jobs: Sequence[Job], drafts: Sequence[DraftTask], speculations: Sequence[SpeculationTask]) -> TurnResult:
     """Apply the jobs, advance all work by one step for each drafter, and read what is done or has grown.
 
-    A job that fails fails its session alone; a step that fails fails the
-    sessions of that step alone.
+    What a job left ready is not kept waiting for a step. A job that fails fails
+    its session alone; a step that fails fails the sessions of that step alone.
     """
     result = TurnResult()
     for job in jobs:
         if job.session not in result.failures:
             _run(job, result)
+    _read(drafts, speculations, result)
+    if result.drafted or result.grown:
+        return result
     for drafter, group in _by_drafter(drafts, speculations, result).items():
         _advance(drafter, group, result)
-    now = time.monotonic()
-    for task in drafts:
-        if task.session not in result.failures and _is_over(task, now):
-            _read_draft(task, result)
-    for speculation in speculations:
-        if speculation.session not in result.failures and speculation.speculating is not None:
-            _read_grown(speculation, result)
+    _read(drafts, speculations, result)
     return result
 
 
@@ -158,6 +161,16 @@ def _advance(drafter: AnyDrafter, group: _Group, result: TurnResult) -> None:
     timings = StepTimings(forward_ms=step_ms, service_ms=step_ms, rows=rows, sessions=batch)
     for speculation in group.speculations:
         speculation.timings = timings
+
+
+def _read(drafts: Sequence[DraftTask], speculations: Sequence[SpeculationTask], result: TurnResult) -> None:
+    now = time.monotonic()
+    for task in drafts:
+        if task.session not in result.failures and _is_over(task, now):
+            _read_draft(task, result)
+    for speculation in speculations:
+        if speculation.session not in result.failures and speculation.speculating is not None:
+            _read_grown(speculation, result)
 
 
 def _is_over(task: DraftTask, now: float) -> bool:

@@ -8,59 +8,33 @@ and no row that a commit leaves in the tree is computed again.
 from __future__ import annotations
 
 import heapq
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from draft_service.drafters.branch import Branch
 from draft_service.drafters.calibration import Calibration
-from draft_service.drafters.draws import Draws, draws_of
+from draft_service.drafters.cost import StepCost
+from draft_service.drafters.draws import draws_of
 from draft_service.drafters.interface import DrafterManifest, DraftingContext
 from draft_service.drafters.names import MODEL
-from draft_service.drafters.shape import Shape, shape_of
 from draft_service.drafters.speculation import Speculation
-from draft_service.drafters.tree import DraftTree, Node
+from draft_service.drafters.state import SessionState
+from draft_service.drafters.tree import TREE_ROWS, DraftTree, Node
 from paceline.engine.interface import Engine, Logits, StepPlan
 from paceline.errors import InvalidInput
 from paceline.types import MAX_PROPOSAL_NODES, ROOT, Acceptance, DraftBudget, Proposal, Verifying
 
 SHORT_LAG = MAX_PROPOSAL_NODES + 1
 """A lag that one round can leave is caught up at once; prefixes and longer ones wait their turn."""
-TREE_ROWS = 3 * MAX_PROPOSAL_NODES
-"""Rows reserved for a session's tree: a proposal under verification, one being drafted, branches in the rest."""
 ROWS_PER_STEP = 16
-"""Rows up to which a step is filled with speculation."""
-MIN_RANKS = 8
-"""Guesses kept of every row, so that budgets can change without computing rows again."""
-
-
-@dataclass
-class _Session:
-    """`longest` is the number of tokens up to which it drafts, `proposed` the branch that a round can name."""
-
-    tree: DraftTree
-    context: DraftingContext
-    draws: Draws
-    longest: int
-    calibration: Calibration
-    ranks: int = MIN_RANKS
-    proposed: Branch | None = None
-    speculation: Speculation | None = None
-
-    def shape(self, budget: DraftBudget, root: Node) -> Shape:
-        """Of a proposal that hangs from `root`."""
-        return shape_of(budget, self.context.acceptance, self.longest - root.position - 1)
-
-    def need_ranks(self, ranks: int) -> None:
-        """Keep so many guesses of each row; rows of which fewer were kept are computed again."""
-        if ranks > self.ranks:
-            self.ranks = ranks
-            self.tree.forget()
+"""Most rows up to which a step is filled with speculation."""
 
 
 class ModelDrafting:
     """A proposal that a session waits for."""
 
-    def __init__(self, name: str, proposal_id: int, session: _Session, branch: Branch) -> None:
+    def __init__(self, name: str, proposal_id: int, session: SessionState, branch: Branch) -> None:
         self.session = session
         self.branch = branch
         self._name = name
@@ -85,26 +59,11 @@ class ModelDrafting:
         self.branch.grow()
 
 
-class ModelSpeculation:
-    """The branches that a session prepares while a round is verified."""
-
-    def __init__(self, session: _Session, speculation: Speculation) -> None:
-        self.session = session
-        self.take_grown = speculation.take_grown
-        self.absorb = speculation.absorb
-        self.outcomes = speculation
-
-    @property
-    def done(self) -> bool:
-        """Whether nothing can be added."""
-        return self.outcomes.done
-
-
 @dataclass
 class _Work:
     """What one session computes in a step."""
 
-    of: ModelDrafting | ModelSpeculation
+    of: ModelDrafting | Speculation
     lag_rows: int
     nodes: list[Node] = field(default_factory=list)
     reaches_root: bool = False
@@ -133,13 +92,16 @@ class ModelDrafter:
         *,
         reduced_vocabulary: bool = False,
         rows_per_step: int = ROWS_PER_STEP,
+        cost: StepCost | None = None,
     ) -> None:
         self.manifest = DrafterManifest(name, reduced_vocabulary=reduced_vocabulary, trees=True)
         self._engine = engine
         self._prefill_chunk = prefill_chunk
         self._rows_per_step = rows_per_step
+        self._cost = StepCost() if cost is None else cost
         self._calibrations = {acceptance: Calibration() for acceptance in Acceptance}
-        self._sessions: dict[int, _Session] = {}
+        self._sessions: dict[int, SessionState] = {}
+        self._speculations: dict[int, Speculation] = {}
 
     def open(self, session: int, prefix: Sequence[int], context: DraftingContext) -> int:
         """Reserve the session's rows; the first step computes the prefix, in chunks.
@@ -158,12 +120,13 @@ class ModelDrafter:
         # Where the budget is short of rows, the largest proposal still fits behind the last token drafted for.
         longest = min(max_length, max_rows - MAX_PROPOSAL_NODES)
         tree = DraftTree(session, prefix, max_rows)
-        self._sessions[session] = _Session(tree, context, draws, longest, self._calibrations[context.acceptance])
+        calibration = self._calibrations[context.acceptance]
+        self._sessions[session] = SessionState(tree, draws, calibration, context.acceptance, longest)
         return 0
 
     def commit(self, session: int, token_ids: Sequence[int]) -> None:  # noqa: D102
         held = self._sessions[session]
-        speculation, held.speculation = held.speculation, None
+        speculation = self._speculations.pop(session, None)
         if speculation is not None:
             speculation.learn(token_ids)
         held.tree.commit(token_ids)
@@ -171,54 +134,48 @@ class ModelDrafter:
 
     def begin(self, session: int, budget: DraftBudget, proposal_id: int) -> ModelDrafting:  # noqa: D102
         held = self._sessions[session]
+        held.prepare_for(budget)
         shape = held.shape(budget, held.tree.root)
-        held.need_ranks(budget.fan_out + shape.widest)
         held.proposed = Branch(held.tree.root, shape, held.draws, held.calibration.chance)
         return ModelDrafting(self.manifest.name, proposal_id, held, held.proposed)
 
     def speculate(  # noqa: D102
         self, session: int, verifying: Verifying, next_id: Callable[[], int]
-    ) -> ModelSpeculation:
-        held, budget = self._sessions[session], verifying.budget
-        held.need_ranks(budget.fan_out + held.shape(budget, held.tree.root).widest)
+    ) -> Speculation:
+        held = self._sessions[session]
+        held.prepare_for(verifying.budget)
         verified = _verified(held, verifying)
         if held.draws.pre_drawn:
             _drop_all_but(held.tree, verified)
-        held.speculation = Speculation(
-            held.tree,
-            verified,
-            budget.fan_out,
-            held.ranks,
-            held.draws,
-            held.calibration,
-            lambda root: held.shape(budget, root),
-            next_id,
-            self.manifest.name,
-            held.longest,
-        )
-        return ModelSpeculation(held, held.speculation)
+        made = Speculation(held, verified, verifying.budget, next_id, self.manifest.name)
+        self._speculations[session] = made
+        return made
 
     def advance(  # noqa: D102
-        self, draftings: Sequence[ModelDrafting], speculations: Sequence[ModelSpeculation] = ()
+        self, draftings: Sequence[ModelDrafting], speculations: Sequence[Speculation] = ()
     ) -> int:
         work = self._gather(draftings, speculations)
         if not work:
             return 0
         plan = StepPlan(tuple(each.of.session.tree.item(each.lag_rows, each.nodes) for each in work))
+        begun = time.perf_counter()
         for each, logits in zip(work, self._engine.step(plan), strict=True):
             each.absorb(logits)
+        if not any(each.lag_rows for each in work):  # rows of a prefix are cheaper, having no logits
+            self._cost.observe(plan.rows, (time.perf_counter() - begun) * 1e3)
         return plan.rows
 
     def close(self, session: int) -> None:  # noqa: D102
         self._engine.close(session)
         self._sessions.pop(session, None)
+        self._speculations.pop(session, None)
 
-    def _gather(self, draftings: Sequence[ModelDrafting], speculations: Sequence[ModelSpeculation]) -> list[_Work]:
+    def _gather(self, draftings: Sequence[ModelDrafting], speculations: Sequence[Speculation]) -> list[_Work]:
         """What a step computes; long prefixes share `prefill_chunk` rows of it, so that they delay nobody longer."""
         work: list[_Work] = []
         guesses: list[_Work] = []
         chunk = self._prefill_chunk
-        everyone: list[ModelDrafting | ModelSpeculation] = [*draftings, *speculations]
+        everyone: list[ModelDrafting | Speculation] = [*draftings, *speculations]
         for each in everyone:
             lag = each.session.tree.lag
             rows = lag
@@ -231,36 +188,39 @@ class ModelDrafter:
                 made.nodes = [] if lag else each.wanted()
             elif rows == lag:
                 guesses.append(made)
-        _fill(guesses, self._rows_per_step - sum(each.rows for each in work))
+        _fill(guesses, sum(each.rows for each in work), self._rows_per_step, self._cost)
         return [each for each in work if each.rows]
 
 
-def _fill(guesses: Sequence[_Work], rows: int) -> None:
-    """Give `rows` rows to the most probable nodes of all sessions that speculate."""
+def _fill(guesses: Sequence[_Work], rows: int, most: int, cost: StepCost) -> None:
+    """Add the most probable nodes of all sessions that speculate to a step of `rows` rows, while they are worth it.
+
+    The rows that are there already are as good as certain to be of use.
+    """
     order = [(-_next_chance(work), place) for place, work in enumerate(guesses)]
     heapq.heapify(order)
-    while rows > 0 and order:
-        chance, place = heapq.heappop(order)
-        if chance == 0:
+    gained = float(rows)
+    while rows < most and order:
+        chance, place = -order[0][0], order[0][1]
+        if not chance or not cost.is_worth(chance, rows, gained):
             return
         work = guesses[place]
-        assert isinstance(work.of, ModelSpeculation), "drafts come first, by themselves"
-        work.nodes.append(work.of.outcomes.take())
-        rows -= 1
-        heapq.heappush(order, (-_next_chance(work), place))
+        assert isinstance(work.of, Speculation), "drafts come first, by themselves"
+        work.nodes.append(work.of.take())
+        rows, gained = rows + 1, gained + chance
+        heapq.heapreplace(order, (-_next_chance(work), place))
 
 
 def _next_chance(work: _Work) -> float:
     """Of the node that a session would compute next; 0 if it has none, or no row for it."""
-    assert isinstance(work.of, ModelSpeculation), "drafts come first, by themselves"
-    outcomes, tree = work.of.outcomes, work.of.session.tree
-    while outcomes.best and tree.room <= len(work.nodes):
-        if not outcomes.make_room():
-            return 0.0
-    return outcomes.best
+    speculation, tree = work.of, work.of.session.tree
+    assert isinstance(speculation, Speculation), "drafts come first, by themselves"
+    if tree.room <= len(work.nodes):
+        speculation.end()
+    return speculation.best
 
 
-def _verified(held: _Session, verifying: Verifying) -> list[Node]:
+def _verified(held: SessionState, verifying: Verifying) -> list[Node]:
     """The nodes of the round, made where the tree lacks them."""
     tokens: Sequence[int] = ()
     parents: Sequence[int] = ()

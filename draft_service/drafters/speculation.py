@@ -17,17 +17,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from draft_service.drafters.branch import Branch, Odds
-from draft_service.drafters.calibration import Calibration
-from draft_service.drafters.draws import Draws
+from draft_service.drafters.draws import NextToken
 from draft_service.drafters.interface import Prepared
-from draft_service.drafters.shape import Shape
-from draft_service.drafters.tree import DraftTree, Node
-from paceline.types import ROOT
+from draft_service.drafters.state import SessionState
+from draft_service.drafters.tree import Node
+from paceline.types import ROOT, DraftBudget
 
-GIVEN_CHANCE = 0.3
-"""Chance of a verified token that the ranking does not hold, or that nothing is known of yet."""
+UNKNOWN_CHANCE = 0.8
+"""Chance of a verified token behind a row that is still to be computed: somebody thought it worth a round."""
+UNRANKED_CHANCE = 0.3
+"""Chance of a verified token that the ranking does not hold."""
 WORTHLESS = 1e-3
-"""Nodes less probable than this are not computed."""
+"""Branches less probable than this are not drafted on."""
 
 
 @dataclass(eq=False)
@@ -40,7 +41,6 @@ class _Prepared:
     floor: float
     queued: int = ROOT
     proposal_id: int = 0
-    dropped: bool = False
 
 
 @dataclass(order=True)
@@ -57,33 +57,25 @@ class Speculation:
     """What one session prepares while a round is verified.
 
     Args:
-        tree: the session's; its root is the last committed token.
+        session: its tree's root is the last committed token.
         verified: the round's nodes, in the proposal's order.
-        fan_out: most outcomes for each of them.
-        ranks: guesses looked at behind each of them.
-        shape_below: the shape of a proposal that hangs from a node.
+        budget: outcomes for each node, and what each outcome's proposal may cost.
         next_id: makes proposal ids.
-        longest: tokens after which nothing is drafted.
+        drafter: named in the proposals.
     """
 
     def __init__(
         self,
-        tree: DraftTree,
+        session: SessionState,
         verified: Sequence[Node],
-        fan_out: int,
-        ranks: int,
-        draws: Draws,
-        calibration: Calibration,
-        shape_below: Callable[[Node], Shape],
+        budget: DraftBudget,
         next_id: Callable[[], int],
         drafter: str,
-        longest: int,
     ) -> None:
-        self.tree = tree
-        self._fan_out, self._ranks, self._longest = fan_out, ranks, longest
-        self._draws, self._calibration = draws, calibration
-        self._shape_below, self._next_id, self._drafter = shape_below, next_id, drafter
-        self._indices = {node: index for index, node in reversed(list(enumerate(verified)))} | {tree.root: ROOT}
+        self.session = session
+        self._tree, self._draws, self._calibration = session.tree, session.draws, session.calibration
+        self._budget, self._next_id, self._drafter = budget, next_id, drafter
+        self._indices = {node: index for index, node in reversed([*enumerate(verified)])} | {self._tree.root: ROOT}
         self._proposed = _children_among(verified)
         self._chances: dict[Node, float] = {}
         self._rankings: dict[Node, tuple[float, tuple[int, ...]]] = {}
@@ -92,18 +84,16 @@ class Speculation:
         self._taken: list[_Entry] = []
         self._grown: dict[_Prepared, None] = {}
         self._orders = 0
-        self._reach(tree.root, 1.0)
+        self._reach(self._tree.root, 1.0)
 
     @property
     def done(self) -> bool:
         """Whether there is nothing left to compute."""
-        return not self._queue and not (self.tree.lag and self._may_compute(self.tree.root))
+        return not self._queue and not (self._tree.lag and self._may_compute(self._tree.root))
 
     @property
     def best(self) -> float:
         """Chance of the node that is to be computed next; 0: there is none."""
-        while self._queue and self._queue[0].outcome is not None and self._queue[0].outcome.dropped:
-            heapq.heappop(self._queue)
         return -self._queue[0].urgency if self._queue else 0.0
 
     def take(self) -> Node:
@@ -112,23 +102,15 @@ class Speculation:
         self._taken.append(entry)
         return entry.node
 
-    def make_room(self) -> bool:
-        """Drop the rows of the least probable outcome, if the next node is more probable; returns whether it was."""
-        busy = {entry.outcome for entry in self._taken}
-        held = [each for each in self._outcomes.values() if each.branch.root.row is not None and each not in busy]
-        least = min(held, key=lambda each: each.weight, default=None)
-        if least is None or least.weight >= self.best:
-            self._queue.clear()
-            return False
-        least.dropped = True
-        self.tree.free(least.branch.root)
-        return True
+    def end(self) -> None:
+        """Queue nothing more for now: the tree is full, and of what is in it nothing is less probable."""
+        self._queue.clear()
 
     def absorb(self) -> None:
         """The rows of a step are computed: go on from them."""
         taken, self._taken = self._taken, []
-        if self.tree.root not in self._rankings and self.tree.root.law is not None:
-            self._expand(self.tree.root)
+        if self._tree.root not in self._rankings and self._tree.root.law is not None:
+            self._expand(self._tree.root)
         for entry in taken:
             if entry.outcome is None:
                 self._expand(entry.node)
@@ -139,7 +121,7 @@ class Speculation:
         """The proposals that have grown since the last call, most probable outcomes first."""
         grown, self._grown = list(self._grown), {}
         grown.sort(key=lambda each: -each.weight)
-        return [self._read(each) for each in grown if not each.dropped]
+        return [self._read(each) for each in grown]
 
     def branch_below(self, node: Node) -> Branch | None:
         """The branch of the outcome that is this node."""
@@ -148,7 +130,7 @@ class Speculation:
 
     def learn(self, token_ids: Sequence[int]) -> None:
         """See at which ranks the committed tokens stood."""
-        node = self.tree.root
+        node = self._tree.root
         for token in token_ids:
             known = self._rankings.get(node)
             if known is None:
@@ -166,38 +148,44 @@ class Speculation:
         if node.law is not None:
             self._expand(node)
             return
-        if node is not self.tree.root:
+        if node is not self._tree.root:
             self._push(node, chance, None)
         for child in self._proposed.get(node, ()):
-            self._reach(child, chance * GIVEN_CHANCE)
+            self._reach(child, chance * UNKNOWN_CHANCE)
 
     def _expand(self, node: Node) -> None:
         """List the outcomes behind a verified node whose row is computed."""
-        assert node.law is not None, "its row is computed"
-        proposed = {child.token: child for child in self._proposed.get(node, ())}
-        ranking = self._draws.ranking(
-            node.law, tuple(proposed), self._ranks, node.position + 1, self.tree.root.position
-        )
+        ranking = self._ranking(node)
         best, above = ranking[0].q, self._chances[node]
         self._rankings[node] = best, tuple(token for token, _ in ranking)
+        proposed = {child.token: child for child in self._proposed.get(node, ())}
         outcomes = 0
         for rank, (token, _) in enumerate(ranking, start=1):
             chance = above * self._calibration.chance(best, rank)
             if token in proposed:
-                self._reach_once(proposed.pop(token), chance)
-            elif outcomes < self._fan_out:
+                self._reach_or_correct(proposed.pop(token), chance)
+            elif outcomes < self._budget.fan_out:
                 outcomes += 1
                 self._prepare(node, token, chance)
         for child in proposed.values():
-            self._reach_once(child, above * GIVEN_CHANCE)
+            self._reach_or_correct(child, above * UNRANKED_CHANCE)
 
-    def _reach_once(self, node: Node, chance: float) -> None:
-        if node not in self._chances:
+    def _ranking(self, node: Node) -> Sequence[NextToken]:
+        assert node.law is not None, "its row is computed"
+        proposed = [child.token for child in self._proposed.get(node, ())]
+        key = self._tree.root.position
+        return self._draws.ranking(node.law, proposed, self.session.ranks, node.position + 1, key)
+
+    def _reach_or_correct(self, node: Node, chance: float) -> None:
+        """A node that was taken in before its parent's row was known is expanded after its parent."""
+        if node in self._chances:
+            self._chances[node] = chance
+        else:
             self._reach(node, chance)
 
     def _prepare(self, node: Node, token: int, weight: float) -> None:
         root = node.child(token)
-        branch = Branch(root, self._shape_below(root), self._draws, self._odds())
+        branch = Branch(root, self.session.shape(self._budget, root), self._draws, self._odds())
         outcome = self._outcomes[root] = _Prepared(self._indices[node], weight, branch, weight)
         if branch.nodes:
             self._grown[outcome] = None
@@ -215,15 +203,16 @@ class Speculation:
             if index >= outcome.queued:
                 outcome.floor = min(outcome.floor, outcome.weight * branch.chance(index))
                 outcome.queued = index + 1
-                self._push(branch.node(index), outcome.floor, outcome)
+                if outcome.floor >= WORTHLESS:
+                    self._push(branch.node(index), outcome.floor, outcome)
 
     def _push(self, node: Node, chance: float, outcome: _Prepared | None) -> None:
-        if chance >= WORTHLESS and self._may_compute(node):
+        if self._may_compute(node):
             self._orders += 1
             heapq.heappush(self._queue, _Entry(-chance, self._orders, node, outcome))
 
     def _may_compute(self, node: Node) -> bool:
-        return node.position < self._longest
+        return node.position < self.session.longest
 
     def _odds(self) -> Odds:
         if not self._draws.pre_drawn:

@@ -12,7 +12,10 @@ from dataclasses import dataclass, field
 
 from draft_service.drafters.draws import Law
 from paceline.engine.interface import StepItem
-from paceline.types import ROOT
+from paceline.types import MAX_PROPOSAL_NODES, ROOT
+
+TREE_ROWS = 3 * MAX_PROPOSAL_NODES
+"""Most rows of a session's tree: a proposal under verification, one being drafted, branches in the rest."""
 
 
 @dataclass(eq=False, slots=True)
@@ -77,7 +80,7 @@ class DraftTree:
     @property
     def room(self) -> int:
         """Rows that the tree can still take."""
-        return self._max_rows - len(self.committed) - len(self._kept)
+        return min(self._max_rows - len(self.committed), TREE_ROWS) - len(self._kept)
 
     def commit(self, token_ids: Sequence[int]) -> None:
         """Append committed tokens and move the root to the last of them."""

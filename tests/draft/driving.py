@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from draft_service.drafters.interface import DraftingContext, Prepared
-from draft_service.drafters.model import ModelDrafter, ModelDrafting, ModelSpeculation
+from draft_service.drafters.model import ModelDrafter, ModelDrafting
+from draft_service.drafters.speculation import Speculation
 from paceline.engine.interface import Engine, EngineInfo, Logits, StepPlan
 from paceline.engine.table_spec import TableSpec
 from paceline.engine.tables import TableEngine
@@ -87,7 +88,7 @@ class Driver:
     offer: Proposal | None = None
     prepared: dict[tuple[int, int], Proposal] = field(default_factory=dict)
     verified: Proposal | None = None
-    speculation: ModelSpeculation | None = None
+    speculation: Speculation | None = None
 
     def __post_init__(self) -> None:
         self.committed = [*self.prefix]
@@ -112,7 +113,7 @@ class Driver:
 
     def verify(
         self, budget: DraftBudget, node_count: int | None = None, inline: Proposal | None = None
-    ) -> ModelSpeculation:
+    ) -> Speculation:
         """A round leaves with the first nodes of the offer, or with a proposal made elsewhere."""
         base = len(self.committed) - 1
         nodes = 0 if self.offer is None or inline else len(self.offer) if node_count is None else node_count

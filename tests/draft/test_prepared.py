@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -11,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draft_service.drafters.branch import Branch
+from draft_service.drafters.calibration import prior_chance
 from draft_service.drafters.draws import NextToken
-from draft_service.drafters.model import TREE_ROWS, ModelDrafter
-from draft_service.drafters.tree import DraftTree
+from draft_service.drafters.model import ModelDrafter
+from draft_service.drafters.tree import TREE_ROWS, DraftTree
 from paceline.errors import PrefixMismatch
 from paceline.types import ROOT, Acceptance, DraftBudget, Proposal, SamplingParams
 from tests.draft.driving import PREFIX, SPEC, Driver, PathEngine, assert_prefix
@@ -97,15 +99,10 @@ class _KeyedByTheRoundBefore(Branch):
         return children[0].q, children
 
 
-def _in_order_of_arrival(branch: Branch) -> None:
-    """Children are added as soon as their parent is computed, whatever stands before it."""
-    for index in range(ROOT, len(branch.nodes)):
-        node = branch.node(index)
-        if node.law is not None and index not in branch.parents and branch._expandable(node):
-            best, children = branch._children(index)
-            for rank, child in enumerate(children, start=1):
-                if len(branch.nodes) < branch._shape.max_nodes:
-                    branch._add(index, child, rank, best)
+def _learned() -> Callable[[float, int], float]:
+    """Chances that change with time, as those learned from commits do."""
+    calls = itertools.count()
+    return lambda best, rank: prior_chance(best, rank) ** (0.2 if next(calls) % 3 else 1.0)
 
 
 def _shifted(tree: DraftTree, trunk: int, nodes: list[Any]) -> None:
@@ -122,10 +119,10 @@ def _shifted(tree: DraftTree, trunk: int, nodes: list[Any]) -> None:
     ("name", "mutant", "acceptance", "budget"),
     [
         ("speculation.Branch", _KeyedByTheRoundBefore, Acceptance.REJECTION, BUDGETS[0]),
-        ("branch.Branch._grow_by_levels", _in_order_of_arrival, Acceptance.COUPLED, BUDGETS[3]),
+        ("branch.prior_chance", _learned(), Acceptance.COUPLED, BUDGETS[4]),
         ("tree.DraftTree._place", _shifted, Acceptance.COUPLED, BUDGETS[0]),
     ],
-    ids=["draws keyed by another round", "nodes in order of arrival", "rows not renumbered"],
+    ids=["draws keyed by another round", "shape by learned chances", "rows not renumbered"],
 )
 def test_the_comparison_catches(
     monkeypatch: pytest.MonkeyPatch,
