@@ -11,7 +11,7 @@ TORCH := torch==2.13.0
 # A default that an n-gram drafter has something to do with: the answer repeats the question's words.
 PROMPT ?= Repeat this passage word for word: The keeper climbed the stairs of the lighthouse, lit the lamp, and \
 wrote the hour in the book. The keeper climbed down the stairs of the lighthouse, closed the book, and went to sleep.
-DEMO_FLAGS ?= --temperature 0 --max-new-tokens 96 --drafter ngram
+DEMO_FLAGS ?= --temperature 0 --max-new-tokens 96
 
 .PHONY: setup pull demo test test-full check format bench stubs clean
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from paceline import codec
 from paceline.client import AsyncClient, Client
@@ -96,6 +97,10 @@ class Cluster:
         self.services[name].start()
         self.wait_serving(name)
 
+    def rewrite(self, name: ServiceName) -> None:
+        """Write a service's configuration again, for its next start."""
+        write_config(*self._configs()[name])
+
     def wait_serving(self, name: ServiceName) -> None:
         service = self.services[name]
 
@@ -148,23 +153,26 @@ class Cluster:
         return status.sessions == 0 and status.kv_rows == 0
 
     def _write_configs(self) -> None:
-        dialled = self.target_proxy or f"127.0.0.1:{self.ports['target']}"
+        for kind, file, flags in self._configs().values():
+            write_config(kind, file, flags)
+
+    def _configs(self) -> dict[ServiceName, tuple[type[Any], Path, Flags]]:
         target: Flags = {"model": self.target_model, "server.port": self.ports["target"]}
         draft: Flags = {"drafters": list(self.drafters), "server.port": self.ports["draft"]}
         coordinator: Flags = {
             "model": self.target_model,
             "server.port": self.ports["coordinator"],
-            "target.address": dialled,
+            "target.address": self.target_proxy or f"127.0.0.1:{self.ports['target']}",
             "reconnect_max_ms": 200.0,
         }
         if self.drafters:
             coordinator["draft.address"] = f"127.0.0.1:{self.ports['draft']}"
-        files = ServiceProcess("target", self.folder), ServiceProcess("draft", self.folder)
-        write_config(TargetConfig, files[0].config_file, target | self.target_flags)
+        made: dict[ServiceName, tuple[type[Any], Flags]] = {
+            "target": (TargetConfig, target | self.target_flags),
+            "coordinator": (CoordinatorConfig, coordinator | self.coordinator_flags),
+        }
         if self.drafters:
-            write_config(DraftConfig, files[1].config_file, draft | self.draft_flags)
-        write_config(
-            CoordinatorConfig,
-            ServiceProcess("coordinator", self.folder).config_file,
-            coordinator | self.coordinator_flags,
-        )
+            made["draft"] = (DraftConfig, draft | self.draft_flags)
+        return {
+            name: (kind, ServiceProcess(name, self.folder).config_file, flags) for name, (kind, flags) in made.items()
+        }
