@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks.overlap import law_hit_rate
 from benchmarks.reporting import markdown_table, verdict, write_report
-from benchmarks.timed import TimedPair, TimedServices, drafted, request
+from benchmarks.timed import TimedPair, TimedServices, drafted, is_hit, request
 from paceline.client import Client
 from paceline.supervisor import Flags
 from paceline.types import RoundRecord, SamplingParams
@@ -43,11 +43,6 @@ class HitRate:
     accepted_rate: float
     mean_drafted: float
     tokens_per_second: float
-
-
-def is_hit(record: RoundRecord) -> bool:
-    """Whether a token drafted for the round's outcome was there in time."""
-    return record.cache_hit and record.proposed > 0
 
 
 def measure(client: Client, draft: str, temperature: float, fan_out: int, rounds: int, tokens: int) -> HitRate:
