@@ -24,7 +24,7 @@ from pathlib import Path
 from benchmarks.analytic import expected_hit_rate, overlap_gain
 from benchmarks.laws import chances, raced_ranks, table_of
 from benchmarks.reporting import markdown_table, median_with_lower_bound, verdict, write_report
-from benchmarks.timed import TimedPair, TimedServices, drafted, request
+from benchmarks.timed import TimedPair, TimedServices, drafted, is_hit, request
 from paceline.client import Client, Generation
 from paceline.engine.table_spec import TableSpec
 from paceline.types import GenerationStats
@@ -101,8 +101,8 @@ def replay(stats: GenerationStats, verify_ms: float) -> Replay:
         verify_ms: what a step of the target waits.
     """
     first, *records = stats.records
-    hits = sum(record.cache_hit for record in records)
-    drafting_ms = sum(record.draft.forward_ms for record in records if not record.cache_hit)
+    hits = sum(is_hit(record) for record in records)
+    drafting_ms = sum(record.draft.forward_ms for record in records if not is_hit(record))
     perfect_ms = verify_ms * len(records)
     return Replay(
         rounds=len(records),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -179,6 +179,6 @@ def drafted(k: int | None) -> SpeculationSettings:
     return SpeculationSettings() if k is None else SpeculationSettings(drafter=MODEL_DRAFTER, num_draft_tokens=k)
 
 
-def after_first(records: Sequence[RoundRecord]) -> Sequence[RoundRecord]:
-    """The rounds that `tokens_per_second` counts: the first one waits for both services' prefixes."""
-    return records[1:]
+def is_hit(record: RoundRecord) -> bool:
+    """Whether a token that was drafted for the round's outcome was there when the verdict was."""
+    return record.cache_hit and record.proposed > 0

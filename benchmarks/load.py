@@ -1,0 +1,205 @@
+"""Speculation on, off and auto under concurrency, on a target whose steps grow with their rows.
+
+    python -m benchmarks.load --out docs/reports
+
+On: the model drafter, k = 4 and fan-out 4 in every round, whatever it costs. Off: target-only.
+Auto: the coordinator's policy chooses. The three run in turn, again and again, through two
+coordinators (on, and the others) that share one target and one draft, every time with the same
+requests; each is warmed up once. Throughput is all tokens over the time from the first request to
+the last token; latency between tokens is what a client sees between two messages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import tempfile
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.overlap import FAN_OUT, K
+from benchmarks.reporting import markdown_table, median_with_lower_bound, verdict, write_report
+from benchmarks.timed import OFF, TimedPair, TimedServices, drafted, request
+from paceline.client import AsyncClient
+from paceline.types import Finished, SpeculationSettings, Tokens
+
+MODES: Mapping[str, SpeculationSettings] = {"on": drafted(K), "off": OFF, "auto": drafted(None)}
+BAR = 0.97
+BAR_SESSIONS = 64
+PAIRS = {
+    "rows cost little": TimedPair("law=middling", 20.0, 2.0, target_row_ms=0.05, draft_row_ms=0.02),
+    "rows cost much": TimedPair("law=middling", 20.0, 2.0, target_row_ms=0.5, draft_row_ms=0.02),
+}
+SESSIONS = (1, 2, 4, 8, 16, 32, 64)
+
+
+@dataclass(frozen=True)
+class Wave:
+    """Sessions that ran at once: tokens a second of all together, and gaps between messages, milliseconds."""
+
+    tokens_per_second: float
+    gaps_ms: tuple[float, ...]
+    accepted: int
+    rounds: int
+
+
+@dataclass(frozen=True)
+class LoadRow:
+    """One mode at one concurrency: medians over waves."""
+
+    target: str
+    sessions: int
+    mode: str
+    waves: int
+    tokens_per_second: float
+    p50_gap_ms: float
+    p99_gap_ms: float
+    tokens_per_round: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Auto over the better of on and off, wave by wave, with its lower 95 % bound."""
+
+    target: str
+    sessions: int
+    auto_over_best: float
+    lower: float
+
+
+async def run_wave(client: AsyncClient, sessions: int, tokens: int, speculation: SpeculationSettings) -> Wave:
+    """Run the same requests at once."""
+    begun = time.perf_counter()
+    runs = await asyncio.gather(*(_session(client, number, tokens, speculation) for number in range(sessions)))
+    seconds = time.perf_counter() - begun
+    committed = sum(finished.stats.committed for finished, _ in runs)
+    return Wave(
+        tokens_per_second=committed / seconds,
+        gaps_ms=tuple(gap for _, gaps in runs for gap in gaps),
+        accepted=sum(finished.stats.num_accepted_draft_tokens for finished, _ in runs),
+        rounds=sum(finished.stats.rounds for finished, _ in runs),
+    )
+
+
+async def _session(
+    client: AsyncClient, number: int, tokens: int, speculation: SpeculationSettings
+) -> tuple[Finished, list[float]]:
+    arrivals: list[float] = []
+    async for event in client.stream(request(number, tokens, speculation)):
+        if isinstance(event, Tokens):
+            arrivals.append(time.perf_counter())
+        elif isinstance(event, Finished):
+            return event, [1e3 * gap for gap in np.diff(arrivals).tolist()]
+    raise AssertionError(f"request {number}: the stream ended unfinished")
+
+
+async def measure(
+    clients: Mapping[str, AsyncClient], name: str, sessions: int, waves: int, tokens: int
+) -> tuple[list[LoadRow], Comparison]:
+    """Run every mode in turn, `waves` times after one that isn't counted."""
+    found: dict[str, list[Wave]] = {mode: [] for mode in MODES}
+    for _ in range(waves + 1):
+        for mode, speculation in MODES.items():
+            found[mode].append(await run_wave(clients[mode], sessions, tokens, speculation))
+    counted = {mode: each[1:] for mode, each in found.items()}
+    rows = [_row(name, sessions, mode, each) for mode, each in counted.items()]
+    best = max(("on", "off"), key=lambda mode: statistics.median(wave.tokens_per_second for wave in counted[mode]))
+    ratios = [
+        auto.tokens_per_second / other.tokens_per_second
+        for auto, other in zip(counted["auto"], counted[best], strict=True)
+    ]
+    return rows, Comparison(name, sessions, *median_with_lower_bound(ratios))
+
+
+def _row(name: str, sessions: int, mode: str, waves: Sequence[Wave]) -> LoadRow:
+    gaps = [gap for wave in waves for gap in wave.gaps_ms]
+    return LoadRow(
+        target=name,
+        sessions=sessions,
+        mode=mode,
+        waves=len(waves),
+        tokens_per_second=statistics.median(wave.tokens_per_second for wave in waves),
+        p50_gap_ms=float(np.percentile(gaps, 50)),
+        p99_gap_ms=float(np.percentile(gaps, 99)),
+        tokens_per_round=1 + sum(wave.accepted for wave in waves) / sum(wave.rounds for wave in waves),
+    )
+
+
+@asynccontextmanager
+async def clients_of(services: TimedServices) -> AsyncIterator[Mapping[str, AsyncClient]]:
+    """A client for each mode; auto learns on a coordinator that serves it alone."""
+    async with AsyncExitStack() as stack:
+        fixed = stack.enter_context(services.coordinator("fixed", {"fan_out": FAN_OUT}))
+        auto = stack.enter_context(services.coordinator("auto", {}))
+        addresses = {"on": fixed, "off": fixed, "auto": auto}
+        yield {mode: await stack.enter_async_context(AsyncClient(address)) for mode, address in addresses.items()}
+
+
+async def run(given: argparse.Namespace, folder: Path) -> tuple[list[LoadRow], list[Comparison]]:
+    """Every target at every concurrency."""
+    rows: list[LoadRow] = []
+    comparisons: list[Comparison] = []
+    for number, (name, pair) in enumerate(PAIRS.items()):
+        with TimedServices(folder / str(number), pair) as services:
+            async with clients_of(services) as clients:
+                for sessions in given.sessions:
+                    found, comparison = await measure(clients, name, sessions, given.waves, given.tokens)
+                    rows += found
+                    comparisons.append(comparison)
+    return rows, comparisons
+
+
+def report(rows: Sequence[LoadRow], comparisons: Sequence[Comparison]) -> str:
+    """Both tables."""
+    first = markdown_table(
+        [
+            {
+                "target": each.target,
+                "sessions": each.sessions,
+                "auto over the better of on and off": each.auto_over_best,
+                "lower bound": each.lower,
+                "bar": verdict(each.lower, BAR) if each.sessions == BAR_SESSIONS else "",
+            }
+            for each in comparisons
+        ]
+    )
+    second = markdown_table(
+        [
+            {
+                "target": row.target,
+                "sessions": row.sessions,
+                "speculation": row.mode,
+                "tok/s": row.tokens_per_second,
+                "tokens a round": row.tokens_per_round,
+                "p50 ms": row.p50_gap_ms,
+                "p99 ms": row.p99_gap_ms,
+            }
+            for row in rows
+        ]
+    )
+    return f"## Auto\n\n{first}\n## All modes\n\n{second}"
+
+
+def main() -> None:
+    """Measure and write the report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sessions", nargs="+", type=int, default=list(SESSIONS))
+    parser.add_argument("--waves", type=int, default=9)
+    parser.add_argument("--tokens", type=int, default=128, help="Tokens of a request.")
+    parser.add_argument("--out", type=Path, default=Path("docs/reports"))
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        rows, comparisons = asyncio.run(run(given, Path(folder)))
+    settings = {name: f"target `{pair.target}`, draft `{pair.draft}`" for name, pair in PAIRS.items()}
+    settings |= {"k": str(K), "fan-out": str(FAN_OUT), "tokens": str(given.tokens), "waves": str(given.waves)}
+    print(write_report(given.out, "load", settings, [*comparisons, *rows], report(rows, comparisons)))
+
+
+if __name__ == "__main__":
+    main()
