@@ -169,8 +169,8 @@ def _latencies(drafted: Sequence[Run], plain: Sequence[Run]) -> dict[str, Any]:
     waits = [wait for run in drafted for wait in run.draft_wait_ms]
     verifies = [taken for run in drafted for taken in run.verify_ms]
     return {
-        "first_token_ms": Spread.of([run.time_to_first_token_ms for run in drafted]),
-        "plain_first_token_ms": Spread.of([run.time_to_first_token_ms for run in plain]),
+        "first_token_ms": Spread.of([first for run in drafted for first in run.first_token_ms]),
+        "plain_first_token_ms": Spread.of([first for run in plain for first in run.first_token_ms]),
         "output_token_ms": Spread.of(_output_token_ms(drafted)),
         "plain_output_token_ms": Spread.of(_output_token_ms(plain)),
         "draft_wait_ms_p50": percentile(waits, 50),
@@ -249,8 +249,8 @@ SPLIT_HEADS = "kind | T | drafter | all cores tok/s | split tok/s | speed-up ove
 NOTES = """\
 Target-only is our fastest: every core, drafting off. Speed-ups are of tokens a second after the first round's tokens,
 each within one interleaved pair; `whole request` includes the prompt. The bound is of the median, one-sided, by
-bootstrap over pairs. The ceiling is E[tokens] · t(1) / t(k + 1) from this run's own steps: what the same proposals and
-acceptances would gain if drafting and coordination cost nothing.
+bootstrap over pairs. The ceiling is E[tokens] · t(1) / t(k + 1) from this run's own steps: what the same proposals
+and acceptances would gain if drafting and coordination cost nothing.
 """
 
 
