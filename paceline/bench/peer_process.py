@@ -95,16 +95,17 @@ class PeerProcess:
         """The worker's process id."""
         return () if self._child is None else (self._child.pid,)
 
-    def generate(self, token_ids: Sequence[int], max_tokens: int) -> Answer:
-        """Run one greedy generation.
+    def generate(self, token_ids: Sequence[int], max_tokens: int, stop_token_ids: Sequence[int] = ()) -> Answer:
+        """Run one greedy generation, up to `max_tokens` or the first stop id.
 
         Raises:
             PeerFailed: the worker answered with an error, ended, or hung; after the last two it is gone.
         """
         child = self._child
         assert child is not None and child.stdin is not None, "entered"
+        request = {"token_ids": list(token_ids), "max_tokens": max_tokens, "stop_token_ids": list(stop_token_ids)}
         try:
-            child.stdin.write(json.dumps({"token_ids": list(token_ids), "max_tokens": max_tokens}) + "\n")
+            child.stdin.write(json.dumps(request) + "\n")
             child.stdin.flush()
         except OSError as error:
             raise self._failure(f"takes no requests ({error})") from error

