@@ -8,6 +8,7 @@ tokens get that many whenever a drafter has them; the others follow the policy.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
@@ -15,6 +16,7 @@ from coordinator.draft_session import NOTHING, Drafted, DraftPeer, DraftSession
 from coordinator.knowledge import Knowledge
 from coordinator.policy import Options, Plan, RequestPolicy, Source
 from coordinator.sequence import Job, Sequence
+from coordinator.throttle import Level
 from paceline.ngram import Match, NgramIndex
 from paceline.types import (
     AUTO,
@@ -64,16 +66,21 @@ class Drafting:
         self._uses_model = peer is not None and name != NGRAM and self._fixed != 0 and not self._off
         self._coupled = job.acceptance is Acceptance.COUPLED
         self._fan_out = settings.fan_out if self._uses_model else 0
+        self._throttle = knowledge.throttle
+        self._follows = self._fixed is None and not self._off
         self._policy = RequestPolicy(knowledge, name, job.acceptance, greedy=job.sampling.temperature == 0)
         self._ngrams = NgramIndex() if name in (NGRAM, AUTO) and not self._off else None
         self._match: Match | None = None
         self._cached: Drafted | None = None
         self._missed = False
+        self._entered = False
         self._plan = TARGET_ONLY
         self._rounds = 0
 
     def open(self, sequence: Sequence, traceparent: str) -> None:
         """Plan the first round; the draft service begins with the prefix meanwhile."""
+        self._entered = True
+        self._throttle.enter(_now_ms(), follows=self._follows, off=self._off)
         self._learn_tokens(sequence.ids)
         self._cached = None
         self._plan = self._next_plan(sequence)
@@ -121,12 +128,16 @@ class Drafting:
     def learn(self, record: RoundRecord, proposal: Proposal | None, path: Seq[int]) -> None:
         """Take in what the running plan cost and gave; call before `commit`."""
         self._rounds += 1
+        self._throttle.add(record.accepted + 1, _now_ms())
         if self._rounds > 1 and not self._off:
             self._policy.learn(self._plan, record, proposal, path)
 
     def close(self) -> None:
-        """End the session on the draft service."""
+        """End the session on the draft service; may be called again."""
         self._session.close()
+        if self._entered:
+            self._entered = False
+            self._throttle.leave(_now_ms(), follows=self._follows, off=self._off)
 
     def _learn_tokens(self, tokens: Seq[int]) -> None:
         if self._ngrams is not None:
@@ -141,12 +152,15 @@ class Drafting:
             self._cached = replace(self._cached, proposal=self._cached.proposal.within(room))
         if self._fixed is not None:
             return self._fixed_plan(min(self._fixed, room))
+        level = self._throttle.level
+        if level is Level.NONE:
+            return TARGET_ONLY
         return self._policy.plan(
             Options(
                 room=room,
                 match=self._match,
                 cached=self._cached.proposal if self._cached else None,
-                drafts=self._uses_model and self._session.is_ready,
+                drafts=level is Level.FULL and self._uses_model and self._session.is_ready,
                 waits=self._rounds > 0,
                 fan_out=self._fan_out,
                 trees=self._coupled,
@@ -179,3 +193,7 @@ class Drafting:
         certain = (1.0,) * k
         supports = () if self._coupled else tuple(SparseDistribution((token,), (1.0,)) for token in token_ids)
         return Proposal(1 + self._rounds, token_ids, certain, supports=supports, drafter=NGRAM)
+
+
+def _now_ms() -> float:
+    return time.monotonic() * 1e3

