@@ -84,9 +84,7 @@ def main(
         list[str] | None, typer.Option(help="ngram or model:NAME; repeatable, the default first.")
     ] = None,
     target_model: Annotated[str | None, typer.Option(help="Target whose tokenizer the drafters must share.")] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="fast (default), auto, float32, bfloat16 or float16.")
-    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="fast (default), auto, float32, bfloat16 or float16.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
     threads: Annotated[int | None, typer.Option(help="Compute threads; 0: every core.")] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Longest session in tokens; 0: the model's own.")] = None,

@@ -22,8 +22,8 @@ from paceline.bench.groups import Runner, cpu_seconds
 from paceline.bench.peer_install import PEERS, clean_environment, interpreter, is_installed
 from paceline.bench.peer_process import Answer, PeerFailed, PeerProcess
 from paceline.bench.prompt_set import Prompt
+from paceline.drafter_choice import NONE
 from paceline.errors import PacelineError
-from paceline.supervisor import NO_DRAFTER
 from paceline.tokenizer import Tokenizer
 from paceline.types import GenerateRequest, SamplingParams, SpeculationSettings, require
 
@@ -62,7 +62,7 @@ class OurContestant:
     @property
     def mode(self) -> str:  # noqa: D102
         kind, colon, rest = self.group.name.partition(":")
-        return PLAIN if kind == NO_DRAFTER else kind + colon + rest.rstrip("/").rpartition("/")[2]
+        return PLAIN if kind == NONE else kind + colon + rest.rstrip("/").rpartition("/")[2]
 
     @property
     def processes(self) -> Sequence[int]:  # noqa: D102
@@ -70,7 +70,7 @@ class OurContestant:
 
     def generate(self, token_ids: Sequence[int], max_tokens: int, stop_token_ids: Sequence[int]) -> Answer:  # noqa: D102
         kind = self.group.name.partition(":")[0]
-        off = kind == NO_DRAFTER
+        off = kind == NONE
         begun = time.perf_counter()
         generation = self.group.generate(
             GenerateRequest(

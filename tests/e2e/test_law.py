@@ -43,14 +43,14 @@ def enumerate_law(sampling: SamplingParams) -> dict[Tokens, float]:
     return law
 
 
-async def sample(client: AsyncClient, requests: list[GenerateRequest]) -> list[Tokens]:
+async def sample(client: AsyncClient, requests: list[GenerateRequest], fewest_rounds: int = 3) -> list[Tokens]:
     """Run many requests, `CONCURRENCY` at a time."""
     gate = asyncio.Semaphore(CONCURRENCY)
 
     async def one(request: GenerateRequest) -> Tokens:
         async with gate:
             generation = await client.generate(request)
-        assert generation.stats.rounds >= 3
+        assert generation.stats.rounds >= fewest_rounds
         return generation.token_ids
 
     return list(await asyncio.gather(*(one(request) for request in requests)))
@@ -101,6 +101,19 @@ async def test_longer_chains_and_filters_have_the_law(opposite: Cluster) -> None
         async with opposite.async_client() as client:
             gathered = await asyncio.gather(*(client.generate(request) for request in requests))
         assert chi_square_p([each.token_ids for each in gathered], enumerate_law(sampling)) > LEVEL
+
+
+@pytest.mark.parametrize("acceptance", [Acceptance.REJECTION, Acceptance.BLOCK])
+async def test_the_policys_choices_leave_the_law_alone(opposite: Cluster, acceptance: Acceptance) -> None:
+    """Drafter, length, waiting and cutting are all the policy's; hits and misses both happen."""
+    sampling = SamplingParams(temperature=0.9)
+    requests = [
+        GenerateRequest(token_ids=PROMPT, sampling=sampling, seed=seed, max_new_tokens=LENGTH, acceptance=acceptance)
+        for seed in range(SAMPLES)
+    ]
+    async with opposite.async_client() as client:
+        texts = await sample(client, requests, fewest_rounds=1)
+    assert chi_square_p(texts, enumerate_law(sampling)) > LEVEL
 
 
 def test_the_statistic_sees_a_wrong_law() -> None:
