@@ -51,7 +51,8 @@ def train_draft(
         str | None, typer.Option(help="Target layers to start from, such as 0,1,2,29.", show_default="0,1,2,last")
     ] = None,
     init: Annotated[
-        Path | None, typer.Option(help="A draft of this target to start from.", show_default="the target's layers")
+        str | None,
+        typer.Option(help="A draft of this target to start from: a folder or default.", show_default="its layers"),
     ] = None,
     draft_vocab: Annotated[int, typer.Option(help="Most frequent ids that the draft may propose.")] = 16384,
     data: Annotated[
@@ -86,6 +87,7 @@ def train_draft(
     require(evaluation_rows >= 1, "evaluation_rows", evaluation_rows, "at least 1")
     chosen = _layer_numbers(layers)
     from paceline.config import EngineSettings
+    from paceline.models import resolve_draft
     from paceline.train import command, corpus, distill
 
     mix = corpus.parse_temperature_mix(temperature_mix)
@@ -95,7 +97,7 @@ def train_draft(
         data=data,
         self_generate=self_generate,
         layers=chosen,
-        init=init,
+        init=None if init is None else Path(resolve_draft(init, target)),
         draft_vocab=draft_vocab,
         generation=corpus.GenerationRecipe(seed=seed, max_length=max_length, temperature_mix=mix),
         recipe=distill.TrainRecipe(

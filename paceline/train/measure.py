@@ -122,9 +122,10 @@ def measure_drafts(wanted: MeasureDrafts, console: Console) -> dict[str, Measure
 def show(console: Console, found: Measurement) -> None:
     """Print held-out acceptance by depth, mean accepted length by k, file size and cost."""
     for title, columns, lines in _grids(found):
-        shown = Table(*columns, title=title, title_justify="left")
-        for column in shown.columns:
-            column.justify = "right"
+        # 80 columns hold it.
+        shown = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
+        for column in columns:
+            shown.add_column(column, justify="right")
         for line in lines:
             shown.add_row(*line)
         console.print(shown)
@@ -156,7 +157,7 @@ Grid = tuple[str, list[str], list[list[str]]]
 
 def _grids(found: Measurement) -> list[Grid]:
     depths = [str(depth) for depth in range(1, evaluate.MAX_K + 1)]
-    columns = ["temperature", "part", "positions", "1 - TV", "match", *depths]
+    columns = ["T", "part", "tokens", "1 - TV", "match", *depths]
     grids: list[Grid] = []
     for title, values in (
         ("acceptance by depth (coupled, k = 8)", [table.by_depth for table in found.tables]),

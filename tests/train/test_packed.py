@@ -77,6 +77,8 @@ def test_the_table_is_measured_again(draft_folder: Path, packed_folder: Path, ta
     options += ["--data", str(draft_folder / "work" / "corpus"), "--rows", "2", "--report", str(report)]
     done = CliRunner().invoke(app, ["train", "measure", *options, "--threads", "1", "--device", "cpu"])
     assert done.exit_code == 0, done.output
+    assert "mean accepted tokens" in done.stdout
+    assert "…" not in done.stdout, "80 columns hold every figure"
     values = json.loads(report.with_suffix(".json").read_text())
     own, packed = values["drafts"].values()
     assert own["tables"] == load_manifest(draft_folder).acceptance["tables"]
