@@ -345,7 +345,11 @@ class TargetOpened:
 
 @dataclass(frozen=True)
 class DraftBudget:
-    """What a proposal may cost; `max_tokens` 0 asks for none."""
+    """What a proposal may cost; `max_tokens` 0 asks for none.
+
+    `tree_widths` make a static tree; without them more `max_nodes` than `max_tokens` make a dynamic
+    one. `fan_out`: outcomes to prepare for behind each node while a round is verified.
+    """
 
     max_tokens: int = 0
     tree_widths: tuple[int, ...] = ()
@@ -401,7 +405,7 @@ class Commit:
 
 @dataclass(frozen=True)
 class Verifying:
-    """What left for the target: by proposal id and node count, inline, or nothing."""
+    """What left for the target: by proposal id and node count, inline, or nothing; `budget` is each outcome's."""
 
     session_id: int
     base_length: int
@@ -423,7 +427,10 @@ class DraftOpened:
 
 @dataclass(frozen=True)
 class DraftedProposal:
-    """A proposal and the outcome that it answers; `outcome` None answers the open."""
+    """A proposal and the outcome that it answers; `outcome` None answers the open.
+
+    Prepared ahead it is sent again, longer, under the same id whenever it has grown.
+    """
 
     session_id: int
     outcome: Outcome | None

@@ -113,7 +113,7 @@ class Drafter(Protocol[D, S]):
         `next_id` makes ids for the new ones. None: the drafter prepares nothing.
         """
 
-    def advance(self, draftings: Sequence[D], speculations: Sequence[S]) -> int:
+    def advance(self, draftings: Sequence[D], speculations: Sequence[S] = ()) -> int:
         """Take every drafting at least one node deeper in one batched step; returns the rows computed.
 
         Rows that the step has to spare go to the most probable nodes of all the

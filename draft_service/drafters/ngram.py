@@ -63,7 +63,7 @@ class NgramDrafter:
     def speculate(self, session: int, verifying: Verifying, next_id: Callable[[], int]) -> None:
         """A look-up after the commit is as fast as a proposal made ahead."""
 
-    def advance(self, draftings: Sequence[NgramDrafting], speculations: Sequence[None]) -> int:  # noqa: D102
+    def advance(self, draftings: Sequence[NgramDrafting], speculations: Sequence[None] = ()) -> int:  # noqa: D102
         return 0
 
     def close(self, session: int) -> None:  # noqa: D102
