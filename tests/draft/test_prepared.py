@@ -18,7 +18,7 @@ from draft_service.drafters.model import ModelDrafter
 from draft_service.drafters.tree import TREE_ROWS, DraftTree
 from paceline.errors import PrefixMismatch
 from paceline.types import ROOT, Acceptance, DraftBudget, Proposal, SamplingParams
-from tests.draft.driving import PREFIX, SPEC, Driver, PathEngine, assert_prefix
+from tests.draft.driving import PREFIX, SPEC, Driver, FreeRows, PathEngine, assert_prefix
 
 BUDGETS = (
     DraftBudget(max_tokens=4, fan_out=3),
@@ -84,7 +84,7 @@ def _with_id(proposal: Proposal, other: Proposal | None) -> Proposal:
 def test_what_is_prepared_is_what_would_be_drafted(
     seed: int, acceptance: Acceptance, budget: DraftBudget, temperature: float
 ) -> None:
-    drafter = ModelDrafter(PathEngine(), 64, rows_per_step=1 + seed % 12)
+    drafter = ModelDrafter(PathEngine(), 64, rows_per_step=1 + seed % 12, cost=FreeRows())
     play(Driver(drafter, acceptance, SamplingParams(temperature, top_p=0.98), seed), seed, budget)
 
 
@@ -134,13 +134,17 @@ def test_the_comparison_catches(
     monkeypatch.setattr(f"draft_service.drafters.{name}", mutant)
     with pytest.raises((AssertionError, PrefixMismatch)):
         for seed in range(60):
-            play(Driver(ModelDrafter(PathEngine(), 64, rows_per_step=3), acceptance, seed=seed), seed, budget)
+            play(
+                Driver(ModelDrafter(PathEngine(), 64, rows_per_step=3, cost=FreeRows()), acceptance, seed=seed),
+                seed,
+                budget,
+            )
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_no_row_is_computed_twice_while_it_can_be_reached(budget: DraftBudget) -> None:
     engine = PathEngine()
-    driver = Driver(ModelDrafter(engine, 64))
+    driver = Driver(ModelDrafter(engine, 64, cost=FreeRows()))
     source = random.Random(5)
     driver.draft(budget)
     for _ in range(12):
@@ -159,7 +163,7 @@ def test_a_hit_needs_one_step_less_than_its_length() -> None:
     """After a whole hit the first speculative step already computes outcomes: nothing is left to catch up."""
     budget = DraftBudget(max_tokens=3, fan_out=2)
     engine = PathEngine()
-    driver = Driver(ModelDrafter(engine, 64))
+    driver = Driver(ModelDrafter(engine, 64, cost=FreeRows()))
     driver.draft(budget)
     driver.verify(budget)
     driver.run()
@@ -177,7 +181,7 @@ def test_a_hit_needs_one_step_less_than_its_length() -> None:
 def test_rows_of_other_outcomes_are_dropped_by_a_commit() -> None:
     budget = DraftBudget(max_tokens=3, fan_out=3)
     engine = PathEngine()
-    driver = Driver(ModelDrafter(engine, 64))
+    driver = Driver(ModelDrafter(engine, 64, cost=FreeRows()))
     driver.draft(budget)
     driver.verify(budget)
     driver.run()

@@ -19,16 +19,9 @@ from paceline.engine.table_spec import TableSpec
 from paceline.engine.tables import TableModel
 from paceline.sampling import processed_scores
 from paceline.types import ROOT, Acceptance, DraftBudget, NoiseKey, Proposal, Round, SamplingParams
-from tests.draft.driving import PREFIX, SPEC, Driver, PathEngine
+from tests.draft.driving import PREFIX, SPEC, Driver, FreeRows, PathEngine
 
 K4 = DraftBudget(max_tokens=4, fan_out=3)
-
-
-class FreeRows(StepCost):
-    """Rows cost nothing, whatever the machine that tests run on is doing."""
-
-    def observe(self, rows: int, ms: float) -> None:
-        return
 
 
 def drafter(engine: PathEngine, rows: int = 16) -> ModelDrafter:

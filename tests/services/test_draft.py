@@ -167,10 +167,10 @@ async def test_at_the_deadline_what_is_drafted_is_sent() -> None:
     long = tuple(i % 32 for i in range(180))
     async with draft_service(engine, prefill_chunk=4) as (_, address), linked(draft_link(address)) as events:
         engine.go.clear()
-        events.link.send(draft_open(1, long, DraftBudget(max_tokens=8, deadline_ms=1)))
+        events.link.send(draft_open(1, long, DraftBudget(max_tokens=8, deadline_ms=100)))
         await asyncio.to_thread(engine.entered.wait, 10)
         # The step in progress outlasts the deadline by far.
-        await asyncio.to_thread(engine.go.wait, 0.02)
+        await asyncio.to_thread(engine.go.wait, 0.15)
         engine.go.set()
         drafted = await events.of(DraftedProposal, 1)
         assert len(drafted.proposal) == 0

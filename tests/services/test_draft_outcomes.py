@@ -178,6 +178,7 @@ async def test_a_commit_ends_speculation_within_a_step() -> None:
         events.link.send(commit_of(Outcome(BASE, ROOT, 30), [30], NONE))
         await arrived(events)
         engine.go.set()
+        await eventually(lambda: len(engine.plans) == 1, "the step under way ends")
         assert not await settled(events, servicer)
         assert len(engine.plans) == 1
 
