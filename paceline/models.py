@@ -30,8 +30,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 PROVENANCE_FILE = "provenance.json"
+MANIFEST_FILE = "manifest.json"
+"""What makes a folder a draft; `paceline.train.checkpoint` says what it holds."""
+SHIPPED_DRAFTS = Path(__file__).parent / "drafts"
+DEFAULT_DRAFT = "default"
 _CHECK_PROMPT = "The quick brown fox jumps over the lazy dog. 0123456789\n\tdef f(x): return x"
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_PLAIN_NAME = re.compile(r"\w[\w.-]*")
 _POLL_SECONDS = 0.1
 _LAYERS = "#layers="
 
@@ -138,6 +143,37 @@ def resolve(model: str, home: Path | None = None) -> ResolvedModel:
         known = ", ".join(PULLABLE)
         raise InvalidInput.of("model", model, f"a folder, a .gguf file, a hub id, table:… or one of: {known}")
     return ResolvedModel(base + suffix, "hub", base, layers=layers)
+
+
+def is_draft(folder: str | Path) -> bool:
+    """Whether a model's name is a folder with a draft's manifest."""
+    return (Path(folder).expanduser() / MANIFEST_FILE).is_file()
+
+
+def shipped_draft(target: str) -> Path | None:
+    """Folder of the draft that comes with Paceline for a target of that name; None: there is none."""
+    folder = SHIPPED_DRAFTS / target
+    return folder if _PLAIN_NAME.fullmatch(target) and is_draft(folder) else None
+
+
+def resolve_draft(model: str, target: str | None) -> str:
+    """What a drafter's `model:NAME` loads for a target: NAME itself, or for `default` the shipped draft's folder.
+
+    Raises:
+        InvalidInput: `default` for a target that no draft comes with, or for no target.
+    """
+    if model != DEFAULT_DRAFT:
+        return model
+    folder = None if target is None else shipped_draft(target)
+    if folder is None:
+        limit = f"the path of a draft: none comes with target {target} (make one: paceline train draft)"
+        raise InvalidInput.of("drafter", f"model:{DEFAULT_DRAFT}", limit)
+    return str(folder)
+
+
+def default_drafters(target: str) -> tuple[str, ...]:
+    """Drafters for a target when none is asked for, the default first: its shipped draft if there is one, n-grams."""
+    return ("ngram",) if shipped_draft(target) is None else (f"model:{DEFAULT_DRAFT}", "ngram")
 
 
 def pull(

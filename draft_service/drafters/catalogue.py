@@ -13,8 +13,8 @@ from paceline.config import DraftConfig
 from paceline.engine.interface import Engine
 from paceline.engine.loading import load_engine
 from paceline.errors import InvalidInput, VocabularyMismatch
+from paceline.models import is_draft, resolve_draft
 from paceline.tokenizer import load_tokenizer
-from paceline.train.checkpoint import is_draft, load_draft_engine
 from paceline.types import Fingerprint
 
 ANY_LENGTH = 1 << 22
@@ -70,10 +70,12 @@ class Catalogue:
 def build_catalogue(config: DraftConfig) -> Catalogue:
     """Load every drafter of a configuration; slow, runs on the executor's thread.
 
-    The first model is called `model`, further ones `model:NAME` in full.
+    The first model is called `model`, further ones `model:NAME` in full. `model:default` is the draft that comes
+    with Paceline for the configuration's target.
 
     Raises:
-        InvalidInput: an unknown kind of drafter, none, one named twice, or a draft of another target.
+        InvalidInput: an unknown kind of drafter, none, one named twice, a draft of another target, or a default
+            draft where there is none.
         VocabularyMismatch: models whose tokenizers differ from each other or from the target's.
     """
     check_drafters(config.drafters)
@@ -84,6 +86,7 @@ def build_catalogue(config: DraftConfig) -> Catalogue:
         if kind == NGRAM:
             drafters[NGRAM] = NgramDrafter()
             continue
+        model = resolve_draft(model, config.target_model)
         trained = is_draft(model)
         engines.append(_load_trained(model, config) if trained else load_engine(model, config.engine))
         name = text if MODEL in drafters else MODEL
@@ -94,6 +97,9 @@ def build_catalogue(config: DraftConfig) -> Catalogue:
 
 def _load_trained(folder: str, config: DraftConfig) -> Engine:
     """A draft that `paceline train draft` made, on the embedding and head of its target."""
+    # Table models start in a fraction of the time that torch takes to be imported.
+    from paceline.train.checkpoint import load_draft_engine
+
     return load_draft_engine(folder, config.engine, config.target_model)
 
 

@@ -1,15 +1,17 @@
 """A draft on disk, and the engine made of it.
 
-The folder holds what training changed: layers and norm (safetensors, float16,
-transformers' names beside its `config.json`), the maps between vocabularies,
-and a manifest. Embedding and head rows come from the target when the draft is
-loaded, so a draft only fits the target that it was made from; the manifest's
-fingerprint is compared before anything is served.
+The folder holds what training changed: layers and norm (safetensors, float16 or
+int8, transformers' names beside its `config.json`), the maps between
+vocabularies, and a manifest. Embedding and head rows come from the target when
+the draft is loaded, so a draft only fits the target that it was made from; the
+manifest's fingerprint is compared before anything is served.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -25,15 +27,16 @@ from paceline.config import EngineSettings
 from paceline.engine.decoder import build_engine
 from paceline.engine.interface import Engine, EngineInfo, Logits, StepPlan
 from paceline.errors import InvalidInput, VocabularyMismatch
-from paceline.models import resolve
+from paceline.models import MANIFEST_FILE, resolve
 from paceline.train.corpus import replace_file
+from paceline.train.packing import WeightFormat, pack, unpack
 from paceline.train.student import Target, build_student, trained_weights
 from paceline.train.vocabulary import DraftVocabulary
 from paceline.types import require
 
-MANIFEST_FILE = "manifest.json"
 WEIGHTS_FILE = "model.safetensors"
 VOCABULARY_FILE = "vocabulary.safetensors"
+CONFIG_FILE = "config.json"
 FORMAT = "paceline-draft/1"
 
 
@@ -55,9 +58,11 @@ class DraftManifest:
         vocabulary: `reduced`: the draft has logits for some of the target's ids.
         trees: whether it may propose trees.
         data: where the text came from, and how much of it there was.
-        training: recipe, steps, learned tokens, seconds.
+        training: command, recipe, steps, learned tokens, seconds.
         acceptance: the tables of `paceline.train.evaluate`; empty until measured.
         versions: of the libraries that made it.
+        weights: how they are written, a `WeightFormat`.
+        files: SHA-256 of the files beside the manifest, by name, of a draft that was packed to be shipped.
     """
 
     target: TargetFingerprint
@@ -67,6 +72,8 @@ class DraftManifest:
     training: Mapping[str, Any] = field(default_factory=dict)
     acceptance: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
+    weights: str = WeightFormat.FLOAT16.value
+    files: Mapping[str, str] = field(default_factory=dict)
     needs: str = "nothing"
     vocabulary: str = "reduced"
     trees: bool = True
@@ -79,16 +86,10 @@ class DraftManifest:
         return cls(fingerprint, tuple(layers), vocabulary.size)
 
 
-def is_draft(folder: str | Path) -> bool:
-    """Whether a model's name is a folder with a draft's manifest."""
-    return (Path(folder).expanduser() / MANIFEST_FILE).is_file()
-
-
 def save_draft(folder: Path, student: PreTrainedModel, vocabulary: DraftVocabulary, manifest: DraftManifest) -> None:
     """Write a draft; the manifest comes last, so a folder that has one is whole."""
     folder.mkdir(parents=True, exist_ok=True)
-    weights = {name: weight.detach().half().cpu().contiguous() for name, weight in trained_weights(student).items()}
-    _save_tensors(folder / WEIGHTS_FILE, weights)
+    _save_tensors(folder / WEIGHTS_FILE, pack(trained_weights(student), WeightFormat(manifest.weights)))
     maps = {"d2t": torch.from_numpy(vocabulary.d2t), "t2d": torch.from_numpy(vocabulary.t2d)}
     _save_tensors(folder / VOCABULARY_FILE, maps)
     student.config.save_pretrained(folder)
@@ -101,6 +102,39 @@ def _save_tensors(file: Path, tensors: dict[str, torch.Tensor]) -> None:
         temporary.chmod(0o644)  # safetensors makes files that only their owner can read
 
     replace_file(file, write)
+
+
+def pack_draft(folder: Path, out: Path, form: WeightFormat) -> DraftManifest:
+    """Copy a draft without what only training needs, its weights in `form`, its files' digests in the manifest.
+
+    Raises:
+        InvalidInput: no whole draft there, `out` is the same folder, or its weights are packed already.
+    """
+    manifest = load_manifest(folder)
+    require(out.resolve() != folder.resolve(), "out", str(out), "another folder than the draft's")
+    require(manifest.weights == WeightFormat.FLOAT16, "weights", manifest.weights, "float16, as training writes them")
+    out.mkdir(parents=True, exist_ok=True)
+    _save_tensors(out / WEIGHTS_FILE, pack(_load_tensors(folder / WEIGHTS_FILE), form))
+    _save_tensors(out / VOCABULARY_FILE, _load_tensors(folder / VOCABULARY_FILE))
+    shutil.copyfile(folder / CONFIG_FILE, out / CONFIG_FILE)
+    files = {name: file_digest(out / name) for name in (WEIGHTS_FILE, VOCABULARY_FILE, CONFIG_FILE)}
+    packed = replace(manifest, weights=form.value, files=files)
+    save_manifest(out, packed)
+    return packed
+
+
+def file_digest(file: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _load_tensors(file: Path) -> dict[str, torch.Tensor]:
+    try:
+        tensors: dict[str, torch.Tensor] = load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise InvalidInput.of("draft", str(file.parent), f"a whole draft ({file.name}: {error})") from error
+    return tensors
 
 
 def save_manifest(folder: Path, manifest: DraftManifest) -> None:
@@ -162,21 +196,27 @@ def load_draft(folder: Path, target: Target) -> LoadedDraft:
     """
     manifest = load_manifest(folder)
     check_target(manifest, target, folder.name)
-    try:
-        d2t = load_file(folder / VOCABULARY_FILE)["d2t"].numpy().astype(np.int32)
-        weights = load_file(folder / WEIGHTS_FILE)
-    except (OSError, KeyError, SafetensorError) as error:
-        raise InvalidInput.of("draft", str(folder), f"a whole draft ({error})") from error
-    vocabulary = DraftVocabulary(d2t, target.tokenizer.vocab_size)
+    maps = _load_tensors(folder / VOCABULARY_FILE)
+    require("d2t" in maps, f"{VOCABULARY_FILE} tensors", sorted(maps), "d2t among them")
+    vocabulary = DraftVocabulary(maps["d2t"].numpy().astype(np.int32), target.tokenizer.vocab_size)
     student = build_student(target.model, manifest.layers, vocabulary)
-    own = trained_weights(student)
-    shapes = {name: tuple(weight.shape) for name, weight in own.items()}
-    found = {name: tuple(weight.shape) for name, weight in weights.items()}
-    require(found == shapes, f"{WEIGHTS_FILE} weights", len(found), f"the {len(shapes)} of layers {manifest.layers}")
-    with torch.no_grad():
-        for name, weight in own.items():
-            weight.copy_(weights[name])
+    copy_weights(folder, student)
     return LoadedDraft(student, vocabulary, manifest)
+
+
+@torch.no_grad()
+def copy_weights(folder: Path, student: PreTrainedModel) -> None:
+    """Give a student the weights of a draft of the same layers; the vocabularies may differ.
+
+    Raises:
+        InvalidInput: they can't be read, or belong to other layers.
+    """
+    weights, own = unpack(_load_tensors(folder / WEIGHTS_FILE)), trained_weights(student)
+    found = {name: tuple(weight.shape) for name, weight in weights.items()}
+    shapes = {name: tuple(weight.shape) for name, weight in own.items()}
+    require(found == shapes, f"{WEIGHTS_FILE} weights", len(found), f"the {len(shapes)} of the draft's layers")
+    for name, weight in own.items():
+        weight.copy_(weights[name])
 
 
 class ReducedVocabularyEngine:

@@ -6,28 +6,26 @@ The folder keeps the work beside the draft: `work/corpus` (shards) and
 
 from __future__ import annotations
 
-import platform
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numba
-import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.progress import Progress, TaskID
+from transformers import PreTrainedModel
 
 from paceline.config import DEFAULT_MODEL, EngineSettings
 from paceline.engine.decoder import set_threads
 from paceline.engine.loading import load_engine
-from paceline.models import library_versions
 from paceline.noise import warm_up
-from paceline.train import evaluate
+from paceline.train import measure
 from paceline.train.checkpoint import (
     WEIGHTS_FILE,
     DraftManifest,
+    check_target,
+    copy_weights,
+    file_digest,
     load_draft_engine,
     load_manifest,
     save_draft,
@@ -39,14 +37,15 @@ from paceline.train.corpus import (
     Row,
     Split,
     TokenIds,
+    UserData,
     Writer,
     count_learned,
-    read_jsonl,
-    read_shards,
+    read_data,
     self_generate,
     split_rows,
 )
 from paceline.train.distill import Distiller, Pace, StepReport, TrainRecipe, load_state, recipe_facts, run
+from paceline.train.progress import bar
 from paceline.train.student import Target, build_student, default_layers
 from paceline.train.vocabulary import DraftVocabulary, choose_vocabulary, coverage
 from paceline.types import require
@@ -62,7 +61,8 @@ class TrainDraft:
     Attributes:
         data: JSONL file, `.npz` shard, or folder of shards; None: the target writes its own text.
         self_generate: learned tokens to write; with JSONL prompts: at most that many.
-        layers: empty: the first three and the last.
+        layers: empty: those of `init`, or the first three and the last.
+        init: folder of a draft of the same target to start from; None: from the target's own layers.
         evaluation_rows: held-out rows of each temperature in the final tables.
     """
 
@@ -71,6 +71,7 @@ class TrainDraft:
     data: Path | None = None
     self_generate: int = DEFAULT_GENERATED_TOKENS
     layers: tuple[int, ...] = ()
+    init: Path | None = None
     draft_vocab: int = DEFAULT_DRAFT_VOCAB
     generation: GenerationRecipe = field(default_factory=GenerationRecipe)
     recipe: TrainRecipe = field(default_factory=TrainRecipe)
@@ -102,111 +103,106 @@ def train_draft(wanted: TrainDraft, console: Console) -> DraftManifest:
     set_threads(wanted.engine.threads)
     warm_up()
     target = Target.load(wanted.target, wanted.engine)
-    rows = _read_rows(wanted, target, console)
-    split = split_rows(rows)
+    layers = _layers(wanted, target)
+    data = _user_data(wanted, target)
+    split = split_rows(_all_rows(wanted, target, data, console))
     size, ends = target.tokenizer.vocab_size, target.tokenizer.eos_token_ids
     vocabulary = choose_vocabulary(split.train, min(wanted.draft_vocab, size), size, always=ends)
-    layers = wanted.layers or default_layers(target.model.config.get_text_config().num_hidden_layers)
-    student = build_student(target.model, layers, vocabulary)
+    student = _first_student(wanted, target, layers, vocabulary)
     distiller = Distiller(target.model, student, vocabulary, split, wanted.recipe)
     if resumes:
         distiller.restore(load_state(wanted.checkpoint))
         console.print(f"resumed at step {distiller.step_number} of {distiller.total_steps or '?'}")
-    manifest = replace(
-        DraftManifest.of_target(target, layers, vocabulary), data=_data_facts(wanted, split, vocabulary)
-    )
-    _train(wanted, distiller, manifest, console)
-    return measure_draft(wanted, split.held_out, console)
+    facts = _data_facts(wanted, data, split, vocabulary)
+    _train(wanted, distiller, replace(DraftManifest.of_target(target, layers, vocabulary), data=facts), console)
+    return _measure(wanted, split.held_out, console)
 
 
-def measure_draft(wanted: TrainDraft, held_out: Sequence[Row], console: Console) -> DraftManifest:
-    """Evaluate a saved draft through the serving path, print the tables, and keep them in its manifest."""
-    target = load_engine(wanted.target, wanted.engine)
-    draft = load_draft_engine(str(wanted.out), wanted.engine, wanted.target)
-    rows = _first_of_each(held_out, wanted.evaluation_rows)
-    with _bar(console) as progress:
-        task = progress.add_task("held-out acceptance", total=len(rows))
-        tables = evaluate.acceptance_tables(target, draft, rows, lambda done: progress.update(task, completed=done))
-    prefix = rows[0].token_ids[: min(64, target.info.max_length - 1)].tolist()
-    costs = evaluate.cost_ratio(target, draft, prefix)
-    size = (wanted.out / WEIGHTS_FILE).stat().st_size
-    results = {**evaluate.as_json(tables, costs, size), "machine": _machine(wanted.engine)}
-    manifest = with_results(load_manifest(wanted.out), results)
-    save_manifest(wanted.out, manifest)
-    show_tables(console, tables, costs, size)
-    return manifest
+def _layers(wanted: TrainDraft, target: Target) -> tuple[int, ...]:
+    """The target's layers that the student begins with."""
+    if wanted.init is None:
+        return wanted.layers or default_layers(target.model.config.get_text_config().num_hidden_layers)
+    manifest = load_manifest(wanted.init)
+    check_target(manifest, target, wanted.init.name)
+    agrees = wanted.layers in ((), manifest.layers)
+    require(agrees, "layers", wanted.layers, f"{manifest.layers}, as in {wanted.init.name}")
+    return manifest.layers
 
 
-def show_tables(
-    console: Console, tables: Sequence[evaluate.AcceptanceTable], costs: evaluate.CostRatio, size: int
-) -> None:
-    """Print held-out acceptance by depth, mean accepted length by k, file size and cost."""
-    for title, values in (
-        ("acceptance by depth (coupled, k = 8)", [table.by_depth for table in tables]),
-        ("mean accepted tokens a round by k", [table.accepted_length for table in tables]),
-    ):
-        shown = Table(title=title, title_justify="left")
-        columns = ("temperature", "part", "positions", "1 - TV", "match", *map(str, range(1, evaluate.MAX_K + 1)))
-        for column in columns:
-            shown.add_column(column, justify="right")
-        for table, row in zip(tables, values, strict=True):
-            head = (f"{table.temperature:g}", table.part, str(table.positions))
-            figures = (table.overlap, table.coupled_match, *row)
-            shown.add_row(*head, *(f"{figure:.3f}" for figure in figures))
-        console.print(shown)
-    console.print(f"file size {size / 1e6:.1f} MB")
-    console.print(
-        f"one step: target {costs.target_ms:.1f} ms, draft {costs.draft_ms:.1f} ms, ratio {costs.ratio:.3f}"
-    )
+def _user_data(wanted: TrainDraft, target: Target) -> UserData:
+    """What the user brought; empty: the target asks and answers."""
+    if wanted.data is None:
+        return UserData(())
+    return read_data(wanted.data, target.tokenizer, wanted.generation.max_length)
 
 
-def _read_rows(wanted: TrainDraft, target: Target, console: Console) -> list[Row]:
-    """Text to train on: shards, the user's own, or what the target writes."""
-    prompts: tuple[TokenIds, ...] = ()
-    finished: list[Row] = []
-    if wanted.data is not None and wanted.data.suffix != ".jsonl":
-        rows = read_shards(wanted.data)
-        largest = max(int(row.token_ids.max(initial=0)) for row in rows)
-        require(largest < target.tokenizer.vocab_size, "data token id", largest, "an id of the target's")
-        return rows
-    if wanted.data is not None:
-        given = read_jsonl(wanted.data, target.tokenizer, wanted.generation.max_length)
-        prompts, finished = given.prompts, list(given.rows)
-    if wanted.data is not None and not prompts:
-        return finished
+def _all_rows(wanted: TrainDraft, target: Target, data: UserData, console: Console) -> list[Row]:
+    """Texts to learn from: the user's finished ones, and what the target writes."""
+    if data.rows and not data.prompts:
+        return list(data.rows)
+    return [*data.rows, *_write_rows(wanted, target, data.prompts, console)]
+
+
+def _write_rows(wanted: TrainDraft, target: Target, prompts: tuple[TokenIds, ...], console: Console) -> list[Row]:
     settings = wanted.engine.model_copy(update={"max_num_seqs": max(wanted.generation.batch_rows, 1)})
     writer = Writer(load_engine(wanted.target, settings), target.tokenizer, wanted.generation, prompts)
-    with _bar(console) as progress:
-        task = progress.add_task("writing text", total=wanted.self_generate)
-        written = self_generate(
-            writer,
-            wanted.work / "corpus",
-            wanted.self_generate,
-            target.weights,
-            lambda done: progress.update(task, completed=min(done, wanted.self_generate)),
-        )
-    return [*finished, *written]
+    tokens = wanted.self_generate
+    with bar(console) as progress:
+        task = progress.add_task("writing text", total=tokens)
+
+        def show(done: int) -> None:
+            progress.update(task, completed=min(done, tokens))
+
+        return self_generate(writer, wanted.work / "corpus", tokens, target.weights, show)
+
+
+def _first_student(
+    wanted: TrainDraft, target: Target, layers: tuple[int, ...], vocabulary: DraftVocabulary
+) -> PreTrainedModel:
+    student = build_student(target.model, layers, vocabulary)
+    if wanted.init is not None:
+        copy_weights(wanted.init, student)
+    return student
 
 
 def _train(wanted: TrainDraft, distiller: Distiller, manifest: DraftManifest, console: Console) -> None:
     def save() -> None:
-        training = {
-            **recipe_facts(wanted.recipe),
-            "steps": distiller.step_number,
-            "total_steps": distiller.total_steps,
-            "tokens_seen": distiller.tokens_seen,
-            "held_out_overlap": round(distiller.held_out, 4),
-        }
-        made = replace(manifest, training=training, versions=_versions())
+        made = replace(manifest, training=_training_facts(wanted, distiller), versions=measure.versions())
         save_draft(wanted.out, distiller.student, distiller.vocabulary, made)
 
-    with _bar(console) as progress:
+    with bar(console) as progress:
         task = progress.add_task("distilling", total=None)
         for report in run(distiller, wanted.checkpoint, wanted.pace, save):
             _show_step(progress, task, report)
             if not console.is_terminal and report.step % wanted.pace.measure_steps == 0:
                 console.print(_step_line(report))
     save()
+
+
+def _training_facts(wanted: TrainDraft, distiller: Distiller) -> dict[str, Any]:
+    start = {} if wanted.init is None else {"init_sha256": file_digest(wanted.init / WEIGHTS_FILE)}
+    return {
+        "command": measure.command_line(),
+        **start,
+        **recipe_facts(wanted.recipe),
+        "steps": distiller.step_number,
+        "total_steps": distiller.total_steps,
+        "tokens_seen": distiller.tokens_seen,
+        "seconds": round(distiller.seconds),
+        "held_out_overlap": round(distiller.held_out, 4),
+    }
+
+
+def _measure(wanted: TrainDraft, held_out: Sequence[Row], console: Console) -> DraftManifest:
+    """Evaluate the saved draft through the serving path, print the tables, and keep them in its manifest."""
+    target = load_engine(wanted.target, wanted.engine)
+    draft = load_draft_engine(str(wanted.out), wanted.engine, wanted.target)
+    rows = measure.first_of_each(held_out, wanted.evaluation_rows)
+    found = measure.measure_draft(target, draft, wanted.out, rows, console)
+    manifest = with_results(load_manifest(wanted.out), {**found.facts, "machine": measure.machine(wanted.engine)})
+    save_manifest(wanted.out, manifest)
+    measure.show(console, found)
+    return manifest
 
 
 def _show_step(progress: Progress, task: TaskID, report: StepReport) -> None:
@@ -222,29 +218,12 @@ def _step_line(report: StepReport) -> str:
     )
 
 
-@contextmanager
-def _bar(console: Console) -> Iterator[Progress]:
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        yield progress
-
-
-def _first_of_each(rows: Sequence[Row], count: int) -> list[Row]:
-    """The first `count` rows of each temperature."""
-    taken: dict[float, int] = {}
-    chosen: list[Row] = []
-    for row in rows:
-        taken[row.temperature] = taken.get(row.temperature, 0) + 1
-        if taken[row.temperature] <= count:
-            chosen.append(row)
-    return chosen
-
-
-def _data_facts(wanted: TrainDraft, split: Split, vocabulary: DraftVocabulary) -> dict[str, Any]:
-    if wanted.data is None:
-        source: dict[str, Any] = {"source": "self-generated", **asdict(wanted.generation)}
-    else:
-        source = {"source": wanted.data.name}
+def _data_facts(wanted: TrainDraft, data: UserData, split: Split, vocabulary: DraftVocabulary) -> dict[str, Any]:
+    source: dict[str, Any] = {"source": "self-generated" if wanted.data is None else wanted.data.name}
+    if wanted.data is not None and wanted.data.is_file():
+        source["sha256"] = file_digest(wanted.data)
+    if not data.rows or data.prompts:
+        source |= asdict(wanted.generation)
     return {
         **source,
         "train_rows": len(split.train),
@@ -253,11 +232,3 @@ def _data_facts(wanted: TrainDraft, split: Split, vocabulary: DraftVocabulary) -
         "held_out_tokens": count_learned(split.held_out),
         "held_out_coverage": round(coverage(split.held_out, vocabulary), 4),
     }
-
-
-def _versions() -> dict[str, str]:
-    return {**library_versions(), "numba": numba.__version__, "python": platform.python_version()}
-
-
-def _machine(settings: EngineSettings) -> str:
-    return f"{platform.machine()} {settings.device}, {torch.get_num_threads()} threads"

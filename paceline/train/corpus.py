@@ -8,6 +8,7 @@ written before it, and an interrupted run goes on at its first missing shard.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,6 +29,7 @@ from paceline.tokenizer import Tokenizer
 from paceline.types import ChatMessage, NoiseKey, SamplingParams, require
 
 USER_TOP_P = 0.95
+HELD_OUT_SHARE = 0.05
 RECIPE_FILE = "corpus.json"
 DEFAULT_MIX = ((1.0, 0.5), (0.6, 0.25), (0.0, 0.25))
 _GOLDEN = 0.6180339887498949
@@ -240,10 +242,10 @@ def self_generate(writer: Writer, folder: Path, tokens: int, target: str, report
         report: called with the tokens written so far.
 
     Raises:
-        InvalidInput: the folder's shards come from another recipe or target.
+        InvalidInput: the folder's shards come from another recipe, target or prompts.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    _check_recipe(folder / RECIPE_FILE, writer.recipe, target, len(writer.prompts))
+    _check_recipe(folder / RECIPE_FILE, writer, target)
     report = report or (lambda _: None)
     rows: list[Row] = []
     done, first = 0, 0
@@ -275,8 +277,11 @@ def _write_shard(writer: Writer, numbers: range, file: Path, report: Report) -> 
     save_shard(file, [rows[index] for index in numbers], vocab_size, seed=seed, first_row=numbers.start)
 
 
-def _check_recipe(file: Path, recipe: GenerationRecipe, target: str, prompts: int) -> None:
-    wanted: dict[str, Any] = json.loads(json.dumps({**asdict(recipe), "target": target, "prompts": prompts}))
+def _check_recipe(file: Path, writer: Writer, target: str) -> None:
+    prompts = hashlib.sha256(json.dumps(writer.prompts).encode()).hexdigest() if writer.prompts else None
+    wanted: dict[str, Any] = json.loads(
+        json.dumps({**asdict(writer.recipe), "target": target, "prompts_sha256": prompts})
+    )
     wanted.pop("batch_rows")  # decides speed alone
     if not file.exists():
         replace_file(file, lambda temporary: temporary.write_text(json.dumps(wanted, indent=2) + "\n"))
@@ -352,10 +357,24 @@ def count_learned(rows: Iterable[Row]) -> int:
 
 @dataclass(frozen=True)
 class UserData:
-    """What a JSONL file held: finished texts, and prompts that the target still has to answer."""
+    """What a file held: finished texts, and prompts that the target still has to answer."""
 
     rows: tuple[Row, ...]
-    prompts: tuple[TokenIds, ...]
+    prompts: tuple[TokenIds, ...] = ()
+
+
+def read_data(path: Path, tokenizer: Tokenizer, max_length: int) -> UserData:
+    """Read a JSONL file, an `.npz` shard or a folder of shards.
+
+    Raises:
+        InvalidInput: unreadable, or a token that isn't the tokenizer's.
+    """
+    if path.suffix == ".jsonl":
+        return read_jsonl(path, tokenizer, max_length)
+    rows = read_shards(path)
+    largest = max(int(row.token_ids.max(initial=0)) for row in rows)
+    require(largest < tokenizer.vocab_size, "data token id", largest, f"below {tokenizer.vocab_size}, the target's")
+    return UserData(tuple(rows))
 
 
 def read_jsonl(file: Path, tokenizer: Tokenizer, max_length: int) -> UserData:
@@ -408,15 +427,20 @@ def _message(value: object, where: str) -> ChatMessage:
 
 
 def _read_messages(messages: list[ChatMessage], tokenizer: Tokenizer) -> tuple[list[Row], list[TokenIds]]:
+    if messages[-1].role != "assistant":
+        return [], [tokenizer.render_chat(messages)]
     rows: list[Row] = []
     for i, message in enumerate(messages):
         if message.role == "assistant" and i:
-            bare = tokenizer.encode(message.content)[
-                _shared(tokenizer.encode(""), tokenizer.encode(message.content)) :
-            ]
-            rows.append(_finished(tokenizer.render_chat(messages[:i]), (*bare, *_end_of_turn(tokenizer)), tokenizer))
-    prompts = [] if messages[-1].role == "assistant" else [tokenizer.render_chat(messages)]
-    return rows, prompts
+            answer = (*_bare_tokens(message.content, tokenizer), *_end_of_turn(tokenizer))
+            rows.append(_finished(tokenizer.render_chat(messages[:i]), answer, tokenizer))
+    return rows, []
+
+
+def _bare_tokens(text: str, tokenizer: Tokenizer) -> TokenIds:
+    """A text's tokens without what the tokenizer begins every text with."""
+    tokens = tokenizer.encode(text)
+    return tuple(tokens[_shared(tokenizer.encode(""), tokens) :])
 
 
 def _end_of_turn(tokenizer: Tokenizer) -> TokenIds:
@@ -501,7 +525,7 @@ class Split:
     held_out: tuple[Row, ...]
 
 
-def split_rows(rows: Sequence[Row], share: float = 0.05) -> Split:
+def split_rows(rows: Sequence[Row], share: float = HELD_OUT_SHARE) -> Split:
     """Hold out the last `share` of the rows of each temperature, at least one of each.
 
     Raises:

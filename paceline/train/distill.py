@@ -35,6 +35,7 @@ GREEDY_TEMPERATURE = 0.5
 TIMED_STEPS = 4
 HELD_OUT_TOKENS = 2048
 """Positions on which the running acceptance is measured."""
+TEACHER_MEMORY_BYTES = 4 << 30
 _BETAS = (0.9, 0.95)
 _SMALLEST = 1e-6
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -140,16 +141,31 @@ class _Seen:
         return self.hidden.nbytes + self.normaliser.nbytes
 
 
+@dataclass(frozen=True, eq=False)
+class _Read:
+    """One pass over a text; `plain`: the logits are the head's output, untouched."""
+
+    hidden: torch.Tensor  # [positions, hidden size] where `plain`
+    logits: torch.Tensor  # [positions, target vocabulary]
+    plain: bool
+
+
 class Teacher:
     """The target's distributions over the draft's vocabulary.
 
-    Layers run once a text while `MEMORY_BYTES` lasts, unless the model changes
-    logits behind its head: then they run each time.
+    Its layers read a text once while `memory_bytes` lasts. A text is read each
+    time once that is spent, or where the head's output is not the logits
+    themselves (a model that scales or caps them). Whether a text is remembered
+    never changes a bit of its label.
     """
 
-    MEMORY_BYTES = 4 << 30
-
-    def __init__(self, model: PreTrainedModel, vocabulary: DraftVocabulary, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        vocabulary: DraftVocabulary,
+        dtype: torch.dtype,
+        memory_bytes: int = TEACHER_MEMORY_BYTES,
+    ) -> None:
         copied: Any = model if model.dtype == dtype else copy.deepcopy(model)
         self._model: PreTrainedModel = copied.to(dtype)
         self._width = vocabulary.target_size
@@ -157,58 +173,47 @@ class Teacher:
         self._head: Any = self._model.get_output_embeddings()
         self._reduced = self._head.weight.detach()[self._ids]
         self._reduced_bias = None if self._head.bias is None else self._head.bias.detach()[self._ids]
-        self._seen: dict[Row, _Seen] = {}
-        self._free = self.MEMORY_BYTES
-        self._plain_head: bool | None = None
+        self._seen: dict[tuple[Row, float], _Seen] = {}
+        self._free = memory_bytes
+
+    @property
+    def remembered(self) -> int:
+        """Texts whose labels need no layers."""
+        return len(self._seen)
 
     @torch.no_grad()
-    def log_probabilities(self, row: Row, temperatures: torch.Tensor) -> torch.Tensor:
-        """Label of one text's learned positions, at the same temperatures whenever the text comes back.
-
-        Whether a text is remembered never changes a bit of its label.
-
-        Args:
-            row: the text.
-            temperatures: [positions, 1].
+    def log_probabilities(self, row: Row, temperature: float) -> torch.Tensor:
+        """Label of one text's learned positions at a temperature above 0.
 
         Returns:
             [positions, draft size], normalised over the target's whole vocabulary.
         """
-        seen = self._seen.get(row)
-        if seen is not None:
-            return self._scores(seen.hidden) / temperatures - seen.normaliser
-        hidden, logits = self._read(row)
-        normaliser = torch.logsumexp(logits / temperatures, dim=-1, keepdim=True)
-        if not self._has_plain_head(hidden, logits):
-            return logits[:, self._ids] / temperatures - normaliser
-        self._remember(row, _Seen(hidden, normaliser))
-        return self._scores(hidden) / temperatures - normaliser
+        seen = self._seen.get((row, temperature))
+        if seen is None:
+            read = self._read(row)
+            normaliser = torch.logsumexp(read.logits / temperature, dim=-1, keepdim=True)
+            if not read.plain:
+                return read.logits[:, self._ids] / temperature - normaliser
+            seen = _Seen(read.hidden, normaliser)
+            self._remember(row, temperature, seen)
+        scores = functional.linear(seen.hidden, self._reduced, self._reduced_bias).float()
+        return scores / temperature - seen.normaliser
 
-    def _read(self, row: Row) -> tuple[torch.Tensor, torch.Tensor]:
-        """The head's input [positions, hidden size] and the logits [positions, target vocabulary] of a text."""
-        read: list[torch.Tensor] = []
-        hook = self._head.register_forward_pre_hook(lambda _, arguments: read.append(arguments[0]))
+    def _read(self, row: Row) -> _Read:
+        heads: list[tuple[torch.Tensor, torch.Tensor]] = []
+        # A copy of the output: what is done to it in place behind the head must show.
+        hook = self._head.register_forward_hook(lambda _, inputs, output: heads.append((inputs[0], output.clone())))
         try:
-            logits = batch_logits(self._model, PackedBatch.of((row,)))[:, : self._width].float()
+            logits = batch_logits(self._model, PackedBatch.of((row,)))
         finally:
             hook.remove()
-        return read[0].reshape(-1, read[0].shape[-1]), logits
+        hidden, output = (each.reshape(-1, each.shape[-1]) for each in heads[0])
+        return _Read(hidden, logits[:, : self._width].float(), torch.equal(output, logits))
 
-    def _has_plain_head(self, hidden: torch.Tensor, logits: torch.Tensor) -> bool:
-        if self._plain_head is None:
-            same_rows = len(hidden) == len(logits)
-            self._plain_head = same_rows and torch.allclose(
-                self._scores(hidden), logits[:, self._ids], rtol=0.02, atol=0.02
-            )
-        return self._plain_head
-
-    def _remember(self, row: Row, seen: _Seen) -> None:
+    def _remember(self, row: Row, temperature: float, seen: _Seen) -> None:
         if seen.size <= self._free:
-            self._seen[row] = seen
+            self._seen[row, temperature] = seen
             self._free -= seen.size
-
-    def _scores(self, hidden: torch.Tensor) -> torch.Tensor:
-        return functional.linear(hidden, self._reduced, self._reduced_bias).float()
 
 
 class Distiller:
@@ -317,12 +322,9 @@ class Distiller:
 
     def _backward(self, row: Row, count: int) -> tuple[float, float]:
         """Add one text's share of the gradient; returns its share of the loss, and its summed acceptance."""
-        batch = PackedBatch.of((row,))
-        device = self.student.device
-        temperatures = torch.tensor(batch.temperatures, device=device)[:, None]
-        temperatures = torch.where(temperatures > 0, temperatures, GREEDY_TEMPERATURE)
-        target = self._teacher.log_probabilities(row, temperatures)
-        draft = torch.log_softmax(self._logits(batch) / temperatures, dim=-1)
+        temperature = row.temperature or GREEDY_TEMPERATURE
+        target = self._teacher.log_probabilities(row, temperature)
+        draft = torch.log_softmax(self._logits(PackedBatch.of((row,))) / temperature, dim=-1)
         warming = self.step_number < self.recipe.kl_share * (self.total_steps or math.inf)
         kind = Loss.KL if warming else self.recipe.loss
         losses, overlaps = position_losses(LabelledLogs(target, draft), kind, self.recipe.hybrid_decay)
@@ -355,6 +357,11 @@ class Distiller:
         cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, share)))
         return recipe.learning_rate * (recipe.final_share + (1 - recipe.final_share) * cosine)
 
+    @property
+    def seconds(self) -> float:
+        """Time that the steps took, those before a resume included."""
+        return self._seconds
+
     def _time(self, seconds: float) -> None:
         self._seconds += seconds
         if not self.total_steps and self.step_number >= TIMED_STEPS:
@@ -375,10 +382,9 @@ class Distiller:
         plain = [row for row in rows if row.temperature == 1] or list(rows)
         for row in plain:
             batch = PackedBatch.of((row,))
-            ones = torch.ones((len(batch.logit_rows), 1), device=self.student.device)
             if not batch.logit_rows:
                 continue
-            labelled.append((batch, self._teacher.log_probabilities(row, ones)))
+            labelled.append((batch, self._teacher.log_probabilities(row, 1.0)))
             positions += len(batch.logit_rows)
             if positions >= HELD_OUT_TOKENS:
                 break

@@ -147,8 +147,6 @@ class PackedBatch:
     positions: tuple[int, ...]
     bounds: tuple[tuple[int, int], ...]
     logit_rows: tuple[int, ...]
-    temperatures: tuple[float, ...]
-    """One a logit row: the text's own."""
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> PackedBatch:
@@ -157,16 +155,13 @@ class PackedBatch:
         positions: list[int] = []
         bounds: list[tuple[int, int]] = []
         wanted: list[int] = []
-        temperatures: list[float] = []
         for row in rows:
             low, length = len(tokens), len(row.token_ids) - 1
             tokens += row.token_ids[:length].tolist()
             positions += range(length)
             bounds.append((low, low + length))
-            learned = [low + i for i in range(length) if row.learned[i + 1]]
-            wanted += learned
-            temperatures += [row.temperature] * len(learned)
-        return cls(tuple(tokens), tuple(positions), tuple(bounds), tuple(wanted), tuple(temperatures))
+            wanted += [low + i for i in range(length) if row.learned[i + 1]]
+        return cls(tuple(tokens), tuple(positions), tuple(bounds), tuple(wanted))
 
 
 def batch_logits(model: PreTrainedModel, batch: PackedBatch) -> torch.Tensor:

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from paceline.train.checkpoint import load_draft
 from paceline.types import ChatMessage, GenerateRequest, SamplingParams, SpeculationSettings
 from tests.e2e.cluster import Cluster
 from tests.train.conftest import draft_folder, target_folder
-from tests.train.tiny_target import save_target
+from tests.train.tiny_target import load_target, save_target
 
 __all__ = ["draft_folder", "target_folder"]
 THREADS: dict[str, object] = {"engine.threads": 1}
@@ -30,7 +31,10 @@ def trained(draft_folder: Path, target_folder: Path, tmp_path_factory: pytest.Te
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_text_is_the_targets_own(trained: Cluster, temperature: float) -> None:
+def test_text_is_the_targets_own(
+    trained: Cluster, draft_folder: Path, target_folder: Path, temperature: float
+) -> None:
+    written: set[int] = set()
     with trained.client() as client:
         accepted = 0
         for seed in range(6):
@@ -48,7 +52,10 @@ def test_text_is_the_targets_own(trained: Cluster, temperature: float) -> None:
             )
             assert drafted.token_ids == plain.token_ids
             accepted += drafted.stats.num_accepted_draft_tokens
+            written |= set(drafted.token_ids)
     assert accepted > 0
+    known = load_draft(draft_folder, load_target(target_folder)).vocabulary.d2t.tolist()
+    assert temperature == 0 or written - set(known), "what the draft can't propose is written all the same"
 
 
 def test_another_targets_draft_does_not_start(draft_folder: Path, tmp_path: Path) -> None:

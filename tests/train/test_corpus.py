@@ -95,6 +95,13 @@ def test_shards_of_another_recipe_or_target_are_refused(target_folder: Path, tmp
         self_generate(writer(target_folder), tmp_path, 1, "another")
 
 
+def test_shards_of_other_prompts_are_refused(target_folder: Path, tmp_path: Path) -> None:
+    prompts = tuple((0, *TOKENIZER.encode(text)) for text in ("one", "two"))
+    self_generate(writer(target_folder, prompts=prompts), tmp_path, 1, "digest")
+    with pytest.raises(InvalidInput, match="prompts"):
+        self_generate(writer(target_folder, prompts=prompts[::-1]), tmp_path, 1, "digest")
+
+
 def test_shards_survive_the_disk(tmp_path: Path) -> None:
     rows = [
         Row(np.array([3, 4, 5], np.int32), np.array([0, 2, 2], np.int8), 0.6),
@@ -151,22 +158,29 @@ def test_only_the_answer_can_be_thinking() -> None:
 
 
 def test_jsonl_gives_prompts_and_finished_texts(tmp_path: Path) -> None:
-    messages = [
+    finished = [
         {"role": "user", "content": "hi"},
         {"role": "assistant", "content": "<think>hm</think>yo"},
         {"role": "user", "content": "more"},
+        {"role": "assistant", "content": "no"},
     ]
-    lines: list[dict[str, object]] = [{"prompt": "ask"}, {"messages": messages}, {"text": "all of it"}]
+    lines: list[dict[str, object]] = [
+        {"prompt": "ask"},
+        {"messages": finished[:3]},  # what the assistant wrote before is context here, not to be learned
+        {"messages": finished},
+        {"text": "all of it"},
+    ]
     file = tmp_path / "data.jsonl"
     file.write_text("\n".join(json.dumps(line) for line in lines) + "\n\n")
     data = read_jsonl(file, TOKENIZER, 512)
     assert [TOKENIZER.decode(prompt) for prompt in data.prompts] == [
         "user:askassistant:",
-        "user:hiassistant:<think>hm</think>yousermoreassistant:".replace("yousermore", "youser:more"),
+        "user:hiassistant:<think>hm</think>youser:moreassistant:",
     ]
-    turn, text = data.rows
+    turn, last, text = data.rows
     assert TOKENIZER.decode(turn.token_ids[turn.roles == Role.THINKING].tolist()) == "<think>hm</think>"
     assert turn.token_ids[turn.roles == Role.ANSWER].tolist() == [*TOKENIZER.encode("yo"), END]
+    assert last.token_ids[last.learned].tolist() == [*TOKENIZER.encode("no"), END]
     assert TOKENIZER.decode(text.token_ids.tolist()) == "all of it"
     assert text.learned.all()
 

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,10 @@ from draft_service.drafters.catalogue import build_catalogue
 from draft_service.drafters.interface import DraftingContext
 from paceline.cli import app
 from paceline.config import DraftConfig
-from paceline.engine.interface import StepItem, StepPlan
+from paceline.engine.interface import Logits, StepItem, StepPlan
 from paceline.errors import InvalidInput, VocabularyMismatch
-from paceline.train.checkpoint import MANIFEST_FILE, WEIGHTS_FILE, load_draft, load_draft_engine, load_manifest
+from paceline.models import MANIFEST_FILE
+from paceline.train.checkpoint import WEIGHTS_FILE, load_draft, load_draft_engine, load_manifest
 from paceline.train.command import train_draft
 from paceline.train.corpus import split_rows
 from paceline.train.distill import (
@@ -77,14 +77,16 @@ def test_acceptance_rises(parts: dict[str, Any], loss: Loss, tmp_path: Path) -> 
     assert reports[-1].tokens >= 11_000
 
 
-def test_killed_and_resumed_is_bitwise_undisturbed(parts: dict[str, Any], tmp_path: Path) -> None:
-    undisturbed = distiller(parts)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_killed_and_resumed_is_bitwise_undisturbed(parts: dict[str, Any], dtype: str, tmp_path: Path) -> None:
+    recipe = replace(RECIPE, dtype=dtype)
+    undisturbed = distiller(parts, recipe)
     list(run(undisturbed, tmp_path / "a.pt", PACE, lambda: None))
-    killed = distiller(parts)
+    killed = distiller(parts, recipe)
     for report in run(killed, tmp_path / "b.pt", PACE, lambda: None):
         if report.step == 8:  # three steps past the last checkpoint
             break
-    resumed = distiller(parts)
+    resumed = distiller(parts, recipe)
     resumed.restore(load_state(tmp_path / "b.pt"))
     assert resumed.step_number == 5
     list(run(resumed, tmp_path / "b.pt", PACE, lambda: None))
@@ -192,16 +194,12 @@ def test_served_logits_are_the_students_and_never_leave_its_vocabulary(
     assert np.isneginf(logits[:, loaded.vocabulary.t2d == ABSENT]).all()
 
 
-@pytest.mark.parametrize("acceptance", list(Acceptance))
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_draft_proposes_its_own_ids_alone(
-    draft_folder: Path, target_folder: Path, acceptance: Acceptance, temperature: float
-) -> None:
-    config = DraftConfig(drafters=(f"model:{draft_folder}",), target_model=str(target_folder), engine=SETTINGS)
-    catalogue = build_catalogue(config)
-    drafter = catalogue.pick("")
+def proposed_ids(draft: Path, target: Path, acceptance: Acceptance, temperature: float) -> tuple[set[int], set[int]]:
+    """What a draft proposes behind tokens that it lacks, and the ids that it has."""
+    config = DraftConfig(drafters=(f"model:{draft}",), target_model=str(target), engine=SETTINGS)
+    drafter = build_catalogue(config).pick("")
     assert drafter.manifest.reduced_vocabulary
-    known = set(load_draft(draft_folder, load_target(target_folder)).vocabulary.d2t.tolist())
+    known = set(load_draft(draft, load_target(target)).vocabulary.d2t.tolist())
     absent = next(token for token in range(258) if token not in known)
     sampling = SamplingParams(temperature=temperature, top_p=0.9, min_p=0.01)
     proposed: set[int] = set()
@@ -214,8 +212,32 @@ def test_a_draft_proposes_its_own_ids_alone(
             drafter.advance([drafting])
         proposed |= set(drafting.proposal().token_ids)
         drafter.close(seed)
+    return proposed, known
+
+
+@pytest.mark.parametrize("acceptance", list(Acceptance))
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_proposes_its_own_ids_alone(
+    draft_folder: Path, target_folder: Path, acceptance: Acceptance, temperature: float
+) -> None:
+    proposed, known = proposed_ids(draft_folder, target_folder, acceptance, temperature)
     assert proposed
     assert proposed <= known
+
+
+def test_logits_for_ids_that_the_draft_lacks_are_given_away(
+    draft_folder: Path, target_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mutation that the test above must catch: absent ids as probable as the draft's best."""
+
+    def leaking(vocabulary: DraftVocabulary, logits: Logits) -> Logits:
+        wide = np.repeat(logits.max(axis=1, keepdims=True), vocabulary.target_size, axis=1)
+        wide[:, vocabulary.d2t] = logits
+        return wide
+
+    monkeypatch.setattr(DraftVocabulary, "scatter", leaking)
+    proposed, known = proposed_ids(draft_folder, target_folder, Acceptance.COUPLED, 1.0)
+    assert not proposed <= known
 
 
 def test_a_draft_of_another_target_is_refused(draft_folder: Path, target_folder: Path, tmp_path: Path) -> None:
@@ -267,29 +289,26 @@ def test_bad_input_is_one_line(flags: tuple[str, ...], named: str, target_folder
     assert result.stderr.count("\n") == 1
 
 
-def command(target: Path, out: Path, *flags: str) -> list[str]:
-    options = "--layers 0,2 --draft-vocab 200 --self-generate 1500 --max-length 64 --tokens 24000 --batch-rows 4"
-    program = [sys.executable, "-c", "from paceline.cli import main; main()", "train", "draft"]
+def train_options(target: Path, out: Path, *flags: str) -> list[str]:
+    options = "--layers 0,2 --draft-vocab 200 --self-generate 1500 --max-length 64 --tokens 16000 --batch-rows 4"
     paths = ["--target", str(target), "--out", str(out)]
-    return [*program, *paths, *options.split(), "--threads", "1", "--evaluation-rows", "1", *flags]
+    return ["train", "draft", *paths, *options.split(), "--threads", "1", "--evaluation-rows", "1", *flags]
 
 
 def test_the_command_survives_a_kill(target_folder: Path, tmp_path: Path) -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     killed, undisturbed = tmp_path / "killed", tmp_path / "undisturbed"
-    process = subprocess.Popen(command(target_folder, killed), env=environment, stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
-    while not (killed / "work" / "checkpoint.pt").exists():
-        assert process.poll() is None
-        assert time.monotonic() < deadline
+    program = [sys.executable, "-c", "from paceline.cli import main; main()", *train_options(target_folder, killed)]
+    process = subprocess.Popen(program, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout is not None
+    with process.stdout as lines:
+        assert any(line.startswith("step ") for line in lines)  # said once the first checkpoint is there
     process.send_signal(signal.SIGKILL)
     process.wait()
     state = load_state(killed / "work" / "checkpoint.pt")
     assert 0 < state["step_number"] < state["total_steps"]
     for out, flags in ((killed, ("--resume",)), (undisturbed, ())):
-        done = subprocess.run(
-            command(target_folder, out, *flags), env=environment, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
+        done = CliRunner().invoke(app, train_options(target_folder, out, *flags))
+        assert done.exit_code == 0, done.output
         assert "mean accepted tokens" in done.stdout
     assert (killed / WEIGHTS_FILE).read_bytes() == (undisturbed / WEIGHTS_FILE).read_bytes()

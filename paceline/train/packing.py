@@ -1,0 +1,57 @@
+"""Weights on disk: float16 as they are, or int8 rows with a scale each, half the size again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+import torch
+
+from paceline.types import require
+
+_SCALE = ".scale"
+_LARGEST = 127
+
+Tensors = dict[str, torch.Tensor]
+
+
+class WeightFormat(StrEnum):
+    """How a draft's weights are written."""
+
+    FLOAT16 = "float16"
+    INT8 = "int8"
+    """Matrices in int8, symmetric, with a float32 scale a row; vectors in float16."""
+
+
+def pack(weights: Mapping[str, torch.Tensor], form: WeightFormat) -> Tensors:
+    """Weights as they are written; int8 is at most half of a row's largest / 127 away from the original."""
+    packed: Tensors = {}
+    for name, weight in weights.items():
+        whole = weight.detach().cpu()
+        if form is WeightFormat.FLOAT16 or whole.ndim < 2:
+            packed[name] = whole.half().contiguous()
+            continue
+        rows = whole.float()
+        scale = rows.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny) / _LARGEST
+        packed[name] = (rows / scale).round().to(torch.int8).contiguous()
+        packed[name + _SCALE] = scale
+    return packed
+
+
+def unpack(tensors: Mapping[str, torch.Tensor]) -> Tensors:
+    """What `pack` was given, as close as its format allows: float32 where it was int8, else as stored.
+
+    Raises:
+        InvalidInput: a row's scale is missing or of another shape.
+    """
+    return {name: _unpacked(name, tensors) for name in tensors if not name.endswith(_SCALE)}
+
+
+def _unpacked(name: str, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    stored = tensors[name]
+    if stored.dtype != torch.int8:
+        return stored
+    scale = tensors.get(name + _SCALE, torch.empty(0))
+    wanted = (len(stored), 1)
+    require(tuple(scale.shape) == wanted, f"weights {name}{_SCALE}", tuple(scale.shape), f"of shape {wanted}")
+    return stored.float() * scale
