@@ -13,6 +13,7 @@ PROMPT ?= Repeat this passage word for word: The keeper climbed the stairs of th
 wrote the hour in the book. The keeper climbed down the stairs of the lighthouse, closed the book, and went to sleep.
 DEMO_FLAGS ?= --temperature 0 --max-new-tokens 96 --drafter ngram
 BENCH_FLAGS ?= --drafter ngram --kind copy,code-edit --num-draft-tokens 8
+BENCH_FLAGS ?= --drafter ngram --kind copy,code-edit --num-draft-tokens 8
 
 .PHONY: setup pull demo test test-full check format bench stubs clean
 
