@@ -12,6 +12,7 @@ TORCH := torch==2.13.0
 PROMPT ?= Repeat this passage word for word: The keeper climbed the stairs of the lighthouse, lit the lamp, and \
 wrote the hour in the book. The keeper climbed down the stairs of the lighthouse, closed the book, and went to sleep.
 DEMO_FLAGS ?= --temperature 0 --max-new-tokens 96
+BENCH_FLAGS ?= --drafter ngram --kind copy,code-edit
 
 .PHONY: setup pull demo test test-full check format bench stubs clean
 
@@ -52,7 +53,7 @@ format: setup
 	$(BIN)/ruff format .
 
 bench: pull
-	$(BIN)/python -m benchmarks.copy_task
+	$(BIN)/paceline bench speed $(MODEL) $(BENCH_FLAGS)
 
 stubs: setup
 	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=. --pyi_out=. --grpc_python_out=. protos/paceline/v1/*.proto

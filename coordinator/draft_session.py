@@ -111,6 +111,11 @@ class DraftSession:
         self._pause_s = RETRY_MIN_S
 
     @property
+    def is_open(self) -> bool:
+        """Whether the draft service holds the session."""
+        return self._id is not None
+
+    @property
     def is_ready(self) -> bool:
         """Whether a draft can be asked for."""
         return self._peer is not None and (self._id is not None or self._may_open(self._peer))

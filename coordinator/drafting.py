@@ -84,7 +84,7 @@ class Drafting:
         self._learn_tokens(sequence.ids)
         self._cached = None
         self._plan = self._next_plan(sequence)
-        if self._uses_model:
+        if self._needs_session():
             self._session.open(sequence.ids, self._wanted_now(), traceparent)
 
     async def take(self) -> Drafted:
@@ -122,7 +122,7 @@ class Drafting:
         self._cached = self._session.settle(outcome)
         self._missed = self._plan.fan_out > 0 and self._cached is None
         self._plan = self._next_plan(sequence)
-        if self._uses_model:
+        if self._session.is_open or self._needs_session():
             self._session.commit(outcome, tokens, sequence.ids, self._wanted_now(), traceparent)
 
     def learn(self, record: RoundRecord, proposal: Proposal | None, path: Seq[int]) -> None:
@@ -180,6 +180,10 @@ class Drafting:
         nodes = k if not self._widths or source is Source.NGRAM else 0
         held = len(self._cached.proposal) if self._cached and self._cached.proposal else 0
         return Plan(source, held if source is Source.CACHED else nodes, k, self._fan_out, k, 0)
+
+    def _needs_session(self) -> bool:
+        """With outcome drafting the draft computes the prompt beside the target; without, once it is first asked."""
+        return self._uses_model and (self._fan_out > 0 or self._plan.source is Source.WAIT)
 
     def _wanted_now(self) -> DraftBudget:
         """What the draft service is asked for at once: a proposal only if the round waits for it."""

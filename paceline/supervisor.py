@@ -105,8 +105,7 @@ def divide_cores(total: int, *, drafts: bool) -> Cores:
     """Divide `total` cores: a drafting model gets a quarter, a target without one keeps them all.
 
     Below four cores a quarter isn't worth what the target would lose: both use
-    them all, one after the other, and the policy sees what drafting at the same
-    time would cost.
+    them all, one after the other (`coordinator_flags`).
     """
     if not drafts or total < SHARED_BELOW:
         return Cores(target=total, draft=total)
@@ -176,13 +175,15 @@ def draft_flags(settings: ServeSettings, threads: int) -> Flags:
     }
 
 
-def coordinator_flags(settings: ServeSettings, target: str, draft: str | None) -> Flags:
+def coordinator_flags(settings: ServeSettings, target: str, draft: str | None, cores: int) -> Flags:
     """The coordinator's settings, dotted keys as in `CoordinatorConfig`."""
     return {
         "model": settings.model,
         "served_model_name": settings.served_model_name,
         "drafter": DrafterChoice.parse(settings.drafter).kind,
         "num_draft_tokens": settings.num_draft_tokens,
+        # Drafting beside a target on the same cores takes from it more than it gives.
+        "fan_out": 0 if cores < SHARED_BELOW else None,
         "seed": settings.seed,
         "server.host": settings.host,
         "server.port": settings.port,
@@ -211,7 +212,7 @@ def check_settings(settings: ServeSettings) -> None:
     load_config(TargetConfig, None, target_flags(settings, 1))
     if settings.draft_model is not None:
         load_config(DraftConfig, None, draft_flags(settings, 1))
-    load_config(CoordinatorConfig, None, coordinator_flags(settings, "checked:1", None))
+    load_config(CoordinatorConfig, None, coordinator_flags(settings, "checked:1", None, 1))
 
 
 def write_config(kind: type[Config], file: Path, flags: Flags) -> None:
@@ -428,7 +429,8 @@ class Services:
 
     def _start_coordinator(self) -> None:
         draft = self._address("draft") if "draft" in self.processes else None
-        flags = coordinator_flags(self.settings, self._address("target"), draft)
+        cores = available_cores(os.environ)
+        flags = coordinator_flags(self.settings, self._address("target"), draft, cores)
         self._start("coordinator", CoordinatorConfig, flags, 1)
 
     def _start(self, name: ServiceName, kind: type[Config], flags: Flags, threads: int) -> None:

@@ -18,6 +18,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from paceline.cli_support import example, need_engine
 from paceline.config import DEFAULT_MODEL
 from paceline.errors import InvalidInput, PacelineError
 from paceline.types import Acceptance, require
@@ -43,12 +44,8 @@ Name = Annotated[str, typer.Option(help="The reports are NAME-DATE.json and NAME
 Seed = Annotated[int, typer.Option(help="Seed of the first pass; each pass adds one.")]
 
 
-def _example(*commands: str) -> str:
-    return "\n\n".join(["[bold]Example:[/bold]", *(f"[cyan]{command}[/cyan]" for command in commands)])
-
-
 @bench.command(
-    epilog=_example(
+    epilog=example(
         "paceline bench speed --drafter ngram --kind copy,code-edit --num-draft-tokens 8",
         "paceline bench speed --drafter ngram,model:draft,auto --temperature 0,0.6,1 --out reports",
     )
@@ -88,14 +85,6 @@ def speed(
     with _groups(model, plan.drafters, url, console) as groups:
         report = _run_speed(model, plan, groups, out, name, console)
     typer.echo(f"report: {report}")
-
-
-def need_engine(command: str) -> None:
-    """Refuse a command that this installation can't run, saying what to install."""
-    from paceline.doctor import has_engine
-
-    if not has_engine():
-        raise PacelineError(f"`paceline {command}` needs the engine: pip install 'paceline[engine]'")
 
 
 def _run_speed(model: str, plan: SpeedPlan, groups: dict[str, Group], out: Path, name: str, console: Console) -> Path:
@@ -204,7 +193,7 @@ def _count(field: str, text: str) -> int:
 
 
 @bench.command(
-    epilog=_example(
+    epilog=example(
         "paceline bench peers --install",
         "paceline bench peers --drafter ngram,auto --draft draft --kind code-edit,chat --out reports",
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.bench.peer_process import PeerFailed
-from paceline.models import PULLABLE, fetch_gguf, resolve
+from paceline.models import PULLABLE, fetch_gguf, resolve, resolve_draft
 
 CONVERT_SECONDS = 600.0
 _SKIPPED_FIELDS = ("GGUF.", "general.architecture", "general.file_type", "general.quantization_version")
@@ -120,4 +120,4 @@ def export_draft(draft: Path, target_model: str, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    export_draft(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
+    export_draft(Path(resolve_draft(sys.argv[1], sys.argv[2])), sys.argv[2], Path(sys.argv[3]))

@@ -79,6 +79,8 @@ class SpeedPlan:
         for temperature in self.temperatures:
             SamplingParams(temperature=temperature)
         require(len(self.variants) > 0, "drafter", self.variants, "one or more")
+        for variant in self.variants:
+            SpeculationSettings(num_draft_tokens=variant.num_draft_tokens)
 
     @property
     def drafters(self) -> tuple[str, ...]:

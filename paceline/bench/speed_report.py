@@ -203,7 +203,7 @@ def _pair_json(pair: Pair) -> dict[str, Any]:
     runs = {"plain": pair.plain, "drafted": pair.drafted} | ({"split": pair.split} if pair.split else {})
     figures = (
         "wall_s",
-        "time_to_first_token_ms",
+        "first_token_ms",
         "tokens_per_second",
         "rounds",
         "proposed",

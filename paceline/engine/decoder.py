@@ -339,7 +339,7 @@ def load_decoder(resolved: ResolvedModel, settings: EngineSettings) -> PreTraine
     common = {**resolved.arguments, "trust_remote_code": settings.trust_remote_code}
     config = _from_pretrained(resolved, lambda: AutoConfig.from_pretrained(resolved.location, **common))
     refuse_config(config)
-    dtype: Any = _dtype(settings.dtype, device)
+    dtype: Any = chosen_dtype(settings.dtype, device)
     with quiet_loading():
         load: Callable[[], Any] = lambda: AutoModelForCausalLM.from_pretrained(  # noqa: E731
             resolved.location, dtype=dtype, attn_implementation="eager", **common
@@ -366,7 +366,7 @@ def _device(name: str) -> torch.device:
         raise InvalidInput.of("device", name, f"auto or a torch device ({error})") from error
 
 
-def _dtype(name: str, device: torch.device) -> torch.dtype | str:
+def chosen_dtype(name: str, device: torch.device) -> torch.dtype | str:
     """`auto`: the checkpoint's own dtype on an accelerator, float32 on a CPU; `fast` trades precision there too."""
     if name == FAST_DTYPE and device.type == "cpu":
         return torch.bfloat16 if cpu_has_bfloat16() else torch.float32

@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from paceline.config import EngineSettings
-from paceline.engine.decoder import build_engine
+from paceline.engine.decoder import build_engine, chosen_dtype
 from paceline.engine.interface import Engine, EngineInfo, Logits, StepPlan
 from paceline.errors import InvalidInput, VocabularyMismatch
 from paceline.models import MANIFEST_FILE, resolve
@@ -269,8 +269,8 @@ def draft_engine(draft: LoadedDraft, target: Target, settings: EngineSettings, n
     """The serving engine of a loaded draft; takes the student over."""
     student: Any = draft.student
     student.requires_grad_(False)
-    if settings.dtype != "float32" and (settings.dtype != "auto" or student.device.type == "cuda"):
-        student.to(torch.float16 if settings.dtype == "auto" else getattr(torch, settings.dtype))
+    wanted = chosen_dtype(settings.dtype, student.device)
+    student.to(torch.float16 if wanted == "auto" else wanted)
     inner = build_engine(student, target.tokenizer, settings, name, reduced_head=True)
     return ReducedVocabularyEngine(inner, draft.vocabulary)
 

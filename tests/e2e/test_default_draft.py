@@ -1,0 +1,43 @@
+"""The draft that comes with Paceline, behind real services, found by the target's name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from paceline.config import DEFAULT_MODEL
+from paceline.models import default_drafters
+from paceline.types import ChatMessage, GenerateRequest, SamplingParams, SpeculationSettings
+from tests.e2e.cluster import Cluster
+
+
+@pytest.mark.real_model
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_default_models_draft_is_there_and_changes_no_text(tmp_path: Path, temperature: float) -> None:
+    drafters = default_drafters(DEFAULT_MODEL)
+    assert drafters == ("model:default", "ngram")
+    threads: dict[str, object] = {"engine.threads": 1}
+    request = GenerateRequest(
+        messages=(ChatMessage("user", "Name three rivers."),),
+        seed=7,
+        sampling=SamplingParams(temperature=temperature),
+        max_new_tokens=48,
+        speculation=SpeculationSettings(drafter="model", num_draft_tokens=3),
+    )
+    with (
+        Cluster(
+            tmp_path,
+            target_model=DEFAULT_MODEL,
+            drafters=drafters,
+            target_flags=threads,
+            draft_flags=threads | {"target_model": DEFAULT_MODEL},
+            coordinator_flags={"draft_timeout_ms": 5000.0},
+        ) as running,
+        running.client() as client,
+    ):
+        drafted = client.generate(request)
+        plain = client.generate(replace(request, speculation=SpeculationSettings(off=True)))
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.stats.num_accepted_draft_tokens > 4
