@@ -22,6 +22,7 @@ from paceline.types import (
     AUTO,
     MAX_PROPOSAL_NODES,
     NGRAM,
+    ROOT,
     Acceptance,
     DraftBudget,
     Outcome,
@@ -35,7 +36,6 @@ SURE_MATCH = 5
 """Length from which a match goes before the model when a request fixes its number of tokens and not its drafter."""
 TARGET_ONLY = Plan()
 NONE = "none"
-MAX_PATH = MAX_PROPOSAL_NODES
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Drafting:
             if drafted.proposal is not None:
                 return drafted
         if plan.source is not Source.NONE and self._match is not None:
-            return Drafted(self._proposal_of(self._match, plan.depth))
+            return Drafted(self._matches(self._match, plan.depth))
         return NOTHING
 
     def verifying(self, round_: Round) -> None:
@@ -145,7 +145,7 @@ class Drafting:
             self._match = self._ngrams.longest_match()
 
     def _next_plan(self, sequence: Sequence) -> Plan:
-        room = max(0, min(sequence.room - 1, MAX_PATH))
+        room = max(0, min(sequence.room - 1, MAX_PROPOSAL_NODES))
         if self._off or not room:
             return TARGET_ONLY
         if self._cached is not None and self._cached.proposal is not None:
@@ -192,11 +192,23 @@ class Drafting:
             return DraftBudget()
         return DraftBudget(plan.depth, self._widths, plan.nodes)
 
-    def _proposal_of(self, match: Match, k: int) -> Proposal:
-        token_ids = match.continuation(k)
-        certain = (1.0,) * k
+    def _matches(self, best: Match, k: int) -> Proposal:
+        """The best match's continuation; where the request asks for a tree, other matches' beside it."""
+        assert self._ngrams is not None, "a match comes from the index"
+        width = self._widths[0] if self._widths else 1
+        paths = [best.continuation(k)]
+        for path in self._ngrams.propose_many(width + 1, k):
+            distinct = all(path[0] != other[0] for other in paths)
+            if distinct and len(paths) < width and (len(paths) + 1) * k <= MAX_PROPOSAL_NODES:
+                paths.append(path)
+        token_ids: list[int] = []
+        parents: list[int] = []
+        for path in paths:
+            parents += (ROOT, *range(len(token_ids), len(token_ids) + k - 1))
+            token_ids += path
         supports = () if self._coupled else tuple(SparseDistribution((token,), (1.0,)) for token in token_ids)
-        return Proposal(1 + self._rounds, token_ids, certain, supports=supports, drafter=NGRAM)
+        certain = (1.0,) * len(token_ids)
+        return Proposal(1 + self._rounds, tuple(token_ids), certain, tuple(parents), supports, NGRAM)
 
 
 def _now_ms() -> float:

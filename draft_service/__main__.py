@@ -80,9 +80,7 @@ def _load(config: DraftConfig) -> Catalogue:
 
 def main(
     config: Annotated[Path | None, typer.Option(help="TOML file; flags override it.")] = None,
-    drafter: Annotated[
-        list[str] | None, typer.Option(help="ngram or model:NAME; repeatable, the default first.")
-    ] = None,
+    drafter: Annotated[list[str] | None, typer.Option(help="model:NAME, the default first; repeatable.")] = None,
     target_model: Annotated[str | None, typer.Option(help="Target whose tokenizer the drafters must share.")] = None,
     dtype: Annotated[str | None, typer.Option(help="fast (default), auto, float32, bfloat16 or float16.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
@@ -104,7 +102,7 @@ def main(
 ) -> None:
     """Run the draft service.
 
-    Example: paceline draft-service --drafter ngram --port 50052
+    Example: paceline draft-service --drafter model:default --target-model smollm2-135m
     """
     flags: dict[str, object] = {
         "drafters": drafter or None,

@@ -88,9 +88,9 @@ class TargetConfig(_Settings):
 
 
 class DraftConfig(_Settings):
-    """The draft service. Drafters are `ngram` or `model:NAME`, the default first."""
+    """The draft service. Drafters are `model:NAME`, the default first; `model:default` comes with Paceline."""
 
-    drafters: tuple[str, ...] = ("ngram",)
+    drafters: tuple[str, ...] = ("model:default",)
     target_model: str | None = Field(None, description="Target whose tokenizer the drafters must share.")
     server: ServerSettings = ServerSettings(port=DRAFT_PORT)
     engine: DraftEngineSettings = DraftEngineSettings()

@@ -171,11 +171,6 @@ def resolve_draft(model: str, target: str | None) -> str:
     return str(folder)
 
 
-def default_drafters(target: str) -> tuple[str, ...]:
-    """Drafters for a target when none is asked for, the default first: its shipped draft if there is one, n-grams."""
-    return ("ngram",) if shipped_draft(target) is None else (f"model:{DEFAULT_DRAFT}", "ngram")
-
-
 def pull(
     name: str,
     progress: ProgressCallback | None = None,

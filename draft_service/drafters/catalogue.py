@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from draft_service.drafters.interface import AnyDrafter
 from draft_service.drafters.model import ModelDrafter
-from draft_service.drafters.names import MODEL, NGRAM, check_drafters
-from draft_service.drafters.ngram import NgramDrafter
+from draft_service.drafters.names import MODEL, check_drafters
 from paceline.config import DraftConfig
 from paceline.engine.interface import Engine
 from paceline.engine.loading import load_engine
@@ -17,16 +16,13 @@ from paceline.models import is_draft, resolve_draft
 from paceline.tokenizer import load_tokenizer
 from paceline.types import Fingerprint
 
-ANY_LENGTH = 1 << 22
-"""Longest prefix that an n-gram drafter takes."""
-
 
 @dataclass(frozen=True)
 class Catalogue:
     """Drafters by name, the default first, and the engines that they run on."""
 
     drafters: Mapping[str, AnyDrafter]
-    engines: tuple[Engine, ...] = ()
+    engines: tuple[Engine, ...]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -35,15 +31,13 @@ class Catalogue:
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """The first engine's; with n-grams alone any vocabulary will do."""
-        if not self.engines:
-            return Fingerprint(model=self.names[0])
+        """The first engine's."""
         return self.engines[0].info.fingerprint
 
     @property
     def max_length(self) -> int:
         """Longest prefix that every drafter takes, in tokens."""
-        return min((engine.info.max_length for engine in self.engines), default=ANY_LENGTH)
+        return min(engine.info.max_length for engine in self.engines)
 
     @property
     def kv_rows(self) -> int:
@@ -82,11 +76,7 @@ def build_catalogue(config: DraftConfig) -> Catalogue:
     drafters: dict[str, AnyDrafter] = {}
     engines: list[Engine] = []
     for text in config.drafters:
-        kind, _, model = text.partition(":")
-        if kind == NGRAM:
-            drafters[NGRAM] = NgramDrafter()
-            continue
-        model = resolve_draft(model, config.target_model)
+        model = resolve_draft(text.partition(":")[2], config.target_model)
         trained = is_draft(model)
         engines.append(_load_trained(model, config) if trained else load_engine(model, config.engine))
         name = text if MODEL in drafters else MODEL
@@ -104,8 +94,6 @@ def _load_trained(folder: str, config: DraftConfig) -> Engine:
 
 
 def _check_vocabularies(engines: list[Engine], config: DraftConfig) -> None:
-    if not engines:
-        return
     found = [engine.info.fingerprint for engine in engines]
     expected, whose = found[0].tokenizer, found[0].model
     if config.target_model is not None:

@@ -25,8 +25,6 @@ class DrafterManifest:
     feature_layers: tuple[int, ...] = ()
     reduced_vocabulary: bool = False
     trees: bool = False
-    deterministic: bool = False
-    """Whether q is a point mass (an n-gram match)."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from paceline.errors import InvalidInput
 
-NGRAM = "ngram"
 MODEL = "model"
 
 
@@ -20,8 +19,7 @@ def check_drafters(drafters: Sequence[str]) -> None:
         raise InvalidInput.of("drafters", list(drafters), "at least 1")
     for text in drafters:
         kind, _, model = text.partition(":")
-        known = text == NGRAM or (kind == MODEL and model)
-        if not known:
-            raise InvalidInput.of("drafters", text, "ngram or model:NAME")
+        if kind != MODEL or not model:
+            raise InvalidInput.of("drafters", text, "model:NAME")
     if len(set(drafters)) < len(drafters):
         raise InvalidInput.of("drafters", list(drafters), "named once each")

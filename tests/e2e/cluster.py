@@ -48,7 +48,7 @@ class Cluster:
 
     folder: Path
     target_model: str = TARGET
-    drafters: tuple[str, ...] = (f"model:{NEAR}", "ngram")
+    drafters: tuple[str, ...] = (f"model:{NEAR}",)
     target_flags: Flags = field(default_factory=dict)
     draft_flags: Flags = field(default_factory=dict)
     coordinator_flags: Flags = field(default_factory=dict)

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from paceline.config import DEFAULT_MODEL
-from paceline.models import default_drafters
 from paceline.types import ChatMessage, GenerateRequest, SamplingParams, SpeculationSettings
 from tests.e2e.cluster import Cluster
 
@@ -16,8 +15,6 @@ from tests.e2e.cluster import Cluster
 @pytest.mark.real_model
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_default_models_draft_is_there_and_changes_no_text(tmp_path: Path, temperature: float) -> None:
-    drafters = default_drafters(DEFAULT_MODEL)
-    assert drafters == ("model:default", "ngram")
     threads: dict[str, object] = {"engine.threads": 1}
     request = GenerateRequest(
         messages=(ChatMessage("user", "Name three rivers."),),
@@ -30,7 +27,7 @@ def test_the_default_models_draft_is_there_and_changes_no_text(tmp_path: Path, t
         Cluster(
             tmp_path,
             target_model=DEFAULT_MODEL,
-            drafters=drafters,
+            drafters=("model:default",),
             target_flags=threads,
             draft_flags=threads | {"target_model": DEFAULT_MODEL},
             coordinator_flags={"draft_timeout_ms": 5000.0},

@@ -32,9 +32,7 @@ def request(length: int = LENGTH, *, off: bool = False, seed: int = 23) -> Gener
 
 @pytest.fixture(scope="module")
 def timed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(
-        tmp_path_factory.mktemp("timed"), target_model=TIMED, drafters=(f"model:{NEAR}", "ngram")
-    ) as running:
+    with Cluster(tmp_path_factory.mktemp("timed"), target_model=TIMED, drafters=(f"model:{NEAR}",)) as running:
         yield running
 
 
@@ -191,7 +189,7 @@ async def test_client_cancel_frees_both_sessions(timed: Cluster) -> None:
 
 
 async def test_cut_link_frees_its_sessions_and_they_go_on(tmp_path_factory: pytest.TempPathFactory) -> None:
-    cluster = Cluster(tmp_path_factory.mktemp("cut"), target_model=TIMED, drafters=("ngram",))
+    cluster = Cluster(tmp_path_factory.mktemp("cut"), target_model=TIMED, drafters=(f"model:{NEAR}",))
     with Proxy(("127.0.0.1", cluster.ports["target"])) as proxy:
         cluster.target_proxy = proxy.address
         with cluster:
@@ -207,7 +205,7 @@ async def test_black_hole_target_is_noticed(tmp_path_factory: pytest.TempPathFac
     cluster = Cluster(
         tmp_path_factory.mktemp("hole"),
         target_model=TIMED,
-        drafters=("ngram",),
+        drafters=(f"model:{NEAR}",),
         coordinator_flags={"round_timeout_ms": 600.0},
     )
     with Proxy(("127.0.0.1", cluster.ports["target"])) as proxy:

@@ -58,9 +58,7 @@ async def sample(client: AsyncClient, requests: list[GenerateRequest], fewest_ro
 
 @pytest.fixture(scope="module")
 def opposite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(
-        tmp_path_factory.mktemp("law"), target_model=TARGET, drafters=(f"model:{OPPOSITE}", "ngram")
-    ) as running:
+    with Cluster(tmp_path_factory.mktemp("law"), target_model=TARGET, drafters=(f"model:{OPPOSITE}",)) as running:
         yield running
 
 

@@ -13,7 +13,7 @@ from tests.e2e.test_records import assert_parts_add_up
 pytestmark = [pytest.mark.real_model, pytest.mark.timeout(1800)]
 
 MODEL = "smollm2-135m"
-DRAFTERS = (f"model:{MODEL}#layers=0,1,2,29", "ngram")
+DRAFTERS = (f"model:{MODEL}#layers=0,1,2,29",)
 PROMPTS = (
     "Repeat this sentence three times: The quick brown fox jumps over the lazy dog.",
     "Write a short story about a lighthouse keeper.",

@@ -12,7 +12,6 @@ import grpc
 
 from draft_service.drafters.catalogue import Catalogue
 from draft_service.drafters.model import ModelDrafter
-from draft_service.drafters.ngram import NgramDrafter
 from draft_service.servicer import DraftServicer
 from paceline.config import EngineSettings, PeerSettings, ServerSettings
 from paceline.engine.executor import Executor
@@ -186,9 +185,9 @@ async def target_service(
 async def draft_service(
     engine: Engine, *, prefill_chunk: int = 16, max_num_seqs: int = 64
 ) -> AsyncIterator[tuple[DraftServicer, str]]:
-    """A draft service with a model drafter (the default) and n-grams; yields its servicer and address."""
+    """A draft service with a model drafter; yields its servicer and address."""
     executor = Executor("draft-test")
-    drafters: dict[str, Any] = {"model": ModelDrafter(engine, prefill_chunk), "ngram": NgramDrafter()}
+    drafters: dict[str, Any] = {"model": ModelDrafter(engine, prefill_chunk)}
     servicer = DraftServicer(Catalogue(drafters, (engine,)), executor, max_num_seqs)
     async with _closing(servicer.close, executor):
 

@@ -202,26 +202,6 @@ async def test_sessions_draft_together_and_a_long_prefix_delays_nobody_by_more_t
     assert max(len(plan.items) for plan in engine.plans) >= 7
 
 
-async def test_ngram_proposals() -> None:
-    prefix = (1, 2, 3, 4, 9, 1, 2, 3, 5, 9, 1, 2, 3)
-    async with draft_service(RecordingEngine()) as (_, address), linked(draft_link(address)) as events:
-        events.link.send(draft_open(1, prefix, K4, drafter="ngram"))
-        chain = (await events.of(DraftedProposal, 1)).proposal
-        assert chain.token_ids == (5, 9, 1, 2)
-        assert chain.draft_probabilities == (1.0,) * 4
-        assert (chain.supports, chain.drafter) == ((), "ngram")
-        events.link.send(commit_of(1, list(prefix), 1, [5, 9, 8]))
-        assert len((await events.of(DraftedProposal, 1)).proposal) == 0
-        events.link.send(draft_open(2, prefix, K4, drafter="ngram", acceptance=Acceptance.REJECTION))
-        certain = (await events.of(DraftedProposal, 2)).proposal
-        assert [support.probabilities for support in certain.supports] == [(1.0,)] * 4
-        tree_budget = DraftBudget(max_tokens=2, tree_widths=(2, 1))
-        events.link.send(draft_open(3, prefix, tree_budget, drafter="ngram"))
-        tree = (await events.of(DraftedProposal, 3)).proposal
-        assert tree.token_ids == (5, 9, 4, 9)
-        assert tree.parents == (ROOT, 0, ROOT, 2)
-
-
 async def test_no_proposal_is_made_where_none_is_wanted() -> None:
     engine = RecordingEngine()
     async with draft_service(engine) as (_, address), linked(draft_link(address)) as events:
@@ -294,7 +274,7 @@ async def test_verifying_is_checked(verifying: Verifying, reason: str, field: st
 @pytest.mark.parametrize(
     ("prefix", "changes", "text"),
     [
-        (PREFIX, {"drafter": "oracle"}, "drafter = 'oracle': must be one of: model, ngram"),
+        (PREFIX, {"drafter": "oracle"}, "drafter = 'oracle': must be one of: model"),
         ((1, 40), {}, "token_ids = 40"),
         ((1,) * 257, {}, "prefix length = 257: must be at most 256"),
     ],

@@ -209,17 +209,6 @@ async def test_rounds_that_the_draft_did_not_propose(inline: tuple[int, ...]) ->
         assert await prepared(events, lambda found: len(found) > 3)
 
 
-async def test_n_grams_prepare_nothing_and_answer_as_ever() -> None:
-    prefix = (1, 2, 3, 4, 9, 1, 2, 3)
-    async with draft_service(RecordingEngine()) as (servicer, address), linked(draft_link(address)) as events:
-        events.link.send(draft_open(1, prefix, K3, drafter="ngram"))
-        proposal = (await events.of(DraftedProposal, 1)).proposal
-        events.link.send(Verifying(1, 7, proposal.proposal_id, 3, budget=K3))
-        assert not await settled(events, servicer)
-        events.link.send(Commit(1, Outcome(7, 1, 1), (4, 9, 1), 8, K3))
-        assert (await events.of(DraftedProposal, 1)).proposal.token_ids == (2, 3, 4)
-
-
 async def test_a_round_before_the_first_proposal_ends_its_drafting() -> None:
     engine = RecordingEngine()
     async with draft_service(engine, prefill_chunk=4) as (servicer, address), linked(draft_link(address)) as events:

@@ -13,7 +13,7 @@ import pytest
     [
         (["target_service", "-tp", "2"], 2, "tensor_parallel_size = 2: must be 1"),
         (["target_service", "--max-num-seqs", "0"], 2, "engine.max_num_seqs = 0"),
-        (["draft_service", "--drafter", "oracle"], 2, "drafters = 'oracle': must be ngram or model:NAME"),
+        (["draft_service", "--drafter", "oracle"], 2, "drafters = 'oracle': must be model:NAME"),
         (
             ["draft_service", "--drafter", "model:table:vocab=64", "--target-model", "table:vocab=32", "--port", "0"],
             1,

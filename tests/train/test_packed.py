@@ -18,7 +18,7 @@ from paceline import models
 from paceline.cli import app
 from paceline.config import DraftConfig
 from paceline.errors import InvalidInput
-from paceline.models import MANIFEST_FILE, default_drafters, resolve_draft, shipped_draft
+from paceline.models import MANIFEST_FILE, resolve_draft, shipped_draft
 from paceline.train.checkpoint import WEIGHTS_FILE, file_digest, load_draft, load_manifest, pack_draft
 from paceline.train.command import train_draft
 from paceline.train.packing import WeightFormat, pack, unpack
@@ -157,10 +157,9 @@ def shipped(packed_folder: Path, target_folder: Path, tmp_path: Path, monkeypatc
 
 def test_the_default_drafter_is_the_shipped_draft(shipped: Path) -> None:
     assert shipped_draft("tiny") == shipped
-    assert default_drafters("tiny") == ("model:default", "ngram")
-    config = DraftConfig(drafters=default_drafters("tiny"), target_model="tiny", engine=SETTINGS)
+    config = DraftConfig(drafters=("model:default",), target_model="tiny", engine=SETTINGS)
     catalogue = build_catalogue(config)
-    assert catalogue.names == ("model", "ngram")
+    assert catalogue.names == ("model",)
     assert catalogue.pick("").manifest.reduced_vocabulary
 
 
@@ -169,7 +168,6 @@ def test_the_default_drafter_is_the_shipped_draft(shipped: Path) -> None:
 def test_other_targets_have_no_default_draft(target: str | None) -> None:
     if target is not None:
         assert shipped_draft(target) is None
-        assert default_drafters(target) == ("ngram",)
     with pytest.raises(InvalidInput, match="model:default"):
         resolve_draft("default", target)
 
