@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 bench = typer.Typer(help="Measure: speed beside target-only, and beside other systems.", no_args_is_help=True)
 
 REPORTS = Path("docs/reports")
-_DRAFTER_COMMA = re.compile(r",(?=(?:none|ngram|auto|model:))")
+_DRAFTER_COMMA = re.compile(r",(?=(?:none|ngram|auto|model)(?:[:,]|$))")
 
 Model = Annotated[str, typer.Argument(help="The target: a pulled model, a folder, a .gguf path or a table.")]
 Kinds = Annotated[
@@ -87,17 +87,19 @@ def speed(
     typer.echo(f"report: {report}")
 
 
-def _run_speed(model: str, plan: SpeedPlan, groups: dict[str, Group], out: Path, name: str, console: Console) -> Path:
+def _run_speed(
+    model: str, plan: SpeedPlan, groups: dict[str, Group], out: Path, report_name: str, console: Console
+) -> Path:
     from paceline.bench.environment import describe, load_average
     from paceline.bench.reports import write_report
-    from paceline.bench.speed import run_speed
+    from paceline.bench.speed import Variant, run_speed
     from paceline.bench.speed_report import Costs, speed_json, speed_markdown, speed_rows
 
     facts = describe() | {
         "model": model,
         "pairs of each row": str(plan.pairs),
         "tokens of each generation": str(plan.tokens),
-        "compute threads": "; ".join(f"{group.name}: {group.split}" for group in groups.values()),
+        "compute threads": "; ".join(f"{Variant(name).name}: {group.split}" for name, group in groups.items()),
         "load average before": load_average(),
     }
     done: list[Pair] = []
@@ -114,7 +116,7 @@ def _run_speed(model: str, plan: SpeedPlan, groups: dict[str, Group], out: Path,
             costs = Costs.of(done, groups)
             rows = speed_rows(done, costs)
             values = speed_json(facts, rows, done, costs)
-            written = write_report(out, name, values, speed_markdown(facts, rows, costs))
+            written = write_report(out, report_name, values, speed_markdown(facts, rows, costs))
     return written
 
 
@@ -157,8 +159,8 @@ def split_drafters(text: str) -> tuple[str, ...]:
     """
     found = tuple(part.strip() for part in _DRAFTER_COMMA.split(text))
     for one in found:
-        known = one in ("none", "ngram", "auto") or one.startswith(("model:", "auto:"))
-        require(known, "drafter", one, "none, ngram, model:PATH or auto")
+        known = one in ("none", "ngram", "auto", "model") or one.startswith(("model:", "auto:"))
+        require(known, "drafter", one, "none, ngram, model, model:PATH, auto or auto:PATH")
     return tuple(dict.fromkeys(found))
 
 

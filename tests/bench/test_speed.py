@@ -166,7 +166,7 @@ def test_every_kind_has_at_least_three_prompts() -> None:
 
 
 def test_drafters_are_split_at_their_own_commas() -> None:
-    assert split_drafters(f"none,ngram,{NEAR},auto") == ("none", "ngram", NEAR, "auto")
+    assert split_drafters(f"none,ngram,{NEAR},auto:d,model") == ("none", "ngram", NEAR, "auto:d", "model")
 
 
 @pytest.mark.parametrize(
