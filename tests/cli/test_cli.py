@@ -69,7 +69,7 @@ BAD_INPUT = [
     (["generate", "--prompt", "x", "--system", "y"], ("system", "'y'", "--chat only")),
     (["generate", "--prompt-file", "/no/such/file"], ("prompt_file", "/no/such/file", "readable")),
     (["generate", "--prompt", "x", "--json", "--compare"], ("compare", "True", "left out with --json")),
-    (["generate", "--prompt", "x", "--local", "--drafter", "oracle"], ("drafter", "'oracle'", "ngram, model:PATH")),
+    (["generate", "--prompt", "x", "--local", "--drafter", "oracle"], ("drafter", "'oracle'", "auto, ngram, model")),
     (["generate", "--prompt", "x", "--no-such-flag"], ("--no-such-flag",)),
     (["serve", "/no/such/model"], ("model", "/no/such/model", "a folder, a .gguf file")),
     (["serve", "table:vocab=8", "--dtype", "int3"], ("--dtype", "'int3'", "'float32'")),
