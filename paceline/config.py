@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from paceline.errors import InvalidInput
 from paceline.types import AUTO
@@ -69,12 +69,6 @@ class EngineSettings(_Settings):
     trust_remote_code: bool = False
 
 
-class DraftEngineSettings(EngineSettings):
-    """A draft's precision changes speed only, so it is what is fast."""
-
-    dtype: Literal["auto", "fast", "float32", "bfloat16", "float16"] = "fast"
-
-
 class TargetConfig(_Settings):
     """The target service."""
 
@@ -93,7 +87,13 @@ class DraftConfig(_Settings):
     drafters: tuple[str, ...] = ("model:default",)
     target_model: str | None = Field(None, description="Target whose tokenizer the drafters must share.")
     server: ServerSettings = ServerSettings(port=DRAFT_PORT)
-    engine: DraftEngineSettings = DraftEngineSettings()
+    engine: EngineSettings = EngineSettings(dtype=FAST_DTYPE)
+
+    @field_validator("engine", mode="before")
+    @classmethod
+    def _fast_unless_told(cls, value: object) -> object:
+        """A draft's precision changes speed only, so what no setting names is what is fast."""
+        return {"dtype": FAST_DTYPE} | value if isinstance(value, dict) else value
 
 
 class CoordinatorConfig(_Settings):

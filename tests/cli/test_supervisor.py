@@ -226,7 +226,7 @@ def serving(folder: Path, *flags: str) -> Iterator[ServeCommand]:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_serve_stops_everything_on_ctrl_c_and_on_sigterm(tmp_path: Path, number: signal.Signals) -> None:
-    with serving(tmp_path, "--drafter", "none" if number is signal.SIGTERM else "ngram") as command:
+    with serving(tmp_path, "--drafter", "none" if number is signal.SIGTERM else DRAFT) as command:
         command.wait_ready()
         assert ("draft" in command.pids) == (number is signal.SIGINT)
         command.process.send_signal(number)
@@ -237,7 +237,7 @@ def test_serve_stops_everything_on_ctrl_c_and_on_sigterm(tmp_path: Path, number:
 
 
 def test_serve_names_the_service_that_fails(tmp_path: Path) -> None:
-    with serving(tmp_path) as command:
+    with serving(tmp_path, "--drafter", DRAFT) as command:
         command.wait_ready()
         os.kill(command.pids["draft"], signal.SIGKILL)
         code, _, err = command.finish()

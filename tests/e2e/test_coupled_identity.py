@@ -62,7 +62,11 @@ async def test_greedy_rejection_and_block_equal_greedy(cluster: Cluster) -> None
 
 
 async def test_a_perfect_draft_is_accepted_whole(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> None:
-    with Cluster(tmp_path_factory.mktemp("perfect"), drafters=(f"model:{cluster.target_model}",)) as perfect:
+    with Cluster(
+        tmp_path_factory.mktemp("perfect"),
+        drafters=(f"model:{cluster.target_model}",),
+        coordinator_flags={"fan_out": 0},  # a round that waits for its proposal gets it whole
+    ) as perfect:
         async with perfect.async_client() as client:
             for acceptance in Acceptance:
                 request = GenerateRequest(
