@@ -93,7 +93,7 @@ def _run_speed(
     from paceline.bench.environment import describe, load_average
     from paceline.bench.reports import write_report
     from paceline.bench.speed import Variant, run_speed
-    from paceline.bench.speed_report import Costs, speed_json, speed_markdown, speed_rows
+    from paceline.bench.speed_report import Costs, speed_json, speed_markdown, speed_plots, speed_rows
 
     facts = describe() | {
         "model": model,
@@ -116,7 +116,8 @@ def _run_speed(
             costs = Costs.of(done, groups)
             rows = speed_rows(done, costs)
             values = speed_json(facts, rows, done, costs)
-            written = write_report(out, report_name, values, speed_markdown(facts, rows, costs))
+            markdown = speed_markdown(facts, rows, costs)
+            written = write_report(out, report_name, values, markdown, speed_plots(rows))
     return written
 
 
@@ -285,7 +286,7 @@ def _use_cores(cores: int) -> int:
 def _run_peers(settings: PeerSettings, plan: ContestPlan, listed: _Contestants, out: Path, name: str) -> Path:
     from paceline.bench.environment import describe, load_average
     from paceline.bench.peers import Contest
-    from paceline.bench.peers_report import peers_json, peers_markdown
+    from paceline.bench.peers_report import peers_json, peers_markdown, peers_plots
     from paceline.bench.reports import write_report
 
     facts = describe() | {
@@ -300,7 +301,8 @@ def _run_peers(settings: PeerSettings, plan: ContestPlan, listed: _Contestants, 
     try:
         _hold_contest(settings, plan, listed, contest)
     finally:
-        written = write_report(out, name, peers_json(facts, contest), peers_markdown(facts, contest))
+        values, markdown = peers_json(facts, contest), peers_markdown(facts, contest)
+        written = write_report(out, name, values, markdown, peers_plots(contest))
     return written
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from paceline.bench.environment import as_markdown
 from paceline.bench.figures import Spread, lower_bound
 from paceline.bench.peers import OURS, PLAIN, Contest, ContestRun
+from paceline.bench.plots import Bars, Plot
 from paceline.bench.speed import first_difference
 from paceline.bench.speed_report import spread_text, table
 
@@ -149,6 +150,14 @@ def peers_json(facts: Mapping[str, str], contest: Contest) -> Any:
             {name: getattr(run, name) for name in figures} | {"tokens": len(run.token_ids)} for run in contest.runs
         ],
     }
+
+
+def peers_plots(contest: Contest) -> list[Plot]:
+    """Tokens a second by kind and contestant."""
+    cells = {(row.kind, f"{row.system} {row.mode}"): row.speed for row in peer_rows(contest)}
+    kinds, contestants = (list(dict.fromkeys(key[place] for key in cells)) for place in (0, 1))
+    bars = [Bars(one, [cells.get((kind, one)) for kind in kinds]) for one in contestants]
+    return [Plot("Whole requests, greedy, float32", "tokens a second", kinds, bars)] if cells else []
 
 
 HEADS = (

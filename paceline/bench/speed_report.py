@@ -9,6 +9,7 @@ from typing import Any
 from paceline.bench.environment import as_markdown
 from paceline.bench.figures import RowCosts, Spread, ceiling, lower_bound, percentile
 from paceline.bench.groups import Runner
+from paceline.bench.plots import Bars, Plot
 from paceline.bench.speed import Pair, Run
 from paceline.drafter_choice import NONE
 
@@ -220,6 +221,22 @@ def _pair_json(pair: Pair) -> dict[str, Any]:
         "first_difference": pair.difference,
         "runs": {name: {figure: getattr(run, figure) for figure in figures} for name, run in runs.items()},
     }
+
+
+def speed_plots(rows: Sequence[SpeedRow]) -> list[Plot]:
+    """Speed-ups with their ceilings, a plot for each temperature."""
+    plots = []
+    for temperature in dict.fromkeys(row.temperature for row in rows):
+        cells = {(row.kind, row.variant): row for row in rows if row.temperature == temperature}
+        kinds, variants = (list(dict.fromkeys(key[place] for key in cells)) for place in (0, 1))
+        bars = []
+        for variant in variants:
+            found = [cells.get((kind, variant)) for kind in kinds]
+            marks = [row.ceiling if row else None for row in found]
+            bars.append(Bars(variant, [row.ratio if row else None for row in found], marks))
+        title = f"Speed-up over target-only, temperature {temperature:g} (dashed: ceiling)"
+        plots.append(Plot(title, "times target-only", kinds, bars, line=1.0))
+    return plots
 
 
 HEADS = (

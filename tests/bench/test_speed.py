@@ -10,9 +10,10 @@ from typer.testing import CliRunner
 
 from paceline.bench.command import split_drafters
 from paceline.bench.groups import Runner
+from paceline.bench.plots import can_plot, draw
 from paceline.bench.prompt_set import KINDS, Prompt, load_prompts
 from paceline.bench.speed import Pair, Run, SpeedPlan, Variant, first_difference, run_speed
-from paceline.bench.speed_report import Costs, SpeedRow, speed_json, speed_markdown, speed_rows
+from paceline.bench.speed_report import Costs, SpeedRow, speed_json, speed_markdown, speed_plots, speed_rows
 from paceline.cli import app
 from paceline.errors import InvalidInput
 from paceline.supervisor import ServeSettings, Services
@@ -155,6 +156,18 @@ def test_json_holds_each_pair(tmp_path: Path) -> None:
     assert values["row_costs_ms"] == {"1": {"1": 30.0, "5": 40.0}, "2": {"1": 30.0, "5": 40.0}}
     assert [pair["drafted_first"] for pair in values["pairs"]] == [False] * 4 + [True] * 4
     assert set(values["pairs"][1]["runs"]) == {"plain", "drafted", "split"}
+
+
+def test_plots_have_a_bar_for_each_drafter_and_kind_with_its_ceiling(tmp_path: Path) -> None:
+    groups, _ = fakes()
+    pairs = run_speed(plan(temperatures=(0.0, 1.0)), groups)
+    cold, warm = speed_plots(speed_rows(pairs, Costs.of(pairs, groups)))
+    assert [bars.label for bars in cold.bars] == ["ngram", "model:x"]
+    assert [value.median for bars in warm.bars for value in bars.values if value] == [2.5, 2.5]
+    assert list(cold.bars[0].marks) == [3.0]
+    if can_plot():
+        files = draw(cold, tmp_path / "speed")
+        assert files[0].read_text().startswith("<?xml") and files[1].read_bytes().startswith(b"\x89PNG")
 
 
 def test_every_kind_has_at_least_three_prompts() -> None:
