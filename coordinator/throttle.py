@@ -13,6 +13,8 @@ from enum import IntEnum
 
 from coordinator.estimates import Mean
 
+FEWEST_REQUESTS = 4
+"""Fewer running requests than this are left to the policy: what pays depends on their texts, not on each other."""
 WINDOW_ROUNDS = 32
 """Fewest rounds of a window; under load: so many for each running request."""
 ROUNDS_PER_REQUEST = 3
@@ -61,7 +63,7 @@ class Throttle:
     @property
     def level(self) -> Level:
         """What requests may use now."""
-        return self._load().level
+        return self._load().level if self._running >= FEWEST_REQUESTS else Level.FULL
 
     def enter(self, now: float, *, follows: bool, off: bool) -> None:
         """A request begins; `follows`: it leaves its drafting to the policy, `off`: it is target-only."""
@@ -75,6 +77,8 @@ class Throttle:
 
     def add(self, committed: int, now: float) -> None:
         """Count a round of any request."""
+        if self._running < FEWEST_REQUESTS:
+            return
         if self._began is None:
             self._restart(now)
             return

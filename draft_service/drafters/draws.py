@@ -135,8 +135,11 @@ def draws_of(acceptance: Acceptance, sampling: SamplingParams, noise: NoiseKey, 
 def _best_of(logits: Row, count: int) -> tuple[NextToken, ...]:
     """The largest logits, the lowest id among equals first, with the plain softmax as q."""
     scores = processed_scores(logits[np.newaxis], PLAIN)[0]
-    least = np.partition(scores, -count)[-count] if count < scores.size else -np.inf
-    ids = np.flatnonzero((scores >= least) & (scores > -np.inf))
+    # Selection is slow among many equal values, such as the -inf of ids that a reduced vocabulary lacks.
+    ids = np.flatnonzero(scores > -np.inf)
+    if count < ids.size:
+        kept = scores[ids]
+        ids = ids[kept >= np.partition(kept, -count)[-count]]
     order = np.argsort(-scores[ids], kind="stable")[:count]
     return _with_q(scores, ids[order].tolist())
 

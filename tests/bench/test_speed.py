@@ -216,7 +216,18 @@ def test_bad_input_is_one_line(arguments: list[str], named: tuple[str, ...]) -> 
 
 
 def test_the_command_measures_real_services_and_writes_both_files(tmp_path: Path) -> None:
-    arguments = ["--drafter", NEAR, "--num-draft-tokens", "3", "--temperature", "0,1", "--kind", "copy", "--pairs", "1"]
+    arguments = [
+        "--drafter",
+        NEAR,
+        "--num-draft-tokens",
+        "3",
+        "--temperature",
+        "0,1",
+        "--kind",
+        "copy",
+        "--pairs",
+        "1",
+    ]
     result = runner.invoke(app, ["bench", "speed", TARGET, *arguments, "--tokens", "12", "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
     (report,) = tmp_path.glob("speed-*.md")

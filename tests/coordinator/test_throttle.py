@@ -52,16 +52,18 @@ def test_a_level_that_became_better_is_found() -> None:
 
 
 def test_requests_that_choose_for_themselves_are_no_evidence() -> None:
-    machine = Machine(2, follows=False)
+    machine = Machine(4, follows=False)
     machine.run(50_000, dict.fromkeys(Level, 0.01))
     assert machine.throttle.level is Level.FULL
 
 
 def test_target_only_requests_say_what_target_only_is_worth() -> None:
-    machine = Machine(1, follows=False, off=True)
+    machine = Machine(4, follows=False, off=True)
     machine.run(20_000, dict.fromkeys(Level, 1.0))
-    machine.throttle.leave(machine.now, follows=False, off=True)
-    machine.throttle.enter(machine.now, follows=True, off=False)
+    for _ in range(4):
+        machine.throttle.leave(machine.now, follows=False, off=True)
+    for _ in range(4):
+        machine.throttle.enter(machine.now, follows=True, off=False)
     seen = set()
     for _ in range(200):
         seen.add(machine.throttle.level)
@@ -70,7 +72,7 @@ def test_target_only_requests_say_what_target_only_is_worth() -> None:
 
 
 def test_more_requests_begin_with_what_fewer_have_learned() -> None:
-    machine = Machine(2)
+    machine = Machine(4)
     machine.run(100_000, {Level.NONE: 1.0, Level.NGRAM: 0.9, Level.FULL: 0.2})
     for _ in range(6):
         machine.throttle.enter(machine.now, follows=True, off=False)
@@ -78,10 +80,18 @@ def test_more_requests_begin_with_what_fewer_have_learned() -> None:
 
 
 def test_an_idle_coordinator_measures_nothing() -> None:
-    machine = Machine(1)
+    machine = Machine(4)
     machine.run(1_000, dict.fromkeys(Level, 1.0))
-    machine.throttle.leave(machine.now, follows=True, off=False)
+    for _ in range(4):
+        machine.throttle.leave(machine.now, follows=True, off=False)
     machine.now += 1e9
-    machine.throttle.enter(machine.now, follows=True, off=False)
+    for _ in range(4):
+        machine.throttle.enter(machine.now, follows=True, off=False)
     machine.run(20_000, {Level.NONE: 0.5, Level.NGRAM: 0.5, Level.FULL: 1.0})
+    assert machine.throttle.level is Level.FULL
+
+
+def test_few_requests_are_left_to_their_own_policy() -> None:
+    machine = Machine(3)
+    machine.run(50_000, {Level.NONE: 1.0, Level.NGRAM: 1.0, Level.FULL: 0.1})
     assert machine.throttle.level is Level.FULL

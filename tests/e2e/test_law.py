@@ -21,7 +21,7 @@ VOCAB = 3
 LENGTH = 5
 """With k = 1 a round commits at most two tokens, so five take at least three rounds."""
 PROMPT: Tokens = (0, 2, 1)
-SAMPLES = 2500
+SAMPLES = 1500
 CONCURRENCY = 32
 TARGET = f"table:vocab={VOCAB},seed=5,contexts=101,sharpness=1.0"
 OPPOSITE = TARGET + ",invert=1"

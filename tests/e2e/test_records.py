@@ -37,7 +37,12 @@ def assert_parts_add_up(stats: GenerationStats) -> None:
 
 
 def test_parts_add_up_on_timed_models(tmp_path: Path) -> None:
-    with Cluster(tmp_path, target_model=TIMED, drafters=(f"model:{NEAR}",)) as cluster, cluster.client() as client:
+    with (
+        Cluster(
+            tmp_path, target_model=TIMED, drafters=(f"model:{NEAR}",), coordinator_flags={"fan_out": 0}
+        ) as cluster,
+        cluster.client() as client,
+    ):
         speculation = SpeculationSettings(num_draft_tokens=3)
         generation = client.generate(
             GenerateRequest(token_ids=(1, 2, 3), seed=4, max_new_tokens=60, speculation=speculation)
