@@ -38,6 +38,9 @@ class HeadlessRun:
     frames_to_draft: int
 
 
+LINK_SECONDS = 60.0
+
+
 class SilentContext:
     """The part of a server's context that `Generate` uses; what is written is kept nowhere but the statistics."""
 
@@ -81,6 +84,8 @@ async def run(config: CoordinatorConfig, sessions: int, tokens: int, k: int) -> 
         server = DirectServer()
         await register(server)
         assert server.generate is not None, "the servicer registered"
+        for link in links.values():
+            await link.wait_up(LINK_SECONDS)
         await _wave(server.generate, sessions, tokens, k)
         frames = {name: link.frames_sent for name, link in links.items()}
         began, cpu = time.perf_counter(), time.process_time()
