@@ -16,14 +16,12 @@ from types import TracebackType
 
 import psutil
 
-from paceline import codec
 from paceline.client import Client
-from paceline.config import Config, CoordinatorConfig, DraftConfig, PeerSettings, TargetConfig
+from paceline.config import Config, CoordinatorConfig, DraftConfig, TargetConfig
 from paceline.errors import PacelineError
-from paceline.rpc.channel import open_sync_channel
+from paceline.rpc.status import service_status
 from paceline.supervisor import Flags, ServiceName, ServiceProcess, write_config
 from paceline.types import GenerateRequest, RoundRecord, ServiceStatus, SpeculationSettings
-from paceline.v1 import draft_service_pb2, draft_service_pb2_grpc, target_service_pb2, target_service_pb2_grpc
 
 START_SECONDS = 120.0
 POLL_SECONDS = 0.05
@@ -125,14 +123,7 @@ class TimedServices:
 
     def status(self, label: ServiceName) -> ServiceStatus:
         """What the target or the draft service has done."""
-        with open_sync_channel(PeerSettings(address=self.address(label))) as channel:
-            if label == "target":
-                target = target_service_pb2_grpc.TargetServiceStub(channel)
-                reply = target.GetTargetStatus(target_service_pb2.GetTargetStatusRequest(), timeout=10)
-            else:
-                draft = draft_service_pb2_grpc.DraftServiceStub(channel)
-                reply = draft.GetDraftStatus(draft_service_pb2.GetDraftStatusRequest(), timeout=10)
-        return codec.decode_service_status(reply.status)
+        return service_status(label, self.address(label))
 
     def _start(self, label: str, name: ServiceName, kind: type[Config], flags: Flags) -> None:
         folder = self._folder / label

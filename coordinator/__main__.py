@@ -22,14 +22,13 @@ from paceline.process import run_service
 from paceline.rpc.link import DraftLink, TargetLink
 from paceline.rpc.server import run_server
 from paceline.tokenizer import Tokenizer, load_tokenizer
-from paceline.types import Fingerprint, Hello
+from paceline.types import NONE, Fingerprint, Hello
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1 import generation_service_pb2_grpc as pb_grpc
 
 logger = logging.getLogger(__name__)
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
-NO_DRAFT = "none"
 
 
 async def serve(config: CoordinatorConfig) -> None:
@@ -114,7 +113,7 @@ def main(
 
     Example: paceline coordinator --model smollm2-135m --target 127.0.0.1:50053 --draft 127.0.0.1:50052
     """
-    drafts = draft is not None and draft != NO_DRAFT
+    drafts = draft is not None and draft != NONE
     flags: dict[str, object] = {
         "model": model,
         "served_model_name": served_model_name,
@@ -137,7 +136,7 @@ def main(
 
     def start() -> Coroutine[Any, Any, None]:
         loaded = load_config(CoordinatorConfig, config, flags)
-        if draft == NO_DRAFT:
+        if draft == NONE:
             loaded = loaded.model_copy(update={"draft": None})
         return serve(loaded)
 

@@ -22,6 +22,7 @@ from paceline.types import (
     AUTO,
     MAX_PROPOSAL_NODES,
     NGRAM,
+    NONE,
     ROOT,
     Acceptance,
     DraftBudget,
@@ -35,7 +36,6 @@ from paceline.types import (
 SURE_MATCH = 5
 """Length from which a match goes before the model when a request fixes its number of tokens and not its drafter."""
 TARGET_ONLY = Plan()
-NONE = "none"
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ the last ones learned.
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -49,9 +49,8 @@ class RowCost:
 
     def __init__(self) -> None:
         self._buckets: dict[int, _Bucket] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._buckets)
+        self._points: list[tuple[float, float]] = []
+        """(rows, ms), ascending in both. Read for every length of a plan, so it is kept until a step is added."""
 
     def add(self, rows: int, ms: float) -> None:
         """Count one step."""
@@ -59,13 +58,14 @@ class RowCost:
         bucket = self._buckets.get(place)
         if bucket is None:
             self._buckets[place] = _Bucket(Mean(rows, 1), Mean(ms, 1))
-            return
-        bucket.rows.add(rows)
-        bucket.ms.add(min(ms, OUTLIER * bucket.ms.value))
+        else:
+            bucket.rows.add(rows)
+            bucket.ms.add(min(ms, OUTLIER * bucket.ms.value))
+        self._points = self._line()
 
     def ms(self, rows: float) -> float:
         """Expected milliseconds of a step of so many rows, never less than of fewer; 0 before the first step."""
-        points = self._points()
+        points = self._points
         if not points:
             return 0.0
         if len(points) == 1 or rows <= points[0][0]:
@@ -78,8 +78,7 @@ class RowCost:
         slope = max((high_ms - low_ms) / (high - low), PRIOR_ROW_SHARE * points[0][1] / 4)
         return high_ms + slope * (rows - high)
 
-    def _points(self) -> list[tuple[float, float]]:
-        """(rows, ms), ascending in both."""
+    def _line(self) -> list[tuple[float, float]]:
         points: list[tuple[float, float]] = []
         for place in sorted(self._buckets):
             bucket = self._buckets[place]
@@ -117,5 +116,4 @@ class Confidence:
         return Confidence(self.edges, tuple(Mean(mean.value, min(weight, mean.weight)) for mean in self.means))
 
     def _bin(self, feature: float) -> int:
-        place = bisect_left(self.edges, feature)
-        return place + (place < len(self.edges) and self.edges[place] == feature)
+        return bisect_right(self.edges, feature)

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from coordinator.draft_session import DraftPeer
-from coordinator.drafting import NONE, Drafting, DraftingSettings
+from coordinator.drafting import Drafting, DraftingSettings
 from coordinator.knowledge import Knowledge
 from coordinator.outbox import Outbox
 from coordinator.prepare import ServedModel, prepare
@@ -24,7 +24,7 @@ from paceline import codec, telemetry
 from paceline.errors import InternalError, Overloaded
 from paceline.rpc.errors import typed_errors
 from paceline.tokenizer import Tokenizer
-from paceline.types import AUTO, NGRAM, Fingerprint, Finished, GenerateEvent, ModelDescription, Started
+from paceline.types import AUTO, NGRAM, NONE, Fingerprint, Finished, GenerateEvent, ModelDescription, Started
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1 import generation_service_pb2_grpc as pb_grpc
 

@@ -29,6 +29,8 @@ from paceline.config import COORDINATOR_PORT, DEFAULT_MODEL, DRAFT_PORT, LOCALHO
 from paceline.errors import InvalidInput, PacelineError
 from paceline.train.cli import train
 from paceline.types import (
+    AUTO,
+    NONE,
     Acceptance,
     ChatMessage,
     GenerateRequest,
@@ -46,8 +48,6 @@ EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
 DEFAULT_MAX_NEW_TOKENS = 128
 DEFAULT_COORDINATOR = f"{LOCALHOST}:{COORDINATOR_PORT}"
-AUTO = "auto"
-NONE = "none"
 
 
 class _OneLineErrors(TyperGroup):

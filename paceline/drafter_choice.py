@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.models import DEFAULT_DRAFT, resolve, resolve_draft, shipped_draft
-from paceline.types import AUTO, NGRAM, require
+from paceline.types import AUTO, NGRAM, NONE, require
 
 MODEL = "model"
-NONE = "none"
 _LIMIT = "auto, ngram, model or none; auto:PATH or model:PATH names a draft model"
 
 

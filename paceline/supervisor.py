@@ -38,9 +38,9 @@ from paceline.config import (
     TargetConfig,
     load_config,
 )
-from paceline.drafter_choice import MODEL, NONE, DrafterChoice
+from paceline.drafter_choice import MODEL, DrafterChoice
 from paceline.errors import InvalidInput, PacelineError
-from paceline.types import AUTO, NGRAM, require
+from paceline.types import AUTO, NGRAM, NONE, require
 
 LOG_LINES = 15
 POLL_SECONDS = 0.05

@@ -26,6 +26,8 @@ AUTO = "auto"
 """Drafter of requests that leave the choice to the coordinator's policy."""
 NGRAM = "ngram"
 """The coordinator's own drafter: suffix matches over prompt and output."""
+NONE = "none"
+"""No drafter: every round is target-only."""
 ROOT = -1
 """The parent of a proposal's first nodes: the last committed token."""
 

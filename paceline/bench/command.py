@@ -158,10 +158,11 @@ def split_drafters(text: str) -> tuple[str, ...]:
     Raises:
         InvalidInput: one that `paceline serve` doesn't know.
     """
+    from paceline.drafter_choice import DrafterChoice
+
     found = tuple(part.strip() for part in _DRAFTER_COMMA.split(text))
     for one in found:
-        known = one in ("none", "ngram", "auto", "model") or one.startswith(("model:", "auto:"))
-        require(known, "drafter", one, "none, ngram, model, model:PATH, auto or auto:PATH")
+        DrafterChoice.parse(one)
     return tuple(dict.fromkeys(found))
 
 

@@ -14,9 +14,8 @@ from typing import Protocol
 import psutil
 
 from paceline.client import Client, Generation
-from paceline.drafter_choice import NONE
 from paceline.supervisor import ServeSettings, Services
-from paceline.types import GenerateRequest
+from paceline.types import NONE, GenerateRequest
 
 WARM_UP_TOKENS = 24
 

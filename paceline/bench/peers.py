@@ -22,10 +22,9 @@ from paceline.bench.groups import Runner, cpu_seconds
 from paceline.bench.peer_install import PEERS, clean_environment, interpreter, is_installed
 from paceline.bench.peer_process import Answer, PeerFailed, PeerProcess
 from paceline.bench.prompt_set import Prompt
-from paceline.drafter_choice import NONE
 from paceline.errors import PacelineError
 from paceline.tokenizer import Tokenizer
-from paceline.types import GenerateRequest, SamplingParams, SpeculationSettings, require
+from paceline.types import NONE, GenerateRequest, SamplingParams, SpeculationSettings, require
 
 OURS = "paceline"
 PLAIN = "plain"

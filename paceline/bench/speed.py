@@ -17,8 +17,15 @@ from itertools import product
 from paceline.bench.groups import WARM_UP_TOKENS, Runner
 from paceline.bench.prompt_set import Prompt
 from paceline.client import Generation
-from paceline.drafter_choice import NONE
-from paceline.types import Acceptance, GenerateRequest, GenerationStats, SamplingParams, SpeculationSettings, require
+from paceline.types import (
+    NONE,
+    Acceptance,
+    GenerateRequest,
+    GenerationStats,
+    SamplingParams,
+    SpeculationSettings,
+    require,
+)
 
 MAX_PAIRS = 10_000
 

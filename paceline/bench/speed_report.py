@@ -11,7 +11,7 @@ from paceline.bench.figures import RowCosts, Spread, ceiling, lower_bound, perce
 from paceline.bench.groups import Runner
 from paceline.bench.plots import Bars, Plot
 from paceline.bench.speed import Pair, Run
-from paceline.drafter_choice import NONE
+from paceline.types import NONE
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from paceline.engine.interface import Engine, EngineInfo, Logits, StepItem, StepPlan
 from paceline.engine.ledger import Ledger
 from paceline.engine.table_spec import TableSpec
+from paceline.engine.wrapped import WrappedEngine
 from paceline.tokenizer import TableTokenizer
 from paceline.types import Fingerprint
 
@@ -125,7 +126,7 @@ _Row = tuple[int, tuple[int, ...]]
 """What a row keeps of its ancestors: the hash, and with a finite order the last tokens."""
 
 
-class TimedEngine:
+class TimedEngine(WrappedEngine):
     """Another engine whose step lasts at least `step_ms + row_ms · rows`.
 
     The wait is a sleep in the executor's thread, so several timed services keep
@@ -133,23 +134,9 @@ class TimedEngine:
     """
 
     def __init__(self, inner: Engine, step_ms: float, row_ms: float = 0.0) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._step_ms = step_ms
         self._row_ms = row_ms
-
-    @property
-    def info(self) -> EngineInfo:  # noqa: D102
-        return self._inner.info
-
-    @property
-    def kv_rows(self) -> int:  # noqa: D102
-        return self._inner.kv_rows
-
-    def open(self, session: int, max_rows: int) -> None:  # noqa: D102
-        self._inner.open(session, max_rows)
-
-    def close(self, session: int) -> None:  # noqa: D102
-        self._inner.close(session)
 
     def step(self, plan: StepPlan) -> Sequence[Logits]:  # noqa: D102
         ends = time.perf_counter() + (self._step_ms + self._row_ms * plan.rows) / 1e3

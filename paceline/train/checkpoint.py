@@ -25,7 +25,8 @@ from transformers import PreTrainedModel
 
 from paceline.config import EngineSettings
 from paceline.engine.decoder import build_engine, chosen_dtype
-from paceline.engine.interface import Engine, EngineInfo, Logits, StepPlan
+from paceline.engine.interface import Engine, Logits, StepPlan
+from paceline.engine.wrapped import WrappedEngine
 from paceline.errors import InvalidInput, VocabularyMismatch
 from paceline.models import MANIFEST_FILE, resolve
 from paceline.train.corpus import replace_file
@@ -219,7 +220,7 @@ def copy_weights(folder: Path, student: PreTrainedModel) -> None:
         weight.copy_(weights[name])
 
 
-class ReducedVocabularyEngine:
+class ReducedVocabularyEngine(WrappedEngine):
     """A draft's engine seen in the target's vocabulary: logits are -inf for ids that the draft lacks.
 
     `Engine` says what its methods promise. No id outside the draft's
@@ -227,22 +228,8 @@ class ReducedVocabularyEngine:
     """
 
     def __init__(self, inner: Engine, vocabulary: DraftVocabulary) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._vocabulary = vocabulary
-
-    @property
-    def info(self) -> EngineInfo:  # noqa: D102
-        return self._inner.info
-
-    @property
-    def kv_rows(self) -> int:  # noqa: D102
-        return self._inner.kv_rows
-
-    def open(self, session: int, max_rows: int) -> None:  # noqa: D102
-        self._inner.open(session, max_rows)
-
-    def close(self, session: int) -> None:  # noqa: D102
-        self._inner.close(session)
 
     def step(self, plan: StepPlan) -> Sequence[Logits]:  # noqa: D102
         return [self._vocabulary.scatter(logits) for logits in self._inner.step(plan)]

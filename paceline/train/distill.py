@@ -24,6 +24,7 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from paceline.engine.linear import cpu_has_bfloat16
 from paceline.errors import InvalidInput
 from paceline.train.corpus import Row, Split, count_learned, replace_file
 from paceline.train.student import PackedBatch, batch_logits, trained_weights
@@ -395,9 +396,7 @@ def fast_dtype(device: str) -> str:
     """`bfloat16` where matrix products are faster in it: GPUs, and CPUs with bfloat16 instructions."""
     if device != "cpu" and torch.cuda.is_available():
         return "bfloat16" if torch.cuda.is_bf16_supported() else "float32"
-    flags = Path("/proc/cpuinfo")
-    known = flags.read_text() if flags.exists() else ""
-    return "bfloat16" if "avx512_bf16" in known or "amx_bf16" in known else "float32"
+    return "bfloat16" if cpu_has_bfloat16() else "float32"
 
 
 def recipe_facts(recipe: TrainRecipe) -> dict[str, Any]:

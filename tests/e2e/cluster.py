@@ -11,13 +11,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from paceline import codec
 from paceline.client import AsyncClient, Client
-from paceline.config import CoordinatorConfig, DraftConfig, PeerSettings, TargetConfig
-from paceline.rpc.channel import open_sync_channel
+from paceline.config import CoordinatorConfig, DraftConfig, TargetConfig
+from paceline.rpc.status import service_status
 from paceline.supervisor import Flags, ServiceName, ServiceProcess, write_config
 from paceline.types import ServiceStatus
-from paceline.v1 import draft_service_pb2, draft_service_pb2_grpc, target_service_pb2, target_service_pb2_grpc
 
 START_SECONDS = 60.0
 POLL_SECONDS = 0.01
@@ -133,14 +131,7 @@ class Cluster:
 
     def status(self, name: ServiceName) -> ServiceStatus:
         """What the target or the draft service is doing."""
-        with open_sync_channel(PeerSettings(address=f"127.0.0.1:{self.ports[name]}")) as channel:
-            if name == "target":
-                target = target_service_pb2_grpc.TargetServiceStub(channel)
-                reply = target.GetTargetStatus(target_service_pb2.GetTargetStatusRequest(), timeout=10)
-            else:
-                draft = draft_service_pb2_grpc.DraftServiceStub(channel)
-                reply = draft.GetDraftStatus(draft_service_pb2.GetDraftStatusRequest(), timeout=10)
-        return codec.decode_service_status(reply.status)
+        return service_status(name, f"127.0.0.1:{self.ports[name]}")
 
     def wait_idle(self, timeout_s: float = 20.0) -> None:
         """Wait until no service holds a session or a KV row."""

@@ -1,0 +1,31 @@
+"""An engine around another one; subclasses change its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paceline.engine.interface import Engine, EngineInfo, Logits, StepPlan
+
+
+class WrappedEngine:
+    """Passes every call on; `Engine` says what its methods promise."""
+
+    def __init__(self, inner: Engine) -> None:
+        self._inner = inner
+
+    @property
+    def info(self) -> EngineInfo:  # noqa: D102
+        return self._inner.info
+
+    @property
+    def kv_rows(self) -> int:  # noqa: D102
+        return self._inner.kv_rows
+
+    def open(self, session: int, max_rows: int) -> None:  # noqa: D102
+        self._inner.open(session, max_rows)
+
+    def close(self, session: int) -> None:  # noqa: D102
+        self._inner.close(session)
+
+    def step(self, plan: StepPlan) -> Sequence[Logits]:  # noqa: D102
+        return self._inner.step(plan)
