@@ -9,8 +9,10 @@ tokens get that many whenever a drafter has them; the others follow the policy.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from functools import partial
 
 from coordinator.draft_session import NOTHING, Drafted, DraftPeer, DraftSession
 from coordinator.knowledge import Knowledge
@@ -74,6 +76,7 @@ class Drafting:
         self._cached: Drafted | None = None
         self._missed = False
         self._entered = False
+        self._untold: Callable[[], None] | None = None
         self._plan = TARGET_ONLY
         self._rounds = 0
 
@@ -87,6 +90,11 @@ class Drafting:
         if self._needs_session():
             self._session.open(sequence.ids, self._wanted_now(), traceparent)
 
+    @property
+    def waits(self) -> bool:
+        """Whether `take` will wait for the draft service."""
+        return self._plan.source is Source.WAIT
+
     async def take(self) -> Drafted:
         """The planned proposal; an n-gram match stands in for a draft that doesn't come."""
         drafted = await self._planned()
@@ -94,6 +102,8 @@ class Drafting:
 
     async def _planned(self) -> Drafted:
         plan = self._plan
+        if plan.source is Source.WAIT:
+            self._tell()
         if plan.source is Source.CACHED and self._cached is not None:
             cached = self._cached
             return replace(cached, proposal=cached.proposal and cached.proposal.first(plan.nodes))
@@ -106,14 +116,19 @@ class Drafting:
         return NOTHING
 
     def verifying(self, round_: Round) -> None:
-        """Tell the draft service what left for the target, if it is to draft for the outcomes."""
+        """Tell the draft service what the last round committed and, if it is to draft for this one's
+        outcomes, what left for the target."""
+        self._tell()
         plan = self._plan
         if plan.fan_out:
             budget = DraftBudget(plan.branch_depth, self._widths, plan.branch_nodes, plan.fan_out)
             self._session.verifying(round_, budget)
 
     def commit(self, outcome: Outcome, tokens: Seq[int], sequence: Sequence, traceparent: str) -> None:
-        """Take in what a round committed, plan the next, and tell the draft service."""
+        """Take in what a round committed and plan the next.
+
+        The draft service is told by `take` if the plan waits for it, else by `verifying`, behind the round.
+        """
         if self._off:
             return
         if self._match is not None:
@@ -123,7 +138,9 @@ class Drafting:
         self._missed = self._plan.fan_out > 0 and self._cached is None
         self._plan = self._next_plan(sequence)
         if self._session.is_open or self._needs_session():
-            self._session.commit(outcome, tokens, sequence.ids, self._wanted_now(), traceparent)
+            self._untold = partial(
+                self._session.commit, outcome, tokens, sequence.ids, self._wanted_now(), traceparent
+            )
 
     def learn(self, record: RoundRecord, proposal: Proposal | None, path: Seq[int]) -> None:
         """Take in what the running plan cost and gave; call before `commit`."""
@@ -138,6 +155,11 @@ class Drafting:
         if self._entered:
             self._entered = False
             self._throttle.leave(_now_ms(), follows=self._follows, off=self._off)
+
+    def _tell(self) -> None:
+        untold, self._untold = self._untold, None
+        if untold is not None:
+            untold()
 
     def _learn_tokens(self, tokens: Seq[int]) -> None:
         if self._ngrams is not None:

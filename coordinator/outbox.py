@@ -33,16 +33,19 @@ class Outbox:
         self._drained = asyncio.Event()
         self._drained.set()
 
-    async def put(self, tokens: Tokens) -> None:
-        """Add text; returns at once unless too much is unread.
-
-        Raises:
-            Cancelled: the client took nothing for `CANCEL_AFTER_S`.
-        """
+    def put(self, tokens: Tokens) -> None:
+        """Add text; never blocks."""
         self._pending.append(tokens)
         self._unread += size_of(tokens)
         self._drained.clear()
         self._filled.set()
+
+    async def has_room(self) -> None:
+        """Return at once unless too much is unread; ask before each round.
+
+        Raises:
+            Cancelled: the client took nothing for `CANCEL_AFTER_S`.
+        """
         if self._unread > MAX_UNREAD_BYTES:
             await self._wait_for_reader()
 

@@ -4,8 +4,8 @@
    an n-gram match, or drafted just in time, or none
 2. the target verifies it; meanwhile the draft service drafts for its likely outcomes
 3. the acceptance rule decides
-4. commit: the tokens become the truth; the next round is planned from what is there
-5. the client gets the text
+4. commit: the tokens become the truth; the next round is planned from what is there and leaves
+5. behind it, while the target works: the draft service hears of the commit, the client gets the text
 
 The client's text never waits for a service that only makes it faster: a draft
 that is slow, wrong or dead costs its round the proposal and nothing else.
@@ -13,18 +13,19 @@ that is slow, wrong or dead costs its round the proposal and nothing else.
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from functools import partial
 
 from coordinator.drafting import Drafting
+from coordinator.outbox import Outbox
 from coordinator.sequence import Job, Sequence
 from coordinator.stats import StatsBuilder
 from coordinator.target_session import TargetSession
 from paceline import acceptance
-from paceline.telemetry import GenerationTrace
-from paceline.types import ROOT, RoundRecord, Tokens
-
-Emit = Callable[[Tokens], Awaitable[None]]
+from paceline.telemetry import GenerationTrace, RoundTrace
+from paceline.types import ROOT, Round, RoundRecord, Tokens
 
 
 async def run_rounds(
@@ -32,7 +33,7 @@ async def run_rounds(
     sequence: Sequence,
     target: TargetSession,
     drafting: Drafting,
-    emit: Emit,
+    outbox: Outbox,
     stats: StatsBuilder,
     trace: GenerationTrace,
 ) -> None:
@@ -42,14 +43,24 @@ async def run_rounds(
         PacelineError: the target failed in a way that re-opening can't mend.
     """
     accepted_node = ROOT
+    unsettled: list[Callable[[], None]] = []
+
+    async def dispatched(round_: Round) -> None:
+        await asyncio.sleep(0)  # the link's writer runs: nothing stands between the round and the wire
+        drafting.verifying(round_)
+        _settle_all(unsettled)
+
     drafting.open(sequence, trace.traceparent)
     while sequence.finish_reason is None:
+        await outbox.has_room()
         begun_ns, clock = time.time_ns(), time.perf_counter()
         round_trace = trace.start_round()
+        if drafting.waits:
+            _settle_all(unsettled)
         drafted = await drafting.take()
         sent = time.perf_counter()
         round_, verdict = await target.verify(
-            sequence.ids, accepted_node, drafted.proposal, round_trace.traceparent, drafting.verifying
+            sequence.ids, accepted_node, drafted.proposal, round_trace.traceparent, dispatched
         )
         verified = time.perf_counter()
         decision = acceptance.decide(job.acceptance, round_, verdict, job.noise)
@@ -75,6 +86,17 @@ async def run_rounds(
         if sequence.finish_reason is None:
             outcome = decision.outcome(round_.base_length)
             drafting.commit(outcome, tokens.token_ids, sequence, round_trace.traceparent)
-        round_trace.finish(record, begun_ns)
-        stats.add(record, len(tokens.token_ids))
-        await emit(tokens)
+        stats.add(record, len(tokens.token_ids), decided)
+        unsettled.append(partial(_settle, outbox, tokens, round_trace, record, begun_ns))
+    _settle_all(unsettled)
+
+
+def _settle(outbox: Outbox, tokens: Tokens, trace: RoundTrace, record: RoundRecord, begun_ns: int) -> None:
+    """What a decided round leaves to be done."""
+    outbox.put(tokens)
+    trace.finish(record, begun_ns)
+
+
+def _settle_all(unsettled: list[Callable[[], None]]) -> None:
+    while unsettled:
+        unsettled.pop(0)()

@@ -104,7 +104,7 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
 
         async def rounds(outbox: Outbox) -> None:
             with telemetry.start_generation(job.traceparent) as trace:
-                await run_rounds(job, sequence, target, drafting, outbox.put, stats, trace)
+                await run_rounds(job, sequence, target, drafting, outbox, stats, trace)
             await outbox.drained()
 
         try:

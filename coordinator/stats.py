@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 
 from paceline.types import GenerationStats, RoundRecord
 
@@ -21,11 +20,11 @@ class StatsBuilder:
         self._committed = 0
         self._records: list[RoundRecord] = []
 
-    def add(self, record: RoundRecord, committed: int) -> None:
-        """Count one round and the tokens that it committed."""
+    def add(self, record: RoundRecord, committed: int, decided: float) -> None:
+        """Count one round and the tokens that it committed at `decided` (`time.perf_counter`)."""
         self._records.append(record)
         self._committed += committed
-        self._last_token = time.perf_counter()
+        self._last_token = decided
         if self._first_token is None:
             self._first_token, self._first_tokens = self._last_token, committed
 

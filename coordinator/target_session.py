@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from coordinator.peer import Peer
 from coordinator.sequence import Job
@@ -36,7 +36,8 @@ MAX_REFUSALS = 3
 OPENING_BASE = -1
 """Stands for "no round in flight" in `_awaited_base`."""
 
-Verifying = Callable[[Round], None]
+Dispatched = Callable[[Round], Awaitable[None]]
+"""Told of each round that was queued for the target; the verdict may come meanwhile."""
 
 
 class TargetPeer(Peer[TargetCommand, TargetEvent]):
@@ -58,6 +59,7 @@ class TargetSession:
         self._answer: asyncio.Future[Verdict] | None = None
         self._awaited_base = OPENING_BASE
         self._opened_before = False
+        self._watcher: asyncio.TimerHandle | None = None
 
     async def verify(
         self,
@@ -65,7 +67,7 @@ class TargetSession:
         accepted_node: int,
         proposal: Proposal | None,
         traceparent: str,
-        dispatched: Verifying,
+        dispatched: Dispatched,
     ) -> tuple[Round, Verdict]:
         """Send one round and wait for its verdict; a lost session is opened anew and the round sent again.
 
@@ -81,7 +83,7 @@ class TargetSession:
         while True:
             try:
                 round_ = self._dispatch(committed, accepted_node, proposal, traceparent)
-                dispatched(round_)
+                await dispatched(round_)
                 return round_, await self._verdict(round_)
             except (PeerUnavailable, Overloaded, PrefixMismatch, UnknownSession) as error:
                 refusals += isinstance(error, PrefixMismatch | UnknownSession)
@@ -160,18 +162,29 @@ class TargetSession:
     async def _verdict(self, round_: Round) -> Verdict:
         """Wait for the answer; a target whose whole link is silent for too long is dead."""
         assert self._answer is not None
+        self._watch(round_)
+        try:
+            return await self._answer
+        finally:
+            if self._watcher is not None:
+                self._watcher.cancel()
+                self._watcher = None
+
+    def _watch(self, round_: Round) -> None:
+        """Look again and again, until the round is answered, whether anything came over the link."""
         timeout = self._peer.round_timeout_s
-        while True:
-            done, _ = await asyncio.wait([self._answer], timeout=timeout)
-            if done:
-                return self._answer.result()
-            if self._peer.link.silent_s >= timeout:
-                error = PeerUnavailable(
-                    f"{self._peer.link.name} at {self._peer.link.address} sent nothing for {timeout:g} s "
-                    f"(session {round_.session_id}, base length {round_.base_length})",
-                    metadata={"peer": self._peer.link.name, "address": self._peer.link.address},
-                )
-                self._peer.link.drop(error)
+        if self._watcher is not None and self._peer.link.silent_s >= timeout:
+            self._peer.link.drop(self._silent(round_))
+        else:
+            self._watcher = asyncio.get_running_loop().call_later(timeout, self._watch, round_)
+
+    def _silent(self, round_: Round) -> PeerUnavailable:
+        link = self._peer.link
+        return PeerUnavailable(
+            f"{link.name} at {link.address} sent nothing for {self._peer.round_timeout_s:g} s "
+            f"(session {round_.session_id}, base length {round_.base_length})",
+            metadata={"peer": link.name, "address": link.address},
+        )
 
     async def _until_reachable(self, error: PacelineError, deadline: float) -> None:
         remaining = deadline - time.monotonic()

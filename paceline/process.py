@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import uvloop
+
 from paceline.errors import InvalidInput, PacelineError
 
 logger = logging.getLogger(__name__)
@@ -25,7 +27,8 @@ def run_service(name: str, start: Callable[[], Coroutine[Any, Any, None]]) -> No
     """
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     try:
-        asyncio.run(start())
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(start())
     except PacelineError as error:
         logger.error("%s can't start: %s", name, error.message)
         sys.exit(BAD_CONFIGURATION if isinstance(error, InvalidInput) else FAILED)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -59,7 +60,7 @@ class GenerationTrace:
         """W3C trace context of the generation itself; empty: none."""
 
     def start_round(self) -> RoundTrace:
-        """Begin the span of the next round; the one before must have ended, or ends now."""
+        """Begin the span of the next round; the one before may be finished after that."""
         return RoundTrace(self.traceparent)
 
     def end(self, error: BaseException | None = None) -> None:
@@ -177,18 +178,16 @@ class _LiveGeneration(GenerationTrace):
         parent = _context_of(traceparent) if traceparent else _root()
         self._span = tracing.start("generate", parent, kind=SpanKind.SERVER)
         self._context = _inside(self._span)
-        self._round: _LiveRound | None = None
+        self._rounds: deque[_LiveRound] = deque(maxlen=2)
         super().__init__(_traceparent_of(self._span))
 
     def start_round(self) -> RoundTrace:
-        if self._round is not None:
-            self._round.end()
-        self._round = _LiveRound(self._tracing, self._tracing.start("round", self._context))
-        return self._round
+        self._rounds.append(_LiveRound(self._tracing, self._tracing.start("round", self._context)))
+        return self._rounds[-1]
 
     def end(self, error: BaseException | None = None) -> None:
-        if self._round is not None:
-            self._round.end(error)
+        for round_ in self._rounds:
+            round_.end(error)
         _end(self._span, error)
 
 

@@ -18,6 +18,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from paceline.config import FAST_DTYPE, EngineSettings
+from paceline.engine.fused import fuse_layers
 from paceline.engine.interface import Engine, EngineInfo, Logits, StepItem, StepPlan
 from paceline.engine.kv import KVShape
 from paceline.engine.linear import can_pack, cpu_has_bfloat16, pack_linears
@@ -75,6 +76,7 @@ def build_engine(
     info = EngineInfo(fingerprint, max_length, _kv_budget(settings, shape) // shape.row_bytes)
     reference = plain_reference(model, info)
     if can_pack(model):
+        fuse_layers(model)
         pack_linears(model)
     engine = TransformerEngine(model, info, shape, settings.max_num_seqs, threads)
     self_check(engine, reference)
@@ -302,7 +304,7 @@ def numeric_fingerprint(model: PreTrainedModel, max_length: int) -> str:
         "threads": torch.get_num_threads(),
         "tensor_parallel": 1,
         "row_shapes": "ragged",
-        "linear": "packed" if can_pack(model) else "plain",
+        "layers": "fused and packed" if can_pack(model) else "plain",
         "max_length": max_length,
         "libraries": library_versions(),
         "weights": weights_digest(model),

@@ -62,6 +62,13 @@ def _attention(
     return _ATTENDER.get().attend(module, query, key, value, scaling, extras), None
 
 
+def attend(
+    module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
+) -> torch.Tensor:
+    """Attention of one layer in the running forward pass; shapes as in `Attender`."""
+    return _ATTENDER.get().attend(module, query, key, value, scaling, {})
+
+
 AttentionInterface.register(ATTENTION_NAME, _attention)
 
 

@@ -1,0 +1,48 @@
+"""Fused layers compute what the model's own layers do; layers of another shape are left alone."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from paceline.engine.fused import FusedLayer, can_fuse, fuse_layers
+from paceline.engine.interface import StepItem, StepPlan
+from paceline.engine.linear import can_pack
+from tests.engine import tiny
+
+FUSED_FAMILIES = ("llama", "qwen2")
+
+
+@pytest.mark.parametrize("family", sorted(tiny.FAMILIES))
+def test_layers_of_the_known_shape_are_fused_and_no_others(family: str) -> None:
+    model = tiny.random_model(tiny.FAMILIES[family]())
+    fuse_layers(model)
+    fused = [module for module in model.modules() if isinstance(module, FusedLayer)]
+    assert len(fused) == (3 if family in FUSED_FAMILIES else 0)
+
+
+@pytest.mark.skipif(not can_pack(torch.nn.Linear(2, 2)), reason="layers are fused where they are packed")
+@pytest.mark.parametrize("family", FUSED_FAMILIES)
+def test_a_served_engine_is_fused_and_gives_the_models_own_logits(family: str) -> None:
+    engine, plain = tiny.engine_and_plain(tiny.FAMILIES[family]())
+    assert any(isinstance(module, FusedLayer) for module in engine._model.modules())  # type: ignore[attr-defined]
+    text = (5, 9, 2, 77, 31, 8)
+    engine.open(1, 8)
+    (logits,) = engine.step(StepPlan((StepItem(1, 0, text, logit_rows=tuple(range(len(text)))),)))
+    for length in range(1, len(text) + 1):
+        expected = plain.logits(text[:length])
+        torch.testing.assert_close(torch.from_numpy(logits[length - 1]), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_layer_with_another_part_is_not_fused() -> None:
+    layer = tiny.random_model(tiny.llama()).get_submodule("model.layers.0")
+    assert can_fuse(layer)
+    for add in ("q_norm", "k_norm"):
+        other = copy.deepcopy(layer)
+        other.self_attn.add_module(add, torch.nn.LayerNorm(8))  # type: ignore[union-attr]
+        assert not can_fuse(other)
+    gelu = copy.deepcopy(layer)
+    gelu.mlp.act_fn = torch.nn.GELU()  # type: ignore[union-attr]
+    assert not can_fuse(gelu)
