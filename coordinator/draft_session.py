@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from coordinator.peer import Peer
 from coordinator.sequence import Job
 from coordinator.speculation_cache import SpeculationCache
-from paceline.errors import PacelineError, PeerUnavailable
+from paceline.errors import InvalidInput, PacelineError, PeerUnavailable
 from paceline.rpc.link import DraftLink
 from paceline.types import (
     MAX_PROPOSAL_NODES,
@@ -244,13 +244,18 @@ class DraftSession:
 
     def _checked(self, drafted: DraftedProposal, longest: int, *, hit: bool) -> Drafted | None:
         """What a round may use of what the draft sent; a fault in it ends the session."""
-        if not len(drafted.proposal):
+        try:
+            proposal, timings = drafted.proposal, drafted.timings
+        except InvalidInput as error:
+            self._give_up(f"it sent a malformed proposal: {error.message}")
             return None
-        if fault := self._fault_in(drafted.proposal, longest):
+        if not len(proposal):
+            return None
+        if fault := self._fault_in(proposal, longest):
             self._give_up(fault)
             return None
         self._pause_s = RETRY_MIN_S
-        return Drafted(drafted.proposal, hit, timings=drafted.timings)
+        return Drafted(proposal, hit, timings=timings)
 
     async def _wait(self, timeout_s: float) -> DraftedProposal | None:
         try:

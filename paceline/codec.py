@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import TypeVar
 
 from paceline.errors import Code, InvalidInput, PacelineError, from_wire
@@ -452,12 +453,38 @@ def _encode_drafted(event: DraftedProposal) -> draft_pb.DraftedProposal:
 
 def _decode_drafted(message: draft_pb.DraftedProposal) -> DraftedProposal:
     require(message.HasField("proposal"), "drafted proposal", None, "set (it may be empty)")
-    return DraftedProposal(
-        session_id=_session(message.session_id),
-        outcome=_decode_outcome(message.outcome) if message.HasField("outcome") else None,
-        proposal=_decode_proposal(message.proposal),
-        timings=_decode_timings(message.timings),
-    )
+    return _ReceivedProposal(message)
+
+
+class _ReceivedProposal(DraftedProposal):
+    """Decodes its proposal when that is looked at: one of the many drafted for a round's outcomes is.
+
+    Reading `proposal` or `timings` raises `InvalidInput` if they are malformed.
+    """
+
+    def __init__(self, message: draft_pb.DraftedProposal) -> None:
+        facts = self.__dict__  # the dataclass is frozen
+        facts["session_id"] = _session(message.session_id)
+        facts["outcome"] = _decode_outcome(message.outcome) if message.HasField("outcome") else None
+        facts["_message"] = message
+
+    @cached_property
+    def proposal(self) -> Proposal:  # type: ignore[override]
+        return _decode_proposal(self.__dict__["_message"].proposal)
+
+    @cached_property
+    def timings(self) -> StepTimings:  # type: ignore[override]
+        return _decode_timings(self.__dict__["_message"].timings)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DraftedProposal) and _facts_of(self) == _facts_of(other)
+
+    def __hash__(self) -> int:
+        return hash(_facts_of(self))
+
+
+def _facts_of(drafted: DraftedProposal) -> tuple[object, ...]:
+    return drafted.session_id, drafted.outcome, drafted.proposal, drafted.timings
 
 
 def _encode_budget(budget: DraftBudget) -> draft_pb.DraftBudget:
