@@ -131,13 +131,18 @@ class Drafting:
         """
         if self._off:
             return
+        if self._level is Level.NONE:
+            self._rest()
+            return
         if self._match is not None:
             self._policy.learn_match(self._match, tokens)
-        self._learn_tokens(tokens)
+        self._learn_tokens(sequence.ids)
         self._cached = self._session.settle(outcome)
         self._missed = self._plan.fan_out > 0 and self._cached is None
         self._plan = self._next_plan(sequence)
-        if self._session.is_open or self._needs_session():
+        if self._level is not Level.FULL:
+            self._session.close()
+        elif self._session.is_open or self._needs_session():
             self._untold = partial(
                 self._session.commit, outcome, tokens, sequence.ids, self._wanted_now(), traceparent
             )
@@ -146,7 +151,7 @@ class Drafting:
         """Take in what the running plan cost and gave; call before `commit`."""
         self._rounds += 1
         self._throttle.add(record.accepted + 1, _now_ms())
-        if self._rounds > 1 and not self._off:
+        if self._rounds > 1 and not self._off and self._level is not Level.NONE:
             self._policy.learn(self._plan, record, proposal, path)
 
     def close(self) -> None:
@@ -161,9 +166,9 @@ class Drafting:
         if untold is not None:
             untold()
 
-    def _learn_tokens(self, tokens: Seq[int]) -> None:
+    def _learn_tokens(self, committed: Seq[int]) -> None:
         if self._ngrams is not None:
-            self._ngrams.extend(tokens)
+            self._ngrams.extend(committed[len(self._ngrams) :])
             self._match = self._ngrams.longest_match()
 
     def _next_plan(self, sequence: Sequence) -> Plan:
@@ -174,15 +179,14 @@ class Drafting:
             self._cached = replace(self._cached, proposal=self._cached.proposal.within(room))
         if self._fixed is not None:
             return self._fixed_plan(min(self._fixed, room))
-        level = self._throttle.level
-        if level is Level.NONE:
+        if self._level is Level.NONE:
             return TARGET_ONLY
         return self._policy.plan(
             Options(
                 room=room,
                 match=self._match,
                 cached=self._cached.proposal if self._cached else None,
-                drafts=level is Level.FULL and self._uses_model and self._session.is_ready,
+                drafts=self._level is Level.FULL and self._uses_model and self._session.is_ready,
                 waits=self._rounds > 0,
                 fan_out=self._fan_out,
                 trees=self._coupled,
@@ -205,7 +209,20 @@ class Drafting:
 
     def _needs_session(self) -> bool:
         """With outcome drafting the draft computes the prompt beside the target; without, once it is first asked."""
-        return self._uses_model and (self._fan_out > 0 or self._plan.source is Source.WAIT)
+        asked = self._fan_out > 0 or self._plan.source is Source.WAIT
+        return self._uses_model and asked and self._level is Level.FULL
+
+    @property
+    def _level(self) -> Level:
+        """What the load leaves to a request that follows the policy."""
+        return self._throttle.level if self._follows else Level.FULL
+
+    def _rest(self) -> None:
+        """Cost no more than target-only while the load lets nothing be drafted; index and session catch up after."""
+        self._session.close()
+        self._match = self._cached = self._untold = None
+        self._missed = False
+        self._plan = TARGET_ONLY
 
     def _wanted_now(self) -> DraftBudget:
         """What the draft service is asked for at once: a proposal only if the round waits for it."""

@@ -469,11 +469,11 @@ class _ReceivedProposal(DraftedProposal):
         facts["_message"] = message
 
     @cached_property
-    def proposal(self) -> Proposal:  # type: ignore[override]
+    def proposal(self) -> Proposal:
         return _decode_proposal(self.__dict__["_message"].proposal)
 
     @cached_property
-    def timings(self) -> StepTimings:  # type: ignore[override]
+    def timings(self) -> StepTimings:
         return _decode_timings(self.__dict__["_message"].timings)
 
     def __eq__(self, other: object) -> bool:

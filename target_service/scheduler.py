@@ -22,6 +22,7 @@ from paceline.engine.interface import Engine
 from paceline.errors import DeadlineExceeded, Overloaded, PacelineError, UnknownSession
 from paceline.rpc.sessions import SessionOwner
 from paceline.types import Round, StepTimings, TargetOpen, TargetOpened, Verdict
+from target_service.returns import Returns
 from target_service.session import Session, check_open, rows_to_reserve
 from target_service.step import RoundWork, Step, StepResult, gather_step, internal, make_room, run_step
 
@@ -51,6 +52,7 @@ class Scheduler:
         self._expiries: dict[int, asyncio.TimerHandle] = {}
         self._admitted = 0
         self._no_room = False
+        self._returns = Returns()
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -93,6 +95,7 @@ class Scheduler:
         if session.closed:
             raise UnknownSession(f"session {session.id} has ended")
         before = session.pending
+        self._returns.back(session.key, time.monotonic())
         verdict = session.accept(round_, self._engine.info, time.monotonic())
         if verdict is not None:
             session.owner.send(verdict, urgent=True)
@@ -110,6 +113,7 @@ class Scheduler:
             self._idle.set()
         self._opening.pop(session.key, None)
         self._ready.pop(session.key, None)
+        self._returns.gone(session.key)
         expiry = self._expiries.pop(session.key, None)
         if expiry is not None:
             expiry.cancel()
@@ -127,12 +131,26 @@ class Scheduler:
         """Run steps until cancelled."""
         while True:
             await self._wake.wait()
+            await self._hold()
             self._wake.clear()
             await self._settle()
             step = gather_step(self._ready.values(), self._opening.values(), self._settings.prefill_chunk)
             if step is not None:
                 self._wake.set()
                 await self._run_step(step)
+
+    async def _hold(self) -> None:
+        """Wait for sessions that are about to be back, so that the next step has them."""
+        if not self._ready:
+            return
+        hold = self._returns.hold(len(self._ready), time.monotonic())
+        while self._returns.is_away(hold.awaited) and (left := hold.until - time.monotonic()) > 0:
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(left):
+                    await self._wake.wait()
+            except TimeoutError:
+                return
 
     async def _settle(self) -> None:
         """Free what was closed and admit what there is room for."""
@@ -192,6 +210,7 @@ class Scheduler:
         verdict = replace(verdict, timings=timings)
         session.remember(work.round_, verdict)
         session.owner.send(verdict, urgent=True)
+        self._returns.answered(session.key, time.monotonic(), result.seconds)
         if work.round_.traceparent:
             telemetry.record_step(work.round_.traceparent, "verify", timings)
 

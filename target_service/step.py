@@ -69,6 +69,11 @@ class StepResult:
     forward_ms: float
     sample_ms: float
 
+    @property
+    def seconds(self) -> float:
+        """How long the step took."""
+        return (self.forward_ms + self.sample_ms) / 1e3
+
 
 def gather_step(ready: Iterable[Session], opening: Iterable[Session], prefill_chunk: int) -> Step | None:
     """Every waiting round, and at most `prefill_chunk` prefix tokens, oldest session first.

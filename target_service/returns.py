@@ -1,0 +1,79 @@
+"""Sessions whose verdict has left and whose next round is about to come.
+
+A round trip lies between a verdict and the round after it. A step that begins
+in that gap runs without the session, which then waits for the whole of it; from
+then on the sessions alternate in two halves, and each gets half the steps. So a
+step may be held for those that will be back soon: each of them gains about a
+step, and all that are ready lose the time that it is held.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+UNKNOWN_RETURN = 0.1
+"""How long a session takes that never came back, in steps."""
+LATE = 1.5
+"""A session that takes so many times as long as usual is late: no step is held for it."""
+LEARNING_RATE = 0.25
+
+
+@dataclass(frozen=True)
+class Hold:
+    """Whom a step waits for, and until when at most."""
+
+    awaited: frozenset[int] = frozenset()
+    until: float = 0.0
+
+
+@dataclass
+class Returns:
+    """Who is away, and how long each usually is. Times are seconds on the monotonic clock."""
+
+    _usual_s: dict[int, float] = field(default_factory=dict)
+    _left_at: dict[int, float] = field(default_factory=dict)
+    _step_s: float = 0.0
+
+    def answered(self, session: int, now: float, step_s: float) -> None:
+        """A session's verdict leaves, after a step of that length."""
+        self._left_at[session] = now
+        self._step_s = step_s
+
+    def back(self, session: int, now: float) -> None:
+        """A session's next round is here."""
+        left = self._left_at.pop(session, None)
+        if left is not None:
+            usual = self._usual_s.get(session, now - left)
+            self._usual_s[session] = usual + LEARNING_RATE * (now - left - usual)
+
+    def gone(self, session: int) -> None:
+        """A session has ended."""
+        self._left_at.pop(session, None)
+        self._usual_s.pop(session, None)
+
+    def is_away(self, sessions: frozenset[int]) -> bool:
+        """Whether one of these is still to come back."""
+        return not sessions.isdisjoint(self._left_at)
+
+    def hold(self, ready: int, now: float) -> Hold:
+        """Hold the next step for as many as pay: a step's length for each, against the time lost by all before it.
+
+        Args:
+            ready: rounds that wait for the step.
+            now: the present.
+        """
+        order = sorted((max(now, left + self._usual(session)), session) for session, left in self._left_at.items())
+        gain = best = 0.0
+        last, awaited, held = now, 0, now
+        for place, (due, session) in enumerate(order, start=1):
+            if now > self._left_at[session] + LATE * self._usual(session):
+                continue
+            gain += self._step_s - (due - now) - (ready + place - 1) * (due - last)
+            last = due
+            if gain > best:
+                best, awaited, held = gain, place, due
+        chosen = frozenset(session for _, session in order[:awaited])
+        return Hold(chosen, held + max((self._usual(session) * (LATE - 1) for session in chosen), default=0.0))
+
+    def _usual(self, session: int) -> float:
+        return self._usual_s.get(session, UNKNOWN_RETURN * self._step_s)

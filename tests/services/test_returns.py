@@ -1,0 +1,48 @@
+"""When a step is held for sessions that are about to be back."""
+
+from __future__ import annotations
+
+from target_service.returns import Returns
+
+STEP_S = 0.020
+
+
+def away(returns_s: dict[int, float], *, answered: float = 100.0) -> Returns:
+    """Sessions that took that long last time, and have just been answered again."""
+    returns = Returns()
+    for session, took in returns_s.items():
+        returns.answered(session, answered - took, STEP_S)
+        returns.back(session, answered)
+        returns.answered(session, answered, STEP_S)
+    return returns
+
+
+def test_two_halves_join() -> None:
+    returns = away(dict.fromkeys(range(8), 0.002))
+    hold = returns.hold(ready=8, now=100.0)
+    assert hold.awaited == frozenset(range(8))
+    assert 100.002 <= hold.until <= 100.004
+
+
+def test_one_that_takes_long_is_not_worth_the_time_of_many() -> None:
+    returns = away({1: 0.008})
+    assert not returns.hold(ready=8, now=100.0).awaited
+    assert returns.hold(ready=1, now=100.0).awaited == {1}
+
+
+def test_the_quick_are_awaited_and_the_slow_are_not() -> None:
+    returns = away({1: 0.001, 2: 0.001, 3: 0.019})
+    assert returns.hold(ready=4, now=100.0).awaited == {1, 2}
+
+
+def test_nobody_is_awaited_who_is_late_or_has_ended_or_is_back() -> None:
+    returns = away({1: 0.002, 2: 0.002, 3: 0.002})
+    returns.gone(2)
+    returns.back(3, 100.001)
+    assert returns.hold(ready=1, now=100.001).awaited == {1}
+    assert returns.is_away(frozenset({1})) and not returns.is_away(frozenset({2, 3}))
+    assert not returns.hold(ready=1, now=100.0031).awaited
+
+
+def test_a_session_alone_waits_for_nobody() -> None:
+    assert not Returns().hold(ready=1, now=100.0).awaited
