@@ -71,7 +71,8 @@ def theirs(params: SamplingParams, prompt_length: int) -> LogitsProcessorList:
     def allowed(_: int, ids: torch.Tensor) -> list[int]:
         return allowed_after(ids[prompt_length:].tolist())
 
-    made: LogitsProcessorList = MODEL._get_logits_processor(
+    model: Any = MODEL
+    made: LogitsProcessorList = model._get_logits_processor(
         config,
         input_ids_seq_length=prompt_length,
         prefix_allowed_tokens_fn=allowed if params.grammar else None,
@@ -91,8 +92,10 @@ def reference(
     params: SamplingParams, logits: np.ndarray[Any, Any], history: Sequence[int], prompt_length: int
 ) -> np.ndarray[Any, Any]:
     row = torch.from_numpy(logits[np.newaxis].copy())
-    processed: torch.Tensor = theirs(params, prompt_length)(torch.tensor([list(history)]), row)
-    return processed[0].numpy()
+    ids: Any = torch.tensor([list(history)])
+    scores: Any = row
+    processed: Any = theirs(params, prompt_length)(ids, scores)
+    return np.asarray(processed[0].numpy(), np.float32)
 
 
 def processors(params: SamplingParams, prompt_length: int) -> Processors:
