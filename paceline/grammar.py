@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 KEPT_GRAMMARS = 64
+COMPILING_STACK_BYTES = 256 << 20
+"""Address space, not memory. The library descends from rule to rule: a chain of 3000 overflows the usual 8 MiB."""
 
 
 class Grammars:
@@ -102,12 +105,23 @@ def _compile(grammar: Grammar, table: LLTokenizer) -> LLMatcher:
     }
     limits = LLParserLimits(verbose_errors=False)
     try:
-        compiled = LLMatcher(table, notations[grammar.kind](grammar.text), log_level=0, limits=limits)
+        source = notations[grammar.kind](grammar.text)
     except ValueError as error:
         raise _refused(grammar, str(error)) from error
+    compiled = _on_a_deep_stack(lambda: LLMatcher(table, source, log_level=0, limits=limits))
     if compiled.is_error():
         raise _refused(grammar, compiled.get_error())
     return compiled
+
+
+def _on_a_deep_stack(make: Callable[[], LLMatcher]) -> LLMatcher:
+    usual = threading.stack_size(COMPILING_STACK_BYTES)
+    try:
+        with ThreadPoolExecutor(1, thread_name_prefix="grammar") as pool:
+            made = pool.submit(make)
+    finally:
+        threading.stack_size(usual)
+    return made.result()
 
 
 def _refused(grammar: Grammar, why: str) -> InvalidInput:

@@ -97,7 +97,7 @@ class Grammar:
     def _check_json(self) -> None:
         try:
             schema = json.loads(self.text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidInput.of(self.kind.value, self.text, f"JSON ({error})") from error
         require(isinstance(schema, dict), self.kind.value, self.text, "a JSON object")
 

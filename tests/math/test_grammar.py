@@ -122,3 +122,11 @@ def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(Unsupported, match=r"paceline\[grammar\]"):
         Grammars(lambda: LETTERS).matcher(regex("a"), (29,))
+
+
+def test_a_long_chain_of_rules_does_not_end_the_process() -> None:
+    rules = "".join(f'r{i}: "a" r{i + 1}\n' for i in range(3500))
+    lark = f'start: r0\n{rules}r3500: "b"'
+    matcher = Grammars(lambda: BYTES).matcher(Grammar(GrammarKind.LARK, lark), (256,))
+    assert all(matcher.push(ord("a")) for _ in range(50))
+    assert np.flatnonzero(matcher.allowed()).tolist() == [ord("a")]

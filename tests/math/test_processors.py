@@ -287,6 +287,7 @@ def test_a_finished_grammar_leaves_the_end_alone() -> None:
         (lambda: Grammar(GrammarKind.REGEX, ""), "regex bytes = 0: must be in [1, 65536]"),
         (lambda: Grammar(GrammarKind.LARK, "x" * 65537), "lark bytes = 65537"),
         (lambda: Grammar(GrammarKind.JSON_SCHEMA, "{"), "json_schema = '{': must be JSON"),
+        (lambda: Grammar(GrammarKind.JSON_SCHEMA, '{"a":' * 9000 + "1" + "}" * 9000), "json_schema = "),
         (lambda: Grammar(GrammarKind.JSON_SCHEMA, "[]"), "json_schema = '[]': must be a JSON object"),
         (lambda: check_ids(SamplingParams(logit_bias=((9, 1.0),)), (), 9), "logit_bias id = 9: must be in [0, 9)"),
         (lambda: check_ids(SamplingParams(bad_words=((1, 9),)), (), 9), "bad_words id = 9: must be in [0, 9)"),
