@@ -179,12 +179,7 @@ async def test_finished_grammars_end_the_text(services: Cluster) -> None:
 
 async def test_a_drafter_that_knows_the_chain_is_believed(tmp_path_factory: pytest.TempPathFactory) -> None:
     """The target's own model as its draft: every token is accepted only if the draft's chain is the target's."""
-    with Cluster(
-        tmp_path_factory.mktemp("same"),
-        target_model=TARGET,
-        drafters=(f"model:{TARGET}",),
-        coordinator_flags={"fan_out": 0},
-    ) as same:
+    with Cluster(tmp_path_factory.mktemp("same"), target_model=TARGET, drafters=(f"model:{TARGET}",)) as same:
         async with same.async_client() as client:
             for params in (PENALISED, CONSTRAINED):
                 for acceptance in Acceptance:

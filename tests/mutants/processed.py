@@ -15,7 +15,7 @@ from paceline.grammar import Grammars
 from paceline.processors import Processors
 from paceline.sampling import processed_scores
 from paceline.tokenizer import TableTokenizer
-from paceline.types import Grammar, GrammarKind, Round, SamplingParams
+from paceline.types import Acceptance, Grammar, GrammarKind, Round, SamplingParams
 from tests.mutants.rounds import MIDDLING, PROMPT, TARGET, VOCAB, Rounds, Scores
 
 END = VOCAB - 1
@@ -71,6 +71,12 @@ class ProcessedRounds(Rounds):
     def keep(self, round_: Round, decision: Decision) -> None:
         """What the state takes in of a round."""
         self.processors.advance(before_end(decision.committed))
+
+
+class ProcessedBlockRounds(ProcessedRounds):
+    """The exact algorithm with block acceptance."""
+
+    acceptance = Acceptance.BLOCK
 
 
 class HistoryOffByOneRow(ProcessedRounds):

@@ -54,8 +54,9 @@ def processed_p_value(algorithm: type[processed.ProcessedRounds]) -> float:
     return chi_square_p(texts, PROCESSED_LAWS[algorithm.sampling])
 
 
-def test_penalties_and_grammar_have_the_law() -> None:
-    assert processed_p_value(processed.ProcessedRounds) > LEVEL
+@pytest.mark.parametrize("algorithm", [processed.ProcessedRounds, processed.ProcessedBlockRounds])
+def test_penalties_and_grammar_have_the_law(algorithm: type[processed.ProcessedRounds]) -> None:
+    assert processed_p_value(algorithm) > LEVEL
 
 
 @pytest.mark.parametrize(
