@@ -27,10 +27,14 @@ class Detokenizer:
         self._held = ""
         self.stopped = False
 
-    def push(self, token_id: int) -> str:
-        """Add one token; returns the text that has become certain."""
+    def push(self, token_id: int, *, may_stop: bool = True) -> str:
+        """Add one token; returns the text that has become certain.
+
+        In text that may not stop no stop string is looked for, nor in what joins it to the text behind it.
+        """
         self._ids.append(token_id)
-        return self._release(self._new_characters(whole=True))
+        new = self._new_characters(whole=True)
+        return self._release(new) if may_stop else new
 
     def flush(self) -> str:
         """The text held back so far; for the end of the generation."""

@@ -145,6 +145,7 @@ class DraftSession:
                     time_left_ms=job.time_left_ms,
                     traceparent=traceparent,
                     max_length=job.max_length,
+                    end_token_ids=tuple(sorted(job.eos_token_ids)),
                 )
             )
         except PeerUnavailable as error:

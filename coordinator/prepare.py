@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coordinator.sequence import Job
-from paceline.errors import UnknownModel
+from paceline import processors
+from paceline.errors import UnknownModel, Unsupported
 from paceline.tokenizer import Tokenizer
 from paceline.types import GenerateRequest, NoiseKey, require
 
@@ -39,13 +40,14 @@ def prepare(
     _check_ids("prompt token_ids", prompt, vocab_size)
     _check_ids("resume_token_ids", request.resume_token_ids, vocab_size)
     max_length = _max_length(request, len(prompt), model.max_length)
+    _check_sampling(request, model.tokenizer)
     _check_drafter(request, model.drafters)
     seed = request.seed if request.seed is not None else model.seed
     return Job(
         prompt=prompt,
         resumed=request.resume_token_ids,
         sampling=request.sampling,
-        noise=NoiseKey(secrets.randbits(64) if seed is None else seed),
+        noise=NoiseKey(secrets.randbits(64) if seed is None else seed, request.sample_index),
         acceptance=request.acceptance,
         max_length=max_length,
         stop=request.stop,
@@ -77,9 +79,22 @@ def _max_length(request: GenerateRequest, prompt_length: int, context_length: in
     require(limit >= 1, "prompt length", prompt_length, f"at most {context_length - 1} tokens, to leave room for one")
     wanted = request.max_new_tokens if request.max_new_tokens is not None else limit
     require(wanted <= limit, "max_new_tokens", wanted, f"at most {limit}, the context length less the prompt")
+    fewest = request.sampling.min_tokens
+    require(fewest <= wanted, "min_tokens", fewest, f"at most {wanted}, the most that may be generated")
     resumed = len(request.resume_token_ids)
     require(resumed <= wanted, "resume_token_ids", resumed, f"at most max_new_tokens = {wanted} of them")
     return prompt_length + wanted
+
+
+def _check_sampling(request: GenerateRequest, tokenizer: Tokenizer) -> None:
+    sampling = request.sampling
+    processors.check_ids(sampling, (), tokenizer.vocab_size)
+    for word in sampling.bad_words:
+        # transformers drops such a word without a word.
+        ends = len(word) == 1 and word[0] in tokenizer.eos_token_ids
+        require(not ends, "bad_words", word, "no end token alone: min_tokens puts the end off")
+    if sampling.grammar is not None and not tokenizer.eos_token_ids:
+        raise Unsupported(f"{sampling.grammar.kind.value}: the model has no token that ends a text")
 
 
 def _check_drafter(request: GenerateRequest, drafters: Sequence[str]) -> None:

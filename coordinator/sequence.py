@@ -80,7 +80,8 @@ class Sequence:
 
     def _append(self, token_id: int) -> str:
         self.ids.append(token_id)
-        text = self._detokenizer.push(token_id)
+        generated = len(self.ids) - len(self._job.prompt)
+        text = self._detokenizer.push(token_id, may_stop=generated > self._job.sampling.min_tokens)
         if self._detokenizer.stopped or token_id in self._job.eos_token_ids:
             self.finish_reason = FinishReason.STOP
         elif self.room <= 0:

@@ -154,6 +154,7 @@ class TargetSession:
                 time_left_ms=job.time_left_ms,
                 traceparent=traceparent,
                 max_length=job.max_length,
+                end_token_ids=tuple(sorted(job.eos_token_ids)),
             ),
             urgent=False,
         )

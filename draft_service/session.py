@@ -64,7 +64,14 @@ class DraftSession:
     def context(self) -> DraftingContext:
         """What the session's draws depend on."""
         facts = self.facts
-        return DraftingContext(facts.sampling, facts.noise, facts.acceptance, facts.max_length)
+        return DraftingContext(
+            facts.sampling,
+            facts.noise,
+            facts.acceptance,
+            facts.max_length,
+            facts.prompt_length,
+            facts.end_token_ids,
+        )
 
     def next_proposal_id(self) -> int:
         """Unique within the session, from 1."""

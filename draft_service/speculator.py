@@ -25,7 +25,7 @@ from draft_service.turn import (
     run_turn,
     speculate_job,
 )
-from paceline import telemetry
+from paceline import processors, telemetry
 from paceline.codec import failure_of
 from paceline.engine.executor import Executor
 from paceline.errors import DeadlineExceeded, Overloaded, PacelineError
@@ -69,6 +69,8 @@ class Speculator:
         drafter = self._catalogue.pick(facts.drafter)
         vocab_size = self._catalogue.fingerprint.vocab_size
         check_ids("token_ids", facts.token_ids, vocab_size)
+        if vocab_size:
+            processors.check_ids(facts.sampling, facts.end_token_ids, vocab_size)
         if self.sessions >= self._max_num_seqs:
             raise Overloaded(f"{self._max_num_seqs} sessions are open", retry_after_ms=RETRY_AFTER_MS)
         session = DraftSession(next(self._keys), owner, facts, drafter, vocab_size, len(facts.token_ids))

@@ -34,6 +34,8 @@ from paceline.types import (
     Acceptance,
     ChatMessage,
     GenerateRequest,
+    Grammar,
+    GrammarKind,
     SamplingParams,
     SpeculationSettings,
     require,
@@ -309,12 +311,14 @@ class _Wanted:
     request: GenerateRequest
     as_json: bool
     compare: bool
+    samples: int
 
 
 @app.command(
     epilog=example(
         'paceline generate --prompt "Once upon a time" --temperature 0.8 --seed 7',
         'paceline generate --local --chat "Name three rivers." --drafter ngram --json',
+        'paceline generate --chat "Name a river." --json-schema \'{"type": "string", "maxLength": 20}\' -n 3',
     )
 )
 def generate(
@@ -327,8 +331,24 @@ def generate(
     top_k: Annotated[int, typer.Option(help="Keep the k most probable tokens; 0 keeps all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Keep the smallest set of tokens with this mass, in (0, 1].")] = 1.0,
     min_p: Annotated[float, typer.Option(help="Drop tokens below this share of the largest, in [0, 1].")] = 0.0,
+    repetition_penalty: Annotated[
+        float, typer.Option(help="Above 1: less of what prompt and text have, in [0.01, 100].")
+    ] = 1.0,
+    presence_penalty: Annotated[float, typer.Option(help="Less of what the text has, in [-2, 2].")] = 0.0,
+    frequency_penalty: Annotated[float, typer.Option(help="The same for each time, in [-2, 2].")] = 0.0,
+    logit_bias: Annotated[list[str] | None, typer.Option(help="ID=BIAS, in [-100, 100]; repeatable.")] = None,
+    bad_words: Annotated[
+        list[str] | None, typer.Option(help="Token ids ID,ID,… that never come; repeatable.")
+    ] = None,
+    min_tokens: Annotated[int, typer.Option(help="Tokens before the text may end.")] = 0,
+    json_schema: Annotated[
+        str | None, typer.Option(help="The text is JSON that fits this schema; @FILE reads it.")
+    ] = None,
+    regex: Annotated[str | None, typer.Option(help="The text matches this expression; @FILE reads it.")] = None,
+    lark: Annotated[str | None, typer.Option(help="The text is of this Lark grammar; @FILE reads it.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends the generation; repeatable.")] = None,
     seed: Annotated[int | None, typer.Option(help="Fixes every draw.", show_default="drawn and reported")] = None,
+    n: Annotated[int, typer.Option("--n", "-n", help="Samples of the same prompt and seed.")] = 1,
     acceptance: Annotated[Acceptance, typer.Option(help="The acceptance rule.")] = Acceptance.COUPLED,
     drafter: Annotated[str | None, typer.Option(help="Which drafter, or none.", show_default="the first")] = None,
     num_draft_tokens: Annotated[str, typer.Option(help="Tokens to propose each round, or auto.")] = AUTO,
@@ -337,16 +357,28 @@ def generate(
     model: Annotated[str, typer.Option(help="With --local: the target model.")] = DEFAULT_MODEL,
     tls_ca: TlsCa = None,
     timeout: Timeout = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a sample.")] = False,
     compare: Annotated[bool, typer.Option("--compare", help="Run again target-only and show both speeds.")] = False,
 ) -> None:
     """Generate text and stream it, coloured by where each token came from."""
     messages = _messages(prompt, prompt_file, chat, system)
-    require(not (as_json and compare), "compare", compare, "left out with --json")
+    require(not (compare and (as_json or n > 1)), "compare", compare, "left out with --json and --n")
     request = GenerateRequest(
-        prompt=_read_prompt(prompt_file) if prompt_file else prompt,
+        prompt=_read_text("prompt_file", prompt_file) if prompt_file else prompt,
         messages=messages,
-        sampling=SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p),
+        sampling=SamplingParams(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            logit_bias=tuple(_bias(entry) for entry in logit_bias or ()),
+            bad_words=tuple(_word(entry) for entry in bad_words or ()),
+            min_tokens=min_tokens,
+            grammar=_grammar(json_schema, regex, lark),
+        ),
         seed=seed,
         max_new_tokens=max_new_tokens,
         stop=tuple(stop or ()),
@@ -354,7 +386,7 @@ def generate(
         # The services that --local starts have one drafter, whatever they call it.
         speculation=_speculation(NONE if drafter == NONE else "" if local else drafter or "", num_draft_tokens),
     )
-    wanted = _Wanted(request, as_json, compare)
+    wanted = _Wanted(request, as_json, compare, n)
     if local:
         with _sigterm_interrupts(), _local_services(model, drafter or AUTO, quiet=as_json) as services:
             _generate_at(PeerSettings(address=services.address), timeout, wanted)
@@ -375,11 +407,35 @@ def _messages(
     return (*before, ChatMessage("user", chat))
 
 
-def _read_prompt(file: Path) -> str:
+def _read_text(field: str, file: Path) -> str:
     try:
         return file.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput.of("prompt_file", str(file), f"a readable UTF-8 file ({error})") from error
+        raise InvalidInput.of(field, str(file), f"a readable UTF-8 file ({error})") from error
+
+
+def _bias(entry: str) -> tuple[int, float]:
+    token_id, _, bias = entry.partition("=")
+    try:
+        return int(token_id), float(bias)
+    except ValueError as error:
+        raise InvalidInput.of("logit_bias", entry, "ID=BIAS") from error
+
+
+def _word(entry: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(token_id) for token_id in entry.split(","))
+    except ValueError as error:
+        raise InvalidInput.of("bad_words", entry, "token ids, ID,ID,…") from error
+
+
+def _grammar(json_schema: str | None, regex: str | None, lark: str | None) -> Grammar | None:
+    texts = {GrammarKind.JSON_SCHEMA: json_schema, GrammarKind.REGEX: regex, GrammarKind.LARK: lark}
+    given = {kind: text for kind, text in texts.items() if text is not None}
+    require(len(given) <= 1, "grammars given", len(given), "at most 1 of --json-schema, --regex and --lark")
+    for kind, text in given.items():
+        return Grammar(kind, _read_text(kind.value, Path(text[1:])) if text.startswith("@") else text)
+    return None
 
 
 def _speculation(drafter: str, num_draft_tokens: str) -> SpeculationSettings:
@@ -416,12 +472,16 @@ def _generate_at(peer: PeerSettings, timeout_s: float | None, wanted: _Wanted) -
 
     with Client(peer, timeout_s=timeout_s) as client:
         client.describe_models()  # an address where nobody listens fails at once; a broken stream would be resumed
-        if wanted.as_json:
-            from paceline.display import generation_json
-
-            typer.echo(json.dumps(generation_json(client.generate(wanted.request)), ensure_ascii=False))
-        else:
+        if wanted.samples == 1 and not wanted.as_json:
             _stream(client, wanted)
+            return
+        from paceline.display import generation_json
+
+        for generation in client.generate_samples(wanted.samples, wanted.request):
+            if wanted.as_json:
+                typer.echo(json.dumps(generation_json(generation), ensure_ascii=False))
+            else:
+                typer.echo(f"--- sample {generation.sample_index}, seed {generation.seed}\n{generation.text}")
 
 
 def _stream(client: Client, wanted: _Wanted) -> None:

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from types import TracebackType
@@ -28,6 +29,7 @@ from paceline.errors import PacelineError, PeerUnavailable
 from paceline.rpc.channel import open_channel, open_sync_channel
 from paceline.rpc.errors import from_rpc_error
 from paceline.types import (
+    MAX_SAMPLES,
     Finished,
     FinishReason,
     GenerateEvent,
@@ -38,6 +40,7 @@ from paceline.types import (
     RowLogprobs,
     Started,
     Tokens,
+    require,
 )
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1 import generation_service_pb2_grpc as pb_grpc
@@ -59,6 +62,7 @@ class Generation:
     provenance: tuple[Provenance, ...]
     stats: GenerationStats
     logprobs: tuple[RowLogprobs, ...] = ()
+    sample_index: int = 0
 
 
 @dataclass
@@ -103,7 +107,19 @@ class _Progress:
             provenance=tuple(provenance for tokens in self.tokens for provenance in tokens.provenance),
             stats=finished.stats,
             logprobs=tuple(row for tokens in self.tokens for row in tokens.logprobs),
+            sample_index=self.request.sample_index,
         )
+
+
+def _other_samples(request: GenerateRequest, n: int, seed: int) -> list[GenerateRequest]:
+    """Samples 1 to n - 1 of a request: the same prompt and seed, and noise of their own."""
+    return [replace(request, seed=seed, sample_index=index) for index in range(1, n)]
+
+
+def _check_samples(request: GenerateRequest, n: int) -> None:
+    require(1 <= n <= MAX_SAMPLES, "n", n, f"in [1, {MAX_SAMPLES}]")
+    require(request.sample_index == 0, "sample_index", request.sample_index, "0 with n, which counts from it")
+    require(not request.resume_token_ids, "resume_token_ids", request.resume_token_ids, "left out with n")
 
 
 class Client:
@@ -157,6 +173,27 @@ class Client:
         for event in self._events(progress):
             if isinstance(event, Finished):
                 return progress.finish(event)
+        raise PeerUnavailable("the stream ended before the generation did")
+
+    def generate_samples(self, n: int, request: GenerateRequest | None = None, **fields: Any) -> list[Generation]:
+        """Run n samples of one prompt and seed, all at once; sample 0 is what `generate` returns.
+
+        The seed in force is the coordinator's to tell: the other samples start behind its first message.
+
+        Raises:
+            InvalidInput: n, or a request that names a sample or resumes one.
+            PacelineError: as `generate`; the first sample that fails.
+        """
+        request = request or GenerateRequest(**fields)
+        _check_samples(request, n)
+        first = _Progress(request)
+        others: Iterable[Generation] = ()
+        with ThreadPoolExecutor(n) as pool:
+            for event in self._events(first):
+                if isinstance(event, Started):
+                    others = pool.map(self.generate, _other_samples(request, n, event.seed))
+                elif isinstance(event, Finished):
+                    return [first.finish(event), *others]
         raise PeerUnavailable("the stream ended before the generation did")
 
     def describe_models(self) -> tuple[ModelDescription, ...]:
@@ -231,6 +268,27 @@ class AsyncClient:
             async for event in events:
                 if isinstance(event, Finished):
                     return progress.finish(event)
+        raise PeerUnavailable("the stream ended before the generation did")
+
+    async def generate_samples(
+        self, n: int, request: GenerateRequest | None = None, **fields: Any
+    ) -> list[Generation]:
+        """As `Client.generate_samples`."""
+        request = request or GenerateRequest(**fields)
+        _check_samples(request, n)
+        first = _Progress(request)
+        others: list[asyncio.Task[Generation]] = []
+        try:
+            async with aclosing(self._events(first)) as events:
+                async for event in events:
+                    if isinstance(event, Started):
+                        wanted = _other_samples(request, n, event.seed)
+                        others = [asyncio.create_task(self.generate(each)) for each in wanted]
+                    elif isinstance(event, Finished):
+                        return [first.finish(event), *await asyncio.gather(*others)]
+        finally:
+            for other in others:
+                other.cancel()
         raise PeerUnavailable("the stream ended before the generation did")
 
     async def describe_models(self) -> tuple[ModelDescription, ...]:

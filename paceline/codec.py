@@ -15,7 +15,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TypeVar
 
-from paceline.errors import Code, InvalidInput, PacelineError, from_wire
+from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from paceline.errors import Code, InvalidInput, PacelineError, Unsupported, from_wire
 from paceline.types import (
     MAX_PROPOSAL_NODES,
     PROTOCOL_VERSION,
@@ -37,6 +40,8 @@ from paceline.types import (
     GenerateEvent,
     GenerateRequest,
     GenerationStats,
+    Grammar,
+    GrammarKind,
     Hello,
     ModelDescription,
     NoiseKey,
@@ -226,6 +231,7 @@ def _encode_target_open(command: TargetOpen) -> target_pb.TargetOpen:
         time_left_ms=command.time_left_ms,
         trace=_encode_trace(command.traceparent),
         max_length=command.max_length,
+        end_token_ids=command.end_token_ids,
     )
 
 
@@ -241,6 +247,7 @@ def _decode_target_open(message: target_pb.TargetOpen) -> TargetOpen:
         time_left_ms=message.time_left_ms if message.HasField("time_left_ms") else None,
         traceparent=_decode_trace(message.trace),
         max_length=message.max_length,
+        end_token_ids=tuple(message.end_token_ids),
     )
 
 
@@ -370,6 +377,7 @@ def _encode_draft_open(command: DraftOpen) -> draft_pb.DraftOpen:
         time_left_ms=command.time_left_ms,
         trace=_encode_trace(command.traceparent),
         max_length=command.max_length,
+        end_token_ids=command.end_token_ids,
     )
 
 
@@ -386,6 +394,7 @@ def _decode_draft_open(message: draft_pb.DraftOpen) -> DraftOpen:
         time_left_ms=message.time_left_ms if message.HasField("time_left_ms") else None,
         traceparent=_decode_trace(message.trace),
         max_length=message.max_length,
+        end_token_ids=tuple(message.end_token_ids),
     )
 
 
@@ -532,6 +541,7 @@ def encode_generate_request(request: GenerateRequest) -> generation_pb.GenerateR
         acceptance=_ACCEPTANCES[request.acceptance],
         speculation=_encode_speculation(request.speculation),
         resume_token_ids=request.resume_token_ids,
+        sample_index=request.sample_index,
     )
     if request.prompt is not None:
         message.prompt = request.prompt
@@ -546,6 +556,7 @@ def encode_generate_request(request: GenerateRequest) -> generation_pb.GenerateR
 
 def decode_generate_request(message: generation_pb.GenerateRequest) -> GenerateRequest:
     """A client's request, checked as far as it can be without the model."""
+    _check_known("generate request", message)
     kind = message.WhichOneof("input")
     require(kind is not None, "input", kind, "one of prompt, chat, tokens")
     chat, token_ids = message.chat.messages, message.tokens.token_ids
@@ -564,6 +575,7 @@ def decode_generate_request(message: generation_pb.GenerateRequest) -> GenerateR
         acceptance=_decode_acceptance(message.acceptance or pb.ACCEPTANCE_COUPLED),
         speculation=_decode_speculation(message.speculation),
         resume_token_ids=tuple(message.resume_token_ids),
+        sample_index=message.sample_index,
     )
 
 
@@ -835,23 +847,59 @@ def _decode_failure(message: pb.Failure) -> Failure:
 
 def _encode_sampling(params: SamplingParams) -> pb.SamplingParams:
     require(params.top_k <= MAX_UINT32, "top_k", params.top_k, f"at most {MAX_UINT32}")
+    _check_ids("min_tokens", (params.min_tokens,))
+    _check_ids("logit_bias id", (token_id for token_id, _ in params.logit_bias))
+    for word in params.bad_words:
+        _check_ids("bad_words id", word)
     return pb.SamplingParams(
         temperature=params.temperature,
         top_k=params.top_k,
         top_p=params.top_p,
         min_p=params.min_p,
         logprobs=params.logprobs,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        logit_bias=dict(params.logit_bias),
+        bad_words=[pb.TokenSequence(token_ids=word) for word in params.bad_words],
+        min_tokens=params.min_tokens,
+        grammar=None if params.grammar is None else _encode_grammar(params.grammar),
     )
 
 
 def _decode_sampling(message: pb.SamplingParams) -> SamplingParams:
+    _check_known("sampling", message)
     return SamplingParams(
         temperature=message.temperature if message.HasField("temperature") else 1.0,
         top_k=message.top_k,
         top_p=message.top_p if message.HasField("top_p") else 1.0,
         min_p=message.min_p,
         logprobs=message.logprobs if message.HasField("logprobs") else None,
+        repetition_penalty=message.repetition_penalty if message.HasField("repetition_penalty") else 1.0,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        logit_bias=tuple(message.logit_bias.items()),
+        bad_words=tuple(tuple(word.token_ids) for word in message.bad_words),
+        min_tokens=message.min_tokens,
+        grammar=_decode_grammar(message.grammar) if message.HasField("grammar") else None,
     )
+
+
+def _encode_grammar(grammar: Grammar) -> pb.Grammar:
+    _check_text(grammar.kind.value, grammar.text)
+    if grammar.kind is GrammarKind.JSON_SCHEMA:
+        return pb.Grammar(json_schema=grammar.text)
+    if grammar.kind is GrammarKind.REGEX:
+        return pb.Grammar(regex=grammar.text)
+    return pb.Grammar(lark=grammar.text)
+
+
+def _decode_grammar(message: pb.Grammar) -> Grammar:
+    _check_known("grammar", message)
+    kind = message.WhichOneof("language")
+    if kind is None:
+        raise InvalidInput.of("grammar", kind, f"one of {', '.join(kind.value for kind in GrammarKind)}")
+    return Grammar(GrammarKind(kind), getattr(message, kind))
 
 
 def _encode_proposal(proposal: Proposal) -> pb.Proposal:
@@ -993,6 +1041,13 @@ def _check_widths(widths: Sequence[int]) -> None:
     require(len(widths) <= MAX_PROPOSAL_NODES, "tree_widths", len(widths), f"at most {MAX_PROPOSAL_NODES} depths")
     for width in widths:
         require(1 <= width <= MAX_PROPOSAL_NODES, "tree_widths", width, f"in [1, {MAX_PROPOSAL_NODES}] at each depth")
+
+
+def _check_known(name: str, message: Message) -> None:
+    """A parameter that this version doesn't know is refused: ignored, it would change the text unnoticed."""
+    unknown = UnknownFieldSet(message)
+    if len(unknown):
+        raise Unsupported(f"{name} field number {unknown[0].field_number}: this version has no such parameter")
 
 
 def _check_ids(name: str, ids: Iterable[int]) -> None:

@@ -141,6 +141,7 @@ def generation_json(generation: Generation) -> dict[str, object]:
         "prompt_token_ids": list(generation.prompt_token_ids),
         "finish_reason": generation.finish_reason.value,
         "seed": generation.seed,
+        "sample_index": generation.sample_index,
         "provenance": [provenance.value for provenance in generation.provenance],
         "stats": {
             "rounds": stats.rounds,

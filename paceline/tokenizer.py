@@ -90,6 +90,16 @@ class TableTokenizer:
         turns = "".join(f"{message.role}: {message.content}\n" for message in messages)
         return self.encode(f"{turns}assistant: ")
 
+    def is_special(self, token_id: int) -> bool:
+        """Whether an id stands for no text."""
+        return token_id == self._eos or token_id >= (_BYTES if self._bytes else self.vocab_size)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The text of one id, or the name of a special one."""
+        if self._bytes and not self.is_special(token_id):
+            return bytes((token_id,))
+        return self._name(token_id).encode()
+
     def _letter_id(self, character: str) -> int:
         found = self._ids.get(character)
         if found is not None:
@@ -110,7 +120,7 @@ class TransformersTokenizer:
 
     def __init__(self, inner: PreTrainedTokenizerBase, eos_token_ids: Iterable[int] = ()) -> None:
         vocabulary: Mapping[str, int] = inner.get_vocab()
-        self._inner = inner
+        self.inner = inner
         # Ids may have holes, so the largest id counts, not the number of tokens.
         self.vocab_size = max(vocabulary.values()) + 1
         own = inner.eos_token_id
@@ -118,20 +128,20 @@ class TransformersTokenizer:
         self.fingerprint = vocabulary_fingerprint(vocabulary)
 
     def encode(self, text: str) -> tuple[int, ...]:  # noqa: D102
-        return tuple(self._inner.encode(text))
+        return tuple(self.inner.encode(text))
 
     def decode(self, ids: Sequence[int]) -> str:  # noqa: D102
-        text = self._inner.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        text = self.inner.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         assert isinstance(text, str)
         return text
 
     def render_chat(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:  # noqa: D102
-        if not self._inner.chat_template:
+        if not self.inner.chat_template:
             raise Unsupported("chat messages: the model has no chat template; send a prompt")
         turns = [{"role": message.role, "content": message.content} for message in messages]
-        text = self._inner.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+        text = self.inner.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
         # The template writes its own special tokens.
-        return tuple(self._inner.encode(str(text), add_special_tokens=False))
+        return tuple(self.inner.encode(str(text), add_special_tokens=False))
 
 
 def load_tokenizer(model: str, *, trust_remote_code: bool = False) -> Tokenizer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +18,7 @@ from paceline.engine.executor import Executor
 from paceline.errors import InvalidInput
 from paceline.process import run_service
 from paceline.rpc.server import run_server
+from paceline.tokenizer import load_tokenizer
 from paceline.v1 import target_service_pb2 as pb
 from paceline.v1 import target_service_pb2_grpc as pb_grpc
 
@@ -52,9 +54,11 @@ async def _serve_on(executor: Executor, config: TargetConfig) -> None:
     async def register(server: grpc.aio.Server) -> None:
         nonlocal serving
         engine = await executor.run(_load, config)
+        from paceline.grammar import Grammars
         from target_service.servicer import TargetServicer
 
-        serving = TargetServicer(engine, executor, config.engine, config.max_queue)
+        grammars = Grammars(partial(load_tokenizer, config.model, trust_remote_code=config.engine.trust_remote_code))
+        serving = TargetServicer(engine, executor, config.engine, config.max_queue, grammars)
         # A service that can't step any more must not look healthy.
         serving.runner.add_done_callback(lambda _: stop.set())
         pb_grpc.add_TargetServiceServicer_to_server(serving, server)

@@ -19,11 +19,12 @@ from paceline.codec import failure_of
 from paceline.config import EngineSettings
 from paceline.engine.executor import Executor
 from paceline.engine.interface import Engine
-from paceline.errors import DeadlineExceeded, Overloaded, PacelineError, UnknownSession
+from paceline.errors import DeadlineExceeded, Overloaded, PacelineError, UnknownSession, Unsupported
+from paceline.grammar import Grammars
 from paceline.rpc.sessions import SessionOwner
-from paceline.types import Round, StepTimings, TargetOpen, TargetOpened, Verdict
+from paceline.types import Grammar, Round, StepTimings, TargetOpen, TargetOpened, Verdict
 from target_service.returns import Returns
-from target_service.session import Session, check_open, rows_to_reserve
+from target_service.session import Session, check_open, make_processors, rows_to_reserve
 from target_service.step import RoundWork, Step, StepResult, gather_step, internal, make_room, run_step
 
 logger = logging.getLogger(__name__)
@@ -35,15 +36,25 @@ RETRY_AFTER_MS = 200
 class Scheduler:
     """Sessions in, verdicts out. All methods run on the event loop and none blocks.
 
-    A session waits for room (`_waiting`, oldest first), then for its prefix
-    (`_opening`, oldest first), and is in `_ready` while it has a round to verify.
+    A session waits for its grammar, if it has one (`_compiling`), then for room
+    (`_waiting`, oldest first), then for its prefix (`_opening`, oldest first),
+    and is in `_ready` while it has a round to verify.
     """
 
-    def __init__(self, engine: Engine, executor: Executor, settings: EngineSettings, max_queue: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        executor: Executor,
+        settings: EngineSettings,
+        max_queue: int,
+        grammars: Grammars | None = None,
+    ) -> None:
         self._engine = engine
         self._executor = executor
         self._settings = settings
         self._max_queue = max_queue
+        self._grammars = grammars
+        self._compiling: set[asyncio.Task[None]] = set()
         self._keys = itertools.count(1)
         self._waiting: deque[Session] = deque()
         self._opening: dict[int, Session] = {}
@@ -61,8 +72,8 @@ class Scheduler:
 
     @property
     def queue_length(self) -> int:
-        """Sessions that wait for room or for their prefix, and rounds that wait for a step."""
-        return len(self._waiting) + len(self._opening) + len(self._ready)
+        """Sessions that wait for grammar, room or prefix, and rounds that wait for a step."""
+        return len(self._compiling) + len(self._waiting) + len(self._opening) + len(self._ready)
 
     def open(self, owner: SessionOwner, facts: TargetOpen) -> Session:
         """Begin a session; it may wait for room.
@@ -73,16 +84,17 @@ class Scheduler:
         """
         info = self._engine.info
         check_open(facts, info)
-        if len(self._waiting) >= self._max_queue:
+        if facts.sampling.grammar is not None and self._grammars is None:
+            raise Unsupported("grammar: this target knows no tokenizer")
+        if len(self._compiling) + len(self._waiting) >= self._max_queue:
             raise Overloaded(f"{self._max_queue} sessions wait for room", retry_after_ms=RETRY_AFTER_MS)
         session = Session(next(self._keys), owner, facts, rows_to_reserve(facts, info), time.monotonic())
-        self._waiting.append(session)
+        self._begin(session)
         self.sessions += 1
         self._idle.clear()
         if facts.time_left_ms is not None:
             loop = asyncio.get_running_loop()
             self._expiries[session.key] = loop.call_later(facts.time_left_ms / 1e3, self._expire, session)
-        self._wake.set()
         return session
 
     def submit(self, session: Session, round_: Round) -> None:
@@ -127,8 +139,41 @@ class Scheduler:
         """Return once no session is open."""
         await self._idle.wait()
 
+    def _begin(self, session: Session) -> None:
+        """Wait for room; before that for the grammar, which is compiled beside the steps and the loop."""
+        grammar = session.facts.sampling.grammar
+        if grammar is None or self._grammars is None:
+            session.processors = make_processors(session.facts, None)
+            self._waiting.append(session)
+            self._wake.set()
+            return
+        task = asyncio.create_task(self._compile(session, grammar, self._grammars))
+        self._compiling.add(task)
+        task.add_done_callback(self._compiling.discard)
+
+    async def _compile(self, session: Session, grammar: Grammar, grammars: Grammars) -> None:
+        try:
+            matcher = await asyncio.to_thread(grammars.matcher, grammar, session.facts.end_token_ids)
+        except PacelineError as error:
+            self._fail(session, error)
+        except Exception as error:
+            logger.exception("grammar failed: session=%d", session.id)
+            self._fail(session, internal(session, error))
+        else:
+            if not session.closed:
+                session.processors = make_processors(session.facts, matcher)
+                self._waiting.append(session)
+                self._wake.set()
+
     async def run(self) -> None:
         """Run steps until cancelled."""
+        try:
+            await self._run()
+        finally:
+            for task in self._compiling:
+                task.cancel()
+
+    async def _run(self) -> None:
         while True:
             await self._wake.wait()
             await self._hold()

@@ -14,6 +14,7 @@ from paceline.config import EngineSettings
 from paceline.engine.executor import Executor
 from paceline.engine.interface import Engine
 from paceline.errors import InternalError
+from paceline.grammar import Grammars
 from paceline.rpc.errors import typed_errors
 from paceline.rpc.link import FrameWriter, serve_target_link
 from paceline.rpc.sessions import Links, LinkSessions
@@ -27,9 +28,16 @@ from target_service.session import Session
 class TargetServicer(pb_grpc.TargetServiceServicer):
     """Serves a loaded engine; `close` ends its scheduler, not the executor."""
 
-    def __init__(self, engine: Engine, executor: Executor, settings: EngineSettings, max_queue: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        executor: Executor,
+        settings: EngineSettings,
+        max_queue: int,
+        grammars: Grammars | None = None,
+    ) -> None:
         self._engine = engine
-        self.scheduler = Scheduler(engine, executor, settings, max_queue)
+        self.scheduler = Scheduler(engine, executor, settings, max_queue, grammars)
         self._welcome = Welcome(
             incarnation=secrets.token_hex(8),
             fingerprint=engine.info.fingerprint,

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from paceline import processors
 from paceline.engine.interface import EngineInfo, StepItem
 from paceline.errors import PrefixMismatch, Unsupported
+from paceline.processors import Matcher, Processors
 from paceline.rpc.sessions import SessionOwner
 from paceline.types import (
     MAX_PROPOSAL_NODES,
@@ -43,6 +45,7 @@ class Session:
     `key` is its number in the engine. Its KV holds the first `prefilled` tokens
     of the prefix; after the first round, the rows of `last.round_` behind its
     base length. `forward_ms` sums the steps that computed the prefix.
+    `processors` (None: a plain chain) are touched on the executor's thread only.
     """
 
     key: int
@@ -57,6 +60,7 @@ class Session:
     forward_ms: float = 0.0
     pending: PendingRound | None = None
     last: AnsweredRound | None = field(default=None, repr=False)
+    processors: Processors | None = field(default=None, repr=False)
 
     @property
     def id(self) -> int:
@@ -118,6 +122,14 @@ class Session:
             logit_rows=tuple(range(root, len(committed) + len(nodes))),
         )
 
+    def newly_committed(self, round_: Round) -> tuple[int, ...]:
+        """Tokens up to the root of a round, from where the last round's root ended; the whole prefix at first."""
+        if self.last is None:
+            return (*self.facts.token_ids, *round_.committed[1:])
+        proposal = self.last.round_.proposal
+        path = proposal.path(round_.accepted_node) if proposal else ()
+        return (*(proposal.token_ids[node] for node in path if proposal), *round_.committed)
+
     def _kept_path(self, round_: Round) -> tuple[int, ...]:
         """Rows of the accepted path where they don't stand in place already."""
         if self.last is None or self.last.round_.proposal is None:
@@ -173,7 +185,16 @@ def check_open(facts: TargetOpen, info: EngineInfo) -> None:
     limit = info.max_length
     length = max(len(facts.token_ids), facts.max_length)
     require(length <= limit, "session length", length, f"at most {limit}, the context")
-    _check_ids("token_ids", facts.token_ids, info.fingerprint.vocab_size)
+    vocab_size = info.fingerprint.vocab_size
+    _check_ids("token_ids", facts.token_ids, vocab_size)
+    processors.check_ids(facts.sampling, facts.end_token_ids, vocab_size)
+
+
+def make_processors(facts: TargetOpen, matcher: Matcher | None) -> Processors | None:
+    """What a session's logits go through before temperature; None: nothing."""
+    if facts.sampling.plain:
+        return None
+    return Processors(facts.sampling, facts.prompt_length, facts.end_token_ids, matcher)
 
 
 def check_round(round_: Round, acceptance: Acceptance, info: EngineInfo, max_rows: int) -> None:

@@ -27,6 +27,8 @@ class RoundWork:
     session: Session
     pending: PendingRound
     item: StepItem
+    committed: tuple[int, ...] = ()
+    """What the session's processors have not seen of the tokens that precede the round's proposal."""
 
     @property
     def round_(self) -> Round:
@@ -83,7 +85,9 @@ def gather_step(ready: Iterable[Session], opening: Iterable[Session], prefill_ch
     rounds = []
     for session in ready:
         assert session.pending is not None, "ready sessions have a round"
-        rounds.append(RoundWork(session, session.pending, session.round_item(session.pending.round_)))
+        round_ = session.pending.round_
+        committed = session.newly_committed(round_) if session.processors is not None else ()
+        rounds.append(RoundWork(session, session.pending, session.round_item(round_), committed))
     prefills, room = [], prefill_chunk
     for session in opening:
         rows = min(room, session.prefill_left)
@@ -145,7 +149,10 @@ def _reserve(engine: Engine, session: Session) -> PacelineError | None:
 
 def _verify(work: RoundWork, logits: Logits) -> Verdict | PacelineError:
     try:
-        return verify(logits, work.session.facts, work.round_)
+        processors = work.session.processors
+        if processors is not None:
+            processors.advance(work.committed)
+        return verify(logits, work.session.facts, work.round_, processors)
     except PacelineError as error:
         return error
     except Exception as error:

@@ -6,25 +6,31 @@ accepted (`paceline.acceptance` has the rules and their papers).
 
 from __future__ import annotations
 
+import math
+
 from paceline import acceptance
 from paceline.engine.interface import Logits
+from paceline.errors import InvalidInput
+from paceline.processors import Processors
 from paceline.sampling import processed_scores, row_logprobs
 from paceline.tree import children
-from paceline.types import Acceptance, Round, RowLogprobs, TargetOpen, Verdict
+from paceline.types import ROOT, Acceptance, Round, RowLogprobs, TargetOpen, Verdict
 
 
-def verify(logits: Logits, facts: TargetOpen, round_: Round) -> Verdict:
+def verify(logits: Logits, facts: TargetOpen, round_: Round, processors: Processors | None = None) -> Verdict:
     """Draw the verdict of one round; timings are left to the caller.
 
     Args:
         logits: [n + 1, V], the root's row and one for each proposed node.
         facts: how the session samples.
         round_: a checked round.
+        processors: of the session, at the round's root; None: its chain is plain.
 
     Raises:
-        InvalidInput: the logits hold NaN.
+        InvalidInput: the logits hold NaN, or no token is left to come.
     """
-    scores = processed_scores(logits, facts.sampling)  # [n + 1, V]
+    processed = logits if processors is None else _process(logits, round_, processors)
+    scores = processed_scores(processed, facts.sampling)  # [n + 1, V]
     p: tuple[float, ...] = ()
     masses: tuple[float, ...] = ()
     if facts.acceptance is Acceptance.COUPLED:
@@ -41,6 +47,18 @@ def verify(logits: Logits, facts: TargetOpen, round_: Round) -> Verdict:
         residual_masses=masses,
         logprobs=_logprobs(logits, facts, round_, tokens),
     )
+
+
+def _process(logits: Logits, round_: Round, processors: Processors) -> Logits:
+    proposal = round_.proposal or acceptance.EMPTY
+    nodes = [proposal.path(node) for node in range(ROOT, len(proposal))]
+    processed = processors.process(logits, [[proposal.token_ids[i] for i in path] for path in nodes])
+    for row in (processed.max(axis=1) == -math.inf).nonzero()[0].tolist():
+        position = acceptance.draw_positions(round_)[row]
+        raise InvalidInput.of(
+            f"tokens left at position {position}", 0, "at least 1: bad_words, min_tokens and grammar forbid every one"
+        )
+    return processed
 
 
 def _logprobs(logits: Logits, facts: TargetOpen, round_: Round, drawn: tuple[int, ...]) -> tuple[RowLogprobs, ...]:

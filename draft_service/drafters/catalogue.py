@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from draft_service.drafters.interface import AnyDrafter
 from draft_service.drafters.model import ModelDrafter
@@ -12,6 +13,7 @@ from paceline.config import DraftConfig
 from paceline.engine.interface import Engine
 from paceline.engine.loading import load_engine
 from paceline.errors import InvalidInput, VocabularyMismatch
+from paceline.grammar import Grammars
 from paceline.models import is_draft, resolve_draft
 from paceline.tokenizer import load_tokenizer
 from paceline.types import Fingerprint
@@ -80,7 +82,13 @@ def build_catalogue(config: DraftConfig) -> Catalogue:
         trained = is_draft(model)
         engines.append(_load_trained(model, config) if trained else load_engine(model, config.engine))
         name = text if MODEL in drafters else MODEL
-        drafters[name] = ModelDrafter(engines[-1], config.engine.prefill_chunk, name, reduced_vocabulary=trained)
+        drafters[name] = ModelDrafter(
+            engines[-1],
+            config.engine.prefill_chunk,
+            name,
+            reduced_vocabulary=trained,
+            grammars=_grammars(config.target_model or model.partition("#")[0], config),
+        )
     _check_vocabularies(engines, config)
     return Catalogue(drafters, tuple(engines))
 
@@ -91,6 +99,10 @@ def _load_trained(folder: str, config: DraftConfig) -> Engine:
     from paceline.train.checkpoint import load_draft_engine
 
     return load_draft_engine(folder, config.engine, config.target_model)
+
+
+def _grammars(model: str, config: DraftConfig) -> Grammars:
+    return Grammars(partial(load_tokenizer, model, trust_remote_code=config.engine.trust_remote_code))
 
 
 def _check_vocabularies(engines: list[Engine], config: DraftConfig) -> None:

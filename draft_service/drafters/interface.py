@@ -31,13 +31,16 @@ class DrafterManifest:
 class DraftingContext:
     """What a session's draws depend on, and how long it may become; constant while the session is open.
 
-    `max_length` counts tokens, prompt and output; 0: as long as the drafter can hold.
+    `max_length` counts tokens, prompt and output; 0: as long as the drafter can hold. The first
+    `prompt_length` tokens are the prompt; `end_token_ids` end the text.
     """
 
     sampling: SamplingParams
     noise: NoiseKey
     acceptance: Acceptance
     max_length: int = 0
+    prompt_length: int = 0
+    end_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ and no row that a commit leaves in the tree is computed again.
 from __future__ import annotations
 
 import heapq
+import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from draft_service.drafters.branch import Branch
 from draft_service.drafters.calibration import Calibration
@@ -22,8 +23,12 @@ from draft_service.drafters.speculation import Speculation
 from draft_service.drafters.state import SessionState
 from draft_service.drafters.tree import TREE_ROWS, DraftTree, Node
 from paceline.engine.interface import Engine, Logits, StepPlan
-from paceline.errors import InvalidInput
-from paceline.types import MAX_PROPOSAL_NODES, ROOT, Acceptance, DraftBudget, Proposal, Verifying
+from paceline.errors import InvalidInput, PacelineError
+from paceline.grammar import Grammars
+from paceline.processors import Matcher, Processors
+from paceline.types import MAX_PROPOSAL_NODES, ROOT, Acceptance, DraftBudget, Grammar, Proposal, Verifying
+
+logger = logging.getLogger(__name__)
 
 SHORT_LAG = MAX_PROPOSAL_NODES + 1
 """A lag that one round can leave is caught up at once; prefixes and longer ones wait their turn."""
@@ -76,7 +81,7 @@ class _Work:
         """Keep what the logits say, then let branches grow."""
         session = self.of.session
         nodes = [session.tree.root, *self.nodes] if self.reaches_root else self.nodes
-        for node, row in zip(nodes, logits, strict=True):
+        for node, row in zip(nodes, session.processed(nodes, logits), strict=True):
             node.law = session.draws.read(row, node.position + 1, session.ranks)
         self.of.absorb()
 
@@ -93,9 +98,11 @@ class ModelDrafter:
         reduced_vocabulary: bool = False,
         rows_per_step: int = ROWS_PER_STEP,
         cost: StepCost | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         self.manifest = DrafterManifest(name, reduced_vocabulary=reduced_vocabulary, trees=True)
         self._engine = engine
+        self._grammars = grammars
         self._prefill_chunk = prefill_chunk
         self._rows_per_step = rows_per_step
         self._cost = StepCost() if cost is None else cost
@@ -113,6 +120,7 @@ class ModelDrafter:
         info = self._engine.info
         if len(prefix) > info.max_length:
             raise InvalidInput.of("prefix length", len(prefix), f"at most {info.max_length}, the drafter's context")
+        processors = self._processors(context)
         max_length = min(context.max_length or info.max_length, info.max_length)
         max_rows = min(max_length + TREE_ROWS, info.max_kv_rows)
         self._engine.open(session, max_rows)
@@ -121,7 +129,9 @@ class ModelDrafter:
         longest = min(max_length, max_rows - MAX_PROPOSAL_NODES)
         tree = DraftTree(session, prefix, max_rows)
         calibration = self._calibrations[context.acceptance]
-        self._sessions[session] = SessionState(tree, draws, calibration, context.acceptance, longest)
+        state = SessionState(tree, draws, calibration, context.acceptance, longest, processors=processors)
+        state.follow(prefix)
+        self._sessions[session] = state
         return 0
 
     def commit(self, session: int, token_ids: Sequence[int]) -> None:  # noqa: D102
@@ -130,6 +140,7 @@ class ModelDrafter:
         if speculation is not None:
             speculation.learn(token_ids)
         held.tree.commit(token_ids)
+        held.follow(token_ids)
         held.proposed = speculation.branch_below(held.tree.root) if speculation is not None else None
 
     def begin(self, session: int, budget: DraftBudget, proposal_id: int) -> ModelDrafting:  # noqa: D102
@@ -169,6 +180,25 @@ class ModelDrafter:
         self._engine.close(session)
         self._sessions.pop(session, None)
         self._speculations.pop(session, None)
+
+    def _processors(self, context: DraftingContext) -> Processors | None:
+        """The target's own chain before temperature; a grammar that can't be followed here is left out."""
+        sampling, matcher = context.sampling, None
+        if sampling.grammar is not None:
+            matcher = self._matcher(sampling.grammar, context.end_token_ids)
+            sampling = sampling if matcher else replace(sampling, grammar=None)
+        if sampling.plain:
+            return None
+        return Processors(sampling, context.prompt_length, context.end_token_ids, matcher)
+
+    def _matcher(self, grammar: Grammar, end_token_ids: Sequence[int]) -> Matcher | None:
+        if self._grammars is None:
+            return None
+        try:
+            return self._grammars.matcher(grammar, end_token_ids)
+        except PacelineError as error:
+            logger.info("drafting without the grammar: %s", error.message)
+            return None
 
     def _gather(self, draftings: Sequence[ModelDrafting], speculations: Sequence[Speculation]) -> list[_Work]:
         """What a step computes; long prefixes share `prefill_chunk` rows of it, so that they delay nobody longer."""

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from draft_service.drafters.branch import Branch
 from draft_service.drafters.calibration import Calibration
 from draft_service.drafters.draws import Draws
 from draft_service.drafters.shape import Shape, shape_of
 from draft_service.drafters.tree import DraftTree, Node
+from paceline.engine.interface import Logits
+from paceline.errors import InvalidInput
+from paceline.processors import Processors
 from paceline.types import Acceptance, DraftBudget
+
+logger = logging.getLogger(__name__)
 
 MIN_RANKS = 8
 """Guesses kept of every row, so that budgets can change without computing rows again."""
@@ -19,7 +28,8 @@ MIN_RANKS = 8
 class SessionState:
     """`longest` is the number of tokens up to which it drafts, `proposed` the branch that a round can name.
 
-    `calibration` is shared by the sessions of one acceptance rule.
+    `calibration` is shared by the sessions of one acceptance rule. `processors` are at the tree's root;
+    None: the chain is plain, or can't be followed here.
     """
 
     tree: DraftTree
@@ -29,6 +39,35 @@ class SessionState:
     longest: int
     ranks: int = MIN_RANKS
     proposed: Branch | None = None
+    processors: Processors | None = None
+
+    def follow(self, token_ids: Sequence[int]) -> None:
+        """Take committed tokens in; processors that can't follow them are done without."""
+        if self.processors is not None:
+            try:
+                self.processors.advance(token_ids)
+            except InvalidInput as error:
+                self._do_without(error)
+
+    def processed(self, nodes: Sequence[Node], logits: Logits) -> Logits:
+        """The logits [n, V] after nodes, as the target's chain would have them before temperature.
+
+        Where the drafter knows no token that may come (a reduced vocabulary), its own logits: any guess will do.
+        """
+        if self.processors is None or not nodes:
+            return logits
+        try:
+            processed = self.processors.process(logits, [self.tree.path(node) for node in nodes])
+        except InvalidInput as error:
+            self._do_without(error)
+            return logits
+        lost = np.isneginf(processed.max(axis=1))
+        processed[lost] = logits[lost]
+        return processed
+
+    def _do_without(self, error: InvalidInput) -> None:
+        logger.info("drafting without the chain before temperature: %s", error.message)
+        self.processors = None
 
     def shape(self, budget: DraftBudget, root: Node) -> Shape:
         """Of a proposal that hangs from `root`."""

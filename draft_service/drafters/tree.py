@@ -82,6 +82,14 @@ class DraftTree:
         """Rows that the tree can still take."""
         return min(self._max_rows - len(self.committed), TREE_ROWS) - len(self._kept)
 
+    def path(self, node: Node) -> list[int]:
+        """Tokens behind the root down to a node of the tree."""
+        tokens: list[int] = []
+        while node is not self.root:
+            tokens.append(node.token)
+            node = _parent(node)
+        return tokens[::-1]
+
     def commit(self, token_ids: Sequence[int]) -> None:
         """Append committed tokens and move the root to the last of them."""
         for token in token_ids:

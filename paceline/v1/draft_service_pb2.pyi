@@ -29,7 +29,7 @@ class DraftCommand(_message.Message):
     def __init__(self, commit: _Optional[_Union[Commit, _Mapping]] = ..., verifying: _Optional[_Union[Verifying, _Mapping]] = ..., open: _Optional[_Union[DraftOpen, _Mapping]] = ..., close: _Optional[_Union[_types_pb2.Close, _Mapping]] = ...) -> None: ...
 
 class DraftOpen(_message.Message):
-    __slots__ = ("session_id", "token_ids", "prompt_length", "sampling", "seed", "sample_index", "acceptance", "drafter", "budget", "time_left_ms", "trace", "max_length")
+    __slots__ = ("session_id", "token_ids", "prompt_length", "sampling", "seed", "sample_index", "acceptance", "drafter", "budget", "time_left_ms", "trace", "max_length", "end_token_ids")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LENGTH_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,7 @@ class DraftOpen(_message.Message):
     TIME_LEFT_MS_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
     MAX_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    END_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     session_id: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     prompt_length: int
@@ -54,7 +55,8 @@ class DraftOpen(_message.Message):
     time_left_ms: int
     trace: _types_pb2.TraceContext
     max_length: int
-    def __init__(self, session_id: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_length: _Optional[int] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., seed: _Optional[int] = ..., sample_index: _Optional[int] = ..., acceptance: _Optional[_Union[_types_pb2.Acceptance, str]] = ..., drafter: _Optional[str] = ..., budget: _Optional[_Union[DraftBudget, _Mapping]] = ..., time_left_ms: _Optional[int] = ..., trace: _Optional[_Union[_types_pb2.TraceContext, _Mapping]] = ..., max_length: _Optional[int] = ...) -> None: ...
+    end_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, session_id: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_length: _Optional[int] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., seed: _Optional[int] = ..., sample_index: _Optional[int] = ..., acceptance: _Optional[_Union[_types_pb2.Acceptance, str]] = ..., drafter: _Optional[str] = ..., budget: _Optional[_Union[DraftBudget, _Mapping]] = ..., time_left_ms: _Optional[int] = ..., trace: _Optional[_Union[_types_pb2.TraceContext, _Mapping]] = ..., max_length: _Optional[int] = ..., end_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DraftBudget(_message.Message):
     __slots__ = ("max_tokens", "tree_widths", "max_nodes", "fan_out", "deadline_ms")

@@ -84,6 +84,7 @@ def test_json_has_exactly_the_promised_fields() -> None:
         "prompt_token_ids": [1, 2],
         "finish_reason": "stop",
         "seed": 3,
+        "sample_index": 0,
         "provenance": ["accepted", "accepted", "bonus"],
         "stats": {
             "rounds": 4,

@@ -53,3 +53,11 @@ def test_text_that_only_looks_like_a_stop_is_released() -> None:
     pieces, detokenizer = stream(b"ENx EN", ("END",))
     assert "".join(pieces) == "ENx "
     assert detokenizer.flush() == "EN"
+
+
+def test_stop_strings_wait_for_the_fewest_tokens() -> None:
+    detokenizer = Detokenizer(TOKENIZER, PROMPT, ("ab",))
+    pieces = [detokenizer.push(token, may_stop=index > 4) for index, token in enumerate(b"abxababab", start=1)]
+    # "ab" lies before the fifth token, then across it, then behind it.
+    assert "".join(pieces) == "abxab"
+    assert detokenizer.stopped

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from paceline.types import ChatMessage, GenerateRequest, SamplingParams, SpeculationSettings
+from paceline.types import (
+    ChatMessage,
+    FinishReason,
+    GenerateRequest,
+    Grammar,
+    GrammarKind,
+    SamplingParams,
+    SpeculationSettings,
+)
 from tests.e2e.cluster import Cluster
 from tests.e2e.test_records import assert_parts_add_up
 
@@ -51,9 +62,11 @@ def request(prompt: str, length: int, sampling: SamplingParams, speculation: Spe
     )
 
 
-def check(cluster: Cluster, prompt: str, length: int, k: int) -> None:
+def check(
+    cluster: Cluster, prompt: str, length: int, k: int, samplings: Sequence[SamplingParams] = SAMPLINGS
+) -> None:
     with cluster.client() as client:
-        for sampling in SAMPLINGS:
+        for sampling in samplings:
             plain = client.generate(request(prompt, length, sampling, SpeculationSettings(off=True)))
             for drafter in ("model", "ngram"):
                 speculation = SpeculationSettings(drafter=drafter, num_draft_tokens=k)
@@ -66,6 +79,63 @@ def check(cluster: Cluster, prompt: str, length: int, k: int) -> None:
 @pytest.mark.parametrize("prompt", PROMPTS[:2])
 def test_two_prompts_of_32_tokens(real: Cluster, prompt: str) -> None:
     check(real, prompt, 32, 3)
+
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 24},
+        "price": {"type": "integer", "minimum": 0, "maximum": 9999},
+        "colours": {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "minItems": 1, "maxItems": 3},
+        "in stock": {"type": "boolean"},
+    },
+    "required": ["name", "price", "colours", "in stock"],
+    "additionalProperties": False,
+    "x-guidance": {"whitespace_flexible": False},
+}
+JSON_PROMPTS = (
+    "Extract JSON with name and price: The red kettle costs 25 dollars.",
+    "Tell me a joke.",
+    "Describe a green bicycle as JSON.",
+    "Wie heißt du? Antworte auf Deutsch.",
+)
+EVERYTHING: dict[str, Any] = {
+    "repetition_penalty": 1.2,
+    "presence_penalty": 0.3,
+    "frequency_penalty": 0.2,
+    "logprobs": 1,
+}
+
+
+def check_json(cluster: Cluster, prompt: str, seeds: range) -> None:
+    """Every text parses and fits, and is the target-only text under the same penalties."""
+    grammar = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA))
+    with cluster.client() as client:
+        for temperature, seed in [(0.0, 0), *((1.0, seed) for seed in seeds)]:
+            sampling = SamplingParams(temperature=temperature, grammar=grammar, **EVERYTHING)
+            base = request(prompt, 120, sampling, SpeculationSettings(drafter="model", num_draft_tokens=4))
+            drafted = client.generate(replace(base, seed=seed))
+            plain = client.generate(replace(base, seed=seed, speculation=SpeculationSettings(off=True)))
+            assert drafted.token_ids == plain.token_ids
+            assert drafted.finish_reason is FinishReason.STOP
+            document = json.loads(drafted.text)
+            assert set(document) == set(SCHEMA["properties"])
+            assert 0 <= document["price"] <= 9999
+            assert set(document["colours"]) <= {"red", "green", "blue"}
+
+
+def test_json_of_a_schema_always_parses(real: Cluster) -> None:
+    check_json(real, JSON_PROMPTS[0], range(1))
+
+
+def test_penalised_text_is_the_target_only_text(real: Cluster) -> None:
+    check(real, PROMPTS[1], 32, 3, tuple(replace(each, **EVERYTHING) for each in SAMPLINGS[:1]))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("prompt", JSON_PROMPTS)
+def test_json_of_many_texts_parses(real: Cluster, prompt: str) -> None:
+    check_json(real, prompt, range(8))
 
 
 @pytest.mark.full

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.e2e.statistics import LEVEL, chi_square_p
-from tests.mutants import mutants
+from tests.mutants import mutants, processed
 from tests.mutants.rounds import BlockRounds, Rounds, enumerate_law
 
 LENGTH = 4
@@ -39,3 +39,30 @@ def test_exact_algorithms_have_the_law(algorithm: type[Rounds]) -> None:
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.__name__)
 def test_the_law_gives_the_mutant_away(mutant: type[Rounds]) -> None:
     assert p_value(mutant) < LEVEL
+
+
+PROCESSED_LENGTH = 6
+PROCESSED_SAMPLES = 2_500
+PROCESSED_LAWS = {
+    sampling: processed.enumerate_processed_law(PROCESSED_LENGTH, sampling)
+    for sampling in (processed.SAMPLING, processed.PENALTIES)
+}
+
+
+def processed_p_value(algorithm: type[processed.ProcessedRounds]) -> float:
+    texts = [algorithm(seed).text(PROCESSED_LENGTH) for seed in range(PROCESSED_SAMPLES)]
+    return chi_square_p(texts, PROCESSED_LAWS[algorithm.sampling])
+
+
+@pytest.mark.parametrize("algorithm", [processed.ProcessedRounds, processed.ProcessedBlockRounds])
+def test_penalties_and_grammar_have_the_law(algorithm: type[processed.ProcessedRounds]) -> None:
+    assert processed_p_value(algorithm) > LEVEL
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [processed.HistoryOffByOneRow, processed.PenaltiesKeptAfterRejection, processed.GrammarKeptForRejectedTokens],
+    ids=lambda m: m.__name__,
+)
+def test_the_processed_law_gives_the_mutant_away(mutant: type[processed.ProcessedRounds]) -> None:
+    assert processed_p_value(mutant) < LEVEL

@@ -32,7 +32,14 @@ samplings = st.builds(
     UNIT,
     st.floats(0, 1, width=32),
     st.none() | st.integers(0, 20),
-)
+    st.floats(0.015625, 100, width=32),
+    st.floats(-2, 2, width=32),
+    st.floats(-2, 2, width=32),
+    st.dictionaries(U32, st.floats(-100, 100, width=32), max_size=3).map(lambda bias: tuple(bias.items())),
+    st.lists(st.lists(U32, min_size=1, max_size=4).map(tuple), max_size=3).map(tuple),
+    st.just(0),
+    st.none() | st.builds(t.Grammar, st.sampled_from(list(t.GrammarKind)), st.just("{}")),
+) | st.builds(t.SamplingParams, min_tokens=U32)
 noises = st.builds(t.NoiseKey, U64, st.integers(0, (1 << 24) - 1))
 acceptances = st.sampled_from(list(t.Acceptance))
 timings = st.builds(t.StepTimings, MS, MS, MS, MS, U32, U32)
@@ -131,6 +138,8 @@ target_opens = prefixes().flatmap(
         LAYERS,
         st.none() | U32,
         TRACE,
+        st.just(0),
+        IDS,
     )
 )
 rounds = st.builds(t.Round, SESSION, U32, st.integers(-1, 63), SOME_IDS, st.none() | proposals, TRACE)
@@ -160,6 +169,8 @@ draft_opens = prefixes().flatmap(
         budgets,
         st.none() | U32,
         TRACE,
+        st.just(0),
+        IDS,
     )
 )
 commits = st.builds(t.Commit, SESSION, outcomes, SOME_IDS, U32, budgets, st.none() | features(), TRACE)
@@ -192,14 +203,15 @@ def generate_requests(draw: st.DrawFn) -> t.GenerateRequest:
     return t.GenerateRequest(
         **draw(inputs),
         model=draw(TEXT),
-        sampling=draw(samplings),
+        sampling=(sampling := draw(samplings)),
         seed=draw(U64),
-        max_new_tokens=draw(st.none() | st.integers(1, (1 << 32) - 1)),
+        max_new_tokens=draw(st.none() | st.integers(max(1, sampling.min_tokens), (1 << 32) - 1)),
         stop=tuple(draw(st.lists(PROMPT, max_size=3))),
-        ignore_eos=draw(st.booleans()),
+        ignore_eos=draw(st.booleans()) and sampling.grammar is None,
         acceptance=draw(acceptances),
         speculation=draw(speculations),
         resume_token_ids=draw(IDS),
+        sample_index=draw(st.integers(0, (1 << 24) - 1)),
     )
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from paceline import codec
 from paceline import types as t
-from paceline.errors import InvalidInput
+from paceline.errors import InvalidInput, Unsupported
 from paceline.v1 import draft_service_pb2 as draft_pb
 from paceline.v1 import generation_service_pb2 as generation_pb
 from paceline.v1 import target_service_pb2 as target_pb
@@ -159,6 +159,26 @@ BAD: list[tuple[Decode, Any, str]] = [
     (codec.decode_generate_request, _generate(sampling=_sampling(top_p=0)), "top_p"),
     (codec.decode_generate_request, _generate(sampling=_sampling(min_p=math.nan)), "min_p"),
     (codec.decode_generate_request, _generate(sampling=_sampling(logprobs=21)), "logprobs"),
+    (codec.decode_generate_request, _generate(sampling=_sampling(repetition_penalty=0)), "repetition_penalty"),
+    (codec.decode_generate_request, _generate(sampling=_sampling(presence_penalty=3)), "presence_penalty"),
+    (codec.decode_generate_request, _generate(sampling=_sampling(frequency_penalty=math.nan)), "frequency_penalty"),
+    (codec.decode_generate_request, _generate(sampling=_sampling(logit_bias={7: 101})), "logit_bias of 7"),
+    (codec.decode_generate_request, _generate(sampling=_sampling(bad_words=[{}])), "bad_words tokens"),
+    (codec.decode_generate_request, _generate(sampling=_sampling(min_tokens=9), max_new_tokens=8), "min_tokens"),
+    (codec.decode_generate_request, _generate(sampling=_sampling(grammar=pb.Grammar())), "grammar"),
+    (codec.decode_generate_request, _generate(sampling=_sampling(grammar=pb.Grammar(regex=""))), "regex bytes"),
+    (codec.decode_generate_request, _generate(sampling=_sampling(grammar={"json_schema": "{"})), "json_schema"),
+    (
+        codec.decode_generate_request,
+        _generate(sampling=_sampling(grammar=pb.Grammar(regex="a"), min_tokens=1)),
+        "min_tokens",
+    ),
+    (
+        codec.decode_generate_request,
+        _generate(sampling=_sampling(grammar=pb.Grammar(regex="a")), ignore_eos=True),
+        "ignore_eos",
+    ),
+    (codec.decode_generate_request, _generate(sample_index=1 << 24), "sample_index"),
     (codec.decode_generate_request, _generate(max_new_tokens=0), "max_new_tokens"),
     (codec.decode_generate_request, _generate(acceptance=99), "acceptance"),
     (codec.decode_generate_request, _generate(stop=["x"] * 17), "stop strings"),
@@ -286,6 +306,10 @@ def test_bad_input_names_field_value_and_limit(decode: Decode, message: Any, fie
         ({"prompt": None, "token_ids": (1 << 32,)}, "token_ids"),
         ({"sampling": t.SamplingParams(top_k=1 << 32)}, "top_k"),
         ({"max_new_tokens": 1 << 32}, "max_new_tokens"),
+        ({"sampling": t.SamplingParams(min_tokens=1 << 32)}, "min_tokens"),
+        ({"sampling": t.SamplingParams(logit_bias=((1 << 32, 1.0),))}, "logit_bias id"),
+        ({"sampling": t.SamplingParams(bad_words=((1, 1 << 32),))}, "bad_words id"),
+        ({"sampling": t.SamplingParams(grammar=t.Grammar(t.GrammarKind.LARK, "\ud800"))}, "lark"),
         ({"stop": ("\udfff",)}, "stop"),
     ],
 )
@@ -294,6 +318,20 @@ def test_what_the_wire_cannot_hold_is_refused_by_name(changes: dict[str, Any], f
     with pytest.raises(InvalidInput) as caught:
         codec.encode_generate_request(request)
     assert caught.value.metadata["field"] == field
+
+
+@pytest.mark.parametrize("name", ["generate request", "sampling"])
+def test_a_parameter_of_another_version_is_refused_and_never_ignored(name: str) -> None:
+    field_99 = b"\x98\x06\x01"
+    message = _generate()
+    if name == "sampling":
+        message.sampling.MergeFromString(field_99)
+    else:
+        message.MergeFromString(field_99)
+    with pytest.raises(Unsupported, match=f"{name} field number 99"):
+        codec.decode_generate_request(message)
+    with pytest.raises(Unsupported, match="sampling field number 99"):
+        codec.decode_target_command(_open(sampling=pb.SamplingParams.FromString(field_99)))
 
 
 def test_session_of_a_malformed_message_is_readable() -> None:

@@ -18,6 +18,7 @@ from paceline.engine.executor import Executor
 from paceline.engine.interface import Engine, EngineInfo, Logits, StepPlan
 from paceline.engine.table_spec import TableSpec
 from paceline.engine.tables import TableEngine, TableModel
+from paceline.grammar import Grammars
 from paceline.rpc.link import DraftLink, PeerLink, TargetLink
 from paceline.rpc.server import run_server
 from paceline.types import (
@@ -166,12 +167,17 @@ def draft_link(address: str) -> DraftLink:
 
 @asynccontextmanager
 async def target_service(
-    engine: Engine, *, prefill_chunk: int = 16, max_num_seqs: int = 64, max_queue: int = 64
+    engine: Engine,
+    *,
+    prefill_chunk: int = 16,
+    max_num_seqs: int = 64,
+    max_queue: int = 64,
+    grammars: Grammars | None = None,
 ) -> AsyncIterator[tuple[TargetServicer, str]]:
     """A target service; yields its servicer and address."""
     executor = Executor("target-test")
     settings = EngineSettings(prefill_chunk=prefill_chunk, max_num_seqs=max_num_seqs)
-    servicer = TargetServicer(engine, executor, settings, max_queue)
+    servicer = TargetServicer(engine, executor, settings, max_queue, grammars)
     async with _closing(servicer.close, executor):
 
         def register(server: grpc.aio.Server) -> None:

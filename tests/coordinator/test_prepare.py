@@ -1,0 +1,44 @@
+"""What a request is checked for once the model is known."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from coordinator.prepare import ServedModel, prepare
+from paceline.errors import InvalidInput, Unsupported
+from paceline.tokenizer import load_tokenizer
+from paceline.types import GenerateRequest, Grammar, GrammarKind, NoiseKey, SamplingParams
+
+ENDLESS = ServedModel("m", load_tokenizer("table:vocab=64"), 100, ("auto",))
+ENDING = ServedModel("m", load_tokenizer("table:vocab=64,eos=9"), 100, ("auto",))
+GRAMMAR = Grammar(GrammarKind.REGEX, "a+")
+
+
+def request(sampling: SamplingParams, **changes: object) -> GenerateRequest:
+    return GenerateRequest(**{"token_ids": (1, 2), "sampling": sampling, "seed": 3, **changes})  # type: ignore[arg-type]
+
+
+def test_a_model_without_an_end_takes_no_grammar() -> None:
+    with pytest.raises(Unsupported, match="regex: the model has no token that ends a text"):
+        prepare(request(SamplingParams(grammar=GRAMMAR)), ENDLESS)
+    assert prepare(request(SamplingParams(grammar=GRAMMAR)), ENDING).eos_token_ids == {9}
+
+
+@pytest.mark.parametrize(
+    ("sampling", "text"),
+    [
+        (SamplingParams(bad_words=((3,), (9,))), "bad_words = (9,): must be no end token alone"),
+        (SamplingParams(bad_words=((3, 64),)), "bad_words id = 64: must be in [0, 64)"),
+        (SamplingParams(logit_bias=((64, 1.0),)), "logit_bias id = 64: must be in [0, 64)"),
+        (SamplingParams(min_tokens=99), "min_tokens = 99: must be at most 98"),
+    ],
+)
+def test_ids_and_lengths_are_checked_against_the_model(sampling: SamplingParams, text: str) -> None:
+    with pytest.raises(InvalidInput, match=re.escape(text)):
+        prepare(request(sampling), ENDING)
+
+
+def test_the_sample_keys_the_noise() -> None:
+    assert prepare(request(SamplingParams(), sample_index=5), ENDING).noise == NoiseKey(3, 5)

@@ -1,0 +1,278 @@
+"""Penalties, bias, bad words, min tokens, grammars and samples through the three real services."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.client import AsyncClient
+from paceline.engine.table_spec import TableSpec
+from paceline.engine.tables import TableModel
+from paceline.errors import InvalidInput
+from paceline.types import (
+    Acceptance,
+    FinishReason,
+    GenerateRequest,
+    Grammar,
+    GrammarKind,
+    SamplingParams,
+    SpeculationSettings,
+)
+from tests.e2e.cluster import Cluster
+from tests.e2e.statistics import LEVEL, Tokens, chi_square_p
+
+VOCAB = 5
+END = 4
+TARGET = f"table:vocab={VOCAB},seed=5,contexts=101,sharpness=1.0,eos={END}"
+OPPOSITE = TARGET + ",invert=1"
+MODEL = TableModel(TableSpec.parse(TARGET))
+PROMPT: Tokens = (0, 2, 1)
+LENGTH = 6
+SAMPLES = 350
+LANGUAGE = "(ab?|cd)+"
+GRAMMAR = Grammar(GrammarKind.REGEX, LANGUAGE)
+PENALISED = SamplingParams(
+    temperature=0.9,
+    repetition_penalty=1.5,
+    presence_penalty=0.4,
+    frequency_penalty=0.8,
+    logit_bias=((1, 0.7), (END, 1.0)),
+    bad_words=((1, 3), (0, 0), (2, 1, 1)),
+    min_tokens=2,
+)
+CONSTRAINED = SamplingParams(temperature=1.2, frequency_penalty=0.5, grammar=GRAMMAR)
+TARGET_ONLY = SpeculationSettings(off=True)
+SPECULATIONS = (
+    SpeculationSettings(drafter="model", num_draft_tokens=3),
+    SpeculationSettings(drafter="model", num_draft_tokens=4, tree_widths=(3, 2)),
+    SpeculationSettings(drafter="ngram", num_draft_tokens=4),
+    SpeculationSettings(),
+)
+
+
+@pytest.fixture(scope="module")
+def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("sampling")
+    with Cluster(folder, target_model=TARGET, drafters=(f"model:{OPPOSITE}",)) as running:
+        yield running
+
+
+def next_token_law(params: SamplingParams, output: Sequence[int]) -> list[float]:
+    """p after an output, from the definitions: no code of the package's chain."""
+    history = [*PROMPT, *output]
+    scores = [float(x) for x in MODEL.logits(history)]
+    for token in range(VOCAB):
+        scores[token] += dict(params.logit_bias).get(token, 0.0)
+        if token in history:
+            scores[token] *= params.repetition_penalty if scores[token] < 0 else 1 / params.repetition_penalty
+        count = list(output).count(token)
+        scores[token] -= params.frequency_penalty * count + params.presence_penalty * (count > 0)
+    for token in range(VOCAB):
+        bad = any([*history, token][-len(word) :] == list(word) for word in params.bad_words)
+        early = token == END and len(output) < params.min_tokens
+        if bad or early or (params.grammar and not may_come(output, token)):
+            scores[token] = -math.inf
+    weights = [math.exp(score / params.temperature) for score in scores]
+    return [weight / sum(weights) for weight in weights]
+
+
+def may_come(output: Sequence[int], token: int) -> bool:
+    text = "".join(chr(97 + each) for each in output)
+    if token == END:
+        return re.fullmatch(LANGUAGE, text) is not None
+    return any(re.fullmatch(LANGUAGE, text + chr(97 + token) + ending) for ending in ("", "b", "d"))
+
+
+def enumerate_law(params: SamplingParams) -> dict[Tokens, float]:
+    done: dict[Tokens, float] = {}
+    running: dict[Tokens, float] = {(): 1.0}
+    for _ in range(LENGTH):
+        longer: dict[Tokens, float] = {}
+        for text, mass in running.items():
+            for token, p in enumerate(next_token_law(params, text)):
+                if p > 0:
+                    (done if token == END else longer)[(*text, token)] = mass * p
+        running = longer
+    return done | running
+
+
+def request(
+    params: SamplingParams, seed: int, acceptance: Acceptance, speculation: SpeculationSettings, length: int = LENGTH
+) -> GenerateRequest:
+    return GenerateRequest(
+        token_ids=PROMPT,
+        sampling=params,
+        seed=seed,
+        max_new_tokens=length,
+        acceptance=acceptance,
+        speculation=speculation,
+    )
+
+
+async def texts(client: AsyncClient, requests: Sequence[GenerateRequest]) -> list[Tokens]:
+    gate = asyncio.Semaphore(32)
+
+    async def one(each: GenerateRequest) -> Tokens:
+        async with gate:
+            return (await client.generate(each)).token_ids
+
+    return list(await asyncio.gather(*(one(each) for each in requests)))
+
+
+@pytest.mark.parametrize("params", [PENALISED, CONSTRAINED], ids=["penalised", "constrained"])
+@pytest.mark.parametrize("acceptance", list(Acceptance))
+async def test_text_has_the_processed_law(services: Cluster, acceptance: Acceptance, params: SamplingParams) -> None:
+    speculation = SpeculationSettings(drafter="model", num_draft_tokens=3)
+    async with services.async_client() as client:
+        found = await texts(client, [request(params, seed, acceptance, speculation) for seed in range(SAMPLES)])
+    assert chi_square_p(found, enumerate_law(params)) > LEVEL
+
+
+def test_the_statistic_sees_the_unprocessed_law() -> None:
+    """The mutation of the test itself."""
+    law, plain = enumerate_law(PENALISED), enumerate_law(SamplingParams(temperature=0.9))
+    cells = sorted(plain)
+    masses = np.array([plain[cell] for cell in cells])
+    drawn = np.random.default_rng(0).choice(len(cells), size=SAMPLES, p=masses / masses.sum())
+    assert chi_square_p([cells[i] for i in drawn], law) < LEVEL
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("params", [PENALISED, CONSTRAINED], ids=["penalised", "constrained"])
+async def test_any_speculation_writes_the_target_only_text(
+    services: Cluster, params: SamplingParams, temperature: float
+) -> None:
+    params = SamplingParams(**{**vars(params), "temperature": temperature, "logprobs": 2})
+    async with services.async_client() as client:
+        for seed in range(6):
+            plain = await client.generate(request(params, seed, Acceptance.COUPLED, TARGET_ONLY, 40))
+            for speculation in SPECULATIONS:
+                drafted = await client.generate(request(params, seed, Acceptance.COUPLED, speculation, 40))
+                assert drafted.token_ids == plain.token_ids
+                assert drafted.finish_reason == plain.finish_reason
+                assert drafted.logprobs == plain.logprobs
+            assert_unprocessed(plain.token_ids, [row.logprobs[0] for row in plain.logprobs])
+
+
+def assert_unprocessed(output: Tokens, logprobs: Sequence[float]) -> None:
+    for i, (token, found) in enumerate(zip(output, logprobs, strict=True)):
+        row = MODEL.logits((*PROMPT, *output[:i])).astype(np.float64)
+        assert found == pytest.approx(float(row[token] - np.log(np.exp(row).sum())), abs=1e-5)
+
+
+async def test_finished_grammars_end_the_text(services: Cluster) -> None:
+    finite = SamplingParams(grammar=Grammar(GrammarKind.REGEX, "ab|cda"))
+    async with services.async_client() as client:
+        for seed in range(8):
+            found = await client.generate(request(finite, seed, Acceptance.COUPLED, SPECULATIONS[0], 20))
+            assert found.text in ("ab", "cda")
+            assert found.finish_reason is FinishReason.STOP
+            assert found.token_ids[-1] == END
+
+
+async def test_a_drafter_that_knows_the_chain_is_believed(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The target's own model as its draft: every token is accepted only if the draft's chain is the target's."""
+    with Cluster(tmp_path_factory.mktemp("same"), target_model=TARGET, drafters=(f"model:{TARGET}",)) as same:
+        async with same.async_client() as client:
+            for params in (PENALISED, CONSTRAINED):
+                for acceptance in Acceptance:
+                    wanted = request(params, 3, acceptance, SPECULATIONS[0], 12)
+                    stats = (await client.generate(wanted)).stats
+                    assert stats.num_accepted_draft_tokens >= stats.num_draft_tokens - 3  # cut by the end of the text
+
+
+async def test_a_reopened_or_resumed_text_goes_on_the_same(services: Cluster) -> None:
+    async with services.async_client() as client:
+        for params in (
+            PENALISED,
+            SamplingParams(frequency_penalty=0.2, grammar=Grammar(GrammarKind.REGEX, "(ab|cd){9}")),
+        ):
+            base = request(params, 5, Acceptance.COUPLED, SPECULATIONS[0], 18)
+            whole = (await client.generate(base)).token_ids
+            for arrived in range(1, len(whole)):
+                rest = await client.generate(GenerateRequest(**{**vars(base), "resume_token_ids": whole[:arrived]}))
+                assert whole[:arrived] + rest.token_ids == whole
+
+
+async def test_a_target_that_dies_in_the_middle_of_a_grammar(tmp_path_factory: pytest.TempPathFactory) -> None:
+    slow = "table:vocab=260,seed=2,sharpness=1.5,step_ms=4"
+    schema = {"type": "array", "items": {"enum": ["ab", "c", 7]}, "minItems": 12, "maxItems": 12}
+    params = SamplingParams(grammar=Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema)), frequency_penalty=0.3)
+    wanted = GenerateRequest(prompt="[", sampling=params, seed=1, max_new_tokens=200)
+    with Cluster(tmp_path_factory.mktemp("dies"), target_model=slow, drafters=()) as fragile:
+        async with fragile.async_client() as client:
+            whole = await client.generate(wanted)
+            seen = 0
+            output: list[int] = []
+            async for event in client.stream(wanted):
+                output += getattr(event, "token_ids", ())
+                seen += 1
+                if seen == 15:
+                    await asyncio.to_thread(fragile.kill, "target")
+                    await asyncio.to_thread(fragile.restart, "target")
+    assert len(json.loads(whole.text)) == 12
+    assert tuple(output) == whole.token_ids
+
+
+async def test_samples_share_prompt_and_seed_and_not_their_noise(services: Cluster) -> None:
+    base = request(SamplingParams(), 9, Acceptance.COUPLED, SPECULATIONS[0], 12)
+    async with services.async_client() as client:
+        samples = await client.generate_samples(4, base)
+        assert samples[0].token_ids == (await client.generate(base)).token_ids
+        third = await client.generate(GenerateRequest(**{**vars(base), "sample_index": 2}))
+        unseeded = await client.generate_samples(3, GenerateRequest(token_ids=PROMPT, max_new_tokens=12))
+        with pytest.raises(InvalidInput, match="n = 0"):
+            await client.generate_samples(0, base)
+    assert third.token_ids == samples[2].token_ids
+    assert [each.sample_index for each in samples] == [0, 1, 2, 3]
+    assert len({each.token_ids for each in samples}) > 1
+    assert len({each.seed for each in unseeded}) == 1
+    with services.client() as sync:
+        assert [each.token_ids for each in sync.generate_samples(4, base)] == [each.token_ids for each in samples]
+
+
+async def test_samples_have_the_law_too(services: Cluster) -> None:
+    base = request(PENALISED, 77, Acceptance.COUPLED, SPECULATIONS[0])
+    async with services.async_client() as client:
+        found = await texts(client, [GenerateRequest(**{**vars(base), "sample_index": i}) for i in range(SAMPLES)])
+    assert chi_square_p(found, enumerate_law(PENALISED)) > LEVEL
+
+
+REFUSED: list[tuple[dict[str, object], str]] = [
+    ({"sampling": SamplingParams(logit_bias=((5, 1.0),))}, "logit_bias id = 5: must be in [0, 5)"),
+    ({"sampling": SamplingParams(bad_words=((1, 7),))}, "bad_words id = 7: must be in [0, 5)"),
+    ({"sampling": SamplingParams(bad_words=((END,),))}, "bad_words = (4,): must be no end token alone"),
+    ({"sampling": SamplingParams(min_tokens=5000), "max_new_tokens": None}, "min_tokens = 5000: must be at most"),
+    ({"sampling": SamplingParams(grammar=Grammar(GrammarKind.REGEX, "(a"))}, "regex = '(a': must be a grammar"),
+    ({"sampling": SamplingParams(grammar=Grammar(GrammarKind.LARK, "start: x"))}, "lark = 'start: x'"),
+    (
+        {"sampling": SamplingParams(grammar=Grammar(GrammarKind.JSON_SCHEMA, '{"type": 3}'))},
+        "json_schema = '{\"type\": 3}'",
+    ),
+    (
+        {"sampling": SamplingParams(grammar=GRAMMAR), "resume_token_ids": (1, 3)},
+        "token at position 3 = 1: must be a token that the regex allows there",
+    ),
+    (
+        {"sampling": SamplingParams(grammar=Grammar(GrammarKind.REGEX, "a"), bad_words=((0,),))},
+        "tokens left at position 3 = 0: must be at least 1: bad_words, min_tokens and grammar",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "text"), REFUSED, ids=[text[:28] for _, text in REFUSED])
+def test_what_cannot_be_served_is_refused_by_name(services: Cluster, changes: dict[str, object], text: str) -> None:
+    fields: dict[str, Any] = {"token_ids": PROMPT, "seed": 1, "max_new_tokens": 8, **changes}
+    with services.client() as client:
+        with pytest.raises(InvalidInput) as caught:
+            client.generate(**fields)
+        assert text in caught.value.message
+        assert len(client.generate(token_ids=(1,), max_new_tokens=2, ignore_eos=True).token_ids) == 2
+    services.wait_idle()

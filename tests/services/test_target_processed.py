@@ -1,0 +1,238 @@
+"""The target's processors over real gRPC: transformers' own greedy text, grammars that wait, fail and are closed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import LogitsProcessorList, PreTrainedModel
+
+from paceline.config import EngineSettings
+from paceline.engine.decoder import build_engine
+from paceline.engine.table_spec import TableSpec
+from paceline.grammar import Grammars
+from paceline.tokenizer import TableTokenizer, Tokenizer
+from paceline.types import (
+    ROOT,
+    Close,
+    Failure,
+    Grammar,
+    GrammarKind,
+    Proposal,
+    Round,
+    SamplingParams,
+    TargetOpened,
+)
+from tests.engine import tiny
+from tests.math.test_processors import OverOutput
+from tests.services.harness import (
+    Events,
+    RecordingEngine,
+    eventually,
+    first_round,
+    linked,
+    target_link,
+    target_open,
+    target_service,
+    verdict_of,
+)
+
+END = tiny.VOCAB - 1
+PROMPT = (5, 17, 5, 60, 33, 2)
+LENGTH = 30
+CHAINS = {
+    "repetition": SamplingParams(temperature=0, repetition_penalty=1.4),
+    "counts": SamplingParams(temperature=0, presence_penalty=1.5, frequency_penalty=0.9),
+    "bias": SamplingParams(temperature=0, logit_bias=((7, 4.5), (8, -3.0), (END, -2.0)), repetition_penalty=1.2),
+    "everything": SamplingParams(
+        temperature=0,
+        repetition_penalty=1.3,
+        presence_penalty=0.5,
+        frequency_penalty=0.4,
+        logit_bias=((3, 2.0), (END, 6.0)),
+        min_tokens=12,
+    ),
+}
+
+
+def tiny_model() -> PreTrainedModel:
+    return tiny.random_model(tiny.llama())
+
+
+def generated(params: SamplingParams) -> list[int]:
+    """transformers' own greedy text."""
+    model: Any = tiny_model()
+    output = model.generate(
+        torch.tensor([PROMPT]),
+        do_sample=False,
+        max_new_tokens=LENGTH,
+        eos_token_id=END,
+        pad_token_id=END,
+        repetition_penalty=params.repetition_penalty,
+        sequence_bias=[[[token], bias] for token, bias in params.logit_bias] or None,
+        bad_words_ids=[list(word) for word in params.bad_words] or None,
+        min_new_tokens=params.min_tokens or None,
+        logits_processor=LogitsProcessorList(
+            [OverOutput(params.presence_penalty, params.frequency_penalty, len(PROMPT))]
+        ),
+    )
+    tokens: list[int] = output[0, len(PROMPT) :].tolist()
+    return tokens
+
+
+def with_bad_words(params: SamplingParams, text: Sequence[int]) -> SamplingParams:
+    """The same, without what its own text has at some places."""
+    words = ((text[2],), (text[4], text[5]), tuple(text[7:10]), (PROMPT[-1], text[0]))
+    return SamplingParams(**{**vars(params), "bad_words": words})
+
+
+def drafted(rng: np.random.Generator, right: Sequence[int], tree: bool) -> Proposal:
+    """Right tokens with wrong ones among them, as a chain or a tree."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    for node in range(int(rng.integers(0, 7))):
+        parent = int(rng.integers(-1, node)) if tree else node - 1
+        depth = 0 if parent == ROOT else depth_of(parents, parent)
+        wild = rng.random() < 0.3 or depth >= len(right)
+        tokens.append(int(rng.integers(tiny.VOCAB)) if wild else right[depth])
+        parents.append(parent)
+    return Proposal(1, tuple(tokens), (1.0,) * len(tokens), tuple(parents))
+
+
+def depth_of(parents: Sequence[int], node: int) -> int:
+    return 1 if parents[node] == ROOT else 1 + depth_of(parents, parents[node])
+
+
+async def written(
+    events: Events, session: int, params: SamplingParams, expected: Sequence[int], tree: bool
+) -> list[int]:
+    """The text of rounds with drafts, through the service, re-opened in the middle."""
+    from paceline.acceptance import coupled_walk
+
+    rng, text, node, opened = np.random.default_rng(session), list[int](), ROOT, False
+    while len(text) < len(expected):
+        history = [*PROMPT, *text]
+        if not opened or rng.random() < 0.1:
+            if opened:
+                events.link.send(Close(session))
+            session += 1000
+            facts = {"prompt_length": len(PROMPT), "sampling": params, "end_token_ids": (END,)}
+            events.link.send(target_open(session, history, **facts))
+            opened, node = True, ROOT
+        proposal = drafted(rng, expected[len(text) :], tree)
+        round_ = Round(session, len(history) - 1, node, (history[-1],), proposal)
+        verdict = await verdict_of(events, round_)
+        node = coupled_walk(proposal, verdict.token_ids)
+        text += [*(proposal.token_ids[i] for i in proposal.path(node)), verdict.token_ids[node + 1]]
+        if END in text:
+            return text[: text.index(END) + 1]
+    return text[: len(expected)]
+
+
+@pytest.mark.parametrize("name", CHAINS)
+async def test_greedy_text_is_transformers_own_token_for_token(name: str) -> None:
+    plain = CHAINS[name]
+    engine = build_engine(tiny_model(), TableTokenizer(tiny.VOCAB, END), EngineSettings(threads=1), "tiny")
+    async with target_service(engine) as (_, address), linked(target_link(address)) as events:
+        for session, params in enumerate((plain, with_bad_words(plain, generated(plain))), start=1):
+            expected = generated(params)
+            assert len(expected) > 8
+            for tree in (False, True):
+                assert await written(events, 2 * session + tree, params, expected, tree) == expected
+
+
+SPEC = TableSpec(vocab=32, seed=3, max_length=256, eos=31)
+GRAMMAR = Grammar(GrammarKind.REGEX, "(ab|cd)+")
+PREFIX = (1, 2, 3)
+
+
+class HeldTokenizer:
+    """Loads when it is told to."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.entered = threading.Event()
+
+    def load(self) -> Tokenizer:
+        self.entered.set()
+        assert self.go.wait(10)
+        return TableTokenizer(32, 31)
+
+
+def constrained(session: int, **changes: Any) -> Any:
+    facts = {"sampling": SamplingParams(grammar=GRAMMAR), "end_token_ids": (31,), **changes}
+    return target_open(session, PREFIX, **facts)
+
+
+async def test_a_grammar_that_takes_its_time_delays_nobody_else() -> None:
+    held = HeldTokenizer()
+    engine = RecordingEngine(SPEC)
+    async with (
+        target_service(engine, grammars=Grammars(held.load)) as (servicer, address),
+        linked(target_link(address)) as events,
+    ):
+        for session in (1, 2):
+            events.link.send(constrained(session))
+            events.link.send(first_round(session, PREFIX))
+        events.link.send(target_open(3, PREFIX))
+        assert (await verdict_of(events, first_round(3, PREFIX))).token_ids
+        await eventually(held.entered.is_set, "the grammar is asked for")
+        events.link.send(Close(2))
+        await eventually(lambda: servicer.status().sessions == 2, "session 2 is closed")
+        held.go.set()
+        assert await events.of(TargetOpened, 1)
+        for session in (1, 3):
+            events.link.send(Close(session))
+        await eventually(lambda: engine.kv_rows == 0, "all rows are free")
+        await eventually(lambda: servicer.status().queue_length == 0, "nothing waits")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason", "text"),
+    [
+        ({"sampling": SamplingParams(grammar=Grammar(GrammarKind.REGEX, "(a"))}, "INVALID_INPUT", "regex = "),
+        ({"end_token_ids": (30,)}, "INVALID_INPUT", "end_token_ids = (30,): must be (31,)"),
+        ({"sampling": SamplingParams(), "end_token_ids": (32,)}, "INVALID_INPUT", "end_token_ids = 32"),
+        ({"sampling": SamplingParams(logit_bias=((32, 1.0),))}, "INVALID_INPUT", "logit_bias id = 32"),
+        ({"sampling": SamplingParams(bad_words=((1, 32),))}, "INVALID_INPUT", "bad_words id = 32"),
+    ],
+)
+async def test_an_open_whose_chain_cannot_be_served(changes: dict[str, Any], reason: str, text: str) -> None:
+    engine = RecordingEngine(SPEC)
+    grammars = Grammars(lambda: TableTokenizer(32, 31))
+    async with (
+        target_service(engine, grammars=grammars) as (servicer, address),
+        linked(target_link(address)) as events,
+    ):
+        events.link.send(constrained(1, **changes))
+        failure = await events.of(Failure, 1)
+        assert (failure.reason, failure.session_closed) == (reason, True)
+        assert text in failure.message
+        events.link.send(constrained(2))
+        assert (await verdict_of(events, first_round(2, PREFIX))).token_ids[0] in (0, 2)
+        assert servicer.status().sessions == 1
+
+
+async def test_a_tokenizer_that_cannot_be_loaded_is_a_defect_of_one_session() -> None:
+    def broken() -> Tokenizer:
+        raise RuntimeError("no such file")
+
+    async with (
+        target_service(RecordingEngine(SPEC), grammars=Grammars(broken)) as (_, address),
+        linked(target_link(address)) as events,
+    ):
+        events.link.send(constrained(1))
+        assert (await events.of(Failure, 1)).reason == "INTERNAL"
+        events.link.send(target_open(2, PREFIX))
+        assert (await verdict_of(events, first_round(2, PREFIX))).token_ids
+
+
+async def test_a_target_without_a_tokenizer_says_so() -> None:
+    async with target_service(RecordingEngine(SPEC)) as (_, address), linked(target_link(address)) as events:
+        events.link.send(constrained(1))
+        failure = await events.of(Failure, 1)
+        assert (failure.reason, failure.session_closed) == ("UNSUPPORTED", True)
