@@ -66,6 +66,11 @@ class EngineSettings(_Settings):
     kv_bytes: int = Field(0, ge=0, description="KV budget; 0: from gpu_memory_utilization, or 2 GiB on a CPU.")
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
     prefill_chunk: int = Field(128, ge=1, le=65536, description="Most prompt tokens in one step.")
+    max_step_rows: int = Field(
+        1024, ge=128, le=1 << 20, description="Most rows of one step; further rounds wait for the next."
+    )
+    prefix_reuse: bool = Field(True, description="Compute a prefix that sessions share once.")
+    reproducible: bool = Field(False, description="Fixed shapes: the same bits whatever runs beside a session.")
     trust_remote_code: bool = False
 
 

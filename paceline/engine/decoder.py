@@ -78,7 +78,7 @@ def build_engine(
     if can_pack(model):
         fuse_layers(model)
         pack_linears(model)
-    engine = TransformerEngine(model, info, shape, settings.max_num_seqs, threads)
+    engine = TransformerEngine(model, info, shape, settings, threads)
     self_check(engine, reference)
     return engine
 
