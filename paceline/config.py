@@ -100,6 +100,13 @@ class DraftConfig(_Settings):
         """A draft's precision changes speed only, so what no setting names is what is fast."""
         return {"dtype": FAST_DTYPE} | value if isinstance(value, dict) else value
 
+    @field_validator("engine")
+    @classmethod
+    def _not_reproducible(cls, engine: EngineSettings) -> EngineSettings:
+        if engine.reproducible:
+            raise ValueError("a draft's bits change no text; reproducible is the target's")
+        return engine
+
 
 class CoordinatorConfig(_Settings):
     """The coordinator. `draft` unset: every round is target-only."""

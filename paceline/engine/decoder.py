@@ -20,8 +20,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from paceline.config import FAST_DTYPE, EngineSettings
 from paceline.engine.fused import fuse_layers
 from paceline.engine.interface import Engine, EngineInfo, Logits, StepItem, StepPlan
+from paceline.engine.isolation import isolation_check
 from paceline.engine.kv import KVShape
 from paceline.engine.linear import can_pack, cpu_has_bfloat16, pack_linears
+from paceline.engine.reproducible import ReproducibleEngine
+from paceline.engine.shapes import BUCKET_ROWS, SHAPES
 from paceline.engine.transformer import ATTENTION_NAME, TransformerEngine, packed_forward
 from paceline.errors import InternalError, InvalidInput, Unsupported
 from paceline.models import ResolvedModel, library_versions, quiet_loading
@@ -31,6 +34,8 @@ from paceline.types import Fingerprint
 DEFAULT_CPU_KV_BYTES = 2 << 30
 SELF_CHECK_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 """Largest difference from the plain forward pass, as a share of the largest logit."""
+RAGGED = "ragged"
+"""In a numeric fingerprint: steps have whatever shape they have."""
 _FULL_ATTENTION = ("full_attention", "sliding_attention")
 _MOVING_ROPE = ("dynamic", "longrope")
 _SAMPLED_WEIGHTS = 64
@@ -72,14 +77,20 @@ def build_engine(
     model.set_attn_implementation(ATTENTION_NAME)
     shape = probe_kv_shape(model, max_length)
     threads = set_threads(settings.threads)
-    fingerprint = Fingerprint(name, tokenizer.fingerprint, vocab_size, numeric_fingerprint(model, max_length))
-    info = EngineInfo(fingerprint, max_length, _kv_budget(settings, shape) // shape.row_bytes)
+    row_shapes = SHAPES if settings.reproducible else RAGGED
+    numeric = numeric_fingerprint(model, max_length, row_shapes)
+    fingerprint = Fingerprint(name, tokenizer.fingerprint, vocab_size, numeric)
+    rows = _kv_budget(settings, shape) // shape.row_bytes
+    info = EngineInfo(fingerprint, max_length, rows // BUCKET_ROWS * BUCKET_ROWS if settings.reproducible else rows)
     reference = plain_reference(model, info)
     if can_pack(model):
         fuse_layers(model)
         pack_linears(model)
-    engine = TransformerEngine(model, info, shape, settings, threads)
+    kind = ReproducibleEngine if settings.reproducible else TransformerEngine
+    engine = kind(model, info, shape, settings, threads)
     self_check(engine, reference)
+    if settings.reproducible:
+        isolation_check(engine)
     return engine
 
 
@@ -292,7 +303,7 @@ def _plain_logits(model: PreTrainedModel, text: tuple[int, ...], vocab_size: int
     return logits[0, :, :vocab_size].float().cpu()
 
 
-def numeric_fingerprint(model: PreTrainedModel, max_length: int) -> str:
+def numeric_fingerprint(model: PreTrainedModel, max_length: int, row_shapes: str = RAGGED) -> str:
     """What decides the bits of logits: equal fingerprints may promise equal bits, others only equal laws."""
     volatile = ("_name_or_path", "transformers_version", "quantization_config", "architectures")
     config = {key: value for key, value in model.config.to_dict().items() if key not in volatile}
@@ -303,7 +314,7 @@ def numeric_fingerprint(model: PreTrainedModel, max_length: int) -> str:
         "capability": _capability(model.device),
         "threads": torch.get_num_threads(),
         "tensor_parallel": 1,
-        "row_shapes": "ragged",
+        "row_shapes": row_shapes,
         "layers": "fused and packed" if can_pack(model) else "plain",
         "max_length": max_length,
         "libraries": library_versions(),

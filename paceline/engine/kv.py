@@ -38,6 +38,7 @@ class SessionKV:
     def __init__(self, shape: KVShape, max_rows: int) -> None:
         size = (shape.layers, 2, shape.kv_heads, max_rows, shape.head_dim)
         self._rows = torch.empty(size, dtype=shape.dtype, device=shape.device)
+        self._filled = 0
 
     @property
     def capacity(self) -> int:
@@ -62,4 +63,15 @@ class SessionKV:
 
     def copy_in(self, start: int, rows: torch.Tensor) -> None:
         """Write what `copy_out` gave."""
-        self._rows[:, :, :, start : start + rows.shape[3]] = rows
+        end = start + rows.shape[3]
+        self._rows[:, :, :, start:end] = rows
+        self._filled = max(self._filled, end)
+
+    def fill(self, rows: int) -> None:
+        """Make every one of the first `rows` rows finite: what was never written becomes zero.
+
+        Only for sessions whose rows are written behind what was filled or copied in.
+        """
+        if rows > self._filled:
+            self._rows[:, :, :, self._filled : rows] = 0
+            self._filled = rows

@@ -181,6 +181,7 @@ class TransformerEngine:
             max_kv_rows=info.max_kv_rows,
             max_sessions=settings.max_num_seqs,
             prefix_reuse=settings.prefix_reuse,
+            shaped=settings.reproducible,
         )
 
     @property
@@ -216,6 +217,12 @@ class TransformerEngine:
     def step(self, plan: StepPlan) -> Sequence[Logits]:  # noqa: D102
         self._ledger.check(plan)
         self._bind_threads()
+        outputs = self._run(plan)
+        self._ledger.share(plan, lambda session, start, end: self._kv[session].copy_out(start, end))
+        return outputs
+
+    def _run(self, plan: StepPlan) -> Sequence[Logits]:
+        """Compute a checked step, and record it as done before any row changes."""
         segments: list[_Segment] = []
         tokens: list[int] = []
         positions: list[int] = []
@@ -229,7 +236,6 @@ class TransformerEngine:
         # Kept rows have moved and new ones are written as layers run, so the ledger moves first.
         self._ledger.apply(plan)
         logits = packed_forward(self._model, _StepAttention(tuple(segments)), tokens, positions, wanted)
-        self._ledger.share(plan, lambda session, start, end: self._kv[session].copy_out(start, end))
         return self._split(logits, plan)
 
     def _segment(self, item: StepItem, low: int) -> _Segment:
