@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,15 +24,17 @@ from paceline.engine.interface import Engine, EngineInfo, Logits, StepItem, Step
 from paceline.engine.isolation import isolation_check
 from paceline.engine.kv import KVShape
 from paceline.engine.linear import can_pack, cpu_has_bfloat16, pack_linears
+from paceline.engine.memory import available_ram, plan_memory, refuse_weights_beyond
 from paceline.engine.reproducible import ReproducibleEngine
 from paceline.engine.shapes import BUCKET_ROWS, SHAPES
 from paceline.engine.transformer import ATTENTION_NAME, TransformerEngine, packed_forward
-from paceline.errors import InternalError, InvalidInput, Unsupported
+from paceline.errors import InvalidInput, Unsupported
 from paceline.models import ResolvedModel, library_versions, quiet_loading
 from paceline.tokenizer import Tokenizer, load_tokenizer
 from paceline.types import Fingerprint
 
-DEFAULT_CPU_KV_BYTES = 2 << 30
+logger = logging.getLogger(__name__)
+
 SELF_CHECK_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 """Largest difference from the plain forward pass, as a share of the largest logit."""
 RAGGED = "ragged"
@@ -80,7 +83,9 @@ def build_engine(
     row_shapes = SHAPES if settings.reproducible else RAGGED
     numeric = numeric_fingerprint(model, max_length, row_shapes)
     fingerprint = Fingerprint(name, tokenizer.fingerprint, vocab_size, numeric)
-    rows = _kv_budget(settings, shape) // shape.row_bytes
+    memory = plan_memory(model, settings, shape, max_length, packs=can_pack(model))
+    logger.info("%s", memory)
+    rows = memory.kv // shape.row_bytes
     info = EngineInfo(fingerprint, max_length, rows // BUCKET_ROWS * BUCKET_ROWS if settings.reproducible else rows)
     reference = plain_reference(model, info)
     if can_pack(model):
@@ -352,6 +357,8 @@ def load_decoder(resolved: ResolvedModel, settings: EngineSettings) -> PreTraine
     common = {**resolved.arguments, "trust_remote_code": settings.trust_remote_code}
     config = _from_pretrained(resolved, lambda: AutoConfig.from_pretrained(resolved.location, **common))
     refuse_config(config)
+    if device.type == "cpu":
+        refuse_weights_beyond(resolved.location, available_ram())
     dtype: Any = chosen_dtype(settings.dtype, device)
     with quiet_loading():
         load: Callable[[], Any] = lambda: AutoModelForCausalLM.from_pretrained(  # noqa: E731
@@ -405,15 +412,3 @@ def _vocab_size(model: PreTrainedModel, tokenizer: Tokenizer) -> int:
     if tokenizer.vocab_size > width:
         raise Unsupported(f"a tokenizer of {tokenizer.vocab_size} ids over logits of width {width}")
     return tokenizer.vocab_size
-
-
-def _kv_budget(settings: EngineSettings, shape: KVShape) -> int:
-    if settings.kv_bytes:
-        return settings.kv_bytes
-    if shape.device.type != "cuda":
-        return DEFAULT_CPU_KV_BYTES
-    free, total = torch.cuda.mem_get_info(shape.device)
-    budget = int(settings.gpu_memory_utilization * total) - (total - free)
-    if budget < shape.row_bytes:
-        raise InternalError(f"no GPU memory left for KV: {free} of {total} bytes free")
-    return budget
