@@ -71,6 +71,9 @@ class EngineSettings(_Settings):
     )
     prefix_reuse: bool = Field(True, description="Compute a prefix that sessions share once.")
     reproducible: bool = Field(False, description="Fixed shapes: the same bits whatever runs beside a session.")
+    reproducible_rows: int = Field(
+        16, ge=8, le=64, multiple_of=8, description="Rows of a reproducible step; others are padded or cut to it."
+    )
     trust_remote_code: bool = False
 
 

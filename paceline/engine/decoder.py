@@ -26,12 +26,12 @@ from paceline.engine.kv import KVShape
 from paceline.engine.linear import can_pack, cpu_has_bfloat16, pack_linears
 from paceline.engine.memory import available_ram, plan_memory, refuse_weights_beyond
 from paceline.engine.reproducible import ReproducibleEngine
-from paceline.engine.shapes import BUCKET_ROWS, SHAPES
+from paceline.engine.shapes import BUCKET_ROWS, describe_shapes
 from paceline.engine.transformer import ATTENTION_NAME, TransformerEngine, packed_forward
 from paceline.errors import InvalidInput, Unsupported
 from paceline.models import ResolvedModel, library_versions, quiet_loading
 from paceline.tokenizer import Tokenizer, load_tokenizer
-from paceline.types import Fingerprint
+from paceline.types import Fingerprint, require
 
 logger = logging.getLogger(__name__)
 
@@ -80,13 +80,16 @@ def build_engine(
     model.set_attn_implementation(ATTENTION_NAME)
     shape = probe_kv_shape(model, max_length)
     threads = set_threads(settings.threads)
-    row_shapes = SHAPES if settings.reproducible else RAGGED
+    row_shapes = describe_shapes(settings.reproducible_rows) if settings.reproducible else RAGGED
     numeric = numeric_fingerprint(model, max_length, row_shapes)
     fingerprint = Fingerprint(name, tokenizer.fingerprint, vocab_size, numeric)
     memory = plan_memory(model, settings, shape, max_length, packs=can_pack(model))
     logger.info("%s", memory)
     rows = memory.kv // shape.row_bytes
-    info = EngineInfo(fingerprint, max_length, rows // BUCKET_ROWS * BUCKET_ROWS if settings.reproducible else rows)
+    if settings.reproducible:
+        rows = rows // BUCKET_ROWS * BUCKET_ROWS
+        require(rows >= 2 * BUCKET_ROWS, "KV rows of kv_bytes", rows, f"at least {2 * BUCKET_ROWS} if reproducible")
+    info = EngineInfo(fingerprint, max_length, rows)
     reference = plain_reference(model, info)
     if can_pack(model):
         fuse_layers(model)
@@ -95,7 +98,7 @@ def build_engine(
     engine = kind(model, info, shape, settings, threads)
     self_check(engine, reference)
     if settings.reproducible:
-        isolation_check(engine)
+        isolation_check(engine, settings.reproducible_rows)
     return engine
 
 

@@ -174,6 +174,7 @@ class ReproducibleEngine(TransformerEngine):
     ) -> None:
         super().__init__(model, info, kv_shape, settings, threads)
         self._prompt_rows: dict[int, int] = {}
+        self._decode_rows = settings.reproducible_rows
 
     def open(self, session: int, max_rows: int, prefix: Prefix = NO_PREFIX) -> int:  # noqa: D102
         reused = super().open(session, bucket(max_rows), prefix)
@@ -192,7 +193,7 @@ class ReproducibleEngine(TransformerEngine):
         trees = {item.session: self._prepare(item) for item in plan.items}
         self._ledger.apply(plan)
         outputs = _Outputs(self.info.fingerprint.vocab_size)
-        for made in passes(plan, self._prompt_rows):
+        for made in passes(plan, self._prompt_rows, self._decode_rows):
             outputs.take(made, self._forward(made, trees))
         for item in plan.items:
             tree = trees[item.session]

@@ -4,8 +4,8 @@ Products of different numbers of rows differ in their last bits, and so do sums
 over different lengths. So in reproducible mode there are two shapes of a pass,
 and attention sums over a length that is a function of the position alone
 (a bucket). Prompt rows run in passes of `PROMPT_ROWS`, each at the index that
-its position has in its chunk; all later rows run in passes of `DECODE_ROWS`, at
-any index, in any company. What is missing is padding.
+its position has in its chunk; all later rows run in passes of `decode_rows`, a
+setting, at any index, in any company. What is missing is padding.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from dataclasses import dataclass
 
 from paceline.engine.interface import StepItem, StepPlan
 
-DECODE_ROWS = 8
 PROMPT_ROWS = 64
 BUCKET_ROWS = 128
 TILE_ROWS = 8
 """Rows that attend together; both shapes are made of whole tiles."""
-SHAPES = f"decode {DECODE_ROWS}, prompt {PROMPT_ROWS}, buckets of {BUCKET_ROWS}, tiles of {TILE_ROWS}"
+
+
+def describe_shapes(decode_rows: int) -> str:
+    """For the numeric fingerprint."""
+    return f"decode {decode_rows}, prompt {PROMPT_ROWS}, buckets of {BUCKET_ROWS}, tiles of {TILE_ROWS}"
 
 
 def bucket(rows: int) -> int:
@@ -46,7 +49,7 @@ class Pass:
     placed: tuple[Placed, ...]
 
 
-def passes(plan: StepPlan, prompt_rows: Mapping[int, int]) -> list[Pass]:
+def passes(plan: StepPlan, prompt_rows: Mapping[int, int], decode_rows: int) -> list[Pass]:
     """Cut a step into passes; a row's ancestors are in its own pass or in an earlier one.
 
     `prompt_rows`: of each session, the rows that have the prompt's shape.
@@ -58,7 +61,7 @@ def passes(plan: StepPlan, prompt_rows: Mapping[int, int]) -> list[Pass]:
         made.extend(_prompt_passes(item, prompt_end))
         if prompt_end < len(item.token_ids):
             later.append((item, prompt_end))
-    return made + list(_decode_passes(later))
+    return made + list(_decode_passes(later, decode_rows))
 
 
 def chained(item: StepItem) -> int:
@@ -109,18 +112,18 @@ def _prompt_passes(item: StepItem, end: int) -> Iterator[Pass]:
         start = stop
 
 
-def _decode_passes(items: Sequence[tuple[StepItem, int]]) -> Iterator[Pass]:
+def _decode_passes(items: Sequence[tuple[StepItem, int]], rows: int) -> Iterator[Pass]:
     placed: list[Placed] = []
     at = 0
     for item, first in items:
         start, count = first, len(item.token_ids)
         while start < count:
-            end = min(count, start + DECODE_ROWS - at)
+            end = min(count, start + rows - at)
             placed.append(Placed(item, start, end, at))
             at += end - start
             start = end
-            if at == DECODE_ROWS:
-                yield Pass(DECODE_ROWS, tuple(placed))
+            if at == rows:
+                yield Pass(rows, tuple(placed))
                 placed, at = [], 0
     if placed:
-        yield Pass(DECODE_ROWS, tuple(placed))
+        yield Pass(rows, tuple(placed))

@@ -20,7 +20,6 @@ from paceline.engine.interface import ROOT, Engine, Logits, Prefix, StepItem, St
 from paceline.engine.linear import PackedLinear
 from paceline.engine.shapes import (
     BUCKET_ROWS,
-    DECODE_ROWS,
     PROMPT_ROWS,
     Pass,
     bucket,
@@ -156,7 +155,7 @@ Made = tuple[Engine, dict[int, dict[int, Logits]]]
 
 @pytest.fixture(scope="module", params=CONFIGS)
 def made(request: pytest.FixtureRequest) -> Made:
-    engine, _ = tiny.engine_and_plain(CONFIGS[request.param], reproducible=True)
+    engine, _ = tiny.engine_and_plain(CONFIGS[request.param], reproducible=True, reproducible_rows=8)
     return engine, {i: alone(engine, text) for i, text in enumerate(TEXTS)}
 
 
@@ -190,13 +189,13 @@ def test_the_fingerprint_has_the_shapes() -> None:
     assert ragged.info.fingerprint.numeric != fixed.info.fingerprint.numeric
 
 
-def _unpadded(plan: StepPlan, prompt_rows: Mapping[int, int]) -> list[Pass]:
-    made = passes(plan, prompt_rows)
+def _unpadded(plan: StepPlan, prompt_rows: Mapping[int, int], decode_rows: int) -> list[Pass]:
+    made = passes(plan, prompt_rows, decode_rows)
     return [replace(each, rows=max(placed.at + placed.end - placed.start for placed in each.placed)) for each in made]
 
 
-def _in_decode_shape(plan: StepPlan, prompt_rows: Mapping[int, int]) -> list[Pass]:
-    return passes(plan, dict.fromkeys(prompt_rows, 0))
+def _in_decode_shape(plan: StepPlan, prompt_rows: Mapping[int, int], decode_rows: int) -> list[Pass]:
+    return passes(plan, dict.fromkeys(prompt_rows, 0), decode_rows)
 
 
 def _of_the_rows_at_hand(rows: int) -> int:
@@ -286,6 +285,14 @@ def test_output_rows_are_not_taken_for_prompt_rows(sensitive: Made, monkeypatch:
     assert not np.array_equal(reopened(mutant, TEXTS[1]), expected)
 
 
+def test_a_budget_below_two_sessions_is_refused() -> None:
+    row_bytes = 3 * 2 * 2 * 8 * 4
+    with pytest.raises(InvalidInput, match="KV rows of kv_bytes = 128: must be at least 256"):
+        tiny.engine_and_plain(tiny.llama(), reproducible=True, kv_bytes=255 * row_bytes)
+    engine, _ = tiny.engine_and_plain(tiny.llama(), reproducible=True, kv_bytes=260 * row_bytes)
+    assert engine.info.max_kv_rows == 256
+
+
 def test_kept_trees_are_refused() -> None:
     engine, _ = tiny.engine_and_plain(tiny.llama(), reproducible=True)
     engine.open(1, 20)
@@ -299,7 +306,7 @@ def test_kept_trees_are_refused() -> None:
 @hypothesis_settings(max_examples=100, deadline=None)
 def test_passes_hold_every_row_once_behind_its_ancestors(seed: int) -> None:
     source = random.Random(seed)
-    items, prompt_rows = [], {}
+    items, prompt_rows, decode_rows = [], {}, source.choice([8, 16, 40])
     for session in range(source.randint(1, 6)):
         base, count = source.randint(0, 200), source.randint(1, 90)
         parents: tuple[int, ...] = ()
@@ -312,8 +319,8 @@ def test_passes_hold_every_row_once_behind_its_ancestors(seed: int) -> None:
         items.append(StepItem(session, base, (1,) * count, parents))
         prompt_rows[session] = source.choice([0, base, base + count // 2, base + count + 3])
     seen: set[tuple[int, int]] = set()
-    for each in passes(StepPlan(tuple(items)), prompt_rows):
-        assert each.rows in (DECODE_ROWS, PROMPT_ROWS)
+    for each in passes(StepPlan(tuple(items)), prompt_rows, decode_rows):
+        assert each.rows in (decode_rows, PROMPT_ROWS)
         taken: set[int] = set()
         for placed in each.placed:
             item = placed.item
