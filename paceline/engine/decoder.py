@@ -24,7 +24,7 @@ from paceline.engine.interface import Engine, EngineInfo, Logits, StepItem, Step
 from paceline.engine.isolation import isolation_check
 from paceline.engine.kv import KVShape
 from paceline.engine.linear import can_pack, cpu_has_bfloat16, pack_linears
-from paceline.engine.memory import available_ram, plan_memory, refuse_weights_beyond
+from paceline.engine.memory import MemoryPlan, available_ram, plan_memory, refuse_weights_beyond
 from paceline.engine.reproducible import ReproducibleEngine
 from paceline.engine.shapes import BUCKET_ROWS, describe_shapes
 from paceline.engine.transformer import ATTENTION_NAME, TransformerEngine, packed_forward
@@ -85,11 +85,7 @@ def build_engine(
     fingerprint = Fingerprint(name, tokenizer.fingerprint, vocab_size, numeric)
     memory = plan_memory(model, settings, shape, max_length, packs=can_pack(model))
     logger.info("%s", memory)
-    rows = memory.kv // shape.row_bytes
-    if settings.reproducible:
-        rows = rows // BUCKET_ROWS * BUCKET_ROWS
-        require(rows >= 2 * BUCKET_ROWS, "KV rows of kv_bytes", rows, f"at least {2 * BUCKET_ROWS} if reproducible")
-    info = EngineInfo(fingerprint, max_length, rows)
+    info = EngineInfo(fingerprint, max_length, _kv_rows(memory, settings))
     reference = plain_reference(model, info)
     if can_pack(model):
         fuse_layers(model)
@@ -100,6 +96,16 @@ def build_engine(
     if settings.reproducible:
         isolation_check(engine, settings.reproducible_rows)
     return engine
+
+
+def _kv_rows(memory: MemoryPlan, settings: EngineSettings) -> int:
+    """Rows of the KV budget; in reproducible mode whole buckets, with room for the two sessions of the self-check."""
+    rows = memory.kv // memory.row_bytes
+    if not settings.reproducible:
+        return rows
+    rows = rows // BUCKET_ROWS * BUCKET_ROWS
+    require(rows >= 2 * BUCKET_ROWS, "KV rows of kv_bytes", rows, f"at least {2 * BUCKET_ROWS} if reproducible")
+    return rows
 
 
 def refuse_config(config: PreTrainedConfig) -> None:
