@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 
 RETRY_AFTER_MS = 200
 """Hint sent with `Overloaded` when the queue is full."""
-COPIES_PER_ROW = 16
-"""Shared rows that are copied in the time of computing one (measured: 17)."""
+COPIES_PER_ROW = 12
+"""Shared rows that are copied in the time of computing one (measured: 14 and more)."""
 
 
 class Scheduler:
