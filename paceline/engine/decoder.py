@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,17 +21,24 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from paceline.config import FAST_DTYPE, EngineSettings
 from paceline.engine.fused import fuse_layers
 from paceline.engine.interface import Engine, EngineInfo, Logits, StepItem, StepPlan
+from paceline.engine.isolation import isolation_check
 from paceline.engine.kv import KVShape
 from paceline.engine.linear import can_pack, cpu_has_bfloat16, pack_linears
+from paceline.engine.memory import MemoryPlan, available_ram, plan_memory, refuse_weights_beyond
+from paceline.engine.reproducible import ReproducibleEngine
+from paceline.engine.shapes import BUCKET_ROWS, describe_shapes
 from paceline.engine.transformer import ATTENTION_NAME, TransformerEngine, packed_forward
-from paceline.errors import InternalError, InvalidInput, Unsupported
+from paceline.errors import InvalidInput, Unsupported
 from paceline.models import ResolvedModel, library_versions, quiet_loading
 from paceline.tokenizer import Tokenizer, load_tokenizer
-from paceline.types import Fingerprint
+from paceline.types import Fingerprint, require
 
-DEFAULT_CPU_KV_BYTES = 2 << 30
+logger = logging.getLogger(__name__)
+
 SELF_CHECK_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 """Largest difference from the plain forward pass, as a share of the largest logit."""
+RAGGED = "ragged"
+"""In a numeric fingerprint: steps have whatever shape they have."""
 _FULL_ATTENTION = ("full_attention", "sliding_attention")
 _MOVING_ROPE = ("dynamic", "longrope")
 _SAMPLED_WEIGHTS = 64
@@ -72,15 +80,32 @@ def build_engine(
     model.set_attn_implementation(ATTENTION_NAME)
     shape = probe_kv_shape(model, max_length)
     threads = set_threads(settings.threads)
-    fingerprint = Fingerprint(name, tokenizer.fingerprint, vocab_size, numeric_fingerprint(model, max_length))
-    info = EngineInfo(fingerprint, max_length, _kv_budget(settings, shape) // shape.row_bytes)
+    row_shapes = describe_shapes(settings.reproducible_rows) if settings.reproducible else RAGGED
+    numeric = numeric_fingerprint(model, max_length, row_shapes)
+    fingerprint = Fingerprint(name, tokenizer.fingerprint, vocab_size, numeric)
+    memory = plan_memory(model, settings, shape, max_length, packs=can_pack(model))
+    logger.info("%s", memory)
+    info = EngineInfo(fingerprint, max_length, _kv_rows(memory, settings))
     reference = plain_reference(model, info)
     if can_pack(model):
         fuse_layers(model)
         pack_linears(model)
-    engine = TransformerEngine(model, info, shape, settings.max_num_seqs, threads)
+    kind = ReproducibleEngine if settings.reproducible else TransformerEngine
+    engine = kind(model, info, shape, settings, threads)
     self_check(engine, reference)
+    if settings.reproducible:
+        isolation_check(engine, settings.reproducible_rows)
     return engine
+
+
+def _kv_rows(memory: MemoryPlan, settings: EngineSettings) -> int:
+    """Rows of the KV budget; in reproducible mode whole buckets, with room for the two sessions of the self-check."""
+    rows = memory.kv // memory.row_bytes
+    if not settings.reproducible:
+        return rows
+    rows = rows // BUCKET_ROWS * BUCKET_ROWS
+    require(rows >= 2 * BUCKET_ROWS, "KV rows of kv_bytes", rows, f"at least {2 * BUCKET_ROWS} if reproducible")
+    return rows
 
 
 def refuse_config(config: PreTrainedConfig) -> None:
@@ -292,7 +317,7 @@ def _plain_logits(model: PreTrainedModel, text: tuple[int, ...], vocab_size: int
     return logits[0, :, :vocab_size].float().cpu()
 
 
-def numeric_fingerprint(model: PreTrainedModel, max_length: int) -> str:
+def numeric_fingerprint(model: PreTrainedModel, max_length: int, row_shapes: str = RAGGED) -> str:
     """What decides the bits of logits: equal fingerprints may promise equal bits, others only equal laws."""
     volatile = ("_name_or_path", "transformers_version", "quantization_config", "architectures")
     config = {key: value for key, value in model.config.to_dict().items() if key not in volatile}
@@ -303,7 +328,7 @@ def numeric_fingerprint(model: PreTrainedModel, max_length: int) -> str:
         "capability": _capability(model.device),
         "threads": torch.get_num_threads(),
         "tensor_parallel": 1,
-        "row_shapes": "ragged",
+        "row_shapes": row_shapes,
         "layers": "fused and packed" if can_pack(model) else "plain",
         "max_length": max_length,
         "libraries": library_versions(),
@@ -341,6 +366,8 @@ def load_decoder(resolved: ResolvedModel, settings: EngineSettings) -> PreTraine
     common = {**resolved.arguments, "trust_remote_code": settings.trust_remote_code}
     config = _from_pretrained(resolved, lambda: AutoConfig.from_pretrained(resolved.location, **common))
     refuse_config(config)
+    if device.type == "cpu":
+        refuse_weights_beyond(resolved.location, available_ram())
     dtype: Any = chosen_dtype(settings.dtype, device)
     with quiet_loading():
         load: Callable[[], Any] = lambda: AutoModelForCausalLM.from_pretrained(  # noqa: E731
@@ -394,15 +421,3 @@ def _vocab_size(model: PreTrainedModel, tokenizer: Tokenizer) -> int:
     if tokenizer.vocab_size > width:
         raise Unsupported(f"a tokenizer of {tokenizer.vocab_size} ids over logits of width {width}")
     return tokenizer.vocab_size
-
-
-def _kv_budget(settings: EngineSettings, shape: KVShape) -> int:
-    if settings.kv_bytes:
-        return settings.kv_bytes
-    if shape.device.type != "cuda":
-        return DEFAULT_CPU_KV_BYTES
-    free, total = torch.cuda.mem_get_info(shape.device)
-    budget = int(settings.gpu_memory_utilization * total) - (total - free)
-    if budget < shape.row_bytes:
-        raise InternalError(f"no GPU memory left for KV: {free} of {total} bytes free")
-    return budget
