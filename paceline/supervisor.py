@@ -40,6 +40,7 @@ from paceline.config import (
 )
 from paceline.drafter_choice import MODEL, DrafterChoice
 from paceline.errors import InvalidInput, PacelineError
+from paceline.process import describe_exit
 from paceline.types import AUTO, NGRAM, NONE, require
 
 LOG_LINES = 15
@@ -475,8 +476,4 @@ class Services:
         for process in self.processes.values():
             code = process.exit_code
             if code is not None:
-                raise process.failure(f"ended with {_describe_exit(code)}")
-
-
-def _describe_exit(code: int) -> str:
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+                raise process.failure(f"ended with {describe_exit(code)}")

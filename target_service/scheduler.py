@@ -19,7 +19,7 @@ from paceline.codec import failure_of
 from paceline.config import EngineSettings
 from paceline.engine.executor import Executor
 from paceline.engine.interface import Engine
-from paceline.errors import DeadlineExceeded, Overloaded, PacelineError, UnknownSession
+from paceline.errors import DeadlineExceeded, Overloaded, PacelineError, PeerUnavailable, UnknownSession
 from paceline.rpc.sessions import SessionOwner
 from paceline.types import Round, StepTimings, TargetOpen, TargetOpened, Verdict
 from target_service.session import Session, check_open, rows_to_reserve
@@ -124,7 +124,11 @@ class Scheduler:
         await self._idle.wait()
 
     async def run(self) -> None:
-        """Run steps until cancelled."""
+        """Run steps until cancelled.
+
+        Raises:
+            PeerUnavailable: the engine is lost, and with it every session.
+        """
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -171,6 +175,8 @@ class Scheduler:
             del self._ready[work.session.key]
         try:
             result = await self._executor.run(run_step, self._engine, step)
+        except PeerUnavailable:
+            raise
         except Exception as error:
             logger.exception("step failed: sessions=%s", ",".join(str(session.id) for session in step.sessions))
             for session in step.sessions:

@@ -384,13 +384,11 @@ def load_decoder(
         load: Callable[[], Any] = lambda: AutoModelForCausalLM.from_pretrained(  # noqa: E731
             resolved.location, dtype=dtype, attn_implementation="eager", **common
         )
-        model = _from_pretrained(resolved, load)
-    assert isinstance(model, torch.nn.Module)
+        model: Any = _from_pretrained(resolved, load)
     kept = layers if layers is not None else resolved.layers
     if kept is not None:
         keep_layers(model, kept)
-    moved: Any = model if on_host else model.to(device)
-    return moved  # type: ignore[no-any-return]
+    return model if on_host else model.to(device)  # type: ignore[no-any-return]
 
 
 def load_decoder_config(resolved: ResolvedModel, settings: EngineSettings) -> PreTrainedConfig:

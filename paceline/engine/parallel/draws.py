@@ -177,7 +177,8 @@ def _token_probabilities(summaries: NDArray[np.float64]) -> tuple[float, ...]:
     largest, total = _normaliser(summaries)
     with np.errstate(invalid="ignore"):
         p = np.exp(summaries[:, :, 2].max(axis=0) - largest) / total
-    return tuple(p.tolist())
+    found: list[float] = p.tolist()
+    return tuple(found)
 
 
 def _log(weights: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -7,6 +7,7 @@ same sessions. Whatever else goes wrong on one rank ends the group, since the ot
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.engine.interface import Draw, Drawing, Drawn, Engine, EngineInfo, Logits, StepPlan
+from paceline.engine.interface import Draw, Drawing, Drawn, Engine, Logits, StepPlan
 from paceline.engine.parallel.draws import Share, combine, draw_part, summarise, vocabulary_shares
 from paceline.engine.parallel.group import Bytes, RankGroup
 from paceline.engine.parallel.wire import Beat, Close, Command, Open, Step, Stop, decode, encode
@@ -79,10 +80,9 @@ class ParallelEngine(WrappedEngine):
     def stop(self) -> None:
         """Let the other ranks go; harmless when one is gone already."""
         self._stopped.set()
-        try:
-            self._tell(Stop())
-        except PeerUnavailable:
-            logger.info("a rank was gone before the group was stopped")
+        if self._lost is None:
+            with contextlib.suppress(PeerUnavailable):
+                self._tell(Stop())
 
     def _tell(self, command: Command) -> None:
         with self._turn:

@@ -7,20 +7,22 @@ on the host; the model's sums travel over NCCL where there are GPUs.
 from __future__ import annotations
 
 import datetime
-from dataclasses import dataclass
-from typing import Protocol
+import hashlib
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
+from paceline.engine.parallel.launch import Place
 from paceline.engine.parallel.wire import Ints
+from paceline.errors import InvalidInput
 
 JOIN_SECONDS = 600.0
 """How long ranks wait for each other while they load, which takes each its own time."""
 COLLECTIVE_SECONDS = 30.0
-"""How long a rank may keep the others waiting in a step, and rank 0's silence last; dead ranks are noticed at once."""
+"""How long a rank may keep the others waiting in a step, and how long rank 0 may be silent."""
 INLINE_INTS = 1024
 """A command of so many integers takes one broadcast, a longer one two."""
 
@@ -60,18 +62,6 @@ class RankGroup(Protocol):
         """Leave; harmless when a rank is gone."""
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where one rank stands; `local_rank` numbers the ranks of its machine."""
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    address: str
-    port: int
-
-
 class ProcessRanks:
     """Ranks as processes, over torch.distributed; one a process."""
 
@@ -88,32 +78,31 @@ class ProcessRanks:
         """
         self.rank, self.size = place.rank, place.size
         patience = datetime.timedelta(seconds=JOIN_SECONDS)
-        store = dist.TCPStore(
-            place.address,
-            place.port,
-            place.size,
-            place.rank == 0,
-            timeout=patience,
-            wait_for_workers=False,
-            master_listen_fd=listener,
-        )
         sums = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.size, timeout=patience)
+        dist.init_process_group(
+            "gloo", store=_store(place, listener), rank=place.rank, world_size=place.size, timeout=patience
+        )
         limit = datetime.timedelta(seconds=COLLECTIVE_SECONDS)
         self._talk = dist.new_group(backend="gloo", timeout=limit)
         self._sums = dist.new_group(backend=sums, timeout=limit)
 
-    def gather_facts(self, facts: bytes) -> list[bytes]:
-        """What every rank says of itself once it has loaded, on all of them; waits for the slowest."""
-        length = torch.tensor([len(facts)])
-        lengths = [torch.zeros_like(length) for _ in range(self.size)]
-        dist.all_gather(lengths, length)
-        longest = max(int(each) for each in lengths)
-        padded = torch.zeros(longest, dtype=torch.uint8)
-        padded[: len(facts)] = torch.frombuffer(bytearray(facts), dtype=torch.uint8)
-        found = [torch.zeros_like(padded) for _ in range(self.size)]
-        dist.all_gather(found, padded)
-        return [each[: int(n)].numpy().tobytes() for each, n in zip(found, lengths, strict=True)]
+    def agree(self, same: str, max_kv_rows: int) -> int:
+        """Wait for the slowest rank to load.
+
+        Returns:
+            The KV rows that every rank has room for.
+
+        Raises:
+            InvalidInput: a rank's `same` is not rank 0's.
+        """
+        facts = np.append(np.frombuffer(hashlib.sha256(same.encode()).digest(), np.int64), max_kv_rows)
+        gathered = torch.empty((self.size, facts.size), dtype=torch.int64)
+        dist.all_gather(list(gathered), torch.from_numpy(facts))
+        found: Ints = gathered.numpy()
+        for rank, others in enumerate(found):
+            if (others[:-1] != found[0, :-1]).any():
+                raise InvalidInput.of(f"what rank {rank} loaded", "another model", "rank 0's")
+        return int(found[:, -1].min())
 
     def tell(self, command: Ints) -> None:  # noqa: D102
         first = torch.zeros(INLINE_INTS, dtype=torch.int64)
@@ -151,3 +140,18 @@ class ProcessRanks:
 
     def close(self) -> None:  # noqa: D102
         dist.destroy_process_group()
+
+
+def _store(place: Place, listener: int | None) -> Any:
+    """Where ranks find each other; None: where the environment says."""
+    if place.port is None:
+        return None
+    return dist.TCPStore(  # type: ignore[attr-defined]  # exported, though not explicitly
+        place.address,
+        place.port,
+        place.size,
+        place.rank == 0,
+        timeout=datetime.timedelta(seconds=JOIN_SECONDS),
+        wait_for_workers=False,
+        master_listen_fd=listener,
+    )

@@ -33,7 +33,7 @@ class SummedLinear(nn.Module):
         super().__init__()
         # The bias must be added once, so the part that is multiplied has none.
         self.bias = linear.bias
-        linear.bias = None
+        linear.register_parameter("bias", None)
         self.part = linear
         self._group = group
 

@@ -13,7 +13,6 @@ import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -68,21 +67,20 @@ _WIDE = 1 << 62
 
 def encode(command: Command) -> Ints:
     """A command as integers."""
-    kind = type(command)
-    out = [_KINDS.index(kind)]
-    _layout(kind)[0](command, out)
+    kind = _KINDS.index(type(command))
+    out = [kind]
+    _LAYOUTS[kind][0](command, out)
     return np.array(out, np.int64)
 
 
 def decode(ints: Ints) -> Command:
     """The command that `encode` was given."""
     source = iter(ints.tolist())
-    command: Command = _layout(_KINDS[next(source)])[1](source)
+    command: Command = _LAYOUTS[next(source)][1](source)
     assert next(source, None) is None, "all integers of a command are read"
     return command
 
 
-@cache
 def _layout(kind: Any) -> tuple[_Put, _Take]:
     """How values of a type are written and read.
 
@@ -183,3 +181,4 @@ _PLAIN: dict[Any, tuple[_Put, _Take]] = {
     float: (_put_float, _take_float),
     str: (_put_text, _take_text),
 }
+_LAYOUTS = tuple(_layout(kind) for kind in _KINDS)

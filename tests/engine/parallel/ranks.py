@@ -52,6 +52,11 @@ class ThreadRanks:
         found = self.exchange(data)
         return found if self.rank == 0 else None
 
+    def agree(self, same: str, max_kv_rows: int) -> int:
+        found = self._together((same, max_kv_rows))
+        assert len({each[0] for each in found}) == 1
+        return int(min(each[1] for each in found))
+
     def close(self) -> None:
         self._table.met.abort()
 
@@ -66,14 +71,14 @@ def run_ranks(size: int, leader: Callable[[ThreadRanks], T], follower: Callable[
     """Run rank 0 on this thread and the others on threads of their own; their errors are raised here."""
     table = _Table(size)
     groups = [ThreadRanks(rank, size, table) for rank in range(size)]
-    errors: list[BaseException] = []
+    errors: list[Exception] = []
 
     def run(group: ThreadRanks) -> None:
         try:
             follower(group)
         except threading.BrokenBarrierError:
             return
-        except BaseException as error:
+        except Exception as error:  # noqa: BLE001  # raised by the test's own thread
             errors.append(error)
             group.close()
 

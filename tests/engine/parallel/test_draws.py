@@ -28,7 +28,7 @@ def rows(rng: np.random.Generator, count: int, vocab_size: int) -> NDArray[np.fl
     start = int(rng.integers(vocab_size))
     made[:, start : start + int(rng.integers(vocab_size))] = -INF
     made[np.arange(count), rng.integers(vocab_size, size=count)] = rng.choice([-3.0, 3.0])
-    return made.astype(np.float32)
+    return np.asarray(made, np.float32)
 
 
 def chain(rng: np.random.Generator, logits: NDArray[np.float32], acceptance: Acceptance) -> Proposal | None:

@@ -15,8 +15,9 @@ from transformers import PreTrainedModel
 from paceline.config import EngineSettings
 from paceline.engine.decoder import self_check
 from paceline.engine.interface import Draw, Engine, Logits, StepItem, StepPlan
+from paceline.engine.parallel.decoder import build_share
 from paceline.engine.parallel.engine import ParallelEngine, follow
-from paceline.engine.parallel.loading import RankEngine, build_share
+from paceline.engine.parallel.loading import RankEngine
 from paceline.errors import InvalidInput, PrefixMismatch, Unsupported
 from paceline.tokenizer import TableTokenizer
 from paceline.types import ROOT, Acceptance, NoiseKey, Round, SamplingParams, TargetOpen
@@ -31,7 +32,7 @@ TOLERANCE = 2e-4
 
 def share_of(model: PreTrainedModel, group: ThreadRanks) -> RankEngine:
     tokenizer = TableTokenizer(tiny.VOCAB, None)
-    return build_share(model, tokenizer, EngineSettings(threads=1), "tiny", group, CPU, lambda same, rows: rows)
+    return build_share(model, tokenizer, EngineSettings(threads=1), "tiny", group, CPU)
 
 
 def in_parallel(config: Callable[[], Any], degree: int, work: Callable[[ParallelEngine, ThreadRanks], T]) -> T:
@@ -147,7 +148,7 @@ def test_what_one_engine_refuses_all_ranks_refuse_and_go_on() -> None:
         assert engine.kv_rows == 0
         return logits
 
-    engine, plain = tiny.engine_and_plain(four_heads())
+    _, plain = tiny.engine_and_plain(four_heads())
     logits = in_parallel(four_heads, 2, work)
     np.testing.assert_allclose(logits[0], plain.logits([1, 2]).numpy(), atol=TOLERANCE, rtol=0)
 
@@ -179,7 +180,7 @@ def test_a_degree_that_does_not_fit_is_refused(
 def test_a_split_that_is_not_built_is_refused() -> None:
     def leader(group: ThreadRanks) -> None:
         model = tiny.random_model(four_heads())
-        model.tp_plan = {**model.tp_plan, "model.layers.*.mlp.up_proj": "packed_colwise"}
+        model._tp_plan = {**model.tp_plan, "model.layers.*.mlp.up_proj": "packed_colwise"}
         share_of(model, group)
 
     with pytest.raises(Unsupported, match=r"layers\.0\.mlp\.up_proj is Linear, split packed_colwise"):
