@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-EXIT_SECONDS = 5.0
+EXIT_SECONDS = 3.0
 """After a loss the process is gone within this time, whatever a broken collective still waits for."""
 
 
