@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
+from typing import Any, Literal
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -385,7 +385,7 @@ class Services:
         self.processes: dict[ServiceName, ServiceProcess] = {}
         self._announce = announce
         self._start_timeout_s = start_timeout_s
-        self._configs: dict[ServiceName, tuple[type[Config], Flags]] = {}
+        self._configs: dict[ServiceName, tuple[type[Any], Flags]] = {}
         self._addresses: dict[ServiceName, str] = {}
         self._restarts: dict[ServiceName, Restarts] = {}
         self._returning: set[ServiceName] = set()

@@ -6,23 +6,30 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 
+from paceline.config import TargetConfig
+from paceline.engine.interface import Engine, StepItem, StepPlan
+from paceline.engine.parallel.group import INLINE_INTS
 from paceline.errors import PacelineError, PeerUnavailable
-from paceline.supervisor import is_serving
+from paceline.supervisor import ServiceProcess, is_serving, write_config
 from paceline.types import (
+    ROOT,
     Acceptance,
     Finished,
     GenerateRequest,
     Proposal,
+    Round,
     SamplingParams,
     SparseDistribution,
     SpeculationSettings,
     Tokens,
     Verdict,
 )
+from target_service.verifier import verify
 from tests.e2e.cluster import Cluster, eventually
 from tests.services.harness import first_round, linked, target_link, target_open, verdict_of
 
@@ -112,8 +119,9 @@ def test_two_ranks_write_the_text_of_one(one: Cluster, two: Cluster, sampling: S
 async def test_two_ranks_answer_a_round_as_one_does(
     one: Cluster, two: Cluster, acceptance: Acceptance, sampling: SamplingParams
 ) -> None:
-    support = SparseDistribution((7, 140, 160, 290), (0.25, 0.25, 0.25, 0.25))
-    proposal = Proposal(1, (140, 290, 7), (0.25,) * 3, supports=(support,) * 3)
+    support = SparseDistribution(tuple(range(20, 220)), (1 / 200,) * 200)
+    proposal = Proposal(1, (140, 30, 199), (1 / 200,) * 3, supports=(support,) * 3)
+    assert len(support.token_ids) * len(proposal) * 2 > INLINE_INTS, "more than one broadcast holds"
     verdicts = []
     for cluster in (one, two):
         async with linked(target_link(address_of(cluster))) as events:
@@ -170,6 +178,49 @@ async def test_an_idle_service_whose_rank_dies_ends_too_and_no_rank_outlives_ran
     assert_gone(two, ranks, -signal.SIGKILL)
 
 
+async def test_two_ranks_of_a_decoder_write_what_one_process_does(tmp_path: Path) -> None:
+    """Real processes around real layers: sums over gloo, draws from shares, sessions of ragged lengths."""
+    from tests.engine import tiny
+    from tests.models.saving import save_with_tokenizer
+
+    model = tiny.random_model(tiny.llama(num_key_value_heads=4))
+    save_with_tokenizer(model, tmp_path / "model")
+    engine, _ = tiny.engine_and_plain(tiny.llama(num_key_value_heads=4))
+    service = ServiceProcess("target", tmp_path)
+    flags: dict[str, object] = {"model": str(tmp_path / "model"), "tensor_parallel_size": 2, "engine.threads": 2}
+    write_config(TargetConfig, service.config_file, flags | {"server.port": 0})
+    service.start()
+    try:
+        eventually(lambda: service.address is not None or service.exit_code is not None, "it serves", 120)
+        assert service.exit_code is None, service.log_tail()
+        assert service.address is not None
+        async with linked(target_link(service.address)) as events:
+            for session, prefix in ((1, (5, 6, 7)), (2, (9,) * 40)):
+                events.link.send(target_open(session, prefix))
+                tokens = list(prefix)
+                for _ in range(12):
+                    round_ = Round(session, len(tokens) - 1, ROOT, (tokens[-1],))
+                    verdict = await verdict_of(events, round_)
+                    assert verdict.token_ids == plain_token(engine, tokens, session)
+                    tokens += verdict.token_ids
+        ranks = ranks_of(service.pid)
+        os.killpg(service.pid, signal.SIGTERM)
+        assert service.wait(GONE_S) == 0, service.log_tail()
+        eventually(lambda: not any(rank.is_running() for rank in ranks), "no rank is left", 2)
+    finally:
+        service.kill()
+
+
+def plain_token(engine: Engine, tokens: list[int], session: int) -> tuple[int, ...]:
+    """The next token by one engine that computes the whole text."""
+    engine.open(session, len(tokens))
+    (logits,) = engine.step(StepPlan((StepItem(session, 0, tuple(tokens), logit_rows=(len(tokens) - 1,)),)))
+    engine.close(session)
+    return verify(
+        logits, target_open(session, tokens), Round(session, len(tokens) - 1, ROOT, (tokens[-1],))
+    ).token_ids
+
+
 async def test_a_rank_killed_in_a_step_leaves_no_half_answered_round(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
@@ -194,3 +245,32 @@ async def test_a_rank_killed_in_a_step_leaves_no_half_answered_round(
             assert isinstance(error, PeerUnavailable)
             assert not events.has(Verdict)
         assert_gone(cluster, ranks, 1)
+
+
+@pytest.mark.full
+@pytest.mark.real_model
+@pytest.mark.timeout(900)
+def test_the_real_model_at_three_ranks_writes_the_text_of_one(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """9 heads and 3 KV heads: a degree that isn't a power of two."""
+    texts: list[list[tuple[int, ...]]] = []
+    for degree in (1, 3):
+        flags: dict[str, object] = {"tensor_parallel_size": degree, "engine.threads": degree}
+        with (
+            Cluster(
+                tmp_path_factory.mktemp(f"real{degree}"), target_model="smollm2-135m", drafters=(), target_flags=flags
+            ) as cluster,
+            cluster.client() as client,
+        ):
+            texts.append(
+                [
+                    client.generate(
+                        prompt="The lighthouse keeper climbed",
+                        sampling=SamplingParams(temperature=temperature, top_p=top_p),
+                        seed=5,
+                        max_new_tokens=48,
+                        speculation=SpeculationSettings(drafter="ngram"),
+                    ).token_ids
+                    for temperature, top_p in ((0.0, 1.0), (0.8, 1.0), (0.8, 0.9))
+                ]
+            )
+    assert texts[0] == texts[1]

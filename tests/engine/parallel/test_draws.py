@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from paceline.engine.interface import Draw, Drawn
+from paceline.engine.parallel import draws
 from paceline.engine.parallel.draws import combine, draw_part, summarise, vocabulary_shares
 from paceline.errors import InvalidInput
 from paceline.noise import Stream, race, race_part
@@ -120,6 +123,22 @@ def test_a_row_that_cannot_be_drawn_from_is_refused_by_rank_0(acceptance: Accept
     draw = Draw(acceptance, 1.0, NoiseKey(5), Round(1, BASE, ROOT, (1,), proposal), 16)
     with pytest.raises(InvalidInput, match="largest logit"):
         drawn_in_parts(draw, logits, 3)
+
+
+def test_noise_keyed_by_a_rank_s_own_ids_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def by_own_ids(scores: Any, first_id: int, *address: Any) -> tuple[float, int]:
+        value, best = race_part(scores, 0, *address)
+        return value, first_id + best
+
+    monkeypatch.setattr(draws, "race_part", by_own_ids)
+    logits = np.zeros((1, 64), np.float32)
+    found: list[int] = []
+    wanted: list[int] = []
+    for seed in range(50):
+        draw = Draw(Acceptance.COUPLED, 1.0, NoiseKey(seed), Round(1, BASE, ROOT, (1,)), 64)
+        found += drawn_in_parts(draw, logits, 2).token_ids
+        wanted.append(race(logits[0], NoiseKey(seed), Stream.DRAFT, BASE + 1))
+    assert found != wanted
 
 
 def test_the_best_of_parts_is_the_winner_of_the_race() -> None:
