@@ -159,7 +159,7 @@ def _residual_parts(
 
 def _weights(draw: Draw, summaries: NDArray[np.float64]) -> tuple[float, ...]:
     if draw.acceptance is Acceptance.REJECTION:
-        return (1.0,) * summaries.shape[1]
+        return tuple(1.0 for _ in _proposed(draw))
     proposal = draw.round_.proposal or acceptance.EMPTY
     return acceptance.block_weights(_token_probabilities(summaries), acceptance.drafted_probabilities(proposal))
 
