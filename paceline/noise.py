@@ -313,7 +313,8 @@ def _best_of_race(
 ) -> NDArray[np.intp]:
     """Indices of the m best of a row [n] with at least m survivors, in order: the ids from `first_id` on.
 
-    One pass, which skips what can't be among them. A bound may be too low by its rounding: 2^-24 of itself, 1e-5 in the ceiling, 2^-24 in E.
+    One pass, which skips what can't be among them. A bound may be too low by its rounding: 2^-24 of
+    itself, 1e-5 in the ceiling, 2^-24 in E.
     """
     c1, c2, c3 = np.uint32(position), np.uint32(round_key), np.uint32(tag)
     k0, k1 = np.uint32(key_low), np.uint32(key_high)

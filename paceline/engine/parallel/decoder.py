@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from paceline.config import EngineSettings
 from paceline.engine.decoder import examine, kv_budget, load_decoder, plain_reference, weights_digest
+from paceline.engine.fused import fuse_layers
 from paceline.engine.linear import can_pack, pack_linears
 from paceline.engine.parallel.draws import vocabulary_shares
 from paceline.engine.parallel.group import RankGroup
@@ -63,6 +64,7 @@ def build_share(
     shard_model(model, group, vocabulary_shares(vocab_size, group.size)[group.rank])
     torch.nn.Module.to(model, device)  # what transformers annotates of `to` is not its own
     if can_pack(model):
+        fuse_layers(model)
         pack_linears(model)
     shape = shard_shape(facts.kv_shape, group.size, device)
     same = json.dumps([facts.fingerprint.tokenizer, vocab_size, facts.max_length, str(model.dtype), digest])

@@ -17,6 +17,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from paceline.engine.kv import KVShape
+from paceline.engine.linear import SummedLinear
 from paceline.engine.parallel.draws import Share
 from paceline.engine.parallel.group import RankGroup
 from paceline.errors import InvalidInput, Unsupported
@@ -24,23 +25,6 @@ from paceline.errors import InvalidInput, Unsupported
 COLUMNS = "colwise"
 ROWS = "rowwise"
 WHOLE = ("replicated_with_grad_allreduce", "replicate")
-
-
-class SummedLinear(nn.Module):
-    """A layer split over its inputs: every rank's product, added up, then the bias."""
-
-    def __init__(self, linear: nn.Linear, group: RankGroup) -> None:
-        super().__init__()
-        # The bias must be added once, so the part that is multiplied has none.
-        self.bias = linear.bias
-        linear.register_parameter("bias", None)
-        self.part = linear
-        self._group = group
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """[..., own inputs] → [..., outputs], the same on every rank."""
-        product = self._group.sum(self.part(rows))
-        return product if self.bias is None else product + self.bias
 
 
 def check_degree(config: PreTrainedConfig, degree: int) -> None:
@@ -99,7 +83,7 @@ def _columns(linear: nn.Linear, group: RankGroup) -> nn.Linear:
 
 
 def _rows(linear: nn.Linear, group: RankGroup) -> SummedLinear:
-    return SummedLinear(_sliced(linear, slice(None), _own(linear.in_features, group)), group)
+    return SummedLinear(_sliced(linear, slice(None), _own(linear.in_features, group)), group.sum)
 
 
 def _own(size: int, group: RankGroup) -> slice:

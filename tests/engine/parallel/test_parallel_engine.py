@@ -13,8 +13,10 @@ import torch
 from transformers import PreTrainedModel
 
 from paceline.config import EngineSettings
-from paceline.engine.decoder import self_check
+from paceline.engine.decoder import build_engine, self_check
+from paceline.engine.fused import FusedLayer
 from paceline.engine.interface import Draw, Engine, Logits, StepItem, StepPlan
+from paceline.engine.linear import PackedLinear, can_pack
 from paceline.engine.parallel.decoder import build_share
 from paceline.engine.parallel.engine import ParallelEngine, follow
 from paceline.engine.parallel.loading import RankEngine
@@ -151,6 +153,17 @@ def test_what_one_engine_refuses_all_ranks_refuse_and_go_on() -> None:
     _, plain = tiny.engine_and_plain(four_heads())
     logits = in_parallel(four_heads, 2, work)
     np.testing.assert_allclose(logits[0], plain.logits([1, 2]).numpy(), atol=TOLERANCE, rtol=0)
+
+
+def test_shares_have_the_layers_that_make_whole_models_fast() -> None:
+    whole, part = (tiny.random_model(four_heads()) for _ in range(2))
+    if not can_pack(whole):
+        pytest.skip("no packed products here")
+    build_engine(whole, TableTokenizer(tiny.VOCAB, None), EngineSettings(threads=1), "tiny")
+    run_ranks(1, lambda group: share_of(part, group), lambda group: None)
+    for kind in (FusedLayer, PackedLinear):
+        counts = [sum(isinstance(module, kind) for module in model.modules()) for model in (whole, part)]
+        assert counts[0] == counts[1] > 0
 
 
 @pytest.mark.parametrize(
