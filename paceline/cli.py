@@ -187,6 +187,9 @@ def serve(
     max_num_seqs: Annotated[int | None, typer.Option(help="Most sessions open at once.")] = None,
     gpu_memory_utilization: Annotated[float | None, typer.Option(help="Share of a GPU's memory, in (0, 1].")] = None,
     dtype: Annotated[Dtype | None, typer.Option(help="Number format of the weights.", show_default="auto")] = None,
+    reproducible: Annotated[
+        bool, typer.Option("--reproducible", help="Fixed shapes: the same bits, and so the same text, on any way.")
+    ] = False,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run the code of a hub model's repository.")
     ] = False,
@@ -215,6 +218,7 @@ def serve(
         max_num_seqs=max_num_seqs,
         gpu_memory_utilization=gpu_memory_utilization,
         dtype=dtype.value if dtype else None,
+        reproducible=reproducible or None,
         trust_remote_code=trust_remote_code or None,
         served_model_name=served_model_name,
         seed=seed,

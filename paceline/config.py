@@ -66,6 +66,14 @@ class EngineSettings(_Settings):
     kv_bytes: int = Field(0, ge=0, description="KV budget; 0: from gpu_memory_utilization, or 2 GiB on a CPU.")
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
     prefill_chunk: int = Field(128, ge=1, le=65536, description="Most prompt tokens in one step.")
+    max_step_rows: int = Field(
+        1024, ge=128, le=1 << 20, description="Most rows of one step; further rounds wait for the next."
+    )
+    prefix_reuse: bool = Field(True, description="Compute a prefix that sessions share once.")
+    reproducible: bool = Field(False, description="Fixed shapes: the same bits whatever runs beside a session.")
+    reproducible_rows: int = Field(
+        16, ge=8, le=64, multiple_of=8, description="Rows of a reproducible step; others are padded or cut to it."
+    )
     trust_remote_code: bool = False
 
 
@@ -94,6 +102,13 @@ class DraftConfig(_Settings):
     def _fast_unless_told(cls, value: object) -> object:
         """A draft's precision changes speed only, so what no setting names is what is fast."""
         return {"dtype": FAST_DTYPE} | value if isinstance(value, dict) else value
+
+    @field_validator("engine")
+    @classmethod
+    def _not_reproducible(cls, engine: EngineSettings) -> EngineSettings:
+        if engine.reproducible:
+            raise ValueError("a draft's bits change no text; reproducible is the target's")
+        return engine
 
 
 class CoordinatorConfig(_Settings):

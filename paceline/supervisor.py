@@ -80,6 +80,7 @@ class ServeSettings:
     max_num_seqs: int | None = None
     gpu_memory_utilization: float | None = None
     dtype: str | None = None
+    reproducible: bool | None = None
     trust_remote_code: bool | None = None
     served_model_name: str | None = None
     seed: int | None = None
@@ -167,6 +168,7 @@ def target_flags(settings: ServeSettings, threads: int) -> Flags:
     return _engine_flags(settings, threads) | {
         "model": settings.model,
         "tensor_parallel_size": settings.tensor_parallel_size,
+        "engine.reproducible": settings.reproducible,
         "server.port": settings.target_port,
     }
 

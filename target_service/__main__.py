@@ -115,6 +115,15 @@ def main(
     kv_bytes: Annotated[int | None, typer.Option(help="KV budget in bytes; 0: chosen.")] = None,
     gpu_memory_utilization: Annotated[float | None, typer.Option(help="Share of the GPU's memory to use.")] = None,
     prefill_chunk: Annotated[int | None, typer.Option(help="Most prompt tokens in one step.")] = None,
+    max_step_rows: Annotated[int | None, typer.Option(help="Most rows of one step.")] = None,
+    prefix_reuse: Annotated[
+        bool | None, typer.Option(help="Compute a prefix that sessions share once.", show_default="yes")
+    ] = None,
+    reproducible: Annotated[
+        bool | None,
+        typer.Option("--reproducible", help="Fixed shapes: the same bits whatever runs beside a session."),
+    ] = None,
+    reproducible_rows: Annotated[int | None, typer.Option(help="Rows of a reproducible step.")] = None,
     trust_remote_code: Annotated[bool | None, typer.Option(help="Run code that comes with a model.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="gRPC port; 0 takes a free one.")] = None,
@@ -141,6 +150,10 @@ def main(
         "engine.kv_bytes": kv_bytes,
         "engine.gpu_memory_utilization": gpu_memory_utilization,
         "engine.prefill_chunk": prefill_chunk,
+        "engine.max_step_rows": max_step_rows,
+        "engine.prefix_reuse": prefix_reuse,
+        "engine.reproducible": reproducible,
+        "engine.reproducible_rows": reproducible_rows,
         "engine.trust_remote_code": trust_remote_code,
         "server.host": host,
         "server.port": port,

@@ -22,20 +22,24 @@ from paceline.engine.interface import Engine
 from paceline.errors import DeadlineExceeded, Overloaded, PacelineError, PeerUnavailable, UnknownSession
 from paceline.rpc.sessions import SessionOwner
 from paceline.types import Round, StepTimings, TargetOpen, TargetOpened, Verdict
-from target_service.session import Session, check_open, rows_to_reserve
-from target_service.step import RoundWork, Step, StepResult, gather_step, internal, make_room, run_step
+from target_service.prefixes import PendingPrefixes
+from target_service.session import Session, check_open, rows_to_reserve, shared_prefix
+from target_service.step import PrefillWork, RoundWork, Step, StepResult, gather_step, internal, make_room, run_step
 
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_MS = 200
 """Hint sent with `Overloaded` when the queue is full."""
+COPIES_PER_ROW = 16
+"""Shared rows that are copied in the time of computing one, with room to spare (measured: 60 and more)."""
 
 
 class Scheduler:
     """Sessions in, verdicts out. All methods run on the event loop and none blocks.
 
-    A session waits for room (`_waiting`, oldest first), then for its prefix
-    (`_opening`, oldest first), and is in `_ready` while it has a round to verify.
+    A session waits for room and for blocks that another one computes
+    (`_waiting`, oldest first), then for its prefix (`_opening`, in the order of
+    turns), and is in `_ready` while it has a round to verify.
     """
 
     def __init__(self, engine: Engine, executor: Executor, settings: EngineSettings, max_queue: int) -> None:
@@ -51,6 +55,7 @@ class Scheduler:
         self._expiries: dict[int, asyncio.TimerHandle] = {}
         self._admitted = 0
         self._no_room = False
+        self._prefixes = PendingPrefixes()
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -73,7 +78,9 @@ class Scheduler:
         check_open(facts, info)
         if len(self._waiting) >= self._max_queue:
             raise Overloaded(f"{self._max_queue} sessions wait for room", retry_after_ms=RETRY_AFTER_MS)
-        session = Session(next(self._keys), owner, facts, rows_to_reserve(facts, info), time.monotonic())
+        prefix, keys = shared_prefix(facts, self._settings)
+        rows = rows_to_reserve(facts, info)
+        session = Session(next(self._keys), owner, facts, rows, time.monotonic(), prefix, keys)
         self._waiting.append(session)
         self.sessions += 1
         self._idle.clear()
@@ -110,6 +117,7 @@ class Scheduler:
             self._idle.set()
         self._opening.pop(session.key, None)
         self._ready.pop(session.key, None)
+        self._prefixes.end(session)
         expiry = self._expiries.pop(session.key, None)
         if expiry is not None:
             expiry.cancel()
@@ -133,32 +141,62 @@ class Scheduler:
             await self._wake.wait()
             self._wake.clear()
             await self._settle()
-            step = gather_step(self._ready.values(), self._opening.values(), self._settings.prefill_chunk)
+            step = gather_step(self._ready.values(), [*self._opening.values()], self._settings)
             if step is not None:
                 self._wake.set()
                 await self._run_step(step)
 
     async def _settle(self) -> None:
-        """Free what was closed and admit what there is room for."""
+        """Free what was closed and admit what there is room for.
+
+        Of sessions that share a prefix one is let in at a time, until its blocks
+        are there. Copying blocks in takes no longer than computing one chunk.
+        """
+        room_to_copy = COPIES_PER_ROW * self._settings.prefill_chunk
+        while room_to_copy > 0:
+            reused = await self._make_room()
+            if reused is None:
+                return
+            room_to_copy -= reused
+        self._wake.set()
+
+    async def _make_room(self) -> int | None:
+        """Returns the rows copied for the sessions admitted, or None if there was nothing to do."""
         closing, self._closing = self._closing, []
         self._admitted -= len(closing)
         self._no_room = self._no_room and not closing
-        room = 0 if self._no_room else self._settings.max_num_seqs - self._admitted
-        opening = list(itertools.islice(self._waiting, max(0, room)))
+        opening = self._next_to_open()
         if not closing and not opening:
-            return
+            return None
         results = await self._executor.run(make_room, self._engine, closing, opening)
-        for session, error in zip(opening, results, strict=False):
-            if isinstance(error, Overloaded):
+        for session, result in itertools.zip_longest(opening, results):
+            if isinstance(result, int):
+                self._admit(session, result)
+                continue
+            self._prefixes.end(session)
+            session.claimed = 0
+            if isinstance(result, Overloaded):
                 self._no_room = True
-            elif error is not None:
-                self._fail(session, error)
-            else:
-                self._admit(session)
+            elif result is not None:
+                self._fail(session, result)
+        return sum(result for result in results if isinstance(result, int))
 
-    def _admit(self, session: Session) -> None:
+    def _next_to_open(self) -> list[Session]:
+        room = 0 if self._no_room else self._settings.max_num_seqs - self._admitted
+        chosen: list[Session] = []
+        for session in self._waiting:
+            if len(chosen) >= room:
+                break
+            if not self._prefixes.holds(session):
+                self._prefixes.claim(session)
+                chosen.append(session)
+        return chosen
+
+    def _admit(self, session: Session, reused: int) -> None:
         self._admitted += 1
         session.admitted = True
+        session.prefilled = session.reused = reused
+        self._prefixes.computed(session)
         if session.closed:
             # It was closed while its rows were reserved.
             self._closing.append(session)
@@ -167,12 +205,15 @@ class Scheduler:
         self._waiting.remove(session)
         if session.prefill_left:
             self._opening[session.key] = session
-        else:
-            self._opened(session, StepTimings())
+            return
+        self._opened(session, StepTimings())
+        if session.pending is not None:
+            self._ready[session.key] = session
+            self._wake.set()
 
     async def _run_step(self, step: Step) -> None:
         for work in step.rounds:
-            del self._ready[work.session.key]
+            self._ready.pop(work.session.key, None)
         try:
             result = await self._executor.run(run_step, self._engine, step)
         except PeerUnavailable:
@@ -202,24 +243,33 @@ class Scheduler:
             telemetry.record_step(work.round_.traceparent, "verify", timings)
 
     def _advance_prefixes(self, step: Step, result: StepResult) -> None:
-        for work in step.prefills:
-            session = work.session
-            session.prefilled += len(work.item.token_ids)
-            session.forward_ms += result.forward_ms
-            session.first_step = session.first_step or result.begun
-            if not session.closed and not session.prefill_left:
-                del self._opening[session.key]
-                timings = _timings(step, result, session.arrived, session.first_step, session.forward_ms)
-                self._opened(session, replace(timings, sample_ms=0.0))
+        for work in step.prefixes:
+            self._advance_prefix(work, step, result)
+
+    def _advance_prefix(self, work: RoundWork | PrefillWork, step: Step, result: StepResult) -> None:
+        session = work.session
+        session.prefilled += work.prefix_rows
+        session.forward_ms += result.forward_ms
+        session.first_step = session.first_step or result.begun
+        if session.closed:
+            return
+        self._prefixes.computed(session)
+        # Who was served has its next turn after those who were not.
+        del self._opening[session.key]
+        if session.prefill_left:
+            self._opening[session.key] = session
+            return
+        timings = _timings(step, result, session.arrived, session.first_step, session.forward_ms)
+        self._opened(session, replace(timings, sample_ms=0.0))
+        if isinstance(work, PrefillWork) and session.pending is not None:
+            self._ready[session.key] = session
+            self._wake.set()
 
     def _opened(self, session: Session, timings: StepTimings) -> None:
         service_ms = (time.monotonic() - session.arrived) * 1e3
         queue_ms = timings.queue_ms or service_ms
         timings = replace(timings, queue_ms=queue_ms, service_ms=service_ms)
-        session.owner.send(TargetOpened(session.id, 0, timings), urgent=False)
-        if session.pending is not None:
-            self._ready[session.key] = session
-            self._wake.set()
+        session.owner.send(TargetOpened(session.id, session.reused, timings), urgent=False)
 
     def _expire(self, session: Session) -> None:
         limit = session.facts.time_left_ms

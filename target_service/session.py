@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from paceline.engine.interface import EngineInfo, StepItem
+from paceline.config import EngineSettings
+from paceline.engine.blocks import BlockKey, prefix_keys
+from paceline.engine.interface import NO_PREFIX, EngineInfo, Prefix, StepItem
 from paceline.errors import PrefixMismatch, Unsupported
 from paceline.rpc.sessions import SessionOwner
 from paceline.types import (
@@ -41,8 +43,11 @@ class Session:
     """A session's state; changed on the event loop only.
 
     `key` is its number in the engine. Its KV holds the first `prefilled` tokens
-    of the prefix; after the first round, the rows of `last.round_` behind its
-    base length. `forward_ms` sums the steps that computed the prefix.
+    of the prefix, of which the first `reused` came from other sessions; after
+    the first round, the rows of `last.round_` behind its base length.
+    `forward_ms` sums the steps that computed the prefix. `keys`, `awaits` and
+    `claimed` belong to `PendingPrefixes`: the blocks of the prefix, the one that
+    the session waits for, and how many from the first on it no longer claims.
     """
 
     key: int
@@ -50,8 +55,13 @@ class Session:
     facts: TargetOpen
     max_rows: int
     arrived: float
+    prefix: Prefix = NO_PREFIX
+    keys: tuple[BlockKey, ...] = ()
+    awaits: bytes | None = None
+    claimed: int = 0
     admitted: bool = False
     closed: bool = False
+    reused: int = 0
     prefilled: int = 0
     first_step: float | None = None
     forward_ms: float = 0.0
@@ -102,20 +112,24 @@ class Session:
         self.last = AnsweredRound(round_, verdict)
 
     def round_item(self, round_: Round) -> StepItem:
-        """The rows of a round: its committed tokens, then its proposal's nodes; logits from the root on."""
+        """The rows of a round: its committed tokens, then its proposal's nodes; logits from the root on.
+
+        What is left of the prefix comes before them.
+        """
         committed, proposal = round_.committed, round_.proposal
-        root = len(committed) - 1
+        trunk = (*self.facts.token_ids[self.prefilled : self.prefill_length], *committed)
+        root = len(trunk) - 1
         nodes = proposal.token_ids if proposal else ()
         parents: tuple[int, ...] = ()
         if proposal is not None and not proposal.is_chain:
             parents = (*range(-1, root), *(root + 1 + parent for parent in proposal.parents))
         return StepItem(
             session=self.key,
-            base_length=round_.base_length,
-            token_ids=(*committed, *nodes),
+            base_length=round_.base_length - self.prefill_left,
+            token_ids=(*trunk, *nodes),
             parents=parents,
             kept_rows=self._kept_path(round_),
-            logit_rows=tuple(range(root, len(committed) + len(nodes))),
+            logit_rows=tuple(range(root, len(trunk) + len(nodes))),
         )
 
     def _kept_path(self, round_: Round) -> tuple[int, ...]:
@@ -199,6 +213,15 @@ def rows_to_reserve(facts: TargetOpen, info: EngineInfo) -> int:
     """KV rows of a session: the longest it may become and the largest proposal at its end, if the budget has them."""
     length = facts.max_length or info.max_length
     return min(length + MAX_PROPOSAL_NODES, info.max_kv_rows)
+
+
+def shared_prefix(facts: TargetOpen, settings: EngineSettings) -> tuple[Prefix, tuple[BlockKey, ...]]:
+    """What the engine is told of a session's prefix, and the keys of its blocks where prefixes are shared.
+
+    The prompt's last token is the root of the first round, so its row is a round's and not the prompt's.
+    """
+    prefix = Prefix(facts.token_ids, facts.prompt_length - 1)
+    return prefix, prefix_keys(prefix, shaped=settings.reproducible) if settings.prefix_reuse else ()
 
 
 def _check_acceptance(proposal: Proposal, acceptance: Acceptance, vocab_size: int) -> None:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from paceline.config import EngineSettings
+from paceline.engine.blocks import BLOCK_ROWS
 from paceline.engine.interface import Drawing, DrawingEngine, Engine, Logits, StepItem, StepPlan
 from paceline.errors import InternalError, Overloaded, PacelineError
 from paceline.types import Round, Verdict
@@ -24,11 +26,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RoundWork:
-    """A session's round in a step."""
+    """A session's round in a step; `prefix_rows` of its first rows are what was left of the prefix."""
 
     session: Session
     pending: PendingRound
     item: StepItem
+    prefix_rows: int = 0
 
     @property
     def round_(self) -> Round:
@@ -42,6 +45,11 @@ class PrefillWork:
 
     session: Session
     item: StepItem
+
+    @property
+    def prefix_rows(self) -> int:
+        """Rows of the chunk."""
+        return len(self.item.token_ids)
 
 
 @dataclass(frozen=True)
@@ -61,6 +69,11 @@ class Step:
         """Every session of the step."""
         return (*(work.session for work in self.rounds), *(work.session for work in self.prefills))
 
+    @property
+    def prefixes(self) -> tuple[RoundWork | PrefillWork, ...]:
+        """Everything that computes rows of a prefix."""
+        return (*(work for work in self.rounds if work.prefix_rows), *self.prefills)
+
 
 @dataclass(frozen=True)
 class StepResult:
@@ -72,23 +85,58 @@ class StepResult:
     sample_ms: float
 
 
-def gather_step(ready: Iterable[Session], opening: Iterable[Session], prefill_chunk: int) -> Step | None:
-    """Every waiting round, and at most `prefill_chunk` prefix tokens, oldest session first.
+def gather_step(ready: Iterable[Session], opening: Sequence[Session], settings: EngineSettings) -> Step | None:
+    """Waiting rounds, oldest first, up to `max_step_rows` rows, and at most `prefill_chunk` prefix tokens.
 
-    A long prompt so delays every round beside it by no more than one chunk.
+    A long prompt so delays every round beside it by no more than one chunk. A
+    session whose prefix ends here brings its first round along, if it waits.
     """
-    rounds = []
+    rounds: list[RoundWork] = []
+    prefills: list[PrefillWork] = []
+    room = settings.max_step_rows
+
+    def fits(work: RoundWork) -> bool:
+        return not rounds or len(work.item.token_ids) - work.prefix_rows <= room
+
     for session in ready:
-        assert session.pending is not None, "ready sessions have a round"
-        rounds.append(RoundWork(session, session.pending, session.round_item(session.pending.round_)))
-    prefills, room = [], prefill_chunk
-    for session in opening:
-        rows = min(room, session.prefill_left)
+        work = _round_work(session, 0)
+        if not fits(work):
+            break
+        rounds.append(work)
+        room -= len(work.item.token_ids)
+    for session, rows in share_chunk(opening, settings.prefill_chunk):
+        if rows == session.prefill_left and session.pending is not None and fits(_round_work(session, rows)):
+            rounds.append(_round_work(session, rows))
+            room -= len(rounds[-1].item.token_ids) - rows
+        else:
+            prefills.append(PrefillWork(session, session.prefill_item(rows)))
+    return Step(tuple(rounds), tuple(prefills)) if rounds or prefills else None
+
+
+def share_chunk(opening: Sequence[Session], chunk: int) -> list[tuple[Session, int]]:
+    """Divide a step's prefix tokens among sessions, in the order of their turns; who needs less leaves it to others.
+
+    Even shares let a short prompt pass a long one, and the scheduler moves who
+    was served behind those who were not, so everyone is served within
+    sessions · `BLOCK_ROWS` / chunk steps. Shares end where blocks end, if they can.
+    """
+    shares = []
+    for place, session in enumerate(opening):
+        even = chunk // (len(opening) - place) // BLOCK_ROWS * BLOCK_ROWS
+        rows = min(session.prefill_left, max(even, BLOCK_ROWS), chunk)
+        if rows < session.prefill_left:
+            beyond = (session.prefilled + rows) % BLOCK_ROWS
+            rows -= beyond if beyond < rows else 0
         if not rows:
             break
-        prefills.append(PrefillWork(session, session.prefill_item(rows)))
-        room -= rows
-    return Step(tuple(rounds), tuple(prefills)) if rounds or prefills else None
+        shares.append((session, rows))
+        chunk -= rows
+    return shares
+
+
+def _round_work(session: Session, prefix_rows: int) -> RoundWork:
+    assert session.pending is not None, "such sessions have a round"
+    return RoundWork(session, session.pending, session.round_item(session.pending.round_), prefix_rows)
 
 
 def run_step(engine: Engine, step: Step) -> StepResult:
@@ -114,16 +162,16 @@ def _forward(engine: Engine, step: Step) -> Sequence[Logits | Drawing]:
     return engine.step_and_draw(step.plan, draws)
 
 
-def make_room(engine: Engine, closing: Sequence[Session], opening: Sequence[Session]) -> list[PacelineError | None]:
+def make_room(engine: Engine, closing: Sequence[Session], opening: Sequence[Session]) -> list[int | PacelineError]:
     """Free closed sessions, then reserve rows for waiting ones, in order, until one finds no room.
 
     Returns:
-        For each session tried: None, or why it can't be served. The last is
-        `Overloaded` where there was no room.
+        For each session tried: the rows of its prefix that it holds already, or
+        why it can't be served. The last is `Overloaded` where there was no room.
     """
     for session in closing:
         _free(engine, session)
-    results: list[PacelineError | None] = []
+    results: list[int | PacelineError] = []
     for session in opening:
         results.append(_reserve(engine, session))
         if isinstance(results[-1], Overloaded):
@@ -138,15 +186,14 @@ def _free(engine: Engine, session: Session) -> None:
         logger.exception("close failed: session=%d", session.id)
 
 
-def _reserve(engine: Engine, session: Session) -> PacelineError | None:
+def _reserve(engine: Engine, session: Session) -> int | PacelineError:
     try:
-        engine.open(session.key, session.max_rows)
+        return engine.open(session.key, session.max_rows, session.prefix)
     except PacelineError as error:
         return error
     except Exception as error:
         logger.exception("open failed: session=%d", session.id)
         return internal(session, error)
-    return None
 
 
 def _verify(work: RoundWork, output: Logits | Drawing) -> Verdict | PacelineError:

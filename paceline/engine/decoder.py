@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,17 +21,24 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from paceline.config import FAST_DTYPE, EngineSettings
 from paceline.engine.fused import fuse_layers
 from paceline.engine.interface import Engine, EngineInfo, Logits, StepItem, StepPlan
+from paceline.engine.isolation import isolation_check
 from paceline.engine.kv import KVShape
 from paceline.engine.linear import can_pack, cpu_has_bfloat16, pack_linears
+from paceline.engine.memory import available_ram, plan_memory, refuse_weights_beyond
+from paceline.engine.reproducible import ReproducibleEngine
+from paceline.engine.shapes import BUCKET_ROWS, describe_shapes
 from paceline.engine.transformer import ATTENTION_NAME, TransformerEngine, packed_forward
-from paceline.errors import InternalError, InvalidInput, Unsupported
+from paceline.errors import InvalidInput, Unsupported
 from paceline.models import ResolvedModel, library_versions, quiet_loading
 from paceline.tokenizer import Tokenizer, load_tokenizer
-from paceline.types import Fingerprint
+from paceline.types import Fingerprint, require
 
-DEFAULT_CPU_KV_BYTES = 2 << 30
+logger = logging.getLogger(__name__)
+
 SELF_CHECK_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 """Largest difference from the plain forward pass, as a share of the largest logit."""
+RAGGED = "ragged"
+"""In a numeric fingerprint: steps have whatever shape they have."""
 _FULL_ATTENTION = ("full_attention", "sliding_attention")
 _MOVING_ROPE = ("dynamic", "longrope")
 _SAMPLED_WEIGHTS = 64
@@ -61,13 +69,22 @@ def build_engine(
     `reduced_head`: the model reads the tokenizer's ids but has logits for fewer, which the caller maps.
     """
     facts = examine(model, tokenizer, settings, name, reduced_head=reduced_head)
-    info = facts.info(kv_budget(settings, facts.kv_shape) // facts.kv_shape.row_bytes)
+    memory = plan_memory(model, settings, facts.kv_shape, facts.max_length, packs=can_pack(model))
+    logger.info("%s", memory)
+    rows = memory.kv // facts.kv_shape.row_bytes
+    if settings.reproducible:
+        rows = rows // BUCKET_ROWS * BUCKET_ROWS
+        require(rows >= 2 * BUCKET_ROWS, "KV rows of kv_bytes", rows, f"at least {2 * BUCKET_ROWS} if reproducible")
+    info = facts.info(rows)
     reference = plain_reference(model, info)
     if can_pack(model):
         fuse_layers(model)
         pack_linears(model)
-    engine = TransformerEngine(model, info, facts.kv_shape, settings.max_num_seqs, facts.threads)
+    kind = ReproducibleEngine if settings.reproducible else TransformerEngine
+    engine = kind(model, info, facts.kv_shape, settings, facts.threads)
     self_check(engine, reference)
+    if settings.reproducible:
+        isolation_check(engine, settings.reproducible_rows)
     return engine
 
 
@@ -108,7 +125,8 @@ def examine(
     model.set_attn_implementation(ATTENTION_NAME)
     shape = probe_kv_shape(model, max_length)
     threads = set_threads(settings.threads)
-    numeric = numeric_fingerprint(model, max_length, ranks, device)
+    row_shapes = describe_shapes(settings.reproducible_rows) if settings.reproducible else RAGGED
+    numeric = numeric_fingerprint(model, max_length, row_shapes, ranks=ranks, device=device)
     return DecoderFacts(Fingerprint(name, tokenizer.fingerprint, vocab_size, numeric), max_length, shape, threads)
 
 
@@ -322,7 +340,12 @@ def _plain_logits(model: PreTrainedModel, text: tuple[int, ...], vocab_size: int
 
 
 def numeric_fingerprint(
-    model: PreTrainedModel, max_length: int, ranks: int = 1, device: torch.device | None = None
+    model: PreTrainedModel,
+    max_length: int,
+    row_shapes: str = RAGGED,
+    *,
+    ranks: int = 1,
+    device: torch.device | None = None,
 ) -> str:
     """What decides the bits of logits: equal fingerprints may promise equal bits, others only equal laws.
 
@@ -338,7 +361,7 @@ def numeric_fingerprint(
         "capability": _capability(device),
         "threads": torch.get_num_threads(),
         "tensor_parallel": ranks,
-        "row_shapes": "ragged",
+        "row_shapes": row_shapes,
         "layers": "fused and packed" if device.type == "cpu" and can_pack(model) else "plain",
         "max_length": max_length,
         "libraries": library_versions(),
@@ -379,6 +402,8 @@ def load_decoder(
     device = chosen_device(settings.device)
     refuse_config(load_decoder_config(resolved, settings))
     common = {**resolved.arguments, "trust_remote_code": settings.trust_remote_code}
+    if device.type == "cpu":
+        refuse_weights_beyond(resolved.location, available_ram())
     dtype: Any = chosen_dtype(settings.dtype, device)
     with quiet_loading():
         load: Callable[[], Any] = lambda: AutoModelForCausalLM.from_pretrained(  # noqa: E731
@@ -446,16 +471,3 @@ def _vocab_size(model: PreTrainedModel, tokenizer: Tokenizer) -> int:
     if tokenizer.vocab_size > width:
         raise Unsupported(f"a tokenizer of {tokenizer.vocab_size} ids over logits of width {width}")
     return tokenizer.vocab_size
-
-
-def kv_budget(settings: EngineSettings, shape: KVShape) -> int:
-    """Bytes for KV rows: as set, or what the GPU has left, or a default."""
-    if settings.kv_bytes:
-        return settings.kv_bytes
-    if shape.device.type != "cuda":
-        return DEFAULT_CPU_KV_BYTES
-    free, total = torch.cuda.mem_get_info(shape.device)
-    budget = int(settings.gpu_memory_utilization * total) - (total - free)
-    if budget < shape.row_bytes:
-        raise InternalError(f"no GPU memory left for KV: {free} of {total} bytes free")
-    return budget

@@ -20,6 +20,22 @@ Logits = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
+class Prefix:
+    """The tokens that a session begins with: it may take their rows from other sessions and give them its own.
+
+    The first `prompt_rows` rows are the prompt's; in reproducible mode they are
+    computed in the prompt's shape and all later ones in the decode shape.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    prompt_rows: int = 0
+
+
+NO_PREFIX = Prefix()
+"""Of a session that shares nothing."""
+
+
+@dataclass(frozen=True)
 class StepItem:
     """The new rows of one session in one step.
 
@@ -102,10 +118,18 @@ class Engine(Protocol):
 
     @property
     def kv_rows(self) -> int:
-        """KV rows held by all open sessions, counted as they are budgeted; 0 when none is open."""
+        """KV rows held by all open sessions, counted as they are budgeted; 0 when none is open.
 
-    def open(self, session: int, max_rows: int) -> None:
-        """Reserve room for a session of at most `max_rows` rows.
+        Shared blocks take what sessions leave of the budget, and make way for them.
+        """
+
+    def open(self, session: int, max_rows: int, prefix: Prefix = NO_PREFIX) -> int:
+        """Reserve room for a session of at most `max_rows` rows, and begin it with what is known of its prefix.
+
+        Returns:
+            Rows that the session holds now: the first of the prefix, computed
+            for other sessions. Never all of them, since the last token's logits
+            are wanted. 0 without a prefix.
 
         Raises:
             Overloaded: the KV budget has no room now.
@@ -179,6 +203,7 @@ class DrawingEngine(Protocol):
 
 
 __all__ = [
+    "NO_PREFIX",
     "ROOT",
     "Draw",
     "Drawing",
@@ -187,6 +212,7 @@ __all__ = [
     "Engine",
     "EngineInfo",
     "Logits",
+    "Prefix",
     "StepItem",
     "StepPlan",
 ]

@@ -1,8 +1,9 @@
 """Keys and values of sessions: one contiguous tensor each, whose valid rows are a length.
 
 Rollback is keeping fewer rows; compaction copies a tree's accepted path, or its
-live rows, into place. Memory follows use: a session's tensor grows in steps up to what the
-ledger reserved for it.
+live rows, into place. The tensor is as large as what the ledger reserved, so
+memory never grows past the budget; on a CPU its pages are taken as they are
+first written.
 """
 
 from __future__ import annotations
@@ -11,9 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-
-GROWTH_ROWS = 128
-"""Smallest growth; longer sessions grow by a quarter, so copying stays a small share."""
 
 
 @dataclass(frozen=True)
@@ -38,36 +36,42 @@ class SessionKV:
     """One session's keys and values."""
 
     def __init__(self, shape: KVShape, max_rows: int) -> None:
-        self._shape = shape
-        self._max_rows = max_rows
-        self._rows = self._allocate(min(GROWTH_ROWS, max_rows))  # [layers, 2, kv_heads, capacity, head_dim]
+        size = (shape.layers, 2, shape.kv_heads, max_rows, shape.head_dim)
+        self._rows = torch.empty(size, dtype=shape.dtype, device=shape.device)
+        self._filled = 0
 
     @property
     def capacity(self) -> int:
-        """Rows that fit without growing."""
+        """Rows that fit."""
         return self._rows.shape[3]
 
     def keys_and_values(self, layer: int) -> torch.Tensor:
-        """[2, kv_heads, capacity, head_dim], to be read and written in place; valid until it grows."""
+        """[2, kv_heads, capacity, head_dim], to be read and written in place."""
         return self._rows[layer]
 
-    def prepare(self, base_length: int, kept_rows: Sequence[int], new_rows: int) -> None:
-        """Keep `base_length` rows, the last of them from `kept_rows`, and make room for new ones."""
+    def keep(self, base_length: int, kept_rows: Sequence[int]) -> None:
+        """Keep `base_length` rows, the last of them from `kept_rows`."""
         start = base_length - len(kept_rows)
         if tuple(kept_rows) != tuple(range(start, base_length)):
-            index = torch.tensor(kept_rows, device=self._shape.device)
+            index = torch.tensor(kept_rows, device=self._rows.device)
             # The right-hand side is a copy, so overlapping rows are safe.
             self._rows[:, :, :, start:base_length] = self._rows.index_select(3, index)
-        if base_length + new_rows > self.capacity:
-            self._grow(base_length, base_length + new_rows)
 
-    def _grow(self, used: int, needed: int) -> None:
-        step = max(GROWTH_ROWS, self.capacity // 4)
-        grown = self._allocate(min(self._max_rows, max(needed, self.capacity + step)))
-        grown[:, :, :, :used] = self._rows[:, :, :, :used]
-        self._rows = grown
+    def copy_out(self, start: int, end: int) -> torch.Tensor:
+        """A copy of rows [start, end): [layers, 2, kv_heads, end - start, head_dim]."""
+        return self._rows[:, :, :, start:end].clone(memory_format=torch.contiguous_format)
 
-    def _allocate(self, capacity: int) -> torch.Tensor:
-        shape = self._shape
-        size = (shape.layers, 2, shape.kv_heads, capacity, shape.head_dim)
-        return torch.empty(size, dtype=shape.dtype, device=shape.device)
+    def copy_in(self, start: int, rows: torch.Tensor) -> None:
+        """Write what `copy_out` gave."""
+        end = start + rows.shape[3]
+        self._rows[:, :, :, start:end] = rows
+        self._filled = max(self._filled, end)
+
+    def fill(self, rows: int) -> None:
+        """Make every one of the first `rows` rows finite: what was never written becomes zero.
+
+        Only for sessions whose rows are written behind what was filled or copied in.
+        """
+        if rows > self._filled:
+            self._rows[:, :, :, self._filled : rows] = 0
+            self._filled = rows

@@ -1,4 +1,4 @@
-"""The bookkeeping that every engine shares: budget of KV rows, session lengths, checks of a step.
+"""The bookkeeping that every engine shares: budget of KV rows, session lengths, shared blocks, checks of a step.
 
 Pure integers. A plan is checked whole before any session changes, so a refused
 step leaves every session as it was.
@@ -6,9 +6,12 @@ step leaves every session as it was.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Generic
 
-from paceline.engine.interface import ROOT, StepItem, StepPlan
+from paceline.engine.blocks import BlockChain, BlockKey, BlockStore, Rows, prefix_keys
+from paceline.engine.interface import NO_PREFIX, ROOT, Prefix, StepItem, StepPlan
 from paceline.errors import InvalidInput, Overloaded, PrefixMismatch, UnknownSession
 
 RETRY_AFTER_MS = 100
@@ -17,11 +20,19 @@ RETRY_AFTER_MS = 100
 
 @dataclass
 class _Session:
-    """`parents` are the absolute parents of the rows from `base` on; rows before it form a chain."""
+    """`parents` are the absolute parents of the rows from `base` on; rows before it form a chain.
+
+    A session that shares has a `chain`, the tokens of its rows, and the keys of
+    the blocks that it counts as a user of.
+    """
 
     max_rows: int
+    prefix: Prefix = NO_PREFIX
+    chain: BlockChain | None = None
     base: int = 0
     parents: tuple[int, ...] = ()
+    tokens: list[int] = field(default_factory=list)
+    used: list[BlockKey] = field(default_factory=list)
 
     @property
     def rows(self) -> int:
@@ -31,36 +42,106 @@ class _Session:
         return row - 1 if row < self.base else self.parents[row - self.base]
 
 
-class Ledger:
-    """Sessions, their reserved and used rows, and the rules of a valid step.
+class Ledger(Generic[Rows]):
+    """Sessions, their reserved and used rows, the blocks that they share, and the rules of a valid step.
 
-    Invariant: `kv_rows` = sum of the open sessions' `max_rows` ≤ `max_kv_rows`.
+    Invariant: `kv_rows` = sum of the open sessions' `max_rows`, and
+    `kv_rows` + `cached_rows` ≤ `max_kv_rows`.
     """
 
-    def __init__(self, *, vocab_size: int, max_length: int, max_kv_rows: int, max_sessions: int) -> None:
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        max_length: int,
+        max_kv_rows: int,
+        max_sessions: int,
+        prefix_reuse: bool = True,
+        shaped: bool = False,
+    ) -> None:
         self._vocab_size = vocab_size
         self._max_length = max_length
         self._max_kv_rows = max_kv_rows
         self._max_sessions = max_sessions
+        self._prefix_reuse = prefix_reuse
+        self._shaped = shaped
         self._sessions: dict[int, _Session] = {}
         self._reserved = 0
+        self._blocks: BlockStore[Rows] = BlockStore()
 
     @property
     def kv_rows(self) -> int:
         """Rows reserved by open sessions."""
         return self._reserved
 
+    @property
+    def cached_rows(self) -> int:
+        """Rows of shared blocks."""
+        return self._blocks.held_rows
+
     def rows(self, session: int) -> int:
         """Rows that a session holds, accepted or not."""
         return self._sessions[session].rows
 
-    def open(self, session: int, max_rows: int) -> None:
+    def open(self, session: int, max_rows: int, prefix: Prefix = NO_PREFIX) -> list[Rows]:
         """Reserve `max_rows` rows.
+
+        Returns:
+            The blocks that the session begins with, to be copied in, in order.
 
         Raises:
             InvalidInput: the session could never fit, or its id is in use.
             Overloaded: no room now.
         """
+        self._check_room(session, max_rows)
+        opened = _Session(max_rows, prefix)
+        self._sessions[session] = opened
+        self._reserved += max_rows
+        blocks = self._begin(opened) if prefix.token_ids and self._prefix_reuse else []
+        self._blocks.evict_to(self._max_kv_rows - self._reserved)
+        return blocks
+
+    def close(self, session: int) -> None:
+        """Give a session's rows back; unknown sessions are ignored."""
+        closed = self._sessions.pop(session, None)
+        if closed is not None:
+            self._reserved -= closed.max_rows
+            self._blocks.release(closed.used)
+
+    def share(self, plan: StepPlan, copy: Callable[[int, int, int], Rows]) -> None:
+        """Keep the blocks that a step has completed, while there is room that no session and no used block takes.
+
+        `copy` takes session, start and end, and returns a copy of these rows.
+        """
+        for item in plan.items:
+            session = self._sessions[item.session]
+            if session.chain is None:
+                continue
+            for key in session.chain.settle(session.tokens, _settled(item, session)):
+                self._share_block(item.session, session, key, copy)
+
+    def _share_block(
+        self, number: int, session: _Session, key: BlockKey, copy: Callable[[int, int, int], Rows]
+    ) -> None:
+        known = self._blocks.match([key])
+        if known:
+            self._blocks.use(known)
+        else:
+            if not self._blocks.evict_to(self._max_kv_rows - self._reserved - key.rows, idle_only=True):
+                return
+            self._blocks.put(key, copy(number, key.start, key.end))
+        session.used.append(key)
+
+    def _begin(self, session: _Session) -> list[Rows]:
+        keys = prefix_keys(session.prefix, shaped=self._shaped)
+        found = self._blocks.match([key for key in keys if key.end <= session.max_rows])
+        session.chain = BlockChain(keys, found, session.prefix.prompt_rows if self._shaped else None)
+        session.base = found[-1].end if found else 0
+        session.tokens = [*session.prefix.token_ids[: session.base]]
+        session.used = found
+        return self._blocks.use(found)
+
+    def _check_room(self, session: int, max_rows: int) -> None:
         if not 1 <= max_rows <= self._max_kv_rows:
             raise InvalidInput.of("max_rows", max_rows, f"in [1, {self._max_kv_rows}], the whole KV budget")
         if session in self._sessions:
@@ -70,14 +151,6 @@ class Ledger:
         if self._reserved + max_rows > self._max_kv_rows:
             free = self._max_kv_rows - self._reserved
             raise Overloaded(f"{max_rows} KV rows wanted, {free} free", retry_after_ms=RETRY_AFTER_MS)
-        self._sessions[session] = _Session(max_rows)
-        self._reserved += max_rows
-
-    def close(self, session: int) -> None:
-        """Give a session's rows back; unknown sessions are ignored."""
-        closed = self._sessions.pop(session, None)
-        if closed is not None:
-            self._reserved -= closed.max_rows
 
     def check(self, plan: StepPlan) -> None:
         """Refuse a plan that any session can't follow; changes nothing.
@@ -98,6 +171,10 @@ class Ledger:
         """Record a checked plan as done."""
         for item in plan.items:
             session = self._sessions[item.session]
+            if session.chain is not None:
+                start = item.base_length - len(item.kept_rows)
+                session.chain.roll_back(start)
+                session.tokens[start:] = (*(session.tokens[row] for row in item.kept_rows), *item.token_ids)
             session.parents = tuple(item.trunk + item.parent_of(row) for row in range(item.tree_rows))
             session.base = item.trunk
 
@@ -119,6 +196,12 @@ class Ledger:
         length = item.trunk + max(depths(item))
         if length > self._max_length:
             raise InvalidInput.of(f"{name} length", length, f"at most {self._max_length}, the model's context")
+
+
+def _settled(item: StepItem, session: _Session) -> int:
+    """Rows, from the first on, that are not going to be rolled back: the trunk, and what follows it in the prefix."""
+    chained = next((row for row in range(item.tree_rows) if item.parent_of(row) != row - 1), item.tree_rows)
+    return max(item.trunk, min(len(session.prefix.token_ids), item.trunk + chained))
 
 
 def _check_shape(item: StepItem, name: str) -> None:

@@ -22,7 +22,7 @@ def load_engine(model: str, settings: EngineSettings, layers: tuple[int, ...] | 
     """
     resolved = resolve(model)
     if resolved.kind == "table":
-        return load_table(resolved.location, settings.max_num_seqs)
+        return load_table(resolved.location, settings)
     # Table models start in a fraction of the time that torch takes to be imported.
     from paceline.engine.decoder import load_decoder_engine
 

@@ -14,7 +14,8 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.engine.interface import Engine, EngineInfo, Logits, StepItem, StepPlan
+from paceline.config import EngineSettings
+from paceline.engine.interface import NO_PREFIX, Engine, EngineInfo, Logits, Prefix, StepItem, StepPlan
 from paceline.engine.ledger import Ledger
 from paceline.engine.table_spec import TableSpec
 from paceline.engine.wrapped import WrappedEngine
@@ -24,6 +25,9 @@ from paceline.types import Fingerprint
 _MODULUS = (1 << 61) - 1
 _MULTIPLIER = 0x9E3779B97F4A7C15 % _MODULUS
 _EMPTY_PATH = 0x243F6A8885A308D3 % _MODULUS
+
+
+_MANY_SESSIONS = EngineSettings(max_num_seqs=65536)
 
 
 class TableModel:
@@ -67,17 +71,19 @@ def extend_hash(path_hash: int, token: int) -> int:
 class TableEngine:
     """A table model behind the engine interface; `Engine` says what its methods promise."""
 
-    def __init__(self, spec: TableSpec, max_sessions: int = 1 << 20) -> None:
+    def __init__(self, spec: TableSpec, settings: EngineSettings = _MANY_SESSIONS) -> None:
         self._model = TableModel(spec)
         self._order = spec.order
         tokenizer = TableTokenizer(spec.vocab, spec.eos_token_id)
         fingerprint = Fingerprint(spec.law, tokenizer.fingerprint, spec.vocab, f"table-1 {spec.law}")
         self.info = EngineInfo(fingerprint, spec.max_length, spec.max_kv_rows)
-        self._ledger = Ledger(
+        self._ledger: Ledger[list[_Row]] = Ledger(
             vocab_size=spec.vocab,
             max_length=spec.max_length,
             max_kv_rows=spec.max_kv_rows,
-            max_sessions=max_sessions,
+            max_sessions=settings.max_num_seqs,
+            prefix_reuse=settings.prefix_reuse,
+            shaped=settings.reproducible,
         )
         self._paths: dict[int, list[_Row]] = {}
 
@@ -85,9 +91,15 @@ class TableEngine:
     def kv_rows(self) -> int:  # noqa: D102
         return self._ledger.kv_rows
 
-    def open(self, session: int, max_rows: int) -> None:  # noqa: D102
-        self._ledger.open(session, max_rows)
-        self._paths[session] = []
+    @property
+    def cached_rows(self) -> int:
+        """Rows of shared blocks."""
+        return self._ledger.cached_rows
+
+    def open(self, session: int, max_rows: int, prefix: Prefix = NO_PREFIX) -> int:  # noqa: D102
+        blocks = self._ledger.open(session, max_rows, prefix)
+        self._paths[session] = [row for rows in blocks for row in rows]
+        return len(self._paths[session])
 
     def close(self, session: int) -> None:  # noqa: D102
         self._ledger.close(session)
@@ -97,6 +109,7 @@ class TableEngine:
         self._ledger.check(plan)
         outputs = [self._step_item(item) for item in plan.items]
         self._ledger.apply(plan)
+        self._ledger.share(plan, lambda session, start, end: self._paths[session][start:end])
         return outputs
 
     def _step_item(self, item: StepItem) -> Logits:
@@ -145,10 +158,10 @@ class TimedEngine(WrappedEngine):
         return logits
 
 
-def load_table(model: str, max_sessions: int = 1 << 20) -> Engine:
+def load_table(model: str, settings: EngineSettings = _MANY_SESSIONS) -> Engine:
     """Build the engine of a `table:` name, timed if the name states a time."""
     spec = TableSpec.parse(model)
-    engine = TableEngine(spec, max_sessions)
+    engine = TableEngine(spec, settings)
     if spec.step_ms or spec.row_ms:
         return TimedEngine(engine, spec.step_ms, spec.row_ms)
     return engine

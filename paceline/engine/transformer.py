@@ -22,7 +22,8 @@ import torch
 from torch.nn import functional
 from transformers import AttentionInterface, PreTrainedModel
 
-from paceline.engine.interface import EngineInfo, Logits, StepItem, StepPlan
+from paceline.config import EngineSettings
+from paceline.engine.interface import NO_PREFIX, EngineInfo, Logits, Prefix, StepItem, StepPlan
 from paceline.engine.kv import KVShape, SessionKV
 from paceline.engine.ledger import Ledger, depths
 from paceline.tree import ancestor_mask
@@ -166,7 +167,7 @@ class TransformerEngine:
     """A decoder behind the engine interface; `Engine` says what its methods promise."""
 
     def __init__(
-        self, model: PreTrainedModel, info: EngineInfo, kv_shape: KVShape, max_sessions: int, threads: int
+        self, model: PreTrainedModel, info: EngineInfo, kv_shape: KVShape, settings: EngineSettings, threads: int
     ) -> None:
         self.info = info
         self._model = model
@@ -174,11 +175,13 @@ class TransformerEngine:
         self._threads = threads
         self._thread_id: int | None = None
         self._kv: dict[int, SessionKV] = {}
-        self._ledger = Ledger(
+        self._ledger: Ledger[torch.Tensor] = Ledger(
             vocab_size=info.fingerprint.vocab_size,
             max_length=info.max_length,
             max_kv_rows=info.max_kv_rows,
-            max_sessions=max_sessions,
+            max_sessions=settings.max_num_seqs,
+            prefix_reuse=settings.prefix_reuse,
+            shaped=settings.reproducible,
         )
 
     @property
@@ -186,14 +189,25 @@ class TransformerEngine:
         return self._ledger.kv_rows
 
     @property
+    def cached_rows(self) -> int:
+        """Rows of shared blocks."""
+        return self._ledger.cached_rows
+
+    @property
     def kv_bytes(self) -> int:
-        """Bytes that sessions' tensors hold now; at most `kv_rows` rows' worth."""
-        return sum(kv.capacity for kv in self._kv.values()) * self._kv_shape.row_bytes
+        """Bytes of the tensors of sessions and shared blocks; at most the budget's."""
+        rows = sum(kv.capacity for kv in self._kv.values()) + self._ledger.cached_rows
+        return rows * self._kv_shape.row_bytes
 
     @torch.inference_mode()
-    def open(self, session: int, max_rows: int) -> None:  # noqa: D102
-        self._ledger.open(session, max_rows)
-        self._kv[session] = SessionKV(self._kv_shape, max_rows)
+    def open(self, session: int, max_rows: int, prefix: Prefix = NO_PREFIX) -> int:  # noqa: D102
+        blocks = self._ledger.open(session, max_rows, prefix)
+        kv = self._kv[session] = SessionKV(self._kv_shape, max_rows)
+        start = 0
+        for rows in blocks:
+            kv.copy_in(start, rows)
+            start += rows.shape[3]
+        return start
 
     def close(self, session: int) -> None:  # noqa: D102
         self._ledger.close(session)
@@ -203,6 +217,12 @@ class TransformerEngine:
     def step(self, plan: StepPlan) -> Sequence[Logits]:  # noqa: D102
         self._ledger.check(plan)
         self._bind_threads()
+        outputs = self._run(plan)
+        self._ledger.share(plan, lambda session, start, end: self._kv[session].copy_out(start, end))
+        return outputs
+
+    def _run(self, plan: StepPlan) -> Sequence[Logits]:
+        """Compute a checked step, and record it as done before any row changes."""
         segments: list[_Segment] = []
         tokens: list[int] = []
         positions: list[int] = []
@@ -220,7 +240,7 @@ class TransformerEngine:
 
     def _segment(self, item: StepItem, low: int) -> _Segment:
         kv, new = self._kv[item.session], len(item.token_ids)
-        kv.prepare(item.base_length, item.kept_rows, new)
+        kv.keep(item.base_length, item.kept_rows)
         causal = item.is_chain and item.base_length == 0 and new > 1
         sees_all = new == 1 and (item.is_chain or not item.kept_tree)
         mask = None if causal or sees_all else self._mask(item)

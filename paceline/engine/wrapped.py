@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.engine.interface import Engine, EngineInfo, Logits, StepPlan
+from paceline.engine.interface import NO_PREFIX, Engine, EngineInfo, Logits, Prefix, StepPlan
 
 
 class WrappedEngine:
@@ -21,8 +21,8 @@ class WrappedEngine:
     def kv_rows(self) -> int:  # noqa: D102
         return self._inner.kv_rows
 
-    def open(self, session: int, max_rows: int) -> None:  # noqa: D102
-        self._inner.open(session, max_rows)
+    def open(self, session: int, max_rows: int, prefix: Prefix = NO_PREFIX) -> int:  # noqa: D102
+        return self._inner.open(session, max_rows, prefix)
 
     def close(self, session: int) -> None:  # noqa: D102
         self._inner.close(session)

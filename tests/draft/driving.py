@@ -10,7 +10,7 @@ from draft_service.drafters.cost import StepCost
 from draft_service.drafters.interface import DraftingContext, Prepared
 from draft_service.drafters.model import ModelDrafter, ModelDrafting
 from draft_service.drafters.speculation import Speculation
-from paceline.engine.interface import Engine, EngineInfo, Logits, StepPlan
+from paceline.engine.interface import NO_PREFIX, Engine, EngineInfo, Logits, Prefix, StepPlan
 from paceline.engine.table_spec import TableSpec
 from paceline.engine.tables import TableEngine
 from paceline.tree import trimmed
@@ -50,9 +50,9 @@ class PathEngine:
         """(session, path) of every row computed so far."""
         return [row for step in self.steps for row in step]
 
-    def open(self, session: int, max_rows: int) -> None:
-        self._inner.open(session, max_rows)
+    def open(self, session: int, max_rows: int, prefix: Prefix = NO_PREFIX) -> int:
         self._rows[session] = []
+        return self._inner.open(session, max_rows, prefix)
 
     def close(self, session: int) -> None:
         self._inner.close(session)

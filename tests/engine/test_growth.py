@@ -147,9 +147,9 @@ def test_timed_engines_grow_trees() -> None:
 
 
 @pytest.fixture
-def ledger() -> Ledger:
+def ledger() -> Ledger[None]:
     """3 trunk rows; row 3 and 4 follow row 2, row 5 follows 3, row 6 follows 4, row 7 follows 3."""
-    made = Ledger(vocab_size=10, max_length=12, max_kv_rows=100, max_sessions=4)
+    made: Ledger[None] = Ledger(vocab_size=10, max_length=12, max_kv_rows=100, max_sessions=4)
     made.open(1, 20)
     for item in (
         StepItem(1, 0, (1, 2, 3)),
@@ -173,7 +173,7 @@ def ledger() -> Ledger:
     ],
     ids=["all kept", "one branch", "a path joins the trunk", "an implicit chain", "trunk becomes tree", "rollback"],
 )
-def test_what_a_ledger_takes(ledger: Ledger, item: StepItem) -> None:
+def test_what_a_ledger_takes(ledger: Ledger[None], item: StepItem) -> None:
     ledger.check(StepPlan((item,)))
     ledger.apply(StepPlan((item,)))
     assert ledger.rows(1) == item.base_length + len(item.token_ids)
@@ -191,7 +191,7 @@ def test_what_a_ledger_takes(ledger: Ledger, item: StepItem) -> None:
         (StepItem(1, 5, (1,), (-1, -1, 2), trunk_length=3), "parent of row 2 = 2"),
     ],
 )
-def test_what_a_ledger_refuses(ledger: Ledger, item: StepItem, message: str) -> None:
+def test_what_a_ledger_refuses(ledger: Ledger[None], item: StepItem, message: str) -> None:
     with pytest.raises(PacelineError, match=message) as caught:
         ledger.check(StepPlan((item,)))
     assert isinstance(caught.value, PrefixMismatch) == ("kept row" in message)

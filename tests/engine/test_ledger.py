@@ -10,9 +10,9 @@ from paceline.errors import InvalidInput, PacelineError, PrefixMismatch
 
 
 @pytest.fixture
-def ledger() -> Ledger:
+def ledger() -> Ledger[None]:
     """A session of 3 chain rows, then a tree: rows 3 and 4 follow row 2, row 5 follows 3, row 6 follows 4."""
-    made = Ledger(vocab_size=10, max_length=12, max_kv_rows=100, max_sessions=4)
+    made: Ledger[None] = Ledger(vocab_size=10, max_length=12, max_kv_rows=100, max_sessions=4)
     made.open(1, 20)
     for item in (StepItem(1, 0, (1, 2, 3)), StepItem(1, 3, (4, 5, 6, 7), (-1, -1, 0, 1))):
         plan = StepPlan((item,))
@@ -41,7 +41,9 @@ def ledger() -> Ledger:
         (StepItem(1, 3, (1,) * 10), InvalidInput, "length = 13: must be at most 12"),
     ],
 )
-def test_bad_items_are_refused(ledger: Ledger, item: StepItem, error: type[PacelineError], message: str) -> None:
+def test_bad_items_are_refused(
+    ledger: Ledger[None], item: StepItem, error: type[PacelineError], message: str
+) -> None:
     with pytest.raises(error, match=message):
         ledger.check(StepPlan((item,)))
 
@@ -57,13 +59,13 @@ def test_bad_items_are_refused(ledger: Ledger, item: StepItem, error: type[Pacel
         StepItem(1, 3, (1,) * 16, (-1,) * 16),
     ],
 )
-def test_paths_and_rollbacks_are_taken(ledger: Ledger, item: StepItem) -> None:
+def test_paths_and_rollbacks_are_taken(ledger: Ledger[None], item: StepItem) -> None:
     ledger.check(StepPlan((item,)))
     ledger.apply(StepPlan((item,)))
     assert ledger.rows(1) == item.base_length + len(item.token_ids)
 
 
-def test_empty_steps_and_open_ids_are_refused(ledger: Ledger) -> None:
+def test_empty_steps_and_open_ids_are_refused(ledger: Ledger[None]) -> None:
     with pytest.raises(InvalidInput, match="step items"):
         ledger.check(StepPlan(()))
     with pytest.raises(InvalidInput, match="session = 1"):

@@ -87,8 +87,8 @@ def _sees_all(self: TransformerEngine, item: StepItem) -> torch.Tensor:
     return torch.zeros((2 * len(item.token_ids), item.base_length + len(item.token_ids)))
 
 
-def _moves_nothing(self: SessionKV, base_length: int, kept_path: Sequence[int], new_rows: int) -> None:
-    assert base_length + new_rows <= self.capacity
+def _moves_nothing(self: SessionKV, base_length: int, kept_path: Sequence[int]) -> None:
+    assert base_length <= self.capacity
 
 
 def _wrong_positions(item: StepItem) -> tuple[int, ...]:
@@ -99,7 +99,7 @@ def _wrong_positions(item: StepItem) -> tuple[int, ...]:
     ("target", "mutant"),
     [
         ("paceline.engine.transformer.TransformerEngine._mask", _sees_all),
-        ("paceline.engine.kv.SessionKV.prepare", _moves_nothing),
+        ("paceline.engine.kv.SessionKV.keep", _moves_nothing),
         ("paceline.engine.transformer.depths", _wrong_positions),
     ],
     ids=["no tree mask", "no compaction", "tree positions by row"],

@@ -141,20 +141,20 @@ def test_random_ragged_batches(family: tuple[Engine, tiny.Plain], seed: int) -> 
     assert engine.kv_rows == 0
 
 
-def test_a_long_session_grows_past_one_allocation(llama: tuple[Engine, tiny.Plain]) -> None:
+def test_a_session_holds_what_it_reserved(llama: tuple[Engine, tiny.Plain]) -> None:
     engine, plain = llama
     assert isinstance(engine, TransformerEngine)
     tokens = random.Random(2).choices(range(tiny.VOCAB), k=200)
+    before = engine.kv_bytes
     engine.open(1, 200)
-    at_first = engine.kv_bytes
-    engine.step(StepPlan((chain(1, 0, tokens[:100]),)))
-    assert engine.kv_bytes == at_first
-    engine.step(StepPlan((chain(1, 100, tokens[100:190]),)))
-    assert at_first < engine.kv_bytes <= 200 * at_first // 128 + 1
-    (logits,) = engine.step(StepPlan((chain(1, 190, tokens[190:]),)))
-    assert_row(logits[9], plain, tokens)
+    reserved = engine.kv_bytes
+    assert reserved - before == 200 * 3 * 2 * 2 * 8 * 4
+    for base in (0, 100):
+        (logits,) = engine.step(StepPlan((chain(1, base, tokens[base : base + 100]),)))
+    assert_row(logits[99], plain, tokens)
+    assert engine.kv_bytes == reserved
     engine.close(1)
-    assert engine.kv_bytes == 0
+    assert engine.kv_bytes == before
 
 
 def test_steps_without_wanted_rows_return_none_of_them(llama: tuple[Engine, tiny.Plain]) -> None:

@@ -15,7 +15,7 @@ from draft_service.drafters.model import ModelDrafter
 from draft_service.servicer import DraftServicer
 from paceline.config import EngineSettings, PeerSettings, ServerSettings
 from paceline.engine.executor import Executor
-from paceline.engine.interface import Engine, EngineInfo, Logits, StepPlan
+from paceline.engine.interface import NO_PREFIX, Engine, EngineInfo, Logits, Prefix, StepPlan
 from paceline.engine.table_spec import TableSpec
 from paceline.engine.tables import TableEngine, TableModel
 from paceline.rpc.link import DraftLink, PeerLink, TargetLink
@@ -51,7 +51,7 @@ class RecordingEngine:
     """A table engine that notes its plans, can be held between steps, and can be made to fail."""
 
     def __init__(self, spec: TableSpec = SPEC) -> None:
-        self._inner: Engine = TableEngine(spec)
+        self._inner = TableEngine(spec)
         self.plans: list[StepPlan] = []
         self.go = threading.Event()
         self.go.set()
@@ -67,8 +67,12 @@ class RecordingEngine:
     def kv_rows(self) -> int:
         return self._inner.kv_rows
 
-    def open(self, session: int, max_rows: int) -> None:
-        self._inner.open(session, max_rows)
+    @property
+    def cached_rows(self) -> int:
+        return self._inner.cached_rows
+
+    def open(self, session: int, max_rows: int, prefix: Prefix = NO_PREFIX) -> int:
+        return self._inner.open(session, max_rows, prefix)
 
     def close(self, session: int) -> None:
         self._inner.close(session)
@@ -170,12 +174,12 @@ def draft_link(address: str) -> DraftLink:
 
 @asynccontextmanager
 async def target_service(
-    engine: Engine, *, prefill_chunk: int = 16, max_num_seqs: int = 64, max_queue: int = 64
+    engine: Engine, *, max_queue: int = 64, **settings: Any
 ) -> AsyncIterator[tuple[TargetServicer, str]]:
     """A target service; yields its servicer and address."""
     executor = Executor("target-test")
-    settings = EngineSettings(prefill_chunk=prefill_chunk, max_num_seqs=max_num_seqs)
-    servicer = TargetServicer(engine, executor, settings, max_queue)
+    wanted = EngineSettings(**({"prefill_chunk": 16, "max_num_seqs": 64} | settings))
+    servicer = TargetServicer(engine, executor, wanted, max_queue)
     async with _closing(servicer.close, executor):
 
         def register(server: grpc.aio.Server) -> None:

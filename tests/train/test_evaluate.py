@@ -73,7 +73,7 @@ def simulated_rounds(accepted: NDArray[np.float64], k: int) -> int:
 
 
 def test_a_perfect_draft_accepts_all_and_parts_are_told_apart() -> None:
-    engines = [load_table("table:vocab=16,seed=1", 4) for _ in range(2)]
+    engines = [load_table("table:vocab=16,seed=1") for _ in range(2)]
     roles = np.array([0] * 5 + [Role.THINKING] * 70 + [Role.ANSWER] * 30, np.int8)
     row = Row(RANDOM.integers(0, 16, roles.size).astype(np.int32), roles, 1.0)
     answer, thinking = acceptance_tables(engines[0], engines[1], [row])

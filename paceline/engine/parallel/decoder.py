@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import Protocol
 
 import torch
 from transformers import PreTrainedModel
 
 from paceline.config import EngineSettings
-from paceline.engine.decoder import examine, kv_budget, load_decoder, plain_reference, weights_digest
+from paceline.engine.decoder import examine, load_decoder, plain_reference, weights_digest
 from paceline.engine.fused import fuse_layers
 from paceline.engine.linear import can_pack, pack_linears
+from paceline.engine.memory import plan_memory
 from paceline.engine.parallel.draws import vocabulary_shares
 from paceline.engine.parallel.group import RankGroup
 from paceline.engine.parallel.loading import RankEngine
 from paceline.engine.parallel.sharding import check_degree, shard_model, shard_shape
 from paceline.engine.transformer import TransformerEngine
+from paceline.errors import Unsupported
 from paceline.models import resolve
 from paceline.tokenizer import Tokenizer, load_tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 class AgreeingRanks(RankGroup, Protocol):
@@ -56,6 +61,8 @@ def build_share(
         InvalidInput, Unsupported: as for `build_engine`; or the degree doesn't fit the model.
     """
     check_degree(model.config, group.size)
+    if settings.reproducible:
+        raise Unsupported(f"reproducible = true with {group.size} ranks: one process only")
     facts = examine(model, tokenizer, settings, name, ranks=group.size, device=device)
     digest = weights_digest(model)
     # How many rows fit is known once the weights are in place; what the check needs always fits.
@@ -63,11 +70,13 @@ def build_share(
     vocab_size = facts.fingerprint.vocab_size
     shard_model(model, group, vocabulary_shares(vocab_size, group.size)[group.rank])
     torch.nn.Module.to(model, device)  # what transformers annotates of `to` is not its own
+    shape = shard_shape(facts.kv_shape, group.size, device)
+    memory = plan_memory(model, settings, shape, facts.max_length, packs=can_pack(model))
+    logger.info("rank %d: %s", group.rank, memory)
     if can_pack(model):
         fuse_layers(model)
         pack_linears(model)
-    shape = shard_shape(facts.kv_shape, group.size, device)
     same = json.dumps([facts.fingerprint.tokenizer, vocab_size, facts.max_length, str(model.dtype), digest])
-    rows = group.agree(same, kv_budget(settings, shape) // shape.row_bytes)
-    engine = TransformerEngine(model, facts.info(rows), shape, settings.max_num_seqs, facts.threads)
+    rows = group.agree(same, memory.kv // shape.row_bytes)
+    engine = TransformerEngine(model, facts.info(rows), shape, settings, facts.threads)
     return RankEngine(engine, reference)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.engine.interface import Draw, Drawing, Drawn, Engine, Logits, StepPlan
+from paceline.engine.interface import NO_PREFIX, Draw, Drawing, Drawn, Engine, Logits, Prefix, StepPlan
 from paceline.engine.parallel.draws import Share, combine, draw_part, summarise, vocabulary_shares
 from paceline.engine.parallel.group import Bytes, RankGroup
 from paceline.engine.parallel.wire import Beat, Close, Command, Open, Step, Stop, decode, encode
@@ -52,9 +52,10 @@ class ParallelEngine(WrappedEngine):
         self._stopped = threading.Event()
         threading.Thread(target=self._beat, name="rank-beats", daemon=True).start()
 
-    def open(self, session: int, max_rows: int) -> None:  # noqa: D102
-        self._inner.open(session, max_rows)
-        self._tell(Open(session, max_rows))
+    def open(self, session: int, max_rows: int, prefix: Prefix = NO_PREFIX) -> int:  # noqa: D102
+        held = self._inner.open(session, max_rows, prefix)
+        self._tell(Open(session, max_rows, prefix))
+        return held
 
     def close(self, session: int) -> None:  # noqa: D102
         self._inner.close(session)
@@ -118,8 +119,8 @@ def follow(engine: Engine, group: RankGroup) -> None:
     """
     while True:
         match decode(group.hear()):
-            case Open(session, max_rows):
-                engine.open(session, max_rows)
+            case Open(session, max_rows, prefix):
+                engine.open(session, max_rows, prefix)
             case Close(session):
                 engine.close(session)
             case Step() as step:

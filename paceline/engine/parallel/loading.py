@@ -120,7 +120,7 @@ def _load_share(
 ) -> RankEngine:
     settings = _of_one_rank(settings, place)
     if is_table(model):
-        table = load_table(model, settings.max_num_seqs)
+        table = load_table(model, settings)
         fingerprint = table.info.fingerprint
         group.agree(fingerprint.numeric, table.info.max_kv_rows)
         return RankEngine(TableShare(table, vocabulary_shares(fingerprint.vocab_size, group.size)[group.rank]))

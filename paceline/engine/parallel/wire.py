@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.engine.interface import Draw, StepPlan
+from paceline.engine.interface import NO_PREFIX, Draw, Prefix, StepPlan
 
 Ints = NDArray[np.int64]
 
@@ -29,6 +29,7 @@ class Open:
 
     session: int
     max_rows: int
+    prefix: Prefix = NO_PREFIX
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,147 @@
+"""What goes where in memory, reckoned before the first session, and refused if it can't fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from paceline.config import EngineSettings
+from paceline.engine.kv import KVShape
+from paceline.errors import InvalidInput
+from paceline.types import MAX_PROPOSAL_NODES
+
+DEFAULT_CPU_KV_BYTES = 2 << 30
+_CGROUP = Path("/sys/fs/cgroup")
+_SCORE_COPIES = 3
+"""Of one round's logits, while its verdict is drawn."""
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes. `available` is what was free once the weights were loaded, and what a share of a GPU leaves of it."""
+
+    device: str
+    weights: int
+    packing: int
+    """A tied head's own copy in the packed layout."""
+    workspace: int
+    available: int
+    kv: int
+    row_bytes: int
+
+    @property
+    def room(self) -> int:
+        """What is left for KV."""
+        return self.available - self.packing - self.workspace
+
+    def __str__(self) -> str:
+        rows = self.kv // self.row_bytes
+        return (
+            f"memory on {self.device}: weights {_mib(self.weights)} (loaded); packed head {_mib(self.packing)} + "
+            f"workspace {_mib(self.workspace)} + KV {_mib(self.kv)} ({rows} rows of {self.row_bytes} bytes) = "
+            f"{_mib(self.packing + self.workspace + self.kv)} of {_mib(self.available)} available"
+        )
+
+
+def plan_memory(model: Any, settings: EngineSettings, shape: KVShape, max_length: int, *, packs: bool) -> MemoryPlan:
+    """Divide what is available between workspace and KV.
+
+    Args:
+        model: the loaded decoder.
+        settings: the KV budget, if one is set, and what bounds a step.
+        shape: of a KV row.
+        max_length: the longest session.
+        packs: whether linear layers get a layout of their own.
+
+    Raises:
+        InvalidInput: the KV budget that was asked for, or any at all, doesn't fit; with the arithmetic.
+    """
+    head = model.get_output_embeddings().weight
+    tied = head is model.get_input_embeddings().weight
+    plan = MemoryPlan(
+        device=str(shape.device),
+        weights=sum(weight.nbytes for weight in model.parameters()),
+        packing=head.nbytes if packs and tied else 0,
+        workspace=workspace_bytes(model.config.get_text_config(), settings, shape, max_length, head.shape[0]),
+        available=_available_bytes(shape.device, settings),
+        kv=settings.kv_bytes,
+        row_bytes=shape.row_bytes,
+    )
+    if not plan.kv:
+        chosen = plan.room if shape.device.type == "cuda" else min(DEFAULT_CPU_KV_BYTES, plan.room)
+        plan = MemoryPlan(**{**vars(plan), "kv": max(chosen, 0)})
+    if plan.kv > plan.room or plan.room < shape.row_bytes:
+        limit = f"at most {max(plan.room, 0)}: {plan}; fewer max_step_rows or a shorter max_model_len need less"
+        raise InvalidInput.of("kv_bytes", plan.kv, limit)
+    return plan
+
+
+def workspace_bytes(config: Any, settings: EngineSettings, shape: KVShape, max_length: int, width: int) -> int:
+    """An upper bound of what the largest step needs beside weights and KV.
+
+    Its rows' activations in one layer, the attention mask of the longest chunk,
+    its logits with the copy that is handed out, and one verdict's scores.
+    """
+    rows = settings.max_step_rows + settings.prefill_chunk
+    hidden: int = config.hidden_size
+    inner: int = getattr(config, "intermediate_size", None) or 4 * hidden
+    activations = rows * (8 * hidden + 3 * inner) * shape.dtype.itemsize
+    chunk = max(settings.prefill_chunk, MAX_PROPOSAL_NODES + 1)
+    mask = chunk * shape.groups * max_length * shape.dtype.itemsize
+    logits = settings.max_step_rows * width * (shape.dtype.itemsize + 4)
+    scores = _SCORE_COPIES * (MAX_PROPOSAL_NODES + 1) * width * 4
+    return activations + mask + logits + scores
+
+
+def refuse_weights_beyond(location: str, available: int) -> None:
+    """Refuse a folder whose weights alone can't be held, before they are read.
+
+    Raises:
+        InvalidInput: naming both sizes.
+    """
+    folder = Path(location)
+    size = sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder.is_dir() else 0
+    if size > available:
+        limit = f"one whose weights fit: {_mib(size)} of files, {_mib(available)} available"
+        raise InvalidInput.of("model", location, limit)
+
+
+def available_ram() -> int:
+    """Bytes that this process may still take: the machine's, or its control group's if that is less."""
+    free = int(psutil.virtual_memory().available)
+    limit = _read_int(_CGROUP / "memory.max")
+    used = _read_int(_CGROUP / "memory.current")
+    if limit is None or used is None:
+        return free
+    return min(free, max(0, limit - used + _reclaimable()))
+
+
+def _available_bytes(device: torch.device, settings: EngineSettings) -> int:
+    if device.type != "cuda":
+        return available_ram()
+    free, total = torch.cuda.mem_get_info(device)
+    return int(settings.gpu_memory_utilization * total) - (total - free)
+
+
+def _read_int(file: Path) -> int | None:
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _reclaimable() -> int:
+    """Bytes of cached files that a control group counts as used and gives back when asked."""
+    try:
+        lines = (_CGROUP / "memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):.0f} MiB"

@@ -1,0 +1,129 @@
+"""Fixed shapes: how a ragged step is cut into passes whose bits depend on no other session. Pure.
+
+Products of different numbers of rows differ in their last bits, and so do sums
+over different lengths. So in reproducible mode there are two shapes of a pass,
+and attention sums over a length that is a function of the position alone
+(a bucket). Prompt rows run in passes of `PROMPT_ROWS`, each at the index that
+its position has in its chunk; all later rows run in passes of `decode_rows`, a
+setting, at any index, in any company. What is missing is padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from paceline.engine.interface import StepItem, StepPlan
+
+PROMPT_ROWS = 64
+BUCKET_ROWS = 128
+TILE_ROWS = 8
+"""Rows that attend together; both shapes are made of whole tiles."""
+
+
+def describe_shapes(decode_rows: int) -> str:
+    """For the numeric fingerprint."""
+    return f"decode {decode_rows}, prompt {PROMPT_ROWS}, buckets of {BUCKET_ROWS}, tiles of {TILE_ROWS}"
+
+
+def bucket(rows: int) -> int:
+    """The smallest bucket that holds so many rows."""
+    return -(-rows // BUCKET_ROWS) * BUCKET_ROWS
+
+
+@dataclass(frozen=True)
+class Placed:
+    """New rows [start, end) of an item, at rows `at`, `at` + 1, … of a pass."""
+
+    item: StepItem
+    start: int
+    end: int
+    at: int
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One forward pass of `rows` rows, padding included."""
+
+    rows: int
+    placed: tuple[Placed, ...]
+
+
+def passes(plan: StepPlan, prompt_rows: Mapping[int, int], decode_rows: int) -> list[Pass]:
+    """Cut a step into passes; a row's ancestors are in its own pass or in an earlier one.
+
+    `prompt_rows`: of each session, the rows that have the prompt's shape.
+    """
+    made: list[Pass] = []
+    later: list[tuple[StepItem, int]] = []
+    for item in plan.items:
+        prompt_end = min(chained(item), max(0, prompt_rows[item.session] - item.base_length))
+        made.extend(_prompt_passes(item, prompt_end))
+        if prompt_end < len(item.token_ids):
+            later.append((item, prompt_end))
+    return made + list(_decode_passes(later, decode_rows))
+
+
+def chained(item: StepItem) -> int:
+    """New rows, from the first on, that follow one another and that every later row descends from."""
+    count = len(item.token_ids)
+    branching = ((row, item.parent_of(row)) for row in range(count))
+    return min((parent + 1 for row, parent in branching if parent != row - 1), default=count)
+
+
+def tree_paths(item: StepItem, start: int, end: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Cut rows [start, end) of an item's tree into groups that each lie on one path.
+
+    Returns:
+        For each group the whole path, from the first row that hangs from the
+        chain on, and the group's own rows, ascending.
+    """
+    left = set(range(start, end))
+    root = chained(item)
+    groups = []
+    for leaf in range(end - 1, start - 1, -1):
+        if leaf not in left:
+            continue
+        path, row = [], leaf
+        while row >= root:
+            path.append(row)
+            row = item.parent_of(row)
+        path.reverse()
+        groups.append((tuple(path), tuple(each for each in path if each in left)))
+        left.difference_update(path)
+    return groups
+
+
+def by_bucket(positions: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Cut ascending positions into runs [start, end) of one bucket each."""
+    start = 0
+    for index in range(1, len(positions) + 1):
+        if index == len(positions) or bucket(positions[index] + 1) != bucket(positions[start] + 1):
+            yield start, index
+            start = index
+
+
+def _prompt_passes(item: StepItem, end: int) -> Iterator[Pass]:
+    start = 0
+    while start < end:
+        at = (item.base_length + start) % PROMPT_ROWS
+        stop = min(end, start + PROMPT_ROWS - at)
+        yield Pass(PROMPT_ROWS, (Placed(item, start, stop, at),))
+        start = stop
+
+
+def _decode_passes(items: Sequence[tuple[StepItem, int]], rows: int) -> Iterator[Pass]:
+    placed: list[Placed] = []
+    at = 0
+    for item, first in items:
+        start, count = first, len(item.token_ids)
+        while start < count:
+            end = min(count, start + rows - at)
+            placed.append(Placed(item, start, end, at))
+            at += end - start
+            start = end
+            if at == rows:
+                yield Pass(rows, tuple(placed))
+                placed, at = [], 0
+    if placed:
+        yield Pass(rows, tuple(placed))

@@ -1,0 +1,43 @@
+"""Prefixes that are being computed: a session that shares one waits for it rather than compute it too. Pure."""
+
+from __future__ import annotations
+
+from target_service.session import Session
+
+
+class PendingPrefixes:
+    """Blocks by key, and which opening session computes each.
+
+    Invariant: only sessions that were let in claim blocks, and they compute
+    them or end, so whoever waits is let go.
+    """
+
+    def __init__(self) -> None:
+        self._claims: dict[bytes, int] = {}
+
+    def holds(self, session: Session) -> bool:
+        """Whether another session computes a block that this one needs."""
+        if session.awaits not in self._claims:
+            deepest = (key.digest for key in reversed(session.keys) if key.digest in self._claims)
+            session.awaits = next(deepest, None)
+        return session.awaits is not None
+
+    def claim(self, session: Session) -> None:
+        """The session is let in; it computes whatever nobody else does."""
+        for key in session.keys:
+            self._claims.setdefault(key.digest, session.key)
+
+    def computed(self, session: Session) -> None:
+        """Let those go that wait for the rows that the session holds now."""
+        self._drop(session, session.prefilled)
+
+    def end(self, session: Session) -> None:
+        """Let everyone go that waits for the session."""
+        self._drop(session, session.prefill_length)
+
+    def _drop(self, session: Session, rows: int) -> None:
+        while session.claimed < len(session.keys) and session.keys[session.claimed].end <= rows:
+            digest = session.keys[session.claimed].digest
+            if self._claims.get(digest) == session.key:
+                del self._claims[digest]
+            session.claimed += 1

@@ -1,0 +1,350 @@
+"""Reproducible mode: the logits of a text are the same bits on every way to it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from paceline.engine import blocks
+from paceline.engine.interface import ROOT, Engine, Logits, Prefix, StepItem, StepPlan
+from paceline.engine.linear import PackedLinear
+from paceline.engine.shapes import (
+    BUCKET_ROWS,
+    PROMPT_ROWS,
+    Pass,
+    bucket,
+    by_bucket,
+    chained,
+    passes,
+    tree_paths,
+)
+from paceline.errors import InvalidInput, Unsupported
+from tests.engine import tiny
+
+PROMPT, LENGTH = 100, 150
+"""The text crosses the edge of a bucket, and its prompt ends inside a chunk, a block and a tile."""
+# Wide enough that products of different row counts differ in their bits.
+WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 1536}
+CONFIGS = {
+    "two heads share keys": tiny.llama(**WIDE),
+    "one key head": tiny.qwen2(**WIDE),
+    "a key head each": tiny.gpt_neox(**WIDE),
+}
+
+
+def texts_of(count: int) -> list[tuple[int, ...]]:
+    """Texts of which every other one shares its first 70 tokens with the first."""
+    source = random.Random(8)
+    made = [tuple(source.choices(range(tiny.VOCAB), k=LENGTH)) for _ in range(count)]
+    return [text if i % 2 else (*made[0][:70], *text[70:]) for i, text in enumerate(made)]
+
+
+TEXTS = texts_of(6)
+
+
+@dataclass
+class Writer:
+    """A session that computes a text by random rounds, with drafts right and wrong, and is re-opened at times."""
+
+    number: int
+    text: tuple[int, ...]
+    random: random.Random
+    end: int = LENGTH
+    session: int = -1
+    rows: int = 0
+    prefix: int = 0
+    kept: tuple[int, ...] = ()
+    right: list[int] = field(default_factory=list)
+    found: dict[int, Logits] = field(default_factory=dict)
+    """Logits by the position of their row."""
+
+    @property
+    def done(self) -> bool:
+        return self.rows >= self.end
+
+    def begin(self, engine: Engine, session: int) -> None:
+        if self.session >= 0:
+            engine.close(self.session)
+        known = max(PROMPT, self.rows + 1)
+        self.session, self.kept = session, ()
+        self.rows = engine.open(session, LENGTH + 40, Prefix(self.text[:known], PROMPT - 1))
+        self.prefix = known - 1
+
+    def item(self) -> StepItem:
+        if self.rows < self.prefix:
+            rows = min(self.prefix - self.rows, self.random.randint(1, 70))
+            return StepItem(self.session, self.rows, self.text[self.rows : self.rows + rows])
+        right = self.text[self.rows : min(self.end, self.rows + self.random.choice([1, 1, 2, 5, 9, 12]))]
+        wrong = [(token + self.random.randint(1, 9)) % tiny.VOCAB for token in right]
+        if self.random.random() < 0.5:
+            tokens: tuple[int, ...] = (*right, *wrong[:3])
+            self.right = [*range(len(right))]
+            parents: tuple[int, ...] = ()
+        else:
+            # Right and wrong rows take turns; wrong ones hang from the right one before.
+            tokens = (right[0], *(token for pair in zip(wrong[1:], right[1:], strict=True) for token in pair))
+            self.right = [*range(0, len(tokens), 2)]
+            parents = (ROOT, *(2 * ((row - 1) // 2) for row in range(1, len(tokens))))
+        wanted = tuple(range(len(tokens)))
+        return StepItem(self.session, self.rows, tokens, parents, self.kept, wanted)
+
+    def absorb(self, item: StepItem, logits: Logits) -> None:
+        if not item.logit_rows:
+            self.rows += len(item.token_ids)
+            return
+        for depth, row in enumerate(self.right):
+            self.found[self.rows + depth] = logits[row].copy()
+        base = self.rows
+        self.rows += len(self.right)
+        self.kept = tuple(base + row for row in self.right) if item.parents else ()
+
+
+def alone(engine: Engine, text: Sequence[int], end: int = LENGTH) -> dict[int, Logits]:
+    """The reference: nobody else, the prompt in one step, then one row a step."""
+    engine.open(0, end, Prefix(prompt_rows=PROMPT - 1))
+    engine.step(StepPlan((StepItem(0, 0, tuple(text[: PROMPT - 1])),)))
+    found = {}
+    for row in range(PROMPT - 1, end):
+        (logits,) = engine.step(StepPlan((StepItem(0, row, (text[row],), logit_rows=(0,)),)))
+        found[row] = logits[0].copy()
+    engine.close(0)
+    return found
+
+
+def in_company(engine: Engine, seed: int) -> Iterator[Writer]:
+    """All texts at once, by random schedules; yields each as it is done."""
+    source = random.Random(seed)
+    writers = [Writer(i, text, random.Random(source.random())) for i, text in enumerate(TEXTS)]
+    waiting, open_now, session = [*writers], list[Writer](), 1
+    while waiting or open_now:
+        if waiting and (not open_now or source.random() < 0.4):
+            open_now.append(waiting.pop())
+            open_now[-1].begin(engine, session)
+            session += 1
+        stepping = source.sample(open_now, k=source.randint(1, len(open_now)))
+        items = [writer.item() for writer in stepping]
+        for writer, item, logits in zip(stepping, items, engine.step(StepPlan(tuple(items))), strict=True):
+            writer.absorb(item, logits)
+            if writer.done:
+                engine.close(writer.session)
+                open_now.remove(writer)
+                yield writer
+            elif source.random() < 0.05:
+                writer.begin(engine, session)
+                session += 1
+
+
+def check(engine: Engine, references: Mapping[int, Mapping[int, Logits]], seed: int) -> None:
+    for writer in in_company(engine, seed):
+        for row, logits in writer.found.items():
+            np.testing.assert_array_equal(logits, references[writer.number][row], err_msg=f"row {row}")
+
+
+Made = tuple[Engine, dict[int, dict[int, Logits]]]
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def made(request: pytest.FixtureRequest) -> Made:
+    engine, _ = tiny.engine_and_plain(CONFIGS[request.param], reproducible=True, reproducible_rows=8)
+    return engine, {i: alone(engine, text) for i, text in enumerate(TEXTS)}
+
+
+@pytest.fixture(scope="module")
+def wide() -> Made:
+    engine, _ = tiny.engine_and_plain(tiny.llama(**WIDE), reproducible=True, prefix_reuse=False)
+    return engine, {i: alone(engine, text) for i, text in enumerate(TEXTS)}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_schedule_gives_the_same_bits(made: Made, seed: int) -> None:
+    check(*made, seed)
+    assert made[0].kv_rows == 0
+
+
+def test_without_reuse_too(wide: Made) -> None:
+    check(*wide, 0)
+
+
+def test_another_engine_of_equal_fingerprint_gives_them_too(wide: Made) -> None:
+    again, _ = tiny.engine_and_plain(tiny.llama(**WIDE), reproducible=True)
+    assert again.info.fingerprint == wide[0].info.fingerprint
+    found = alone(again, TEXTS[0], PROMPT + 5)
+    for row, logits in found.items():
+        np.testing.assert_array_equal(logits, wide[1][0][row])
+
+
+def test_the_fingerprint_has_the_shapes() -> None:
+    ragged, _ = tiny.engine_and_plain(tiny.llama())
+    fixed, _ = tiny.engine_and_plain(tiny.llama(), reproducible=True)
+    assert ragged.info.fingerprint.numeric != fixed.info.fingerprint.numeric
+
+
+def _unpadded(plan: StepPlan, prompt_rows: Mapping[int, int], decode_rows: int) -> list[Pass]:
+    made = passes(plan, prompt_rows, decode_rows)
+    return [replace(each, rows=max(placed.at + placed.end - placed.start for placed in each.placed)) for each in made]
+
+
+def _in_decode_shape(plan: StepPlan, prompt_rows: Mapping[int, int], decode_rows: int) -> list[Pass]:
+    return passes(plan, dict.fromkeys(prompt_rows, 0), decode_rows)
+
+
+def _of_the_rows_at_hand(rows: int) -> int:
+    return rows
+
+
+@pytest.fixture
+def sensitive_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine whose products depend on their number of rows, and whose attention on its length, visibly."""
+    product, attend = PackedLinear.forward, functional.scaled_dot_product_attention
+
+    def by_rows(self: PackedLinear, rows: torch.Tensor) -> torch.Tensor:
+        return product(self, rows) * (1 + 1e-6 * (rows.shape[-2] % 11))
+
+    def by_length(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **rest: Any) -> torch.Tensor:
+        return attend(query, key, value, **rest) * (1 + 1e-6 * (key.shape[2] % 11))
+
+    monkeypatch.setattr(PackedLinear, "forward", by_rows)
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", by_length)
+
+
+@pytest.fixture
+def sensitive(sensitive_machine: None) -> Made:
+    engine, _ = tiny.engine_and_plain(tiny.llama(**WIDE), reproducible=True)
+    return engine, {i: alone(engine, text) for i, text in enumerate(TEXTS)}
+
+
+def test_a_sensitive_machine_is_no_worse(sensitive: Made) -> None:
+    check(*sensitive, 0)
+
+
+def test_ragged_steps_do_not_give_the_same_bits(sensitive_machine: None) -> None:
+    engine, _ = tiny.engine_and_plain(tiny.llama(**WIDE))
+    references = {i: alone(engine, text) for i, text in enumerate(TEXTS)}
+    with pytest.raises(AssertionError, match="Arrays are not equal"):
+        check(engine, references, 0)
+
+
+def test_a_machine_where_rows_depend_on_their_index_is_refused(
+    sensitive_machine: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.engine.reproducible.passes", _unpadded)
+    with pytest.raises(Unsupported, match="give different bits"):
+        tiny.engine_and_plain(tiny.llama(**WIDE), reproducible=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "mutant"),
+    [("passes", _unpadded), ("passes", _in_decode_shape), ("bucket", _of_the_rows_at_hand)],
+    ids=["unpadded steps", "prompts in decode shape", "attention over the rows at hand"],
+)
+def test_mutants(sensitive: Made, monkeypatch: pytest.MonkeyPatch, name: str, mutant: Callable[..., Any]) -> None:
+    engine, references = sensitive
+    monkeypatch.setattr(f"paceline.engine.{'shapes' if name == 'bucket' else 'reproducible'}.{name}", mutant)
+    monkeypatch.setattr(f"paceline.engine.reproducible.{name}", mutant)
+    with pytest.raises(AssertionError, match="Arrays are not equal"):
+        check(engine, references, 0)
+
+
+def reopened(engine: Engine, text: Sequence[int]) -> Logits:
+    """Write a text, then continue it as a new prompt: rows that were output are prompt rows now."""
+    written = [*text[: BUCKET_ROWS - 1]]
+    engine.open(1, LENGTH, Prefix(tuple(text[:40]), 39))
+    engine.step(StepPlan((StepItem(1, 0, tuple(text[:39])),)))
+    for row in range(39, BUCKET_ROWS - 1):
+        engine.step(StepPlan((StepItem(1, row, (text[row],), logit_rows=(0,)),)))
+    engine.close(1)
+    reused = engine.open(2, LENGTH, Prefix((*written, 5), BUCKET_ROWS - 1))
+    (logits,) = engine.step(
+        StepPlan((StepItem(2, reused, (*written[reused:], 5), logit_rows=(len(written) - reused,)),))
+    )
+    engine.close(2)
+    found: Logits = logits[0].copy()
+    return found
+
+
+def test_output_rows_are_not_taken_for_prompt_rows(sensitive: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny.llama(**WIDE)
+    plain, _ = tiny.engine_and_plain(config, reproducible=True, prefix_reuse=False)
+    expected = reopened(plain, TEXTS[1])
+    sharing, _ = tiny.engine_and_plain(config, reproducible=True)
+    np.testing.assert_array_equal(reopened(sharing, TEXTS[1]), expected)
+
+    key = blocks.block_key
+    monkeypatch.setattr(blocks, "block_key", lambda before, tokens, prompt_rows: key(before, tokens, None))
+    mutant, _ = tiny.engine_and_plain(config, reproducible=True)
+    assert not np.array_equal(reopened(mutant, TEXTS[1]), expected)
+
+
+def test_a_budget_below_two_sessions_is_refused() -> None:
+    row_bytes = 3 * 2 * 2 * 8 * 4
+    with pytest.raises(InvalidInput, match="KV rows of kv_bytes = 128: must be at least 256"):
+        tiny.engine_and_plain(tiny.llama(), reproducible=True, kv_bytes=255 * row_bytes)
+    engine, _ = tiny.engine_and_plain(tiny.llama(), reproducible=True, kv_bytes=260 * row_bytes)
+    assert engine.info.max_kv_rows == 256
+
+
+def test_kept_trees_are_refused() -> None:
+    engine, _ = tiny.engine_and_plain(tiny.llama(), reproducible=True)
+    engine.open(1, 20)
+    engine.step(StepPlan((StepItem(1, 0, (1, 2, 3), (-1, 0, 0)),)))
+    with pytest.raises(InvalidInput, match="no kept trees"):
+        engine.step(StepPlan((StepItem(1, 3, (4,), (-1, -1, 1), trunk_length=1),)))
+    engine.close(1)
+
+
+@given(st.integers(0, 1 << 32))
+@hypothesis_settings(max_examples=100, deadline=None)
+def test_passes_hold_every_row_once_behind_its_ancestors(seed: int) -> None:
+    source = random.Random(seed)
+    items, prompt_rows, decode_rows = [], {}, source.choice([8, 16, 40])
+    for session in range(source.randint(1, 6)):
+        base, count = source.randint(0, 200), source.randint(1, 90)
+        parents: tuple[int, ...] = ()
+        if source.random() < 0.5:
+            chain = source.randint(0, count - 1)
+            parents = (
+                *range(-1, chain - 1),
+                *(source.randint(max(-1, chain - 2), row - 1) for row in range(chain, count)),
+            )
+        items.append(StepItem(session, base, (1,) * count, parents))
+        prompt_rows[session] = source.choice([0, base, base + count // 2, base + count + 3])
+    seen: set[tuple[int, int]] = set()
+    for each in passes(StepPlan(tuple(items)), prompt_rows, decode_rows):
+        assert each.rows in (decode_rows, PROMPT_ROWS)
+        taken: set[int] = set()
+        for placed in each.placed:
+            item = placed.item
+            for row in range(placed.start, placed.end):
+                slot = placed.at + row - placed.start
+                assert slot < each.rows
+                assert slot not in taken
+                taken.add(slot)
+                if each.rows == PROMPT_ROWS:
+                    assert slot == (item.base_length + row) % PROMPT_ROWS
+                    assert item.base_length + row < prompt_rows[item.session]
+                assert item.parent_of(row) == ROOT or (item.session, item.parent_of(row)) in seen | {
+                    (item.session, before) for before in range(placed.start, row)
+                }
+            seen |= {(item.session, row) for row in range(placed.start, placed.end)}
+    assert seen == {(item.session, row) for item in items for row in range(len(item.token_ids))}
+
+
+def test_paths_and_buckets() -> None:
+    item = StepItem(1, 3, (1,) * 7, (-1, 0, 0, 1, 2, 2, 3))
+    assert chained(item) == 1
+    assert tree_paths(item, 1, 7) == [((1, 3, 6), (1, 3, 6)), ((2, 5), (2, 5)), ((2, 4), (4,))]
+    assert tree_paths(item, 4, 7) == [((1, 3, 6), (6,)), ((2, 5), (5,)), ((2, 4), (4,))]
+    assert chained(StepItem(1, 3, (1, 2, 3))) == 3
+    assert chained(StepItem(1, 3, (1, 2, 3), (-1, 0, -1))) == 0
+    assert [bucket(rows) for rows in (1, 128, 129)] == [128, 128, 256]
+    assert list(by_bucket([126, 127, 128, 129])) == [(0, 2), (2, 4)]

@@ -1,0 +1,225 @@
+"""Prefixes over real links: computed once, in fair turns, beside running rounds."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+
+import pytest
+
+from paceline.engine.table_spec import TableSpec
+from paceline.types import MAX_PROPOSAL_NODES, ROOT, Close, Failure, NoiseKey, Round, TargetOpened, Verdict
+from target_service.scheduler import Scheduler
+from target_service.session import Session
+from tests.services.harness import (
+    Events,
+    RecordingEngine,
+    chain,
+    eventually,
+    first_round,
+    linked,
+    target_link,
+    target_open,
+    target_service,
+    verdict_of,
+)
+from tests.services.law import next_token, own_tokens
+
+SYSTEM = tuple(random.Random(3).choices(range(32), k=200))
+LONG = TableSpec(vocab=32, seed=3, max_length=8192)
+
+
+def computed(engine: RecordingEngine) -> Counter[int]:
+    """How often rows of each position were computed for prefixes, that is without logits."""
+    rows: Counter[int] = Counter()
+    for plan in engine.plans:
+        for item in plan.items:
+            wanted = min(item.logit_rows, default=len(item.token_ids))
+            rows.update(range(item.base_length, item.base_length + wanted))
+    return rows
+
+
+@pytest.mark.parametrize("samples", [True, False], ids=["samples of one prompt", "one system prompt"])
+async def test_fifty_sessions_at_once_compute_their_common_prefix_once(samples: bool) -> None:
+    engine = RecordingEngine()
+    prefixes = {i: (*SYSTEM, *((7,) if samples else (i % 32, i // 32, 5))) for i in range(1, 51)}
+    async with (
+        target_service(engine, prefill_chunk=64) as (_, address),
+        linked(target_link(address)) as events,
+    ):
+        for i, prefix in prefixes.items():
+            events.link.send(target_open(i, prefix, noise=NoiseKey(i)))
+            events.link.send(first_round(i, prefix))
+        opened = [(await events.of(TargetOpened, i)).reused_tokens for i in prefixes]
+        for i, prefix in prefixes.items():
+            assert (await events.of(Verdict, i)).token_ids == (next_token(prefix, NoiseKey(i)),)
+        full = 200 if samples else 192
+        assert sorted(opened) == [0] + [full] * 49
+        assert {computed(engine)[position] for position in range(full)} == {1}
+        for i in prefixes:
+            events.link.send(Close(i))
+        await eventually(lambda: engine.kv_rows == 0, "all rows are free")
+
+
+async def test_a_leader_that_ends_leaves_the_prefix_to_the_next() -> None:
+    engine = RecordingEngine()
+    async with target_service(engine) as (servicer, address), linked(target_link(address)) as stays:
+        async with linked(target_link(address)) as cut:
+            engine.go.clear()
+            cut.link.send(target_open(1, (*SYSTEM, 1)))
+            await asyncio.to_thread(engine.entered.wait, 10)
+            for i in (1, 2, 3):
+                stays.link.send(target_open(i, (*SYSTEM, i)))
+            await eventually(lambda: servicer.status().sessions == 4, "all have arrived")
+        engine.go.set()
+        for i in (1, 2, 3):
+            await stays.of(TargetOpened, i)
+            verdict = await verdict_of(stays, first_round(i, (*SYSTEM, i)))
+            assert verdict.token_ids == (next_token((*SYSTEM, i)),)
+        assert max(computed(engine)[position] for position in range(100, 200)) == 1
+
+
+async def use(events: Events, i: int, source: random.Random, *, stays: bool) -> None:
+    """Open a session and send a round; cancel it before its verdict, or close it after, unless it stays."""
+    prefix = (*SYSTEM[: source.choice([5, 40, 100, 200])], i % 32)
+    events.link.send(target_open(i, prefix, max_length=source.choice([0, 210])))
+    events.link.send(first_round(i, prefix))
+    if source.random() < 0.7:
+        assert (await events.of(Verdict, i)).token_ids == (next_token(prefix),)
+        if stays:
+            return
+    events.link.send(Close(i))
+
+
+async def test_nothing_is_left_after_500_sessions_with_cancels_and_kills() -> None:
+    source = random.Random(9)
+    room = 30 * (256 + MAX_PROPOSAL_NODES)
+    engine = RecordingEngine(TableSpec(vocab=32, seed=3, max_length=256, max_kv_rows=room))
+    async with target_service(engine, max_queue=500, max_num_seqs=40) as (servicer, address):
+        for wave in range(10):
+            killed = wave % 3 == 2
+            async with linked(target_link(address)) as events:
+                users = [asyncio.create_task(use(events, i, source, stays=killed)) for i in range(1, 51)]
+                await asyncio.wait(users, return_when=asyncio.FIRST_COMPLETED if killed else asyncio.ALL_COMPLETED)
+            for user in users:
+                user.cancel()
+            outcomes = await asyncio.gather(*users, return_exceptions=True)
+            assert all(outcome is None or isinstance(outcome, asyncio.CancelledError) for outcome in outcomes)
+            assert engine.kv_rows + engine.cached_rows <= room
+        await eventually(lambda: engine.kv_rows == 0, "all rows are free")
+        assert servicer.status().sessions == 0
+        assert servicer.scheduler.queue_length == 0
+        async with linked(target_link(address)) as events:
+            events.link.send(target_open(1, SYSTEM))
+            assert (await verdict_of(events, first_round(1, SYSTEM))).token_ids == (next_token(SYSTEM),)
+
+
+async def test_a_prompt_of_4000_tokens_delays_four_streams_by_one_chunk_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = RecordingEngine(LONG)
+    prompt = tuple(random.Random(4).choices(range(32), k=4000))
+    texts: dict[int, list[int]] = {i: [i, 2, 3] for i in range(1, 5)}
+    arrived: list[tuple[int, int]] = []
+    submit = Scheduler.submit
+
+    def noting(self: Scheduler, session: Session, round_: Round) -> None:
+        arrived.append((session.key, len(engine.plans)))
+        submit(self, session, round_)
+
+    monkeypatch.setattr(Scheduler, "submit", noting)
+    async with (
+        target_service(engine, prefill_chunk=128) as (_, address),
+        linked(target_link(address)) as events,
+    ):
+        for i, text in texts.items():
+            events.link.send(target_open(i, text))
+            await events.of(TargetOpened, i)
+        events.link.send(target_open(9, prompt))
+        opened = asyncio.ensure_future(events.of(TargetOpened, 9))
+
+        async def stream(i: int, text: list[int]) -> None:
+            while not opened.done():
+                text += (await verdict_of(events, Round(i, len(text) - 1, ROOT, (text[-1],)))).token_ids
+
+        await asyncio.gather(*(stream(i, text) for i, text in texts.items()), opened)
+    chunks = [sum(len(item.token_ids) for item in plan.items if not item.logit_rows) for plan in engine.plans]
+    assert max(chunks) == 128
+    assert sum(chunks) == 3999 + 4 * 2
+    for session, step in arrived:
+        # What was under way, or just handed to the thread, ends; the next step has the round.
+        waits = [any(item.session == session for item in plan.items) for plan in engine.plans[step : step + 2]]
+        assert any(waits)
+    assert len(arrived) >= 4 * 2
+    for i, text in texts.items():
+        assert text[3:] == own_tokens((i, 2, 3), len(text) - 3)
+
+
+async def test_short_prompts_pass_long_ones_and_nobody_starves() -> None:
+    engine = RecordingEngine(LONG)
+    source = random.Random(6)
+    prompts = {i: tuple(source.choices(range(32), k=length)) for i, length in ((1, 1500), (2, 1500), (3, 20))}
+    async with (
+        target_service(engine, prefill_chunk=64) as (servicer, address),
+        linked(target_link(address)) as events,
+    ):
+        engine.go.clear()
+        events.link.send(target_open(8, (5, 5)))
+        await asyncio.to_thread(engine.entered.wait, 10)
+        for i, prompt in prompts.items():
+            events.link.send(target_open(i, prompt))
+        await eventually(lambda: servicer.status().sessions == 4, "all have arrived")
+        engine.go.set()
+        for i in (3, 1, 2):
+            await events.of(TargetOpened, i)
+    shares = [{item.session: len(item.token_ids) for item in plan.items} for plan in engine.plans]
+    last = {session: max(n for n, each in enumerate(shares) if session in each) for session in (2, 3, 4)}
+    assert last[4] <= 2
+    assert abs(last[2] - last[3]) <= 1
+    assert all(sum(each.values()) <= 64 for each in shares)
+
+
+async def test_the_last_chunk_brings_the_first_round_along() -> None:
+    engine = RecordingEngine()
+    own = own_tokens(SYSTEM[:20], 3)
+    async with target_service(engine) as (_, address), linked(target_link(address)) as events:
+        events.link.send(target_open(1, SYSTEM[:20]))
+        verdict = await verdict_of(events, first_round(1, SYSTEM[:20], chain(own[:2])))
+        assert (await events.of(TargetOpened, 1)).timings.rows == 6
+        assert verdict.token_ids == tuple(own)
+        assert len(engine.plans) == 2
+        (item,) = engine.plans[-1].items
+        assert (item.base_length, len(item.token_ids), item.logit_rows) == (16, 6, (3, 4, 5))
+        follow = Round(1, 22, 1, (own[2],))
+        assert (await verdict_of(events, follow)).token_ids == (next_token([*SYSTEM[:20], *own]),)
+
+
+async def test_a_step_has_an_upper_bound_of_rows() -> None:
+    engine = RecordingEngine()
+    prefixes = {i: (i, i + 1) for i in range(1, 9)}
+    async with target_service(engine, max_step_rows=128) as (_, address), linked(target_link(address)) as events:
+        for i, prefix in prefixes.items():
+            events.link.send(target_open(i, prefix))
+            await events.of(TargetOpened, i)
+        engine.plans.clear()
+        for i, prefix in prefixes.items():
+            events.link.send(first_round(i, prefix, chain([1] * 39)), urgent=True)
+        for i in prefixes:
+            await events.of(Verdict, i)
+    assert max(plan.rows for plan in engine.plans) == 120
+    assert Counter(item.session for plan in engine.plans for item in plan.items) == Counter(prefixes.keys())
+
+
+async def test_beyond_the_queue_there_is_a_typed_refusal() -> None:
+    engine = RecordingEngine()
+    async with (
+        target_service(engine, max_num_seqs=1, max_queue=2) as (_, address),
+        linked(target_link(address)) as events,
+    ):
+        for i in range(1, 6):
+            events.link.send(target_open(i, (*SYSTEM, i)))
+        failures = [await events.of(Failure, i) for i in (4, 5)]
+        for failure in failures:
+            assert (failure.reason, failure.session_closed) == ("OVERLOADED", True)
+            assert failure.retry_after_ms
