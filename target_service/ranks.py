@@ -88,10 +88,11 @@ def engine_loader(config: TargetConfig, place: Place | None, watch: LossWatch) -
     try:
         yield load
     finally:
-        if engine is not None and watch.reason is None:
+        told = engine is not None and watch.reason is None
+        if engine is not None and told:
             engine.stop()
         if ranks is not None:
-            ranks.close()
+            ranks.close(told=told)
 
 
 def _load(config: TargetConfig) -> Engine:

@@ -91,11 +91,6 @@ class RankProcesses:
             process.start()
             self._ranks[rank] = process
 
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """Process ids of ranks 1 and up."""
-        return tuple(process.pid for process in self._ranks.values() if process.pid is not None)
-
     def watch(self, on_death: Callable[[str], None]) -> None:
         """Call `on_death` on a thread of its own, once, when a rank ends before `close`; then kill the others."""
 
@@ -110,11 +105,12 @@ class RankProcesses:
 
         threading.Thread(target=wait, name="rank-watch", daemon=True).start()
 
-    def close(self, grace_s: float = STOP_SECONDS) -> None:
-        """Wait for ranks that have been told to stop, and kill those that don't."""
+    def close(self, *, told: bool) -> None:
+        """End the ranks; those that were `told` to stop get `STOP_SECONDS` for it, all together."""
         self._closing.set()
+        deadline = time.monotonic() + (STOP_SECONDS if told else 0.0)
         for process in self._ranks.values():
-            process.join(grace_s)
+            process.join(max(0.0, deadline - time.monotonic()))
             process.kill()
             process.join()
 

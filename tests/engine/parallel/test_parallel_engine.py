@@ -22,8 +22,18 @@ from paceline.engine.parallel.engine import ParallelEngine, follow
 from paceline.engine.parallel.loading import RankEngine
 from paceline.errors import InvalidInput, PrefixMismatch, Unsupported
 from paceline.tokenizer import TableTokenizer
-from paceline.types import ROOT, Acceptance, NoiseKey, Round, SamplingParams, TargetOpen
-from target_service.verifier import verify
+from paceline.types import (
+    ROOT,
+    Acceptance,
+    NoiseKey,
+    Proposal,
+    Round,
+    SamplingParams,
+    SparseDistribution,
+    TargetOpen,
+    Verdict,
+)
+from target_service.verifier import draw_of, drawn_verdict, verify
 from tests.engine import tiny
 from tests.engine.parallel.ranks import ThreadRanks, run_ranks
 
@@ -135,6 +145,49 @@ def test_ranks_write_the_text_of_one_engine_and_send_a_few_bytes_a_token(degree:
     written, sent = in_parallel(four_heads, degree, work)
     assert written == plain
     assert sent == 40 * 24, "value, id and mass of one row a token; no logits"
+
+
+@pytest.mark.parametrize("degree", [2, 4])
+def test_rounds_of_every_kind_share_a_step(degree: int) -> None:
+    """Coupled and greedy draws, pre-drawn chains, rows that are gathered, and a prefix that wants none."""
+    support = SparseDistribution((3, 40, 96), (0.5, 0.25, 0.25))
+    proposal = Proposal(1, (40, 96), (0.25, 0.25), supports=(support, support))
+    kinds = (
+        (Acceptance.BLOCK, SamplingParams(temperature=0.7), proposal),
+        (Acceptance.COUPLED, SamplingParams(temperature=0), Proposal(1, (8, 9), (1.0, 1.0))),
+        (Acceptance.COUPLED, SamplingParams(temperature=0.7, top_k=5), None),
+        (Acceptance.REJECTION, SamplingParams(temperature=1.3), proposal),
+        (Acceptance.COUPLED, SamplingParams(temperature=1.3), None),
+    )
+    items, work = [], []
+    for session, (acceptance, sampling, proposed) in enumerate(kinds):
+        round_ = Round(session, 0, ROOT, (5 + session,), proposed)
+        nodes = proposed.token_ids if proposed else ()
+        items.append(StepItem(session, 0, (5 + session, *nodes), logit_rows=tuple(range(1 + len(nodes)))))
+        work.append((TargetOpen(session, (5 + session,), 1, sampling, NoiseKey(session), acceptance), round_))
+    plan = StepPlan((*items, StepItem(9, 0, (1, 2, 3))))
+
+    def opened(engine: Engine) -> Engine:
+        for item in plan.items:
+            engine.open(item.session, 8)
+        return engine
+
+    def draw_all(engine: ParallelEngine, _: ThreadRanks) -> list[Verdict]:
+        draws = [draw_of(facts, round_, tiny.VOCAB) for facts, round_ in work]
+        assert [draw is None for draw in draws] == [False, False, True, False, False]
+        opened(engine)
+        answers = engine.step_and_draw(plan, draws)
+        return [
+            verify(answer, *each) if isinstance(answer, np.ndarray) else drawn_verdict(answer, each[1])
+            for answer, each in zip(answers, work, strict=False)
+        ]
+
+    whole, _ = tiny.engine_and_plain(four_heads())
+    wanted = [verify(rows, *each) for rows, each in zip(opened(whole).step(plan), work, strict=False)]
+    for mine, theirs in zip(in_parallel(four_heads, degree, draw_all), wanted, strict=True):
+        assert mine.token_ids == theirs.token_ids
+        assert mine.target_probabilities == pytest.approx(theirs.target_probabilities, rel=1e-3)
+        assert mine.residual_masses == pytest.approx(theirs.residual_masses, rel=1e-3)
 
 
 def test_what_one_engine_refuses_all_ranks_refuse_and_go_on() -> None:
