@@ -168,7 +168,7 @@ SpeculativeConfig = Annotated[
     ),
 ]
 TensorParallel = Annotated[
-    int | None, typer.Option("--tensor-parallel-size", "-tp", help="Ranks of the target; only 1 today.")
+    int | None, typer.Option("--tensor-parallel-size", "-tp", help="Ranks that share the target model.")
 ]
 Timeout = Annotated[float | None, typer.Option(help="Seconds that the whole request may take.", show_default="none")]
 TlsCa = Annotated[Path | None, typer.Option(help="Trust this CA and use TLS.", show_default="plaintext")]
@@ -201,6 +201,7 @@ def serve(
     port: Annotated[int, typer.Option(help="The coordinator's gRPC port; 0 takes a free one.")] = COORDINATOR_PORT,
     draft_port: Annotated[int, typer.Option(help="The draft service's port.")] = DRAFT_PORT,
     target_port: Annotated[int, typer.Option(help="The target service's port.")] = TARGET_PORT,
+    max_restarts: Annotated[int, typer.Option(help="Times in a row that a service which ends is started again.")] = 5,
     log_dir: Annotated[
         Path | None, typer.Option(help="Logs and configurations.", show_default="a new folder")
     ] = None,
@@ -227,6 +228,7 @@ def serve(
         port=port,
         draft_port=draft_port,
         target_port=target_port,
+        max_restarts=max_restarts,
     )
     _check_settings(settings)
     folder = log_dir or Path(tempfile.mkdtemp(prefix="paceline-"))

@@ -63,7 +63,9 @@ class EngineSettings(_Settings):
     threads: int = Field(0, ge=0, le=1024, description="Compute threads; 0: every core.")
     max_model_len: int = Field(0, ge=0, le=1 << 22, description="Longest session in tokens; 0: the model's own.")
     max_num_seqs: int = Field(256, ge=1, le=65536, description="Most sessions open at once.")
-    kv_bytes: int = Field(0, ge=0, description="KV budget; 0: from gpu_memory_utilization, or 2 GiB on a CPU.")
+    kv_bytes: int = Field(
+        0, ge=0, description="KV budget of each rank; 0: from gpu_memory_utilization, or 2 GiB on a CPU."
+    )
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
     prefill_chunk: int = Field(128, ge=1, le=65536, description="Most prompt tokens in one step.")
     max_step_rows: int = Field(
@@ -83,7 +85,9 @@ class TargetConfig(_Settings):
     model: str = DEFAULT_MODEL
     server: ServerSettings = ServerSettings(port=TARGET_PORT)
     engine: EngineSettings = EngineSettings()
-    tensor_parallel_size: int = Field(1, ge=1, le=1024)
+    tensor_parallel_size: int = Field(
+        1, ge=1, le=1024, description="Ranks that share the model: a divisor of its heads and KV heads."
+    )
     max_queue: int = Field(
         1024, ge=1, le=1 << 20, description="Most sessions waiting for room before RESOURCE_EXHAUSTED."
     )

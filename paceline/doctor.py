@@ -81,6 +81,7 @@ def _versions() -> Iterator[Finding]:
         return
     yield Finding("engine", ", ".join(f"{package} {_version(package)}" for package in ENGINE_PACKAGES), ok=True)
     yield Finding("devices", _devices())
+    yield Finding("between ranks", _backends())
 
 
 def _version(package: str) -> str:
@@ -100,6 +101,16 @@ def _devices() -> str:
         properties = torch.cuda.get_device_properties(index)
         found.append(f"cuda:{index} {properties.name} ({properties.total_memory >> 30} GiB)")
     return ", ".join(found)
+
+
+def _backends() -> str:
+    """What the ranks of a tensor-parallel target can talk over."""
+    from torch import distributed
+
+    if not distributed.is_available():
+        return "nothing: this torch is built without distributed"
+    backends = {"gloo": distributed.is_gloo_available(), "nccl": distributed.is_nccl_available()}
+    return ", ".join(name for name, available in backends.items() if available) or "nothing"
 
 
 def _models() -> Iterator[Finding]:

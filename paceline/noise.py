@@ -42,6 +42,9 @@ Words = NDArray[np.uint32]
 CACHE_BYTES = 32 << 20
 """Bound on the ceilings kept: 167 rows of 49,152 ids."""
 
+BLOCK = 4
+"""Ids that share one Philox block."""
+
 SPARSE_SHARE = 8
 """Rows whose survivors are at most 1/8 of the vocabulary skip the ceilings."""
 
@@ -139,7 +142,35 @@ def race_best(
         ids = np.flatnonzero(scores > -math.inf)
         order = np.argsort(-_perturbed(scores[ids], ids, *address), kind="stable")[:m]
         return tuple(ids[order].tolist())
-    return tuple(_best_of_race(scores, _ceilings.row(address, scores.size), m, *address).tolist())
+    return tuple(_best_of_race(scores, _ceilings.row(address, 0, scores.size), m, 0, *address).tolist())
+
+
+def race_part(
+    scores: Scores, first_id: int, key: NoiseKey, stream: Stream, position: int, round_key: int = 0
+) -> tuple[float, int]:
+    """The best of a part of the vocabulary, so that parts can be raced apart and compared.
+
+    The winner of the whole race is the part's best with the largest value, the lowest id among equals.
+
+    Args:
+        scores: log-weights of the ids first_id … first_id + n - 1.
+        first_id: a multiple of 4, so that no block of noise straddles two parts.
+
+    Returns:
+        The value `score - log E` and the global id of the part's best. Where the part has no finite
+        largest score: that score (-inf if nothing survives here, or the NaN or inf), and `first_id`.
+    """
+    require(first_id % BLOCK == 0, "first_id", first_id, f"a multiple of {BLOCK}")
+    largest = float(scores.max(initial=-math.inf))  # NaN if any score is
+    if not math.isfinite(largest):
+        return largest, first_id
+    address = _address(key, stream, position, round_key)
+    ids = np.flatnonzero(scores > -math.inf)
+    if ids.size > max(1, scores.size // SPARSE_SHARE):
+        ids = _best_of_race(scores, _ceilings.row(address, first_id, scores.size), 1, first_id, *address)
+    values = _perturbed(scores[ids], ids + first_id, *address)
+    best = int(values.argmax())  # the first, so the lowest id, among equals
+    return float(values[best]), first_id + int(ids[best])
 
 
 def warm_up() -> None:
@@ -162,21 +193,22 @@ class _CeilingCache:
     """The latest rows of ceilings, at most `CACHE_BYTES` of them."""
 
     def __init__(self) -> None:
-        self._rows: OrderedDict[tuple[_Address, int], NDArray[np.float32]] = OrderedDict()
+        self._rows: OrderedDict[tuple[_Address, int, int], NDArray[np.float32]] = OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()
 
-    def row(self, address: _Address, vocab_size: int) -> NDArray[np.float32]:
-        """Upper bounds on -log E of ids 0 … V-1; read-only."""
+    def row(self, address: _Address, first_id: int, count: int) -> NDArray[np.float32]:
+        """Upper bounds on -log E of `count` ids from `first_id` on; read-only."""
+        key = (address, first_id, count)
         with self._lock:
-            row = self._rows.get((address, vocab_size))
+            row = self._rows.get(key)
             if row is not None:
-                self._rows.move_to_end((address, vocab_size))
+                self._rows.move_to_end(key)
                 return row
-        row = _ceilings_of_row(vocab_size, *address)
+        row = _ceilings_of_row(first_id // BLOCK, count, *address)
         with self._lock:
-            if (address, vocab_size) not in self._rows:
-                self._rows[address, vocab_size] = row
+            if key not in self._rows:
+                self._rows[key] = row
                 self._bytes += row.nbytes
             while self._bytes > CACHE_BYTES and len(self._rows) > 1:
                 self._bytes -= self._rows.popitem(last=False)[1].nbytes
@@ -272,15 +304,17 @@ def _best_of_race(
     scores: Scores,
     ceilings: NDArray[np.float32],
     m: int,
+    first_id: int,
     position: int,
     round_key: int,
     tag: int,
     key_low: int,
     key_high: int,
 ) -> NDArray[np.intp]:
-    """The m best ids of a row [V] with at least m survivors, in order; one pass, without what can't be among them.
+    """Indices of the m best of a row [n] with at least m survivors, in order: the ids from `first_id` on.
 
-    A bound may be too low by its rounding: 2^-24 of itself, 1e-5 in the ceiling, 2^-24 in E.
+    One pass, which skips what can't be among them. A bound may be too low by its rounding: 2^-24 of
+    itself, 1e-5 in the ceiling, 2^-24 in E.
     """
     c1, c2, c3 = np.uint32(position), np.uint32(round_key), np.uint32(tag)
     k0, k1 = np.uint32(key_low), np.uint32(key_high)
@@ -295,7 +329,7 @@ def _best_of_race(
             bound = np.float64(scores[i] + ceilings[i])
             if bound == -np.inf or bound + _SLACK + _RELATIVE_SLACK * abs(bound) < values[m - 1]:
                 continue
-            words = _block(np.uint32(i >> 2), c1, c2, c3, k0, k1)
+            words = _block(np.uint32((first_id + i) >> 2), c1, c2, c3, k0, k1)
             value = np.float64(scores[i]) - math.log(np.float64(_exponential(words[i & 3])))
             place = m
             while place > 0 and value > values[place - 1]:  # equals stay in front: they have lower ids
@@ -326,14 +360,14 @@ def _ceilings_of_words(words: Words) -> NDArray[np.float32]:
 
 @_compiled
 def _ceilings_of_row(
-    vocab_size: int, position: int, round_key: int, tag: int, key_low: int, key_high: int
+    first_block: int, count: int, position: int, round_key: int, tag: int, key_low: int, key_high: int
 ) -> NDArray[np.float32]:
     c1, c2, c3 = np.uint32(position), np.uint32(round_key), np.uint32(tag)
     k0, k1 = np.uint32(key_low), np.uint32(key_high)
-    blocks = (vocab_size + 3) // 4
+    blocks = (count + 3) // 4
     words = np.empty((blocks, 4), np.uint32)
     for block in range(blocks):
-        four = _block(np.uint32(block), c1, c2, c3, k0, k1)
+        four = _block(np.uint32(first_block + block), c1, c2, c3, k0, k1)
         for lane in range(4):
             words[block, lane] = four[lane]
-    return _ceilings_of_words(words.reshape(-1)[:vocab_size])
+    return _ceilings_of_words(words.reshape(-1)[:count])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -30,5 +31,12 @@ def run_service(name: str, start: Callable[[], Coroutine[Any, Any, None]]) -> No
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(start())
     except PacelineError as error:
-        logger.error("%s can't start: %s", name, error.message)
+        logger.error("%s failed: %s", name, error.message)
         sys.exit(BAD_CONFIGURATION if isinstance(error, InvalidInput) else FAILED)
+
+
+def describe_exit(code: int | None) -> str:
+    """How a child process ended, by its exit code as `subprocess` and `multiprocessing` give it."""
+    if code is None:
+        return "no exit code yet"
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

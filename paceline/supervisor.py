@@ -2,8 +2,9 @@
 
 A child is `python -m MODULE --config FILE`, in a process group of its own, with
 its log and its configuration in one folder. Nothing is announced before
-grpc.health.v1 says SERVING; when one child ends, it is named with the last
-lines of its log and the others are stopped.
+grpc.health.v1 says SERVING. A child that ends once all serve is started again
+on its port, a bounded number of times; after that, or before all serve, it is
+named with the last lines of its log and the others are stopped.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
+from typing import Any, Literal
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -40,6 +41,8 @@ from paceline.config import (
 )
 from paceline.drafter_choice import MODEL, DrafterChoice
 from paceline.errors import InvalidInput, PacelineError
+from paceline.process import describe_exit
+from paceline.restarts import Restarts
 from paceline.types import AUTO, NGRAM, NONE, require
 
 LOG_LINES = 15
@@ -47,6 +50,7 @@ POLL_SECONDS = 0.05
 HEALTH_SECONDS = 1.0
 STOP_SECONDS = 10.0
 START_SECONDS = 600.0
+MAX_RESTARTS = 1000
 SPIN_COUNT = 20_000
 SHARED_BELOW = 4
 """Cores from which target and draft get cores of their own."""
@@ -84,8 +88,10 @@ class ServeSettings:
     port: int = COORDINATOR_PORT
     draft_port: int = DRAFT_PORT
     target_port: int = TARGET_PORT
+    max_restarts: int = 5
 
     def __post_init__(self) -> None:
+        require(0 <= self.max_restarts <= MAX_RESTARTS, "max_restarts", self.max_restarts, f"in [0, {MAX_RESTARTS}]")
         DrafterChoice.parse(self.drafter)
 
     @property
@@ -236,6 +242,7 @@ class ServiceProcess:
     threads: int = 1
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     _child: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    _started: float = field(default=0.0, init=False)
 
     @property
     def log_file(self) -> Path:
@@ -264,6 +271,11 @@ class ServiceProcess:
         return None if self._child is None else self._child.poll()
 
     @property
+    def since_start_s(self) -> float:
+        """Seconds since the child was started last."""
+        return time.monotonic() - self._started
+
+    @property
     def address(self) -> str | None:
         """host:port to connect to, once the child has written it."""
         if not self.port_file.exists():
@@ -273,6 +285,7 @@ class ServiceProcess:
 
     def start(self) -> None:
         """Start the child; returns before it serves."""
+        self._started = time.monotonic()
         self.port_file.unlink(missing_ok=True)
         command = [sys.executable, "-m", _MODULES[self.name], "--config", str(self.config_file)]
         command += ["--port-file", str(self.port_file)]
@@ -374,6 +387,10 @@ class Services:
         self.processes: dict[ServiceName, ServiceProcess] = {}
         self._announce = announce
         self._start_timeout_s = start_timeout_s
+        self._configs: dict[ServiceName, tuple[type[Any], Flags]] = {}
+        self._addresses: dict[ServiceName, str] = {}
+        self._restarts: dict[ServiceName, Restarts] = {}
+        self._returning: set[ServiceName] = set()
 
     @property
     def address(self) -> str:
@@ -401,14 +418,17 @@ class Services:
         self.stop()
 
     def wait(self) -> None:
-        """Block until a service ends.
+        """Start again what ends, until a service has ended once too often.
 
         Raises:
             ServiceFailed: always, naming it.
         """
         while True:
-            self._check_running()
-            self.processes["coordinator"].wait(POLL_SECONDS)
+            for process in self.processes.values():
+                if process.exit_code is not None:
+                    self._start_again(process, describe_exit(process.exit_code))
+            self._announce_returned()
+            time.sleep(POLL_SECONDS)
 
     def stop(self) -> None:
         """Stop all, the coordinator first so that it closes its sessions; a second interrupt kills."""
@@ -438,8 +458,32 @@ class Services:
     def _start(self, name: ServiceName, kind: type[Config], flags: Flags, threads: int) -> None:
         process = ServiceProcess(name, self.folder, threads)
         write_config(kind, process.config_file, flags)
+        self._configs[name] = (kind, flags)
+        self._restarts[name] = Restarts(self.settings.max_restarts)
         self.processes[name] = process
         process.start()
+
+    def _start_again(self, process: ServiceProcess, ended: str) -> None:
+        restarts = self._restarts[process.name]
+        delay_s = restarts.next_delay_s(process.since_start_s)
+        if delay_s is None:
+            raise process.failure(f"ended with {ended}")
+        which = f"restart {restarts.in_a_row} of {self.settings.max_restarts}"
+        self._announce(f"{process.name:<12} ended with {ended}; {which} in {delay_s:g} s")
+        time.sleep(delay_s)
+        # The others know it by the port that it had.
+        kind, flags = self._configs[process.name]
+        port = int(self._addresses[process.name].rpartition(":")[2])
+        write_config(kind, process.config_file, flags | {"server.port": port})
+        process.start()
+        self._returning.add(process.name)
+
+    def _announce_returned(self) -> None:
+        for name in tuple(self._returning):
+            process = self.processes[name]
+            if process.address is not None and is_serving(process.address):
+                self._returning.discard(name)
+                self._announce(f"{name:<12} {process.address}  pid {process.pid}  back")
 
     def _address(self, name: ServiceName) -> str:
         address = self.processes[name].address
@@ -453,6 +497,7 @@ class Services:
             if address is not None and is_serving(address):
                 break
             self._wait_for_progress(process, "SERVING", deadline)
+        self._addresses[process.name] = address
         self._announce(f"{process.name:<12} {address}  pid {process.pid}  {process.threads} threads")
 
     def _wait_for_progress(self, process: ServiceProcess, what: str, deadline: float) -> None:
@@ -477,8 +522,4 @@ class Services:
         for process in self.processes.values():
             code = process.exit_code
             if code is not None:
-                raise process.failure(f"ended with {_describe_exit(code)}")
-
-
-def _describe_exit(code: int) -> str:
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+                raise process.failure(f"ended with {describe_exit(code)}")

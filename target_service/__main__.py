@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Coroutine
+import os
+from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,82 +15,91 @@ import typer
 from paceline import telemetry
 from paceline.config import TargetConfig, load_config
 from paceline.engine.executor import Executor
-from paceline.errors import InvalidInput
+from paceline.engine.parallel.launch import Place, place_from, run_rank
 from paceline.process import run_service
 from paceline.rpc.server import run_server
 from paceline.tokenizer import load_tokenizer
 from paceline.v1 import target_service_pb2 as pb
 from paceline.v1 import target_service_pb2_grpc as pb_grpc
+from target_service.ranks import LossWatch, engine_loader
 
 if TYPE_CHECKING:
     from paceline.engine.interface import Engine
     from target_service.servicer import TargetServicer
 
-logger = logging.getLogger(__name__)
-
 SERVICE = pb.DESCRIPTOR.services_by_name["TargetService"].full_name
 
 
-async def serve(config: TargetConfig) -> None:
+async def serve(config: TargetConfig, place: Place | None = None) -> None:
     """Load the model with the server already up, then serve until stopped.
 
+    Args:
+        config: the service's.
+        place: of this process, rank 0, where torchrun has started all ranks; None: they are started here.
+
     Raises:
+        PeerUnavailable: a rank was lost.
         PacelineError: the model can't be served, or the port is taken.
     """
-    telemetry.configure("paceline-target")
-    executor = Executor("target-engine")
-    try:
-        await _serve_on(executor, config)
-    finally:
-        executor.close()
-        telemetry.shutdown()
+    watch = LossWatch()
+    with engine_loader(config, place, watch) as load:
+        telemetry.configure("paceline-target")
+        executor = Executor("target-engine")
+        try:
+            await _serve_on(executor, config, load, watch)
+        finally:
+            executor.close()
+            telemetry.shutdown()
+    watch.check()
 
 
-async def _serve_on(executor: Executor, config: TargetConfig) -> None:
+async def _serve_on(executor: Executor, config: TargetConfig, load: Callable[[], Engine], watch: LossWatch) -> None:
     # torch and transformers take seconds to import: health answers meanwhile.
     serving: TargetServicer | None = None
-    stop = asyncio.Event()
 
     async def register(server: grpc.aio.Server) -> None:
         nonlocal serving
-        engine = await executor.run(_load, config)
+        engine = await executor.run(load)
         from paceline.grammar import Grammars
         from target_service.servicer import TargetServicer
 
         grammars = Grammars(partial(load_tokenizer, config.model, trust_remote_code=config.engine.trust_remote_code))
         serving = TargetServicer(engine, executor, config.engine, config.max_queue, grammars)
         # A service that can't step any more must not look healthy.
-        serving.runner.add_done_callback(lambda _: stop.set())
+        serving.runner.add_done_callback(lambda _: watch.stop.set())
         pb_grpc.add_TargetServiceServicer_to_server(serving, server)
 
     async def drain() -> None:
-        if serving is not None:
-            await serving.scheduler.idle()
+        """Sessions end by themselves, or with the engine."""
+        if serving is None:
+            return
+        ends = [asyncio.ensure_future(each) for each in (serving.scheduler.idle(), watch.lost.wait())]
+        await asyncio.wait([*ends, serving.runner], return_when=asyncio.FIRST_COMPLETED)
+        for end in ends:
+            end.cancel()
 
     try:
-        await run_server(config.server, register, [SERVICE], stop, on_drain=drain)
+        await run_server(config.server, register, [SERVICE], watch.stop, on_drain=drain)
     finally:
         if serving is not None:
             await serving.close()
 
 
-def _load(config: TargetConfig) -> Engine:
-    from paceline import noise
-    from paceline.engine.loading import load_engine
-
-    noise.warm_up()
-    return load_engine(config.model, config.engine)
-
-
-def check(config: TargetConfig) -> None:
-    """Refuse what is configured and not built yet.
+def start(config: TargetConfig) -> Coroutine[Any, Any, None]:
+    """What this process is to do: serve, or be one of the other ranks that torchrun has started.
 
     Raises:
-        InvalidInput: naming the key.
+        InvalidInput: torchrun has started another number of ranks than are configured.
     """
-    if config.tensor_parallel_size > 1:
-        limit = "1: tensor parallelism over several ranks is not available in this version"
-        raise InvalidInput.of("tensor_parallel_size", config.tensor_parallel_size, limit)
+    place = place_from(os.environ, config.tensor_parallel_size)
+    if place is None or place.rank == 0:
+        return serve(config, place)
+    return _follow(config, place)
+
+
+async def _follow(config: TargetConfig, place: Place) -> None:
+    # Nothing else is on this loop.
+    run_rank(config.model, config.engine, place)
 
 
 def main(
@@ -160,12 +169,7 @@ def main(
         "server.drain_seconds": drain_seconds,
     }
 
-    def start() -> Coroutine[Any, Any, None]:
-        loaded = load_config(TargetConfig, config, flags)
-        check(loaded)
-        return serve(loaded)
-
-    run_service("target service", start)
+    run_service("target service", lambda: start(load_config(TargetConfig, config, flags)))
 
 
 if __name__ == "__main__":

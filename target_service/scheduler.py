@@ -19,7 +19,14 @@ from paceline.codec import failure_of
 from paceline.config import EngineSettings
 from paceline.engine.executor import Executor
 from paceline.engine.interface import Engine
-from paceline.errors import DeadlineExceeded, Overloaded, PacelineError, UnknownSession, Unsupported
+from paceline.errors import (
+    DeadlineExceeded,
+    Overloaded,
+    PacelineError,
+    PeerUnavailable,
+    UnknownSession,
+    Unsupported,
+)
 from paceline.grammar import Grammars
 from paceline.rpc.sessions import SessionOwner
 from paceline.types import Grammar, Round, StepTimings, TargetOpen, TargetOpened, Verdict
@@ -174,7 +181,11 @@ class Scheduler:
                 self._wake.set()
 
     async def run(self) -> None:
-        """Run steps until cancelled."""
+        """Run steps until cancelled.
+
+        Raises:
+            PeerUnavailable: the engine is lost, and with it every session.
+        """
         try:
             await self._run()
         finally:
@@ -275,6 +286,8 @@ class Scheduler:
             self._ready.pop(work.session.key, None)
         try:
             result = await self._executor.run(run_step, self._engine, step)
+        except PeerUnavailable:
+            raise
         except Exception as error:
             logger.exception("step failed: sessions=%s", ",".join(str(session.id) for session in step.sessions))
             for session in step.sessions:

@@ -13,7 +13,7 @@ from paceline import codec
 from paceline.config import EngineSettings
 from paceline.engine.executor import Executor
 from paceline.engine.interface import Engine
-from paceline.errors import InternalError
+from paceline.errors import InternalError, PeerUnavailable
 from paceline.grammar import Grammars
 from paceline.rpc.errors import typed_errors
 from paceline.rpc.link import FrameWriter, serve_target_link
@@ -51,11 +51,14 @@ class TargetServicer(pb_grpc.TargetServiceServicer):
         """Stop running steps.
 
         Raises:
+            PeerUnavailable: the scheduler had ended because the engine is lost.
             InternalError: the scheduler had ended by itself, which is a defect.
         """
         ended = self.runner.done()
         self.runner.cancel()
         (outcome,) = await asyncio.gather(self.runner, return_exceptions=True)
+        if isinstance(outcome, PeerUnavailable):
+            raise outcome
         if ended:
             raise InternalError(f"the scheduler ended: {outcome!r}") from outcome
 

@@ -1,7 +1,7 @@
 """One step: which rows of which sessions, run on the executor's thread, and what came of it.
 
 `StepPlan` is all that a rank of a tensor-parallel group needs to run the same
-step; nothing here or in the scheduler knows of ranks.
+step. An engine whose logits are spread over ranks is told how to draw along with it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from paceline.config import EngineSettings
 from paceline.engine.blocks import BLOCK_ROWS
-from paceline.engine.interface import Engine, Logits, StepItem, StepPlan
+from paceline.engine.interface import Drawing, DrawingEngine, Engine, Logits, StepItem, StepPlan
 from paceline.errors import InternalError, Overloaded, PacelineError
 from paceline.types import Round, Verdict
 from target_service.session import PendingRound, Session
-from target_service.verifier import verify
+from target_service.verifier import draw_of, drawn_verdict, verify
 
 logger = logging.getLogger(__name__)
 
@@ -150,14 +152,23 @@ def run_step(engine: Engine, step: Step) -> StepResult:
     """One forward pass and the draws of its rounds; a round whose draw fails fails alone.
 
     Raises:
+        PeerUnavailable: a rank is gone; no session of the engine can be used again.
         Exception: whatever the engine raised; no session of the step can be used again.
     """
     begun = time.monotonic()
-    logits = engine.step(step.plan)
+    outputs = _forward(engine, step)
     forwarded = time.monotonic()
-    answers = tuple(_verify(work, rows) for work, rows in zip(step.rounds, logits, strict=False))
+    answers = tuple(_verify(work, output) for work, output in zip(step.rounds, outputs, strict=False))
     ended = time.monotonic()
     return StepResult(answers, begun, (forwarded - begun) * 1e3, (ended - forwarded) * 1e3)
+
+
+def _forward(engine: Engine, step: Step) -> Sequence[Logits | Drawing]:
+    if not isinstance(engine, DrawingEngine):
+        return engine.step(step.plan)
+    vocab_size = engine.info.fingerprint.vocab_size
+    draws = [draw_of(work.session.facts, work.round_, vocab_size) for work in step.rounds]
+    return engine.step_and_draw(step.plan, draws)
 
 
 def make_room(engine: Engine, closing: Sequence[Session], opening: Sequence[Session]) -> list[int | PacelineError]:
@@ -194,12 +205,14 @@ def _reserve(engine: Engine, session: Session) -> int | PacelineError:
         return internal(session, error)
 
 
-def _verify(work: RoundWork, logits: Logits) -> Verdict | PacelineError:
+def _verify(work: RoundWork, output: Logits | Drawing) -> Verdict | PacelineError:
     try:
+        if not isinstance(output, np.ndarray):
+            return drawn_verdict(output, work.round_)
         processors = work.session.processors
         if processors is not None:
             processors.advance(work.committed)
-        return verify(logits, work.session.facts, work.round_, processors)
+        return verify(output, work.session.facts, work.round_, processors)
     except PacelineError as error:
         return error
     except Exception as error:

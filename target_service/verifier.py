@@ -9,12 +9,15 @@ from __future__ import annotations
 import math
 
 from paceline import acceptance
-from paceline.engine.interface import Logits
+from paceline.engine.interface import Draw, Drawing, Logits
 from paceline.errors import InvalidInput
 from paceline.processors import Processors
 from paceline.sampling import processed_scores, row_logprobs
 from paceline.tree import children
-from paceline.types import ROOT, Acceptance, Round, RowLogprobs, TargetOpen, Verdict
+from paceline.types import ROOT, Acceptance, Round, RowLogprobs, SamplingParams, TargetOpen, Verdict
+
+LEAST_SHARED_TEMPERATURE = 1e-6
+"""Below it logit / T may overflow, and what is done then needs the whole row."""
 
 
 def verify(logits: Logits, facts: TargetOpen, round_: Round, processors: Processors | None = None) -> Verdict:
@@ -59,6 +62,37 @@ def _process(logits: Logits, round_: Round, processors: Processors) -> Logits:
             f"tokens left at position {position}", 0, "at least 1: bad_words, min_tokens and grammar forbid every one"
         )
     return processed
+
+
+def draw_of(facts: TargetOpen, round_: Round, vocab_size: int) -> Draw | None:
+    """How ranks may draw the round, each from its share of the vocabulary; None: it takes whole rows.
+
+    Temperature alone keeps every id's score its own. Whatever else a request asks for (filters,
+    log-probabilities) looks at other ids' scores, so its rows are gathered.
+    """
+    temperature = facts.sampling.temperature
+    if facts.sampling != SamplingParams(temperature=temperature):
+        return None
+    greedy_chain = temperature == 0 and facts.acceptance is Acceptance.COUPLED
+    if not greedy_chain and temperature < LEAST_SHARED_TEMPERATURE:
+        return None
+    return Draw(facts.acceptance, temperature, facts.noise, round_, vocab_size)
+
+
+def drawn_verdict(drawing: Drawing, round_: Round) -> Verdict:
+    """The verdict of a round that ranks have drawn.
+
+    Raises:
+        InvalidInput: the logits hold NaN.
+    """
+    drawn = drawing.drawn()
+    return Verdict(
+        session_id=round_.session_id,
+        base_length=round_.base_length,
+        token_ids=drawn.token_ids,
+        target_probabilities=drawn.target_probabilities,
+        residual_masses=drawn.residual_masses,
+    )
 
 
 def _logprobs(logits: Logits, facts: TargetOpen, round_: Round, drawn: tuple[int, ...]) -> tuple[RowLogprobs, ...]:

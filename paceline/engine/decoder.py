@@ -49,10 +49,7 @@ def load_decoder_engine(
 ) -> Engine:
     """Load a transformers decoder as an engine; `paceline.engine.loading.load_engine` says what it raises."""
     set_threads(settings.threads)
-    decoder = load_decoder(resolved, settings)
-    kept = layers if layers is not None else resolved.layers
-    if kept is not None:
-        keep_layers(decoder, kept)
+    decoder = load_decoder(resolved, settings, layers)
     tokenizer = load_tokenizer(model, trust_remote_code=settings.trust_remote_code)
     return build_engine(decoder, tokenizer, settings, resolved.name)
 
@@ -71,6 +68,50 @@ def build_engine(
 
     `reduced_head`: the model reads the tokenizer's ids but has logits for fewer, which the caller maps.
     """
+    facts = examine(model, tokenizer, settings, name, reduced_head=reduced_head)
+    memory = plan_memory(model, settings, facts.kv_shape, facts.max_length, packs=can_pack(model))
+    logger.info("%s", memory)
+    info = facts.info(_kv_rows(memory, settings))
+    reference = plain_reference(model, info)
+    if can_pack(model):
+        fuse_layers(model)
+        pack_linears(model)
+    kind = ReproducibleEngine if settings.reproducible else TransformerEngine
+    engine = kind(model, info, facts.kv_shape, settings, facts.threads)
+    self_check(engine, reference)
+    if settings.reproducible:
+        isolation_check(engine, settings.reproducible_rows)
+    return engine
+
+
+@dataclass(frozen=True)
+class DecoderFacts:
+    """What a decoder that can be served exactly is, before anything of ours replaces a part of it."""
+
+    fingerprint: Fingerprint
+    max_length: int
+    kv_shape: KVShape
+    threads: int
+
+    def info(self, max_kv_rows: int) -> EngineInfo:
+        """What an engine of it is, given room for so many KV rows."""
+        return EngineInfo(self.fingerprint, self.max_length, max_kv_rows)
+
+
+def examine(
+    model: PreTrainedModel,
+    tokenizer: Tokenizer,
+    settings: EngineSettings,
+    name: str,
+    *,
+    reduced_head: bool = False,
+    ranks: int = 1,
+    device: torch.device | None = None,
+) -> DecoderFacts:
+    """Check a whole decoder and have it call our attention; arguments as for `build_engine`.
+
+    `ranks`: how many will share the model, on devices like `device`; threads are those of one rank.
+    """
     config = model.config.get_text_config()
     model.train(False)
     refuse_config(model.config)
@@ -81,21 +122,8 @@ def build_engine(
     shape = probe_kv_shape(model, max_length)
     threads = set_threads(settings.threads)
     row_shapes = describe_shapes(settings.reproducible_rows) if settings.reproducible else RAGGED
-    numeric = numeric_fingerprint(model, max_length, row_shapes)
-    fingerprint = Fingerprint(name, tokenizer.fingerprint, vocab_size, numeric)
-    memory = plan_memory(model, settings, shape, max_length, packs=can_pack(model))
-    logger.info("%s", memory)
-    info = EngineInfo(fingerprint, max_length, _kv_rows(memory, settings))
-    reference = plain_reference(model, info)
-    if can_pack(model):
-        fuse_layers(model)
-        pack_linears(model)
-    kind = ReproducibleEngine if settings.reproducible else TransformerEngine
-    engine = kind(model, info, shape, settings, threads)
-    self_check(engine, reference)
-    if settings.reproducible:
-        isolation_check(engine, settings.reproducible_rows)
-    return engine
+    numeric = numeric_fingerprint(model, max_length, row_shapes, ranks=ranks, device=device)
+    return DecoderFacts(Fingerprint(name, tokenizer.fingerprint, vocab_size, numeric), max_length, shape, threads)
 
 
 def _kv_rows(memory: MemoryPlan, settings: EngineSettings) -> int:
@@ -317,19 +345,30 @@ def _plain_logits(model: PreTrainedModel, text: tuple[int, ...], vocab_size: int
     return logits[0, :, :vocab_size].float().cpu()
 
 
-def numeric_fingerprint(model: PreTrainedModel, max_length: int, row_shapes: str = RAGGED) -> str:
-    """What decides the bits of logits: equal fingerprints may promise equal bits, others only equal laws."""
+def numeric_fingerprint(
+    model: PreTrainedModel,
+    max_length: int,
+    row_shapes: str = RAGGED,
+    *,
+    ranks: int = 1,
+    device: torch.device | None = None,
+) -> str:
+    """What decides the bits of logits: equal fingerprints may promise equal bits, others only equal laws.
+
+    `device`: where the model will run, if it isn't there yet.
+    """
+    device = device or model.device
     volatile = ("_name_or_path", "transformers_version", "quantization_config", "architectures")
     config = {key: value for key, value in model.config.to_dict().items() if key not in volatile}
     facts = {
         "config": config,
         "dtype": str(model.dtype),
-        "device": model.device.type,
-        "capability": _capability(model.device),
+        "device": device.type,
+        "capability": _capability(device),
         "threads": torch.get_num_threads(),
-        "tensor_parallel": 1,
+        "tensor_parallel": ranks,
         "row_shapes": row_shapes,
-        "layers": "fused and packed" if can_pack(model) else "plain",
+        "layers": "fused and packed" if device.type == "cpu" and can_pack(model) else "plain",
         "max_length": max_length,
         "libraries": library_versions(),
         "weights": weights_digest(model),
@@ -355,17 +394,20 @@ def weights_digest(model: PreTrainedModel) -> str:
     return digest.hexdigest()
 
 
-def load_decoder(resolved: ResolvedModel, settings: EngineSettings) -> PreTrainedModel:
-    """Load a decoder's weights as transformers makes it, with every layer.
+def load_decoder(
+    resolved: ResolvedModel, settings: EngineSettings, layers: tuple[int, ...] | None = None, *, on_host: bool = False
+) -> PreTrainedModel:
+    """Load a decoder's weights as transformers makes it, with every layer unless some are named.
+
+    `on_host`: leave the weights in host memory, though the dtype is the device's.
 
     Raises:
         InvalidInput: nothing that transformers loads.
         Unsupported: not a decoder that can be packed.
     """
-    device = _device(settings.device)
+    device = chosen_device(settings.device)
+    refuse_config(load_decoder_config(resolved, settings))
     common = {**resolved.arguments, "trust_remote_code": settings.trust_remote_code}
-    config = _from_pretrained(resolved, lambda: AutoConfig.from_pretrained(resolved.location, **common))
-    refuse_config(config)
     if device.type == "cpu":
         refuse_weights_beyond(resolved.location, available_ram())
     dtype: Any = chosen_dtype(settings.dtype, device)
@@ -373,10 +415,23 @@ def load_decoder(resolved: ResolvedModel, settings: EngineSettings) -> PreTraine
         load: Callable[[], Any] = lambda: AutoModelForCausalLM.from_pretrained(  # noqa: E731
             resolved.location, dtype=dtype, attn_implementation="eager", **common
         )
-        model = _from_pretrained(resolved, load)
-    assert isinstance(model, torch.nn.Module)
-    moved: Any = model.to(device)
-    return moved  # type: ignore[no-any-return]
+        model: Any = _from_pretrained(resolved, load)
+    kept = layers if layers is not None else resolved.layers
+    if kept is not None:
+        keep_layers(model, kept)
+    return model if on_host else model.to(device)  # type: ignore[no-any-return]
+
+
+def load_decoder_config(resolved: ResolvedModel, settings: EngineSettings) -> PreTrainedConfig:
+    """A decoder's configuration, without its weights.
+
+    Raises:
+        InvalidInput: nothing that transformers loads.
+    """
+    common = {**resolved.arguments, "trust_remote_code": settings.trust_remote_code}
+    config = _from_pretrained(resolved, lambda: AutoConfig.from_pretrained(resolved.location, **common))
+    assert isinstance(config, PreTrainedConfig)
+    return config
 
 
 def _from_pretrained(resolved: ResolvedModel, load: Callable[[], Any]) -> Any:
@@ -386,7 +441,8 @@ def _from_pretrained(resolved: ResolvedModel, load: Callable[[], Any]) -> Any:
         raise InvalidInput.of("model", resolved.name, f"a decoder that transformers loads ({error})") from error
 
 
-def _device(name: str) -> torch.device:
+def chosen_device(name: str) -> torch.device:
+    """`auto`: a GPU where there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn import functional
 from transformers.activations import SiLUActivation
 
+from paceline.engine.linear import SummedLinear
 from paceline.engine.transformer import attend
 
 
@@ -74,15 +75,17 @@ def can_fuse(layer: nn.Module) -> bool:
     if set(parts) != {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}:
         return False
     attention, mlp = dict(parts["self_attn"].named_children()), dict(parts["mlp"].named_children())
-    linears = [attention.pop(name, None) for name in ("q_proj", "k_proj", "v_proj", "o_proj")]
-    linears += [mlp.pop(name, None) for name in ("gate_proj", "up_proj", "down_proj")]
+    joined = [attention.pop(name, None) for name in ("q_proj", "k_proj", "v_proj")]
+    joined += [mlp.pop(name, None) for name in ("gate_proj", "up_proj")]
+    closing = [attention.pop("o_proj", None), mlp.pop("down_proj", None)]
     activation = mlp.pop("act_fn", None)
     norms = [parts["input_layernorm"], parts["post_attention_layernorm"]]
     return (
         not attention
         and not mlp
         and type(layer).__name__ in _LAYERS
-        and all(type(linear) is nn.Linear for linear in linears)
+        and all(type(linear) is nn.Linear for linear in joined)
+        and all(type(linear) in (nn.Linear, SummedLinear) for linear in closing)
         and type(activation) in (nn.SiLU, SiLUActivation)
         and all(hasattr(norm, "variance_epsilon") for norm in norms)
     )

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.types import ROOT, Fingerprint
+from paceline.types import ROOT, Acceptance, Fingerprint, NoiseKey, Round
 
 Logits = NDArray[np.float32]
 """[rows, V], V = the tokenizer's real vocabulary, never the padded tensor width."""
@@ -147,4 +147,72 @@ class Engine(Protocol):
         """
 
 
-__all__ = ["NO_PREFIX", "ROOT", "Engine", "EngineInfo", "Logits", "Prefix", "StepItem", "StepPlan"]
+@dataclass(frozen=True)
+class Draw:
+    """How a round is drawn from its logits, where temperature alone shapes them: 0 is greedy."""
+
+    acceptance: Acceptance
+    temperature: float
+    noise: NoiseKey
+    round_: Round
+    vocab_size: int
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the largest logit is drawn."""
+        return self.temperature == 0
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What was drawn for one round, as `paceline.types.Verdict` has it."""
+
+    token_ids: tuple[int, ...]
+    target_probabilities: tuple[float, ...] = ()
+    residual_masses: tuple[float, ...] = ()
+
+
+class Drawing(Protocol):
+    """One round's draws, made."""
+
+    def drawn(self) -> Drawn:
+        """What was drawn.
+
+        Raises:
+            InvalidInput: there was nothing to draw from.
+        """
+
+
+@runtime_checkable
+class DrawingEngine(Protocol):
+    """An engine whose logits are spread over ranks, and which draws where they are."""
+
+    def step_and_draw(self, plan: StepPlan, draws: Sequence[Draw | None]) -> Sequence[Logits | Drawing]:
+        """Run one forward pass and draw.
+
+        Args:
+            plan: as for `Engine.step`.
+            draws: for the first items of the plan how to draw from their logits; None: their logits are wanted.
+
+        Returns:
+            For each item its draws or its logits, as for `Engine.step`.
+
+        Raises:
+            PeerUnavailable: a rank is gone, and the engine with it.
+        """
+
+
+__all__ = [
+    "NO_PREFIX",
+    "ROOT",
+    "Draw",
+    "Drawing",
+    "DrawingEngine",
+    "Drawn",
+    "Engine",
+    "EngineInfo",
+    "Logits",
+    "Prefix",
+    "StepItem",
+    "StepPlan",
+]

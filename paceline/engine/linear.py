@@ -9,6 +9,7 @@ plain one (a tied embedding keeps its own copy).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,6 +33,28 @@ class PackedLinear(torch.nn.Module):
         """[..., in_features] → [..., out_features]."""
         product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._packed, self._bias, "none", [], "")
         return product
+
+
+class SummedLinear(torch.nn.Module):
+    """A layer split over its inputs between ranks: every rank's product, added up, then the bias.
+
+    Args:
+        linear: the rank's part, which is taken over; its bias is the whole layer's.
+        total: adds up a tensor over all ranks, in place.
+    """
+
+    def __init__(self, linear: torch.nn.Linear, total: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        # The bias must be added once, so the part that is multiplied has none.
+        self.bias = linear.bias
+        linear.register_parameter("bias", None)
+        self.part = linear
+        self._total = total
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """[..., own inputs] → [..., outputs], the same on every rank."""
+        product = self._total(self.part(rows))
+        return product if self.bias is None else product + self.bias
 
 
 def can_pack(model: torch.nn.Module) -> bool:

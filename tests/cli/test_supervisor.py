@@ -6,9 +6,11 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -18,6 +20,7 @@ from typer.testing import CliRunner
 from paceline.cli import app
 from paceline.client import Client
 from paceline.errors import InvalidInput
+from paceline.restarts import LONGEST_DELAY_S, STEADY_S, Restarts
 from paceline.supervisor import (
     SPIN_COUNT,
     Cores,
@@ -179,7 +182,8 @@ def test_doctor_says_that_all_is_well(services: Services) -> None:
 
 
 def test_a_killed_service_is_named_with_its_log_and_the_others_stop(tmp_path: Path) -> None:
-    with pytest.raises(ServiceFailed) as caught, Services(settings("ngram"), tmp_path) as running:
+    once = replace(settings("ngram"), max_restarts=0)
+    with pytest.raises(ServiceFailed) as caught, Services(once, tmp_path) as running:
         pids = [process.pid for process in running.processes.values()]
         running.processes["target"].kill()
         running.wait()
@@ -197,6 +201,7 @@ class ServeCommand:
             [*argv, "--log-dir", str(folder), *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         self.pids: dict[str, int] = {}
+        self.services: dict[str, str] = {}
 
     def wait_ready(self) -> None:
         assert self.process.stdout is not None
@@ -204,9 +209,18 @@ class ServeCommand:
             words = line.split()
             if "pid" in words:
                 self.pids[words[0]] = int(words[words.index("pid") + 1])
+                self.services[words[0]] = words[1]
             if line.startswith("ready"):
                 return
         raise AssertionError(self.process.communicate(timeout=STOP_SECONDS))
+
+    @property
+    def address(self) -> str:
+        return self.services["coordinator"]
+
+    def read_line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
 
     def finish(self) -> tuple[int, str, str]:
         out, err = self.process.communicate(timeout=STOP_SECONDS)
@@ -237,7 +251,7 @@ def test_serve_stops_everything_on_ctrl_c_and_on_sigterm(tmp_path: Path, number:
 
 
 def test_serve_names_the_service_that_fails(tmp_path: Path) -> None:
-    with serving(tmp_path, "--drafter", DRAFT) as command:
+    with serving(tmp_path, "--drafter", DRAFT, "--max-restarts", "0") as command:
         command.wait_ready()
         os.kill(command.pids["draft"], signal.SIGKILL)
         code, _, err = command.finish()
@@ -247,12 +261,38 @@ def test_serve_names_the_service_that_fails(tmp_path: Path) -> None:
     assert not any(psutil.pid_exists(pid) for pid in command.pids.values())
 
 
+def test_serve_starts_what_fails_again_where_it_was(tmp_path: Path) -> None:
+    with serving(tmp_path, "--drafter", "none", "--max-restarts", "1") as command:
+        command.wait_ready()
+        with Client(command.address) as client:
+            before = client.generate(prompt="hello", max_new_tokens=9, seed=5)
+            os.kill(command.pids["target"], signal.SIGKILL)
+            ended, back = command.read_line(), command.read_line()
+            assert "target" in ended
+            assert "ended with signal SIGKILL; restart 1 of 1 in 0.5 s" in ended
+            assert "back" in back
+            assert client.generate(prompt="hello", max_new_tokens=9, seed=5).token_ids == before.token_ids
+        os.kill(int(back.split()[3]), signal.SIGKILL)
+        code, _, err = command.finish()
+    assert code == 1
+    assert err.startswith("paceline: error: target service ended with signal SIGKILL")
+
+
+def test_restarts_are_bounded_and_wait_longer_each_time() -> None:
+    restarts = Restarts(3)
+    assert [restarts.next_delay_s(1.0) for _ in range(4)] == [0.5, 1.0, 2.0, None]
+    assert restarts.next_delay_s(STEADY_S) == 0.5, "a service that ran for a while has recovered"
+    patient = Restarts(1000)
+    assert max(patient.next_delay_s(0.0) or 0 for _ in range(1000)) == LONGEST_DELAY_S
+
+
 def test_serve_reports_what_a_service_refuses(tmp_path: Path) -> None:
-    with serving(tmp_path, "-tp", "2") as command:
+    taken = socket.create_server(("127.0.0.1", 0))
+    with taken, serving(tmp_path, "--target-port", str(taken.getsockname()[1])) as command:
         code, _, err = command.finish()
     assert code != 0
     assert "target service ended with exit code" in err
-    assert "tensor_parallel_size = 2" in err
+    assert "must be a free host:port" in err
 
 
 def test_generate_local_starts_its_own_services_and_leaves_none() -> None:

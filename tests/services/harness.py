@@ -109,6 +109,10 @@ class Events:
                 self._news.clear()
                 await self._news.wait()
 
+    def has(self, kind: type[Any]) -> bool:
+        """Whether an event of this kind has come and was not taken."""
+        return any(isinstance(event, kind) for event in self._events)
+
     def _arrived(self, event: Any) -> None:
         self._events.append(event)
         self._news.set()

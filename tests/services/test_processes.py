@@ -11,7 +11,7 @@ import pytest
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
-        (["target_service", "-tp", "2"], 2, "tensor_parallel_size = 2: must be 1"),
+        (["target_service", "-tp", "0"], 2, "tensor_parallel_size = 0"),
         (["target_service", "--max-num-seqs", "0"], 2, "engine.max_num_seqs = 0"),
         (["draft_service", "--drafter", "oracle"], 2, "drafters = 'oracle': must be model:NAME"),
         (

@@ -1,0 +1,82 @@
+"""One rank's engine of a transformers decoder."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Protocol
+
+import torch
+from transformers import PreTrainedModel
+
+from paceline.config import EngineSettings
+from paceline.engine.decoder import examine, load_decoder, plain_reference, weights_digest
+from paceline.engine.fused import fuse_layers
+from paceline.engine.linear import can_pack, pack_linears
+from paceline.engine.memory import plan_memory
+from paceline.engine.parallel.draws import vocabulary_shares
+from paceline.engine.parallel.group import RankGroup
+from paceline.engine.parallel.loading import RankEngine
+from paceline.engine.parallel.sharding import check_degree, shard_model, shard_shape
+from paceline.engine.transformer import TransformerEngine
+from paceline.errors import Unsupported
+from paceline.models import resolve
+from paceline.tokenizer import Tokenizer, load_tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+class AgreeingRanks(RankGroup, Protocol):
+    """Ranks that compare what they have loaded."""
+
+    def agree(self, same: str, max_kv_rows: int) -> int:
+        """The KV rows that every rank has room for, once all have loaded the same."""
+
+
+def load_decoder_share(
+    model: str, settings: EngineSettings, group: AgreeingRanks, device: torch.device
+) -> RankEngine:
+    """Load one rank's share; settings are those of one rank.
+
+    Raises:
+        InvalidInput, Unsupported: as for `build_engine`; or the degree doesn't fit the model.
+    """
+    resolved = resolve(model)
+    decoder = load_decoder(resolved, settings, on_host=True)
+    tokenizer = load_tokenizer(model, trust_remote_code=settings.trust_remote_code)
+    return build_share(decoder, tokenizer, settings, resolved.name, group, device)
+
+
+def build_share(
+    model: PreTrainedModel,
+    tokenizer: Tokenizer,
+    settings: EngineSettings,
+    name: str,
+    group: AgreeingRanks,
+    device: torch.device,
+) -> RankEngine:
+    """Make one rank's engine of a whole decoder in host memory, of which it keeps its share.
+
+    Raises:
+        InvalidInput, Unsupported: as for `build_engine`; or the degree doesn't fit the model.
+    """
+    check_degree(model.config, group.size)
+    if settings.reproducible:
+        raise Unsupported(f"reproducible = true with {group.size} ranks: one process only")
+    facts = examine(model, tokenizer, settings, name, ranks=group.size, device=device)
+    digest = weights_digest(model)
+    # How many rows fit is known once the weights are in place; what the check needs always fits.
+    reference = plain_reference(model, facts.info(4 * facts.max_length)) if group.rank == 0 else None
+    vocab_size = facts.fingerprint.vocab_size
+    shard_model(model, group, vocabulary_shares(vocab_size, group.size)[group.rank])
+    torch.nn.Module.to(model, device)  # what transformers annotates of `to` is not its own
+    shape = shard_shape(facts.kv_shape, group.size, device)
+    memory = plan_memory(model, settings, shape, facts.max_length, packs=can_pack(model))
+    logger.info("rank %d: %s", group.rank, memory)
+    if can_pack(model):
+        fuse_layers(model)
+        pack_linears(model)
+    same = json.dumps([facts.fingerprint.tokenizer, vocab_size, facts.max_length, str(model.dtype), digest])
+    rows = group.agree(same, memory.kv // shape.row_bytes)
+    engine = TransformerEngine(model, facts.info(rows), shape, settings, facts.threads)
+    return RankEngine(engine, reference)

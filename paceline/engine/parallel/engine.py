@@ -1,0 +1,216 @@
+"""Rank 0's engine, and what the other ranks do: the same calls, each on its share of heads and vocabulary.
+
+Every rank has an engine whose logits are those of its share of the vocabulary. A call that an engine
+refuses (`PacelineError`) is refused by every rank alike, before anything is computed: the engines hold the
+same sessions. Whatever else goes wrong on one rank ends the group, since the others would wait for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.engine.interface import NO_PREFIX, Draw, Drawing, Drawn, Engine, Logits, Prefix, StepPlan
+from paceline.engine.parallel.draws import Share, combine, draw_part, summarise, vocabulary_shares
+from paceline.engine.parallel.group import Bytes, RankGroup
+from paceline.engine.parallel.wire import Beat, Close, Command, Open, Step, Stop, decode, encode
+from paceline.engine.wrapped import WrappedEngine
+from paceline.errors import PacelineError, PeerUnavailable
+
+logger = logging.getLogger(__name__)
+
+BEAT_SECONDS = 5.0
+"""Rank 0 speaks at least so often, so that the others notice a machine that has gone without a word."""
+_NO_BYTES: Bytes = np.empty(0, np.uint8)
+
+
+class ParallelEngine(WrappedEngine):
+    """All ranks as one engine, on rank 0; `Engine` and `DrawingEngine` say what its methods promise.
+
+    Once a call has raised `PeerUnavailable` every later one does.
+    """
+
+    def __init__(self, inner: Engine, group: RankGroup, on_lost: Callable[[str], None] = lambda reason: None) -> None:
+        """Lead the other ranks, which run `follow`.
+
+        Args:
+            inner: the engine of rank 0's share.
+            group: all ranks.
+            on_lost: told why, once, on any thread, when the group has failed.
+        """
+        super().__init__(inner)
+        self._on_lost = on_lost
+        self._group = group
+        self._lost: PeerUnavailable | None = None
+        self._turn = threading.Lock()
+        self._stopped = threading.Event()
+        threading.Thread(target=self._beat, name="rank-beats", daemon=True).start()
+
+    def open(self, session: int, max_rows: int, prefix: Prefix = NO_PREFIX) -> int:  # noqa: D102
+        held = self._inner.open(session, max_rows, prefix)
+        self._tell(Open(session, max_rows, prefix))
+        return held
+
+    def close(self, session: int) -> None:  # noqa: D102
+        self._inner.close(session)
+        self._tell(Close(session))
+
+    def step(self, plan: StepPlan) -> Sequence[Logits]:  # noqa: D102
+        answers = self.step_and_draw(plan, ())
+        return [answer for answer in answers if isinstance(answer, np.ndarray)]
+
+    def step_and_draw(self, plan: StepPlan, draws: Sequence[Draw | None]) -> Sequence[Logits | Drawing]:  # noqa: D102
+        step = Step(plan, tuple(draws))
+        command = encode(step)
+        with self._turn:
+            self._refuse_lost()
+            try:
+                self._group.tell(command)
+                return run_step(self._inner, self._group, step)
+            except PacelineError:
+                raise
+            except Exception as error:
+                raise self._lose(error) from error
+
+    def stop(self) -> None:
+        """Let the other ranks go; harmless when one is gone already."""
+        self._stopped.set()
+        if self._lost is None:
+            with contextlib.suppress(PeerUnavailable):
+                self._tell(Stop())
+
+    def _tell(self, command: Command) -> None:
+        with self._turn:
+            self._refuse_lost()
+            try:
+                self._group.tell(encode(command))
+            except Exception as error:
+                raise self._lose(error) from error
+
+    def _beat(self) -> None:
+        while not self._stopped.wait(BEAT_SECONDS):
+            try:
+                self._tell(Beat())
+            except PeerUnavailable:
+                return
+
+    def _refuse_lost(self) -> None:
+        if self._lost is not None:
+            raise PeerUnavailable(self._lost.message)
+
+    def _lose(self, error: Exception) -> PeerUnavailable:
+        logger.error("tensor-parallel group lost: error=%r", error)
+        self._lost = PeerUnavailable(f"the tensor-parallel group of {self._group.size} ranks has failed")
+        self._on_lost(self._lost.message)
+        return self._lost
+
+
+def follow(engine: Engine, group: RankGroup) -> None:
+    """What a rank other than 0 does until it is told to stop.
+
+    Raises:
+        Exception: the group has failed, or this rank's share of a call has; the rank is of no more use.
+    """
+    while True:
+        match decode(group.hear()):
+            case Open(session, max_rows, prefix):
+                engine.open(session, max_rows, prefix)
+            case Close(session):
+                engine.close(session)
+            case Step() as step:
+                try:
+                    run_step(engine, group, step)
+                except PacelineError as error:
+                    logger.debug("step refused, as by rank 0: error=%s", error.message)
+            case Beat():
+                pass
+            case Stop():
+                return
+
+
+def run_step(engine: Engine, group: RankGroup, step: Step) -> Sequence[Logits | Drawing]:
+    """One rank's part of a step.
+
+    Returns:
+        On rank 0 the answers, for each item logits of the whole vocabulary or draws; elsewhere nothing.
+    """
+    rows = engine.step(step.plan)
+    draws = (*step.draws, *(None,) * (len(rows) - len(step.draws)))
+    vocab_size = engine.info.fingerprint.vocab_size
+    shares = vocabulary_shares(vocab_size, group.size)
+    own = shares[group.rank]
+    summaries = _exchange_summaries(group, [summarise(d, r, own) for d, r in zip(draws, rows, strict=True) if d])
+    parts: list[NDArray[np.float64]] = []
+    whole: list[Logits] = []
+    summary = iter(summaries)
+    for draw, logits in zip(draws, rows, strict=True):
+        if draw is None:
+            whole.append(logits)
+        else:
+            parts.append(draw_part(draw, logits, own, next(summary)))
+    collected = group.collect(_packed(parts, whole, len(shares[0]))) if parts or any(map(len, whole)) else None
+    if group.rank != 0:
+        return ()
+    return _answers(draws, rows, shares, summaries, _NO_BYTES if collected is None else collected)
+
+
+@dataclass(frozen=True)
+class _CollectedDraw:
+    """One round's parts of all ranks."""
+
+    draw: Draw
+    parts: NDArray[np.float64]  # [ranks, rows, 3]
+    summaries: NDArray[np.float64]  # [ranks, k, 3]
+
+    def drawn(self) -> Drawn:
+        return combine(self.draw, self.parts, self.summaries)
+
+
+def _exchange_summaries(group: RankGroup, own: list[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
+    """Every rank's summaries [ranks, k, 3] of each draw; nothing is sent where no draw has any."""
+    lengths = [len(each) for each in own]
+    if not sum(lengths):
+        return [np.empty((group.size, 0, 3)) for _ in own]
+    found = group.exchange(np.concatenate(own).reshape(-1).view(np.uint8))
+    rows = found.view(np.float64).reshape(group.size, sum(lengths), 3)
+    return np.split(rows, np.cumsum(lengths)[:-1], axis=1)
+
+
+def _packed(parts: list[NDArray[np.float64]], whole: list[Logits], width: int) -> Bytes:
+    """One rank's message: the parts of all draws, then logits padded to the widest share."""
+    pieces = [np.ascontiguousarray(each).reshape(-1).view(np.uint8) for each in parts]
+    for logits in whole:
+        padded = np.zeros((len(logits), width), np.float32)
+        padded[:, : logits.shape[1]] = logits
+        pieces.append(padded.reshape(-1).view(np.uint8))
+    return np.concatenate(pieces)
+
+
+def _answers(
+    draws: Sequence[Draw | None],
+    rows: Sequence[Logits],
+    shares: Sequence[Share],
+    summaries: list[NDArray[np.float64]],
+    collected: Bytes,  # [ranks, n]
+) -> list[Logits | Drawing]:
+    ranks, width, at = len(shares), len(shares[0]), 0
+    made: dict[int, Logits | Drawing] = {}
+    summary = iter(summaries)
+    # The order of `_packed`: draws, then logits.
+    for index in sorted(range(len(draws)), key=lambda index: draws[index] is None):
+        draw, count = draws[index], len(rows[index])
+        size = count * (3 * 8 if draw is not None else width * 4)
+        piece = np.ascontiguousarray(collected[:, at : at + size]) if count else np.empty((ranks, 0), np.uint8)
+        at += size
+        if draw is not None:
+            made[index] = _CollectedDraw(draw, piece.view(np.float64).reshape(ranks, count, 3), next(summary))
+        else:
+            blocks = piece.view(np.float32).reshape(ranks, count, width)
+            made[index] = np.concatenate([b[:, : len(s)] for b, s in zip(blocks, shares, strict=True)], axis=1)
+    return [made[index] for index in range(len(draws))]

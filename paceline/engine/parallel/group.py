@@ -1,0 +1,157 @@
+"""How the ranks of one engine talk: rank 0's commands, sums inside the model, what each drew.
+
+Commands and draws are a few hundred bytes that no device needs to see, so they always travel over gloo,
+on the host; the model's sums travel over NCCL where there are GPUs.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from paceline.engine.parallel.launch import Place
+from paceline.engine.parallel.wire import Ints
+from paceline.errors import InvalidInput
+
+JOIN_SECONDS = 600.0
+"""How long ranks wait for each other while they load, which takes each its own time."""
+COLLECTIVE_SECONDS = 30.0
+"""How long a rank may keep the others waiting in a step, and how long rank 0 may be silent."""
+INLINE_INTS = 1024
+"""A command of so many integers takes one broadcast, a longer one two."""
+
+Bytes = NDArray[np.uint8]
+
+
+class RankGroup(Protocol):
+    """The ranks that share a model. Every call is made by all of them, in the same order.
+
+    Any call may raise what the transport raises once a rank is gone; the group is of no use after that.
+    """
+
+    @property
+    def rank(self) -> int:
+        """This process's number; 0 serves."""
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+
+    def tell(self, command: Ints) -> None:
+        """Rank 0: send a command to all others."""
+
+    def hear(self) -> Ints:
+        """Others: wait for rank 0's next command."""
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Add up a tensor over all ranks, in place; returns it."""
+
+    def exchange(self, data: Bytes) -> Bytes:
+        """Every rank's bytes [size, n], on every rank."""
+
+    def collect(self, data: Bytes) -> Bytes | None:
+        """Every rank's bytes [size, n] on rank 0, None elsewhere."""
+
+    def close(self) -> None:
+        """Leave; harmless when a rank is gone."""
+
+
+class ProcessRanks:
+    """Ranks as processes, over torch.distributed; one a process."""
+
+    def __init__(self, place: Place, device: torch.device, listener: int | None = None) -> None:
+        """Join the group; returns once all ranks have.
+
+        Args:
+            place: this rank's.
+            device: of the model's tensors.
+            listener: rank 0: a bound and listening socket of `place.port`, taken over; None: it is bound here.
+
+        Raises:
+            RuntimeError: the others did not come within `JOIN_SECONDS`.
+        """
+        self.rank, self.size = place.rank, place.size
+        patience = datetime.timedelta(seconds=JOIN_SECONDS)
+        sums = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(
+            "gloo", store=_store(place, listener), rank=place.rank, world_size=place.size, timeout=patience
+        )
+        limit = datetime.timedelta(seconds=COLLECTIVE_SECONDS)
+        self._talk = dist.new_group(backend="gloo", timeout=limit)
+        self._sums = dist.new_group(backend=sums, timeout=limit)
+
+    def agree(self, same: str, max_kv_rows: int) -> int:
+        """Wait for the slowest rank to load.
+
+        Returns:
+            The KV rows that every rank has room for.
+
+        Raises:
+            InvalidInput: a rank's `same` is not rank 0's.
+        """
+        facts = np.append(np.frombuffer(hashlib.sha256(same.encode()).digest(), np.int64), max_kv_rows)
+        gathered = torch.empty((self.size, facts.size), dtype=torch.int64)
+        dist.all_gather(list(gathered), torch.from_numpy(facts))
+        found: Ints = gathered.numpy()
+        for rank, others in enumerate(found):
+            if (others[:-1] != found[0, :-1]).any():
+                raise InvalidInput.of(f"what rank {rank} loaded", "another model", "rank 0's")
+        return int(found[:, -1].min())
+
+    def tell(self, command: Ints) -> None:  # noqa: D102
+        first = torch.zeros(INLINE_INTS, dtype=torch.int64)
+        first[0] = command.size
+        rest = torch.from_numpy(command)
+        held = min(command.size, INLINE_INTS - 1)
+        first[1 : 1 + held] = rest[:held]
+        dist.broadcast(first, 0, group=self._talk)
+        if held < command.size:
+            dist.broadcast(rest[held:].clone(), 0, group=self._talk)
+
+    def hear(self) -> Ints:  # noqa: D102
+        first = torch.zeros(INLINE_INTS, dtype=torch.int64)
+        dist.broadcast(first, 0, group=self._talk)
+        length = int(first[0])
+        if length < INLINE_INTS:
+            return np.asarray(first[1 : 1 + length].numpy())
+        rest = torch.zeros(length - INLINE_INTS + 1, dtype=torch.int64)
+        dist.broadcast(rest, 0, group=self._talk)
+        return np.asarray(torch.cat([first[1:], rest]).numpy())
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:  # noqa: D102
+        dist.all_reduce(tensor, group=self._sums)
+        return tensor
+
+    def exchange(self, data: Bytes) -> Bytes:  # noqa: D102
+        found = torch.empty((self.size, data.size), dtype=torch.uint8)
+        dist.all_gather(list(found), torch.from_numpy(data), group=self._talk)
+        return np.asarray(found.numpy())
+
+    def collect(self, data: Bytes) -> Bytes | None:  # noqa: D102
+        found = torch.empty((self.size, data.size), dtype=torch.uint8) if self.rank == 0 else None
+        dist.gather(torch.from_numpy(data), None if found is None else list(found), 0, group=self._talk)
+        return None if found is None else np.asarray(found.numpy())
+
+    def close(self) -> None:  # noqa: D102
+        dist.destroy_process_group()
+
+
+def _store(place: Place, listener: int | None) -> Any:
+    """Where ranks find each other; None: where the environment says."""
+    if place.port is None:
+        return None
+    return dist.TCPStore(  # type: ignore[attr-defined]  # exported, though not explicitly
+        place.address,
+        place.port,
+        place.size,
+        place.rank == 0,
+        timeout=datetime.timedelta(seconds=JOIN_SECONDS),
+        wait_for_workers=False,
+        master_listen_fd=listener,
+    )

@@ -1,0 +1,175 @@
+"""Ranks as processes: which one this is, starting the others, noticing at once that one has died.
+
+On one machine rank 0 starts the others itself; several machines are started by torchrun, which puts
+each rank's place into its environment. Nothing here imports torch: health answers while it loads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from multiprocessing import connection
+from multiprocessing.context import SpawnProcess
+
+from paceline.config import LOCALHOST, EngineSettings
+from paceline.errors import InvalidInput, PacelineError
+from paceline.process import FAILED, LOG_FORMAT, describe_exit
+
+logger = logging.getLogger(__name__)
+
+STOP_SECONDS = 5.0
+REAP_SECONDS = 1.0
+REFUSAL_SECONDS = 5.0
+_LOOPBACK = {"linux": "lo", "darwin": "lo0"}
+_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one rank stands; `local_rank` numbers the ranks of its machine.
+
+    `address` and `port` are rank 0's; None: the environment says how to meet, as torchrun's does.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    address: str = LOCALHOST
+    port: int | None = None
+
+
+def place_from(environment: Mapping[str, str], degree: int) -> Place | None:
+    """The place that torchrun has given this process; None if it has not.
+
+    Raises:
+        InvalidInput: it started another number of ranks than are configured.
+    """
+    if "RANK" not in environment or "WORLD_SIZE" not in environment:
+        return None
+    rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+    if size != degree:
+        raise InvalidInput.of(
+            "tensor_parallel_size", degree, f"{size}, the WORLD_SIZE that this rank was started with"
+        )
+    local_rank = int(environment.get("LOCAL_RANK", rank))
+    return Place(rank, size, local_rank, int(environment.get("LOCAL_WORLD_SIZE", size)))
+
+
+class RankProcesses:
+    """The ranks that rank 0 has started on its own machine.
+
+    They end with rank 0 however it ends, and don't heed the signals that tell it to: rank 0 lets running
+    sessions end first, which takes all ranks.
+    """
+
+    def __init__(self, model: str, settings: EngineSettings, degree: int) -> None:
+        """Start `degree - 1` ranks; rank 0's own place is `place`, its listening socket `listener`."""
+        server = socket.create_server((LOCALHOST, 0), backlog=degree)
+        self.place = Place(0, degree, 0, degree, port=server.getsockname()[1])
+        self.listener = server.detach()
+        _keep_to_loopback()
+        context = multiprocessing.get_context("spawn")
+        self._ranks: dict[int, SpawnProcess] = {}
+        self._closing = threading.Event()
+        for rank in range(1, degree):
+            place = Place(rank, degree, rank, degree, port=self.place.port)
+            # Not a fork: gRPC and OpenMP threads don't survive one.
+            process = context.Process(
+                target=_child, args=(model, settings, place, os.getpid()), name=f"rank-{rank}", daemon=True
+            )
+            process.start()
+            self._ranks[rank] = process
+
+    def watch(self, on_death: Callable[[str], None]) -> None:
+        """Call `on_death` on a thread of its own, once, when a rank ends before `close`; then kill the others."""
+
+        def wait() -> None:
+            ended = connection.wait([process.sentinel for process in self._ranks.values()])
+            if self._closing.is_set():
+                return
+            on_death(", ".join(_last_words(r, p) for r, p in self._ranks.items() if p.sentinel in ended))
+            # A call that waits for them fails the sooner.
+            for process in self._ranks.values():
+                process.kill()
+
+        threading.Thread(target=wait, name="rank-watch", daemon=True).start()
+
+    def close(self, *, told: bool) -> None:
+        """End the ranks; those that were `told` to stop get `STOP_SECONDS` for it, all together."""
+        self._closing.set()
+        deadline = time.monotonic() + (STOP_SECONDS if told else 0.0)
+        for process in self._ranks.values():
+            process.join(max(0.0, deadline - time.monotonic()))
+            process.kill()
+            process.join()
+
+
+def run_rank(model: str, settings: EngineSettings, place: Place) -> None:
+    """Be a rank other than 0 until rank 0 stops or is gone.
+
+    Raises:
+        PacelineError: the rank's share can't be loaded.
+        Exception: the group has failed.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    from paceline import noise
+    from paceline.engine.parallel.loading import serve_rank
+
+    noise.warm_up()
+    serve_rank(model, settings, place)
+
+
+def _child(model: str, settings: EngineSettings, place: Place, parent: int) -> None:
+    """The whole life of a started rank; it has no interpreter's end, which may wait for a group that is broken."""
+    _end_with_parent(parent)
+    logging.basicConfig(
+        level=logging.INFO, format=LOG_FORMAT.replace("%(message)s", f"rank {place.rank}: %(message)s")
+    )
+    code = 0
+    try:
+        run_rank(model, settings, place)
+    except PacelineError as error:
+        logger.warning("can't serve: %s", error.message)
+        # Rank 0 has most likely found the same, and says it better than "a rank has ended".
+        time.sleep(REFUSAL_SECONDS)
+        code = FAILED
+    except Exception:
+        logger.exception("ended")
+        code = FAILED
+    logging.shutdown()
+    os._exit(code)
+
+
+def _end_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies; elsewhere the broken group ends it."""
+    if sys.platform != "linux":
+        return
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(FAILED)
+
+
+def _keep_to_loopback() -> None:
+    """Ranks of one machine need not be reachable from another, unless someone has chosen an interface."""
+    name = _LOOPBACK.get(sys.platform)
+    if name is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+
+
+def _last_words(rank: int, process: SpawnProcess) -> str:
+    # The sentinel closes a moment before the exit code is there.
+    process.join(REAP_SECONDS)
+    return f"rank {rank} ended with {describe_exit(process.exitcode)}"

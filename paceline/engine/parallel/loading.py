@@ -1,0 +1,135 @@
+"""From a model's name to rank 0's engine, or to a rank that follows it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from paceline.config import EngineSettings
+from paceline.engine.interface import Engine, Logits, StepPlan
+from paceline.engine.parallel.draws import Share, vocabulary_shares
+from paceline.engine.parallel.engine import ParallelEngine, follow
+from paceline.engine.parallel.group import ProcessRanks
+from paceline.engine.parallel.launch import Place
+from paceline.engine.table_spec import is_table
+from paceline.engine.tables import load_table
+from paceline.engine.wrapped import WrappedEngine
+from paceline.errors import InvalidInput
+from paceline.models import resolve
+
+if TYPE_CHECKING:
+    from paceline.engine.decoder import PlainReference
+
+logger = logging.getLogger(__name__)
+
+
+def lead(
+    model: str, settings: EngineSettings, place: Place, listener: int | None, on_lost: Callable[[str], None]
+) -> ParallelEngine:
+    """Load rank 0's share and join the others.
+
+    Args:
+        model: anything that `paceline.models.resolve` knows.
+        settings: of the whole service; threads are divided between the ranks of a machine.
+        place: of this rank.
+        listener: see `ProcessRanks`.
+        on_lost: told why, once, on any thread, when the group has failed.
+
+    Raises:
+        InvalidInput, Unsupported: as for `load_engine`; or the degree doesn't fit the model.
+    """
+    resolved = resolve(model)
+    if resolved.kind != "table":
+        from paceline.engine.decoder import load_decoder_config
+        from paceline.engine.parallel.sharding import check_degree
+
+        # Before the others are met, who would refuse it too: it is said once.
+        check_degree(load_decoder_config(resolved, settings), place.size)
+    device = rank_device(model, settings, place)
+    group = ProcessRanks(place, device, listener)
+    share = _load_share(model, settings, place, group, device)
+    engine = ParallelEngine(share.engine, group, on_lost)
+    if share.reference is not None:
+        from paceline.engine.decoder import self_check
+
+        self_check(engine, share.reference)
+    return engine
+
+
+def serve_rank(model: str, settings: EngineSettings, place: Place) -> None:
+    """Join as a rank other than 0, load its share and follow rank 0 until it stops.
+
+    Raises:
+        PacelineError: the share can't be loaded.
+        Exception: the group has failed.
+    """
+    device = rank_device(model, settings, place)
+    group = ProcessRanks(place, device, None)
+    share = _load_share(model, settings, place, group, device)
+    logger.info("following: rank=%d of %d", place.rank, place.size)
+    follow(share.engine, group)
+    group.close()
+
+
+@dataclass(frozen=True)
+class RankEngine:
+    """One rank's share of a model; `reference` on rank 0, where the model is a decoder."""
+
+    engine: Engine
+    reference: PlainReference | None = None
+
+
+class TableShare(WrappedEngine):
+    """A whole table on every rank, each showing its share of the vocabulary."""
+
+    def __init__(self, inner: Engine, share: Share) -> None:
+        super().__init__(inner)
+        self._share = share
+
+    def step(self, plan: StepPlan) -> Sequence[Logits]:  # noqa: D102
+        return [logits[:, self._share.first : self._share.last] for logits in self._inner.step(plan)]
+
+
+def rank_device(model: str, settings: EngineSettings, place: Place) -> torch.device:
+    """The device of one rank: a GPU of its own, where there are GPUs.
+
+    Raises:
+        InvalidInput: a device that isn't there, or one for all ranks.
+    """
+    if is_table(model):
+        return torch.device("cpu")
+    from paceline.engine.decoder import chosen_device
+
+    device = chosen_device(settings.device)
+    if device.type != "cuda":
+        return device
+    count = torch.cuda.device_count()
+    if ":" in settings.device or place.local_size > count:
+        limit = f"cuda, with a GPU for each of {place.local_size} ranks; {count} found"
+        raise InvalidInput.of("device", settings.device, limit)
+    torch.cuda.set_device(place.local_rank)
+    return torch.device("cuda", place.local_rank)
+
+
+def _load_share(
+    model: str, settings: EngineSettings, place: Place, group: ProcessRanks, device: torch.device
+) -> RankEngine:
+    settings = _of_one_rank(settings, place)
+    if is_table(model):
+        table = load_table(model, settings)
+        fingerprint = table.info.fingerprint
+        group.agree(fingerprint.numeric, table.info.max_kv_rows)
+        return RankEngine(TableShare(table, vocabulary_shares(fingerprint.vocab_size, group.size)[group.rank]))
+    from paceline.engine.parallel.decoder import load_decoder_share
+
+    return load_decoder_share(model, settings, group, device)
+
+
+def _of_one_rank(settings: EngineSettings, place: Place) -> EngineSettings:
+    """The ranks of a machine divide its cores."""
+    threads = settings.threads or torch.get_num_threads()
+    return settings.model_copy(update={"threads": max(1, threads // place.local_size)})

@@ -1,0 +1,106 @@
+"""One rank's part of a decoder: its heads, its columns of the feed-forward layers, its share of the vocabulary.
+
+transformers' own tensor-parallel plan says which layer is split how; the split itself is ours, since
+the packed products of `paceline.engine.linear` replace layers, and its hooks with them
+(docs/decisions/2026-11-21-tensor-parallel-layers-of-our-own.md). A part of a layer is an ordinary
+`nn.Linear` over its own slice of the weights, so packing and attention need to know nothing of ranks.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from paceline.engine.kv import KVShape
+from paceline.engine.linear import SummedLinear
+from paceline.engine.parallel.draws import Share
+from paceline.engine.parallel.group import RankGroup
+from paceline.errors import InvalidInput, Unsupported
+
+COLUMNS = "colwise"
+ROWS = "rowwise"
+WHOLE = ("replicated_with_grad_allreduce", "replicate")
+
+
+def check_degree(config: PreTrainedConfig, degree: int) -> None:
+    """Refuse a degree that doesn't divide the heads, from the configuration alone.
+
+    Raises:
+        InvalidInput: naming heads, KV heads and degree.
+    """
+    text: Any = config.get_text_config()
+    heads: int = text.num_attention_heads
+    kv_heads: int = getattr(text, "num_key_value_heads", None) or heads
+    if heads % degree or kv_heads % degree:
+        common = [n for n in range(1, kv_heads + 1) if heads % n == 0 and kv_heads % n == 0]
+        fitting = ", ".join(map(str, common))
+        raise InvalidInput.of(
+            "tensor_parallel_size",
+            degree,
+            f"a divisor of the model's {heads} heads and {kv_heads} KV heads: {fitting}",
+        )
+
+
+def shard_shape(shape: KVShape, degree: int, device: torch.device) -> KVShape:
+    """What a KV row holds on one rank."""
+    return replace(shape, kv_heads=shape.kv_heads // degree, device=device)
+
+
+@torch.inference_mode()
+def shard_model(model: PreTrainedModel, group: RankGroup, share: Share) -> None:
+    """Replace every layer that is split by this rank's part of it; the rest stays whole on every rank.
+
+    Raises:
+        Unsupported: transformers has no plan for this model, or one with a split that isn't built.
+    """
+    name = model.config.model_type
+    plan: dict[str, str] = model.tp_plan or {}
+    head = model.get_output_embeddings()
+    if not any(style == COLUMNS for style in plan.values()):
+        raise Unsupported(f"model type {name}: transformers has no tensor-parallel plan for it")
+    if type(head) is not nn.Linear:
+        raise Unsupported(
+            f"model type {name}: {type(head).__name__} makes its logits; tensor parallelism needs a Linear"
+        )
+    for path, module in list(model.named_modules()):
+        style = plan.get(re.sub(r"\d+", "*", path))
+        # A row of an embedding is looked up, not computed: every rank keeps all of them.
+        if module is head or style is None or style in WHOLE or isinstance(module, nn.Embedding):
+            continue
+        if style not in (COLUMNS, ROWS) or type(module) is not nn.Linear:
+            raise Unsupported(f"model type {name}: {path} is {type(module).__name__}, split {style}; not built")
+        _replace(model, path, _columns(module, group) if style == COLUMNS else _rows(module, group))
+    model.set_output_embeddings(_sliced(head, slice(share.first, share.last), slice(None)))
+
+
+def _columns(linear: nn.Linear, group: RankGroup) -> nn.Linear:
+    return _sliced(linear, _own(linear.out_features, group), slice(None))
+
+
+def _rows(linear: nn.Linear, group: RankGroup) -> SummedLinear:
+    return SummedLinear(_sliced(linear, slice(None), _own(linear.in_features, group)), group.sum)
+
+
+def _own(size: int, group: RankGroup) -> slice:
+    """This rank's part of `size` columns; parts differ by one where they must."""
+    return slice(size * group.rank // group.size, size * (group.rank + 1) // group.size)
+
+
+def _sliced(linear: nn.Linear, outputs: slice, inputs: slice) -> nn.Linear:
+    """A layer of some outputs and inputs; the bias follows the outputs. Copies, so that the whole can be freed."""
+    weight = linear.weight[outputs, inputs].clone()
+    part = nn.Linear(weight.shape[1], weight.shape[0], bias=linear.bias is not None, device="meta")
+    part.weight = nn.Parameter(weight, requires_grad=False)
+    if linear.bias is not None:
+        part.bias = nn.Parameter(linear.bias[outputs].clone(), requires_grad=False)
+    return part
+
+
+def _replace(model: nn.Module, path: str, module: nn.Module) -> None:
+    parent, _, name = path.rpartition(".")
+    setattr(model.get_submodule(parent), name, module)

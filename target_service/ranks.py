@@ -1,0 +1,103 @@
+"""The ranks behind a target service: who loads what, and the end of the service when one of them is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from paceline.config import TargetConfig
+from paceline.engine.parallel.launch import Place, RankProcesses
+from paceline.errors import PeerUnavailable
+from paceline.process import FAILED
+
+if TYPE_CHECKING:
+    from paceline.engine.interface import Engine
+    from paceline.engine.parallel.engine import ParallelEngine
+
+logger = logging.getLogger(__name__)
+
+EXIT_SECONDS = 3.0
+"""After a loss the process is gone within this time, whatever a broken collective still waits for."""
+
+
+class LossWatch:
+    """Whether the engine is lost, and what ends the service then. Made on the event loop."""
+
+    def __init__(self) -> None:
+        self.stop = asyncio.Event()
+        self.lost = asyncio.Event()
+        self.reason: str | None = None
+        self._loop = asyncio.get_running_loop()
+
+    def lose(self, reason: str) -> None:
+        """End the service, from any thread; the first reason counts."""
+        self._loop.call_soon_threadsafe(self._lose, reason)
+
+    def _lose(self, reason: str) -> None:
+        if self.reason is not None:
+            return
+        logger.error("engine lost: %s", reason)
+        self.reason = reason
+        self.lost.set()
+        self.stop.set()
+        last_resort = threading.Timer(EXIT_SECONDS, os._exit, (FAILED,))
+        last_resort.daemon = True
+        last_resort.start()
+
+    def check(self) -> None:
+        """Raise `PeerUnavailable` if the engine was lost."""
+        if self.reason is not None:
+            raise PeerUnavailable(self.reason)
+
+
+@contextmanager
+def engine_loader(config: TargetConfig, place: Place | None, watch: LossWatch) -> Iterator[Callable[[], Engine]]:
+    """Start the ranks that the service needs beside this one; yields what loads the engine, on the executor's thread.
+
+    Args:
+        config: the service's.
+        place: of this process, where torchrun has started all ranks; None: the others are started here.
+        watch: told when a rank is lost.
+    """
+    if config.tensor_parallel_size == 1:
+        yield lambda: _load(config)
+        return
+    ranks = RankProcesses(config.model, config.engine, config.tensor_parallel_size) if place is None else None
+    engine: ParallelEngine | None = None
+
+    def load() -> Engine:
+        nonlocal engine
+        from paceline import noise
+        from paceline.engine.parallel.loading import lead
+
+        noise.warm_up()
+        if ranks is not None:
+            engine = lead(config.model, config.engine, ranks.place, ranks.listener, watch.lose)
+        else:
+            assert place is not None
+            engine = lead(config.model, config.engine, place, None, watch.lose)
+        return engine
+
+    if ranks is not None:
+        ranks.watch(watch.lose)
+    try:
+        yield load
+    finally:
+        told = engine is not None and watch.reason is None
+        if engine is not None and told:
+            engine.stop()
+        if ranks is not None:
+            ranks.close(told=told)
+
+
+def _load(config: TargetConfig) -> Engine:
+    from paceline import noise
+    from paceline.engine.loading import load_engine
+
+    noise.warm_up()
+    return load_engine(config.model, config.engine)

@@ -1,0 +1,276 @@
+"""A target of two ranks, real processes and a real process group: the text of one rank, and what a dead rank does."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from paceline.config import TargetConfig
+from paceline.engine.interface import Engine, StepItem, StepPlan
+from paceline.engine.parallel.group import INLINE_INTS
+from paceline.errors import PacelineError, PeerUnavailable
+from paceline.supervisor import ServiceProcess, is_serving, write_config
+from paceline.types import (
+    ROOT,
+    Acceptance,
+    Finished,
+    GenerateRequest,
+    Proposal,
+    Round,
+    SamplingParams,
+    SparseDistribution,
+    SpeculationSettings,
+    Tokens,
+    Verdict,
+)
+from target_service.verifier import verify
+from tests.e2e.cluster import Cluster, eventually
+from tests.services.harness import first_round, linked, target_link, target_open, verdict_of
+
+TABLE = "table:vocab=300,seed=1,eos=299,step_ms=5"
+DRAFTERS = ("model:table:vocab=300,seed=1,eos=299,noise=0.2",)
+LENGTH = 120
+NOTICED_S = 1.0
+"""A dead rank is noticed within this time on one machine."""
+GONE_S = 10.0
+"""By then the whole service is gone."""
+
+
+def cluster_of(folder: str, make: pytest.TempPathFactory, degree: int) -> Cluster:
+    flags: dict[str, object] = {"tensor_parallel_size": degree}
+    return Cluster(make.mktemp(folder), target_model=TABLE, drafters=DRAFTERS, target_flags=flags)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with cluster_of("two", tmp_path_factory, 2) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with cluster_of("one", tmp_path_factory, 1) as running:
+        yield running
+
+
+WARM = SamplingParams(temperature=0.9)
+
+
+def request(sampling: SamplingParams = WARM) -> GenerateRequest:
+    return GenerateRequest(
+        token_ids=(10, 200, 30),
+        seed=23,
+        max_new_tokens=LENGTH,
+        ignore_eos=True,
+        sampling=sampling,
+        speculation=SpeculationSettings(num_draft_tokens=3),
+    )
+
+
+@pytest.fixture(scope="module")
+def plain(one: Cluster) -> tuple[int, ...]:
+    with one.client() as client:
+        return client.generate(request()).token_ids
+
+
+def service_pid(cluster: Cluster) -> int:
+    return cluster.services["target"].pid
+
+
+def address_of(cluster: Cluster) -> str:
+    return f"127.0.0.1:{cluster.ports['target']}"
+
+
+def ranks_of(pid: int) -> list[psutil.Process]:
+    """The ranks that a target service has started."""
+    return [child for child in psutil.Process(pid).children() if "spawn_main" in " ".join(child.cmdline())]
+
+
+def assert_gone(cluster: Cluster, ranks: list[psutil.Process], code: int) -> None:
+    assert cluster.services["target"].wait(GONE_S) == code
+    eventually(lambda: not any(rank.is_running() for rank in ranks), "no rank is left", 2)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(temperature=0),
+        WARM,
+        SamplingParams(temperature=0.9, top_k=40, top_p=0.9, min_p=0.01, logprobs=3),
+    ],
+)
+def test_two_ranks_write_the_text_of_one(one: Cluster, two: Cluster, sampling: SamplingParams) -> None:
+    texts = []
+    for cluster in (one, two):
+        with cluster.client() as client:
+            texts.append(client.generate(request(sampling)).token_ids)
+    assert texts[0] == texts[1]
+    assert len(texts[0]) == LENGTH
+
+
+@pytest.mark.parametrize("sampling", [WARM, SamplingParams(temperature=0.9, top_p=0.7)])
+@pytest.mark.parametrize("acceptance", [Acceptance.REJECTION, Acceptance.BLOCK])
+async def test_two_ranks_answer_a_round_as_one_does(
+    one: Cluster, two: Cluster, acceptance: Acceptance, sampling: SamplingParams
+) -> None:
+    support = SparseDistribution(tuple(range(20, 220)), (1 / 200,) * 200)
+    proposal = Proposal(1, (140, 30, 199), (1 / 200,) * 3, supports=(support,) * 3)
+    assert len(support.token_ids) * len(proposal) * 2 > INLINE_INTS, "more than one broadcast holds"
+    verdicts = []
+    for cluster in (one, two):
+        async with linked(target_link(address_of(cluster))) as events:
+            events.link.send(target_open(1, (3, 4), sampling=sampling, acceptance=acceptance))
+            verdicts.append(await verdict_of(events, first_round(1, (3, 4), proposal)))
+    assert verdicts[0].token_ids == verdicts[1].token_ids
+    assert verdicts[1].target_probabilities == pytest.approx(verdicts[0].target_probabilities, rel=1e-9)
+    assert verdicts[1].residual_masses == pytest.approx(verdicts[0].residual_masses, rel=1e-9)
+
+
+async def stream(cluster: Cluster, strike: Callable[[], None]) -> tuple[int, ...]:
+    """One generation; `strike` after a third of it."""
+    ids: list[int] = []
+    struck = False
+    async with cluster.async_client(resume_wait_s=60.0) as client:
+        async for event in client.stream(request()):
+            if isinstance(event, Finished):
+                return tuple(ids)
+            if isinstance(event, Tokens):
+                ids += event.token_ids
+                if not struck and len(ids) >= LENGTH // 3:
+                    struck = True
+                    await asyncio.to_thread(strike)
+    raise AssertionError("the stream ended without Finished")
+
+
+async def test_a_rank_killed_under_a_text_ends_the_service_and_the_text_goes_on(
+    two: Cluster, plain: tuple[int, ...]
+) -> None:
+    def strike() -> None:
+        address = address_of(two)
+        ranks = ranks_of(service_pid(two))
+        assert len(ranks) == 1
+        assert is_serving(address)
+        ranks[0].kill()
+        eventually(lambda: not is_serving(address, timeout_s=0.1), "health says so", NOTICED_S)
+        assert_gone(two, ranks, 1)
+        two.restart("target")
+
+    assert await stream(two, strike) == plain
+    assert "rank 1 ended with signal SIGKILL" in two.services["target"].log_tail(60)
+    two.wait_idle()
+
+
+async def test_an_idle_service_whose_rank_dies_ends_too_and_no_rank_outlives_rank_0(two: Cluster) -> None:
+    ranks = ranks_of(service_pid(two))
+    ranks[0].send_signal(signal.SIGTERM)
+    assert is_serving(address_of(two)), "ranks leave when rank 0 does, not on a signal"
+    ranks[0].kill()
+    assert_gone(two, ranks, 1)
+    two.restart("target")
+    ranks = ranks_of(service_pid(two))
+    os.kill(service_pid(two), signal.SIGKILL)
+    assert_gone(two, ranks, -signal.SIGKILL)
+
+
+async def test_two_ranks_of_a_decoder_write_what_one_process_does(tmp_path: Path) -> None:
+    """Real processes around real layers: sums over gloo, draws from shares, sessions of ragged lengths."""
+    from tests.engine import tiny
+    from tests.models.saving import save_with_tokenizer
+
+    model = tiny.random_model(tiny.llama(num_key_value_heads=4))
+    save_with_tokenizer(model, tmp_path / "model")
+    engine, _ = tiny.engine_and_plain(tiny.llama(num_key_value_heads=4))
+    service = ServiceProcess("target", tmp_path)
+    flags: dict[str, object] = {"model": str(tmp_path / "model"), "tensor_parallel_size": 2, "engine.threads": 2}
+    write_config(TargetConfig, service.config_file, flags | {"server.port": 0})
+    service.start()
+    try:
+        eventually(lambda: service.address is not None or service.exit_code is not None, "it serves", 120)
+        assert service.exit_code is None, service.log_tail()
+        assert service.address is not None
+        async with linked(target_link(service.address)) as events:
+            for session, prefix in ((1, (5, 6, 7)), (2, (9,) * 40)):
+                events.link.send(target_open(session, prefix))
+                tokens = list(prefix)
+                for _ in range(12):
+                    round_ = Round(session, len(tokens) - 1, ROOT, (tokens[-1],))
+                    verdict = await verdict_of(events, round_)
+                    assert verdict.token_ids == plain_token(engine, tokens, session)
+                    tokens += verdict.token_ids
+        ranks = ranks_of(service.pid)
+        os.killpg(service.pid, signal.SIGTERM)
+        assert service.wait(GONE_S) == 0, service.log_tail()
+        eventually(lambda: not any(rank.is_running() for rank in ranks), "no rank is left", 2)
+    finally:
+        service.kill()
+
+
+def plain_token(engine: Engine, tokens: list[int], session: int) -> tuple[int, ...]:
+    """The next token by one engine that computes the whole text."""
+    engine.open(session, len(tokens))
+    (logits,) = engine.step(StepPlan((StepItem(session, 0, tuple(tokens), logit_rows=(len(tokens) - 1,)),)))
+    engine.close(session)
+    return verify(
+        logits, target_open(session, tokens), Round(session, len(tokens) - 1, ROOT, (tokens[-1],))
+    ).token_ids
+
+
+async def test_a_rank_killed_in_a_step_leaves_no_half_answered_round(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """Every session of the step ends with its link, as UNAVAILABLE, well before the step would have."""
+    cluster = Cluster(
+        tmp_path_factory.mktemp("slow"),
+        target_model=f"{TABLE},step_ms=20000",
+        drafters=(),
+        target_flags={"tensor_parallel_size": 2},
+    )
+    with cluster:
+        ranks = ranks_of(service_pid(cluster))
+        link = target_link(address_of(cluster))
+        down: asyncio.Future[PacelineError] = asyncio.get_running_loop().create_future()
+        link.on_down = down.set_result
+        async with linked(link) as events:
+            events.link.send(target_open(1, (3,)))
+            events.link.send(first_round(1, (3,)))
+            await asyncio.to_thread(eventually, lambda: cluster.status("target").queue_length == 0, "the step runs")
+            ranks[0].kill()
+            error = await asyncio.wait_for(down, NOTICED_S)
+            assert isinstance(error, PeerUnavailable)
+            assert not events.has(Verdict)
+        assert_gone(cluster, ranks, 1)
+
+
+@pytest.mark.full
+@pytest.mark.real_model
+@pytest.mark.timeout(900)
+def test_the_real_model_at_three_ranks_writes_the_text_of_one(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """9 heads and 3 KV heads: a degree that isn't a power of two."""
+    texts: list[list[tuple[int, ...]]] = []
+    for degree in (1, 3):
+        flags: dict[str, object] = {"tensor_parallel_size": degree, "engine.threads": degree}
+        with (
+            Cluster(
+                tmp_path_factory.mktemp(f"real{degree}"), target_model="smollm2-135m", drafters=(), target_flags=flags
+            ) as cluster,
+            cluster.client() as client,
+        ):
+            texts.append(
+                [
+                    client.generate(
+                        prompt="The lighthouse keeper climbed",
+                        sampling=SamplingParams(temperature=temperature, top_p=top_p),
+                        seed=5,
+                        max_new_tokens=48,
+                        speculation=SpeculationSettings(drafter="ngram"),
+                    ).token_ids
+                    for temperature, top_p in ((0.0, 1.0), (0.8, 1.0), (0.8, 0.9))
+                ]
+            )
+    assert texts[0] == texts[1]

@@ -1,0 +1,159 @@
+"""Draws from shares of the vocabulary against the plain draws from whole rows; no processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from paceline.engine.interface import Draw, Drawn
+from paceline.engine.parallel import draws
+from paceline.engine.parallel.draws import combine, draw_part, summarise, vocabulary_shares
+from paceline.errors import InvalidInput
+from paceline.noise import Stream, race, race_part
+from paceline.sampling import processed_scores, sparse_support
+from paceline.types import ROOT, Acceptance, NoiseKey, Proposal, Round, SamplingParams, TargetOpen
+from target_service.verifier import verify
+
+BASE = 7
+INF = np.inf
+
+
+def rows(rng: np.random.Generator, count: int, vocab_size: int) -> NDArray[np.float32]:
+    """Logits with ties, excluded ids and whole runs of them, flat to peaked."""
+    made = rng.standard_normal((count, vocab_size)) * rng.choice([0, 0.3, 3, 30])
+    made = np.round(made, int(rng.choice([0, 1, 6])))
+    made[rng.random(made.shape) < rng.choice([0, 0.5, 0.95])] = -INF
+    start = int(rng.integers(vocab_size))
+    made[:, start : start + int(rng.integers(vocab_size))] = -INF
+    made[np.arange(count), rng.integers(vocab_size, size=count)] = rng.choice([-3.0, 3.0])
+    return np.asarray(made, np.float32)
+
+
+def chain(rng: np.random.Generator, logits: NDArray[np.float32], acceptance: Acceptance) -> Proposal | None:
+    """A proposal for all but the last row, from a law of its own."""
+    k, vocab_size = len(logits) - 1, logits.shape[1]
+    if not k:
+        return None
+    if acceptance is Acceptance.COUPLED or rng.random() < 0.2:
+        return Proposal(1, tuple(rng.integers(vocab_size, size=k).tolist()), (1.0,) * k)
+    drafted = rng.standard_normal((k, vocab_size)).astype(np.float32) * 2
+    if rng.random() < 0.3:
+        # q = p: nothing is left to recover from.
+        drafted = processed_scores(logits[:k], SamplingParams())
+    supports = tuple(sparse_support(row, max_entries=int(rng.integers(1, 9))) for row in drafted)
+    tokens = tuple(int(rng.choice(support.token_ids)) for support in supports)
+    q = tuple(support.probability(token) for support, token in zip(supports, tokens, strict=True))
+    return Proposal(1, tokens, q, supports=supports)
+
+
+def drawn_in_parts(draw: Draw, logits: NDArray[np.float32], ranks: int) -> Drawn:
+    """What `ranks` ranks and the two exchanges between them make."""
+    shares = vocabulary_shares(draw.vocab_size, ranks)
+    own = [np.ascontiguousarray(logits[:, share.first : share.last]) for share in shares]
+    summaries = np.array([summarise(draw, *each) for each in zip(own, shares, strict=True)])
+    parts = np.array([draw_part(draw, *each, summaries) for each in zip(own, shares, strict=True)])
+    return combine(draw, parts, summaries)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    acceptance=st.sampled_from(list(Acceptance)),
+    ranks=st.integers(1, 6),
+    vocab_size=st.sampled_from([2, 3, 5, 8, 13, 64, 130, 1000]),
+    k=st.integers(0, 3),
+    temperature=st.sampled_from([0.0, 0.01, 0.6, 1.0, 3.0]),
+    seed=st.integers(0, 2**64 - 1),
+)
+def test_parts_draw_what_the_whole_draws(
+    acceptance: Acceptance, ranks: int, vocab_size: int, k: int, temperature: float, seed: int
+) -> None:
+    if acceptance is not Acceptance.COUPLED and temperature == 0:
+        temperature = 0.2
+    rng = np.random.default_rng(seed)
+    logits = rows(rng, k + 1, vocab_size)
+    round_ = Round(1, BASE, ROOT, (1,), chain(rng, logits, acceptance))
+    noise = NoiseKey(seed, 3)
+    facts = TargetOpen(1, (1,) * BASE, 1, SamplingParams(temperature=temperature), noise, acceptance)
+    whole = verify(logits, facts, round_)
+    found = drawn_in_parts(Draw(acceptance, temperature, noise, round_, vocab_size), logits, ranks)
+    assert found.token_ids == whole.token_ids
+    np.testing.assert_allclose(found.target_probabilities, whole.target_probabilities, rtol=1e-12)
+    np.testing.assert_allclose(found.residual_masses, whole.residual_masses, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_equals_on_both_sides_of_an_edge_go_to_the_lowest_id(temperature: float, ranks: int) -> None:
+    """Exact ties of the race's values: the same score, and noise that gives it no chance to differ."""
+    vocab_size = 24
+    shares = vocabulary_shares(vocab_size, ranks)
+    edge = shares[1].first
+    logits = np.full((1, vocab_size), -INF, np.float32)
+    logits[0, [edge - 1, edge]] = 1.5
+    draw = Draw(Acceptance.COUPLED, temperature, NoiseKey(5), Round(1, BASE, ROOT, (1,)), vocab_size)
+    if temperature == 0:
+        assert drawn_in_parts(draw, logits, ranks).token_ids == (edge - 1,)
+    tied = np.zeros((ranks, 1, 3))
+    tied[:, 0, :2] = [(2.5, share.first + 1) for share in shares]
+    assert combine(draw, tied[::-1], np.empty((ranks, 0, 3))).token_ids == (shares[0].first + 1,)
+
+
+@pytest.mark.parametrize(("vocab_size", "ranks"), [(1, 4), (5, 4), (97, 4), (49152, 3), (50257, 8), (24, 7)])
+def test_shares_cover_the_vocabulary_in_whole_blocks(vocab_size: int, ranks: int) -> None:
+    shares = vocabulary_shares(vocab_size, ranks)
+    assert [id_ for share in shares for id_ in range(share.first, share.last)] == list(range(vocab_size))
+    assert all(share.first % 4 == 0 for share in shares)
+    assert len(shares) == ranks
+
+
+@pytest.mark.parametrize("acceptance", [Acceptance.COUPLED, Acceptance.REJECTION, Acceptance.BLOCK])
+@pytest.mark.parametrize("bad", [np.nan, INF, -INF])
+def test_a_row_that_cannot_be_drawn_from_is_refused_by_rank_0(acceptance: Acceptance, bad: float) -> None:
+    logits = np.zeros((2, 16), np.float32)
+    if bad == -INF:
+        logits[0] = bad
+    else:
+        logits[0, 13] = bad
+    proposal = Proposal(1, (3,), (1.0,))
+    draw = Draw(acceptance, 1.0, NoiseKey(5), Round(1, BASE, ROOT, (1,), proposal), 16)
+    with pytest.raises(InvalidInput, match="largest logit"):
+        drawn_in_parts(draw, logits, 3)
+
+
+def test_noise_keyed_by_a_rank_s_own_ids_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def by_own_ids(scores: Any, first_id: int, *address: Any) -> tuple[float, int]:
+        value, best = race_part(scores, 0, *address)
+        return value, first_id + best
+
+    monkeypatch.setattr(draws, "race_part", by_own_ids)
+    logits = np.zeros((1, 64), np.float32)
+    found: list[int] = []
+    wanted: list[int] = []
+    for seed in range(50):
+        draw = Draw(Acceptance.COUPLED, 1.0, NoiseKey(seed), Round(1, BASE, ROOT, (1,)), 64)
+        found += drawn_in_parts(draw, logits, 2).token_ids
+        wanted.append(race(logits[0], NoiseKey(seed), Stream.DRAFT, BASE + 1))
+    assert found != wanted
+
+
+def test_the_best_of_parts_is_the_winner_of_the_race() -> None:
+    rng = np.random.default_rng(4)
+    for n in range(200):
+        vocab_size = int(rng.integers(9, 400))
+        scores = rows(rng, 1, vocab_size)[0]
+        if n % 2:
+            scores = scores.astype(np.float64)
+        edge = 4 * int(rng.integers(1, vocab_size // 4 + 1))
+        key = NoiseKey(n)
+        best = [
+            race_part(part, first, key, Stream.RESIDUAL, 9, 4)
+            for first, part in ((0, scores[:edge]), (edge, scores[edge:]))
+        ]
+        assert max(best, key=lambda pair: (pair[0], -pair[1]))[1] == race(scores, key, Stream.RESIDUAL, 9, 4)
+    with pytest.raises(InvalidInput, match="first_id = 6"):
+        race_part(scores, 6, key, Stream.DRAFT, 0)

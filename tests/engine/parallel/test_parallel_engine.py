@@ -1,0 +1,253 @@
+"""Tensor parallelism over ranks that are threads: the logits, sessions and draws of one engine."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from paceline.config import EngineSettings
+from paceline.engine.decoder import build_engine, self_check
+from paceline.engine.fused import FusedLayer
+from paceline.engine.interface import Draw, Engine, Logits, StepItem, StepPlan
+from paceline.engine.linear import PackedLinear, can_pack
+from paceline.engine.parallel.decoder import build_share
+from paceline.engine.parallel.engine import ParallelEngine, follow
+from paceline.engine.parallel.loading import RankEngine
+from paceline.errors import InvalidInput, PrefixMismatch, Unsupported
+from paceline.tokenizer import TableTokenizer
+from paceline.types import (
+    ROOT,
+    Acceptance,
+    NoiseKey,
+    Proposal,
+    Round,
+    SamplingParams,
+    SparseDistribution,
+    TargetOpen,
+    Verdict,
+)
+from target_service.verifier import draw_of, drawn_verdict, verify
+from tests.engine import tiny
+from tests.engine.parallel.ranks import ThreadRanks, run_ranks
+
+T = TypeVar("T")
+CPU = torch.device("cpu")
+TOLERANCE = 2e-4
+
+
+def share_of(model: PreTrainedModel, group: ThreadRanks) -> RankEngine:
+    tokenizer = TableTokenizer(tiny.VOCAB, None)
+    return build_share(model, tokenizer, EngineSettings(threads=1), "tiny", group, CPU)
+
+
+def in_parallel(config: Callable[[], Any], degree: int, work: Callable[[ParallelEngine, ThreadRanks], T]) -> T:
+    """Run `work` on rank 0's engine, which has passed the check that every engine must."""
+    model = tiny.random_model(config())
+    copies = [copy.deepcopy(model) for _ in range(degree)]
+
+    def leader(group: ThreadRanks) -> T:
+        share = share_of(copies[0], group)
+        engine = ParallelEngine(share.engine, group)
+        assert share.reference is not None
+        try:
+            self_check(engine, share.reference)
+            group.exchanged = 0
+            return work(engine, group)
+        finally:
+            engine.stop()
+
+    return run_ranks(degree, leader, lambda group: follow(share_of(copies[group.rank], group).engine, group))
+
+
+def four_heads() -> Any:
+    return tiny.llama(num_key_value_heads=4)
+
+
+def biased() -> Any:
+    return tiny.llama(num_key_value_heads=4, attention_bias=True, mlp_bias=True)
+
+
+SHARDED: dict[str, Callable[[], Any]] = {
+    "llama": four_heads,
+    "llama with biases, which are added once": biased,
+    "qwen3, padded vocabulary": tiny.qwen3_padded,
+    "gpt_neox": tiny.gpt_neox,
+}
+
+
+def schedule(engine: Engine) -> list[Logits]:
+    """Chunks, a tree, a kept path and a second session beside them."""
+    source = random.Random(3)
+    first, second = (source.choices(range(tiny.VOCAB), k=24) for _ in range(2))
+    made: list[Logits] = []
+    for session in (1, 2):
+        engine.open(session, 40)
+
+    def step(*items: StepItem) -> None:
+        made.extend(logits.copy() for logits in engine.step(StepPlan(items)))
+
+    step(StepItem(1, 0, tuple(first[:7]), logit_rows=(6,)), StepItem(2, 0, tuple(second[:1]), logit_rows=(0,)))
+    step(StepItem(1, 7, (1, 2, 3), (ROOT, ROOT, 1), logit_rows=(0, 1, 2)))
+    step(
+        StepItem(1, 9, tuple(first[9:14]), kept_rows=(8, 9), logit_rows=(0, 4)),
+        StepItem(2, 1, tuple(second[1:20]), logit_rows=(18,)),
+    )
+    for session in (1, 2):
+        engine.close(session)
+    return made
+
+
+@pytest.mark.parametrize("family", list(SHARDED))
+@pytest.mark.parametrize("degree", [1, 2, 4])
+def test_ranks_make_the_logits_of_one_engine(family: str, degree: int) -> None:
+    engine, _ = tiny.engine_and_plain(SHARDED[family]())
+    wanted = schedule(engine)
+    found = in_parallel(SHARDED[family], degree, lambda parallel, _: schedule(parallel))
+    for mine, theirs in zip(found, wanted, strict=True):
+        assert mine.shape == theirs.shape
+        np.testing.assert_allclose(mine, theirs, atol=TOLERANCE, rtol=0)
+
+
+def texts(step: Callable[[StepPlan, Sequence[Draw | None]], Sequence[Any]], engine: Engine) -> list[int]:
+    """A text of 40 tokens, each drawn by the engine where it can."""
+    tokens = [5, 6, 7]
+    engine.open(1, 64)
+    base = 0
+    for _ in range(40):
+        committed = tuple(tokens[base:])
+        round_ = Round(1, base, ROOT, committed)
+        facts = TargetOpen(1, tuple(tokens), 3, SamplingParams(temperature=0.8), NoiseKey(9), Acceptance.COUPLED)
+        draw = Draw(Acceptance.COUPLED, 0.8, facts.noise, round_, tiny.VOCAB)
+        item = StepItem(1, base, committed, logit_rows=(len(committed) - 1,))
+        (answer,) = step(StepPlan((item,)), (draw,))
+        drawn = answer.drawn() if hasattr(answer, "drawn") else verify(answer, facts, round_)
+        base = len(tokens)
+        tokens.append(drawn.token_ids[0])
+    engine.close(1)
+    return tokens
+
+
+@pytest.mark.parametrize("degree", [1, 2, 4])
+def test_ranks_write_the_text_of_one_engine_and_send_a_few_bytes_a_token(degree: int) -> None:
+    engine, _ = tiny.engine_and_plain(four_heads())
+    plain = texts(lambda plan, _: engine.step(plan), engine)
+
+    def work(parallel: ParallelEngine, group: ThreadRanks) -> tuple[list[int], int]:
+        return texts(parallel.step_and_draw, parallel), group.exchanged
+
+    written, sent = in_parallel(four_heads, degree, work)
+    assert written == plain
+    assert sent == 40 * 24, "value, id and mass of one row a token; no logits"
+
+
+@pytest.mark.parametrize("degree", [2, 4])
+def test_rounds_of_every_kind_share_a_step(degree: int) -> None:
+    """Coupled and greedy draws, pre-drawn chains, rows that are gathered, and a prefix that wants none."""
+    support = SparseDistribution((3, 40, 96), (0.5, 0.25, 0.25))
+    proposal = Proposal(1, (40, 96), (0.25, 0.25), supports=(support, support))
+    kinds = (
+        (Acceptance.BLOCK, SamplingParams(temperature=0.7), proposal),
+        (Acceptance.COUPLED, SamplingParams(temperature=0), Proposal(1, (8, 9), (1.0, 1.0))),
+        (Acceptance.COUPLED, SamplingParams(temperature=0.7, top_k=5), None),
+        (Acceptance.REJECTION, SamplingParams(temperature=1.3), proposal),
+        (Acceptance.COUPLED, SamplingParams(temperature=1.3), None),
+    )
+    items, work = [], []
+    for session, (acceptance, sampling, proposed) in enumerate(kinds):
+        round_ = Round(session, 0, ROOT, (5 + session,), proposed)
+        nodes = proposed.token_ids if proposed else ()
+        items.append(StepItem(session, 0, (5 + session, *nodes), logit_rows=tuple(range(1 + len(nodes)))))
+        work.append((TargetOpen(session, (5 + session,), 1, sampling, NoiseKey(session), acceptance), round_))
+    plan = StepPlan((*items, StepItem(9, 0, (1, 2, 3))))
+
+    def opened(engine: Engine) -> Engine:
+        for item in plan.items:
+            engine.open(item.session, 8)
+        return engine
+
+    def draw_all(engine: ParallelEngine, _: ThreadRanks) -> list[Verdict]:
+        draws = [draw_of(facts, round_, tiny.VOCAB) for facts, round_ in work]
+        assert [draw is None for draw in draws] == [False, False, True, False, False]
+        opened(engine)
+        answers = engine.step_and_draw(plan, draws)
+        return [
+            verify(answer, *each) if isinstance(answer, np.ndarray) else drawn_verdict(answer, each[1])
+            for answer, each in zip(answers, work, strict=False)
+        ]
+
+    whole, _ = tiny.engine_and_plain(four_heads())
+    wanted = [verify(rows, *each) for rows, each in zip(opened(whole).step(plan), work, strict=False)]
+    for mine, theirs in zip(in_parallel(four_heads, degree, draw_all), wanted, strict=True):
+        assert mine.token_ids == theirs.token_ids
+        assert mine.target_probabilities == pytest.approx(theirs.target_probabilities, rel=1e-3)
+        assert mine.residual_masses == pytest.approx(theirs.residual_masses, rel=1e-3)
+
+
+def test_what_one_engine_refuses_all_ranks_refuse_and_go_on() -> None:
+    def work(engine: ParallelEngine, _: ThreadRanks) -> Logits:
+        engine.open(1, 16)
+        with pytest.raises(InvalidInput):
+            engine.open(1, 16)
+        with pytest.raises(PrefixMismatch):
+            engine.step(StepPlan((StepItem(1, 3, (1,), logit_rows=(0,)),)))
+        assert engine.kv_rows == 16
+        (logits,) = engine.step(StepPlan((StepItem(1, 0, (1, 2), logit_rows=(1,)),)))
+        engine.close(1)
+        assert engine.kv_rows == 0
+        return logits
+
+    _, plain = tiny.engine_and_plain(four_heads())
+    logits = in_parallel(four_heads, 2, work)
+    np.testing.assert_allclose(logits[0], plain.logits([1, 2]).numpy(), atol=TOLERANCE, rtol=0)
+
+
+def test_shares_have_the_layers_that_make_whole_models_fast() -> None:
+    whole, part = (tiny.random_model(four_heads()) for _ in range(2))
+    if not can_pack(whole):
+        pytest.skip("no packed products here")
+    build_engine(whole, TableTokenizer(tiny.VOCAB, None), EngineSettings(threads=1), "tiny")
+    run_ranks(1, lambda group: share_of(part, group), lambda group: None)
+    for kind in (FusedLayer, PackedLinear):
+        counts = [sum(isinstance(module, kind) for module in model.modules()) for model in (whole, part)]
+        assert counts[0] == counts[1] > 0
+
+
+@pytest.mark.parametrize(
+    ("config", "degree", "error", "text"),
+    [
+        (
+            tiny.llama,
+            4,
+            InvalidInput,
+            "tensor_parallel_size = 4: must be a divisor of the model's 4 heads and 2 KV heads: 1, 2",
+        ),
+        (
+            four_heads,
+            3,
+            InvalidInput,
+            "tensor_parallel_size = 3: must be a divisor of the model's 4 heads and 4 KV heads",
+        ),
+    ],
+)
+def test_a_degree_that_does_not_fit_is_refused(
+    config: Callable[[], Any], degree: int, error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        in_parallel(config, degree, lambda engine, _: None)
+
+
+def test_a_split_that_is_not_built_is_refused() -> None:
+    def leader(group: ThreadRanks) -> None:
+        model = tiny.random_model(four_heads())
+        model._tp_plan = {**model.tp_plan, "model.layers.*.mlp.up_proj": "packed_colwise"}
+        share_of(model, group)
+
+    with pytest.raises(Unsupported, match=r"layers\.0\.mlp\.up_proj is Linear, split packed_colwise"):
+        run_ranks(1, leader, lambda group: None)
