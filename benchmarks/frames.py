@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.headless import HeadlessRun
-from benchmarks.overlap import FAN_OUT, K
+from benchmarks.replay import FAN_OUT, K
 from benchmarks.reporting import markdown_table, write_report
 from benchmarks.timed import TimedPair, TimedServices, drafted, request
 from paceline.client import AsyncClient

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.overlap import law_hit_rate
+from benchmarks.laws import law_hit_rate
 from benchmarks.reporting import markdown_table, verdict, write_report
 from benchmarks.timed import TimedPair, TimedServices, drafted, is_hit, request
 from paceline.client import Client

@@ -8,7 +8,8 @@ Columns of a target p and a draft q of it at temperature 1, means over contexts:
 - after a mismatch, best m: the draft's first was wrong, the target's is among its next m.
 - top m: p's mass on the draft's m most probable ids, which is the best guess without shared noise.
 
-`--fit` searches for the parameters that `paceline.engine.table_spec.LAWS` holds.
+`--fit` searches for the parameters that `paceline.engine.table_spec.LAWS` holds, `--match LAW=MATCH` for
+the `disturb` with which a law's coupled match is that.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize
+from scipy.optimize import brentq, minimize
 
+from benchmarks.analytic import expected_hit_rate
 from benchmarks.environment import as_markdown, describe
 from paceline.engine.table_spec import LAWS, TableSpec
 from paceline.engine.tables import TableModel
@@ -61,6 +63,16 @@ MEASURED = {
 with disturbed weights or dropped layers."""
 
 
+LAW_OF_ACCEPTANCE = {
+    0.6: "law=middling,disturb=1.35",
+    0.8: "law=middling,disturb=0.663",
+    0.9: "law=close,disturb=0.316",
+    0.95: "law=close,disturb=0.154",
+}
+"""Drafts whose coupled match at temperature 1 is the key: a named law with another `disturb` (`--match`)."""
+MATCH_DRAWS = 4
+
+
 def table_of(spec: TableSpec) -> Table:
     """Every row of a law's table."""
     model = TableModel(spec)
@@ -98,6 +110,34 @@ def raced_ranks(target: Table, draft: Table, draws: int, seed: int = 0) -> NDArr
             best = race_best(q, last - 1, key, Stream.DRAFT, position)
             ranks.append(1 + best.index(token) if token in best else last)
     return np.array(ranks)
+
+
+def law_match(draft_law: str, temperature: float) -> float:
+    """How often a law's draft has the target's token first: coupled at temperature 1, greedy at 0."""
+    target, draft = (table_of(TableSpec.parse(law)) for law in ("law=text", draft_law))
+    if not temperature:
+        return float((target.argmax(axis=1) == draft.argmax(axis=1)).mean())
+    return float((raced_ranks(target / temperature, draft / temperature, MATCH_DRAWS) == 1).mean())
+
+
+def law_chances(draft_law: str, fan_out: int) -> tuple[float, float, float]:
+    """Coupled match of a law, and its `chances` with so many guesses, from its tables alone."""
+    target, draft = (table_of(TableSpec.parse(law)) for law in ("law=text", draft_law))
+    ranks = raced_ranks(target, draft, MATCH_DRAWS)
+    return float((ranks == 1).mean()), *chances(ranks, fan_out)
+
+
+def law_hit_rate(draft_law: str, k: int, fan_out: int) -> tuple[float, float]:
+    """Coupled match of a law and the share of outcomes that its draft guesses, both from its tables alone."""
+    match, bonus, after_mismatch = law_chances(draft_law, fan_out)
+    return match, expected_hit_rate(match, k, bonus, after_mismatch)
+
+
+def disturb_for(law: str, match: float) -> float:
+    """The `disturb` with which a named law's coupled match at temperature 1 is `match`, to three digits."""
+    least, most = 0.01, 5.0
+    found = brentq(lambda disturb: law_match(f"law={law},disturb={disturb}", 1.0) - match, least, most, xtol=1e-3)
+    return float(f"{found:.3g}")
 
 
 def _softmax(logits: Table) -> NDArray[np.float64]:
@@ -191,8 +231,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=8, help="Draws of noise in each context.")
     parser.add_argument("--fit", type=int, default=0, help="Evaluations of the search; 0: none.")
+    parser.add_argument("--match", metavar="LAW=MATCH", nargs="+", help="Print the disturb of each and no more.")
     parser.add_argument("--out", type=Path, help="Folder for the report.")
     arguments = parser.parse_args()
+    if arguments.match:
+        for law, _, match in (each.partition("=") for each in arguments.match):
+            print(f"law={law},disturb={disturb_for(law, float(match)):g}")
+        return
     laws = {name: TableSpec.parse(f"law={name}") for name in LAWS}
     if arguments.fit:
         laws = Search(arguments.draws).run(arguments.fit)

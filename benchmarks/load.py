@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.overlap import FAN_OUT, K
+from benchmarks.replay import FAN_OUT, K
 from benchmarks.reporting import markdown_table, median_with_lower_bound, verdict, write_report
 from benchmarks.timed import OFF, TimedPair, TimedServices, drafted, request
 from paceline.client import AsyncClient

@@ -1,268 +1,176 @@
 """What hiding drafting behind verification brings, on timed models: `python -m benchmarks.overlap`.
 
-Efficiency. A run's own round records are replayed at no cost of coordination: a round whose proposal
-was in the speculation cache costs T_verify, any other costs T_verify and the time that the draft
-spent on its steps for it, and nothing else costs anything. Efficiency is that ideal time over the
-time that the run took, from its first tokens to its last; of the perfect cache: T_verify a round.
+Efficiency. A run's own round records are replayed at no cost of coordination (`benchmarks.replay`).
+Efficiency is that ideal time over the time that the run took, from its first tokens to its last. Beside
+it stands the floor of coordination, measured in the same run: an idle echo over gRPC (`benchmarks.echo`).
+T_verify / (T_verify + echo) is what nothing that is coordinated over gRPC can pass where rounds are hits.
 
 Gain. Overlap on (fan-out 4) and off (fan-out 0) run the same requests in turn, through two
 coordinators that share one target and one draft; coupled texts are equal, which is checked. The
 analytic gain is `benchmarks.analytic.overlap_gain` at the hit rate that the law alone predicts and a
-drafting time of k steps.
+drafting time of k steps; beside it `whole_proposal_gain`, and `overlap_ceiling`, which knows that drafting
+ahead takes a step more.
 
-Every session is alone on its services, temperature 1, coupled, k = 4.
+Delay. Services at a distance (`benchmarks.remote`).
+
+Every session is alone on its services, coupled, k = 4; temperature is 1 unless the table says otherwise.
+The grids can run in parts: with `--add` a run keeps what else today's report holds, and lists all runs.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
+import json
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
-from benchmarks.analytic import expected_hit_rate, overlap_gain
-from benchmarks.laws import chances, raced_ranks, table_of
-from benchmarks.reporting import markdown_table, median_with_lower_bound, verdict, write_report
-from benchmarks.timed import TimedPair, TimedServices, drafted, is_hit, request
-from paceline.client import Client, Generation
-from paceline.engine.table_spec import TableSpec
-from paceline.types import GenerationStats
-
-K = 4
-FAN_OUT = 4
-LAW_DRAWS = 4
-GAIN_TOLERANCE = 0.95
-LAW_OF_ACCEPTANCE = {0.8: "law=middling,disturb=0.655", 0.9: "law=close,disturb=0.315"}
-"""Drafts whose coupled match is the key."""
-EFFICIENCY_GRID = (
-    (TimedPair("law=middling", 11.45, 2.54), 0.92),
-    (TimedPair("law=close", 11.45, 2.54), 0.92),
-    (TimedPair("law=middling", 30.0, 2.54), 0.97),
-    (TimedPair("law=close", 30.0, 2.54), 0.97),
+from benchmarks import remote
+from benchmarks.echo import echo_ms, echo_server
+from benchmarks.environment import as_markdown, describe
+from benchmarks.near import (
+    EFFICIENCY_GRID,
+    Efficiency,
+    Gain,
+    efficiency_row,
+    gain_grid,
+    gain_row,
+    measure_efficiency,
+    measure_gain,
 )
-"""Pairs and their bars; 11.45 and 2.54 ms were measured on the best published system."""
-GAIN_VERIFY_MS = (30.0, 11.45)
-GAIN_SHARES = (0.5, 1.0)
-"""T_draft · k over T_verify."""
+from benchmarks.remote import Detour, Remote, measure_detours, measure_remotes, remote_rows
+from benchmarks.replay import FAN_OUT, K
+from benchmarks.reporting import markdown_table
+from paceline.bench.environment import load_average
+
+GRIDS = ("efficiency", "gain", "delay")
+VERIFY_MS = (30.0, 11.45)
 
 
 @dataclass(frozen=True)
-class Replay:
-    """One generation after its first round, and the same rounds at no cost of coordination. Seconds."""
+class Results:
+    """Rows of every table, and the facts of the runs that measured them."""
 
-    rounds: int
-    hits: int
-    seconds: float
-    ideal_seconds: float
-    perfect_seconds: float
+    runs: tuple[Mapping[str, str], ...] = ()
+    efficiencies: tuple[Efficiency, ...] = ()
+    gains: tuple[Gain, ...] = ()
+    remotes: tuple[Remote, ...] = ()
+    detours: tuple[Detour, ...] = ()
 
+    @classmethod
+    def load(cls, file: Path) -> Results:
+        """What a report's JSON holds; nothing if there is no such file."""
+        if not file.exists():
+            return cls()
+        held = json.loads(file.read_text())
+        return cls(
+            runs=tuple(held["runs"]),
+            efficiencies=tuple(Efficiency(**row) for row in held["efficiencies"]),
+            gains=tuple(Gain(**row) for row in held["gains"]),
+            remotes=tuple(Remote(**row) for row in held["remotes"]),
+            detours=tuple(Detour(**row) for row in held["detours"]),
+        )
 
-@dataclass(frozen=True)
-class Efficiency:
-    """One pair's row; shares of the ideal are medians over generations, with their lower 95 % bounds."""
+    def updated(self, newer: Results) -> Results:
+        """With the rows of a newer run, in place of its cells' older ones; likewise runs of the same command."""
+        commands = {run["command"] for run in newer.runs}
+        return Results(
+            runs=(*(run for run in self.runs if run["command"] not in commands), *newer.runs),
+            efficiencies=_updated(self.efficiencies, newer.efficiencies),
+            gains=_updated(self.gains, newer.gains),
+            remotes=_updated(self.remotes, newer.remotes),
+            detours=_updated(self.detours, newer.detours),
+        )
 
-    draft_law: str
-    verify_ms: float
-    draft_ms: float
-    generations: int
-    rounds: int
-    hit_rate: float
-    of_ideal: float
-    of_ideal_lower: float
-    of_perfect_cache: float
-    tokens_per_second: float
-    bar: float
+    def markdown(self) -> str:
+        """The report."""
+        runs = "".join(f"\n{as_markdown(run)}" for run in self.runs)
+        return (
+            f"# Overlap\n\n"
+            f"## Coordination efficiency\n\n{markdown_table([efficiency_row(row) for row in self.efficiencies])}\n"
+            f"## Overlap on over off\n\n{markdown_table([gain_row(row) for row in self.gains])}\n"
+            f"## Services at a distance\n\n{remote.SETTINGS}\n{markdown_table(remote_rows(self.remotes))}\n"
+            f"{remote.DETOURS}\n{markdown_table([asdict(row) for row in self.detours])}\n"
+            f"## Runs\n{runs}"
+        )
 
-
-@dataclass(frozen=True)
-class Gain:
-    """One cell of on over off: tokens a second, median over pairs, with its lower 95 % bound."""
-
-    acceptance: float
-    verify_ms: float
-    draft_ms: float
-    pairs: int
-    expected_hit_rate: float
-    hit_rate: float
-    analytic: float
-    gain: float
-    gain_lower: float
-    analytic_at_hit_rate: float
-
-
-def replay(stats: GenerationStats, verify_ms: float) -> Replay:
-    """Replay a generation's records at no cost of coordination.
-
-    The first round is left out, as it is of `tokens_per_second`: it waits for both services' prefixes.
-
-    Args:
-        stats: with a record of every round.
-        verify_ms: what a step of the target waits.
-    """
-    first, *records = stats.records
-    hits = sum(is_hit(record) for record in records)
-    drafting_ms = sum(record.draft.forward_ms for record in records if not is_hit(record))
-    perfect_ms = verify_ms * len(records)
-    return Replay(
-        rounds=len(records),
-        hits=hits,
-        seconds=(stats.committed - first.accepted - 1) / stats.tokens_per_second,
-        ideal_seconds=(perfect_ms + drafting_ms) / 1e3,
-        perfect_seconds=perfect_ms / 1e3,
-    )
+    def save(self, stem: Path) -> None:
+        """Write the report's JSON and Markdown."""
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        stem.with_suffix(".json").write_text(json.dumps(asdict(self), indent=2) + "\n")
+        stem.with_suffix(".md").write_text(self.markdown())
 
 
-def measure_efficiency(pair: TimedPair, bar: float, generations: int, tokens: int, folder: Path) -> Efficiency:
-    """Run `generations` after one that isn't counted."""
-    with (
-        TimedServices(folder, pair) as services,
-        services.coordinator("on", {"fan_out": FAN_OUT}) as address,
-        Client(address) as client,
-    ):
-        runs = [client.generate(request(number, tokens, drafted(K))) for number in range(generations + 1)][1:]
-    replays = [replay(run.stats, pair.verify_ms) for run in runs]
-    of_ideal, lower = median_with_lower_bound([each.ideal_seconds / each.seconds for each in replays])
-    of_perfect, _ = median_with_lower_bound([each.perfect_seconds / each.seconds for each in replays])
-    speed, _ = median_with_lower_bound([run.stats.tokens_per_second for run in runs])
-    rounds = sum(each.rounds for each in replays)
-    return Efficiency(
-        draft_law=pair.draft_law,
-        verify_ms=pair.verify_ms,
-        draft_ms=pair.draft_ms,
-        generations=generations,
-        rounds=rounds,
-        hit_rate=sum(each.hits for each in replays) / rounds,
-        of_ideal=of_ideal,
-        of_ideal_lower=lower,
-        of_perfect_cache=of_perfect,
-        tokens_per_second=speed,
-        bar=bar,
-    )
+class _Cell(Protocol):
+    @property
+    def cell(self) -> tuple[Any, ...]: ...
 
 
-def law_hit_rate(draft_law: str, k: int, fan_out: int) -> tuple[float, float]:
-    """Coupled match of a law and the share of outcomes that its draft guesses, both from its tables alone."""
-    target, draft = (table_of(TableSpec.parse(law)) for law in ("law=text", draft_law))
-    ranks = raced_ranks(target, draft, LAW_DRAWS)
-    match = float((ranks == 1).mean())
-    return match, expected_hit_rate(match, k, *chances(ranks, fan_out))
+Row = TypeVar("Row", bound=_Cell)
 
 
-def measure_gain(acceptance: float, pair: TimedPair, pairs: int, tokens: int, folder: Path) -> Gain:
-    """Run interleaved pairs after one that isn't counted."""
-    with (
-        TimedServices(folder, pair) as services,
-        services.coordinator("on", {"fan_out": FAN_OUT}) as on_address,
-        services.coordinator("off", {"fan_out": 0}) as off_address,
-        Client(on_address) as on,
-        Client(off_address) as off,
-    ):
-        ran = [run_pair(on, off, number, tokens) for number in range(pairs + 1)][1:]
-    gain, lower = median_with_lower_bound(
-        [fast.stats.tokens_per_second / slow.stats.tokens_per_second for fast, slow in ran]
-    )
-    replays = [replay(fast.stats, pair.verify_ms) for fast, _ in ran]
-    hit_rate = sum(each.hits for each in replays) / sum(each.rounds for each in replays)
-    expected = law_hit_rate(pair.draft_law, K, FAN_OUT)[1]
-    drafting_ms = K * pair.draft_ms
-    return Gain(
-        acceptance=acceptance,
-        verify_ms=pair.verify_ms,
-        draft_ms=pair.draft_ms,
-        pairs=pairs,
-        expected_hit_rate=expected,
-        hit_rate=hit_rate,
-        analytic=overlap_gain(expected, pair.verify_ms, drafting_ms),
-        gain=gain,
-        gain_lower=lower,
-        analytic_at_hit_rate=overlap_gain(hit_rate, pair.verify_ms, drafting_ms),
-    )
+def _updated(held: Sequence[Row], newer: Sequence[Row]) -> tuple[Row, ...]:
+    rows = {row.cell: row for row in (*held, *newer)}
+    return tuple(rows[cell] for cell in sorted(rows))
 
 
-def run_pair(on: Client, off: Client, number: int, tokens: int) -> tuple[Generation, Generation]:
-    """The same request with overlap and without.
-
-    Raises:
-        AssertionError: the texts differ.
-    """
-    wanted = request(number, tokens, drafted(K))
-    fast, slow = on.generate(wanted), off.generate(wanted)
-    if fast.token_ids != slow.token_ids:
-        raise AssertionError(f"request {number}: overlap changed the text")
-    return fast, slow
+def measure_efficiencies(given: argparse.Namespace, folder: Path) -> list[Efficiency]:
+    """The first grid, each T_verify's echo before its pairs."""
+    pairs = [(pair, bar) for pair, bar in EFFICIENCY_GRID if pair.verify_ms in given.verify_ms]
+    with echo_server() as server:
+        echoes = {pair.verify_ms: echo_ms(server.address, pair.verify_ms) for pair, _ in pairs}
+    return [
+        measure_efficiency(pair, bar, echoes[pair.verify_ms], given.generations, given.tokens, folder / str(number))
+        for number, (pair, bar) in enumerate(pairs)
+    ]
 
 
-def efficiency_row(row: Efficiency) -> dict[str, object]:
-    """One line of the first table."""
-    return {
-        "draft": row.draft_law,
-        "T_verify ms": row.verify_ms,
-        "T_draft ms": row.draft_ms,
-        "rounds": row.rounds,
-        "hit rate": row.hit_rate,
-        "of the ideal": row.of_ideal,
-        "lower bound": row.of_ideal_lower,
-        "bar": verdict(row.of_ideal_lower, row.bar),
-        "of a perfect cache": row.of_perfect_cache,
-        "tok/s": row.tokens_per_second,
-    }
+def measure_gains(given: argparse.Namespace, folder: Path) -> list[Gain]:
+    """The second grid."""
+    return [
+        measure_gain(acceptance, pair, given.generations, given.tokens, folder / str(number))
+        for number, (acceptance, pair) in enumerate(gain_grid())
+        if pair.verify_ms in given.verify_ms
+    ]
 
 
-def gain_row(row: Gain) -> dict[str, object]:
-    """One line of the second table."""
-    return {
-        "acceptance": row.acceptance,
-        "T_verify ms": row.verify_ms,
-        "T_draft·k ms": K * row.draft_ms,
-        "hit rate of the law": row.expected_hit_rate,
-        "hit rate": row.hit_rate,
-        "analytic gain": row.analytic,
-        "gain": row.gain,
-        "lower bound": row.gain_lower,
-        "bar": verdict(row.gain_lower, GAIN_TOLERANCE * row.analytic),
-        "analytic at the run's hit rate": row.analytic_at_hit_rate,
-    }
-
-
-def report(efficiencies: Sequence[Efficiency], gains: Sequence[Gain]) -> str:
-    """Both tables."""
-    first = markdown_table([efficiency_row(row) for row in efficiencies])
-    second = markdown_table([gain_row(row) for row in gains])
-    return f"## Coordination efficiency\n\n{first}\n## Overlap on over off\n\n{second}"
+def run(given: argparse.Namespace, folder: Path) -> Results:
+    """Measure what was asked for."""
+    began = f"{datetime.datetime.now(datetime.UTC):%H:%M} UTC, load {load_average()}"
+    efficiencies = measure_efficiencies(given, folder / "efficiency") if "efficiency" in given.only else ()
+    gains = measure_gains(given, folder / "gain") if "gain" in given.only else ()
+    detours, remotes = [], []
+    if "delay" in given.only:
+        detours = measure_detours()
+        for verify_ms in given.verify_ms:
+            remotes += measure_remotes(verify_ms, folder / f"delay-{verify_ms:g}")
+    settings = {"k": str(K), "fan-out": str(FAN_OUT)}
+    if {"efficiency", "gain"} & {*given.only}:
+        settings |= {"tokens": str(given.tokens), "generations": str(given.generations)}
+    facts = describe() | settings | {"began": began}
+    return Results((facts,), tuple(efficiencies), tuple(gains), tuple(remotes), tuple(detours))
 
 
 def main() -> None:
     """Run the grids and write the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--generations", type=int, default=9, help="Generations, or pairs, of a cell.")
-    parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--only", choices=("efficiency", "gain"), help="One of the two grids.")
+    parser.add_argument("--generations", type=int, default=9, help="Generations, or pairs, of a cell; not of delay.")
+    parser.add_argument("--tokens", type=int, default=256, help="Tokens of a generation; not of delay.")
+    parser.add_argument("--only", nargs="+", choices=GRIDS, default=list(GRIDS), help="Some of the grids.")
+    parser.add_argument("--verify-ms", nargs="+", type=float, choices=VERIFY_MS, default=list(VERIFY_MS))
+    parser.add_argument("--add", action="store_true", help="Keep what else today's report holds.")
     parser.add_argument("--out", type=Path, default=Path("docs/reports"))
     given = parser.parse_args()
-    efficiencies: list[Efficiency] = []
-    gains: list[Gain] = []
+    stem = given.out / f"overlap-{datetime.date.today().isoformat()}"
     with tempfile.TemporaryDirectory() as folder:
-        if given.only != "gain":
-            for number, (pair, bar) in enumerate(EFFICIENCY_GRID):
-                place = Path(folder) / f"efficiency-{number}"
-                efficiencies.append(measure_efficiency(pair, bar, given.generations, given.tokens, place))
-        if given.only != "efficiency":
-            for number, (acceptance, pair) in enumerate(gain_grid()):
-                place = Path(folder) / f"gain-{number}"
-                gains.append(measure_gain(acceptance, pair, given.generations, given.tokens, place))
-    settings = {"k": str(K), "fan-out": str(FAN_OUT), "tokens": str(given.tokens), "runs": str(given.generations)}
-    print(write_report(given.out, "overlap", settings, [*efficiencies, *gains], report(efficiencies, gains)))
-
-
-def gain_grid() -> list[tuple[float, TimedPair]]:
-    """Acceptances and pairs of the second table."""
-    return [
-        (acceptance, TimedPair(law, verify_ms, share * verify_ms / K))
-        for verify_ms in GAIN_VERIFY_MS
-        for acceptance, law in LAW_OF_ACCEPTANCE.items()
-        for share in GAIN_SHARES
-    ]
+        found = run(given, Path(folder))
+    held = Results.load(stem.with_suffix(".json")) if given.add else Results()
+    results = held.updated(found)
+    results.save(stem)
+    print(results.markdown())
 
 
 if __name__ == "__main__":

@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.analytic import cache_speedup, expected_hit_rate, expected_tokens, overlap_gain
+from benchmarks.analytic import (
+    cache_speedup,
+    expected_hit_rate,
+    expected_tokens,
+    overlap_ceiling,
+    overlap_gain,
+    whole_proposal_gain,
+)
 
 ROUNDS = 40_000
 
@@ -46,3 +53,41 @@ def test_the_gain_is_a_quotient_of_speedups(drafting: float) -> None:
     assert overlap_gain(hits, verify, drafting) == pytest.approx(on / off)
     assert overlap_gain(0.0, verify, drafting) == pytest.approx(1)
     assert overlap_gain(1.0, verify, verify) == pytest.approx(2)
+
+
+def simulated_speed(
+    a: float, guesses: tuple[float, float], times: tuple[float, float], k: int, m: int, n: int
+) -> float:
+    """Tokens in a unit of time when bonus hits bring m tokens, mismatch hits n and misses k."""
+    rng = np.random.default_rng(2)
+    verify, step = times
+    tokens, seconds, length = 0, 0.0, k
+    for coins, guess in zip(rng.random((ROUNDS, k)) < a, rng.random(ROUNDS), strict=True):
+        accepted = int(coins[:length].cumprod().sum())
+        full = accepted == length
+        tokens += accepted + 1
+        if guess >= guesses[0 if full else 1]:
+            length, spent = k, verify + k * step
+        else:
+            length, spent = (m, max(verify, (m + 1) * step)) if full else (n, max(verify, n * step))
+        seconds += spent
+    return tokens / seconds
+
+
+@pytest.mark.parametrize(("a", "step"), [(0.8, 3.75), (0.8, 7.5), (0.9, 7.5), (0.9, 10.0)])
+def test_the_ceiling_is_the_best_simulated_choice_of_lengths(a: float, step: float) -> None:
+    bonus, after, verify, k = 0.95, 0.8, 30.0, 4
+    sequential = expected_tokens(a, k) / (verify + k * step)
+    choices = [(m, n) for m in range(2, k + 1) for n in range(3, k + 1)]
+    best = max(simulated_speed(a, (bonus, after), (verify, step), k, m, n) for m, n in choices) / sequential
+    assert overlap_ceiling(a, bonus, after, verify, step, k) == pytest.approx(best, rel=0.02)
+
+
+def test_a_step_more_costs_nothing_while_it_hides() -> None:
+    hits = expected_hit_rate(0.8, 4, 0.95, 0.8)
+    hidden = overlap_gain(hits, 30.0, 4 * 3.75)
+    assert whole_proposal_gain(hits, 30.0, 3.75, 4) == pytest.approx(hidden)
+    assert overlap_ceiling(0.8, 0.95, 0.8, 30.0, 3.75, 4) == pytest.approx(hidden)
+    assert whole_proposal_gain(1.0, 30.0, 7.5, 4) == pytest.approx(60 / 37.5)
+    longer = overlap_gain(hits, 30.0, 30.0)
+    assert whole_proposal_gain(hits, 30.0, 7.5, 4) < overlap_ceiling(0.8, 0.95, 0.8, 30.0, 7.5, 4) < longer
