@@ -136,12 +136,13 @@ class _Side(asyncio.Protocol):
 
     def join(self, other: _Side) -> None:
         """Forward to each other from now on."""
-        self.other, other.other = other, self
-        early, self._early = self._early, []
-        for data in early:
-            self.data_received(data)
-        if self.transport.is_closing():
-            self._deadlines.later(other.transport.close)
+        for side, its_other in ((self, other), (other, self)):
+            side.other = its_other
+            early, side._early = side._early, []
+            for data in early:
+                side.data_received(data)
+            if side.transport.is_closing():
+                side.connection_lost(None)
 
 
 class _Accepted(_Side):
