@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks.analytic import expected_hit_rate, overlap_ceiling, overlap_gain, whole_proposal_gain
 from benchmarks.laws import LAW_OF_ACCEPTANCE, law_chances
-from benchmarks.replay import FAN_OUT, SPECULATION, K, pooled, replay, run_pair
+from benchmarks.replay import FAN_OUT, SPECULATION, K, losses, pooled, replay, run_pair
 from benchmarks.reporting import median_with_lower_bound, verdict
 from benchmarks.timed import TimedPair, TimedServices, request
 from paceline.client import Client
@@ -42,6 +42,10 @@ class Efficiency:
     tokens_per_second: float
     bar: float
     echo_ms: float
+    wire_ms: float
+    target_ms: float
+    deciding_ms: float
+    drafting_ms: float
 
     @property
     def cell(self) -> tuple[float | str, ...]:
@@ -92,6 +96,7 @@ def measure_efficiency(
     of_perfect, _ = median_with_lower_bound([each.of_perfect for each in replays])
     speed, _ = median_with_lower_bound([each.tokens_per_second for each in replays])
     together = pooled(replays)
+    lost = losses([record for run in runs for record in run.stats.records[1:]], pair.verify_ms)
     return Efficiency(
         draft_law=pair.draft_law,
         verify_ms=pair.verify_ms,
@@ -105,6 +110,10 @@ def measure_efficiency(
         tokens_per_second=speed,
         bar=bar,
         echo_ms=echo_ms,
+        wire_ms=lost.wire,
+        target_ms=lost.target,
+        deciding_ms=lost.deciding,
+        drafting_ms=lost.drafting,
     )
 
 
@@ -165,6 +174,18 @@ def efficiency_row(row: Efficiency) -> dict[str, object]:
         "gRPC's ceiling": row.ceiling,
         "of a perfect cache": row.of_perfect_cache,
         "tok/s": row.tokens_per_second,
+    }
+
+
+def loss_row(row: Efficiency) -> dict[str, object]:
+    """Where the first table's rounds lose."""
+    return {
+        "draft": row.draft_law,
+        "T_verify ms": row.verify_ms,
+        "hit: wire": row.wire_ms,
+        "hit: target beyond T_verify": row.target_ms,
+        "hit: deciding": row.deciding_ms,
+        "miss: the draft beyond its steps": row.drafting_ms,
     }
 
 

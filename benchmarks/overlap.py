@@ -38,6 +38,7 @@ from benchmarks.near import (
     efficiency_row,
     gain_grid,
     gain_row,
+    loss_row,
     measure_efficiency,
     measure_gain,
 )
@@ -48,6 +49,7 @@ from paceline.bench.environment import load_average
 
 GRIDS = ("efficiency", "gain", "delay")
 VERIFY_MS = (30.0, 11.45)
+LOSSES = "Where rounds lose, medians in milliseconds:\n"
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ class Results:
         return (
             f"# Overlap\n\n"
             f"## Coordination efficiency\n\n{markdown_table([efficiency_row(row) for row in self.efficiencies])}\n"
+            f"{LOSSES}\n{markdown_table([loss_row(row) for row in self.efficiencies])}\n"
             f"## Overlap on over off\n\n{markdown_table([gain_row(row) for row in self.gains])}\n"
             f"## Services at a distance\n\n{remote.SETTINGS}\n{markdown_table(remote_rows(self.remotes))}\n"
             f"{remote.DETOURS}\n{markdown_table([asdict(row) for row in self.detours])}\n"

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from benchmarks.timed import drafted, is_hit
 from paceline.client import Client, Generation
-from paceline.types import GenerateRequest, GenerationStats
+from paceline.types import GenerateRequest, GenerationStats, RoundRecord
 
 K = 4
 FAN_OUT = 4
@@ -86,6 +87,35 @@ def pooled(replays: Sequence[Replay]) -> Replay:
         seconds=sum(each.seconds for each in replays),
         ideal_seconds=sum(each.ideal_seconds for each in replays),
         perfect_seconds=sum(each.perfect_seconds for each in replays),
+    )
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Where rounds lose against their replay: medians, milliseconds.
+
+    Attributes:
+        wire: of a hit's round: from the round's dispatch to its verdict, less the target's service.
+        target: of a hit's round: the target's service beyond T_verify.
+        deciding: of a hit's round: all else, the acceptance rule and the planning.
+        drafting: of a miss: its wait for the draft beyond the steps that the draft took for it; 0 without misses.
+    """
+
+    wire: float
+    target: float
+    deciding: float
+    drafting: float
+
+
+def losses(records: Sequence[RoundRecord], verify_ms: float) -> Losses:
+    """Of rounds after the first, at least one of them a hit."""
+    hits = [record for record in records if is_hit(record)]
+    misses = [record for record in records if not is_hit(record) and record.proposed]
+    return Losses(
+        wire=median(record.wire_ms for record in hits),
+        target=median(record.target.service_ms - verify_ms for record in hits),
+        deciding=median(record.draft_wait_ms + record.accept_ms for record in hits),
+        drafting=median(record.draft_wait_ms - record.draft.forward_ms for record in misses) if misses else 0.0,
     )
 
 
