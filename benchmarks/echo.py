@@ -60,7 +60,7 @@ async def _echo(requests: AsyncIterator[bytes], _: Any) -> AsyncIterator[bytes]:
 
 
 def _register(server: grpc.aio.Server) -> None:
-    handler = grpc.stream_stream_rpc_method_handler(_echo)
+    handler: Any = grpc.stream_stream_rpc_method_handler(_echo)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
 
 

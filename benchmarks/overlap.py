@@ -145,7 +145,8 @@ def run(given: argparse.Namespace, folder: Path) -> Results:
     began = f"{datetime.datetime.now(datetime.UTC):%H:%M} UTC, load {load_average()}"
     efficiencies = measure_efficiencies(given, folder / "efficiency") if "efficiency" in given.only else ()
     gains = measure_gains(given, folder / "gain") if "gain" in given.only else ()
-    detours, remotes = [], []
+    detours: list[Detour] = []
+    remotes: list[Remote] = []
     if "delay" in given.only:
         detours = measure_detours()
         for verify_ms in given.verify_ms:
