@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import ctypes
-import math
 import os
 import socket
 import sys
@@ -70,7 +69,7 @@ class Deadlines:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, delay_s: float) -> None:
         self.delay_s = delay_s
-        self._queue: deque[tuple[float, Callable[[], None]]] = deque()
+        self._queue: deque[tuple[int, Callable[[], None]]] = deque()
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._timer = self._libc.timerfd_create(time.CLOCK_MONOTONIC, _TFD_NONBLOCK)
         if self._timer < 0:
@@ -88,21 +87,20 @@ class Deadlines:
         if not self.delay_s and not self._queue:
             call()
             return
-        self._queue.append((time.monotonic() + self.delay_s, call))
+        self._queue.append((time.monotonic_ns() + round(self.delay_s * 1e9), call))
         if len(self._queue) == 1:
             self._arm()
 
     def _expired(self) -> None:
         os.read(self._timer, 8)
-        while self._queue and self._queue[0][0] <= time.monotonic():
+        while self._queue and self._queue[0][0] <= time.monotonic_ns():
             self._queue.popleft()[1]()
         if self._queue:
             self._arm()
 
     def _arm(self) -> None:
-        fraction, seconds = math.modf(self._queue[0][0])
-        nanoseconds = max(1, math.ceil(fraction * 1e9)) if fraction < 1 - 1e-9 else 999_999_999
-        spec = (ctypes.c_long * 4)(0, 0, int(seconds), nanoseconds)  # itimerspec: no interval, then the time
+        seconds, nanoseconds = divmod(self._queue[0][0], 10**9)
+        spec = (ctypes.c_long * 4)(0, 0, seconds, nanoseconds)  # itimerspec: no interval, then the time
         if self._libc.timerfd_settime(self._timer, _TFD_ABSTIME, spec, None) < 0:
             raise OSError(ctypes.get_errno(), "timerfd_settime")
 
