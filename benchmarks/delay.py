@@ -126,7 +126,12 @@ class _Side(asyncio.Protocol):
         if self.other is None:
             self._early.append(data)
         else:
-            self._deadlines.later(partial(self.other.transport.write, data))
+            self._deadlines.later(partial(self.other.deliver, data))
+
+    def deliver(self, data: bytes) -> None:
+        """Write what has come all the way, if anybody is still there."""
+        if not self.transport.is_closing():
+            self.transport.write(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self.other is not None:

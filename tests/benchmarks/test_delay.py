@@ -105,6 +105,23 @@ def test_a_side_that_ends_ends_the_other_behind_what_it_sent(
         assert receive(sink, 100) == b"last words"
 
 
+def test_what_comes_for_a_side_that_has_ended_disturbs_no_other_connection(
+    listener: socket.socket, proxy: DelayProxy
+) -> None:
+    proxy.set_one_way_ms(20)
+    near, far = connect(listener, proxy)
+    with closing(near), closing(far):
+        near.sendall(b"x")
+        assert far.recv(1) == b"x"
+        far.sendall(b"answer")
+        near.close()
+        assert far.recv(1) == b""
+    near, far = connect(listener, proxy)
+    with closing(near), closing(far):
+        near.sendall(b"next")
+        assert receive(far, 4) == b"next"
+
+
 def test_a_client_is_cut_off_where_there_is_no_upstream() -> None:
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
