@@ -31,6 +31,7 @@ from typing import Any, Protocol, TypeVar
 from benchmarks import remote
 from benchmarks.echo import echo_ms, echo_server
 from benchmarks.environment import as_markdown, describe
+from benchmarks.laws import LAW_OF_ACCEPTANCE
 from benchmarks.near import (
     EFFICIENCY_GRID,
     Efficiency,
@@ -136,7 +137,7 @@ def measure_gains(given: argparse.Namespace, folder: Path) -> list[Gain]:
     return [
         measure_gain(acceptance, pair, given.generations, given.tokens, folder / str(number))
         for number, (acceptance, pair) in enumerate(gain_grid())
-        if pair.verify_ms in given.verify_ms
+        if pair.verify_ms in given.verify_ms and acceptance in given.acceptances
     ]
 
 
@@ -150,7 +151,7 @@ def run(given: argparse.Namespace, folder: Path) -> Results:
     if "delay" in given.only:
         detours = measure_detours()
         for verify_ms in given.verify_ms:
-            remotes += measure_remotes(verify_ms, folder / f"delay-{verify_ms:g}")
+            remotes += measure_remotes(verify_ms, given.acceptances, folder / f"delay-{verify_ms:g}")
     settings = {"k": str(K), "fan-out": str(FAN_OUT)}
     if {"efficiency", "gain"} & {*given.only}:
         settings |= {"tokens": str(given.tokens), "generations": str(given.generations)}
@@ -165,6 +166,10 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256, help="Tokens of a generation; not of delay.")
     parser.add_argument("--only", nargs="+", choices=GRIDS, default=list(GRIDS), help="Some of the grids.")
     parser.add_argument("--verify-ms", nargs="+", type=float, choices=VERIFY_MS, default=list(VERIFY_MS))
+    acceptances = list(LAW_OF_ACCEPTANCE)
+    parser.add_argument(
+        "--acceptances", nargs="+", type=float, choices=acceptances, default=acceptances, help="Of gain and delay."
+    )
     parser.add_argument("--add", action="store_true", help="Keep what else today's report holds.")
     parser.add_argument("--out", type=Path, default=Path("docs/reports"))
     given = parser.parse_args()

@@ -154,9 +154,10 @@ def sampled(number: int, tokens: int, temperature: float) -> GenerateRequest:
     return replace(request(number, tokens, SPECULATION), sampling=SamplingParams(temperature=temperature))
 
 
-def measure_remotes(verify_ms: float, folder: Path) -> Iterator[Remote]:
+def measure_remotes(verify_ms: float, acceptances: Sequence[float], folder: Path) -> Iterator[Remote]:
     """Every cell of one T_verify; each draft's first pair of generations isn't counted."""
-    for acceptance, law in LAW_OF_ACCEPTANCE.items():
+    for acceptance in acceptances:
+        law = LAW_OF_ACCEPTANCE[acceptance]
         pair = TimedPair(law, verify_ms, DRAFT_MS)
         matches = {temperature: law_match(law, temperature) for temperature in TEMPERATURES}
         with (
