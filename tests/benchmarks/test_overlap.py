@@ -141,7 +141,7 @@ def test_a_cell_at_a_distance_has_the_same_text_and_slower_rounds(services: Time
     # A round can't be shorter than T_verify and a round trip: that much is no matter of load.
     assert cell.tokens_per_second <= cell.tokens_per_round * 1e3 / (FAST.verify_ms + 2 * 10.0)
     assert cell.target_only_tokens_per_second <= 1e3 / (FAST.verify_ms + 2 * 10.0)
-    assert 0 < cell.of_perfect_cache <= cell.of_ideal < 1
+    assert 0 < cell.of_perfect_cache <= cell.of_ideal
 
 
 def test_a_part_of_the_grids_takes_its_own_cells_place_in_the_report(tmp_path: Path) -> None:
