@@ -22,9 +22,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.headless import HeadlessRun
-from benchmarks.replay import FAN_OUT, K
 from benchmarks.reporting import markdown_table, write_report
-from benchmarks.timed import TimedPair, TimedServices, drafted, request
+from paceline.bench.timed.replay import FAN_OUT, K
+from paceline.bench.timed.services import TimedPair, TimedServices, drafted, request
 from paceline.client import AsyncClient
 from paceline.config import CoordinatorConfig
 from paceline.supervisor import write_config

@@ -12,15 +12,15 @@ import argparse
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
-from benchmarks.timed import drafted, request
 from coordinator import __main__ as process
 from paceline import codec
+from paceline.bench.timed.services import drafted, request
 from paceline.config import CoordinatorConfig, load_config
 from paceline.rpc.link import DraftLink, PeerLink, TargetLink
 from paceline.types import Finished, GenerationStats
@@ -44,8 +44,9 @@ LINK_SECONDS = 60.0
 class SilentContext:
     """The part of a server's context that `Generate` uses; what is written is kept nowhere but the statistics."""
 
-    def __init__(self) -> None:
+    def __init__(self, traceparent: str = "") -> None:
         self.stats = GenerationStats()
+        self._traceparent = traceparent
 
     async def write(self, response: Any) -> None:
         """Take a response as a client would that reads at once."""
@@ -56,16 +57,16 @@ class SilentContext:
     def time_remaining(self) -> None:
         """No deadline."""
 
-    def invocation_metadata(self) -> tuple[()]:
-        """No trace context."""
-        return ()
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        """The trace context, if there is one."""
+        return (("traceparent", self._traceparent),) if self._traceparent else ()
 
 
 class DirectServer:
     """Stands for a `grpc.aio.Server` while servicers register."""
 
     def __init__(self) -> None:
-        self.generate: Callable[[Any, SilentContext], Awaitable[None]] | None = None
+        self.generate: Generate | None = None
 
     def add_generic_rpc_handlers(self, handlers: Any) -> None:
         """Registered methods say all that is needed."""
@@ -75,9 +76,14 @@ class DirectServer:
         self.generate = handlers["Generate"].unary_stream
 
 
-async def run(config: CoordinatorConfig, sessions: int, tokens: int, k: int) -> HeadlessRun:
-    """Start the coordinator's parts, run two waves of sessions, and tell what the second cost."""
-    found: list[HeadlessRun] = []
+Generate = Callable[[Any, SilentContext], Awaitable[None]]
+Links = Mapping[str, PeerLink[Any, Any]]
+Found = TypeVar("Found")
+
+
+async def with_coordinator(config: CoordinatorConfig, body: Callable[[Generate, Links], Awaitable[Found]]) -> Found:
+    """Start the coordinator's parts, hand them to `body` once its links are up, and end with it."""
+    found: list[Found] = []
     links: dict[str, PeerLink[Any, Any]] = {}
 
     async def run_server(settings: Any, register: Callable[[Any], Awaitable[None]], names: Any) -> None:
@@ -86,20 +92,7 @@ async def run(config: CoordinatorConfig, sessions: int, tokens: int, k: int) -> 
         assert server.generate is not None, "the servicer registered"
         for link in links.values():
             await link.wait_up(LINK_SECONDS)
-        await _wave(server.generate, sessions, tokens, k)
-        frames = {name: link.frames_sent for name, link in links.items()}
-        began, cpu = time.perf_counter(), time.process_time()
-        stats = await _wave(server.generate, sessions, tokens, k)
-        found.append(
-            HeadlessRun(
-                cpu_seconds=time.process_time() - cpu,
-                seconds=time.perf_counter() - began,
-                rounds=sum(each.rounds for each in stats),
-                committed=sum(each.committed for each in stats),
-                frames_to_target=links["target"].frames_sent - frames["target"],
-                frames_to_draft=links["draft"].frames_sent - frames["draft"],
-            )
-        )
+        found.append(await body(server.generate, links))
 
     def kept(name: str, kind: Callable[..., PeerLink[Any, Any]]) -> Callable[..., PeerLink[Any, Any]]:
         def make(*given: Any, **options: Any) -> PeerLink[Any, Any]:
@@ -117,9 +110,27 @@ async def run(config: CoordinatorConfig, sessions: int, tokens: int, k: int) -> 
     return found[0]
 
 
-async def _wave(
-    generate: Callable[[Any, SilentContext], Awaitable[None]], sessions: int, tokens: int, k: int
-) -> list[GenerationStats]:
+async def run(config: CoordinatorConfig, sessions: int, tokens: int, k: int) -> HeadlessRun:
+    """Run two waves of sessions, and tell what the second cost."""
+
+    async def waves(generate: Generate, links: Links) -> HeadlessRun:
+        await _wave(generate, sessions, tokens, k)
+        frames = {name: link.frames_sent for name, link in links.items()}
+        began, cpu = time.perf_counter(), time.process_time()
+        stats = await _wave(generate, sessions, tokens, k)
+        return HeadlessRun(
+            cpu_seconds=time.process_time() - cpu,
+            seconds=time.perf_counter() - began,
+            rounds=sum(each.rounds for each in stats),
+            committed=sum(each.committed for each in stats),
+            frames_to_target=links["target"].frames_sent - frames["target"],
+            frames_to_draft=links["draft"].frames_sent - frames["draft"],
+        )
+
+    return await with_coordinator(config, waves)
+
+
+async def _wave(generate: Generate, sessions: int, tokens: int, k: int) -> list[GenerationStats]:
     contexts = [SilentContext() for _ in range(sessions)]
     requests = [codec.encode_generate_request(request(number, tokens, drafted(k))) for number in range(sessions)]
     await asyncio.gather(*(generate(*each) for each in zip(requests, contexts, strict=True)))

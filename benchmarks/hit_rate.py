@@ -1,32 +1,41 @@
 """How often the proposal for a round's outcome is there when the verdict is: `python -m benchmarks.hit_rate`.
 
 A hit: at least one token that was drafted for this outcome is there the moment that the verdict is.
-All rounds count but the first, which has no outcome before it. Timed models, one session at a
-time, coupled; the laws' drafts relate to their target as real ones do (`benchmarks.laws`).
+All rounds count but the first, which has no outcome before it. One session at a time, coupled, k = 4.
 
-Beside each rate stands what the law alone predicts at temperature 1: the share of outcomes among the
-guesses, if there is time for all of them. Mean drafted: tokens of a proposal that was a hit.
+Timed models: the laws' drafts relate to their target as real ones do (`benchmarks.laws`). Beside each
+rate stands what the law alone predicts at temperature 1: the share of outcomes among the guesses, if
+there is time for all of them. Mean drafted: tokens of a proposal that was a hit.
+
+With `--model` a real model and its own draft, one thread each, on the prompts of `paceline bench`
+(chat, story, code-edit, summary, in turn).
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.laws import law_hit_rate
 from benchmarks.reporting import markdown_table, verdict, write_report
-from benchmarks.timed import TimedPair, TimedServices, drafted, is_hit, request
+from paceline.bench.prompt_set import load_prompts
+from paceline.bench.timed.laws import law_hit_rate
+from paceline.bench.timed.services import Pair, TimedPair, TimedServices, drafted, is_hit, request
 from paceline.client import Client
+from paceline.engine.table_spec import LAWS
+from paceline.models import DEFAULT_DRAFT, resolve_draft
 from paceline.supervisor import Flags
-from paceline.types import RoundRecord, SamplingParams
+from paceline.types import GenerateRequest, RoundRecord, SamplingParams
 
 K = 4
 VERIFY_MS, DRAFT_MS = 11.45, 2.54
 BARS = {("middling", 4): 0.88, ("close", 4): 0.97}
 FAN_OUTS = range(1, 9)
+SHIPPED = "shipped draft"
+REAL_KINDS = ("chat", "story", "code-edit", "summary")
+REAL_TOKENS = 128
 
 
 @dataclass(frozen=True)
@@ -38,35 +47,47 @@ class HitRate:
     fan_out: int
     rounds: int
     hit_rate: float
-    predicted: float
-    match: float
+    predicted: float | None
     accepted_rate: float
     mean_drafted: float
     tokens_per_second: float
 
 
-def measure(client: Client, draft: str, temperature: float, fan_out: int, rounds: int, tokens: int) -> HitRate:
+Asked = Callable[[int], GenerateRequest]
+"""The request of a number; 0 is the warm-up."""
+
+
+@dataclass(frozen=True)
+class RealPair:
+    """A pulled model and the draft that is shipped for it."""
+
+    target: str
+
+    @property
+    def draft(self) -> str:
+        """The draft's folder."""
+        return resolve_draft(DEFAULT_DRAFT, self.target)
+
+
+def measure(client: Client, draft: str, temperature: float, fan_out: int, rounds: int, asked: Asked) -> HitRate:
     """Generate until `rounds` rounds are counted, one generation beyond the warm-up at least."""
     records: list[RoundRecord] = []
     speeds: list[float] = []
     number = 0
     while len(records) < rounds:
-        wanted = replace(request(number, tokens, drafted(K)), sampling=SamplingParams(temperature=temperature))
-        stats = client.generate(wanted).stats
+        stats = client.generate(replace(asked(number), sampling=SamplingParams(temperature=temperature))).stats
         if number:
             records += stats.records[1:]
             speeds.append(stats.tokens_per_second)
         number += 1
     hits = [record for record in records if is_hit(record)]
-    match, predicted = law_hit_rate(f"law={draft}", K, fan_out)
     return HitRate(
         draft=draft,
         temperature=temperature,
         fan_out=fan_out,
         rounds=len(records),
         hit_rate=len(hits) / len(records),
-        predicted=predicted,
-        match=match,
+        predicted=law_hit_rate(f"law={draft}", K, fan_out)[1] if draft in LAWS else None,
         accepted_rate=sum(r.accepted for r in records) / max(1, sum(r.proposed for r in records)),
         mean_drafted=sum(record.proposed for record in hits) / max(1, len(hits)),
         tokens_per_second=sum(speeds) / len(speeds),
@@ -82,7 +103,7 @@ def table(rates: Sequence[HitRate]) -> str:
             "fan-out": rate.fan_out,
             "rounds": rate.rounds,
             "hit rate": rate.hit_rate,
-            "predicted": rate.predicted if rate.temperature == 1 else "",
+            "predicted": rate.predicted if rate.predicted is not None and rate.temperature == 1 else "",
             "bar": _bar(rate),
             "mean drafted": rate.mean_drafted,
             "accepted of proposed": rate.accepted_rate,
@@ -98,16 +119,36 @@ def _bar(rate: HitRate) -> str:
     return verdict(rate.hit_rate, bar) if bar is not None and rate.temperature == 1 else ""
 
 
-def rates_of(draft: str, given: argparse.Namespace, folder: Path) -> Iterator[HitRate]:
-    """One draft at every fan-out and temperature."""
-    pair = TimedPair(f"law={draft}", VERIFY_MS, DRAFT_MS)
+def timed_rates(draft: str, given: argparse.Namespace, folder: Path) -> Iterator[HitRate]:
+    """One law's draft at every fan-out and temperature."""
+
+    def asked(number: int) -> GenerateRequest:
+        return request(number, given.tokens, drafted(K))
+
+    yield from rates_of(draft, TimedPair(f"law={draft}", VERIFY_MS, DRAFT_MS), asked, given, folder)
+
+
+def real_rates(given: argparse.Namespace, folder: Path) -> Iterator[HitRate]:
+    """A real model's own draft at every fan-out and temperature."""
+    prompts = zip(*load_prompts(REAL_KINDS).values(), strict=False)
+    chats = [chat for alike in prompts for prompt in alike for chat in prompt.chats]
+    tokens = min(given.tokens, REAL_TOKENS)
+
+    def asked(number: int) -> GenerateRequest:
+        return replace(request(number, tokens, drafted(K)), token_ids=(), messages=chats[number % len(chats)])
+
+    yield from rates_of(SHIPPED, RealPair(given.model), asked, given, folder)
+
+
+def rates_of(draft: str, pair: Pair, asked: Asked, given: argparse.Namespace, folder: Path) -> Iterator[HitRate]:
+    """One pair at every fan-out and temperature."""
     with TimedServices(folder, pair) as services:
         for fan_out in given.fan_outs:
             rounds = given.bar_rounds if (draft, fan_out) in BARS else given.rounds
             flags: Flags = {"fan_out": fan_out}
             with services.coordinator(f"fan-out-{fan_out}", flags) as address, Client(address) as client:
                 for temperature in given.temperatures:
-                    yield measure(client, draft, temperature, fan_out, rounds, given.tokens)
+                    yield measure(client, draft, temperature, fan_out, rounds, asked)
 
 
 def main() -> None:
@@ -115,16 +156,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=1000, help="Rounds of a row.")
     parser.add_argument("--bar-rounds", type=int, default=4000, help="Rounds of a row that has a bar.")
-    parser.add_argument("--tokens", type=int, default=512, help="Tokens of a generation.")
+    parser.add_argument("--tokens", type=int, default=512, help="Tokens of a generation; at most 128 with --model.")
     parser.add_argument("--drafts", nargs="+", default=["middling", "close"])
+    parser.add_argument("--model", help="A pulled model with a draft of its own, in place of timed ones.")
     parser.add_argument("--temperatures", nargs="+", type=float, default=[1.0])
     parser.add_argument("--fan-outs", nargs="+", type=int, default=list(FAN_OUTS))
     parser.add_argument("--out", type=Path, default=Path("docs/reports"))
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        rates = [rate for draft in given.drafts for rate in rates_of(draft, given, Path(folder) / draft)]
-    settings = {"k": str(K), "T_verify ms": str(VERIFY_MS), "T_draft ms": str(DRAFT_MS)}
-    print(write_report(given.out, "hit-rate", settings, rates, table(rates)))
+        if given.model:
+            settings = {"k": str(K), "model": given.model, "threads": "1 each"}
+            rates = [*real_rates(given, Path(folder))]
+        else:
+            settings = {"k": str(K), "T_verify ms": str(VERIFY_MS), "T_draft ms": str(DRAFT_MS)}
+            rates = [rate for draft in given.drafts for rate in timed_rates(draft, given, Path(folder) / draft)]
+    name = "hit-rate-real" if given.model else "hit-rate"
+    print(write_report(given.out, name, settings, rates, table(rates)))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -23,8 +22,8 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from paceline.bench.command import bench
-from paceline.cli_support import example, need_engine
+from paceline.bench.timed_command import bench
+from paceline.cli_support import example, need_engine, sigterm_interrupts
 from paceline.config import COORDINATOR_PORT, DEFAULT_MODEL, DRAFT_PORT, LOCALHOST, TARGET_PORT, PeerSettings
 from paceline.errors import InvalidInput, PacelineError
 from paceline.train.cli import train
@@ -233,7 +232,7 @@ def serve(
     _check_settings(settings)
     folder = log_dir or Path(tempfile.mkdtemp(prefix="paceline-"))
     typer.echo(f"logs in {folder}")
-    with contextlib.suppress(KeyboardInterrupt), _sigterm_interrupts():
+    with contextlib.suppress(KeyboardInterrupt), sigterm_interrupts():
         _serve_until_stopped(Services(settings, folder, typer.echo))
     typer.echo("stopped")
 
@@ -262,16 +261,6 @@ def _check_settings(settings: ServeSettings) -> None:
     check_settings(settings)
     resolve(settings.model)
     DrafterChoice.parse(settings.drafter).check(settings.model)
-
-
-@contextlib.contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
-    """SIGTERM ends the block as Ctrl-C does, so that it stops its services."""
-    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
@@ -394,7 +383,7 @@ def generate(
     )
     wanted = _Wanted(request, as_json, compare, n)
     if local:
-        with _sigterm_interrupts(), _local_services(model, drafter or AUTO, quiet=as_json) as services:
+        with sigterm_interrupts(), _local_services(model, drafter or AUTO, quiet=as_json) as services:
             _generate_at(PeerSettings(address=services.address), timeout, wanted)
     else:
         _generate_at(PeerSettings(address=coordinator, tls_ca=tls_ca), timeout, wanted)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from paceline.errors import PacelineError
 
 
@@ -20,3 +24,13 @@ def need_engine(command: str) -> None:
 
     if not has_engine():
         raise PacelineError(f"`paceline {command}` needs the engine: pip install 'paceline[engine]'")
+
+
+@contextmanager
+def sigterm_interrupts() -> Iterator[None]:
+    """SIGTERM ends the block as Ctrl-C does, so that it stops its services."""
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)

@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from paceline.cli_support import example, need_engine
+from paceline.cli_support import example, need_engine, sigterm_interrupts
 from paceline.config import DEFAULT_MODEL
 from paceline.errors import InvalidInput, PacelineError
 from paceline.types import Acceptance, require
@@ -28,7 +28,15 @@ if TYPE_CHECKING:
     from paceline.bench.peers import Contest, ContestPlan, PeerSettings
     from paceline.bench.speed import Pair, SpeedPlan, Variant
 
-bench = typer.Typer(help="Measure: speed beside target-only, and beside other systems.", no_args_is_help=True)
+bench = typer.Typer(
+    help="Measure: beside target-only, beside other systems, and on timed models.", no_args_is_help=True
+)
+
+
+@bench.callback()
+def _stoppable(context: typer.Context) -> None:
+    context.with_resource(sigterm_interrupts())
+
 
 REPORTS = Path("docs/reports")
 _DRAFTER_COMMA = re.compile(r",(?=(?:none|ngram|auto|model)(?:[:,]|$))")
@@ -74,8 +82,8 @@ def speed(
     from paceline.bench.speed import SpeedPlan
 
     plan = SpeedPlan(
-        prompts=load_prompts(_listed(kind) if kind is not None else KINDS),
-        temperatures=tuple(_number("temperature", text) for text in _listed(temperature)),
+        prompts=load_prompts(listed(kind) if kind is not None else KINDS),
+        temperatures=tuple(number_of("temperature", text) for text in listed(temperature)),
         variants=_variants(drafter, acceptance, num_draft_tokens),
         pairs=pairs,
         tokens=tokens,
@@ -148,7 +156,8 @@ def progress_bar(console: Console, what: str, total: int) -> Iterator[Callable[[
         yield lambda done: progress.update(task, advance=1, description=done)
 
 
-def _listed(text: str) -> tuple[str, ...]:
+def listed(text: str) -> tuple[str, ...]:
+    """Parts of a list with commas between."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
@@ -169,11 +178,11 @@ def split_drafters(text: str) -> tuple[str, ...]:
 def _variants(drafters: str, acceptances: str, num_draft_tokens: str) -> tuple[Variant, ...]:
     from paceline.bench.speed import Variant
 
-    counts = [None if text == "auto" else _count("num_draft_tokens", text) for text in _listed(num_draft_tokens)]
+    counts = [None if text == "auto" else count_of("num_draft_tokens", text) for text in listed(num_draft_tokens)]
     return tuple(
         Variant(drafter, _acceptance(acceptance), count)
         for drafter in split_drafters(drafters)
-        for acceptance in _listed(acceptances)
+        for acceptance in listed(acceptances)
         for count in counts
     )
 
@@ -184,15 +193,25 @@ def _acceptance(text: str) -> Acceptance:
     return Acceptance(text)
 
 
-def _number(field: str, text: str) -> float:
+def number_of(field: str, text: str) -> float:
+    """A number of such a list.
+
+    Raises:
+        InvalidInput: naming the field.
+    """
     try:
         return float(text)
     except ValueError as error:
         raise InvalidInput.of(field, text, "numbers with commas between") from error
 
 
-def _count(field: str, text: str) -> int:
-    require(text.isdecimal(), field, text, "auto or numbers with commas between")
+def count_of(field: str, text: str) -> int:
+    """A whole number of such a list.
+
+    Raises:
+        InvalidInput: naming the field.
+    """
+    require(text.isdecimal(), field, text, "whole numbers")
     return int(text)
 
 
@@ -229,7 +248,7 @@ def peers(
     """The same prompts on other systems, each in its own environment, interleaved with ours."""
     from paceline.bench import peer_install
 
-    names = _listed(peers_listed)
+    names = listed(peers_listed)
     peer_install.check_peers(names)
     home = peer_install.peers_home(peers_home)
     if install:
@@ -239,9 +258,9 @@ def peers(
     from paceline.bench.peers import ContestPlan, PeerSettings
     from paceline.bench.prompt_set import KINDS, load_prompts
 
-    plan = ContestPlan(load_prompts(_listed(kind) if kind is not None else KINDS), passes, tokens)
+    plan = ContestPlan(load_prompts(listed(kind) if kind is not None else KINDS), passes, tokens)
     require(1 <= peer_draft_tokens <= 64, "peer_draft_tokens", peer_draft_tokens, "in [1, 64]")
-    count = None if num_draft_tokens == "auto" else _count("num_draft_tokens", num_draft_tokens)
+    count = None if num_draft_tokens == "auto" else count_of("num_draft_tokens", num_draft_tokens)
     threads = _use_cores(cores)
     with tempfile.TemporaryDirectory(prefix="paceline-peers-") as folder:
         settings = PeerSettings(model, home, Path(folder), threads, draft, peer_draft_tokens)

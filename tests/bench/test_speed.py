@@ -203,7 +203,7 @@ def test_bad_plans_name_field_value_and_limit(change: dict[str, object], named: 
         (["--drafter", "oracle"], ("drafter", "'oracle'", "ngram")),
         (["--temperature", "warm"], ("temperature", "'warm'", "numbers")),
         (["--acceptance", "lenient"], ("acceptance", "'lenient'", "coupled")),
-        (["--num-draft-tokens", "many"], ("num_draft_tokens", "'many'", "auto")),
+        (["--num-draft-tokens", "many"], ("num_draft_tokens", "'many'", "whole numbers")),
         (["--num-draft-tokens", "65"], ("num_draft_tokens", "65", "[0, 64]")),
         (["--pairs", "0"], ("pairs", "0", "[1, ")),
     ],

@@ -7,7 +7,8 @@ from functools import cache
 import numpy as np
 import pytest
 
-from benchmarks.laws import GUESSES, MEASURED, Columns, Table, columns, raced_ranks, table_of
+from benchmarks.laws import GUESSES, MEASURED, Columns, columns
+from paceline.bench.timed.laws import Table, raced_ranks, table_of
 from paceline.engine.table_spec import TableSpec
 
 DRAWS = 6

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks import frames, hit_rate
-from benchmarks.delay import DelayProxy
-from benchmarks.laws import LAW_OF_ACCEPTANCE, law_match
-from benchmarks.overlap import Results
-from benchmarks.remote import Place, Remote
-from benchmarks.replay import SPECULATION, losses, pooled, replay, run_pair
+from benchmarks import frames, hit_rate, round_bytes
 from benchmarks.reporting import markdown_table, median_with_lower_bound
-from benchmarks.timed import TimedPair, TimedServices, request
+from paceline.bench.timed.delay import DelayProxy
+from paceline.bench.timed.laws import LAW_OF_ACCEPTANCE, law_match
+from paceline.bench.timed.overlap import Results
+from paceline.bench.timed.remote import Place, Remote
+from paceline.bench.timed.replay import SPECULATION, losses, pooled, replay, run_pair
+from paceline.bench.timed.services import TimedPair, TimedServices, request
 from paceline.client import Client
+from paceline.config import CoordinatorConfig, load_config
+from paceline.supervisor import write_config
 from paceline.types import GenerationStats, RoundRecord, StepTimings
 
 FAST = TimedPair("law=middling", 6.0, 0.5)
@@ -105,13 +108,16 @@ def test_overlap_changes_no_text_and_its_replay_is_faster_than_the_run(services:
         Client(off_address) as off,
     ):
         fast, slow = run_pair(on, off, request(3, 48, SPECULATION))
-        rate = hit_rate.measure(on, "middling", 1.0, 4, rounds=1, tokens=16)
+        rate = hit_rate.measure(
+            on, "middling", 1.0, 4, rounds=1, asked=lambda number: request(number, 16, SPECULATION)
+        )
     with_overlap, without = replay(fast.stats, FAST.verify_ms), replay(slow.stats, FAST.verify_ms)
     for found in (with_overlap, without):
         assert found.perfect_seconds <= found.ideal_seconds < found.seconds
     assert without.hits == 0
     assert rate.rounds >= 1
     assert 0 <= rate.hit_rate <= 1
+    assert rate.predicted is not None
     assert 0.8 < rate.predicted < 1
 
 
@@ -123,6 +129,22 @@ def test_frames_are_counted_with_clients_and_without(services: TimedServices, tm
     assert headless.rounds >= 4
     assert headless.frames_to_target > 0
     assert headless.coordinator_cpu_ms > 0
+
+
+def test_bytes_of_a_round_are_weighed_by_message(services: TimedServices, tmp_path: Path) -> None:
+    file = tmp_path / "coordinator.toml"
+    write_config(CoordinatorConfig, file, services.coordinator_flags() | {"fan_out": 2})
+    config = load_config(CoordinatorConfig, file, {})
+    asked = [request(1, 24, SPECULATION)]
+    chain, flat = (
+        round_bytes.measure(config, case, 1.0, asked) for case in ("chain of 8, coupled", "chain of 8, rejection")
+    )
+    assert chain.rounds >= 2
+    # A round and its commit each carry the trace context.
+    for message in (chain.round, chain.commit):
+        assert len(round_bytes.TRACEPARENT) < message < 500
+    assert chain.proposals_per_round > 1
+    assert flat.proposals > chain.proposals, "supports are sent"
 
 
 def test_a_cell_at_a_distance_has_the_same_text_and_slower_rounds(services: TimedServices) -> None:
@@ -151,8 +173,9 @@ def test_a_part_of_the_grids_takes_its_own_cells_place_in_the_report(tmp_path: P
         return Remote(**figures)  # type: ignore[arg-type]  # rounds and law are not looked at
 
     held = Results(({"command": "a"}, {"command": "b"}), remotes=(cell(1.0, 10.0), cell(20.0, 2.0)))
-    held.save(tmp_path / "overlap-day")
-    loaded = Results.load(tmp_path / "overlap-day.json")
+    file = tmp_path / "overlap-day.json"
+    file.write_text(json.dumps(asdict(held)))
+    loaded = Results.load(file)
     assert loaded == held
     newer = loaded.updated(Results(({"command": "b", "commit": "new"},), remotes=(cell(5.0, 6.0), cell(1.0, 11.0))))
     speeds = [(row.one_way_ms, row.tokens_per_second) for row in newer.remotes]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from benchmarks.timed import drafted, is_hit
+from paceline.bench.timed.services import drafted, is_hit
 from paceline.client import Client, Generation
 from paceline.types import GenerateRequest, GenerationStats, RoundRecord
 

@@ -2,7 +2,7 @@
 
 The delay is one way and the same both ways, so a round trip pays it twice. Bytes wait beside each
 other, not in turn: throughput is not limited. A connection's set-up is not delayed, its end is. To the
-stated time comes what the forwarder itself takes, which `benchmarks.echo` measures through it.
+stated time comes what the forwarder itself takes, which `paceline.bench.timed.echo` measures through it.
 
 It runs in a process of its own (`DelayProxy`) on uvloop. uvloop counts milliseconds, and so do asyncio's
 own timers where they wait by epoll; a delay of 1 ms needs finer ones, so deadlines are kept by a timerfd
@@ -26,7 +26,7 @@ from typing import cast
 
 import uvloop
 
-from benchmarks.child import Child
+from paceline.bench.timed.child import Child, say
 
 _TFD_NONBLOCK = 0o4000
 _TFD_ABSTIME = 1
@@ -40,7 +40,7 @@ class DelayProxy:
     """
 
     def __init__(self, upstream: str, one_way_ms: float = 0.0) -> None:
-        self._child = Child("benchmarks.delay", "--upstream", upstream, "--one-way-ms", str(one_way_ms))
+        self._child = Child("paceline.bench.timed.delay", "--upstream", upstream, "--one-way-ms", str(one_way_ms))
 
     def __enter__(self) -> DelayProxy:
         self._child.__enter__()
@@ -175,12 +175,12 @@ async def forward(host: str, port: int, one_way_ms: float) -> None:
     deadlines = Deadlines(loop, one_way_ms / 1e3)
     server = await loop.create_server(lambda: _Accepted(deadlines, host, port), "127.0.0.1", 0)
     bound_host, bound_port = server.sockets[0].getsockname()[:2]
-    print(f"{bound_host}:{bound_port}", flush=True)
+    say(f"{bound_host}:{bound_port}")
     reader = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     while line := (await reader.readline()).decode().strip():
         deadlines.delay_s = float(line) / 1e3
-        print(line, flush=True)
+        say(line)
 
 
 def main() -> None:

@@ -1,6 +1,4 @@
-"""Speculation on, off and auto under concurrency, on a target whose steps grow with their rows.
-
-    python -m benchmarks.load --out docs/reports
+"""Speculation on, off and auto under concurrency, on a target whose steps grow with rows: `paceline bench load`.
 
 On: the model drafter, k = 4 and fan-out 4 in every round, whatever it costs. Off: target-only.
 Auto: the coordinator's policy chooses. The three run in turn, again and again, through two
@@ -11,23 +9,24 @@ the last token; latency between tokens is what a client sees between two message
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import statistics
-import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.replay import FAN_OUT, K
-from benchmarks.reporting import markdown_table, median_with_lower_bound, verdict, write_report
-from benchmarks.timed import OFF, TimedPair, TimedServices, drafted, request
+from paceline.bench.environment import as_markdown
+from paceline.bench.figures import Spread
+from paceline.bench.plots import Bars, Plot
+from paceline.bench.timed.replay import FAN_OUT, K
+from paceline.bench.timed.services import OFF, TimedPair, TimedServices, drafted, request
+from paceline.bench.timed.tables import markdown_table, median_with_lower_bound, verdict
 from paceline.client import AsyncClient
-from paceline.types import Finished, SpeculationSettings, Tokens
+from paceline.types import Finished, SpeculationSettings, Tokens, require
 
 MODES: Mapping[str, SpeculationSettings] = {"on": drafted(K), "off": OFF, "auto": drafted(None)}
 BAR = 0.97
@@ -37,6 +36,42 @@ PAIRS = {
     "rows cost much": TimedPair("law=middling", 20.0, 2.0, target_row_ms=0.5, draft_row_ms=0.02),
 }
 SESSIONS = (1, 2, 4, 8, 16, 32, 64)
+MAX_SESSIONS = 256
+"""As many requests as a coordinator takes by default."""
+
+
+Advance = Callable[[str], None]
+"""Told of each concurrency that is done."""
+
+
+@dataclass(frozen=True)
+class LoadPlan:
+    """What to run.
+
+    Raises:
+        InvalidInput: naming the field.
+    """
+
+    sessions: Sequence[int] = SESSIONS
+    waves: int = 9
+    tokens: int = 128
+
+    def __post_init__(self) -> None:
+        require(bool(self.sessions), "sessions", self.sessions, "one number or more")
+        for count in self.sessions:
+            require(1 <= count <= MAX_SESSIONS, "sessions", count, f"in [1, {MAX_SESSIONS}]")
+        require(self.waves >= 1, "waves", self.waves, "at least 1")
+        require(self.tokens >= 2, "tokens", self.tokens, "at least 2")
+
+    def __len__(self) -> int:
+        """Concurrencies, on each target."""
+        return len(PAIRS) * len(self.sessions)
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """For the report."""
+        pairs = {name: f"target `{pair.target}`, draft `{pair.draft}`" for name, pair in PAIRS.items()}
+        return pairs | {"k": str(K), "fan-out": str(FAN_OUT), "tokens": str(self.tokens), "waves": str(self.waves)}
 
 
 @dataclass(frozen=True)
@@ -71,6 +106,26 @@ class Comparison:
     sessions: int
     auto_over_best: float
     lower: float
+
+
+@dataclass(frozen=True)
+class LoadResults:
+    """All that was measured."""
+
+    comparisons: tuple[Comparison, ...]
+    rows: tuple[LoadRow, ...]
+
+    def markdown(self, facts: Mapping[str, str]) -> str:
+        """The report."""
+        return (
+            f"# Load\n\n{as_markdown(facts)}\n"
+            f"## Auto\n\n{markdown_table([comparison_row(each) for each in self.comparisons])}\n"
+            f"## All modes\n\n{markdown_table([load_row(row) for row in self.rows])}"
+        )
+
+    def plots(self) -> list[Plot]:
+        """One for each target."""
+        return [load_plot(target, self.rows) for target in PAIRS]
 
 
 async def run_wave(client: AsyncClient, sessions: int, tokens: int, speculation: SpeculationSettings) -> Wave:
@@ -141,65 +196,48 @@ async def clients_of(services: TimedServices) -> AsyncIterator[Mapping[str, Asyn
         yield {mode: await stack.enter_async_context(AsyncClient(address)) for mode, address in addresses.items()}
 
 
-async def run(given: argparse.Namespace, folder: Path) -> tuple[list[LoadRow], list[Comparison]]:
+async def run(plan: LoadPlan, folder: Path, advance: Advance) -> LoadResults:
     """Every target at every concurrency."""
     rows: list[LoadRow] = []
     comparisons: list[Comparison] = []
     for number, (name, pair) in enumerate(PAIRS.items()):
         with TimedServices(folder / str(number), pair) as services:
             async with clients_of(services) as clients:
-                for sessions in given.sessions:
-                    found, comparison = await measure(clients, name, sessions, given.waves, given.tokens)
+                for sessions in plan.sessions:
+                    found, comparison = await measure(clients, name, sessions, plan.waves, plan.tokens)
                     rows += found
                     comparisons.append(comparison)
-    return rows, comparisons
+                    advance(f"{sessions} sessions, {name}")
+    return LoadResults(tuple(comparisons), tuple(rows))
 
 
-def report(rows: Sequence[LoadRow], comparisons: Sequence[Comparison]) -> str:
-    """Both tables."""
-    first = markdown_table(
-        [
-            {
-                "target": each.target,
-                "sessions": each.sessions,
-                "auto over the better of on and off": each.auto_over_best,
-                "lower bound": each.lower,
-                "bar": verdict(each.lower, BAR) if each.sessions == BAR_SESSIONS else "",
-            }
-            for each in comparisons
-        ]
-    )
-    second = markdown_table(
-        [
-            {
-                "target": row.target,
-                "sessions": row.sessions,
-                "speculation": row.mode,
-                "tok/s": row.tokens_per_second,
-                "tokens a round": row.tokens_per_round,
-                "p50 ms": row.p50_gap_ms,
-                "p99 ms": row.p99_gap_ms,
-            }
-            for row in rows
-        ]
-    )
-    return f"## Auto\n\n{first}\n## All modes\n\n{second}"
+def comparison_row(each: Comparison) -> dict[str, object]:
+    """One line of the first table."""
+    return {
+        "target": each.target,
+        "sessions": each.sessions,
+        "auto over the better of on and off": each.auto_over_best,
+        "lower bound": each.lower,
+        "bar": verdict(each.lower, BAR) if each.sessions == BAR_SESSIONS else "",
+    }
 
 
-def main() -> None:
-    """Measure and write the report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sessions", nargs="+", type=int, default=list(SESSIONS))
-    parser.add_argument("--waves", type=int, default=9)
-    parser.add_argument("--tokens", type=int, default=128, help="Tokens of a request.")
-    parser.add_argument("--out", type=Path, default=Path("docs/reports"))
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        rows, comparisons = asyncio.run(run(given, Path(folder)))
-    settings = {name: f"target `{pair.target}`, draft `{pair.draft}`" for name, pair in PAIRS.items()}
-    settings |= {"k": str(K), "fan-out": str(FAN_OUT), "tokens": str(given.tokens), "waves": str(given.waves)}
-    print(write_report(given.out, "load", settings, [*comparisons, *rows], report(rows, comparisons)))
+def load_row(row: LoadRow) -> dict[str, object]:
+    """One line of the second table."""
+    return {
+        "target": row.target,
+        "sessions": row.sessions,
+        "speculation": row.mode,
+        "tok/s": row.tokens_per_second,
+        "tokens a round": row.tokens_per_round,
+        "p50 ms": row.p50_gap_ms,
+        "p99 ms": row.p99_gap_ms,
+    }
 
 
-if __name__ == "__main__":
-    main()
+def load_plot(target: str, rows: Sequence[LoadRow]) -> Plot:
+    """Tokens a second of every mode by concurrency, for one target."""
+    mine = {(row.mode, row.sessions): row.tokens_per_second for row in rows if row.target == target}
+    counts = sorted({sessions for _, sessions in mine})
+    bars = [Bars(mode, [Spread.of([mine[mode, count]]) for count in counts]) for mode in MODES]
+    return Plot(f"Load: {target}", "tokens a second", [str(count) for count in counts], bars)

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol
 
 import psutil
 
@@ -27,6 +28,18 @@ START_SECONDS = 120.0
 POLL_SECONDS = 0.05
 MODEL_DRAFTER = "model"
 OFF = SpeculationSettings(off=True)
+
+
+class Pair(Protocol):
+    """Names of a target's and a draft's models."""
+
+    @property
+    def target(self) -> str:
+        """The target's."""
+
+    @property
+    def draft(self) -> str:
+        """The draft's."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +74,7 @@ class TimedServices:
         ServiceFailed: a service ended or did not come up, with the last lines of its log.
     """
 
-    def __init__(self, folder: Path, pair: TimedPair) -> None:
+    def __init__(self, folder: Path, pair: Pair) -> None:
         self.pair = pair
         self._folder = folder
         self._processes: dict[str, ServiceProcess] = {}

@@ -17,12 +17,12 @@ from typing import Any
 import grpc
 import uvloop
 
-from benchmarks.child import Child
+from paceline.bench.timed.child import Child, say
 from paceline.config import PeerSettings, ServerSettings
 from paceline.rpc.channel import open_channel
 from paceline.rpc.server import RunningServer, run_server
 
-SERVICE = "benchmarks.Echo"
+SERVICE = "paceline.bench.Echo"
 METHOD = "Echo"
 PAYLOAD = bytes(200)
 MESSAGES = 200
@@ -31,7 +31,7 @@ UNCOUNTED = 10
 
 def echo_server() -> Child:
     """The other process; to be entered."""
-    return Child("benchmarks.echo")
+    return Child("paceline.bench.timed.echo")
 
 
 def echo_ms(address: str, pause_ms: float, messages: int = MESSAGES) -> float:
@@ -65,7 +65,7 @@ def _register(server: grpc.aio.Server) -> None:
 
 
 def _announce(running: RunningServer) -> None:
-    print(f"127.0.0.1:{running.port}", flush=True)
+    say(f"127.0.0.1:{running.port}")
 
 
 async def serve() -> None:

@@ -1,15 +1,18 @@
-"""The first two grids of `benchmarks.overlap`: services beside each other."""
+"""The first two grids of `paceline bench overlap`: services beside each other."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.analytic import expected_hit_rate, overlap_ceiling, overlap_gain, whole_proposal_gain
-from benchmarks.laws import LAW_OF_ACCEPTANCE, law_chances
-from benchmarks.replay import FAN_OUT, SPECULATION, K, losses, pooled, replay, run_pair
-from benchmarks.reporting import median_with_lower_bound, verdict
-from benchmarks.timed import TimedPair, TimedServices, request
+from paceline.bench.figures import Spread
+from paceline.bench.plots import Bars, Plot
+from paceline.bench.timed.analytic import expected_hit_rate, overlap_ceiling, overlap_gain, whole_proposal_gain
+from paceline.bench.timed.laws import LAW_OF_ACCEPTANCE, law_chances
+from paceline.bench.timed.replay import FAN_OUT, SPECULATION, K, losses, pooled, replay, run_pair
+from paceline.bench.timed.services import TimedPair, TimedServices, request
+from paceline.bench.timed.tables import median_with_lower_bound, verdict
 from paceline.client import Client
 
 GAIN_TOLERANCE = 0.95
@@ -20,7 +23,7 @@ EFFICIENCY_GRID = (
     (TimedPair("law=close", 30.0, 2.54), 0.97),
 )
 """Pairs and their bars; 11.45 and 2.54 ms were measured on the best published system."""
-GAIN_VERIFY_MS = (30.0, 11.45)
+VERIFY_MS = (30.0, 11.45)
 GAIN_ACCEPTANCES = (0.8, 0.9)
 GAIN_SHARES = (0.5, 1.0)
 """T_draft · k over T_verify."""
@@ -153,7 +156,7 @@ def gain_grid() -> list[tuple[float, TimedPair]]:
     """Acceptances and pairs of the second table."""
     return [
         (acceptance, TimedPair(LAW_OF_ACCEPTANCE[acceptance], verify_ms, share * verify_ms / K))
-        for verify_ms in GAIN_VERIFY_MS
+        for verify_ms in VERIFY_MS
         for acceptance in GAIN_ACCEPTANCES
         for share in GAIN_SHARES
     ]
@@ -206,3 +209,19 @@ def gain_row(row: Gain) -> dict[str, object]:
         "ceiling": row.ceiling,
         "gain ÷ ceiling": row.gain / row.ceiling,
     }
+
+
+def efficiency_plot(rows: Sequence[Efficiency]) -> Plot:
+    """Shares of the ideal; the dashes are gRPC's ceiling."""
+    spreads = [Spread(row.of_ideal, row.of_ideal_lower, row.of_ideal, row.generations) for row in rows]
+    names = [f"{row.draft_law.removeprefix('law=')}\n{row.verify_ms:g} ms" for row in rows]
+    bars = Bars("achieved ÷ ideal", spreads, [row.ceiling for row in rows])
+    return Plot("Coordination efficiency", "share of the ideal", names, [bars], line=1.0)
+
+
+def gain_plot(rows: Sequence[Gain]) -> Plot:
+    """Overlap on over off; the dashes are the ceiling of drafting in whole steps."""
+    spreads = [Spread(row.gain, row.gain_lower, row.gain, row.pairs) for row in rows]
+    names = [f"{row.acceptance:g}\n{row.verify_ms:g} ms\n{K * row.draft_ms:g} ms" for row in rows]
+    bars = Bars("overlap on ÷ off", spreads, [row.ceiling for row in rows])
+    return Plot("Gain by acceptance, T_verify, T_draft · k", "on ÷ off", names, [bars], line=1.0)

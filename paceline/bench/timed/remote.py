@@ -1,7 +1,7 @@
-"""The third grid of `benchmarks.overlap`: services at a distance.
+"""The third grid of `paceline.bench.timed.overlap`: services at a distance.
 
 A delay is one way, the same there and back, between the coordinator and the target and between the
-coordinator and the draft (`benchmarks.delay`): each round trip pays it twice. Services and both
+coordinator and the draft (`paceline.bench.timed.delay`): each round trip pays it twice. Services and both
 coordinators, with overlap and without, stay up while delay and temperature change.
 
 A cell's figures are of all its generations together. Target-only is asked of the coordinator without
@@ -14,11 +14,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.delay import DelayProxy
-from benchmarks.echo import echo_ms, echo_server
-from benchmarks.laws import LAW_OF_ACCEPTANCE, law_match
-from benchmarks.replay import FAN_OUT, SPECULATION, pooled, replay, run_pair
-from benchmarks.timed import OFF, TimedPair, TimedServices, request
+from paceline.bench.figures import Spread
+from paceline.bench.plots import Bars, Plot
+from paceline.bench.timed.delay import DelayProxy
+from paceline.bench.timed.echo import echo_ms, echo_server
+from paceline.bench.timed.laws import LAW_OF_ACCEPTANCE, law_match
+from paceline.bench.timed.replay import FAN_OUT, SPECULATION, pooled, replay, run_pair
+from paceline.bench.timed.services import OFF, TimedPair, TimedServices, request
 from paceline.client import Client
 from paceline.types import GenerateRequest, SamplingParams
 
@@ -200,3 +202,23 @@ def remote_rows(cells: Sequence[Remote]) -> list[dict[str, object]]:
         }
         for cell in cells
     ]
+
+
+def cells(acceptances: int) -> int:
+    """Cells of one T_verify."""
+    return acceptances * len(ONE_WAY_MS) * len(TEMPERATURES)
+
+
+def remote_plot(rows: Sequence[Remote]) -> Plot:
+    """Overlap on over target-only by the delay, temperature 1."""
+    shown = [row for row in rows if row.temperature == 1]
+    names = sorted({(row.verify_ms, row.one_way_ms) for row in shown})
+    bars = []
+    for acceptance in sorted({row.acceptance for row in shown}):
+        found = {
+            (row.verify_ms, row.one_way_ms): row.over_target_only for row in shown if row.acceptance == acceptance
+        }
+        spreads = [Spread.of([found[name]]) if name in found else None for name in names]
+        bars.append(Bars(f"acceptance {acceptance:g}", spreads))
+    groups = [f"{verify_ms:g} ms\n{one_way_ms:g} ms away" for verify_ms, one_way_ms in names]
+    return Plot("At a distance, temperature 1", "overlap on ÷ target-only", groups, bars, line=1.0)
