@@ -18,7 +18,7 @@ from coordinator.servicer import CoordinatorSettings, GenerationServicer
 from coordinator.target_session import TargetPeer
 from paceline import telemetry
 from paceline.config import CoordinatorConfig, load_config
-from paceline.process import run_service
+from paceline.process import keep_loaded, run_service
 from paceline.rpc.link import DraftLink, TargetLink
 from paceline.rpc.server import run_server
 from paceline.tokenizer import Tokenizer, load_tokenizer
@@ -51,6 +51,7 @@ async def serve(config: CoordinatorConfig) -> None:
     async def register(server: grpc.aio.Server) -> None:
         servicer = GenerationServicer(settings, tokenizer, target, draft)
         pb_grpc.add_GenerationServiceServicer_to_server(servicer, server)
+        keep_loaded()
         for link in links:
             await link.start()
 

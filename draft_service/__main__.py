@@ -15,7 +15,7 @@ from draft_service.drafters.names import check_drafters
 from paceline import telemetry
 from paceline.config import DraftConfig, load_config
 from paceline.engine.executor import Executor
-from paceline.process import run_service
+from paceline.process import keep_loaded, run_service
 from paceline.rpc.server import run_server
 from paceline.v1 import draft_service_pb2 as pb
 from paceline.v1 import draft_service_pb2_grpc as pb_grpc
@@ -58,6 +58,7 @@ async def _serve_on(executor: Executor, config: DraftConfig) -> None:
         # A service that can't step any more must not look healthy.
         serving.runner.add_done_callback(lambda _: stop.set())
         pb_grpc.add_DraftServiceServicer_to_server(serving, server)
+        keep_loaded()
 
     async def drain() -> None:
         if serving is not None:

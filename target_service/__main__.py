@@ -16,7 +16,7 @@ from paceline import telemetry
 from paceline.config import TargetConfig, load_config
 from paceline.engine.executor import Executor
 from paceline.engine.parallel.launch import Place, place_from, run_rank
-from paceline.process import run_service
+from paceline.process import keep_loaded, run_service
 from paceline.rpc.server import run_server
 from paceline.tokenizer import load_tokenizer
 from paceline.v1 import target_service_pb2 as pb
@@ -68,6 +68,7 @@ async def _serve_on(executor: Executor, config: TargetConfig, load: Callable[[],
         # A service that can't step any more must not look healthy.
         serving.runner.add_done_callback(lambda _: watch.stop.set())
         pb_grpc.add_TargetServiceServicer_to_server(serving, server)
+        keep_loaded()
 
     async def drain() -> None:
         """Sessions end by themselves, or with the engine."""

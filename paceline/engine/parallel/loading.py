@@ -20,6 +20,7 @@ from paceline.engine.tables import load_table
 from paceline.engine.wrapped import WrappedEngine
 from paceline.errors import InvalidInput
 from paceline.models import resolve
+from paceline.process import keep_loaded
 
 if TYPE_CHECKING:
     from paceline.engine.decoder import PlainReference
@@ -71,6 +72,7 @@ def serve_rank(model: str, settings: EngineSettings, place: Place) -> None:
     group = ProcessRanks(place, device, None)
     share = _load_share(model, settings, place, group, device)
     logger.info("following: rank=%d of %d", place.rank, place.size)
+    keep_loaded()
     follow(share.engine, group)
     group.close()
 
