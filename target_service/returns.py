@@ -15,6 +15,8 @@ UNKNOWN_RETURN = 0.1
 """How long a session takes that never came back, in steps."""
 LATE = 1.5
 """A session that takes so many times as long as usual is late: no step is held for it."""
+LATE_STEPS = 0.1
+"""Nor is it late before this share of a step: who misses a chunk by a hiccup would wait for all of it."""
 LEARNING_RATE = 0.25
 
 
@@ -59,21 +61,24 @@ class Returns:
         """Hold the next step for as many as pay: a step's length for each, against the time lost by all before it.
 
         Args:
-            ready: rounds that wait for the step.
+            ready: sessions that the step would serve now, with a round or a chunk of their prefix.
             now: the present.
         """
         order = sorted((max(now, left + self._usual(session)), session) for session, left in self._left_at.items())
         gain = best = 0.0
         last, awaited, held = now, 0, now
         for place, (due, session) in enumerate(order, start=1):
-            if now > self._left_at[session] + LATE * self._usual(session):
+            if now > self._left_at[session] + self._usual(session) + self._patience(session):
                 continue
             gain += self._step_s - (due - now) - (ready + place - 1) * (due - last)
             last = due
             if gain > best:
                 best, awaited, held = gain, place, due
         chosen = frozenset(session for _, session in order[:awaited])
-        return Hold(chosen, held + max((self._usual(session) * (LATE - 1) for session in chosen), default=0.0))
+        return Hold(chosen, held + max(map(self._patience, chosen), default=0.0))
+
+    def _patience(self, session: int) -> float:
+        return max(self._usual(session) * (LATE - 1), self._step_s * LATE_STEPS)
 
     def _usual(self, session: int) -> float:
         return self._usual_s.get(session, UNKNOWN_RETURN * self._step_s)

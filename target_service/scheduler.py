@@ -204,10 +204,14 @@ class Scheduler:
                 await self._run_step(step)
 
     async def _hold(self) -> None:
-        """Wait for sessions that are about to be back, so that the next step has them."""
-        if not self._ready:
+        """Wait for sessions that are about to be back, so that the next step has them.
+
+        A step of prefixes alone is held too: it is a whole chunk that they would wait for.
+        """
+        kept = len(self._ready) + len(self._opening)
+        if not kept:
             return
-        hold = self._returns.hold(len(self._ready), time.monotonic())
+        hold = self._returns.hold(kept, time.monotonic())
         while self._returns.is_away(hold.awaited) and (left := hold.until - time.monotonic()) > 0:
             self._wake.clear()
             try:

@@ -41,7 +41,16 @@ def test_nobody_is_awaited_who_is_late_or_has_ended_or_is_back() -> None:
     returns.back(3, 100.001)
     assert returns.hold(ready=1, now=100.001).awaited == {1}
     assert returns.is_away(frozenset({1})) and not returns.is_away(frozenset({2, 3}))
-    assert not returns.hold(ready=1, now=100.0031).awaited
+    assert returns.hold(ready=1, now=100.0039).awaited == {1}
+    assert not returns.hold(ready=1, now=100.0041).awaited
+
+
+def test_behind_a_long_step_nobody_is_late_by_a_hiccup() -> None:
+    returns = away({1: 0.002})
+    returns.answered(1, 101.0, 1.0)
+    assert returns.hold(ready=1, now=101.05).awaited == {1}
+    assert returns.hold(ready=1, now=101.05).until <= 101.2
+    assert not returns.hold(ready=1, now=101.11).awaited
 
 
 def test_a_session_alone_waits_for_nobody() -> None:
