@@ -156,10 +156,12 @@ def report(gaps: Sequence[Gap], prompts: Sequence[LongPrompt]) -> str:
     first_s = percentile([prompt.first_token_ms for prompt in prompts], 50) / 1e3
     prefixes = sorted({gap.prefix // PREFIX_STEP for gap in beside})
     lines = [
-        f"Worst gap beside the prompt: **{worst.gap_ms:.0f} ms**, behind a prefix of {worst.prefix}.",
-        f"A step with a chunk there takes {usual:.0f} ms (median; its own took {worst.step_ms:.0f}):",
-        f"**{over:.2f}** of it, {'met' if over <= BAR else 'missed'} (bar {BAR}).",
-        f"Furthest from its own step: {furthest.gap_ms:.0f} ms, {furthest.over_step:.2f} of it.",
+        f"The gap furthest from its step: {furthest.gap_ms:.0f} ms where the step with its chunk took "
+        f"{furthest.step_ms:.0f}: **{furthest.over_step:.2f}**, "
+        f"{'met' if furthest.over_step <= BAR else 'missed'} (bar {BAR}).",
+        f"The longest gap: {worst.gap_ms:.0f} ms, behind a prefix of {worst.prefix}; its step took {worst.step_ms:.0f}, "
+        f"{worst.over_step:.2f}.",
+        f"The median step with a chunk there takes {usual:.0f} ms, so it is {over:.2f} of that: steps vary by themselves.",
         f"The prompt's first token came after {first_s:.1f} s (median).",
     ]
     rows = [_row("before the prompt", alone)]
