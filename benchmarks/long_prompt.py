@@ -159,9 +159,10 @@ def report(gaps: Sequence[Gap], prompts: Sequence[LongPrompt]) -> str:
         f"The gap furthest from its step: {furthest.gap_ms:.0f} ms where the step with its chunk took "
         f"{furthest.step_ms:.0f}: **{furthest.over_step:.2f}**, "
         f"{'met' if furthest.over_step <= BAR else 'missed'} (bar {BAR}).",
-        f"The longest gap: {worst.gap_ms:.0f} ms, behind a prefix of {worst.prefix}; its step took {worst.step_ms:.0f}, "
-        f"{worst.over_step:.2f}.",
-        f"The median step with a chunk there takes {usual:.0f} ms, so it is {over:.2f} of that: steps vary by themselves.",
+        f"The longest gap: {worst.gap_ms:.0f} ms, behind a prefix of {worst.prefix}; its step took "
+        f"{worst.step_ms:.0f}, {worst.over_step:.2f}.",
+        f"The median step with a chunk there takes {usual:.0f} ms, so it is {over:.2f} of that: "
+        "steps vary by themselves.",
         f"The prompt's first token came after {first_s:.1f} s (median).",
     ]
     rows = [_row("before the prompt", alone)]
