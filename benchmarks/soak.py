@@ -18,7 +18,6 @@ import random
 import re
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -57,7 +56,7 @@ class Soak:
 class Found:
     """What came of it; bytes and rows are the target's own figures."""
 
-    outcomes: Counter[str] = field(default_factory=Counter)
+    outcomes: dict[str, int] = field(default_factory=dict)
     kills: int = 0
     seconds: float = 0.0
     most_kv_rows: int = 0
@@ -191,7 +190,8 @@ async def run_wave(
                 await ended
             pair.coordinator.kill()
             found.kills += 1
-        found.outcomes.update(await asyncio.gather(*users))
+        for outcome in await asyncio.gather(*users):
+            found.outcomes[outcome] = found.outcomes.get(outcome, 0) + 1
         watch.cancel()
 
 
