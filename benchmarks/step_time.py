@@ -80,8 +80,8 @@ def weight_elements(model: str) -> int:
     with torch.device("meta"):
         shapes = AutoModelForCausalLM.from_config(config)
     embedding, head = shapes.get_input_embeddings().weight, shapes.get_output_embeddings().weight
-    every = sum(weight.numel() for weight in shapes.parameters())
-    return every if head is embedding else every - embedding.numel()
+    every: int = sum(weight.numel() for weight in shapes.parameters())
+    return every if head is embedding else every - int(embedding.numel())
 
 
 def read_bandwidth(elements: int, threads: int) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,13 @@ def test_nothing_is_left_of_75_sessions(tmp_path: Path) -> None:
 def test_what_is_left_fails_the_check() -> None:
     fine = Found(max_kv_rows=10, most_kv_rows=10, sessions_left=0, kv_rows_left=0, queue_left=0)
     fine.check()
-    for wrong in ({"sessions_left": 1}, {"kv_rows_left": 1}, {"queue_left": 1}, {"most_kv_rows": 11}):
+    wrongs: list[dict[str, Any]] = [
+        {"sessions_left": 1},
+        {"kv_rows_left": 1},
+        {"queue_left": 1},
+        {"most_kv_rows": 11},
+    ]
+    for wrong in wrongs:
         with pytest.raises(AssertionError):
             replace(fine, **wrong).check()
     with pytest.raises(AssertionError, match="grown by 5 bytes, planned 4"):
