@@ -15,7 +15,11 @@ UNKNOWN_RETURN = 0.1
 """How long a session takes that never came back, in steps."""
 LATE = 1.5
 """A session that takes so many times as long as usual is late: no step is held for it."""
+LATE_STEPS = 0.1
+"""Nor is it late before this share of a step: who misses a chunk by a hiccup would wait for all of it."""
 LEARNING_RATE = 0.25
+TELLING_ROWS = 16
+"""Prefix rows from which a step's length says what one costs."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +37,17 @@ class Returns:
     _usual_s: dict[int, float] = field(default_factory=dict)
     _left_at: dict[int, float] = field(default_factory=dict)
     _step_s: float = 0.0
+    _prefix_row_s: float = 0.0
 
-    def answered(self, session: int, now: float, step_s: float) -> None:
-        """A session's verdict leaves, after a step of that length."""
-        self._left_at[session] = now
+    def stepped(self, step_s: float, prefix_rows: int) -> None:
+        """A step took that long, with so many rows of prefixes in it."""
         self._step_s = step_s
+        if prefix_rows >= TELLING_ROWS:
+            self._prefix_row_s = step_s / prefix_rows
+
+    def answered(self, session: int, now: float) -> None:
+        """A session's verdict leaves."""
+        self._left_at[session] = now
 
     def back(self, session: int, now: float) -> None:
         """A session's next round is here."""
@@ -55,25 +65,33 @@ class Returns:
         """Whether one of these is still to come back."""
         return not sessions.isdisjoint(self._left_at)
 
-    def hold(self, ready: int, now: float) -> Hold:
+    def hold(self, ready: int, now: float, prefix_rows: int = 0) -> Hold:
         """Hold the next step for as many as pay: a step's length for each, against the time lost by all before it.
 
+        It is taken to be as long as the last, or as the prefix rows that wait for it make it: a prompt
+        that has just come makes it many times longer.
+
         Args:
-            ready: rounds that wait for the step.
+            ready: sessions that the step would serve now, with a round or a chunk of their prefix.
             now: the present.
+            prefix_rows: rows of prefixes that the step would compute.
         """
+        step_s = max(self._step_s, prefix_rows * self._prefix_row_s)
         order = sorted((max(now, left + self._usual(session)), session) for session, left in self._left_at.items())
         gain = best = 0.0
         last, awaited, held = now, 0, now
         for place, (due, session) in enumerate(order, start=1):
-            if now > self._left_at[session] + LATE * self._usual(session):
+            if now > self._left_at[session] + self._usual(session) + self._patience(session, step_s):
                 continue
-            gain += self._step_s - (due - now) - (ready + place - 1) * (due - last)
+            gain += step_s - (due - now) - (ready + place - 1) * (due - last)
             last = due
             if gain > best:
                 best, awaited, held = gain, place, due
         chosen = frozenset(session for _, session in order[:awaited])
-        return Hold(chosen, held + max((self._usual(session) * (LATE - 1) for session in chosen), default=0.0))
+        return Hold(chosen, held + max((self._patience(session, step_s) for session in chosen), default=0.0))
+
+    def _patience(self, session: int, step_s: float) -> float:
+        return max(self._usual(session) * (LATE - 1), step_s * LATE_STEPS)
 
     def _usual(self, session: int) -> float:
         return self._usual_s.get(session, UNKNOWN_RETURN * self._step_s)

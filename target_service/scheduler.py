@@ -195,40 +195,47 @@ class Scheduler:
     async def _run(self) -> None:
         while True:
             await self._wake.wait()
-            await self._hold()
             self._wake.clear()
-            await self._settle()
+            # A prompt is let in before the hold, since its chunk is what the others would wait for.
+            room_to_copy = await self._settle(COPIES_PER_ROW * self._settings.prefill_chunk)
+            await self._hold()
+            await self._settle(room_to_copy)
             step = gather_step(self._ready.values(), [*self._opening.values()], self._settings)
             if step is not None:
                 self._wake.set()
                 await self._run_step(step)
 
     async def _hold(self) -> None:
-        """Wait for sessions that are about to be back, so that the next step has them."""
-        if not self._ready:
+        """Wait for sessions that are about to be back, so that the next step has them.
+
+        A step of prefixes alone is held too: it is a whole chunk that they would wait for.
+        """
+        kept = len(self._ready) + len(self._opening)
+        if not kept:
             return
-        hold = self._returns.hold(len(self._ready), time.monotonic())
-        while self._returns.is_away(hold.awaited) and (left := hold.until - time.monotonic()) > 0:
+        left = sum(session.prefill_left for session in self._opening.values())
+        hold = self._returns.hold(kept, time.monotonic(), min(left, self._settings.prefill_chunk))
+        while self._returns.is_away(hold.awaited) and (left_s := hold.until - time.monotonic()) > 0:
             self._wake.clear()
             try:
-                async with asyncio.timeout(left):
+                async with asyncio.timeout(left_s):
                     await self._wake.wait()
             except TimeoutError:
                 return
 
-    async def _settle(self) -> None:
-        """Free what was closed and admit what there is room for.
+    async def _settle(self, room_to_copy: int) -> int:
+        """Free what was closed and admit what there is room for; returns what is left of `room_to_copy`.
 
         Of sessions that share a prefix one is let in at a time, until its blocks
-        are there. Copying blocks in takes no longer than computing one chunk.
+        are there. Between two steps copying blocks in takes no longer than computing one chunk.
         """
-        room_to_copy = COPIES_PER_ROW * self._settings.prefill_chunk
         while room_to_copy > 0:
             reused = await self._make_room()
             if reused is None:
-                return
+                return room_to_copy
             room_to_copy -= reused
         self._wake.set()
+        return room_to_copy
 
     async def _make_room(self) -> int | None:
         """Returns the rows copied for the sessions admitted, or None if there was nothing to do."""
@@ -294,6 +301,7 @@ class Scheduler:
                 self._fail(session, internal(session, error))
             return
         self.steps += 1
+        self._returns.stepped(result.seconds, sum(work.prefix_rows for work in step.prefixes))
         self._advance_prefixes(step, result)
         for work, answer in zip(step.rounds, result.answers, strict=True):
             if isinstance(answer, Verdict):
@@ -309,7 +317,7 @@ class Scheduler:
         verdict = replace(verdict, timings=timings)
         session.remember(work.round_, verdict)
         session.owner.send(verdict, urgent=True)
-        self._returns.answered(session.key, time.monotonic(), result.seconds)
+        self._returns.answered(session.key, time.monotonic())
         if work.round_.traceparent:
             telemetry.record_step(work.round_.traceparent, "verify", timings)
 

@@ -35,6 +35,14 @@ class Answer:
     target_steps: int
 
 
+@dataclass(frozen=True)
+class WaveAnswer:
+    """Generations that ran at once, in the order of their prompts; `wall_s` is the whole wave's."""
+
+    token_ids: tuple[tuple[int, ...], ...]
+    wall_s: float
+
+
 class PeerProcess:
     """One worker, in a process group of its own; a context manager, ready once entered.
 
@@ -101,18 +109,18 @@ class PeerProcess:
         Raises:
             PeerFailed: the worker answered with an error, ended, or hung; after the last two it is gone.
         """
-        child = self._child
-        assert child is not None and child.stdin is not None, "entered"
         request = {"token_ids": list(token_ids), "max_tokens": max_tokens, "stop_token_ids": list(stop_token_ids)}
-        try:
-            child.stdin.write(json.dumps(request) + "\n")
-            child.stdin.flush()
-        except OSError as error:
-            raise self._failure(f"takes no requests ({error})") from error
-        message = self._next(self._answer_s)
-        if "error" in message:
-            raise self._failure(f"answered: {message['error']}")
+        message = self._ask(request)
         return Answer(tuple(message["token_ids"]), message["wall_s"], message["target_steps"])
+
+    def generate_wave(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> WaveAnswer:
+        """Run greedy generations of exactly `max_tokens`, all submitted at once; for modes that take waves.
+
+        Raises:
+            PeerFailed: as `generate`.
+        """
+        message = self._ask({"prompts": [list(prompt) for prompt in prompts], "max_tokens": max_tokens})
+        return WaveAnswer(tuple(tuple(ids) for ids in message["token_ids"]), message["wall_s"])
 
     def close(self) -> None:
         """End the worker and all that it started; harmless if it has ended."""
@@ -127,6 +135,19 @@ class PeerProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
+
+    def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        child = self._child
+        assert child is not None and child.stdin is not None, "entered"
+        try:
+            child.stdin.write(json.dumps(request) + "\n")
+            child.stdin.flush()
+        except OSError as error:
+            raise self._failure(f"takes no requests ({error})") from error
+        message = self._next(self._answer_s)
+        if "error" in message:
+            raise self._failure(f"answered: {message['error']}")
+        return message
 
     def _pump(self) -> None:
         child = self._child

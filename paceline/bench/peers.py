@@ -238,7 +238,7 @@ def start_peers(
                     continue
                 announce(f"starting {name} {mode}")
                 try:
-                    process = stack.enter_context(_worker(name, mode, settings))
+                    process = stack.enter_context(peer_worker_process(name, mode, settings))
                 except PacelineError as error:
                     contest.failures[f"{name} {mode}"] = error.message
                     continue
@@ -247,7 +247,12 @@ def start_peers(
         yield started
 
 
-def _worker(name: str, mode: str, settings: PeerSettings) -> PeerProcess:
+def peer_worker_process(name: str, mode: str, settings: PeerSettings) -> PeerProcess:
+    """A peer's worker in one of its modes, one for waves included; it starts when its context is entered.
+
+    Raises:
+        PeerFailed: it is not installed, or the model has no form for it.
+    """
     if not is_installed(name, settings.home):
         raise PeerFailed(f"{name} is not installed (run: paceline bench peers --install)")
     options = {

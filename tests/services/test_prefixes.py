@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 
+from paceline.engine.interface import Logits, StepPlan
 from paceline.engine.table_spec import TableSpec
 from paceline.types import MAX_PROPOSAL_NODES, ROOT, Close, Failure, NoiseKey, Round, TargetOpened, Verdict
+from target_service.returns import Hold, Returns
 from target_service.scheduler import Scheduler
 from target_service.session import Session
 from tests.services.harness import (
@@ -154,6 +158,51 @@ async def test_a_prompt_of_4000_tokens_delays_four_streams_by_one_chunk_at_most(
     assert len(arrived) >= 4 * 2
     for i, text in texts.items():
         assert text[3:] == own_tokens((i, 2, 3), len(text) - 3)
+
+
+class SlowEngine(RecordingEngine):
+    """Steps that take much longer than a round trip."""
+
+    def step(self, plan: StepPlan) -> Sequence[Logits]:
+        time.sleep(0.02)
+        return super().step(plan)
+
+
+async def test_a_chunk_waits_for_streams_that_are_about_to_be_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of the prompt alone would cost each of them a whole chunk, the first one as any other."""
+    engine = SlowEngine(LONG)
+    holds: list[tuple[int, int]] = []
+    decide = Returns.hold
+
+    def noting(self: Returns, ready: int, now: float, prefix_rows: int = 0) -> Hold:
+        holds.append((prefix_rows, sum(plan.rows >= 128 for plan in engine.plans)))
+        return decide(self, ready, now, prefix_rows)
+
+    monkeypatch.setattr(Returns, "hold", noting)
+    prompt = tuple(random.Random(5).choices(range(32), k=20 * 128))
+    texts: dict[int, list[int]] = {i: [i, 2, 3] for i in range(1, 5)}
+    async with (
+        target_service(engine, prefill_chunk=128) as (_, address),
+        linked(target_link(address)) as events,
+    ):
+        for i, text in texts.items():
+            events.link.send(target_open(i, text))
+            await events.of(TargetOpened, i)
+        engine.plans.clear()
+        holds.clear()
+        events.link.send(target_open(9, prompt))
+        opened = asyncio.ensure_future(events.of(TargetOpened, 9))
+
+        async def stream(i: int, text: list[int]) -> None:
+            while not opened.done():
+                text += (await verdict_of(events, Round(i, len(text) - 1, ROOT, (text[-1],)))).token_ids
+
+        await asyncio.gather(*(stream(i, text) for i, text in texts.items()), opened)
+    beside = [len(plan.items) - 1 for plan in engine.plans if not all(item.logit_rows for item in plan.items)]
+    assert len(beside) == 20
+    # Started at once, every second chunk would run alone; a busy machine may cost some.
+    assert sum(beside) >= 0.75 * 4 * len(beside), beside
+    assert next(hold for hold in holds if hold[0]) == (128, 0)
 
 
 async def test_short_prompts_pass_long_ones_and_nobody_starves() -> None:

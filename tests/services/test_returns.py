@@ -10,10 +10,11 @@ STEP_S = 0.020
 def away(returns_s: dict[int, float], *, answered: float = 100.0) -> Returns:
     """Sessions that took that long last time, and have just been answered again."""
     returns = Returns()
+    returns.stepped(STEP_S, 0)
     for session, took in returns_s.items():
-        returns.answered(session, answered - took, STEP_S)
+        returns.answered(session, answered - took)
         returns.back(session, answered)
-        returns.answered(session, answered, STEP_S)
+        returns.answered(session, answered)
     return returns
 
 
@@ -41,7 +42,21 @@ def test_nobody_is_awaited_who_is_late_or_has_ended_or_is_back() -> None:
     returns.back(3, 100.001)
     assert returns.hold(ready=1, now=100.001).awaited == {1}
     assert returns.is_away(frozenset({1})) and not returns.is_away(frozenset({2, 3}))
-    assert not returns.hold(ready=1, now=100.0031).awaited
+    assert returns.hold(ready=1, now=100.0039).awaited == {1}
+    assert not returns.hold(ready=1, now=100.0041).awaited
+
+
+def test_before_a_long_step_nobody_is_late_by_a_hiccup() -> None:
+    """A chunk that has just come makes the next step long, whatever the last one took."""
+    returns = away({1: 0.002})
+    returns.stepped(0.3, 100)
+    returns.stepped(STEP_S, 0)
+    assert not returns.hold(ready=1, now=100.03).awaited
+    assert not returns.hold(ready=1, now=100.03, prefix_rows=4).awaited
+    hold = returns.hold(ready=1, now=100.03, prefix_rows=100)
+    assert hold.awaited == {1}
+    assert 100.03 < hold.until <= 100.07
+    assert not returns.hold(ready=1, now=100.04, prefix_rows=100).awaited
 
 
 def test_a_session_alone_waits_for_nobody() -> None:

