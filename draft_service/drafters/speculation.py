@@ -230,6 +230,7 @@ def _children_among(verified: Sequence[Node]) -> dict[Node, list[Node]]:
     """The verified nodes below each node, each once."""
     found: dict[Node, list[Node]] = {}
     for node in dict.fromkeys(verified):
-        assert node.parent is not None, "verified nodes hang from the root"
-        found.setdefault(node.parent, []).append(node)
+        parent = node.parent
+        assert parent is not None, "verified nodes hang from the root"
+        found.setdefault(parent, []).append(node)
     return found

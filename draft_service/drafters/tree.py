@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from weakref import ReferenceType, ref
 
 from draft_service.drafters.draws import Law
 from paceline.engine.interface import StepItem
@@ -18,26 +19,33 @@ TREE_ROWS = 3 * MAX_PROPOSAL_NODES
 """Most rows of a session's tree: a proposal under verification, one being drafted, branches in the rest."""
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Node:
     """A token at an absolute `position`.
 
     `row` is where the engine holds it and `law` what its logits said of the next token; both are
-    None until its row is computed, which it can be only behind its parent's.
+    None until its row is computed, which it can be only behind its parent's. Parents hold their
+    children and not the other way round: what a commit drops is freed at once, and not by a full
+    collection, which would stop the service for as long as a round takes.
     """
 
     token: int
     position: int
-    parent: Node | None = field(default=None, repr=False)
+    above: ReferenceType[Node] | None = field(default=None, repr=False)
     row: int | None = None
     law: Law | None = field(default=None, repr=False)
     children: dict[int, Node] = field(default_factory=dict, repr=False)
+
+    @property
+    def parent(self) -> Node | None:
+        """The node before this one; None: a root, or nothing that the tree still holds."""
+        return None if self.above is None else self.above()
 
     def child(self, token: int) -> Node:
         """The node of `token` after this one, made if it is new."""
         found = self.children.get(token)
         if found is None:
-            found = self.children[token] = Node(token, self.position + 1, self)
+            found = self.children[token] = Node(token, self.position + 1, ref(self))
         return found
 
     def subtree(self) -> Iterator[Node]:
@@ -97,7 +105,7 @@ class DraftTree:
             self.committed.append(token)
             if self.root.row is not None:
                 self._joined.append(self.root)
-        self.root.parent = None
+        self.root.above = None
         below = {*self.root.subtree()} - {self.root}
         self._kept = [node for node in self._kept if node in below]
 
@@ -160,5 +168,6 @@ class DraftTree:
 
 
 def _parent(node: Node) -> Node:
-    assert node.parent is not None, "only the root has none"
-    return node.parent
+    parent = node.parent
+    assert parent is not None, "only the root has none"
+    return parent

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 from unittest import mock
 
@@ -251,3 +252,20 @@ def test_rows_that_cost_time_are_taken_while_they_pay() -> None:
     for rows in (1, 2, 4, 8) * 100:
         cost.observe(rows, 10 - 0.1 * rows)
     assert cost.per_row == 0
+
+
+def test_what_a_commit_drops_is_freed_without_the_collector() -> None:
+    driver = Driver(drafter(PathEngine()))
+    driver.draft(K4)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            driver.verify(K4)
+            driver.run()
+            driver.commit(next(iter(driver.prepared)))
+        driver.speculation = None
+        collected = gc.collect()
+    finally:
+        gc.enable()
+    assert collected == 0
