@@ -72,4 +72,5 @@ def weights_read(model: PreTrainedModel) -> int:
     """Bytes of weights that a step reads: all but an embedding of its own, of which it reads its rows alone."""
     total = sum(weight.nbytes for weight in model.parameters())
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-    return total if head is embedding else total - int(embedding.nbytes)  # type: ignore[operator]
+    assert isinstance(embedding, torch.Tensor)
+    return total if head is embedding else total - embedding.nbytes

@@ -75,9 +75,9 @@ def static_attention(
 def _held_rows(inputs: torch.Tensor, fields: GroupFields, shape: GroupShape, zero_row: int) -> torch.Tensor:
     """[sessions · length]: where the pool has each key of each session."""
     at = torch.arange(shape.length, device=inputs.device)
-    pages = part(inputs, fields.pages).repeat_interleave(PAGE_ROWS, dim=1)  # [sessions, length]
-    rows = pages * PAGE_ROWS + at % PAGE_ROWS
-    return torch.where(at < part(inputs, fields.length)[:, None], rows, zero_row).flatten()
+    pages = part(inputs, fields.pages)[:, :, None]
+    rows = (pages * PAGE_ROWS + at[:PAGE_ROWS]).flatten(1)  # [sessions, length]
+    return rows.masked_fill(at >= part(inputs, fields.length)[:, None], zero_row).flatten()
 
 
 def _mask(
@@ -89,7 +89,7 @@ def _mask(
     if shape.words:
         offset = at - part(inputs, fields.trunk)[:, None]  # [sessions, length]
         inside = (offset >= 0) & (offset < shape.words * BITS)
-        word = torch.where(inside, offset // BITS, 0)[:, None, :].expand(visible.shape)
+        word = (offset // BITS).masked_fill(~inside, 0)[:, None, :].expand(visible.shape)
         bits = part(inputs, fields.bits).gather(2, word) >> (offset % BITS)[:, None, :]
         visible = visible | (inside[:, None, :] & ((bits & 1) == 1))
     mask = torch.zeros(visible.shape, dtype=dtype, device=inputs.device).masked_fill(~visible, float("-inf"))

@@ -56,7 +56,8 @@ class RacedRows:
         if not (np.isfinite(row[1]) and known.keys() >= {*tokens}):
             return None
         wanted = np.array([known[token] for token in tokens], np.float32)
-        return np.exp((wanted / self._softmax_temperature).astype(np.float64) - row[1])
+        scores = (wanted / self._softmax_temperature).astype(np.float64)
+        return np.asarray(np.exp(scores - row[1]), np.float64)
 
     def _softmax_of_whole(self, tokens: tuple[int, ...], place: int) -> Found:
         """[len(tokens)]"""

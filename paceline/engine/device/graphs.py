@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from numpy.typing import NDArray
@@ -40,21 +40,30 @@ def download(tensors: Sequence[torch.Tensor]) -> list[NDArray[Any]]:
     return [host.numpy() for host in hosts]
 
 
+class Runner(Protocol):
+    """Runs steps. `body` must be a function of buffers whose addresses stay, and of the shape alone."""
+
+    @property
+    def graphs(self) -> int:
+        """Graphs captured so far."""
+
+    def run(self, shape: Hashable, body: Callable[[], None]) -> None:
+        """Run `body`, or what it did before for the shape."""
+
+
 class DirectRunner:
     """Runs every step as it is."""
 
     graphs = 0
 
-    def run(self, shape: Hashable, body: Callable[[], None]) -> None:
-        """Run `body`."""
+    def run(self, shape: Hashable, body: Callable[[], None]) -> None:  # noqa: D102
         body()
 
 
 class GraphRunner:
     """Runs a shape as it is the first time, and from then on as a CUDA graph.
 
-    `body` must be a function of buffers whose addresses stay, and of the shape alone. The first run is the
-    warm-up that a capture needs: libraries load kernels and take their workspaces then.
+    The first run is the warm-up that a capture needs: libraries load kernels and take their workspaces then.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -63,8 +72,7 @@ class GraphRunner:
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph | None] = {}
 
     @property
-    def graphs(self) -> int:
-        """Graphs captured so far."""
+    def graphs(self) -> int:  # noqa: D102
         return sum(graph is not None for graph in self._graphs.values())
 
     def run(self, shape: Hashable, body: Callable[[], None]) -> None:
@@ -98,9 +106,6 @@ class GraphRunner:
         with torch.cuda.stream(self._stream):
             body()
         current.wait_stream(self._stream)
-
-
-Runner = DirectRunner | GraphRunner
 
 
 def runner_for(device: torch.device, *, graphs: bool) -> Runner:

@@ -79,8 +79,7 @@ def race_candidates(
         T = 1 for greedy rows; then values, best first, their ids, and their logits.
     """
     greedy = (temperatures == 0)[:, None]
-    divisors = torch.where(greedy, 1.0, temperatures[:, None])
-    scores = logits / divisors
+    scores = logits / temperatures[:, None].masked_fill(greedy, 1.0)
     noise = log_exponentials(words(counters, logits.shape[1]))
     values, ids = torch.where(greedy, logits, scores - noise).topk(count, dim=1)
     found = (

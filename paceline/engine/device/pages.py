@@ -40,7 +40,7 @@ class PagePool:
         self.rows = torch.empty(size, dtype=shape.dtype, device=shape.device)
         """[layers, 2, rows, kv_heads, head_dim]"""
         self.rows[:, :, rows:] = 0
-        self._free = [*range(self.pages - 1, -1, -1)]
+        self._free: list[int] = [*range(self.pages - 1, -1, -1)]
         self._held: dict[int, Ids] = {}
 
     @property
@@ -93,7 +93,7 @@ class PagePool:
 
     def copy_out(self, session: int, start: int) -> int:
         """Copy the page that begins with row `start` to a page of its own; returns that page."""
-        page = self._free.pop()
+        page: int = self._free.pop()
         source = int(self._held[session][start // PAGE_ROWS])
         rows = self._by_page()
         rows[:, :, page] = rows[:, :, source]
@@ -117,7 +117,8 @@ class PagePool:
 
     def _by_page(self) -> torch.Tensor:
         """[layers, 2, pages, PAGE_ROWS, kv_heads, head_dim]"""
-        return self.rows.unflatten(2, (-1, PAGE_ROWS))
+        layers, two, rows, *inner = self.rows.shape
+        return self.rows.view(layers, two, rows // PAGE_ROWS, PAGE_ROWS, *inner)
 
     def _moves(self, session: int, base_length: int, kept_rows: Sequence[int]) -> Ids:
         """[n, 2]: from and to, of those that are not in place."""
