@@ -91,6 +91,9 @@ def main(
     kv_bytes: Annotated[int | None, typer.Option(help="KV budget in bytes; 0: chosen.")] = None,
     gpu_memory_utilization: Annotated[float | None, typer.Option(help="Share of the GPU's memory to use.")] = None,
     prefill_chunk: Annotated[int | None, typer.Option(help="Most prompt tokens in one step.")] = None,
+    cuda_graphs: Annotated[
+        bool | None, typer.Option(help="Replay steps on a GPU as CUDA graphs.", show_default="yes")
+    ] = None,
     trust_remote_code: Annotated[bool | None, typer.Option(help="Run code that comes with a model.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="gRPC port; 0 takes a free one.")] = None,
@@ -116,6 +119,7 @@ def main(
         "engine.kv_bytes": kv_bytes,
         "engine.gpu_memory_utilization": gpu_memory_utilization,
         "engine.prefill_chunk": prefill_chunk,
+        "engine.cuda_graphs": cuda_graphs,
         "engine.trust_remote_code": trust_remote_code,
         "server.host": host,
         "server.port": port,

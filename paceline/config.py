@@ -76,6 +76,7 @@ class EngineSettings(_Settings):
     reproducible_rows: int = Field(
         16, ge=8, le=64, multiple_of=8, description="Rows of a reproducible step; others are padded or cut to it."
     )
+    cuda_graphs: bool = Field(True, description="Capture each shape of a step on a GPU once, and replay it.")
     trust_remote_code: bool = False
 
 

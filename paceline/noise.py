@@ -145,6 +145,20 @@ def race_best(
     return tuple(_best_of_race(scores, _ceilings.row(address, 0, scores.size), m, 0, *address).tolist())
 
 
+def race_among(
+    scores: Scores,
+    ids: NDArray[np.intp],
+    m: int,
+    key: NoiseKey,
+    stream: Stream,
+    position: int,
+    round_key: int = 0,
+) -> tuple[int, ...]:
+    """The m best of a race in order, known to be among some ids: log-weights [n] of `ids` [n], all finite."""
+    values = _perturbed(scores, ids, *_address(key, stream, position, round_key))
+    return tuple(ids[np.lexsort((ids, -values))[:m]].tolist())
+
+
 def race_part(
     scores: Scores, first_id: int, key: NoiseKey, stream: Stream, position: int, round_key: int = 0
 ) -> tuple[float, int]:

@@ -129,6 +129,9 @@ def main(
         typer.Option("--reproducible", help="Fixed shapes: the same bits whatever runs beside a session."),
     ] = None,
     reproducible_rows: Annotated[int | None, typer.Option(help="Rows of a reproducible step.")] = None,
+    cuda_graphs: Annotated[
+        bool | None, typer.Option(help="Replay steps on a GPU as CUDA graphs.", show_default="yes")
+    ] = None,
     trust_remote_code: Annotated[bool | None, typer.Option(help="Run code that comes with a model.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="gRPC port; 0 takes a free one.")] = None,
@@ -159,6 +162,7 @@ def main(
         "engine.prefix_reuse": prefix_reuse,
         "engine.reproducible": reproducible,
         "engine.reproducible_rows": reproducible_rows,
+        "engine.cuda_graphs": cuda_graphs,
         "engine.trust_remote_code": trust_remote_code,
         "server.host": host,
         "server.port": port,

@@ -1,7 +1,7 @@
 """One step: which rows of which sessions, run on the executor's thread, and what came of it.
 
 `StepPlan` is all that a rank of a tensor-parallel group needs to run the same
-step. An engine whose logits are spread over ranks is told how to draw along with it.
+step. An engine that draws where its logits are is told how along with it.
 """
 
 from __future__ import annotations

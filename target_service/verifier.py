@@ -9,15 +9,12 @@ from __future__ import annotations
 import math
 
 from paceline import acceptance
-from paceline.engine.interface import Draw, Drawing, Logits
+from paceline.engine.interface import LEAST_SHARED_TEMPERATURE, Draw, Drawing, Logits
 from paceline.errors import InvalidInput
 from paceline.processors import Processors
 from paceline.sampling import processed_scores, row_logprobs
 from paceline.tree import children
 from paceline.types import ROOT, Acceptance, Round, RowLogprobs, SamplingParams, TargetOpen, Verdict
-
-LEAST_SHARED_TEMPERATURE = 1e-6
-"""Below it logit / T may overflow, and what is done then needs the whole row."""
 
 
 def verify(logits: Logits, facts: TargetOpen, round_: Round, processors: Processors | None = None) -> Verdict:
@@ -65,10 +62,10 @@ def _process(logits: Logits, round_: Round, processors: Processors) -> Logits:
 
 
 def draw_of(facts: TargetOpen, round_: Round, vocab_size: int) -> Draw | None:
-    """How ranks may draw the round, each from its share of the vocabulary; None: it takes whole rows.
+    """How an engine may draw the round where its logits are; None: it takes whole rows.
 
     Temperature alone keeps every id's score its own. Whatever else a request asks for (filters,
-    log-probabilities) looks at other ids' scores, so its rows are gathered.
+    log-probabilities) looks at other ids' scores, so its rows are brought here.
     """
     temperature = facts.sampling.temperature
     if facts.sampling != SamplingParams(temperature=temperature):
@@ -80,7 +77,7 @@ def draw_of(facts: TargetOpen, round_: Round, vocab_size: int) -> Draw | None:
 
 
 def drawn_verdict(drawing: Drawing, round_: Round) -> Verdict:
-    """The verdict of a round that ranks have drawn.
+    """The verdict of a round that the engine has drawn.
 
     Raises:
         InvalidInput: the logits hold NaN.

@@ -13,12 +13,13 @@ without the rejected token, is its guess at each (`exactness` §1b).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.engine.interface import LEAST_SHARED_TEMPERATURE, Ranked, Ranking
 from paceline.noise import Stream, race, race_best
 from paceline.sampling import processed_scores, sparse_support, support_scores
 from paceline.types import Acceptance, NoiseKey, SamplingParams, SparseDistribution
@@ -54,6 +55,9 @@ class Draws(Protocol):
     def read(self, logits: Row, position: int, count: int) -> Law:
         """Keep what one row of logits [V] says of the token at `position`, `count` ranks of it."""
 
+    def ranking_of(self, positions: tuple[int, ...], count: int) -> Ranking | None:
+        """What an engine may rank in place of `read`; the next tokens are at `positions`. None: nothing."""
+
     def proposed(self, law: Law, width: int, position: int, round_key: int) -> Sequence[NextToken]:
         """The children that a node gets in the round of that key, best first; at most `width`."""
 
@@ -77,6 +81,13 @@ class CoupledDraws:
         scores = processed_scores(logits[np.newaxis], self.sampling)[0]
         return Law(_with_q(scores, race_best(scores, count, self.noise, Stream.DRAFT, position)))
 
+    def ranking_of(self, positions: tuple[int, ...], count: int) -> Ranking | None:  # noqa: D102
+        temperature = self.sampling.temperature
+        alone = replace(self.sampling, logprobs=None) == SamplingParams(temperature=temperature)
+        if not alone or 0 < temperature < LEAST_SHARED_TEMPERATURE:
+            return None
+        return Ranking(self.noise, temperature, positions, count)
+
     def proposed(self, law: Law, width: int, position: int, round_key: int) -> Sequence[NextToken]:  # noqa: D102
         return law.ranked[:width]
 
@@ -98,6 +109,9 @@ class PreDrawnDraws:
     def read(self, logits: Row, position: int, count: int) -> Law:  # noqa: D102
         support = sparse_support(processed_scores(logits[np.newaxis], self.sampling)[0])
         return Law(_best_of(logits, count) if self.sampling.greedy else (), support)
+
+    def ranking_of(self, positions: tuple[int, ...], count: int) -> Ranking | None:  # noqa: D102
+        return None
 
     def proposed(self, law: Law, width: int, position: int, round_key: int) -> Sequence[NextToken]:  # noqa: D102
         assert law.support is not None, "read above"
@@ -123,6 +137,12 @@ class PreDrawnDraws:
     def _scores(self, law: Law) -> NDArray[np.float64]:
         assert law.support is not None, "read above"
         return support_scores(law.support, self.vocab_size)
+
+
+def ranked_law(ranked: Ranked) -> Law:
+    """The law of a row that an engine has ranked."""
+    pairs = zip(ranked.token_ids, ranked.probabilities, strict=True)
+    return Law(tuple(NextToken(token, q) for token, q in pairs))
 
 
 def draws_of(acceptance: Acceptance, sampling: SamplingParams, noise: NoiseKey, vocab_size: int) -> Draws:

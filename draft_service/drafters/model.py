@@ -13,16 +13,18 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from draft_service.drafters.branch import Branch
 from draft_service.drafters.calibration import Calibration
 from draft_service.drafters.cost import StepCost
-from draft_service.drafters.draws import draws_of
+from draft_service.drafters.draws import draws_of, ranked_law
 from draft_service.drafters.interface import DrafterManifest, DraftingContext
 from draft_service.drafters.names import MODEL
 from draft_service.drafters.speculation import Speculation
 from draft_service.drafters.state import SessionState
 from draft_service.drafters.tree import TREE_ROWS, DraftTree, Node
-from paceline.engine.interface import Engine, Logits, StepPlan
+from paceline.engine.interface import Engine, Logits, RankedRows, Ranking, RankingEngine, StepPlan
 from paceline.errors import InvalidInput, PacelineError
 from paceline.grammar import Grammars
 from paceline.processors import Matcher, Processors
@@ -77,12 +79,27 @@ class _Work:
     def rows(self) -> int:
         return self.lag_rows + len(self.nodes)
 
-    def absorb(self, logits: Logits) -> None:
-        """Keep what the logits say, then let branches grow."""
-        session = self.of.session
-        nodes = [session.tree.root, *self.nodes] if self.reaches_root else self.nodes
-        for node, row in zip(nodes, session.processed(nodes, logits), strict=True):
-            node.law = session.draws.read(row, node.position + 1, session.ranks)
+    @property
+    def wanted(self) -> list[Node]:
+        """The nodes after which tokens are wanted, in the order of the step's logit rows."""
+        return [self.of.session.tree.root, *self.nodes] if self.reaches_root else self.nodes
+
+    def ranking(self) -> Ranking | None:
+        """How an engine may rank these tokens itself; None: their logits are read here."""
+        session, nodes = self.of.session, self.wanted
+        if session.processors is not None or not nodes:
+            return None
+        return session.draws.ranking_of(tuple(node.position + 1 for node in nodes), session.ranks)
+
+    def absorb(self, answer: Logits | RankedRows) -> None:
+        """Keep what the step says, then let branches grow."""
+        session, nodes = self.of.session, self.wanted
+        if isinstance(answer, np.ndarray):
+            for node, row in zip(nodes, session.processed(nodes, answer), strict=True):
+                node.law = session.draws.read(row, node.position + 1, session.ranks)
+        else:
+            for node, ranked in zip(nodes, answer.ranked(), strict=True):
+                node.law = ranked_law(ranked)
         self.of.absorb()
 
 
@@ -170,8 +187,8 @@ class ModelDrafter:
             return 0
         plan = StepPlan(tuple(each.of.session.tree.item(each.lag_rows, each.nodes) for each in work))
         begun = time.perf_counter()
-        for each, logits in zip(work, self._engine.step(plan), strict=True):
-            each.absorb(logits)
+        for each, answer in zip(work, self._step(plan, work), strict=True):
+            each.absorb(answer)
         if not any(each.lag_rows for each in work):  # rows of a prefix are cheaper, having no logits
             self._cost.observe(plan.rows, (time.perf_counter() - begun) * 1e3)
         return plan.rows
@@ -180,6 +197,11 @@ class ModelDrafter:
         self._engine.close(session)
         self._sessions.pop(session, None)
         self._speculations.pop(session, None)
+
+    def _step(self, plan: StepPlan, work: Sequence[_Work]) -> Sequence[Logits | RankedRows]:
+        if not isinstance(self._engine, RankingEngine):
+            return self._engine.step(plan)
+        return self._engine.step_and_rank(plan, [each.ranking() for each in work])
 
     def _processors(self, context: DraftingContext) -> Processors | None:
         """The target's own chain before temperature; a grammar that can't be followed here is left out."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -106,18 +106,33 @@ class _Block(Generic[Rows]):
     users: int
 
 
-class BlockStore(Generic[Rows]):
-    """Blocks by key. Those that no open session uses are evicted first, the one used longest ago before others."""
+def _forget(rows: object) -> None:
+    """Rows that nothing else counts."""
 
-    def __init__(self) -> None:
+
+class BlockStore(Generic[Rows]):
+    """Blocks by key. Those that no open session uses are evicted first, the one used longest ago before others.
+
+    Args:
+        paged: whether a shorter block takes the room of a full one.
+        release: told the rows of every block that is evicted.
+    """
+
+    def __init__(self, *, paged: bool = False, release: Callable[[Rows], None] = _forget) -> None:
+        self._paged = paged
+        self._release = release
         self._idle: OrderedDict[bytes, _Block[Rows]] = OrderedDict()
         self._used: OrderedDict[bytes, _Block[Rows]] = OrderedDict()
         self._held = 0
 
     @property
     def held_rows(self) -> int:
-        """Rows of all blocks."""
+        """Rows of all blocks, as they are budgeted."""
         return self._held
+
+    def cost(self, key: BlockKey) -> int:
+        """Rows that a block takes."""
+        return BLOCK_ROWS if self._paged else key.rows
 
     def match(self, keys: Sequence[BlockKey]) -> list[BlockKey]:
         """The longest run of keys, from the first on, that are here."""
@@ -151,12 +166,13 @@ class BlockStore(Generic[Rows]):
     def put(self, key: BlockKey, rows: Rows) -> None:
         """Add a block that is not here, used by one session."""
         self._used[key.digest] = _Block(key, rows, 1)
-        self._held += key.rows
+        self._held += self.cost(key)
 
     def evict_to(self, rows: int, *, idle_only: bool = False) -> bool:
         """Evict blocks, idle ones first, until at most `rows` rows are held; returns whether it came to that."""
         for blocks in (self._idle,) if idle_only else (self._idle, self._used):
             while blocks and self._held > rows:
                 _, block = blocks.popitem(last=False)
-                self._held -= block.key.rows
+                self._held -= self.cost(block.key)
+                self._release(block.rows)
         return self._held <= rows

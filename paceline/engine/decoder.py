@@ -19,6 +19,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from paceline.config import FAST_DTYPE, EngineSettings
+from paceline.engine.device.buckets import PAGE_ROWS
+from paceline.engine.device.graphs import GraphRunner, runner_for
+from paceline.engine.device.static_engine import StaticEngine
 from paceline.engine.fused import fuse_layers
 from paceline.engine.interface import Engine, EngineInfo, Logits, StepItem, StepPlan
 from paceline.engine.isolation import isolation_check
@@ -39,6 +42,8 @@ SELF_CHECK_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16
 """Largest difference from the plain forward pass, as a share of the largest logit."""
 RAGGED = "ragged"
 """In a numeric fingerprint: steps have whatever shape they have."""
+STATIC = "static, fused"
+"""Steps are padded to one of few shapes, and layers fused."""
 _FULL_ATTENTION = ("full_attention", "sliding_attention")
 _MOVING_ROPE = ("dynamic", "longrope")
 _SAMPLED_WEIGHTS = 64
@@ -62,25 +67,60 @@ def set_threads(threads: int) -> int:
 
 
 def build_engine(
-    model: PreTrainedModel, tokenizer: Tokenizer, settings: EngineSettings, name: str, *, reduced_head: bool = False
+    model: PreTrainedModel,
+    tokenizer: Tokenizer,
+    settings: EngineSettings,
+    name: str,
+    *,
+    reduced_head: bool = False,
+    static: bool | None = None,
 ) -> Engine:
     """Make an engine of a loaded decoder, after checking that it can be served exactly.
 
     `reduced_head`: the model reads the tokenizer's ids but has logits for fewer, which the caller maps.
+    `static`: whether steps have few shapes (`paceline.engine.device`); unset: on GPUs, unless reproducible.
     """
-    facts = examine(model, tokenizer, settings, name, reduced_head=reduced_head)
-    memory = plan_memory(model, settings, facts.kv_shape, facts.max_length, packs=can_pack(model))
+    if static is None:
+        static = model.device.type == "cuda" and not settings.reproducible
+    facts = examine(model, tokenizer, settings, name, reduced_head=reduced_head, static=static)
+    memory = plan_memory(model, settings, facts.kv_shape, facts.max_length, packs=can_pack(model), static=static)
     logger.info("%s", memory)
-    info = facts.info(_kv_rows(memory, settings))
+    info = facts.info(_kv_rows(memory, settings, static=static))
     reference = plain_reference(model, info)
-    if can_pack(model):
+    if can_pack(model) or static:
         fuse_layers(model)
+    if can_pack(model):
         pack_linears(model)
+    if static:
+        return _checked_static(model, info, facts, settings, reference)
     kind = ReproducibleEngine if settings.reproducible else TransformerEngine
     engine = kind(model, info, facts.kv_shape, settings, facts.threads)
     self_check(engine, reference)
     if settings.reproducible:
         isolation_check(engine, settings.reproducible_rows)
+    return engine
+
+
+def _checked_static(
+    model: PreTrainedModel,
+    info: EngineInfo,
+    facts: DecoderFacts,
+    settings: EngineSettings,
+    reference: PlainReference,
+) -> Engine:
+    """A static engine whose steps are right as they are, while they are captured, and replayed."""
+    runner = runner_for(facts.kv_shape.device, graphs=settings.cuda_graphs)
+    engine = StaticEngine(model, info, facts.kv_shape, settings, facts.threads, runner)
+    self_check(engine, reference)
+    if isinstance(runner, GraphRunner):
+        try:
+            self_check(engine, reference)
+        except RuntimeError as error:
+            raise Unsupported(
+                f"{reference.model}: its forward pass can't be captured as a CUDA graph ({error}); "
+                "set cuda_graphs = false"
+            ) from error
+        self_check(engine, reference)
     return engine
 
 
@@ -107,6 +147,7 @@ def examine(
     reduced_head: bool = False,
     ranks: int = 1,
     device: torch.device | None = None,
+    static: bool = False,
 ) -> DecoderFacts:
     """Check a whole decoder and have it call our attention; arguments as for `build_engine`.
 
@@ -122,13 +163,20 @@ def examine(
     shape = probe_kv_shape(model, max_length)
     threads = set_threads(settings.threads)
     row_shapes = describe_shapes(settings.reproducible_rows) if settings.reproducible else RAGGED
+    row_shapes = STATIC if static else row_shapes
     numeric = numeric_fingerprint(model, max_length, row_shapes, ranks=ranks, device=device)
     return DecoderFacts(Fingerprint(name, tokenizer.fingerprint, vocab_size, numeric), max_length, shape, threads)
 
 
-def _kv_rows(memory: MemoryPlan, settings: EngineSettings) -> int:
-    """Rows of the KV budget; in reproducible mode whole buckets, with room for the two sessions of the self-check."""
+def _kv_rows(memory: MemoryPlan, settings: EngineSettings, *, static: bool) -> int:
+    """Rows of the KV budget, whole pages if static.
+
+    In reproducible mode whole buckets, with room for the two sessions of the self-check.
+    """
     rows = memory.kv // memory.row_bytes
+    if static:
+        rows = rows // PAGE_ROWS * PAGE_ROWS
+        require(rows >= 2 * PAGE_ROWS, "KV rows of kv_bytes", rows, f"at least {2 * PAGE_ROWS}, two pages")
     if not settings.reproducible:
         return rows
     rows = rows // BUCKET_ROWS * BUCKET_ROWS

@@ -147,6 +147,10 @@ class Engine(Protocol):
         """
 
 
+LEAST_SHARED_TEMPERATURE = 1e-6
+"""Below it logit / T may overflow, and what is done then needs the whole row."""
+
+
 @dataclass(frozen=True)
 class Draw:
     """How a round is drawn from its logits, where temperature alone shapes them: 0 is greedy."""
@@ -185,7 +189,7 @@ class Drawing(Protocol):
 
 @runtime_checkable
 class DrawingEngine(Protocol):
-    """An engine whose logits are spread over ranks, and which draws where they are."""
+    """An engine that draws where its logits are: on a GPU, or spread over ranks."""
 
     def step_and_draw(self, plan: StepPlan, draws: Sequence[Draw | None]) -> Sequence[Logits | Drawing]:
         """Run one forward pass and draw.
@@ -202,7 +206,65 @@ class DrawingEngine(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class Ranking:
+    """How the tokens that may follow an item's logit rows are ranked: by the race of shared noise.
+
+    `positions` are those of the tokens, one for each logit row; `count` tokens of each are wanted. Temperature
+    alone shapes the scores; 0 ranks by the logits themselves.
+    """
+
+    noise: NoiseKey
+    temperature: float
+    positions: tuple[int, ...]
+    count: int = 1
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the largest logits are the best, and noise has no say."""
+        return self.temperature == 0
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """The best tokens after one row, in order, fewer if fewer are left, and their softmax at the temperature.
+
+    Greedy: at temperature 1. The tokens are the definition's to the last bit; probabilities are float32's.
+    """
+
+    token_ids: tuple[int, ...]
+    probabilities: tuple[float, ...]
+
+
+class RankedRows(Protocol):
+    """The ranking of one item's logit rows, made."""
+
+    def ranked(self) -> tuple[Ranked, ...]:
+        """One for each row.
+
+        Raises:
+            InvalidInput: there was nothing to rank.
+        """
+
+
+@runtime_checkable
+class RankingEngine(Protocol):
+    """An engine that ranks tokens where the logits are."""
+
+    def step_and_rank(self, plan: StepPlan, rankings: Sequence[Ranking | None]) -> Sequence[Logits | RankedRows]:
+        """Run one forward pass and rank.
+
+        Args:
+            plan: as for `Engine.step`.
+            rankings: for each item how its logit rows are ranked; None: their logits are wanted.
+
+        Returns:
+            For each item its ranking or its logits, valid until the next step.
+        """
+
+
 __all__ = [
+    "LEAST_SHARED_TEMPERATURE",
     "NO_PREFIX",
     "ROOT",
     "Draw",
@@ -213,6 +275,10 @@ __all__ = [
     "EngineInfo",
     "Logits",
     "Prefix",
+    "Ranked",
+    "RankedRows",
+    "Ranking",
+    "RankingEngine",
     "StepItem",
     "StepPlan",
 ]

@@ -58,6 +58,7 @@ class Ledger(Generic[Rows]):
         max_sessions: int,
         prefix_reuse: bool = True,
         shaped: bool = False,
+        blocks: BlockStore[Rows] | None = None,
     ) -> None:
         self._vocab_size = vocab_size
         self._max_length = max_length
@@ -67,7 +68,7 @@ class Ledger(Generic[Rows]):
         self._shaped = shaped
         self._sessions: dict[int, _Session] = {}
         self._reserved = 0
-        self._blocks: BlockStore[Rows] = BlockStore()
+        self._blocks: BlockStore[Rows] = BlockStore() if blocks is None else blocks
 
     @property
     def kv_rows(self) -> int:
@@ -127,7 +128,7 @@ class Ledger(Generic[Rows]):
         if known:
             self._blocks.use(known)
         else:
-            if not self._blocks.evict_to(self._max_kv_rows - self._reserved - key.rows, idle_only=True):
+            if not self._blocks.evict_to(self._max_kv_rows - self._reserved - self._blocks.cost(key), idle_only=True):
                 return
             self._blocks.put(key, copy(number, key.start, key.end))
         session.used.append(key)

@@ -10,6 +10,7 @@ import psutil
 import torch
 
 from paceline.config import EngineSettings
+from paceline.engine.device.footprint import graph_bytes, static_bytes
 from paceline.engine.kv import KVShape
 from paceline.errors import InvalidInput
 from paceline.types import MAX_PROPOSAL_NODES
@@ -32,22 +33,27 @@ class MemoryPlan:
     available: int
     kv: int
     row_bytes: int
+    static: int = 0
+    """Static buffers and steps on a GPU, and their graphs."""
 
     @property
     def room(self) -> int:
         """What is left for KV."""
-        return self.available - self.packing - self.workspace
+        return self.available - self.packing - self.workspace - self.static
 
     def __str__(self) -> str:
-        rows = self.kv // self.row_bytes
+        kv = f"KV {_mib(self.kv)} ({self.kv // self.row_bytes} rows of {self.row_bytes} bytes)"
+        static = f"static steps and graphs {_mib(self.static)} + " if self.static else ""
         return (
             f"memory on {self.device}: weights {_mib(self.weights)} (loaded); packed head {_mib(self.packing)} + "
-            f"workspace {_mib(self.workspace)} + KV {_mib(self.kv)} ({rows} rows of {self.row_bytes} bytes) = "
-            f"{_mib(self.packing + self.workspace + self.kv)} of {_mib(self.available)} available"
+            f"workspace {_mib(self.workspace)} + {static}{kv} = "
+            f"{_mib(self.available - self.room + self.kv)} of {_mib(self.available)} available"
         )
 
 
-def plan_memory(model: Any, settings: EngineSettings, shape: KVShape, max_length: int, *, packs: bool) -> MemoryPlan:
+def plan_memory(
+    model: Any, settings: EngineSettings, shape: KVShape, max_length: int, *, packs: bool, static: bool = False
+) -> MemoryPlan:
     """Divide what is available between workspace and KV.
 
     Args:
@@ -56,6 +62,7 @@ def plan_memory(model: Any, settings: EngineSettings, shape: KVShape, max_length
         shape: of a KV row.
         max_length: the longest session.
         packs: whether linear layers get a layout of their own.
+        static: whether steps have few shapes and buffers of their own, and on a GPU graphs.
 
     Raises:
         InvalidInput: the KV budget that was asked for, or any at all, doesn't fit; with the arithmetic.
@@ -70,6 +77,7 @@ def plan_memory(model: Any, settings: EngineSettings, shape: KVShape, max_length
         available=_available_bytes(shape.device, settings),
         kv=settings.kv_bytes,
         row_bytes=shape.row_bytes,
+        static=_static_bytes(settings, shape, max_length, head.shape[0]) if static else 0,
     )
     if not plan.kv:
         chosen = plan.room if shape.device.type == "cuda" else min(DEFAULT_CPU_KV_BYTES, plan.room)
@@ -95,6 +103,12 @@ def workspace_bytes(config: Any, settings: EngineSettings, shape: KVShape, max_l
     logits = settings.max_step_rows * width * (shape.dtype.itemsize + 4)
     scores = _SCORE_COPIES * (MAX_PROPOSAL_NODES + 1) * width * 4
     return activations + mask + logits + scores
+
+
+def _static_bytes(settings: EngineSettings, shape: KVShape, max_length: int, width: int) -> int:
+    step = static_bytes(settings, shape, max_length, width)
+    graphs = settings.cuda_graphs and shape.device.type == "cuda"
+    return step + graph_bytes(step) if graphs else step
 
 
 def refuse_weights_beyond(location: str, available: int) -> None:

@@ -78,13 +78,29 @@ def packed_forward(
 ) -> torch.Tensor:
     """Run one packed forward pass; returns logits [len(logit_rows), tensor width]."""
     device = model.device
-    wanted = torch.tensor(logit_rows, dtype=torch.long, device=device)
+    return forward(
+        model,
+        attender,
+        torch.tensor([token_ids], dtype=torch.long, device=device),
+        torch.tensor([positions], dtype=torch.long, device=device),
+        torch.tensor(logit_rows, dtype=torch.long, device=device),
+    )
+
+
+def forward(
+    model: PreTrainedModel,
+    attender: Attender,
+    token_ids: torch.Tensor,  # [1, rows]
+    positions: torch.Tensor,  # [1, rows]
+    wanted: torch.Tensor,  # [n] rows
+) -> torch.Tensor:  # [n, tensor width]
+    """Run one forward pass on what is on the device already; makes no tensor on the host."""
     arguments: dict[str, Any] = {"logits_to_keep": wanted} if _keeps_logits(model) else {}
     token = _ATTENDER.set(attender)
     try:
         logits: torch.Tensor = model(
-            input_ids=torch.tensor([token_ids], dtype=torch.long, device=device),
-            position_ids=torch.tensor([positions], dtype=torch.long, device=device),
+            input_ids=token_ids,
+            position_ids=positions,
             use_cache=False,
             **arguments,
         ).logits[0]
@@ -163,6 +179,20 @@ class _StepAttention:
         return attended.reshape(own.shape)
 
 
+class ComputeThreads:
+    """Torch keeps its thread count per calling thread; the executor's must have ours."""
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._thread_id: int | None = None
+
+    def bind(self) -> None:
+        """Set the calling thread's count, if it isn't set."""
+        if self._thread_id != threading.get_ident():
+            torch.set_num_threads(self._threads)
+            self._thread_id = threading.get_ident()
+
+
 class TransformerEngine:
     """A decoder behind the engine interface; `Engine` says what its methods promise."""
 
@@ -172,8 +202,7 @@ class TransformerEngine:
         self.info = info
         self._model = model
         self._kv_shape = kv_shape
-        self._threads = threads
-        self._thread_id: int | None = None
+        self._threads = ComputeThreads(threads)
         self._kv: dict[int, SessionKV] = {}
         self._ledger: Ledger[torch.Tensor] = Ledger(
             vocab_size=info.fingerprint.vocab_size,
@@ -216,7 +245,7 @@ class TransformerEngine:
     @torch.inference_mode()
     def step(self, plan: StepPlan) -> Sequence[Logits]:  # noqa: D102
         self._ledger.check(plan)
-        self._bind_threads()
+        self._threads.bind()
         outputs = self._run(plan)
         self._ledger.share(plan, lambda session, start, end: self._kv[session].copy_out(start, end))
         return outputs
@@ -263,9 +292,3 @@ class TransformerEngine:
             outputs.append(rows[start : start + len(item.logit_rows)])
             start += len(item.logit_rows)
         return outputs
-
-    def _bind_threads(self) -> None:
-        """Torch keeps its thread count per calling thread; the executor's must have ours."""
-        if self._thread_id != threading.get_ident():
-            torch.set_num_threads(self._threads)
-            self._thread_id = threading.get_ident()

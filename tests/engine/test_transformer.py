@@ -206,7 +206,7 @@ def test_threads_are_set_on_the_thread_that_steps(llama: tuple[Engine, tiny.Plai
     engine, _ = llama
     engine.open(1, 4)
     torch.set_num_threads(2)
-    engine._thread_id = None  # type: ignore[attr-defined]  # as if another thread had stepped before
+    engine._threads._thread_id = None  # type: ignore[attr-defined]  # as if another thread had stepped before
     engine.step(StepPlan((chain(1, 0, [1]),)))
     assert torch.get_num_threads() == 1
     engine.close(1)

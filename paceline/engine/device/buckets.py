@@ -1,0 +1,132 @@
+"""Which shapes a step may have. Pure.
+
+A graph serves one shape, so shapes are few: counts are rounded up to powers of two, KV lengths to half steps
+between them (at most a third is padding). Sessions attend in groups of one shape; a group's padded length
+times its sessions is what attention reads, so sessions of very different lengths don't share one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.engine.blocks import BLOCK_ROWS
+from paceline.engine.interface import StepItem
+
+PAGE_ROWS = BLOCK_ROWS
+"""Rows of a page; a shared block lies in one."""
+MIN_LENGTH = 128
+FEW_ROWS = 64
+"""New rows of a session up to which a step is bound by launches and memory, and worth a graph."""
+GATHERED_ROWS = 1 << 16
+"""Most KV rows that a group gathers, unless one session alone has more."""
+SKEW = 4
+"""A session joins no group whose length is this many times its own."""
+BITS = 64
+"""Rows of a tree that one word of a mask tells about."""
+LEAST_CANDIDATES = 8
+
+
+def count_bucket(count: int) -> int:
+    """The least power of two that is not smaller; 0 for none."""
+    return 1 << (count - 1).bit_length() if count else 0
+
+
+def length_bucket(rows: int) -> int:
+    """The padded KV length of so many rows: 128, 192, 256, 384, 512, …"""
+    whole = max(MIN_LENGTH, count_bucket(rows))
+    shorter = whole // 4 * 3
+    return shorter if rows <= shorter and shorter > MIN_LENGTH else whole
+
+
+@dataclass(frozen=True)
+class GroupShape:
+    """Sessions that attend together: `sessions` · `rows` queries, each session's over `length` keys.
+
+    `words`: of the mask within a tree, 64 rows each; 0 where every row sees all that lies before it.
+    """
+
+    sessions: int
+    rows: int
+    length: int
+    words: int
+
+    @property
+    def queries(self) -> int:
+        """Query rows, padding included."""
+        return self.sessions * self.rows
+
+    @property
+    def pages(self) -> int:
+        """Pages of one session."""
+        return self.length // PAGE_ROWS
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """All that a graph depends on. `raced` rows are drawn, `plain` rows' logits are wanted."""
+
+    rows: int
+    groups: tuple[GroupShape, ...]
+    raced: int
+    plain: int
+    candidates: int
+
+    @property
+    def wanted(self) -> int:
+        """Rows with logits."""
+        return self.raced + self.plain
+
+    @property
+    def graphed(self) -> bool:
+        """Whether a graph is worth its memory: longer chunks are bound by arithmetic, and come in many shapes."""
+        return all(group.rows <= FEW_ROWS for group in self.groups)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Which items of a plan attend together, by index."""
+
+    shape: GroupShape
+    items: tuple[int, ...]
+
+
+def groups_of(items: Sequence[StepItem]) -> tuple[Group, ...]:
+    """Divide the items of a step: few new rows from many, and short sessions from long ones."""
+    few = [i for i, item in enumerate(items) if len(item.token_ids) <= FEW_ROWS]
+    many = [i for i, item in enumerate(items) if len(item.token_ids) > FEW_ROWS]
+    return tuple(_group(items, part) for indices in (few, many) for part in _by_length(items, indices))
+
+
+def mask_words(item: StepItem) -> int:
+    """Words of a row's mask within the item's tree."""
+    return 0 if item.is_chain else -(-item.tree_rows // BITS)
+
+
+def _length(item: StepItem) -> int:
+    return length_bucket(item.base_length + len(item.token_ids))
+
+
+def _by_length(items: Sequence[StepItem], indices: Sequence[int]) -> list[list[int]]:
+    parts: list[list[int]] = []
+    for index in sorted(indices, key=lambda i: -_length(items[i])):
+        part = parts[-1] if parts else []
+        longest = _length(items[part[0]]) if part else 0
+        if part and _length(items[index]) * SKEW > longest and count_bucket(len(part) + 1) * longest <= GATHERED_ROWS:
+            part.append(index)
+        else:
+            parts.append([index])
+    return parts
+
+
+def _group(items: Sequence[StepItem], indices: Sequence[int]) -> Group:
+    chosen = [items[i] for i in indices]
+    return Group(
+        GroupShape(
+            sessions=count_bucket(len(chosen)),
+            rows=count_bucket(max(len(item.token_ids) for item in chosen)),
+            length=max(_length(item) for item in chosen),
+            words=count_bucket(max(mask_words(item) for item in chosen)),
+        ),
+        tuple(sorted(indices)),
+    )

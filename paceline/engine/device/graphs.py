@@ -1,0 +1,113 @@
+"""All that only CUDA knows: uploads that wait for nothing, the one synchronisation of a step, and graphs.
+
+On other devices the same functions do the same work at once, which is how everything else is tested.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Protocol
+
+import torch
+from numpy.typing import NDArray
+
+logger = logging.getLogger(__name__)
+
+MAX_GRAPHS = 192
+"""Shapes that get a graph; the others run as they are."""
+
+
+def upload(array: NDArray[Any], device: torch.device, into: torch.Tensor | None = None) -> torch.Tensor:
+    """Bring an array to a device without waiting for it; `into` keeps the address."""
+    host = torch.from_numpy(array)
+    if device.type == "cuda":
+        # Page-locked memory comes from torch's own cache, which gives none back before its copy has ended.
+        host = host.pin_memory()
+    if into is None:
+        return host.to(device, non_blocking=True)
+    return into.copy_(host, non_blocking=True)
+
+
+def download(tensors: Sequence[torch.Tensor]) -> list[NDArray[Any]]:
+    """Bring tensors to the host; waits once for all of them. Valid until the next step."""
+    if not any(tensor.is_cuda for tensor in tensors):
+        return [tensor.numpy() for tensor in tensors]
+    hosts = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]
+    for host, tensor in zip(hosts, tensors, strict=True):
+        host.copy_(tensor, non_blocking=True)
+    torch.cuda.current_stream(tensors[0].device).synchronize()
+    return [host.numpy() for host in hosts]
+
+
+class Runner(Protocol):
+    """Runs steps. `body` must be a function of buffers whose addresses stay, and of the shape alone."""
+
+    @property
+    def graphs(self) -> int:
+        """Graphs captured so far."""
+
+    def run(self, shape: Hashable, body: Callable[[], None]) -> None:
+        """Run `body`, or what it did before for the shape."""
+
+
+class DirectRunner:
+    """Runs every step as it is."""
+
+    graphs = 0
+
+    def run(self, shape: Hashable, body: Callable[[], None]) -> None:  # noqa: D102
+        body()
+
+
+class GraphRunner:
+    """Runs a shape as it is the first time, and from then on as a CUDA graph.
+
+    The first run is the warm-up that a capture needs: libraries load kernels and take their workspaces then.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+        self._graphs: dict[Hashable, torch.cuda.CUDAGraph | None] = {}
+
+    @property
+    def graphs(self) -> int:  # noqa: D102
+        return sum(graph is not None for graph in self._graphs.values())
+
+    def run(self, shape: Hashable, body: Callable[[], None]) -> None:
+        """Replay the shape's graph; where there is none, run `body`, capturing it the second time.
+
+        Raises:
+            RuntimeError: the body can't be captured, for example since it waits for the device.
+        """
+        graph = self._graphs.get(shape)
+        if graph is None and shape in self._graphs:
+            graph = self._graphs[shape] = self._captured(body)
+        if graph is not None:
+            graph.replay()
+            return
+        if len(self._graphs) < MAX_GRAPHS:
+            self._graphs[shape] = None
+        self._on_the_side(body)
+
+    def _captured(self, body: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        # Another thread of this process may use the device meanwhile: a capture must not forbid it that.
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            body()
+        logger.debug("graph captured: graphs=%d", self.graphs + 1)
+        return graph
+
+    def _on_the_side(self, body: Callable[[], None]) -> None:
+        """Run on the stream that captures use, in order with what is around it."""
+        current = torch.cuda.current_stream(self._stream.device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            body()
+        current.wait_stream(self._stream)
+
+
+def runner_for(device: torch.device, *, graphs: bool) -> Runner:
+    """The runner of a device."""
+    return GraphRunner(device) if graphs and device.type == "cuda" else DirectRunner()

@@ -1,0 +1,267 @@
+"""The static engine, on a CPU, against the plain forward pass: padding, pages and masks may change no logits."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.config import EngineSettings
+from paceline.engine import decoder
+from paceline.engine.blocks import BLOCK_ROWS
+from paceline.engine.decoder import build_engine
+from paceline.engine.device import attention, buckets
+from paceline.engine.device.buckets import PAGE_ROWS, groups_of, length_bucket
+from paceline.engine.device.pages import PagePool
+from paceline.engine.device.static_engine import StaticEngine
+from paceline.engine.interface import ROOT, Prefix, StepItem, StepPlan
+from paceline.errors import InvalidInput, Overloaded, PrefixMismatch, Unsupported
+from paceline.tokenizer import TableTokenizer
+from tests.engine import tiny
+from tests.engine.test_growth import check_growth
+from tests.engine.test_transformer import Writer, assert_row, chain
+
+ROW_BYTES = 3 * 2 * 2 * 8 * 4
+
+
+def static(config: Any, dtype: torch.dtype = torch.float32, **settings: Any) -> tuple[StaticEngine, tiny.Plain]:
+    model = tiny.random_model(config).to(dtype)  # type: ignore[arg-type]  # what transformers annotates is not its own
+    plain = tiny.Plain(model)
+    wanted = EngineSettings(threads=1, **{"kv_bytes": 1600 * ROW_BYTES * 4, **settings})
+    engine = build_engine(model, TableTokenizer(tiny.VOCAB, None), wanted, "tiny", static=True)
+    assert isinstance(engine, StaticEngine)
+    return engine, plain
+
+
+@pytest.fixture(scope="module", params=list(tiny.FAMILIES))
+def family(request: pytest.FixtureRequest) -> tuple[StaticEngine, tiny.Plain]:
+    return static(tiny.FAMILIES[request.param]())
+
+
+@pytest.fixture(scope="module")
+def llama() -> tuple[StaticEngine, tiny.Plain]:
+    return static(tiny.llama())
+
+
+def run_writers(engine: StaticEngine, plain: tiny.Plain, seed: int) -> None:
+    source = random.Random(seed)
+    writers = [Writer(session, random.Random(source.random())) for session in range(4)]
+    try:
+        for writer in writers:
+            engine.open(writer.session, 250)
+        for _ in range(10):
+            stepping = source.sample(writers, k=source.randint(1, len(writers)))
+            plan = StepPlan(tuple(writer.next_item() for writer in stepping))
+            for writer, item, logits in zip(stepping, plan.items, engine.step(plan), strict=True):
+                assert len(logits) == len(item.logit_rows)
+                for out, row in enumerate(item.logit_rows):
+                    assert_row(logits[out], plain, writer.history(row))
+    finally:
+        for writer in writers:
+            engine.close(writer.session)
+    assert engine.kv_rows == 0
+    assert engine.free_rows == engine.info.max_kv_rows
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_random_ragged_batches(family: tuple[StaticEngine, tiny.Plain], seed: int) -> None:
+    run_writers(*family, seed)
+
+
+class Replaying:
+    """What a graph does, without one: a shape's first body is all that ever runs for it."""
+
+    def __init__(self) -> None:
+        self._bodies: dict[Hashable, Callable[[], None]] = {}
+        self.replays = 0
+
+    @property
+    def graphs(self) -> int:
+        return len(self._bodies)
+
+    def run(self, shape: Hashable, body: Callable[[], None]) -> None:
+        self.replays += shape in self._bodies
+        self._bodies.setdefault(shape, body)()
+
+
+def test_a_step_is_a_function_of_its_static_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = Replaying()
+    monkeypatch.setattr(decoder, "runner_for", lambda device, *, graphs: runner)
+    engine, plain = static(tiny.llama())
+    for seed in (0, 1, 1, 0):
+        run_writers(engine, plain, seed)
+    assert runner.replays >= engine.graphs > 10
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_trees_that_grow(llama: tuple[StaticEngine, tiny.Plain], seed: int) -> None:
+    engine, plain = llama
+    check_growth(engine, lambda history: plain.logits(history).numpy(), seed, tolerance=2e-4)
+
+
+@pytest.mark.parametrize("edge", [1, PAGE_ROWS, 127, 128, 192])
+def test_the_edges_of_buckets(llama: tuple[StaticEngine, tiny.Plain], edge: int) -> None:
+    engine, plain = llama
+    tokens = random.Random(edge).choices(range(tiny.VOCAB), k=edge + 2)
+    engine.open(1, edge + 2)
+    engine.step(StepPlan((StepItem(1, 0, tuple(tokens[:edge])),)))
+    for row in (edge, edge + 1):
+        (logits,) = engine.step(StepPlan((chain(1, row, tokens[row : row + 1]),)))
+        assert_row(logits[0], plain, tokens[: row + 1])
+    engine.close(1)
+
+
+def test_trees_of_more_than_a_word_beside_long_chunks(llama: tuple[StaticEngine, tiny.Plain]) -> None:
+    engine, plain = llama
+    source = random.Random(7)
+    tokens = source.choices(range(tiny.VOCAB), k=130)
+    parents = tuple(source.randint(max(-1, row - 4), row - 1) for row in range(60))
+    tree = tuple(source.choices(range(tiny.VOCAB), k=60))
+    engine.open(1, 220)
+    engine.open(2, 140)
+    engine.step(StepPlan((StepItem(1, 0, tuple(tokens[:5])),)))
+    engine.step(StepPlan((StepItem(1, 5, tree, parents), StepItem(2, 0, tuple(tokens[:3])))))
+    more = (*parents, *(row - 1 for row in range(60, 80)))
+    item = StepItem(1, 65, tuple(tokens[:20]), more, logit_rows=(0, 4, 19), trunk_length=5)
+    first, second = engine.step(StepPlan((item, StepItem(2, 3, tuple(tokens[3:]), logit_rows=(126,)))))
+    all_tokens = (*tree, *tokens[:20])
+    for out, row in enumerate((60, 64, 79)):
+        path: list[int] = []
+        while row != ROOT:
+            path.append(all_tokens[row])
+            row = more[row]
+        assert_row(first[out], plain, [*tokens[:5], *reversed(path)])
+    assert_row(second[0], plain, tokens)
+    for session in (1, 2):
+        engine.close(session)
+
+
+def test_bfloat16_is_near(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, plain = static(tiny.llama(), torch.bfloat16)
+    tokens = [3, 1, 4, 1, 5, 9, 2, 6]
+    engine.open(1, 10)
+    (logits,) = engine.step(StepPlan((chain(1, 0, tokens),)))
+    theirs = plain.logits(tokens).float().numpy()
+    assert np.abs(logits[-1] - theirs).max() < 0.05 * np.abs(theirs).max()
+
+
+def test_prefixes_are_computed_once_and_every_row_is_accounted_for() -> None:
+    engine, plain = static(tiny.llama(), kv_bytes=(20 * PAGE_ROWS + 5) * ROW_BYTES)
+    assert engine.info.max_kv_rows == 20 * PAGE_ROWS
+    text = random.Random(4).choices(range(tiny.VOCAB), k=75)
+    prefix = Prefix((*text, 9), 75)
+
+    def begin(session: int, rows: int = 100) -> int:
+        reused = engine.open(session, rows, prefix)
+        (logits,) = engine.step(StepPlan((chain(session, reused, [*text, 9][reused:]),)))
+        assert_row(logits[-1], plain, [*text, 9])
+        return reused
+
+    assert [begin(session) for session in (1, 2)] == [0, 75]
+    assert engine.kv_rows == 2 * 4 * PAGE_ROWS
+    # The last block is short, and takes a page all the same.
+    assert engine.cached_rows == 3 * PAGE_ROWS
+    assert engine.free_rows == (20 - 8 - 3) * PAGE_ROWS
+    engine.close(1)
+    engine.close(2)
+    assert engine.kv_rows == 0
+    assert engine.free_rows == (20 - 3) * PAGE_ROWS
+    # A session of the whole budget takes the pages of the blocks that it begins with.
+    assert begin(3, 20 * PAGE_ROWS) == 75
+    assert (engine.cached_rows, engine.free_rows) == (0, 0)
+    with pytest.raises(Overloaded):
+        engine.open(4, 1)
+    engine.close(3)
+    assert engine.free_rows == engine.info.max_kv_rows
+    assert begin(5) == 0
+
+
+def test_what_is_refused(llama: tuple[StaticEngine, tiny.Plain]) -> None:
+    engine, plain = llama
+    engine.open(1, 2 * tiny.CONTEXT)
+    engine.step(StepPlan((chain(1, 0, [5, 6]),)))
+    with pytest.raises(InvalidInput, match=rf"length = {tiny.CONTEXT + 1}: must be at most {tiny.CONTEXT}"):
+        engine.step(StepPlan((StepItem(1, 2, (1,) * (tiny.CONTEXT - 1)),)))
+    with pytest.raises(PrefixMismatch):
+        engine.step(StepPlan((chain(1, 3, [1]),)))
+    with pytest.raises(InvalidInput, match="the whole KV budget"):
+        engine.open(2, engine.info.max_kv_rows + 1)
+    (logits,) = engine.step(StepPlan((chain(1, 2, [7]),)))
+    assert_row(logits[0], plain, [5, 6, 7])
+    engine.close(1)
+    with pytest.raises(InvalidInput, match="two pages"):
+        static(tiny.llama(), kv_bytes=63 * ROW_BYTES)
+
+
+def test_what_one_session_leaves_behind_reaches_no_other() -> None:
+    """A page that held NaN is masked in its next session: 0 · NaN would be NaN."""
+    engine, plain = static(tiny.llama(), kv_bytes=2 * PAGE_ROWS * ROW_BYTES)
+    with torch.inference_mode():
+        engine._pool.rows[:, :, : 2 * PAGE_ROWS] = float("nan")
+        engine._pool.rows[:, :, engine._pool.scratch_row] = float("nan")
+    engine.open(1, 40)
+    (logits,) = engine.step(StepPlan((chain(1, 0, [1, 2, 3]),)))
+    assert_row(logits[2], plain, [1, 2, 3])
+
+
+def test_items_share_a_shape_only_with_their_like() -> None:
+    def item(base: int, new: int) -> StepItem:
+        return StepItem(base, base, (0,) * new)
+
+    items = [item(100, 5), item(5000, 3), item(120, 1), item(30, 100), item(1600, 2), item(1700, 2)]
+    assert [group.items for group in groups_of(items)] == [(1, 4, 5), (0, 2), (3,)]
+    assert [group.shape.sessions for group in groups_of(items)] == [4, 2, 1]
+    lengths = [length_bucket(rows) for rows in (1, 128, 129, 192, 193, 256, 257, 385, 1537)]
+    assert lengths == [128, 128, 192, 192, 256, 256, 384, 512, 2048]
+    many = [item(20_000 + session, 1) for session in range(9)]
+    assert [len(group.items) for group in groups_of(many)] == [2, 2, 2, 2, 1]
+    assert {group.shape.length * group.shape.sessions for group in groups_of(many)} <= {24_576, 49_152}
+
+
+def _write_one_too_far(self: PagePool, session: int, rows: Any) -> Any:
+    return type(self).rows_before(self, session, rows) + 1  # type: ignore[attr-defined]
+
+
+def _all_of_the_tree(item: StepItem) -> Any:
+    return np.full((len(item.token_ids), buckets.mask_words(item)), -1)
+
+
+def _a_key_short(inputs: Any, fields: Any, shape: Any, zero_row: int) -> Any:
+    held = _held_rows(inputs, fields, shape, zero_row).view(shape.sessions, -1)
+    return held.roll(1, 1).flatten()
+
+
+_held_rows = attention._held_rows
+
+
+@pytest.mark.parametrize(
+    ("name", "mutant"),
+    [
+        ("pages.PagePool.rows_of", _write_one_too_far),
+        ("packing._tree_bits", _all_of_the_tree),
+        ("attention._held_rows", _a_key_short),
+        ("packing.depths", lambda item: tuple(range(item.kept_tree + 1, item.tree_rows + 1))),
+    ],
+    ids=["written one row too far", "whole trees seen", "keys one row off", "positions by row"],
+)
+def test_the_comparison_catches(
+    llama: tuple[StaticEngine, tiny.Plain], monkeypatch: pytest.MonkeyPatch, name: str, mutant: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(PagePool, "rows_before", PagePool.rows_of, raising=False)
+    monkeypatch.setattr(f"paceline.engine.device.{name}", mutant)
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        run_writers(*llama, seed=1)
+
+
+def test_a_wrong_engine_is_refused_at_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "_held_rows", _a_key_short)
+    with pytest.raises(Unsupported, match="packed logits differ"):
+        static(tiny.llama())
+
+
+def test_pages_are_blocks() -> None:
+    assert buckets.PAGE_ROWS == BLOCK_ROWS

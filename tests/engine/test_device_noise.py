@@ -1,0 +1,296 @@
+"""The device's noise and races, on a CPU's torch: the stored integers, and the very tokens of the definition."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from paceline.config import EngineSettings
+from paceline.engine.decoder import build_engine
+from paceline.engine.device import candidates, noise
+from paceline.engine.device.candidates import RacedRows
+from paceline.engine.device.noise import check_words, counter_of, log_exponentials, race_candidates, words
+from paceline.engine.device.static_engine import StaticEngine
+from paceline.engine.interface import Draw, Ranking, StepItem, StepPlan
+from paceline.errors import InvalidInput, Unsupported
+from paceline.noise import Stream, exponentials, race_best
+from paceline.sampling import processed_scores
+from paceline.tokenizer import TableTokenizer
+from paceline.types import ROOT, Acceptance, NoiseKey, Proposal, Round, SamplingParams, TargetOpen
+from target_service.verifier import draw_of, drawn_verdict, verify
+from tests.engine import tiny
+
+VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[1] / "vectors" / "noise.json").read_text())
+IN_ROUND_ZERO = [case for case in VECTORS["draws"] if case["round_key"] == 0]
+KEY = NoiseKey(0x1234_5678_9ABC_DEF0, 5)
+Row = NDArray[np.float32]
+
+
+def test_there_are_vectors_of_more_than_one_stream_and_seed() -> None:
+    assert len(IN_ROUND_ZERO) >= 2
+
+
+@pytest.mark.parametrize("case", IN_ROUND_ZERO)
+def test_stored_vectors(case: dict[str, Any]) -> None:
+    key, stream = NoiseKey(int(case["seed"], 16), case["sample_index"]), Stream(case["stream"])
+    ids = case["ids"]
+    drawn = words(torch.tensor([counter_of(key, case["position"], stream)]), max(ids) + 1)[:, ids]
+    assert drawn[0].tolist() == [int(word, 16) for word in case["words"]]
+    logs = log_exponentials(drawn)[0].numpy()
+    stored = np.log([float.fromhex(value) for value in case["exponentials"]])
+    np.testing.assert_allclose(logs, stored, atol=2.0**-20, rtol=2.0**-21)
+
+
+def test_logarithms_at_the_ends_of_the_integers() -> None:
+    edges = np.array([0, 1, 2, 2**24 - 1, 2**24 + 1, 2**31 - 1, 2**31, 2**32 - 257, 2**32 - 2, 2**32 - 1])
+    exact = np.log(-np.log1p(-(edges + 0.5) / 2.0**32))
+    np.testing.assert_allclose(log_exponentials(torch.from_numpy(edges)).numpy(), exact, atol=2.0**-20, rtol=2.0**-21)
+
+
+def test_logarithms_of_many() -> None:
+    drawn = words(torch.tensor([counter_of(KEY, 3)]), 60_000)
+    exact = np.log(exponentials(KEY, Stream.DRAFT, 3, 60_000).astype(np.float64))
+    assert np.abs(log_exponentials(drawn)[0].numpy() - exact).max() < 2.0**-19
+
+
+def raced(logits: Row, ranking: Ranking, vocab_size: int, count: int) -> RacedRows:
+    counters = torch.tensor([counter_of(ranking.noise, position) for position in ranking.positions])
+    temperatures = torch.full((len(logits),), ranking.temperature)
+    found = race_candidates(torch.from_numpy(logits), counters, temperatures, min(count, vocab_size))
+    return RacedRows(ranking, found.numpy(), vocab_size, lambda: logits)
+
+
+def defined(logits: Row, ranking: Ranking) -> list[tuple[int, ...]]:
+    scores = processed_scores(logits, SamplingParams(temperature=ranking.temperature))
+    if ranking.greedy:
+        orders = np.argsort(-logits, axis=1, kind="stable")
+        best = [order[logits[i, order] > -np.inf] for i, order in enumerate(orders)]
+        return [tuple(order[: ranking.count].tolist()) for order in best]
+    places = zip(scores, ranking.positions, strict=True)
+    return [race_best(row, ranking.count, ranking.noise, Stream.DRAFT, position) for row, position in places]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    vocab_size=st.sampled_from([1, 2, 3, 5, 8, 13, 64, 130, 1000, 5000]),
+    rows=st.integers(1, 3),
+    count=st.integers(1, 20),
+    temperature=st.sampled_from([0.0, 1e-6, 0.01, 0.6, 1.0, 3.0]),
+    seed=st.integers(0, 2**64 - 1),
+)
+def test_the_device_draws_what_the_definition_draws(
+    vocab_size: int, rows: int, count: int, temperature: float, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    made = rng.standard_normal((rows, vocab_size)) * rng.choice([0, 0.3, 3, 30, 3000])
+    made = np.round(made, int(rng.choice([0, 1, 6])))
+    made[rng.random(made.shape) < rng.choice([0, 0.5, 0.95])] = -np.inf
+    made[np.arange(rows), rng.integers(vocab_size, size=rows)] = rng.choice([-3.0, 3.0])
+    logits = made.astype(np.float32)
+    positions = tuple(int(each) for each in rng.integers(1 << 32, size=rows))
+    ranking = Ranking(NoiseKey(seed, 3), temperature, positions, count)
+    expected = defined(logits, ranking)
+    found = raced(logits, ranking, vocab_size, count + 8)
+    assert found.drawn().token_ids == tuple(tokens[0] for tokens in expected)
+    for each, tokens, row in zip(found.ranked(), expected, logits, strict=True):
+        assert each.token_ids == tokens
+        if temperature == 0 or temperature >= 0.6:  # below, float32 has no room for the scores' own differences
+            scaled = row.astype(np.float64) / (temperature or 1)
+            softmax = np.exp(scaled - scaled.max()) / np.exp(scaled - scaled.max()).sum()
+            np.testing.assert_allclose(each.probabilities, softmax[list(tokens)], atol=2e-3)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_rows_with_nothing_to_draw_are_refused(bad: float) -> None:
+    logits = np.full((1, 20), bad if bad < 0 else 0.0, np.float32)
+    logits[0, 7] = bad
+    with pytest.raises(InvalidInput, match="largest logit"):
+        raced(logits, Ranking(KEY, 1.0, (4,)), 20, 9).drawn()
+
+
+def test_scores_that_overflow_are_read_whole() -> None:
+    logits = np.array([[3e38, 2.9e38, *[0.0] * 30]], np.float32)
+    ranking = Ranking(KEY, 0.01, (4,), 2)
+    (ranked,) = raced(logits, ranking, 32, 9).ranked()
+    assert ranked.token_ids == defined(logits, ranking)[0]
+    assert ranked.probabilities[0] == 1
+
+
+def test_a_row_is_read_whole_only_where_its_candidates_do_not_suffice() -> None:
+    rng = np.random.default_rng(1)
+    logits = rng.standard_normal((40, 500)).astype(np.float32)
+    ranking = Ranking(KEY, 0.7, tuple(range(40)), 1)
+    found = raced(logits, ranking, 500, 9)
+
+    def never() -> Row:
+        raise AssertionError("read whole")
+
+    enough = RacedRows(ranking, found.found, 500, never)
+    assert enough.drawn().token_ids == tuple(tokens[0] for tokens in defined(logits, ranking))
+    ties = RacedRows(
+        Ranking(KEY, 0.0, (0,)), raced(0 * logits[:1], Ranking(KEY, 0.0, (0,)), 500, 9).found, 500, never
+    )
+    with pytest.raises(AssertionError, match="read whole"):
+        ties.drawn()
+
+
+@pytest.fixture(scope="module")
+def engine() -> StaticEngine:
+    model = tiny.random_model(tiny.qwen3_padded())
+    wanted = EngineSettings(threads=1, kv_bytes=1 << 22)
+    made = build_engine(model, TableTokenizer(tiny.VOCAB, None), wanted, "tiny", static=True)
+    assert isinstance(made, StaticEngine)
+    return made
+
+
+CASES = [
+    (Acceptance.COUPLED, SamplingParams(temperature=0.8), True),
+    (Acceptance.COUPLED, SamplingParams(temperature=0.0), True),
+    (Acceptance.COUPLED, SamplingParams(temperature=0.8, top_p=0.9), False),
+    (Acceptance.REJECTION, SamplingParams(temperature=0.8), False),
+    (Acceptance.BLOCK, SamplingParams(temperature=1.0), False),
+]
+
+
+@pytest.mark.parametrize(("acceptance", "sampling", "on_device"), CASES)
+def test_verdicts_are_those_of_the_logits(
+    engine: StaticEngine, acceptance: Acceptance, sampling: SamplingParams, on_device: bool
+) -> None:
+    tree = acceptance is Acceptance.COUPLED
+    parents = (ROOT, ROOT, 0) if tree else (ROOT, 0, 1)
+    proposal = Proposal(1, (4, 5, 6), (1.0, 1.0, 1.0), parents)
+    round_ = Round(1, 2, ROOT, (8, 9), proposal)
+    facts = TargetOpen(1, (1, 2, 8, 9), 4, sampling, KEY, acceptance)
+    item = StepItem(1, 2, (8, 9, 4, 5, 6), (-1, 0, *(parent + 2 if parent >= 0 else 1 for parent in parents)))
+    item = StepItem(1, 2, item.token_ids, item.parents, logit_rows=(1, 2, 3, 4))
+    other = StepItem(2, 0, (7, 7, 7))
+    try:
+        engine.open(1, 20)
+        engine.open(2, 20)
+        engine.step(StepPlan((StepItem(1, 0, (1, 2)),)))
+        draw = draw_of(facts, round_, tiny.VOCAB)
+        answer, nothing = engine.step_and_draw(StepPlan((item, other)), (draw,))
+        if isinstance(answer, np.ndarray):
+            verdict = verify(answer.copy(), facts, round_)
+        else:
+            verdict = drawn_verdict(answer, round_)
+        assert isinstance(answer, RacedRows) == on_device
+        assert isinstance(nothing, np.ndarray)
+        assert nothing.shape == (0, tiny.VOCAB)
+        (logits,) = engine.step(StepPlan((item,)))
+        assert verdict == verify(logits, facts, round_)
+    finally:
+        engine.close(1)
+        engine.close(2)
+
+
+def text_of(engine: StaticEngine) -> list[int]:
+    """A text of 40 tokens drawn by the engine."""
+    tokens = [5, 6, 7]
+    engine.open(1, 64)
+    base = 0
+    for _ in range(40):
+        committed = tuple(tokens[base:])
+        draw = Draw(Acceptance.COUPLED, 0.8, KEY, Round(1, base, ROOT, committed), tiny.VOCAB)
+        item = StepItem(1, base, committed, logit_rows=(len(committed) - 1,))
+        (answer,) = engine.step_and_draw(StepPlan((item,)), (draw,))
+        assert isinstance(answer, RacedRows)
+        base = len(tokens)
+        tokens.append(answer.drawn().token_ids[0])
+    engine.close(1)
+    return tokens
+
+
+def text_of_logits(engine: StaticEngine) -> list[int]:
+    tokens = [5, 6, 7]
+    facts = TargetOpen(1, tuple(tokens), 3, SamplingParams(temperature=0.8), KEY, Acceptance.COUPLED)
+    engine.open(1, 64)
+    base = 0
+    for _ in range(40):
+        committed = tuple(tokens[base:])
+        item = StepItem(1, base, committed, logit_rows=(len(committed) - 1,))
+        (logits,) = engine.step(StepPlan((item,)))
+        verdict = verify(logits, facts, Round(1, base, ROOT, committed))
+        base = len(tokens)
+        tokens.append(verdict.token_ids[0])
+    engine.close(1)
+    return tokens
+
+
+def test_texts_are_the_same(engine: StaticEngine) -> None:
+    assert text_of(engine) == text_of_logits(engine)
+
+
+def test_rankings_are_those_of_the_logits(engine: StaticEngine) -> None:
+    item = StepItem(1, 0, (1, 2, 3, 4, 5), (ROOT, ROOT, 0, 0, 1), logit_rows=(4, 0, 2))
+    ranking = Ranking(KEY, 0.9, (2, 1, 2), 30)
+    engine.open(1, 20)
+    (rows,) = engine.step_and_rank(StepPlan((item,)), (ranking,))
+    assert isinstance(rows, RacedRows)
+    ranked = rows.ranked()
+    (logits,) = engine.step(StepPlan((item,)))
+    engine.close(1)
+    assert [each.token_ids for each in ranked] == defined(logits, ranking)
+
+
+def _counter_off_by_one(key: NoiseKey, position: int, stream: Stream = Stream.DRAFT) -> tuple[int, int, int, int]:
+    return counter_of(key, position + 1, stream)
+
+
+def _seed_words_swapped(key: NoiseKey, position: int, stream: Stream = Stream.DRAFT) -> tuple[int, int, int, int]:
+    counter = counter_of(key, position, stream)
+    return (*counter[:2], counter[3], counter[2])
+
+
+def _always_one(counters: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    return torch.ones((len(counters), vocab_size), dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("name", "mutant"),
+    [
+        ("packing.counter_of", _counter_off_by_one),
+        ("packing.counter_of", _seed_words_swapped),
+        ("noise.words", _always_one),
+    ],
+    ids=["a position too far", "seed words swapped", "no noise"],
+)
+def test_the_texts_catch(
+    engine: StaticEngine, monkeypatch: pytest.MonkeyPatch, name: str, mutant: Callable[..., Any]
+) -> None:
+    expected = text_of_logits(engine)
+    monkeypatch.setattr(f"paceline.engine.device.{name}", mutant)
+    assert text_of(engine) != expected
+
+
+def test_other_integers_are_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_words(torch.device("cpu"))
+    monkeypatch.setattr(noise, "_ROUNDS", 9)
+    with pytest.raises(Unsupported, match="other noise"):
+        check_words(torch.device("cpu"))
+
+
+def test_a_device_that_rounds_otherwise_changes_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values off by up to half the margin may only change who is a candidate. The margin is widened to see it."""
+    logits = np.random.default_rng(2).standard_normal((300, 100)).astype(np.float32)
+    ranking = Ranking(KEY, 1.0, tuple(range(300)), 4)
+    exact, generator = noise.log_exponentials, torch.Generator().manual_seed(3)
+
+    def rounded(drawn: torch.Tensor) -> torch.Tensor:
+        return exact(drawn) + 0.099 * (torch.rand(drawn.shape, generator=generator) - 0.5)
+
+    monkeypatch.setattr(noise, "log_exponentials", rounded)
+    monkeypatch.setattr(candidates, "margin", lambda value: 0.1)
+    found = raced(logits, ranking, 100, 12)
+    assert [each.token_ids for each in found.ranked()] == defined(logits, ranking)
+    monkeypatch.setattr(candidates, "margin", lambda value: 0.0)
+    assert [each.token_ids for each in found.ranked()] != defined(logits, ranking)
