@@ -2,7 +2,8 @@
 
 An outcome is an accepted node and the token that follows it, so it is a node of the tree too: a
 child, not proposed, of a node that is. Its proposal is the branch below it. What to compute next is
-always the most probable node that would add to a branch, by the product of chances along its path.
+always the node that is worth most: the product of chances along its path, less if its branch has a
+token already.
 
 Rejection and block acceptance: branches that hang from one accepted node share their noise, so how
 far one is drafted must not depend on what another drew (`exactness` §3: a branch length chosen by
@@ -27,8 +28,10 @@ UNKNOWN_CHANCE = 0.8
 """Chance of a verified token behind a row that is still to be computed: somebody thought it worth a round."""
 UNRANKED_CHANCE = 0.3
 """Chance of a verified token that the ranking does not hold."""
+DEEPER = 0.3
+"""What one token more in a proposal is worth beside the first: without that the round waits for several steps."""
 WORTHLESS = 1e-3
-"""Branches less probable than this are not drafted on."""
+"""Rows worth less than this are not computed."""
 
 
 @dataclass(eq=False)
@@ -45,7 +48,7 @@ class _Prepared:
 
 @dataclass(order=True)
 class _Entry:
-    """A node whose row is wanted; without an outcome it is verified itself."""
+    """A node whose row is wanted; without an outcome it is verified itself. `urgency` is its worth, negated."""
 
     urgency: float
     order: int
@@ -93,11 +96,11 @@ class Speculation:
 
     @property
     def best(self) -> float:
-        """Chance of the node that is to be computed next; 0: there is none."""
+        """Worth of the node that is to be computed next; 0: there is none."""
         return -self._queue[0].urgency if self._queue else 0.0
 
     def take(self) -> Node:
-        """The most probable node; its row must be computed in this step."""
+        """The node that is worth most; its row must be computed in this step."""
         entry = heapq.heappop(self._queue)
         self._taken.append(entry)
         return entry.node
@@ -203,8 +206,9 @@ class Speculation:
             if index >= outcome.queued:
                 outcome.floor = min(outcome.floor, outcome.weight * branch.chance(index))
                 outcome.queued = index + 1
-                if outcome.floor >= WORTHLESS:
-                    self._push(branch.node(index), outcome.floor, outcome)
+                worth = outcome.floor if index == ROOT else DEEPER * outcome.floor
+                if worth >= WORTHLESS:
+                    self._push(branch.node(index), worth, outcome)
 
     def _push(self, node: Node, chance: float, outcome: _Prepared | None) -> None:
         if self._may_compute(node):
