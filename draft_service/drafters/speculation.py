@@ -28,7 +28,7 @@ UNKNOWN_CHANCE = 0.8
 """Chance of a verified token behind a row that is still to be computed: somebody thought it worth a round."""
 UNRANKED_CHANCE = 0.3
 """Chance of a verified token that the ranking does not hold."""
-DEEPER = 0.3
+DEEPER = 0.5
 """What one token more in a proposal is worth beside the first: without that the round waits for several steps."""
 WORTHLESS = 1e-3
 """Rows worth less than this are not computed."""
