@@ -23,14 +23,13 @@ from __future__ import annotations
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
 from enum import IntEnum
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.compiled import compiled
 from paceline.errors import InvalidInput
 from paceline.types import NoiseKey, require
 
@@ -52,8 +51,6 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 _WORD = 0xFFFFFFFF
-
-_Function = TypeVar("_Function", bound=Callable[..., object])
 
 
 class Stream(IntEnum):
@@ -232,15 +229,6 @@ class _CeilingCache:
 _ceilings = _CeilingCache()
 
 
-def _compiled(function: _Function, fastmath: Any = False) -> _Function:
-    """Compile, with the machine code kept on disk where a folder for it is writable."""
-    try:
-        compiled: _Function = numba.njit(function, cache=True, nogil=True, fastmath=fastmath)
-    except RuntimeError:
-        compiled = numba.njit(function, nogil=True, fastmath=fastmath)
-    return compiled
-
-
 _MULTIPLIER_0, _MULTIPLIER_1 = np.uint64(_MULTIPLIERS[0]), np.uint64(_MULTIPLIERS[1])
 _WEYL_0, _WEYL_1 = np.uint32(_WEYL[0]), np.uint32(_WEYL[1])
 _SHIFT = np.uint64(32)
@@ -251,7 +239,7 @@ _STRIDE = 128
 _SLACK, _RELATIVE_SLACK = 1e-3, 2.0**-22
 
 
-@_compiled
+@compiled
 def _block(
     c0: np.uint32, c1: np.uint32, c2: np.uint32, c3: np.uint32, k0: np.uint32, k1: np.uint32
 ) -> tuple[np.uint32, np.uint32, np.uint32, np.uint32]:
@@ -267,19 +255,19 @@ def _block(
     return c0, c1, c2, c3
 
 
-@_compiled
+@compiled
 def _first_words(position: int, round_key: int, tag: int, key_low: int, key_high: int) -> tuple[np.uint32, np.uint32]:
     c1, c2, c3 = np.uint32(position), np.uint32(round_key), np.uint32(tag)
     words = _block(np.uint32(0), c1, c2, c3, np.uint32(key_low), np.uint32(key_high))
     return words[0], words[1]
 
 
-@_compiled
+@compiled
 def _exponential(word: np.uint32) -> np.float32:
     return np.float32(-math.log1p(-(np.float64(word) + 0.5) * 2.0**-32))
 
 
-@_compiled
+@compiled
 def _exponentials_of_words(words: Words) -> NDArray[np.float32]:
     result = np.empty(words.size, np.float32)
     for i in range(words.size):
@@ -287,7 +275,7 @@ def _exponentials_of_words(words: Words) -> NDArray[np.float32]:
     return result
 
 
-@_compiled
+@compiled
 def _perturbed(
     scores: Scores, ids: NDArray[np.intp], position: int, round_key: int, tag: int, key_low: int, key_high: int
 ) -> NDArray[np.float64]:
@@ -309,11 +297,11 @@ def _highest_of(scores: Scores, ceilings: NDArray[np.float32]) -> float:
     return highest
 
 
-_highest_bound = _compiled(_highest_of, fastmath={"nnan", "nsz"})
+_highest_bound = compiled(_highest_of, fastmath={"nnan", "nsz"})
 """Largest of scores + ceilings; the caller knows that no score is NaN."""
 
 
-@_compiled
+@compiled
 def _best_of_race(
     scores: Scores,
     ceilings: NDArray[np.float32],
@@ -355,7 +343,7 @@ def _best_of_race(
     return best
 
 
-@_compiled
+@compiled
 def _ceilings_of_words(words: Words) -> NDArray[np.float32]:
     """Upper bounds on -log E of [n] integers.
 
@@ -372,7 +360,7 @@ def _ceilings_of_words(words: Words) -> NDArray[np.float32]:
     return ceilings
 
 
-@_compiled
+@compiled
 def _ceilings_of_row(
     first_block: int, count: int, position: int, round_key: int, tag: int, key_low: int, key_high: int
 ) -> NDArray[np.float32]:

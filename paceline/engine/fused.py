@@ -2,8 +2,8 @@
 
 A step of few rows spends as long between its products as in them: thirty small
 operations a layer, each behind a Python module. A fused layer has one product
-for queries, keys and values, one for gate and up, one rotation for queries and
-keys, and no module calls in between. The numbers are the same up to the order
+for queries, keys and values, one for gate and up, and no module calls in
+between; in float32 on a CPU, what stands between is compiled. The numbers are the same up to the order
 in which a product sums; the engine's self-check compares them with the model's
 own forward pass.
 """
@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn import functional
 from transformers.activations import SiLUActivation
 
+from paceline.engine import row_math
 from paceline.engine.linear import SummedLinear
 from paceline.engine.transformer import attend
 
@@ -44,14 +45,17 @@ class FusedLayer(nn.Module):
         self.o_proj = attention.o_proj
         self.gate_up_proj = _joined(mlp.gate_proj, mlp.up_proj)
         self.down_proj = mlp.down_proj
+        kinds = {(weight.device.type, weight.dtype) for weight, _ in self._norms}
+        compiles = kinds == {("cpu", torch.float32)}
+        self._between: Any = row_math if compiles else _LibraryMath
 
     def forward(
         self, hidden: torch.Tensor, *, position_embeddings: tuple[torch.Tensor, torch.Tensor], **_: Any
     ) -> torch.Tensor:
         """[1, rows, width] → the same; `position_embeddings` are cosines and sines, each [1, rows, head_dim]."""
         hidden = hidden + self.o_proj(self._attention(self._normed(hidden, 0), position_embeddings))
-        gate, up = self.gate_up_proj(self._normed(hidden, 1)).chunk(2, dim=-1)
-        projected: torch.Tensor = self.down_proj(functional.silu(gate).mul_(up))
+        gated = self._between.gated(self.gate_up_proj(self._normed(hidden, 1)))
+        projected: torch.Tensor = self.down_proj(gated)
         return projected.add_(hidden)
 
     def _attention(
@@ -59,14 +63,14 @@ class FusedLayer(nn.Module):
     ) -> torch.Tensor:
         rotated = self._heads + self._kv_heads
         joined = self.qkv_proj(normed).view(1, normed.shape[1], -1, self._head_dim)  # [1, rows, all heads, head_dim]
-        both = _rotate(joined[:, :, :rotated], *position_embeddings).transpose(1, 2)
+        both = self._between.rotate(joined, *position_embeddings, rotated).transpose(1, 2)
         value = joined[:, :, rotated:].transpose(1, 2)
         output = attend(self, both[:, : self._heads], both[:, self._heads :], value, self._scaling)
         return output.reshape(1, normed.shape[1], -1)
 
     def _normed(self, hidden: torch.Tensor, which: int) -> torch.Tensor:
-        weight, epsilon = self._norms[which]
-        return functional.rms_norm(hidden, weight.shape, weight, epsilon)
+        normed: torch.Tensor = self._between.rms_norm(hidden, *self._norms[which])
+        return normed
 
 
 def can_fuse(layer: nn.Module) -> bool:
@@ -115,8 +119,21 @@ def _joined(*linears: nn.Linear) -> nn.Linear:
     return joined
 
 
-def _rotate(heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-    """Rotary embedding of [1, rows, heads, head_dim], halves rotated (RoFormer, arXiv 2104.09864)."""
-    first, second = heads.chunk(2, dim=-1)
-    turned = torch.cat((-second, first), dim=-1)
-    return (heads * cosines.unsqueeze(2)).addcmul_(turned, sines.unsqueeze(2))
+class _LibraryMath:
+    """What `row_math` computes, for any device and dtype."""
+
+    @staticmethod
+    def rms_norm(rows: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+        return functional.rms_norm(rows, weight.shape, weight, epsilon)
+
+    @staticmethod
+    def rotate(joined: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, heads: int) -> torch.Tensor:
+        rotated = joined[:, :, :heads]
+        first, second = rotated.chunk(2, dim=-1)
+        turned = torch.cat((-second, first), dim=-1)
+        return (rotated * cosines.unsqueeze(2)).addcmul_(turned, sines.unsqueeze(2))
+
+    @staticmethod
+    def gated(joined: torch.Tensor) -> torch.Tensor:
+        gate, up = joined.chunk(2, dim=-1)
+        return functional.silu(gate).mul_(up)

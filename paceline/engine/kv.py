@@ -45,6 +45,11 @@ class SessionKV:
         """Rows that fit."""
         return self._rows.shape[3]
 
+    @property
+    def address(self) -> int:
+        """Where [layers, 2, kv_heads, capacity, head_dim] lies, contiguous, until the session closes."""
+        return self._rows.data_ptr()
+
     def keys_and_values(self, layer: int) -> torch.Tensor:
         """[2, kv_heads, capacity, head_dim], to be read and written in place."""
         return self._rows[layer]

@@ -26,6 +26,8 @@ from paceline.config import EngineSettings
 from paceline.engine.interface import NO_PREFIX, EngineInfo, Logits, Prefix, StepItem, StepPlan
 from paceline.engine.kv import KVShape, SessionKV
 from paceline.engine.ledger import Ledger, depths
+from paceline.engine.row_attention import DTYPE as ROW_DTYPE
+from paceline.engine.row_attention import FEW_KEYS, RowAttention, is_few
 from paceline.tree import ancestor_mask
 
 ATTENTION_NAME = "paceline_packed"
@@ -131,9 +133,10 @@ class _Segment:
 
 @dataclass(frozen=True)
 class _StepAttention:
-    """Attention of one step, session by session."""
+    """Attention of one step: sessions of many rows one by one, those of few rows all at once."""
 
     segments: tuple[_Segment, ...]
+    few: RowAttention | None
 
     def attend(
         self,
@@ -146,9 +149,14 @@ class _StepAttention:
     ) -> torch.Tensor:
         layer = module.layer_idx
         assert isinstance(layer, int)
-        outputs = [self._attend_segment(layer, s, query, key, value, scaling) for s in self.segments]
-        joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
-        return joined.transpose(1, 2)
+        heads, rows, head_dim = query.shape[1:]
+        out = query.new_empty((1, rows, heads, head_dim))
+        if self.few is not None:
+            self.few.attend(layer, query, key, value, scaling, out)
+        for segment in self.segments:
+            attended = self._attend_segment(layer, segment, query, key, value, scaling)
+            out[:, segment.low : segment.high] = attended.transpose(1, 2)
+        return out
 
     @staticmethod
     def _attend_segment(
@@ -202,6 +210,9 @@ class TransformerEngine:
         self.info = info
         self._model = model
         self._kv_shape = kv_shape
+        compiles = kv_shape.device.type == "cpu" and kv_shape.dtype == ROW_DTYPE
+        self.few_keys = FEW_KEYS if compiles else 0
+        """What `is_few` takes."""
         self._threads = ComputeThreads(threads)
         self._kv: dict[int, SessionKV] = {}
         self._ledger: Ledger[torch.Tensor] = Ledger(
@@ -253,23 +264,29 @@ class TransformerEngine:
     def _run(self, plan: StepPlan) -> Sequence[Logits]:
         """Compute a checked step, and record it as done before any row changes."""
         segments: list[_Segment] = []
+        few: list[tuple[StepItem, SessionKV, int]] = []
         tokens: list[int] = []
         positions: list[int] = []
         wanted: list[int] = []
         for item in plan.items:
             low = len(tokens)
-            segments.append(self._segment(item, low))
+            kv = self._kv[item.session]
+            kv.keep(item.base_length, item.kept_rows)
+            if is_few(item, self.few_keys):
+                few.append((item, kv, low))
+            else:
+                segments.append(self._segment(item, kv, low))
             tokens.extend(item.token_ids)
             positions.extend(item.trunk + depth - 1 for depth in depths(item))
             wanted.extend(low + row for row in item.logit_rows)
+        attention = _StepAttention(tuple(segments), RowAttention.of(few) if few else None)
         # Kept rows have moved and new ones are written as layers run, so the ledger moves first.
         self._ledger.apply(plan)
-        logits = packed_forward(self._model, _StepAttention(tuple(segments)), tokens, positions, wanted)
+        logits = packed_forward(self._model, attention, tokens, positions, wanted)
         return self._split(logits, plan)
 
-    def _segment(self, item: StepItem, low: int) -> _Segment:
-        kv, new = self._kv[item.session], len(item.token_ids)
-        kv.keep(item.base_length, item.kept_rows)
+    def _segment(self, item: StepItem, kv: SessionKV, low: int) -> _Segment:
+        new = len(item.token_ids)
         causal = item.is_chain and item.base_length == 0 and new > 1
         sees_all = new == 1 and (item.is_chain or not item.kept_tree)
         mask = None if causal or sees_all else self._mask(item)

@@ -7,7 +7,8 @@ import copy
 import pytest
 import torch
 
-from paceline.engine.fused import FusedLayer, can_fuse, fuse_layers
+from paceline.engine import row_math
+from paceline.engine.fused import FusedLayer, _LibraryMath, can_fuse, fuse_layers
 from paceline.engine.interface import StepItem, StepPlan
 from paceline.engine.linear import can_pack
 from tests.engine import tiny
@@ -46,3 +47,38 @@ def test_a_layer_with_another_part_is_not_fused() -> None:
     gelu = copy.deepcopy(layer)
     gelu.mlp.act_fn = torch.nn.GELU()  # type: ignore[union-attr]
     assert not can_fuse(gelu)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 64])
+def test_compiled_operations_compute_what_the_librarys_do(rows: int) -> None:
+    generator = torch.Generator().manual_seed(rows)
+
+    def random(*shape: int) -> torch.Tensor:
+        return 4 * torch.randn(1, rows, *shape, generator=generator)
+
+    hidden, weight, joined, gates = random(30), torch.randn(30, generator=generator), random(7, 16), random(2 * 25)
+    angles = random(16)
+    for operation, arguments in (
+        ("rms_norm", (hidden, weight, 1e-5)),
+        ("rotate", (joined.clone(), angles.cos(), angles.sin(), 5)),
+        ("gated", (gates,)),
+    ):
+        expected = getattr(_LibraryMath, operation)(*arguments)
+        torch.testing.assert_close(getattr(row_math, operation)(*arguments), expected, rtol=2e-6, atol=2e-6)
+
+
+def test_rotation_leaves_the_other_heads_alone() -> None:
+    joined, angles = torch.randn(1, 3, 7, 16), torch.randn(1, 3, 16)
+    before = joined.clone()
+    row_math.rotate(joined, angles.cos(), angles.sin(), 5)
+    assert torch.equal(joined[:, :, 5:], before[:, :, 5:])
+    assert not torch.isclose(joined[:, :, :5], before[:, :, :5]).any()
+
+
+@pytest.mark.parametrize("value", [-1e4, -200.0, -88.0, 0.0, 88.0, 1e30, float("nan"), float("inf")])
+def test_extreme_gates_are_what_the_library_makes_of_them(value: float) -> None:
+    gates = torch.full((1, 1, 40), 0.5)
+    gates[0, 0, :20] = value
+    torch.testing.assert_close(
+        row_math.gated(gates), _LibraryMath.gated(gates), rtol=1e-6, atol=1e-33, equal_nan=True
+    )

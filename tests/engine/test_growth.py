@@ -13,10 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from paceline.engine import row_attention
 from paceline.engine.interface import ROOT, Engine, StepItem, StepPlan
 from paceline.engine.ledger import Ledger
+from paceline.engine.row_attention import FEW_KEYS
 from paceline.engine.table_spec import TableSpec
 from paceline.engine.tables import TableEngine, TableModel, TimedEngine
+from paceline.engine.transformer import TransformerEngine
 from paceline.errors import PacelineError, PrefixMismatch
 from tests.engine import tiny
 
@@ -101,9 +104,12 @@ def test_tables_grow_trees(seed: int) -> None:
     check_growth(TableEngine(spec), TableModel(spec).logits, seed, tolerance=0)
 
 
-@pytest.fixture(scope="module")
-def llama() -> tuple[Engine, Callable[[Sequence[int]], NDArray[Any]]]:
+@pytest.fixture(scope="module", params=["few rows", "many rows"])
+def llama(request: pytest.FixtureRequest) -> tuple[Engine, Callable[[Sequence[int]], NDArray[Any]]]:
+    """Attended to as steps of few rows are, and as steps of many."""
     engine, plain = tiny.engine_and_plain(tiny.llama())
+    assert isinstance(engine, TransformerEngine)
+    engine.few_keys = FEW_KEYS if request.param == "few rows" else 0
     return engine, lambda history: plain.logits(history).numpy()
 
 
@@ -116,26 +122,29 @@ def _rows_as_depths(item: StepItem) -> tuple[int, ...]:
     return tuple(range(item.kept_tree + 1, item.tree_rows + 1))
 
 
-def _new_rows_alone(self: Any, item: StepItem) -> Any:
-    """A mask that shows every kept row, the tree's too."""
-    bare = StepItem(item.session, item.base_length, item.token_ids)
-    return type(self).mask_before(self, bare)
+def _positions_by_row(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("paceline.engine.transformer.depths", _rows_as_depths)
 
 
-@pytest.mark.parametrize(
-    ("name", "mutant"),
-    [("depths", _rows_as_depths), ("TransformerEngine._mask", _new_rows_alone)],
-    ids=["positions by row", "kept tree rows seen by all"],
-)
+def _kept_tree_seen_by_all(patch: pytest.MonkeyPatch) -> None:
+    """Every row sees all kept rows, the tree's too."""
+
+    def bare(item: StepItem) -> StepItem:
+        return StepItem(item.session, item.base_length, item.token_ids)
+
+    mask, seen = TransformerEngine._mask, row_attention._seen
+    patch.setattr(TransformerEngine, "_mask", lambda self, item: mask(self, bare(item)))
+    patch.setattr(row_attention, "_seen", lambda item: seen(bare(item)))
+
+
+@pytest.mark.parametrize("mutate", [_positions_by_row, _kept_tree_seen_by_all])
 def test_the_comparison_catches(
     llama: tuple[Engine, Callable[[Sequence[int]], NDArray[Any]]],
     monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    mutant: Callable[..., Any],
+    mutate: Callable[[pytest.MonkeyPatch], None],
 ) -> None:
     engine, law = llama
-    monkeypatch.setattr(type(engine), "mask_before", type(engine)._mask, raising=False)  # type: ignore[attr-defined]
-    monkeypatch.setattr(f"paceline.engine.transformer.{name}", mutant)
+    mutate(monkeypatch)
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         for seed in range(4):
             check_growth(engine, law, seed, tolerance=2e-4)

@@ -87,6 +87,10 @@ def _sees_all(self: TransformerEngine, item: StepItem) -> torch.Tensor:
     return torch.zeros((2 * len(item.token_ids), item.base_length + len(item.token_ids)))
 
 
+def _sees_kept_and_new(item: StepItem) -> list[tuple[int, list[int]]]:
+    return [(item.base_length + len(item.token_ids), [])] * len(item.token_ids)
+
+
 def _moves_nothing(self: SessionKV, base_length: int, kept_path: Sequence[int]) -> None:
     assert base_length <= self.capacity
 
@@ -99,10 +103,11 @@ def _wrong_positions(item: StepItem) -> tuple[int, ...]:
     ("target", "mutant"),
     [
         ("paceline.engine.transformer.TransformerEngine._mask", _sees_all),
+        ("paceline.engine.row_attention._seen", _sees_kept_and_new),
         ("paceline.engine.kv.SessionKV.keep", _moves_nothing),
         ("paceline.engine.transformer.depths", _wrong_positions),
     ],
-    ids=["no tree mask", "no compaction", "tree positions by row"],
+    ids=["no tree mask", "tree rows that see each other", "no compaction", "tree positions by row"],
 )
 def test_the_self_check_catches(monkeypatch: pytest.MonkeyPatch, target: str, mutant: Callable[..., Any]) -> None:
     monkeypatch.setattr(target, mutant)

@@ -1,0 +1,145 @@
+"""What stands between a decoder's products, compiled for few rows on a CPU, in float32.
+
+A library operation on one row takes microseconds to start and nanoseconds to compute, and a layer has
+thirty of them. These take addresses, which cost nothing to pass. A row's numbers depend on no other row.
+
+Exponentials are Cephes' expf: a polynomial, right to two units in the last place.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from numba import types
+from numba.extending import intrinsic
+
+from paceline.compiled import compiled
+
+ITEM = 4
+"""Bytes of a float32."""
+REORDER = {"reassoc", "contract", "nsz", "arcp"}
+"""What compiled sums may do, so that they become vector instructions; NaN and infinity stay what they are."""
+
+_FLOATS: Any = types.CPointer(types.float32)  # type: ignore[no-untyped-call]
+_float = np.float32
+_LOWEST = _float(-87.0)
+"""Smaller exponents would leave float32's normal numbers; e^-87 is nothing beside 1."""
+
+
+def rms_norm(rows: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """RMS norm (arXiv 1910.07467) of [1, n, width]."""
+    assert rows.is_contiguous() and weight.is_contiguous()
+    out = torch.empty_like(rows)
+    _, count, width = rows.shape
+    _normed(rows.data_ptr(), weight.data_ptr(), out.data_ptr(), count, width, epsilon)
+    return out
+
+
+def rotate(joined: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, heads: int) -> torch.Tensor:
+    """Rotary embedding (RoFormer, arXiv 2104.09864), halves rotated, of the first `heads` heads, in place.
+
+    Args:
+        joined: [1, n, all heads, head_dim].
+        cosines, sines: [1, n, head_dim].
+    """
+    assert joined.is_contiguous() and cosines.is_contiguous() and sines.is_contiguous()
+    _, count, every, head_dim = joined.shape
+    _rotated(joined.data_ptr(), cosines.data_ptr(), sines.data_ptr(), count, heads, every, head_dim)
+    return joined[:, :, :heads]
+
+
+def gated(joined: torch.Tensor) -> torch.Tensor:
+    """SiLU of the first half times the second: [1, n, 2 · width] → [1, n, width]."""
+    assert joined.is_contiguous()
+    _, count, both = joined.shape
+    out = joined.new_empty((1, count, both // 2))
+    _gated(joined.data_ptr(), out.data_ptr(), count, both // 2)
+    return out
+
+
+def _floats_at(typing: Any, address: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], context.get_value_type(_FLOATS))
+
+    return _FLOATS(types.int64), generate
+
+
+floats: Any = intrinsic(_floats_at)
+"""In compiled code: the floats at an address, to be read and written."""
+
+
+def _float_of_bits(typing: Any, bits: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], context.get_value_type(types.float32))
+
+    return types.float32(types.int32), generate
+
+
+_from_bits: Any = intrinsic(_float_of_bits)
+
+
+def _exp_of(x: np.float32) -> np.float32:
+    x = max(x, _LOWEST)
+    power = np.floor(x * _float(1.44269504) + _float(0.5))  # float32: Python's floor would lead to float64
+    rest = x - power * _float(0.693359375) - power * _float(-2.12194440e-4)
+    value = _float(1.9875691500e-4)
+    value = value * rest + _float(1.3981999507e-3)
+    value = value * rest + _float(8.3334519073e-3)
+    value = value * rest + _float(4.1665795894e-2)
+    value = value * rest + _float(1.6666665459e-1)
+    value = value * rest + _float(5.0000001201e-1)
+    value = value * rest * rest + rest + _float(1)
+    scale = _from_bits(np.int32((np.int32(power) + np.int32(127)) << np.int32(23)))
+    return _float(value * scale)
+
+
+exp = compiled(_exp_of, fastmath=REORDER, inlined=True)
+"""In compiled code: e^x for x <= 0."""
+
+
+def _rms_norm_of(rows: int, weight: int, out: int, count: int, width: int, epsilon: float) -> None:
+    scales = floats(weight)
+    for row in range(count):
+        given, made = floats(rows + row * width * ITEM), floats(out + row * width * ITEM)
+        total = _float(0)
+        for column in range(width):
+            total += given[column] * given[column]
+        factor = _float(1 / math.sqrt(total / width + epsilon))
+        for column in range(width):
+            made[column] = given[column] * factor * scales[column]
+
+
+_normed = compiled(_rms_norm_of, fastmath=REORDER)
+
+
+def _rotary_of(joined: int, cosines: int, sines: int, count: int, heads: int, every: int, head_dim: int) -> None:
+    half = head_dim // 2
+    for row in range(count):
+        low_cos, low_sin = floats(cosines + row * head_dim * ITEM), floats(sines + row * head_dim * ITEM)
+        high_cos = floats(cosines + (row * head_dim + half) * ITEM)
+        high_sin = floats(sines + (row * head_dim + half) * ITEM)
+        for head in range(heads):
+            at = joined + (row * every + head) * head_dim * ITEM
+            low, high = floats(at), floats(at + half * ITEM)
+            for column in range(half):
+                first, second = low[column], high[column]
+                low[column] = first * low_cos[column] - second * low_sin[column]
+                high[column] = second * high_cos[column] + first * high_sin[column]
+
+
+_rotated = compiled(_rotary_of, fastmath=REORDER)
+
+
+def _silu_gate_of(joined: int, out: int, count: int, width: int) -> None:
+    for row in range(count):
+        gate, up = floats(joined + 2 * row * width * ITEM), floats(joined + (2 * row + 1) * width * ITEM)
+        made = floats(out + row * width * ITEM)
+        for column in range(width):
+            share = exp(min(gate[column], _float(0))) / (_float(1) + exp(-abs(gate[column])))
+            made[column] = gate[column] * share * up[column]
+
+
+_gated = compiled(_silu_gate_of, fastmath=REORDER)

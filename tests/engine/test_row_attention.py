@@ -1,0 +1,142 @@
+"""Attention of few rows against softmax written down in float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from paceline.engine.interface import ROOT, StepItem
+from paceline.engine.kv import KVShape, SessionKV
+from paceline.engine.row_attention import FEW_KEYS, RowAttention, is_few
+
+LAYERS = 2
+CAPACITY = 40
+CHAIN = StepItem(1, 5, (7, 8, 9))
+ALONE = StepItem(2, 17, (3,))
+TREE = StepItem(3, 6, (1, 2, 3), (ROOT, ROOT, 0, 1, 0), trunk_length=4)
+"""Rows 4 and 5 are kept and branch; the new ones hang from row 4, row 5 and row 4."""
+SEEN = {
+    1: [[*range(6)], [*range(7)], [*range(8)]],
+    2: [[*range(18)]],
+    3: [[*range(4), 4, 6], [*range(4), 5, 7], [*range(4), 4, 8]],
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of the three items, in this order, with other rows of the step before, between and behind."""
+
+    kv: tuple[SessionKV, ...]
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+
+    ITEMS = (CHAIN, ALONE, TREE)
+    LOWS = (1, 5, 8)
+    ROWS = 12
+
+    def attend(self, layer: int = 1, scaling: float | None = None) -> torch.Tensor:
+        plan = RowAttention.of(list(zip(self.ITEMS, self.kv, self.LOWS, strict=True)))
+        out = torch.full((1, self.ROWS, self.query.shape[1], self.query.shape[3]), 99.0)
+        plan.attend(layer, self.query, self.key, self.value, scaling, out)
+        return out[0]
+
+
+def made(heads: int, kv_heads: int, head_dim: int, scale: float = 1.0) -> Step:
+    generator = torch.Generator().manual_seed(head_dim)
+    shape = KVShape(LAYERS, kv_heads, head_dim, heads // kv_heads, torch.float32, torch.device("cpu"))
+    kv = tuple(SessionKV(shape, CAPACITY + index) for index in range(3))
+    for session in kv:
+        for layer in range(LAYERS):
+            session.keys_and_values(layer).normal_(generator=generator)
+    # As a fused layer hands them over: parts of one tensor, heads behind rows.
+    joined = scale * torch.randn(1, Step.ROWS, heads + 2 * kv_heads, head_dim, generator=generator)
+    parts = joined.transpose(1, 2).split([heads, kv_heads, kv_heads], dim=1)
+    return Step(kv, *parts)
+
+
+def softmax_over(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> NDArray[np.float64]:
+    scores = (keys.double() @ query.double()).numpy() * scale
+    weights = np.exp(scores - scores.max())
+    found: NDArray[np.float64] = weights @ values.double().numpy() / weights.sum()
+    return found
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(9, 3, 64), (4, 4, 128), (4, 2, 24), (3, 1, 8)])
+@pytest.mark.parametrize("scale", [1.0, 30.0], ids=["flat", "sharp"])
+def test_every_row_attends_to_the_keys_it_sees_and_to_no_others(
+    heads: int, kv_heads: int, head_dim: int, scale: float
+) -> None:
+    step = made(heads, kv_heads, head_dim, scale)
+    out = step.attend()
+    for item, kv, low in zip(step.ITEMS, step.kv, step.LOWS, strict=True):
+        held = kv.keys_and_values(1)
+        for row, seen in enumerate(SEEN[item.session]):
+            for head in range(heads):
+                keys, values = held[:, head // (heads // kv_heads), seen]
+                expected = softmax_over(step.query[0, head, low + row], keys, values, head_dim**-0.5)
+                np.testing.assert_allclose(out[low + row, head].numpy(), expected, rtol=3e-5, atol=3e-5 * scale)
+
+
+def test_the_rows_own_keys_and_values_are_written_and_nothing_else() -> None:
+    step = made(4, 2, 16)
+    before = [[kv.keys_and_values(layer).clone() for layer in range(LAYERS)] for kv in step.kv]
+    out = step.attend()
+    for item, kv, low, held in zip(step.ITEMS, step.kv, step.LOWS, before, strict=True):
+        slots = slice(item.base_length, item.base_length + len(item.token_ids))
+        rows = slice(low, low + len(item.token_ids))
+        held[1][0][:, slots], held[1][1][:, slots] = step.key[0, :, rows], step.value[0, :, rows]
+        assert all(torch.equal(kv.keys_and_values(layer), held[layer]) for layer in range(LAYERS))
+    ours = [
+        row for item, low in zip(step.ITEMS, step.LOWS, strict=True) for row in range(low, low + len(item.token_ids))
+    ]
+    others = [row for row in range(step.ROWS) if row not in ours]
+    assert (out[others] == 99.0).all()
+
+
+def test_the_given_scaling_counts() -> None:
+    step = made(4, 2, 16)
+    torch.testing.assert_close(step.attend(scaling=0.25), step.attend())
+    assert not torch.allclose(step.attend(scaling=0.5), step.attend())
+
+
+def test_a_broken_key_gives_no_number_to_its_own_rows_alone() -> None:
+    step = made(4, 2, 16)
+    step.kv[0].keys_and_values(1)[0, :, 6] = float("nan")
+    step.kv[0].keys_and_values(1)[0, :, 2] = float("nan")
+    out = step.attend()
+    assert out[1:4].isnan().all()
+    assert not out[4:].isnan().any()
+
+
+def test_scores_too_far_apart_for_float32_exponents_are_fine() -> None:
+    step = made(4, 2, 16, scale=1e4)
+    out = step.attend()
+    assert out.isfinite().all()
+
+
+def test_the_same_row_has_the_same_bits_whatever_else_is_in_the_step() -> None:
+    step = made(4, 2, 64)
+    together = step.attend()
+    alone = torch.empty_like(together)[None]
+    RowAttention.of([(ALONE, step.kv[1], 5)]).attend(1, step.query, step.key, step.value, None, alone)
+    assert torch.equal(alone[0, 5], together[5])
+
+
+@pytest.mark.parametrize(
+    ("item", "few"),
+    [
+        (StepItem(1, 100_000, (1,)), True),
+        (StepItem(1, 0, (1,)), True),
+        (StepItem(1, 0, (1, 2)), False),
+        (StepItem(1, FEW_KEYS // 4 - 4, (1, 2, 3, 4)), True),
+        (StepItem(1, FEW_KEYS // 4 - 3, (1, 2, 3, 4)), False),
+    ],
+)
+def test_which_items_are_few(item: StepItem, few: bool) -> None:
+    assert is_few(item, FEW_KEYS) is few
+    assert not is_few(item, 0)
