@@ -66,6 +66,8 @@ class RowAttention:
         rows: list[tuple[int, int, int, int, int]] = []
         starts, others = [0], []
         for item, kv, low in placed:
+            # Compiled code writes where it is told to.
+            assert item.base_length + len(item.token_ids) <= kv.capacity
             for index, (first, behind) in enumerate(_seen(item)):
                 rows.append((low + index, kv.address, kv.capacity, item.base_length + index, first))
                 others.extend(behind)
