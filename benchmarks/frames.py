@@ -25,6 +25,7 @@ from benchmarks.headless import HeadlessRun
 from benchmarks.reporting import markdown_table, write_report
 from paceline.bench.timed.replay import FAN_OUT, K
 from paceline.bench.timed.services import TimedPair, TimedServices, drafted, request
+from paceline.cli_support import sigterm_interrupts
 from paceline.client import AsyncClient
 from paceline.config import CoordinatorConfig
 from paceline.supervisor import write_config
@@ -169,6 +170,7 @@ def _titled(row: dict[str, object]) -> dict[str, object]:
     return {name.replace("_", " "): value for name, value in row.items()}
 
 
+@sigterm_interrupts()
 def main() -> None:
     """Measure and write the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

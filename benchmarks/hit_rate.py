@@ -23,6 +23,7 @@ from benchmarks.reporting import markdown_table, verdict, write_report
 from paceline.bench.prompt_set import load_prompts
 from paceline.bench.timed.laws import law_hit_rate
 from paceline.bench.timed.services import Pair, TimedPair, TimedServices, drafted, is_hit, request
+from paceline.cli_support import sigterm_interrupts
 from paceline.client import Client
 from paceline.engine.table_spec import LAWS
 from paceline.models import DEFAULT_DRAFT, resolve_draft
@@ -151,6 +152,7 @@ def rates_of(draft: str, pair: Pair, asked: Asked, given: argparse.Namespace, fo
                     yield measure(client, draft, temperature, fan_out, rounds, asked)
 
 
+@sigterm_interrupts()
 def main() -> None:
     """Measure each draft at each fan-out and write the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -23,6 +23,7 @@ from benchmarks.reporting import markdown_table, write_report
 from paceline.bench.environment import load_average
 from paceline.bench.figures import percentile
 from paceline.bench.prompt_set import load_prompts
+from paceline.cli_support import sigterm_interrupts
 from paceline.client import AsyncClient
 from paceline.config import DEFAULT_MODEL, EngineSettings
 from paceline.supervisor import ServeSettings, Services
@@ -187,6 +188,7 @@ def _row(what: str, gaps: Sequence[Gap]) -> dict[str, object]:
     }
 
 
+@sigterm_interrupts()
 def main() -> None:
     """Measure and write the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

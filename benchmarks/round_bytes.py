@@ -25,6 +25,7 @@ from benchmarks.reporting import markdown_table, verdict, write_report
 from paceline import codec
 from paceline.bench.prompt_set import load_prompts
 from paceline.bench.timed.services import MODEL_DRAFTER, Pair, TimedServices
+from paceline.cli_support import sigterm_interrupts
 from paceline.config import DEFAULT_MODEL, CoordinatorConfig, load_config
 from paceline.rpc import link
 from paceline.rpc.link import LinkKind
@@ -180,6 +181,7 @@ def run(
         return [measure(config, case, temperature, asked) for case in CASES for temperature in temperatures]
 
 
+@sigterm_interrupts()
 def main() -> None:
     """Weigh and write the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.reporting import markdown_table, write_report
+from paceline.cli_support import sigterm_interrupts
 from paceline.client import AsyncClient, Client
 from paceline.config import DEFAULT_MODEL, CoordinatorConfig, TargetConfig
 from paceline.errors import PacelineError
@@ -247,6 +248,7 @@ def report(found: Found) -> str:
     return markdown_table([{"what": name, "value": value} for name, value in figures.items()])
 
 
+@sigterm_interrupts()
 def main() -> None:
     """Run, write the report, and fail if something was left."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

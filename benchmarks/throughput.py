@@ -34,6 +34,7 @@ from paceline.bench.peer_install import PEERS, peers_home
 from paceline.bench.peer_process import PeerProcess, WaveAnswer
 from paceline.bench.peers import PeerSettings, peer_worker_process
 from paceline.bench.prompt_set import load_prompts
+from paceline.cli_support import sigterm_interrupts
 from paceline.client import AsyncClient
 from paceline.config import DEFAULT_MODEL
 from paceline.errors import PacelineError
@@ -255,6 +256,7 @@ def report(run: Run) -> str:
     return text
 
 
+@sigterm_interrupts()
 def main() -> None:
     """Measure and write the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
