@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -93,13 +94,13 @@ class RowAttention:
         head_dim, kv_heads = query.shape[3], key.shape[1]
         scale = 1 / math.sqrt(head_dim) if scaling is None else scaling
         _attend(
+            head_dim,
             self.rows,
             self.starts,
             self.others,
             layer,
             kv_heads,
             query.shape[1] // kv_heads,
-            head_dim,
             (_strided(query), _strided(key), _strided(value)),
             out.data_ptr(),
             np.float32(scale),
@@ -230,13 +231,13 @@ _write = compiled(_write_rows, inlined=True)
 
 
 def _attend_layer(
+    width: int,
     rows: NDArray[np.int64],
     starts: NDArray[np.int64],
     others: NDArray[np.int64],
     layer: int,
     kv_heads: int,
     groups: int,
-    width: int,
     given: tuple[tuple[int, int, int], tuple[int, int, int], tuple[int, int, int]],
     out: int,
     scale: np.float32,
@@ -261,23 +262,11 @@ _layer = compiled(_attend_layer, inlined=True)
 
 
 @compiled
-def _attend(
-    rows: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    others: NDArray[np.int64],
-    layer: int,
-    kv_heads: int,
-    groups: int,
-    width: int,
-    given: tuple[tuple[int, int, int], tuple[int, int, int], tuple[int, int, int]],
-    out: int,
-    scale: np.float32,
-    scores: NDArray[np.float32],
-) -> None:
-    """One layer of `RowAttention`. Loops of a width known to the compiler are faster by a third."""
+def _attend(width: int, *rest: Any) -> None:
+    """`_attend_layer` with a width known to the compiler, where loops are faster by a third."""
     if width == 64:
-        _layer(rows, starts, others, layer, kv_heads, groups, 64, given, out, scale, scores)
+        _layer(64, *rest)
     elif width == 128:
-        _layer(rows, starts, others, layer, kv_heads, groups, 128, given, out, scale, scores)
+        _layer(128, *rest)
     else:
-        _layer(rows, starts, others, layer, kv_heads, groups, width, given, out, scale, scores)
+        _layer(width, *rest)
