@@ -12,13 +12,14 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from paceline.config import FAST_DTYPE, EngineSettings
+from paceline.engine.crew import Crew
 from paceline.engine.device.buckets import PAGE_ROWS
 from paceline.engine.device.graphs import GraphRunner, runner_for
 from paceline.engine.device.static_engine import StaticEngine
@@ -29,6 +30,8 @@ from paceline.engine.kv import KVShape
 from paceline.engine.linear import can_pack, cpu_has_bfloat16, pack_linears
 from paceline.engine.memory import MemoryPlan, available_ram, plan_memory, refuse_weights_beyond
 from paceline.engine.reproducible import ReproducibleEngine
+from paceline.engine.row_decoder import RowDecoder, can_decode
+from paceline.engine.row_products import PanelLinear, has_wide_vectors
 from paceline.engine.shapes import BUCKET_ROWS, describe_shapes
 from paceline.engine.transformer import ATTENTION_NAME, TransformerEngine, packed_forward
 from paceline.errors import InvalidInput, Unsupported
@@ -89,6 +92,12 @@ def build_engine(
     reference = plain_reference(model, info)
     if can_pack(model) or static:
         fuse_layers(model)
+    panels = None if static else panel_dtype(model, settings)
+    if panels is not None:
+        engine = TransformerEngine(model, info, facts.kv_shape, settings, facts.threads, in_panels(model, panels))
+        self_check(engine, replace(reference, dtype=panels))
+        _check_many_rows(engine, replace(reference, dtype=panels))
+        return engine
     if can_pack(model):
         pack_linears(model)
     if static:
@@ -101,6 +110,21 @@ def build_engine(
     elif engine.few_keys:
         _check_many_rows(engine, reference)
     return engine
+
+
+def panel_dtype(model: PreTrainedModel, settings: EngineSettings) -> torch.dtype | None:
+    """What a model's weights are kept in if they are laid out for compiled products; None: they aren't."""
+    kinds = {(weight.device.type, weight.dtype) for weight in model.parameters()}
+    if settings.reproducible or kinds != {("cpu", torch.float32)} or not has_wide_vectors():
+        return None
+    return torch.bfloat16 if settings.dtype == FAST_DTYPE else torch.float32
+
+
+def in_panels(model: PreTrainedModel, stored: torch.dtype) -> RowDecoder | None:
+    """Lay a fused model's weights out in panels, and compile its steps of few rows if its shape is known."""
+    crew = Crew(torch.get_num_threads())
+    pack_linears(model, lambda linear: PanelLinear(linear, crew, stored))
+    return RowDecoder(model, crew) if can_decode(model) else None
 
 
 def _check_many_rows(engine: TransformerEngine, reference: PlainReference) -> None:
@@ -173,7 +197,8 @@ def examine(
     threads = set_threads(settings.threads)
     row_shapes = describe_shapes(settings.reproducible_rows) if settings.reproducible else RAGGED
     row_shapes = STATIC if static else row_shapes
-    numeric = numeric_fingerprint(model, max_length, row_shapes, ranks=ranks, device=device)
+    panels = None if static or ranks > 1 else panel_dtype(model, settings)
+    numeric = numeric_fingerprint(model, max_length, row_shapes, ranks=ranks, device=device, panels=panels)
     return DecoderFacts(Fingerprint(name, tokenizer.fingerprint, vocab_size, numeric), max_length, shape, threads)
 
 
@@ -409,12 +434,14 @@ def numeric_fingerprint(
     *,
     ranks: int = 1,
     device: torch.device | None = None,
+    panels: torch.dtype | None = None,
 ) -> str:
     """What decides the bits of logits: equal fingerprints may promise equal bits, others only equal laws.
 
-    `device`: where the model will run, if it isn't there yet.
+    `device`: where the model will run, if it isn't there yet; `panels`: as `panel_dtype` says.
     """
     device = device or model.device
+    packed = "packed" if panels is None else f"in panels of {panels}"
     volatile = ("_name_or_path", "transformers_version", "quantization_config", "architectures")
     config = {key: value for key, value in model.config.to_dict().items() if key not in volatile}
     facts = {
@@ -425,7 +452,7 @@ def numeric_fingerprint(
         "threads": torch.get_num_threads(),
         "tensor_parallel": ranks,
         "row_shapes": row_shapes,
-        "layers": "fused, packed and compiled" if device.type == "cpu" and can_pack(model) else "plain",
+        "layers": f"fused, {packed} and compiled" if device.type == "cpu" and can_pack(model) else "plain",
         "max_length": max_length,
         "libraries": library_versions(),
         "weights": weights_digest(model),
@@ -511,7 +538,8 @@ def chosen_device(name: str) -> torch.device:
 def chosen_dtype(name: str, device: torch.device) -> torch.dtype | str:
     """`auto`: the checkpoint's own dtype on an accelerator, float32 on a CPU; `fast` trades precision there too."""
     if name == FAST_DTYPE and device.type == "cpu":
-        return torch.bfloat16 if cpu_has_bfloat16() else torch.float32
+        # In panels weights alone are halved, which takes no instructions of their own.
+        return torch.bfloat16 if cpu_has_bfloat16() and not has_wide_vectors() else torch.float32
     if name in ("auto", FAST_DTYPE):
         return "auto" if device.type == "cuda" else torch.float32
     found = getattr(torch, name)

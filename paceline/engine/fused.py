@@ -33,44 +33,60 @@ class FusedLayer(nn.Module):
         super().__init__()
         attention, mlp = layer.self_attn, layer.mlp
         self.layer_idx: int = attention.layer_idx
-        self._scaling: float = attention.scaling
-        self._head_dim: int = attention.head_dim
-        self._heads = attention.q_proj.out_features // self._head_dim
-        self._kv_heads = attention.k_proj.out_features // self._head_dim
-        self._norms = tuple(
-            (norm.weight.detach(), norm.variance_epsilon)
-            for norm in (layer.input_layernorm, layer.post_attention_layernorm)
-        )
+        self.scaling: float = attention.scaling
+        self.head_dim: int = attention.head_dim
+        self.heads = attention.q_proj.out_features // self.head_dim
+        self.kv_heads = attention.k_proj.out_features // self.head_dim
+        self.input_norm = FusedNorm(layer.input_layernorm)
+        self.mlp_norm = FusedNorm(layer.post_attention_layernorm)
         self.qkv_proj = _joined(attention.q_proj, attention.k_proj, attention.v_proj)
         self.o_proj = attention.o_proj
         self.gate_up_proj = _joined(mlp.gate_proj, mlp.up_proj)
         self.down_proj = mlp.down_proj
-        kinds = {(weight.device.type, weight.dtype) for weight, _ in self._norms}
-        compiles = kinds == {("cpu", torch.float32)}
-        self._between: Any = row_math if compiles else _LibraryMath
+        self.between: Any = math_for(layer.input_layernorm.weight)
 
     def forward(
         self, hidden: torch.Tensor, *, position_embeddings: tuple[torch.Tensor, torch.Tensor], **_: Any
     ) -> torch.Tensor:
         """[1, rows, width] → the same; `position_embeddings` are cosines and sines, each [1, rows, head_dim]."""
-        hidden = hidden + self.o_proj(self._attention(self._normed(hidden, 0), position_embeddings))
-        gated = self._between.gated(self.gate_up_proj(self._normed(hidden, 1)))
+        hidden = hidden + self.o_proj(self._attention(self.input_norm(hidden), position_embeddings))
+        gated = self.between.gated(self.gate_up_proj(self.mlp_norm(hidden)))
         projected: torch.Tensor = self.down_proj(gated)
         return projected.add_(hidden)
 
     def _attention(
         self, normed: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]
     ) -> torch.Tensor:
-        rotated = self._heads + self._kv_heads
-        joined = self.qkv_proj(normed).view(1, normed.shape[1], -1, self._head_dim)  # [1, rows, all heads, head_dim]
-        both = self._between.rotate(joined, *position_embeddings, rotated).transpose(1, 2)
+        rotated = self.heads + self.kv_heads
+        joined = self.qkv_proj(normed).view(1, normed.shape[1], -1, self.head_dim)  # [1, rows, all heads, head_dim]
+        both = self.between.rotate(joined, *position_embeddings, rotated).transpose(1, 2)
         value = joined[:, :, rotated:].transpose(1, 2)
-        output = attend(self, both[:, : self._heads], both[:, self._heads :], value, self._scaling)
+        output = attend(self, both[:, : self.heads], both[:, self.heads :], value, self.scaling)
         return output.reshape(1, normed.shape[1], -1)
 
-    def _normed(self, hidden: torch.Tensor, which: int) -> torch.Tensor:
-        normed: torch.Tensor = self._between.rms_norm(hidden, *self._norms[which])
+
+class FusedNorm(nn.Module):
+    """RMS norm (arXiv 1910.07467).
+
+    Args:
+        norm: one that `is_norm` knows.
+    """
+
+    def __init__(self, norm: Any) -> None:
+        super().__init__()
+        self.weight: torch.Tensor = norm.weight.detach()
+        self.epsilon: float = norm.variance_epsilon
+        self.between: Any = math_for(self.weight)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[1, rows, width] → the same."""
+        normed: torch.Tensor = self.between.rms_norm(hidden, self.weight, self.epsilon)
         return normed
+
+
+def is_norm(norm: nn.Module) -> bool:
+    """Whether a module is the RMS norm that `FusedNorm` computes."""
+    return type(norm).__name__ in _NORMS
 
 
 def can_fuse(layer: nn.Module) -> bool:
@@ -91,21 +107,26 @@ def can_fuse(layer: nn.Module) -> bool:
         and all(type(linear) is nn.Linear for linear in joined)
         and all(type(linear) in (nn.Linear, SummedLinear) for linear in closing)
         and type(activation) in (nn.SiLU, SiLUActivation)
-        and all(hasattr(norm, "variance_epsilon") for norm in norms)
+        and all(is_norm(norm) for norm in norms)
     )
 
 
 _LAYERS = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer")
+_NORMS = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm")
 """Whose forward passes were read; a class of another name may compute something else with the same parts."""
 
 
 @torch.inference_mode()
 def fuse_layers(model: nn.Module) -> None:
-    """Replace every layer that can be fused."""
+    """Replace every layer that can be fused, and the norm behind the last."""
     for stack in [module for module in model.modules() if isinstance(module, nn.ModuleList)]:
         for index, layer in enumerate(stack):
             if can_fuse(layer):
                 stack[index] = FusedLayer(layer)
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if is_norm(child):
+                setattr(parent, name, FusedNorm(child))
 
 
 def _joined(*linears: nn.Linear) -> nn.Linear:
@@ -117,6 +138,12 @@ def _joined(*linears: nn.Linear) -> nn.Linear:
     if linears[0].bias is not None:
         joined.bias = nn.Parameter(torch.cat([linear.bias.detach() for linear in linears]), requires_grad=False)
     return joined
+
+
+def math_for(weight: torch.Tensor) -> Any:
+    """What computes between products: compiled loops in float32 on a CPU."""
+    compiles = weight.device.type == "cpu" and weight.dtype == torch.float32
+    return row_math if compiles else _LibraryMath
 
 
 class _LibraryMath:

@@ -74,9 +74,9 @@ def cpu_has_bfloat16() -> bool:
 
 
 @torch.inference_mode()
-def pack_linears(model: torch.nn.Module) -> None:
-    """Replace every plain `nn.Linear` of a model that `can_pack`; subclasses are left alone."""
+def pack_linears(model: torch.nn.Module, packed: Callable[[torch.nn.Linear], torch.nn.Module] = PackedLinear) -> None:
+    """Replace every plain `nn.Linear` of a model by `packed` of it; subclasses are left alone."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is torch.nn.Linear:
-                setattr(parent, name, PackedLinear(child))
+                setattr(parent, name, packed(child))

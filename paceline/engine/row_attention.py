@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -230,7 +229,29 @@ def _write_rows(
 _write = compiled(_write_rows, inlined=True)
 
 
-def _attend_layer(
+@compiled
+def attend_head(
+    query: int,
+    keys: int,
+    values: int,
+    out: int,
+    first: int,
+    others: NDArray[np.int64],
+    width: int,
+    scale: np.float32,
+    scores: NDArray[np.float32],
+) -> None:
+    """In compiled code: `_attend_one_row` with a width known to the compiler, where it is faster by a third."""
+    if width == 64:
+        _attend_one(query, keys, values, out, first, others, 64, scale, scores)
+    elif width == 128:
+        _attend_one(query, keys, values, out, first, others, 128, scale, scores)
+    else:
+        _attend_one(query, keys, values, out, first, others, width, scale, scores)
+
+
+@compiled
+def _attend(
     width: int,
     rows: NDArray[np.int64],
     starts: NDArray[np.int64],
@@ -255,18 +276,4 @@ def _attend_layer(
             values = keys + ITEM * width * capacity * kv_heads
             own = query + ITEM * (row * query_row + head * query_head)
             into = out + ITEM * width * (row * kv_heads * groups + head)
-            _attend_one(own, keys, values, into, first, behind, width, scale, scores)
-
-
-_layer = compiled(_attend_layer, inlined=True)
-
-
-@compiled
-def _attend(width: int, *rest: Any) -> None:
-    """`_attend_layer` with a width known to the compiler, where loops are faster by a third."""
-    if width == 64:
-        _layer(64, *rest)
-    elif width == 128:
-        _layer(128, *rest)
-    else:
-        _layer(width, *rest)
+            attend_head(own, keys, values, into, first, behind, width, scale, scores)

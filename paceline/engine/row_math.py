@@ -9,6 +9,7 @@ Exponentials are Cephes' expf: a polynomial, right to two units in the last plac
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,9 @@ def gated(joined: torch.Tensor) -> torch.Tensor:
     return out
 
 
+compiled_math = partial(compiled, fastmath=REORDER)
+
+
 def _floats_at(typing: Any, address: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], context.get_value_type(_FLOATS))
@@ -100,46 +104,57 @@ exp = compiled(_exp_of, fastmath=REORDER, inlined=True)
 """In compiled code: e^x for x <= 0."""
 
 
-def _rms_norm_of(rows: int, weight: int, out: int, count: int, width: int, epsilon: float) -> None:
-    scales = floats(weight)
-    for row in range(count):
-        given, made = floats(rows + row * width * ITEM), floats(out + row * width * ITEM)
-        total = _float(0)
-        for column in range(width):
-            total += given[column] * given[column]
-        factor = _float(1 / math.sqrt(total / width + epsilon))
-        for column in range(width):
-            made[column] = given[column] * factor * scales[column]
+@compiled_math
+def norm_row(given: int, weight: int, out: int, width: int, epsilon: float) -> None:
+    """In compiled code: RMS norm of one row."""
+    scales, read, made = floats(weight), floats(given), floats(out)
+    total = _float(0)
+    for column in range(width):
+        total += read[column] * read[column]
+    factor = _float(1 / math.sqrt(total / width + epsilon))
+    for column in range(width):
+        made[column] = read[column] * factor * scales[column]
 
 
-_normed = compiled(_rms_norm_of, fastmath=REORDER)
-
-
-def _rotary_of(joined: int, cosines: int, sines: int, count: int, heads: int, every: int, head_dim: int) -> None:
+@compiled_math
+def turn_row(row: int, cosines: int, sines: int, heads: int, head_dim: int) -> None:
+    """In compiled code: rotary embedding of one row's first heads, in place."""
     half = head_dim // 2
+    low_cos, low_sin = floats(cosines), floats(sines)
+    high_cos, high_sin = floats(cosines + half * ITEM), floats(sines + half * ITEM)
+    for head in range(heads):
+        at = row + head * head_dim * ITEM
+        low, high = floats(at), floats(at + half * ITEM)
+        for column in range(half):
+            first, second = low[column], high[column]
+            low[column] = first * low_cos[column] - second * low_sin[column]
+            high[column] = second * high_cos[column] + first * high_sin[column]
+
+
+@compiled_math
+def gate_row(gate: int, up: int, out: int, width: int) -> None:
+    """In compiled code: SiLU of one row times another."""
+    gates, ups, made = floats(gate), floats(up), floats(out)
+    for column in range(width):
+        share = exp(min(gates[column], _float(0))) / (_float(1) + exp(-abs(gates[column])))
+        made[column] = gates[column] * share * ups[column]
+
+
+@compiled
+def _normed(rows: int, weight: int, out: int, count: int, width: int, epsilon: float) -> None:
     for row in range(count):
-        low_cos, low_sin = floats(cosines + row * head_dim * ITEM), floats(sines + row * head_dim * ITEM)
-        high_cos = floats(cosines + (row * head_dim + half) * ITEM)
-        high_sin = floats(sines + (row * head_dim + half) * ITEM)
-        for head in range(heads):
-            at = joined + (row * every + head) * head_dim * ITEM
-            low, high = floats(at), floats(at + half * ITEM)
-            for column in range(half):
-                first, second = low[column], high[column]
-                low[column] = first * low_cos[column] - second * low_sin[column]
-                high[column] = second * high_cos[column] + first * high_sin[column]
+        norm_row(rows + row * width * ITEM, weight, out + row * width * ITEM, width, epsilon)
 
 
-_rotated = compiled(_rotary_of, fastmath=REORDER)
-
-
-def _silu_gate_of(joined: int, out: int, count: int, width: int) -> None:
+@compiled
+def _rotated(joined: int, cosines: int, sines: int, count: int, heads: int, every: int, head_dim: int) -> None:
     for row in range(count):
-        gate, up = floats(joined + 2 * row * width * ITEM), floats(joined + (2 * row + 1) * width * ITEM)
-        made = floats(out + row * width * ITEM)
-        for column in range(width):
-            share = exp(min(gate[column], _float(0))) / (_float(1) + exp(-abs(gate[column])))
-            made[column] = gate[column] * share * up[column]
+        angle = row * head_dim * ITEM
+        turn_row(joined + row * every * head_dim * ITEM, cosines + angle, sines + angle, heads, head_dim)
 
 
-_gated = compiled(_silu_gate_of, fastmath=REORDER)
+@compiled
+def _gated(joined: int, out: int, count: int, width: int) -> None:
+    for row in range(count):
+        gate = joined + 2 * row * width * ITEM
+        gate_row(gate, gate + width * ITEM, out + row * width * ITEM, width)

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -29,6 +29,9 @@ from paceline.engine.ledger import Ledger, depths
 from paceline.engine.row_attention import DTYPE as ROW_DTYPE
 from paceline.engine.row_attention import FEW_KEYS, RowAttention, is_few
 from paceline.tree import ancestor_mask
+
+if TYPE_CHECKING:
+    from paceline.engine.row_decoder import RowDecoder
 
 ATTENTION_NAME = "paceline_packed"
 
@@ -205,9 +208,17 @@ class TransformerEngine:
     """A decoder behind the engine interface; `Engine` says what its methods promise."""
 
     def __init__(
-        self, model: PreTrainedModel, info: EngineInfo, kv_shape: KVShape, settings: EngineSettings, threads: int
+        self,
+        model: PreTrainedModel,
+        info: EngineInfo,
+        kv_shape: KVShape,
+        settings: EngineSettings,
+        threads: int,
+        row_decoder: RowDecoder | None = None,
     ) -> None:
         self.info = info
+        self.row_decoder = row_decoder
+        """Computes steps whose rows are all few."""
         self._model = model
         self._kv_shape = kv_shape
         compiles = kv_shape.device.type == "cpu" and kv_shape.dtype == ROW_DTYPE
@@ -279,10 +290,14 @@ class TransformerEngine:
             tokens.extend(item.token_ids)
             positions.extend(item.trunk + depth - 1 for depth in depths(item))
             wanted.extend(low + row for row in item.logit_rows)
-        attention = _StepAttention(tuple(segments), RowAttention.of(few) if few else None)
+        attention = RowAttention.of(few) if few else None
         # Kept rows have moved and new ones are written as layers run, so the ledger moves first.
         self._ledger.apply(plan)
-        logits = packed_forward(self._model, attention, tokens, positions, wanted)
+        if attention is not None and not segments and self.row_decoder is not None:
+            logits = self.row_decoder.logits(tokens, positions, wanted, attention)
+        else:
+            attender = _StepAttention(tuple(segments), attention)
+            logits = packed_forward(self._model, attender, tokens, positions, wanted)
         return self._split(logits, plan)
 
     def _segment(self, item: StepItem, kv: SessionKV, low: int) -> _Segment:

@@ -20,6 +20,7 @@ from paceline.engine.linear import PackedLinear, can_pack
 from paceline.engine.parallel.decoder import build_share
 from paceline.engine.parallel.engine import ParallelEngine, follow
 from paceline.engine.parallel.loading import RankEngine
+from paceline.engine.row_products import PanelLinear
 from paceline.errors import InvalidInput, PrefixMismatch, Unsupported
 from paceline.tokenizer import TableTokenizer
 from paceline.types import (
@@ -214,7 +215,7 @@ def test_shares_have_the_layers_that_make_whole_models_fast() -> None:
         pytest.skip("no packed products here")
     build_engine(whole, TableTokenizer(tiny.VOCAB, None), EngineSettings(threads=1), "tiny")
     run_ranks(1, lambda group: share_of(part, group), lambda group: None)
-    for kind in (FusedLayer, PackedLinear):
+    for kind in (FusedLayer, (PackedLinear, PanelLinear)):
         counts = [sum(isinstance(module, kind) for module in model.modules()) for model in (whole, part)]
         assert counts[0] == counts[1] > 0
 

@@ -1,0 +1,59 @@
+"""Products in panels give what plain ones give, and for a row the same bits whatever is beside it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from paceline.engine.crew import Crew
+from paceline.engine.row_products import LANES, MOST_ROWS, PANELS, PanelLinear, has_wide_vectors, panels_of, pieces
+
+pytestmark = pytest.mark.skipif(not has_wide_vectors(), reason="this CPU has no vectors of 512 bits")
+
+ROWS = (*range(1, MOST_ROWS + 2), 2 * MOST_ROWS + 1, 40)
+OUTPUTS = (1, 16, 97, 16 * PANELS, 16 * PANELS + 16, 16 * PANELS + 33, 200)
+
+
+def made(
+    inputs: int, outputs: int, *, bias: bool, stored: torch.dtype = torch.float32
+) -> tuple[torch.nn.Linear, PanelLinear]:
+    torch.manual_seed(outputs)
+    plain = torch.nn.Linear(inputs, outputs, bias=bias).requires_grad_(False)
+    return plain, PanelLinear(plain, Crew(2), stored)
+
+
+@pytest.mark.parametrize("outputs", OUTPUTS)
+@pytest.mark.parametrize("bias", [True, False])
+def test_products_are_the_plain_ones(outputs: int, bias: bool) -> None:
+    plain, panels = made(48, outputs, bias=bias)
+    for rows in ROWS:
+        batch = torch.randn(1, rows, 48)
+        torch.testing.assert_close(panels(batch), plain(batch), rtol=1e-5, atol=1e-5)
+
+
+def test_weights_in_bfloat16_are_rounded_and_nothing_else_is() -> None:
+    plain, panels = made(64, 97, bias=True, stored=torch.bfloat16)
+    rounded = torch.nn.Linear(64, 97)
+    rounded.weight = torch.nn.Parameter(plain.weight.bfloat16().float(), requires_grad=False)
+    rounded.bias = plain.bias
+    for rows in ROWS:
+        batch = torch.randn(1, rows, 64)
+        torch.testing.assert_close(panels(batch), rounded(batch), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_a_rows_bits_do_not_depend_on_the_rows_beside_it(rows: int) -> None:
+    _, panels = made(80, 97, bias=True)
+    batch = torch.randn(1, rows, 80)
+    together = panels(batch)
+    for row in range(rows):
+        assert torch.equal(panels(batch[:, row : row + 1]), together[:, row : row + 1])
+
+
+@pytest.mark.parametrize("panels", range(1, 4 * PANELS + 2))
+def test_pieces_cover_every_panel_once_and_the_last_are_small(panels: int) -> None:
+    spans = [panels_of(piece, panels * LANES) for piece in range(pieces(panels * LANES))]
+    covered = [first + index for first, count in spans for index in range(count)]
+    assert covered == list(range(panels))
+    assert all(count in (1, 2, PANELS) for _, count in spans), "there are tiles for these alone"
+    assert spans[-1][1] <= PANELS // 2
