@@ -57,7 +57,7 @@ class EngineSettings(_Settings):
     """How a model is loaded and what it may hold."""
 
     dtype: Literal["auto", "fast", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="fast: bfloat16 on CPUs that multiply it, where auto is float32."
+        "auto", description="fast, for drafts: on CPUs weights of 8 bits or bfloat16, where auto is float32."
     )
     device: str = "auto"
     threads: int = Field(0, ge=0, le=1024, description="Compute threads; 0: every core.")

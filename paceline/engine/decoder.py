@@ -41,7 +41,7 @@ from paceline.types import Fingerprint, require
 
 logger = logging.getLogger(__name__)
 
-SELF_CHECK_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+SELF_CHECK_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2, torch.int8: 0.1}
 """Largest difference from the plain forward pass, as a share of the largest logit."""
 RAGGED = "ragged"
 """In a numeric fingerprint: steps have whatever shape they have."""
@@ -117,7 +117,7 @@ def panel_dtype(model: PreTrainedModel, settings: EngineSettings) -> torch.dtype
     kinds = {(weight.device.type, weight.dtype) for weight in model.parameters()}
     if settings.reproducible or kinds != {("cpu", torch.float32)} or not has_wide_vectors():
         return None
-    return torch.bfloat16 if settings.dtype == FAST_DTYPE else torch.float32
+    return torch.int8 if settings.dtype == FAST_DTYPE else torch.float32
 
 
 def in_panels(model: PreTrainedModel, stored: torch.dtype) -> RowDecoder | None:
@@ -538,7 +538,7 @@ def chosen_device(name: str) -> torch.device:
 def chosen_dtype(name: str, device: torch.device) -> torch.dtype | str:
     """`auto`: the checkpoint's own dtype on an accelerator, float32 on a CPU; `fast` trades precision there too."""
     if name == FAST_DTYPE and device.type == "cpu":
-        # In panels weights alone are halved, which takes no instructions of their own.
+        # Weights in panels are rounded as they are laid out.
         return torch.bfloat16 if cpu_has_bfloat16() and not has_wide_vectors() else torch.float32
     if name in ("auto", FAST_DTYPE):
         return "auto" if device.type == "cuda" else torch.float32

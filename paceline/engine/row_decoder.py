@@ -30,6 +30,7 @@ from paceline.engine.row_products import (
     multiply,
     multiply_piece,
     padded,
+    panel_bytes,
     panels_of,
     pieces,
 )
@@ -358,7 +359,7 @@ def _gate_piece(
     for half in range(2):
         panel, into = half * shape.inner // LANES + first, own.gates + half * rows * step
         begin(into, step, bias + panel * LANES * ITEM if bias else 0, rows, count * LANES)
-        read = weights + panel * shape.width * LANES * kernel.item
+        read = weights + panel * panel_bytes(shape.width, kernel.item)
         multiply(kernel.address, kernel.item, read, shape.width, own.normed, row_bytes, into, step, rows, count)
     for row in range(rows):
         gate, made = own.gates + row * step, gated + (row * shape.inner + first * LANES) * ITEM

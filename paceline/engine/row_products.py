@@ -4,7 +4,8 @@ A step of few rows is as fast as its weights can be read. They lie in panels of
 sixteen outputs, input by input, so that one vector of weights is read once for
 all rows and every row's sum stays in a register. A sum runs over its inputs in
 order whatever rows are beside it, so a row's numbers are the same bits in any
-step. Weights may be kept in bfloat16, which halves the bytes; sums are float32.
+step. Weights may be kept as integers of eight bits, each output with a scale of
+its own, which is a quarter of the bytes; inputs and sums are float32.
 """
 
 from __future__ import annotations
@@ -33,12 +34,13 @@ PIECE = PANELS * LANES
 """Most outputs of a piece."""
 MOST_ROWS = 12
 """Rows whose sums with two panels fit in the registers; of half as many, with four."""
-STORED = (torch.float32, torch.bfloat16)
+STORED = (torch.float32, torch.int8)
 """What weights may be kept in."""
-HALF = 2
-"""Bytes of a bfloat16."""
+_BYTE = 1
+"""Bytes of a weight that is kept as an integer."""
+_LARGEST = 127
 _declared: Any = cgutils.get_or_insert_function
-_AHEAD = 1024
+_AHEAD = 2048
 """Bytes that the weights are asked for before they are needed."""
 
 
@@ -71,6 +73,24 @@ def padded(outputs: int) -> int:
     return -(-outputs // LANES) * LANES
 
 
+@compiled
+def panel_bytes(depth: int, item: int) -> int:
+    """In compiled code: bytes of a panel whose weights have `item` each, and of its scales."""
+    return depth * LANES * item + (LANES * ITEM if item == _BYTE else 0)
+
+
+def _laid_out(weight: torch.Tensor) -> torch.Tensor:
+    """[outputs, inputs] → [panels, inputs, LANES]."""
+    return weight.view(-1, LANES, weight.shape[1]).transpose(1, 2).contiguous()
+
+
+def _rounded(weight: torch.Tensor) -> torch.Tensor:
+    """[outputs, inputs] → [panels, (inputs + ITEM) · LANES] bytes: integers, then the scales of the outputs."""
+    scales = weight.abs().amax(dim=1).clamp(min=torch.finfo(torch.float32).tiny) / _LARGEST
+    integers = _laid_out((weight / scales[:, None]).round()).to(torch.int8).flatten(1)
+    return torch.cat([integers, scales.view(-1, LANES).view(torch.int8)], dim=1)
+
+
 class Kernel(NamedTuple):
     """How weights are read, in compiled code: the address of `_multiply`, and the bytes of a weight."""
 
@@ -94,8 +114,8 @@ class PanelLinear(torch.nn.Module):
         weight = linear.weight.detach()
         full = weight.new_zeros((padded(self.out_features), self.in_features))
         full[: self.out_features] = weight
-        self.panels = full.view(-1, LANES, self.in_features).transpose(1, 2).to(stored).contiguous()
-        """[panels, in_features, LANES]."""
+        self.panels = _laid_out(full) if stored == torch.float32 else _rounded(full)
+        """[panels, in_features, LANES], or as `_rounded` says."""
         self.bias: torch.Tensor | None = None
         if linear.bias is not None:
             self.bias = full.new_zeros(full.shape[0])
@@ -147,7 +167,7 @@ def _tiled(
             number = builder.add(builder.mul(number, word(_BASE)), further)
         behind = builder.append_basic_block()
         choice = builder.switch(number, behind)
-        for (rows, panels), item in itertools.product(_TILES, (HALF, ITEM)):
+        for (rows, panels), item in itertools.product(_TILES, (_BYTE, ITEM)):
             block = builder.append_basic_block()
             choice.add_case(word((rows * _BASE + panels) * _BASE + item), block)
             builder.position_at_end(block)
@@ -174,8 +194,8 @@ class _Tile:
 
     WORD = ir.IntType(64)
     VECTOR = ir.VectorType(ir.FloatType(), LANES)
-    BITS = ir.VectorType(ir.IntType(32), LANES)
-    HALVES = ir.VectorType(ir.IntType(16), LANES)
+    WORDS = ir.VectorType(ir.IntType(32), LANES)
+    BYTES = ir.VectorType(ir.IntType(8), LANES)
 
     def __init__(self, builder: Any, rows: int, panels: int, item: int) -> None:
         self._builder, self._rows, self._panels, self._item = builder, rows, panels, item
@@ -187,9 +207,10 @@ class _Tile:
         builder.position_at_end(loop)
         index = builder.phi(self.WORD)
         sums = [[builder.phi(self.VECTOR) for _ in range(self._panels)] for _ in range(self._rows)]
-        panel_bytes = builder.mul(depth, word(LANES * self._item))
+        length = builder.mul(depth, word(LANES * self._item))
+        panel_step = length if self._item == ITEM else builder.add(length, word(LANES * ITEM))
         start = builder.add(weights, builder.mul(index, word(LANES * self._item)))
-        vectors = [self._weights(self._step(start, panel_bytes, panel)) for panel in range(self._panels)]
+        vectors = [self._weights(self._step(start, panel_step, panel)) for panel in range(self._panels)]
         start = builder.add(given, builder.mul(index, word(ITEM)))
         totals = []
         for row, of_row in enumerate(sums):
@@ -201,6 +222,9 @@ class _Tile:
             phi.add_incoming(later, loop)
         builder.cbranch(builder.icmp_signed("<", following, depth), loop, behind)
         builder.position_at_end(behind)
+        if self._item == _BYTE:
+            scales = [self._step(builder.add(weights, length), panel_step, panel) for panel in range(self._panels)]
+            totals = [self._scaled(of_row, scales) for of_row in totals]
         for row, of_row in enumerate(totals):
             for panel, total in enumerate(of_row):
                 self._add(builder.add(self._step(out, out_step, row), word(panel * LANES * ITEM)), total)
@@ -226,10 +250,13 @@ class _Tile:
         self._ask_for(builder.add(address, self.word(_AHEAD)))
         if self._item == ITEM:
             return builder.load(builder.inttoptr(address, self.VECTOR.as_pointer()), align=LANES * ITEM)
-        found = builder.load(builder.inttoptr(address, self.HALVES.as_pointer()), align=LANES * self._item)
-        # A bfloat16 is the upper half of the float32 that it stands for.
-        bits = builder.shl(builder.zext(found, self.BITS), ir.Constant(self.BITS, [16] * LANES))
-        return builder.bitcast(bits, self.VECTOR)
+        found = builder.load(builder.inttoptr(address, self.BYTES.as_pointer()), align=LANES)
+        return builder.sitofp(builder.sext(found, self.WORDS), self.VECTOR)
+
+    def _scaled(self, totals: Any, scales: Any) -> list[Any]:
+        builder, kind = self._builder, self.VECTOR.as_pointer()
+        loaded = [builder.load(builder.inttoptr(address, kind), align=ITEM) for address in scales]
+        return [builder.fmul(total, scale) for total, scale in zip(totals, loaded, strict=True)]
 
     def _ask_for(self, address: Any) -> None:
         byte, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
@@ -242,7 +269,7 @@ class _Tile:
         builder, nothing = self._builder, ir.Constant(self.VECTOR, ir.Undefined)
         number = builder.load(builder.inttoptr(address, ir.FloatType().as_pointer()), align=ITEM)
         first = builder.insert_element(nothing, number, ir.Constant(ir.IntType(32), 0))
-        return builder.shuffle_vector(first, nothing, ir.Constant(self.BITS, [0] * LANES))
+        return builder.shuffle_vector(first, nothing, ir.Constant(self.WORDS, [0] * LANES))
 
     def _fused(self, weights: Any, spread: Any, total: Any) -> Any:
         kind = ir.FunctionType(self.VECTOR, [self.VECTOR] * 3)
@@ -259,7 +286,7 @@ def _multiply(
     item: int, weights: int, depth: int, given: int, given_step: int, out: int, out_step: int, rows: int, panels: int
 ) -> None:
     """out[rows, panels] += given · weights, for any number of rows and as many panels as a piece has."""
-    panel_bytes = depth * LANES * item
+    step = panel_bytes(depth, item)
     start = 0
     while start < rows:
         left = rows - start
@@ -268,7 +295,7 @@ def _multiply(
         wide = panels if panels < PANELS or count <= MOST_ROWS // 2 else PANELS // 2
         x, y = given + start * given_step, out + start * out_step
         for panel in range(0, panels, wide):
-            own, into = weights + panel * panel_bytes, y + panel * LANES * ITEM
+            own, into = weights + panel * step, y + panel * LANES * ITEM
             _tile(count, wide, item, own, depth, x, given_step, into, out_step)
         start += count
 
@@ -338,7 +365,7 @@ def multiply_piece(
     column = first * LANES * ITEM
     if not adds:
         begin(out + column, outputs * ITEM, bias + column if bias else 0, rows, count * LANES)
-    own, step = weights + first * depth * LANES * kernel.item, outputs * ITEM
+    own, step = weights + first * panel_bytes(depth, kernel.item), outputs * ITEM
     multiply(kernel.address, kernel.item, own, depth, given, depth * ITEM, out + column, step, rows, count)
 
 

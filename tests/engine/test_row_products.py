@@ -31,14 +31,23 @@ def test_products_are_the_plain_ones(outputs: int, bias: bool) -> None:
         torch.testing.assert_close(panels(batch), plain(batch), rtol=1e-5, atol=1e-5)
 
 
-def test_weights_in_bfloat16_are_rounded_and_nothing_else_is() -> None:
-    plain, panels = made(64, 97, bias=True, stored=torch.bfloat16)
+def test_integers_with_a_scale_for_each_output_are_near_the_weights() -> None:
+    plain, panels = made(64, 97, bias=True, stored=torch.int8)
+    scales = plain.weight.abs().amax(dim=1, keepdim=True) / 127
     rounded = torch.nn.Linear(64, 97)
-    rounded.weight = torch.nn.Parameter(plain.weight.bfloat16().float(), requires_grad=False)
+    rounded.weight = torch.nn.Parameter((plain.weight / scales).round() * scales, requires_grad=False)
     rounded.bias = plain.bias
     for rows in ROWS:
         batch = torch.randn(1, rows, 64)
         torch.testing.assert_close(panels(batch), rounded(batch), rtol=1e-5, atol=1e-5)
+        assert (panels(batch) - plain(batch)).abs().max() < 0.05
+
+
+def test_an_output_without_weights_stays_its_bias() -> None:
+    plain = torch.nn.Linear(16, 20).requires_grad_(False)
+    plain.weight[3] = 0
+    panels = PanelLinear(plain, Crew(1), torch.int8)
+    assert panels(torch.randn(1, 2, 16))[0, :, 3].tolist() == [plain.bias[3].item()] * 2
 
 
 @pytest.mark.parametrize("rows", ROWS)
