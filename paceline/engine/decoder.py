@@ -95,8 +95,10 @@ def build_engine(
     panels = None if static else panel_dtype(model, settings)
     if panels is not None:
         engine = TransformerEngine(model, info, facts.kv_shape, settings, facts.threads, in_panels(model, panels))
-        self_check(engine, replace(reference, dtype=panels))
-        _check_many_rows(engine, replace(reference, dtype=panels))
+        reference = replace(reference, dtype=panels)
+        self_check(engine, reference)
+        if engine.row_decoder is None:
+            _check_many_rows(engine, reference)
         return engine
     if can_pack(model):
         pack_linears(model)
@@ -121,7 +123,7 @@ def panel_dtype(model: PreTrainedModel, settings: EngineSettings) -> torch.dtype
 
 
 def in_panels(model: PreTrainedModel, stored: torch.dtype) -> RowDecoder | None:
-    """Lay a fused model's weights out in panels, and compile its steps of few rows if its shape is known."""
+    """Lay a fused model's weights out in panels, and compile its steps if its shape is known."""
     crew = Crew(torch.get_num_threads())
     pack_linears(model, lambda linear: PanelLinear(linear, crew, stored))
     return RowDecoder(model, crew) if can_decode(model) else None

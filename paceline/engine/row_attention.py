@@ -11,6 +11,7 @@ that depends on nothing but the number of keys.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -28,6 +29,8 @@ DTYPE = torch.float32
 
 FEW_KEYS = 4096
 """Up to so many (row, key) pairs a session with several rows is faster here than in a library's product."""
+EVERY_KEY = sys.maxsize
+"""Whole steps in one compiled loop are faster than layers one by one, however long a prompt or a text is."""
 
 _NO_NAN = REORDER | {"nnan"}
 
@@ -35,14 +38,12 @@ _float = np.float32
 
 
 def is_few(item: StepItem, few_keys: int) -> bool:
-    """Whether an item's rows are better computed here: one row, or few behind others.
+    """Whether an item's rows are better computed here: one row, or few that see few.
 
     `few_keys`: the most pairs of a row and a key that they may make; 0: nothing is computed here.
     """
     new = len(item.token_ids)
-    if new == 1 or item.base_length == 0:
-        return new == 1 and few_keys > 0
-    return new * (item.base_length + new) <= few_keys
+    return few_keys > 0 if new == 1 else new * (item.base_length + new) <= few_keys
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
-"""A whole decoder step of few rows as one compiled loop that every thread runs.
+"""A whole decoder step as one compiled loop that every thread runs.
 
 What `FusedLayer` computes operation by operation is computed here without
 returning to Python: the same products, norms, rotations and attention, row by
-row and in the same order, so a row's numbers are the same bits either way.
+row and in the same order, so a row's numbers are the same bits either way,
+whatever is beside it and however its text was cut into steps.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class _Own(NamedTuple):
 
 
 class RowDecoder:
-    """Steps whose rows are all few beside their keys.
+    """Whole steps of any number of rows.
 
     Args:
         model: one for which `can_decode` holds.

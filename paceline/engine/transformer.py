@@ -27,7 +27,7 @@ from paceline.engine.interface import NO_PREFIX, EngineInfo, Logits, Prefix, Ste
 from paceline.engine.kv import KVShape, SessionKV
 from paceline.engine.ledger import Ledger, depths
 from paceline.engine.row_attention import DTYPE as ROW_DTYPE
-from paceline.engine.row_attention import FEW_KEYS, RowAttention, is_few
+from paceline.engine.row_attention import EVERY_KEY, FEW_KEYS, RowAttention, is_few
 from paceline.tree import ancestor_mask
 
 if TYPE_CHECKING:
@@ -218,11 +218,11 @@ class TransformerEngine:
     ) -> None:
         self.info = info
         self.row_decoder = row_decoder
-        """Computes steps whose rows are all few."""
+        """Computes whole steps of models whose shape it knows."""
         self._model = model
         self._kv_shape = kv_shape
         compiles = kv_shape.device.type == "cpu" and kv_shape.dtype == ROW_DTYPE
-        self.few_keys = FEW_KEYS if compiles else 0
+        self.few_keys = EVERY_KEY if row_decoder is not None else FEW_KEYS if compiles else 0
         """What `is_few` takes."""
         self._threads = ComputeThreads(threads)
         self._kv: dict[int, SessionKV] = {}

@@ -74,6 +74,23 @@ def test_bits_do_not_depend_on_threads_or_on_the_rows_and_sessions_beside(family
     np.testing.assert_array_equal(np.concatenate(logits_of(engine, one_by_one)), together[1])
 
 
+@pytest.mark.parametrize("family", COMPILED)
+def test_bits_do_not_depend_on_how_a_text_is_cut_into_steps(family: str) -> None:
+    engine, text = engine_of(family), tuple(range(60))
+    found = []
+    for cuts in ((60,), (1,) * 60, (13, 20, 1, 26)):
+        engine.open(7, 60)
+        start, rows = 0, []
+        for size in cuts:
+            item = StepItem(7, start, text[start : start + size], logit_rows=tuple(range(size)))
+            rows.append(engine.step(StepPlan((item,)))[0].copy())
+            start += size
+        engine.close(7)
+        found.append(np.concatenate(rows))
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(found[0], found[2])
+
+
 def test_logits_are_wanted_of_some_rows_or_of_none() -> None:
     engine = engine_of("llama")
     some = StepItem(1, 3, CHAIN.token_ids, logit_rows=(2, 15))
