@@ -94,6 +94,10 @@ class Throttle:
             self._close(load, measured, elapsed)
             self._restart(now)
 
+    def forget(self, now: float) -> None:
+        """What has run until now says nothing of the level in force."""
+        self._restart(now)
+
     def _count(self, change: int, *, follows: bool, off: bool) -> None:
         self._running += change
         self._free += change * (follows and not off)

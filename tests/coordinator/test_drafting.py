@@ -91,7 +91,7 @@ class Request:
     def commit(self, tokens: Seq[int]) -> None:
         base = len(self.sequence.ids) - 1
         self.sequence.ids += tokens
-        self.drafting.commit(Outcome(base, ROOT, tokens[-1]), tokens, self.sequence, "")
+        self.drafting.commit(Outcome(base, ROOT, tokens[-1]), tokens, self.sequence, 0, "")
 
     def dispatched(self) -> None:
         self.drafting.verifying(Round(1, len(self.sequence.ids) - 1, ROOT, (self.sequence.ids[-1],)))
