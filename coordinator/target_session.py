@@ -166,6 +166,7 @@ class TargetSession:
         """
         base_length = len(committed) - 1
         begun, ahead = base_length in self._answers, len(self._answers) - 1
+        assert proposal is None or not begun, "the target has begun the round without it"
         fresh = self._id is None and not begun
         if fresh:
             self._id = self._open(committed, traceparent)

@@ -55,8 +55,8 @@ class Session:
     `key` is its number in the engine. Its KV holds the first `prefilled` tokens
     of the prefix, of which the first `reused` came from other sessions; after
     the first round, the rows of `last.round_` behind its base length. `run` has
-    what was answered since a round was last sent: that one, and those that ran
-    ahead from it, as far as `grant` goes.
+    what was answered from the round on that was sent last: that one, and those
+    that ran ahead from it, as far as `grant` goes.
     `forward_ms` sums the steps that computed the prefix. `keys`, `awaits` and
     `claimed` belong to `PendingPrefixes`: the blocks of the prefix, the one that
     the session waits for, and how many from the first on it no longer claims.
@@ -113,14 +113,14 @@ class Session:
             PrefixMismatch: the round doesn't continue what the session holds.
             InvalidInput: ids, lengths or the proposal are outside their limits.
         """
-        for answered in self.run:
+        for place, answered in enumerate(self.run):
             if round_.base_length == answered.round_.base_length:
                 _require_same(answered.round_, round_, "was answered")
-                self._extend(round_)
+                self._extend(round_, place)
                 return answered.verdict
         if self.pending is not None:
             _require_same(self.pending.round_, round_, "waits for its verdict")
-            self._extend(round_)
+            self._extend(round_, len(self.run))
             return None
         self._check_continues(round_)
         check_round(round_, self.facts.acceptance, info, self.max_rows)
@@ -148,7 +148,9 @@ class Session:
         self.pending = PendingRound(round_, now)
         return True
 
-    def _extend(self, round_: Round) -> None:
+    def _extend(self, round_: Round, seen: int) -> None:
+        """Who sends a round has the verdicts before it, and won't ask for those again."""
+        del self.run[:seen]
         grant = _grant(round_)
         if grant.until > self.grant.until:
             self.grant = grant
