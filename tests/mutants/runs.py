@@ -24,7 +24,9 @@ MODEL = TableModel(SPEC)
 INFO = TableEngine(SPEC).info
 PROMPT = (1, 0, 2)
 LENGTH = 10
-SAMPLING = SamplingParams(repetition_penalty=1.6, presence_penalty=0.7, frequency_penalty=0.9, min_tokens=3)
+SAMPLING = SamplingParams(
+    repetition_penalty=1.6, presence_penalty=0.7, frequency_penalty=0.9, min_tokens=3, logit_bias=((END, -2.0),)
+)
 
 
 class Runs:
