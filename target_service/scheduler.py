@@ -327,7 +327,11 @@ class Scheduler:
 
     def _run_ahead(self, session: Session) -> bool:
         """Let a session go on without its coordinator, if it may: nobody waits for it to come back."""
-        goes_on = session.run_ahead(self._engine.info, time.monotonic())
+        try:
+            goes_on = session.run_ahead(self._engine.info, time.monotonic())
+        except PacelineError as error:
+            session.owner.send(failure_of(session.id, error), urgent=False)
+            return False
         if goes_on:
             self._ready[session.key] = session
             self._wake.set()

@@ -136,15 +136,20 @@ class Session:
         self.run.append(self.last)
 
     def run_ahead(self, info: EngineInfo, now: float) -> bool:
-        """Begin the round behind the last one, if it was granted and the text goes on; says whether it has begun."""
+        """Begin the round behind the last one, if it was granted and the text goes on; says whether it has begun.
+
+        Raises:
+            InvalidInput: the round would be refused if it were sent.
+        """
         if self.last is None or self.pending is not None:
             return False
         drawn = self.last.verdict.token_ids[-1]
         round_ = self.last.round_.following(drawn, self.grant.traceparent)
         longest = self.facts.max_length or info.max_length
         ended = drawn in self.facts.end_token_ids or round_.first_position >= longest
-        if ended or round_.first_position > min(self.grant.until, self.max_rows):
+        if ended or round_.first_position > self.grant.until:
             return False
+        check_round(round_, self.facts.acceptance, info, self.max_rows)
         self.pending = PendingRound(round_, now)
         return True
 
