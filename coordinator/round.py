@@ -53,6 +53,7 @@ async def run_rounds(
 
     drafting.open(sequence, trace.traceparent)
     while sequence.finish_reason is None:
+        free = time.perf_counter()
         await outbox.has_room()
         begun_ns, clock = time.time_ns(), time.perf_counter()
         round_trace = trace.start_round()
@@ -66,7 +67,7 @@ async def run_rounds(
         )
         verified = time.perf_counter()
         if answer.ran_ahead:
-            clock = sent = decided
+            clock = sent = decided + (clock - free)  # it began with the verdict before it
         round_, verdict = answer.round_, answer.verdict
         decision = acceptance.decide(job.acceptance, round_, verdict, job.noise)
         tokens = sequence.commit(decision, round_.proposal, verdict)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence as Seq
 from typing import Any, cast
+from unittest import mock
 
 import pytest
 
 from coordinator.draft_session import DraftPeer
 from coordinator.drafting import UNTOLD_TOKENS, Drafting, DraftingSettings
 from coordinator.knowledge import Knowledge
+from coordinator.policy import Options, Plan
 from coordinator.sequence import Job, Sequence
 from coordinator.throttle import Level, Throttle
+from draft_service.session import DraftSession
 from paceline.rpc.link import DraftLink
 from paceline.tokenizer import TableTokenizer
 from paceline.types import (
@@ -199,3 +203,36 @@ def test_rounds_left_of_a_run_are_no_evidence_for_the_level_in_force(request_: R
         request_.commit((6,), granted)
         request_.drafting.learn(record(), None, ())
     assert told == ["forget", "forget", "add"]
+
+
+class RandomPolicy:
+    """Goes into runs and drafts for outcomes as it likes, within what a policy may do."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def plan(self, options: Options) -> Plan:
+        if options.granted <= 1 and self._random.random() < 0.3:
+            return Plan(fan_out=4, branch_depth=2, branch_nodes=2)
+        return Plan(run_ahead=min(options.run_ahead, self._random.choice((0, 0, 1, 3, 20))))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_draft_can_follow_whatever_runs_ahead(seed: int) -> None:
+    """Every message fits what the draft service holds, and at the end it holds all that was told."""
+    request = Request()
+    drafting: Any = request.drafting
+    drafting._policy = RandomPolicy(seed)
+    granted = 0
+    for number in range(50):
+        request.commit((number % VOCAB,), granted)
+        request.dispatched()
+        granted = max(granted - 1, request.drafting.run_ahead, 0)
+    opened, *commands = request.link.sent
+    session = DraftSession(1, mock.Mock(), opened, mock.Mock(), VOCAB, len(opened.token_ids))
+    for command in commands:
+        if isinstance(command, Commit):
+            session.accept(command)
+        else:
+            session.note(command)
+    assert len(request.sequence.ids) - session.committed_length < UNTOLD_TOKENS
