@@ -217,8 +217,10 @@ class Drafting:
 
     def _next_plan(self, sequence: Sequence) -> Plan:
         run_ahead = max(0, min(sequence.room - 1, self._run_ahead))
-        if self._off or self._fixed == 0 or self._level is Level.NONE:
+        if self._off or self._fixed == 0:
             return Plan(run_ahead=run_ahead)
+        if self._level is Level.NONE:
+            return Plan(run_ahead=min(run_ahead, self._throttle.rounds_left(_now_ms())))
         room = max(0, min(sequence.room - 1, MAX_PROPOSAL_NODES))
         if not room:
             return TARGET_ONLY

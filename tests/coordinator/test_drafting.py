@@ -65,10 +65,14 @@ class FixedThrottle(Throttle):
     """Leaves what the test says."""
 
     fixed = Level.FULL
+    left = 1000
 
     @property
     def level(self) -> Level:
         return self.fixed
+
+    def rounds_left(self, now: float) -> int:
+        return self.left
 
 
 class Request:
@@ -188,6 +192,14 @@ def test_what_the_draft_prepares_outcomes_for_is_told_before_a_run(request_: Req
         request_.dispatched()
     commits = [command for command in request_.link.sent if isinstance(command, Commit)]
     assert [len(commit.token_ids) for commit in commits] == [1, 2]
+
+
+def test_under_load_a_run_ends_before_another_level_is_looked_at(request_: Request) -> None:
+    request_.throttle.fixed = Level.NONE
+    for left in (1000, 7, 0):
+        request_.throttle.left = left
+        request_.commit((5,), granted=1)
+        assert request_.drafting.run_ahead == min(16, left)
 
 
 def test_rounds_left_of_a_run_are_no_evidence_for_the_level_in_force(request_: Request) -> None:
