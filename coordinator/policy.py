@@ -16,6 +16,7 @@ each; where it runs, a proposal must be worth one.
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ OUTLIER = 4.0
 SMALLEST_CHANCE = 0.02
 """Deeper tokens than this chance of being reached are not looked at."""
 SHORT_RUN = 3
-"""Rounds that may run ahead while something worth proposing may turn up: it is missed for so long."""
+"""Rounds that may run ahead while something worth proposing may turn up: it is missed for so long. At a distance more."""
 REMEMBERED_VALUES = 8.0
 """Rounds whose best proposal's value tells what the next ones' may be."""
 
@@ -191,8 +192,8 @@ class RequestPolicy:
         fan_out, depth = self._outlook(options, max(fare, match[0], wait[0]))
         runs = source is Source.NONE and fare > 0 and not fan_out
         if runs:
-            most = SHORT_RUN if until_probe is None else min(SHORT_RUN, until_probe)
-            return Plan(run_ahead=min(options.run_ahead, most))
+            most = self._short_run()
+            return Plan(run_ahead=min(options.run_ahead, most if until_probe is None else until_probe, most))
         if options.granted:
             source, nodes = Source.NONE, 0
         if options.granted > 1:
@@ -208,6 +209,14 @@ class RequestPolicy:
         """
         trip = self.rate * self._costs.trip
         return trip if options.run_ahead and self._worth.value < trip else 0.0
+
+    def _short_run(self) -> int:
+        """Rounds that may run ahead where a proposal may turn up.
+
+        A run is extended by the time that half of it is left, which must cover the round trip.
+        """
+        costs = self._costs
+        return max(SHORT_RUN, 2 * math.ceil(costs.trip / costs.plain.value) if costs.plain.value else 0)
 
     def _rounds_until_probe(self, options: Options, source: Source) -> int | None:
         """Rounds before a model that isn't used should be tried again; None: it needn't be."""

@@ -307,3 +307,12 @@ def test_a_target_only_token_costs_what_it_costs_where_the_target_runs_ahead() -
     for _ in range(300):
         policy.learn(Plan(), record(round_ms=PLAIN_MS + TRIP_MS), None, ())
     assert knowledge.costs.plain.value == pytest.approx(PLAIN_MS, rel=0.01)
+
+
+def test_at_a_distance_a_run_is_long_enough_to_be_extended_in_time() -> None:
+    knowledge, policy = taught()
+    knowledge.costs.plain.add(PLAIN_MS)
+    for _ in range(400):
+        knowledge.costs.sent.add(3.4 * PLAIN_MS)
+        knowledge.costs.ahead.add(0.0)
+    assert [policy.plan(RUN).run_ahead for _ in range(30)][-1] == 8
