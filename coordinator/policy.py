@@ -38,7 +38,7 @@ OUTLIER = 4.0
 SMALLEST_CHANCE = 0.02
 """Deeper tokens than this chance of being reached are not looked at."""
 SHORT_RUN = 3
-"""Rounds that may run ahead while something worth proposing may turn up: it is missed for so long. At a distance more."""
+"""Rounds that may run ahead while something worth proposing may turn up: it is missed for so long. Far away more."""
 REMEMBERED_VALUES = 8.0
 """Rounds whose best proposal's value tells what the next ones' may be."""
 
