@@ -42,7 +42,7 @@ async def serve(config: CoordinatorConfig) -> None:
     target, draft = _peers(config, tokenizer)
     settings = CoordinatorSettings(
         model=config.served_model_name or config.model,
-        drafting=DraftingSettings(config.drafter, config.num_draft_tokens, config.fan_out),
+        drafting=DraftingSettings(config.drafter, config.num_draft_tokens, config.fan_out, config.run_ahead),
         seed=config.seed,
         max_concurrent_requests=config.max_concurrent_requests,
     )
@@ -100,6 +100,9 @@ def main(
     fan_out: Annotated[
         int | None, typer.Option(help="Next tokens to draft for while a round is verified; 0: none.")
     ] = None,
+    run_ahead: Annotated[
+        int | None, typer.Option(help="Rounds the target may begin by itself where nothing is proposed; 0: none.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of requests that bring none; default: drawn.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="gRPC port; 0 takes a free one.")] = None,
@@ -125,6 +128,7 @@ def main(
         "drafter": drafter,
         "num_draft_tokens": num_draft_tokens,
         "fan_out": fan_out,
+        "run_ahead": run_ahead,
         "seed": seed,
         "server.host": host,
         "server.port": port,

@@ -9,10 +9,8 @@ tokens get that many whenever a drafter has them; the others follow the policy.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from functools import partial
 
 from coordinator.draft_session import NOTHING, Drafted, DraftPeer, DraftSession
 from coordinator.knowledge import Knowledge
@@ -35,6 +33,10 @@ from paceline.types import (
     SparseDistribution,
 )
 
+RUN_AHEAD = 16
+"""Rounds that may run ahead where nothing will be proposed for as long; a setting may say less."""
+UNTOLD_TOKENS = 16
+"""Tokens of a run after which the draft service hears of them at the latest: it would have to catch up on more."""
 SURE_MATCH = 5
 """Length from which a match goes before the model when a request fixes its number of tokens and not its drafter."""
 TARGET_ONLY = Plan()
@@ -48,11 +50,37 @@ class DraftingSettings:
         drafter: `auto`, `ngram`, a drafter of the draft service, or `none`.
         num_draft_tokens: tokens to propose; None: the policy chooses each round.
         fan_out: next tokens per accepted node to draft for while a round is verified; 0: none.
+        run_ahead: most rounds that the target may begin by itself, where nothing is proposed; 0: none.
     """
 
     drafter: str = AUTO
     num_draft_tokens: int | None = None
     fan_out: int = 4
+    run_ahead: int = RUN_AHEAD
+
+
+@dataclass(frozen=True)
+class _Untold:
+    """Committed tokens that the draft service has not heard of, the last ones of `committed`.
+
+    `outcome` is their last round's. `awaited`: it drafts for that round's outcomes, so it must be told of it alone.
+    """
+
+    outcome: Outcome
+    token_ids: tuple[int, ...]
+    committed: Seq[int]
+    budget: DraftBudget
+    traceparent: str
+    awaited: bool
+
+    @property
+    def must_leave(self) -> bool:
+        """Whether it can't wait for what the next rounds commit."""
+        return self.awaited or len(self.token_ids) >= UNTOLD_TOKENS
+
+    def after(self, before: _Untold | None) -> _Untold:
+        """These tokens and those before them."""
+        return self if before is None else replace(self, token_ids=before.token_ids + self.token_ids)
 
 
 class Drafting:
@@ -70,13 +98,16 @@ class Drafting:
         self._fan_out = settings.fan_out if self._uses_model else 0
         self._throttle = knowledge.throttle
         self._follows = self._fixed is None and not self._off
+        self._run_ahead = settings.run_ahead
         self._policy = RequestPolicy(knowledge, name, job.acceptance, greedy=job.sampling.temperature == 0)
         self._ngrams = NgramIndex() if name in (NGRAM, AUTO) and not self._off else None
         self._match: Match | None = None
         self._cached: Drafted | None = None
         self._missed = False
         self._entered = False
-        self._untold: Callable[[], None] | None = None
+        self._untold: _Untold | None = None
+        self._granted = 0
+        self._rests = self._winds_up = False
         self._plan = TARGET_ONLY
         self._rounds = 0
 
@@ -94,6 +125,11 @@ class Drafting:
     def waits(self) -> bool:
         """Whether `take` will wait for the draft service."""
         return self._plan.source is Source.WAIT
+
+    @property
+    def run_ahead(self) -> int:
+        """Rounds behind the planned one that the target may begin by itself."""
+        return self._plan.run_ahead
 
     async def take(self) -> Drafted:
         """The planned proposal; an n-gram match stands in for a draft that doesn't come."""
@@ -116,41 +152,49 @@ class Drafting:
         return NOTHING
 
     def verifying(self, round_: Round) -> None:
-        """Tell the draft service what the last round committed and, if it is to draft for this one's
-        outcomes, what left for the target."""
-        self._tell()
+        """Tell the draft service what the last rounds committed and, if it is to draft for this one's
+        outcomes, what left for the target. Of rounds that run ahead it hears together."""
         plan = self._plan
+        goes_on = self._granted > 1 or plan.run_ahead > 0
+        if not goes_on or self._untold is None or self._untold.must_leave:
+            self._tell()
         if plan.fan_out:
             budget = DraftBudget(plan.branch_depth, self._widths, plan.branch_nodes, plan.fan_out)
             self._session.verifying(round_, budget)
 
-    def commit(self, outcome: Outcome, tokens: Seq[int], sequence: Sequence, traceparent: str) -> None:
-        """Take in what a round committed and plan the next.
+    def commit(self, outcome: Outcome, tokens: Seq[int], sequence: Sequence, granted: int, traceparent: str) -> None:
+        """Take in what a round committed and plan the next; the next `granted` rounds carry no proposal.
 
         The draft service is told by `take` if the plan waits for it, else by `verifying`, behind the round.
         """
-        if self._off:
-            return
-        if self._level is Level.NONE:
-            self._rest()
+        self._granted = granted
+        rested, self._rests = self._rests, self._off or self._level is Level.NONE
+        self._winds_up = granted > 0 and not self._rests and (rested or self._winds_up)
+        if self._rests:
+            self._rest(sequence)
             return
         if self._match is not None:
             self._policy.learn_match(self._match, tokens)
         self._learn_tokens(sequence.ids)
         self._cached = self._session.settle(outcome)
-        self._missed = self._plan.fan_out > 0 and self._cached is None
+        drafted_for = self._plan.fan_out > 0
+        self._missed = drafted_for and self._cached is None
         self._plan = self._next_plan(sequence)
+        before, self._untold = self._untold, None
         if self._level is not Level.FULL:
             self._session.close()
         elif self._session.is_open or self._needs_session():
-            self._untold = partial(
-                self._session.commit, outcome, tokens, sequence.ids, self._wanted_now(), traceparent
-            )
+            budget = self._wanted_now()
+            untold = _Untold(outcome, tuple(tokens), sequence.ids, budget, traceparent, drafted_for)
+            self._untold = untold.after(before)
 
     def learn(self, record: RoundRecord, proposal: Proposal | None, path: Seq[int]) -> None:
         """Take in what the running plan cost and gave; call before `commit`."""
         self._rounds += 1
-        self._throttle.add(record.accepted + 1, _now_ms())
+        if self._winds_up:
+            self._throttle.forget(_now_ms())
+        else:
+            self._throttle.add(record.accepted + 1, _now_ms())
         if self._rounds > 1 and not self._off and self._level is not Level.NONE:
             self._policy.learn(self._plan, record, proposal, path)
 
@@ -162,9 +206,9 @@ class Drafting:
             self._throttle.leave(_now_ms(), follows=self._follows, off=self._off)
 
     def _tell(self) -> None:
-        untold, self._untold = self._untold, None
-        if untold is not None:
-            untold()
+        told, self._untold = self._untold, None
+        if told is not None:
+            self._session.commit(told.outcome, told.token_ids, told.committed, told.budget, told.traceparent)
 
     def _learn_tokens(self, committed: Seq[int]) -> None:
         if self._ngrams is not None:
@@ -172,15 +216,18 @@ class Drafting:
             self._match = self._ngrams.longest_match()
 
     def _next_plan(self, sequence: Sequence) -> Plan:
+        run_ahead = max(0, min(sequence.room - 1, self._run_ahead))
+        if self._off or self._fixed == 0:
+            return Plan(run_ahead=run_ahead)
+        if self._level is Level.NONE:
+            return Plan(run_ahead=min(run_ahead, self._throttle.rounds_left(_now_ms())))
         room = max(0, min(sequence.room - 1, MAX_PROPOSAL_NODES))
-        if self._off or not room:
+        if not room:
             return TARGET_ONLY
         if self._cached is not None and self._cached.proposal is not None:
             self._cached = replace(self._cached, proposal=self._cached.proposal.within(room))
         if self._fixed is not None:
             return self._fixed_plan(min(self._fixed, room))
-        if self._level is Level.NONE:
-            return TARGET_ONLY
         return self._policy.plan(
             Options(
                 room=room,
@@ -190,13 +237,13 @@ class Drafting:
                 waits=self._rounds > 0,
                 fan_out=self._fan_out,
                 trees=self._coupled,
+                granted=self._granted,
+                run_ahead=run_ahead,
             )
         )
 
     def _fixed_plan(self, k: int) -> Plan:
         sure = self._match is not None and (not self._uses_model or self._match.length >= SURE_MATCH)
-        if not k:
-            return TARGET_ONLY
         if sure:
             source = Source.NGRAM
         elif self._cached is not None:
@@ -217,12 +264,12 @@ class Drafting:
         """What the load leaves to a request that follows the policy."""
         return self._throttle.level if self._follows else Level.FULL
 
-    def _rest(self) -> None:
-        """Cost no more than target-only while the load lets nothing be drafted; index and session catch up after."""
+    def _rest(self, sequence: Sequence) -> None:
+        """Cost no more than target-only while nothing may be drafted; index and session catch up after."""
         self._session.close()
         self._match = self._cached = self._untold = None
         self._missed = False
-        self._plan = TARGET_ONLY
+        self._plan = self._next_plan(sequence)
 
     def _wanted_now(self) -> DraftBudget:
         """What the draft service is asked for at once: a proposal only if the round waits for it."""

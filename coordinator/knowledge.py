@@ -70,7 +70,9 @@ class Costs:
     Attributes:
         verify: a target step by its rows.
         outlook: what outcome drafting adds to a target step: nothing where the two share no hardware.
-        plain: a whole round without a proposal.
+        plain: a target-only token where the target runs ahead: what drafting must beat.
+        sent: what a round takes beyond its step and its draft, where the coordinator sent it.
+        ahead: the same where the target began the round by itself.
         draft_step: one level of a proposal that is drafted just in time.
         draft_wire: such a proposal's wait beyond its steps.
     """
@@ -78,8 +80,15 @@ class Costs:
     verify: RowCost = field(default_factory=RowCost)
     outlook: Mean = field(default_factory=lambda: Mean(0.0, 1.0))
     plain: Mean = field(default_factory=lambda: Mean(0.0, 0.0))
+    sent: Mean = field(default_factory=lambda: Mean(0.0, 0.0))
+    ahead: Mean = field(default_factory=lambda: Mean(0.0, 0.0))
     draft_step: Mean = field(default_factory=lambda: Mean(0.0, 0.0))
     draft_wire: Mean = field(default_factory=lambda: Mean(1.0, 1.0))
+
+    @property
+    def trip(self) -> float:
+        """What a round costs for being sent: a round that carries a proposal must be, another need not."""
+        return max(0.0, self.sent.value - self.ahead.value)
 
     def wait(self, depth: int) -> float:
         """Expected wait for a proposal of this depth, drafted just in time."""

@@ -21,6 +21,10 @@ BYTES_PER_TOKEN = 12
 """Upper bound of a token id, its provenance, where its text ends and their tags on the wire."""
 
 
+MOST_BYTES_PER_TOKEN = 1024
+"""Upper bound of a token with its log-probabilities, and text as tokens have it."""
+
+
 class Outbox:
     """Holds what the client hasn't taken; one task drains it with `run`."""
 
@@ -39,6 +43,11 @@ class Outbox:
         self._unread += size_of(tokens)
         self._drained.clear()
         self._filled.set()
+
+    @property
+    def room(self) -> int:
+        """Tokens that may come before the rounds would pause: so many may be on their way."""
+        return max(0, MAX_UNREAD_BYTES - self._unread) // MOST_BYTES_PER_TOKEN
 
     async def has_room(self) -> None:
         """Return at once unless too much is unread; ask before each round.

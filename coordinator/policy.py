@@ -6,11 +6,17 @@ time of a round without a draft is the same for every plan and falls out. A row
 delays every session that shares the target's step, so its price counts each of
 them. Rejection and block acceptance see averages by depth only, never the
 probability of a token that might be dropped.
+
+A round without a proposal need not be sent: the target runs ahead, and saves it
+the round trip. But then the rounds that it may begin can't carry proposals. So
+it runs where proposals have lately been worth less than the round trip for
+each; where it runs, a proposal must be worth one.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -31,6 +37,10 @@ OUTLIER = 4.0
 """A round that takes longer than this many target-only ones counts as so many."""
 SMALLEST_CHANCE = 0.02
 """Deeper tokens than this chance of being reached are not looked at."""
+SHORT_RUN = 3
+"""Rounds that may run ahead while something worth proposing may turn up: it is missed for so long. Far away more."""
+REMEMBERED_VALUES = 8.0
+"""Rounds whose best proposal's value tells what the next ones' may be."""
 
 
 class Source(StrEnum):
@@ -54,6 +64,7 @@ class Plan:
         depth: longest path of a proposal that is drafted just in time; fewer than `nodes` makes a tree.
         fan_out: next tokens per accepted node to draft for meanwhile; 0: none.
         branch_depth, branch_nodes: longest path and most nodes of an outcome's proposal.
+        run_ahead: rounds behind this one that the target may begin by itself.
     """
 
     source: Source = Source.NONE
@@ -62,6 +73,7 @@ class Plan:
     fan_out: int = 0
     branch_depth: int = 0
     branch_nodes: int = 0
+    run_ahead: int = 0
 
 
 @dataclass(frozen=True)
@@ -76,6 +88,8 @@ class Options:
         waits: whether the round may wait for it.
         fan_out: most next tokens per accepted node that outcome drafting may prepare; 0: it is off.
         trees: whether proposals may be trees.
+        granted: rounds, this one included, that the target may have begun: they are target-only, come what may.
+        run_ahead: most rounds behind this one that the target may begin.
     """
 
     room: int
@@ -85,6 +99,8 @@ class Options:
     waits: bool = True
     fan_out: int = 0
     trees: bool = False
+    granted: int = 0
+    run_ahead: int = 0
 
 
 def survival(chances: Iterable[float]) -> list[float]:
@@ -107,6 +123,7 @@ class RequestPolicy:
         self._other_rows = Mean(0.0, 1.0, limit=10.0)
         self._guard = Guard()
         self._probe = Probe()
+        self._worth = Mean(1.0, 1.0, limit=REMEMBERED_VALUES)
         self._outlook_was_on = False
 
     @property
@@ -119,7 +136,12 @@ class RequestPolicy:
         if self._outlook_was_on:
             for experience in (self._own, self._shared):
                 experience.hits.add(float(options.cached is not None))
-        plan = Plan() if options.room <= 0 or self._guard.holds() else self._best(options)
+        if options.room <= 0:
+            plan = Plan()
+        elif self._guard.holds():
+            plan = Plan(run_ahead=min(options.run_ahead, self._guard.left))
+        else:
+            plan = self._best(options)
         self._outlook_was_on = plan.fan_out > 0
         return plan
 
@@ -153,25 +175,59 @@ class RequestPolicy:
     def _best(self, options: Options) -> Plan:
         """The plan of greatest value, and whether drafting outcomes meanwhile is worth its time."""
         match, cached, wait = self._match(options), self._cached(options), self._wait(options)
-        _, source, nodes = max(
+        value, source, nodes = max(
             (0.0, Source.NONE, 0),
             (match[0], Source.NGRAM, match[1]),
             (cached[0], Source.CACHED, cached[1]),
             (wait[0], Source.WAIT, wait[1]),
             key=operator.itemgetter(0),
         )
-        if (
-            source in (Source.NONE, Source.NGRAM)
-            and options.drafts
-            and options.waits
-            and self._probe.due(self._probe_ms())
-        ):
-            depth = min(PROBE_TOKENS, options.room)
-            return Plan(Source.WAIT, depth, depth)
-        fan_out, depth = self._outlook(options, max(0.0, match[0], wait[0]))
+        self._worth.add(value)
+        fare = self._fare(options)
+        if value <= fare:
+            source, nodes = Source.NONE, 0
+        until_probe = self._rounds_until_probe(options, source)
+        if until_probe == 0 and not options.granted:
+            return self._probing(options)
+        fan_out, depth = self._outlook(options, max(fare, match[0], wait[0]))
+        runs = source is Source.NONE and fare > 0 and not fan_out
+        if runs:
+            most = self._short_run()
+            return Plan(run_ahead=min(options.run_ahead, most if until_probe is None else until_probe, most))
+        if options.granted:
+            source, nodes = Source.NONE, 0
+        if options.granted > 1:
+            fan_out = depth = 0
         tree = self._tree_nodes(depth, options)
         waited = self._tree_nodes(nodes, options) if source is Source.WAIT else nodes
         return Plan(source, waited, nodes, fan_out, depth, tree)
+
+    def _fare(self, options: Options) -> float:
+        """Tokens that the round trip costs where the target may do without it: what a proposal must be worth; else 0.
+
+        It may where proposals are worth less on average: to wait for one would cost more than it brings.
+        """
+        trip = self.rate * self._costs.trip
+        return trip if options.run_ahead and self._worth.value < trip else 0.0
+
+    def _short_run(self) -> int:
+        """Rounds that may run ahead where a proposal may turn up.
+
+        A run is extended by the time that half of it is left, which must cover the round trip.
+        """
+        costs = self._costs
+        return max(SHORT_RUN, 2 * math.ceil(costs.trip / costs.plain.value) if costs.plain.value else 0)
+
+    def _rounds_until_probe(self, options: Options, source: Source) -> int | None:
+        """Rounds before a model that isn't used should be tried again; None: it needn't be."""
+        if source not in (Source.NONE, Source.NGRAM) or not options.drafts or not options.waits:
+            return None
+        return self._probe.rounds_until(self._probe_ms())
+
+    def _probing(self, options: Options) -> Plan:
+        self._probe.tried(self._probe_ms())
+        depth = min(PROBE_TOKENS, options.room)
+        return Plan(Source.WAIT, depth, depth)
 
     def _match(self, options: Options) -> tuple[float, int]:
         """Value and length of the match's best continuation."""
@@ -271,6 +327,8 @@ class RequestPolicy:
     def _learn_costs(self, plan: Plan, record: RoundRecord, proposal: Proposal | None, ms: float) -> None:
         costs, target = self._costs, record.target
         step_ms = target.forward_ms + target.sample_ms
+        beyond = costs.ahead if record.ran_ahead else costs.sent
+        beyond.add(max(0.0, ms - record.draft_wait_ms - step_ms))
         own_rows = 1 + (len(proposal) if proposal is not None else 0)
         waiting = 1 + (target.queue_ms / target.forward_ms if target.forward_ms > 0 else 0)
         self._sharers.add(max(1, target.sessions) * min(waiting, OUTLIER))
@@ -280,7 +338,7 @@ class RequestPolicy:
         else:
             costs.verify.add(max(1, target.rows), step_ms)
             if proposal is None:
-                costs.plain.add(ms)
+                costs.plain.add(ms if record.ran_ahead else max(step_ms, ms - costs.trip))
         if plan.source is Source.WAIT and proposal is not None:
             level_ms = record.draft.forward_ms / max(1, record.proposed)
             costs.draft_step.add(level_ms)

@@ -22,6 +22,11 @@ class Guard:
         self._tokens = 0
         self._ms = 0.0
 
+    @property
+    def left(self) -> int:
+        """Rounds after this one that must go without a draft, too."""
+        return self._pause
+
     def holds(self) -> bool:
         """Whether the next round must go without a draft. Ask once for each round."""
         if not self._pause:
@@ -64,11 +69,14 @@ class Probe:
         elif self._rounds_left:
             self._rounds_left -= 1
 
-    def due(self, cost_ms: float) -> bool:
-        """Whether to try now at this cost; a yes is taken as done."""
-        if self._rounds_left or self._spent_ms + cost_ms > PROBE_SHARE * self._elapsed_ms:
-            return False
+    def rounds_until(self, cost_ms: float) -> int | None:
+        """Rounds before a try at this cost may be made, 0: it may be made now; None: nobody knows."""
+        if self._spent_ms + cost_ms > PROBE_SHARE * self._elapsed_ms:
+            return None
+        return self._rounds_left
+
+    def tried(self, cost_ms: float) -> None:
+        """Count a try."""
         self._spent_ms += cost_ms
         self._rounds_left = self._next_rounds
         self._next_rounds = min(2 * self._next_rounds, PROBE_ROUNDS[1])
-        return True

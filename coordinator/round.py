@@ -2,7 +2,8 @@
 
 1. take the planned proposal: drafted for this very outcome while the last round was verified, or
    an n-gram match, or drafted just in time, or none
-2. the target verifies it; meanwhile the draft service drafts for its likely outcomes
+2. the target verifies it; meanwhile the draft service drafts for its likely outcomes. A round
+   without a proposal may let the target run ahead: it begins the next rounds by itself
 3. the acceptance rule decides
 4. commit: the tokens become the truth; the next round is planned from what is there and leaves
 5. behind it, while the target works: the draft service hears of the commit, the client gets the text
@@ -42,7 +43,7 @@ async def run_rounds(
     Raises:
         PacelineError: the target failed in a way that re-opening can't mend.
     """
-    accepted_node = ROOT
+    accepted_node, decided = ROOT, time.perf_counter()
     unsettled: list[Callable[[], None]] = []
 
     async def dispatched(round_: Round) -> None:
@@ -52,6 +53,7 @@ async def run_rounds(
 
     drafting.open(sequence, trace.traceparent)
     while sequence.finish_reason is None:
+        free = time.perf_counter()
         await outbox.has_room()
         begun_ns, clock = time.time_ns(), time.perf_counter()
         round_trace = trace.start_round()
@@ -59,10 +61,14 @@ async def run_rounds(
             _settle_all(unsettled)
         drafted = await drafting.take()
         sent = time.perf_counter()
-        round_, verdict = await target.verify(
-            sequence.ids, accepted_node, drafted.proposal, round_trace.traceparent, dispatched
+        run_ahead = min(drafting.run_ahead, outbox.room)
+        answer = await target.verify(
+            sequence.ids, accepted_node, drafted.proposal, run_ahead, round_trace.traceparent, dispatched
         )
         verified = time.perf_counter()
+        if answer.ran_ahead:
+            clock = sent = decided + (clock - free)  # it began with the verdict before it
+        round_, verdict = answer.round_, answer.verdict
         decision = acceptance.decide(job.acceptance, round_, verdict, job.noise)
         tokens = sequence.commit(decision, round_.proposal, verdict)
         accepted_node = decision.node
@@ -80,12 +86,13 @@ async def run_rounds(
             cache_miss=drafted.miss,
             drafter=round_.proposal.drafter if round_.proposal else "",
             draft=drafted.timings,
+            ran_ahead=answer.ran_ahead,
         )
         path = round_.proposal.path(decision.node) if round_.proposal else ()
         drafting.learn(record, round_.proposal, path)
         if sequence.finish_reason is None:
             outcome = decision.outcome(round_.base_length)
-            drafting.commit(outcome, tokens.token_ids, sequence, round_trace.traceparent)
+            drafting.commit(outcome, tokens.token_ids, sequence, target.granted, round_trace.traceparent)
         stats.add(record, len(tokens.token_ids), decided)
         unsettled.append(partial(_settle, outbox, tokens, round_trace, record, begun_ns))
     _settle_all(unsettled)

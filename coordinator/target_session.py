@@ -1,4 +1,10 @@
-"""One request's session on the target: rounds in, verdicts out, re-opened when it is lost."""
+"""One request's session on the target: rounds in, verdicts out, re-opened when it is lost.
+
+A target-only round may let the target run ahead: it begins the rounds behind it
+by itself, and their verdicts are here, or on their way, when they are asked for.
+A round of the run that is sent none the less lets the run go on for longer, so
+that a run that is extended in time never pauses.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
 from coordinator.peer import Peer
 from coordinator.sequence import Job
@@ -33,9 +40,6 @@ logger = logging.getLogger(__name__)
 
 MAX_REFUSALS = 3
 """Re-opens in a row that a live target may answer with PREFIX_MISMATCH or UNKNOWN_SESSION."""
-OPENING_BASE = -1
-"""Stands for "no round in flight" in `_awaited_base`."""
-
 Dispatched = Callable[[Round], Awaitable[None]]
 """Told of each round that was queued for the target; the verdict may come meanwhile."""
 
@@ -49,30 +53,57 @@ class TargetPeer(Peer[TargetCommand, TargetEvent]):
         self.wait_s = wait_s
 
 
+@dataclass(frozen=True)
+class Verified:
+    """A round, its verdict, and whether the target had begun it by itself."""
+
+    round_: Round
+    verdict: Verdict
+    ran_ahead: bool
+
+
 class TargetSession:
-    """Verifies one request's rounds, one at a time."""
+    """Verifies one request's rounds, one at a time.
+
+    `_answers` has the verdicts to come by their rounds' base lengths: of the
+    round in flight, and of those that the target may begin behind it.
+    """
 
     def __init__(self, peer: TargetPeer, job: Job) -> None:
         self._peer = peer
         self._job = job
         self._id: int | None = None
-        self._answer: asyncio.Future[Verdict] | None = None
-        self._awaited_base = OPENING_BASE
+        self._answers: dict[int, asyncio.Future[Verdict]] = {}
         self._opened_before = False
         self._watcher: asyncio.TimerHandle | None = None
+
+    @property
+    def granted(self) -> int:
+        """Rounds that the target may have begun by itself: the next ones, which can't carry a proposal."""
+        return len(self._answers)
 
     async def verify(
         self,
         committed: Sequence[int],
         accepted_node: int,
         proposal: Proposal | None,
+        run_ahead: int,
         traceparent: str,
         dispatched: Dispatched,
-    ) -> tuple[Round, Verdict]:
-        """Send one round and wait for its verdict; a lost session is opened anew and the round sent again.
+    ) -> Verified:
+        """Send one round, unless the target has begun it, and wait for its verdict.
 
-        The same round is sent again with the same proposal, so the verdict is
-        the one that was lost (`exactness` §3: once drawn, nothing is redrawn).
+        A lost session is opened anew and the round sent again, with the same
+        proposal, so the verdict is the one that was lost (`exactness` §3: once
+        drawn, nothing is redrawn).
+
+        Args:
+            committed: every committed token.
+            accepted_node: of the previous round's proposal.
+            proposal: what to verify; None for a round that the target may have begun.
+            run_ahead: how many rounds behind this one the target may begin by itself.
+            traceparent: parent of the target's spans.
+            dispatched: is told of the round.
 
         Raises:
             PeerUnavailable: the target did not come back in time.
@@ -82,9 +113,11 @@ class TargetSession:
         refusals = 0
         while True:
             try:
-                round_ = self._dispatch(committed, accepted_node, proposal, traceparent)
+                ran_ahead = len(committed) - 1 in self._answers
+                round_ = self._dispatch(committed, accepted_node, proposal, run_ahead, traceparent)
+                answer = self._answers[round_.base_length]
                 await dispatched(round_)
-                return round_, await self._verdict(round_)
+                return Verified(round_, await self._verdict(round_, answer), ran_ahead)
             except (PeerUnavailable, Overloaded, PrefixMismatch, UnknownSession) as error:
                 refusals += isinstance(error, PrefixMismatch | UnknownSession)
                 first_refused = isinstance(error, Overloaded) and not self._opened_before
@@ -98,21 +131,21 @@ class TargetSession:
                 await self._until_reachable(error, deadline)
 
     def close(self) -> None:
-        """End the session on the target; the next round opens it anew."""
-        if self._id is not None:
-            self._peer.detach(self._id)
-            self._id = None
+        """End the session on the target, and its run; the next round opens it anew."""
+        self._answers.clear()
+        self._detach()
 
     def on_event(self, event: TargetEvent) -> None:
         """Handle what the target sent for this session."""
         if isinstance(event, Failure):
             if event.session_closed:
-                self.close()
+                self._detach()
             self._fail(error_of(event))
-        elif isinstance(event, Verdict) and event.base_length == self._awaited_base:
+        elif isinstance(event, Verdict) and event.base_length in self._answers:
             self._opened_before = True
-            if self._answer is not None and not self._answer.done():
-                self._answer.set_result(event)
+            answer = self._answers[event.base_length]
+            if not answer.done():
+                answer.set_result(event)
 
     def on_lost(self, error: PacelineError) -> None:
         """The link broke, and this session with it."""
@@ -120,25 +153,50 @@ class TargetSession:
         self._fail(error)
 
     def _dispatch(
-        self, committed: Sequence[int], accepted_node: int, proposal: Proposal | None, traceparent: str
+        self,
+        committed: Sequence[int],
+        accepted_node: int,
+        proposal: Proposal | None,
+        run_ahead: int,
+        traceparent: str,
     ) -> Round:
-        """Send the round, behind an open if the session has none; nothing here waits."""
-        fresh = self._id is None
-        if self._id is None:
+        """Send the round, behind an open if the session has none; nothing here waits.
+
+        A round that the target may have begun is sent only to let a run go on that ends soon.
+        """
+        base_length = len(committed) - 1
+        begun, ahead = base_length in self._answers, len(self._answers) - 1
+        assert proposal is None or not begun, "the target has begun the round without it"
+        fresh = self._id is None and not begun
+        if fresh:
             self._id = self._open(committed, traceparent)
         round_ = Round(
-            session_id=self._id,
-            base_length=len(committed) - 1,
+            session_id=self._id or 0,
+            base_length=base_length,
             accepted_node=ROOT if fresh else accepted_node,
             committed=(committed[-1],),
             proposal=proposal,
             traceparent=traceparent,
+            run_ahead=min(run_ahead, self._most_ahead),
         )
-        self._answer = asyncio.get_running_loop().create_future()
-        self._awaited_base = round_.base_length
-        # A session's first round must not overtake its open.
-        self._peer.link.send(round_, urgent=not fresh)
+        extends = self._id is not None and ahead <= round_.run_ahead // 2 < round_.run_ahead
+        if not begun or extends:
+            self._expect(round_)
+            # A session's first round must not overtake its open.
+            self._peer.link.send(round_, urgent=not fresh)
         return round_
+
+    @property
+    def _most_ahead(self) -> int:
+        welcome = self._peer.link.welcome
+        return welcome.max_run_ahead if welcome else 0
+
+    def _expect(self, round_: Round) -> None:
+        """Verdicts will come for the round and for those that it lets the target begin."""
+        loop = asyncio.get_running_loop()
+        for base_length in range(round_.base_length, round_.base_length + round_.run_ahead + 1):
+            if base_length not in self._answers:
+                self._answers[base_length] = loop.create_future()
 
     def _open(self, committed: Sequence[int], traceparent: str) -> int:
         job = self._job
@@ -160,13 +218,13 @@ class TargetSession:
         )
         return session_id
 
-    async def _verdict(self, round_: Round) -> Verdict:
+    async def _verdict(self, round_: Round, answer: asyncio.Future[Verdict]) -> Verdict:
         """Wait for the answer; a target whose whole link is silent for too long is dead."""
-        assert self._answer is not None
         self._watch(round_)
         try:
-            return await self._answer
+            return await answer
         finally:
+            self._answers.pop(round_.base_length, None)
             if self._watcher is not None:
                 self._watcher.cancel()
                 self._watcher = None
@@ -193,8 +251,16 @@ class TargetSession:
             await asyncio.sleep(min(remaining, (error.retry_after_ms or 100) / 1e3))
         await self._peer.link.wait_up(max(0.0, remaining))
 
+    def _detach(self) -> None:
+        if self._id is not None:
+            self._peer.detach(self._id)
+            self._id = None
+
     def _fail(self, error: PacelineError) -> None:
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(error)
-            # Retrieved here so that a session closed before its answer is read stays quiet.
-            self._answer.exception()
+        """The round in flight fails and its run ends; verdicts that have come stay: what is drawn is drawn."""
+        for base_length, answer in [*self._answers.items()]:
+            if not answer.done():
+                answer.set_exception(error)
+                # Retrieved here so that a session closed before its answer is read stays quiet.
+                answer.exception()
+                del self._answers[base_length]

@@ -22,6 +22,8 @@ PROBE_SHARE = 0.01
 """Share of the time that looking at other levels may take, once each has been looked at."""
 HOPELESS = 1.5
 """A look at another level ends early when it takes so many times as long as the best level would."""
+MANY_ROUNDS = 1 << 20
+"""Until requests come or go: as long as they differ nothing is looked at."""
 REMEMBERED = 8.0
 """Windows that a mean remembers."""
 
@@ -89,10 +91,29 @@ class Throttle:
         if measured is None or elapsed <= 0:
             return
         load = self._load()
-        whole = self._rounds >= max(WINDOW_ROUNDS, ROUNDS_PER_REQUEST * self._running)
-        if whole or self._is_hopeless(load, measured, elapsed):
+        if self._rounds >= self._window or self._is_hopeless(load, measured, elapsed):
             self._close(load, measured, elapsed)
             self._restart(now)
+
+    def forget(self, now: float) -> None:
+        """What has run until now says nothing of the level in force."""
+        self._restart(now)
+
+    def rounds_left(self, now: float) -> int:
+        """Rounds that each target-only request has before another level may be looked at, or this one was."""
+        if self._measured_level() is None:
+            return MANY_ROUNDS
+        load = self._load()
+        left = float(max(0, self._window - self._rounds))
+        if self._began is not None and len(load.rates) == len(Level) and load.level == load.best():
+            ms = load.probe_ms / PROBE_SHARE - load.best_ms - (now - self._began)
+            left = max(left, ms * load.rates[load.level].value)
+        return int(left / max(1, self._running))
+
+    @property
+    def _window(self) -> int:
+        """Rounds of a window."""
+        return max(WINDOW_ROUNDS, ROUNDS_PER_REQUEST * self._running)
 
     def _count(self, change: int, *, follows: bool, off: bool) -> None:
         self._running += change

@@ -128,6 +128,7 @@ def encode_welcome(welcome: Welcome) -> pb.Welcome:
         max_proposal_nodes=welcome.max_proposal_nodes,
         max_frame_bytes=welcome.max_frame_bytes,
         drafters=welcome.drafters,
+        max_run_ahead=welcome.max_run_ahead,
     )
 
 
@@ -145,6 +146,7 @@ def decode_welcome(message: pb.Welcome) -> Welcome:
         max_frame_bytes=message.max_frame_bytes,
         drafters=tuple(message.drafters),
         protocol_version=message.protocol_version,
+        max_run_ahead=message.max_run_ahead,
     )
 
 
@@ -259,6 +261,7 @@ def _encode_round(command: Round) -> target_pb.Round:
         committed=command.committed,
         proposal=None if command.proposal is None else _encode_proposal(command.proposal),
         trace=_encode_trace(command.traceparent),
+        run_ahead=command.run_ahead,
     )
 
 
@@ -270,6 +273,7 @@ def _decode_round(message: target_pb.Round) -> Round:
         committed=tuple(message.committed),
         proposal=_decode_proposal(message.proposal) if message.HasField("proposal") else None,
         traceparent=_decode_trace(message.trace),
+        run_ahead=message.run_ahead,
     )
 
 
@@ -704,6 +708,7 @@ def _encode_record(record: RoundRecord) -> generation_pb.RoundRecord:
         cache_miss=record.cache_miss,
         drafter=record.drafter,
         draft=_encode_timings(record.draft),
+        ran_ahead=record.ran_ahead,
     )
 
 
@@ -721,6 +726,7 @@ def _decode_record(message: generation_pb.RoundRecord) -> RoundRecord:
         cache_miss=message.cache_miss,
         drafter=message.drafter,
         draft=_decode_timings(message.draft),
+        ran_ahead=message.ran_ahead,
     )
 
 

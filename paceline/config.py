@@ -131,6 +131,9 @@ class CoordinatorConfig(_Settings):
     fan_out: int = Field(
         4, ge=0, le=64, description="Next tokens per accepted node to draft for while a round is verified; 0: none."
     )
+    run_ahead: int = Field(
+        16, ge=0, le=64, description="Most rounds the target may begin by itself where nothing is proposed; 0: none."
+    )
     seed: int | None = Field(None, ge=0, lt=1 << 64, description="Seed of requests that bring none; unset: drawn.")
     max_concurrent_requests: int = Field(1024, ge=1, le=1 << 20)
     draft_timeout_ms: float = Field(

@@ -17,6 +17,8 @@ from paceline.errors import InvalidInput
 PROTOCOL_VERSION = 1
 MAX_FRAME_BYTES = 1 << 20
 MAX_PROPOSAL_NODES = 64
+MAX_RUN_AHEAD = 64
+"""Rounds that a target may begin by itself behind one that was sent."""
 MAX_SUPPORT_ENTRIES = 256
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
@@ -230,6 +232,7 @@ class Welcome:
     max_frame_bytes: int = MAX_FRAME_BYTES
     drafters: tuple[str, ...] = ()
     protocol_version: int = PROTOCOL_VERSION
+    max_run_ahead: int = 0
 
 
 @dataclass(frozen=True)
@@ -374,7 +377,8 @@ class Round:
     """What the target keeps, what is new to it, what it verifies.
 
     `base_length` counts KV rows kept (accepted rows of the previous round
-    included) and is the round key of rejection and block acceptance.
+    included) and is the round key of rejection and block acceptance. `run_ahead`
+    counts the target-only rounds that the target may begin by itself behind it.
     """
 
     session_id: int
@@ -383,16 +387,27 @@ class Round:
     committed: tuple[int, ...]
     proposal: Proposal | None = None
     traceparent: str = ""
+    run_ahead: int = 0
 
     def __post_init__(self) -> None:
         require(len(self.committed) >= 1, "round committed tokens", len(self.committed), "at least 1")
         require(self.base_length >= 0, "base_length", self.base_length, "at least 0")
         require(self.accepted_node >= ROOT, "accepted_node", self.accepted_node, "at least -1")
+        require(0 <= self.run_ahead <= MAX_RUN_AHEAD, "run_ahead", self.run_ahead, f"in [0, {MAX_RUN_AHEAD}]")
+        alone = self.proposal is None or not self.run_ahead
+        require(alone, "run_ahead", self.run_ahead, "0 with a proposal")
 
     @property
     def first_position(self) -> int:
         """Absolute position of the token that the root draws."""
         return self.base_length + len(self.committed)
+
+    def following(self, drawn: int, traceparent: str = "") -> Round:
+        """The target-only round behind this one, which is target-only and drew `drawn`.
+
+        It is what a coordinator would send, so its draws are keyed alike whoever begins it.
+        """
+        return Round(self.session_id, self.first_position, ROOT, (drawn,), traceparent=traceparent)
 
 
 @dataclass(frozen=True)
@@ -652,7 +667,11 @@ class GenerateRequest:
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """Where one round's time went; draft_wait + wire + target.service + accept = round_ms."""
+    """Where one round's time went; draft_wait + wire + target.service + accept = round_ms.
+
+    Of a round that ran ahead `round_ms` is the time between two verdicts; the target's part
+    began with the first of them, so the parts exceed the round by what that one was late.
+    """
 
     base_length: int
     round_ms: float
@@ -666,6 +685,7 @@ class RoundRecord:
     drafter: str = ""
     draft: StepTimings = StepTimings()
     cache_miss: bool = False
+    ran_ahead: bool = False
 
 
 @dataclass(frozen=True)

@@ -114,6 +114,8 @@ class Scheduler:
     def submit(self, session: Session, round_: Round) -> None:
         """Take a round in; it waits for the session's prefix. A repeated round gets its verdict again.
 
+        The round may let the session run ahead: then it is ready for the next step as soon as a verdict has left.
+
         Raises:
             PrefixMismatch, InvalidInput: the round is refused, the session stays as it is.
             UnknownSession: the session has ended.
@@ -125,6 +127,7 @@ class Scheduler:
         verdict = session.accept(round_, self._engine.info, time.monotonic())
         if verdict is not None:
             session.owner.send(verdict, urgent=True)
+            self._run_ahead(session)
         elif session.pending is not before and session.admitted and not session.prefill_left:
             self._ready[session.key] = session
             self._wake.set()
@@ -317,9 +320,22 @@ class Scheduler:
         verdict = replace(verdict, timings=timings)
         session.remember(work.round_, verdict)
         session.owner.send(verdict, urgent=True)
-        self._returns.answered(session.key, time.monotonic())
+        if not self._run_ahead(session):
+            self._returns.answered(session.key, time.monotonic())
         if work.round_.traceparent:
             telemetry.record_step(work.round_.traceparent, "verify", timings)
+
+    def _run_ahead(self, session: Session) -> bool:
+        """Let a session go on without its coordinator, if it may: nobody waits for it to come back."""
+        try:
+            goes_on = session.run_ahead(self._engine.info, time.monotonic())
+        except PacelineError as error:
+            session.owner.send(failure_of(session.id, error), urgent=False)
+            return False
+        if goes_on:
+            self._ready[session.key] = session
+            self._wake.set()
+        return goes_on
 
     def _advance_prefixes(self, step: Step, result: StepResult) -> None:
         for work in step.prefixes:

@@ -18,7 +18,7 @@ from paceline.grammar import Grammars
 from paceline.rpc.errors import typed_errors
 from paceline.rpc.link import FrameWriter, serve_target_link
 from paceline.rpc.sessions import Links, LinkSessions
-from paceline.types import ServiceStatus, TargetEvent, TargetOpen, Welcome
+from paceline.types import MAX_RUN_AHEAD, ServiceStatus, TargetEvent, TargetOpen, Welcome
 from paceline.v1 import target_service_pb2 as pb
 from paceline.v1 import target_service_pb2_grpc as pb_grpc
 from target_service.scheduler import Scheduler
@@ -43,6 +43,7 @@ class TargetServicer(pb_grpc.TargetServiceServicer):
             fingerprint=engine.info.fingerprint,
             max_length=engine.info.max_length,
             max_sessions=settings.max_num_seqs,
+            max_run_ahead=MAX_RUN_AHEAD,
         )
         self._links = Links(serve_target_link, self._connect)
         self.runner = asyncio.create_task(self.scheduler.run(), name="target scheduler")

@@ -34,10 +34,18 @@ class PendingRound:
 
 @dataclass(frozen=True)
 class AnsweredRound:
-    """The last round and what it got."""
+    """A round and what it got."""
 
     round_: Round
     verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Grant:
+    """How far a session may run ahead: the last position that it may draw; and the parent of its rounds' spans."""
+
+    until: int = 0
+    traceparent: str = ""
 
 
 @dataclass(eq=False)
@@ -46,7 +54,9 @@ class Session:
 
     `key` is its number in the engine. Its KV holds the first `prefilled` tokens
     of the prefix, of which the first `reused` came from other sessions; after
-    the first round, the rows of `last.round_` behind its base length.
+    the first round, the rows of `last.round_` behind its base length. `run` has
+    what was answered from the round on that was sent last: that one, and those
+    that ran ahead from it, as far as `grant` goes.
     `forward_ms` sums the steps that computed the prefix. `keys`, `awaits` and
     `claimed` belong to `PendingPrefixes`: the blocks of the prefix, the one that
     the session waits for, and how many from the first on it no longer claims.
@@ -70,6 +80,8 @@ class Session:
     forward_ms: float = 0.0
     pending: PendingRound | None = None
     last: AnsweredRound | None = field(default=None, repr=False)
+    run: list[AnsweredRound] = field(default_factory=list, repr=False)
+    grant: Grant = Grant()
     processors: Processors | None = field(default=None, repr=False)
 
     @property
@@ -95,25 +107,58 @@ class Session:
     def accept(self, round_: Round, info: EngineInfo, now: float) -> Verdict | None:
         """Take a round in, or return the verdict of one that is repeated; a refused round changes nothing.
 
+        A round that is repeated, one that ran ahead included, may let the session run on for longer.
+
         Raises:
             PrefixMismatch: the round doesn't continue what the session holds.
             InvalidInput: ids, lengths or the proposal are outside their limits.
         """
+        for place, answered in enumerate(self.run):
+            if round_.base_length == answered.round_.base_length:
+                _require_same(answered.round_, round_, "was answered")
+                self._extend(round_, place)
+                return answered.verdict
         if self.pending is not None:
             _require_same(self.pending.round_, round_, "waits for its verdict")
+            self._extend(round_, len(self.run))
             return None
-        if self.last is not None and round_.base_length == self.last.round_.base_length:
-            _require_same(self.last.round_, round_, "was answered")
-            return self.last.verdict
         self._check_continues(round_)
         check_round(round_, self.facts.acceptance, info, self.max_rows)
         self.pending = PendingRound(round_, now)
+        self.run.clear()
+        self.grant = _grant(round_)
         return None
 
     def remember(self, round_: Round, verdict: Verdict) -> None:
         """The waiting round is answered: its rows are what the session holds now."""
         self.pending = None
         self.last = AnsweredRound(round_, verdict)
+        self.run.append(self.last)
+
+    def run_ahead(self, info: EngineInfo, now: float) -> bool:
+        """Begin the round behind the last one, if it was granted and the text goes on; says whether it has begun.
+
+        Raises:
+            InvalidInput: the round would be refused if it were sent.
+        """
+        if self.last is None or self.pending is not None:
+            return False
+        drawn = self.last.verdict.token_ids[-1]
+        round_ = self.last.round_.following(drawn, self.grant.traceparent)
+        longest = self.facts.max_length or info.max_length
+        ended = drawn in self.facts.end_token_ids or round_.first_position >= longest
+        if ended or round_.first_position > self.grant.until:
+            return False
+        check_round(round_, self.facts.acceptance, info, self.max_rows)
+        self.pending = PendingRound(round_, now)
+        return True
+
+    def _extend(self, round_: Round, seen: int) -> None:
+        """Who sends a round has the verdicts before it, and won't ask for those again."""
+        del self.run[:seen]
+        grant = _grant(round_)
+        if grant.until > self.grant.until:
+            self.grant = grant
 
     def round_item(self, round_: Round) -> StepItem:
         """The rows of a round: its committed tokens, then its proposal's nodes; logits from the root on.
@@ -262,8 +307,12 @@ def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
         require(0 <= token_id < vocab_size, name, token_id, f"in [0, {vocab_size}), the vocabulary")
 
 
+def _grant(round_: Round) -> Grant:
+    return Grant(round_.first_position + round_.run_ahead, round_.traceparent)
+
+
 def _require_same(held: Round, got: Round, state: str) -> None:
-    """A repeated round may differ in its trace context only."""
+    """A repeated round may differ in its trace context, and in how far it lets the session run ahead."""
     for name in ("base_length", "accepted_node", "committed", "proposal"):
         expected, found = getattr(held, name), getattr(got, name)
         if expected != found:

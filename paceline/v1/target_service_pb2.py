@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from paceline.v1 import types_pb2 as paceline_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n paceline/v1/target_service.proto\x12\x0bpaceline.v1\x1a\x17paceline/v1/types.proto\"`\n\rVerifyRequest\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x12.paceline.v1.Hello\x12,\n\x08\x63ommands\x18\x02 \x03(\x0b\x32\x1a.paceline.v1.TargetCommand\"\x8d\x01\n\rTargetCommand\x12#\n\x05round\x18\x01 \x01(\x0b\x32\x12.paceline.v1.RoundH\x00\x12\'\n\x04open\x18\x02 \x01(\x0b\x32\x17.paceline.v1.TargetOpenH\x00\x12#\n\x05\x63lose\x18\x03 \x01(\x0b\x32\x12.paceline.v1.CloseH\x00\x42\t\n\x07\x63ommand\"\xe3\x02\n\nTargetOpen\x12\x12\n\nsession_id\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x15\n\rprompt_length\x18\x03 \x01(\r\x12-\n\x08sampling\x18\x04 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\x0c\n\x04seed\x18\x05 \x01(\x06\x12\x14\n\x0csample_index\x18\x06 \x01(\r\x12+\n\nacceptance\x18\x07 \x01(\x0e\x32\x17.paceline.v1.Acceptance\x12\x16\n\x0e\x66\x65\x61ture_layers\x18\x08 \x03(\r\x12\x19\n\x0ctime_left_ms\x18\t \x01(\rH\x00\x88\x01\x01\x12(\n\x05trace\x18\n \x01(\x0b\x32\x19.paceline.v1.TraceContext\x12\x12\n\nmax_length\x18\x0b \x01(\r\x12\x15\n\rend_token_ids\x18\x0c \x03(\rB\x0f\n\r_time_left_ms\"\xad\x01\n\x05Round\x12\x12\n\nsession_id\x18\x01 \x01(\r\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\x15\n\raccepted_node\x18\x03 \x01(\x11\x12\x11\n\tcommitted\x18\x04 \x03(\r\x12\'\n\x08proposal\x18\x05 \x01(\x0b\x32\x15.paceline.v1.Proposal\x12(\n\x05trace\x18\x06 \x01(\x0b\x32\x19.paceline.v1.TraceContext\"a\n\x0eVerifyResponse\x12%\n\x07welcome\x18\x01 \x01(\x0b\x32\x14.paceline.v1.Welcome\x12(\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x18.paceline.v1.TargetEvent\"\xc0\x01\n\x0bTargetEvent\x12\'\n\x07verdict\x18\x01 \x01(\x0b\x32\x14.paceline.v1.VerdictH\x00\x12+\n\x06opened\x18\x02 \x01(\x0b\x32\x19.paceline.v1.TargetOpenedH\x00\x12\'\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x14.paceline.v1.FailureH\x00\x12)\n\x08\x66\x65\x61tures\x18\x04 \x01(\x0b\x32\x15.paceline.v1.FeaturesH\x00\x42\x07\n\x05\x65vent\"d\n\x0cTargetOpened\x12\x12\n\nsession_id\x18\x01 \x01(\r\x12\x15\n\rreused_tokens\x18\x02 \x01(\r\x12)\n\x07timings\x18\x03 \x01(\x0b\x32\x18.paceline.v1.StepTimings\"\xd3\x01\n\x07Verdict\x12\x12\n\nsession_id\x18\x01 \x01(\r\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x1c\n\x14target_probabilities\x18\x04 \x03(\x01\x12\x17\n\x0fresidual_masses\x18\x05 \x03(\x01\x12*\n\x08logprobs\x18\x06 \x03(\x0b\x32\x18.paceline.v1.RowLogprobs\x12)\n\x07timings\x18\x07 \x01(\x0b\x32\x18.paceline.v1.StepTimings\"2\n\x0bRowLogprobs\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x10\n\x08logprobs\x18\x02 \x03(\x02\"z\n\x0bStepTimings\x12\x10\n\x08queue_ms\x18\x01 \x01(\x02\x12\x12\n\nforward_ms\x18\x02 \x01(\x02\x12\x11\n\tsample_ms\x18\x03 \x01(\x02\x12\x12\n\nservice_ms\x18\x04 \x01(\x02\x12\x0c\n\x04rows\x18\x05 \x01(\r\x12\x10\n\x08sessions\x18\x06 \x01(\r\"\x18\n\x16GetTargetStatusRequest\"E\n\x17GetTargetStatusResponse\x12*\n\x06status\x18\x01 \x01(\x0b\x32\x1a.paceline.v1.ServiceStatus2\xb4\x01\n\rTargetService\x12\x45\n\x06Verify\x12\x1a.paceline.v1.VerifyRequest\x1a\x1b.paceline.v1.VerifyResponse(\x01\x30\x01\x12\\\n\x0fGetTargetStatus\x12#.paceline.v1.GetTargetStatusRequest\x1a$.paceline.v1.GetTargetStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n paceline/v1/target_service.proto\x12\x0bpaceline.v1\x1a\x17paceline/v1/types.proto\"`\n\rVerifyRequest\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x12.paceline.v1.Hello\x12,\n\x08\x63ommands\x18\x02 \x03(\x0b\x32\x1a.paceline.v1.TargetCommand\"\x8d\x01\n\rTargetCommand\x12#\n\x05round\x18\x01 \x01(\x0b\x32\x12.paceline.v1.RoundH\x00\x12\'\n\x04open\x18\x02 \x01(\x0b\x32\x17.paceline.v1.TargetOpenH\x00\x12#\n\x05\x63lose\x18\x03 \x01(\x0b\x32\x12.paceline.v1.CloseH\x00\x42\t\n\x07\x63ommand\"\xe3\x02\n\nTargetOpen\x12\x12\n\nsession_id\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x15\n\rprompt_length\x18\x03 \x01(\r\x12-\n\x08sampling\x18\x04 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\x0c\n\x04seed\x18\x05 \x01(\x06\x12\x14\n\x0csample_index\x18\x06 \x01(\r\x12+\n\nacceptance\x18\x07 \x01(\x0e\x32\x17.paceline.v1.Acceptance\x12\x16\n\x0e\x66\x65\x61ture_layers\x18\x08 \x03(\r\x12\x19\n\x0ctime_left_ms\x18\t \x01(\rH\x00\x88\x01\x01\x12(\n\x05trace\x18\n \x01(\x0b\x32\x19.paceline.v1.TraceContext\x12\x12\n\nmax_length\x18\x0b \x01(\r\x12\x15\n\rend_token_ids\x18\x0c \x03(\rB\x0f\n\r_time_left_ms\"\xc0\x01\n\x05Round\x12\x12\n\nsession_id\x18\x01 \x01(\r\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\x15\n\raccepted_node\x18\x03 \x01(\x11\x12\x11\n\tcommitted\x18\x04 \x03(\r\x12\'\n\x08proposal\x18\x05 \x01(\x0b\x32\x15.paceline.v1.Proposal\x12(\n\x05trace\x18\x06 \x01(\x0b\x32\x19.paceline.v1.TraceContext\x12\x11\n\trun_ahead\x18\x07 \x01(\r\"a\n\x0eVerifyResponse\x12%\n\x07welcome\x18\x01 \x01(\x0b\x32\x14.paceline.v1.Welcome\x12(\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x18.paceline.v1.TargetEvent\"\xc0\x01\n\x0bTargetEvent\x12\'\n\x07verdict\x18\x01 \x01(\x0b\x32\x14.paceline.v1.VerdictH\x00\x12+\n\x06opened\x18\x02 \x01(\x0b\x32\x19.paceline.v1.TargetOpenedH\x00\x12\'\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x14.paceline.v1.FailureH\x00\x12)\n\x08\x66\x65\x61tures\x18\x04 \x01(\x0b\x32\x15.paceline.v1.FeaturesH\x00\x42\x07\n\x05\x65vent\"d\n\x0cTargetOpened\x12\x12\n\nsession_id\x18\x01 \x01(\r\x12\x15\n\rreused_tokens\x18\x02 \x01(\r\x12)\n\x07timings\x18\x03 \x01(\x0b\x32\x18.paceline.v1.StepTimings\"\xd3\x01\n\x07Verdict\x12\x12\n\nsession_id\x18\x01 \x01(\r\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x1c\n\x14target_probabilities\x18\x04 \x03(\x01\x12\x17\n\x0fresidual_masses\x18\x05 \x03(\x01\x12*\n\x08logprobs\x18\x06 \x03(\x0b\x32\x18.paceline.v1.RowLogprobs\x12)\n\x07timings\x18\x07 \x01(\x0b\x32\x18.paceline.v1.StepTimings\"2\n\x0bRowLogprobs\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x10\n\x08logprobs\x18\x02 \x03(\x02\"z\n\x0bStepTimings\x12\x10\n\x08queue_ms\x18\x01 \x01(\x02\x12\x12\n\nforward_ms\x18\x02 \x01(\x02\x12\x11\n\tsample_ms\x18\x03 \x01(\x02\x12\x12\n\nservice_ms\x18\x04 \x01(\x02\x12\x0c\n\x04rows\x18\x05 \x01(\r\x12\x10\n\x08sessions\x18\x06 \x01(\r\"\x18\n\x16GetTargetStatusRequest\"E\n\x17GetTargetStatusResponse\x12*\n\x06status\x18\x01 \x01(\x0b\x32\x1a.paceline.v1.ServiceStatus2\xb4\x01\n\rTargetService\x12\x45\n\x06Verify\x12\x1a.paceline.v1.VerifyRequest\x1a\x1b.paceline.v1.VerifyResponse(\x01\x30\x01\x12\\\n\x0fGetTargetStatus\x12#.paceline.v1.GetTargetStatusRequest\x1a$.paceline.v1.GetTargetStatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,23 +39,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TARGETOPEN']._serialized_start=317
   _globals['_TARGETOPEN']._serialized_end=672
   _globals['_ROUND']._serialized_start=675
-  _globals['_ROUND']._serialized_end=848
-  _globals['_VERIFYRESPONSE']._serialized_start=850
-  _globals['_VERIFYRESPONSE']._serialized_end=947
-  _globals['_TARGETEVENT']._serialized_start=950
-  _globals['_TARGETEVENT']._serialized_end=1142
-  _globals['_TARGETOPENED']._serialized_start=1144
-  _globals['_TARGETOPENED']._serialized_end=1244
-  _globals['_VERDICT']._serialized_start=1247
-  _globals['_VERDICT']._serialized_end=1458
-  _globals['_ROWLOGPROBS']._serialized_start=1460
-  _globals['_ROWLOGPROBS']._serialized_end=1510
-  _globals['_STEPTIMINGS']._serialized_start=1512
-  _globals['_STEPTIMINGS']._serialized_end=1634
-  _globals['_GETTARGETSTATUSREQUEST']._serialized_start=1636
-  _globals['_GETTARGETSTATUSREQUEST']._serialized_end=1660
-  _globals['_GETTARGETSTATUSRESPONSE']._serialized_start=1662
-  _globals['_GETTARGETSTATUSRESPONSE']._serialized_end=1731
-  _globals['_TARGETSERVICE']._serialized_start=1734
-  _globals['_TARGETSERVICE']._serialized_end=1914
+  _globals['_ROUND']._serialized_end=867
+  _globals['_VERIFYRESPONSE']._serialized_start=869
+  _globals['_VERIFYRESPONSE']._serialized_end=966
+  _globals['_TARGETEVENT']._serialized_start=969
+  _globals['_TARGETEVENT']._serialized_end=1161
+  _globals['_TARGETOPENED']._serialized_start=1163
+  _globals['_TARGETOPENED']._serialized_end=1263
+  _globals['_VERDICT']._serialized_start=1266
+  _globals['_VERDICT']._serialized_end=1477
+  _globals['_ROWLOGPROBS']._serialized_start=1479
+  _globals['_ROWLOGPROBS']._serialized_end=1529
+  _globals['_STEPTIMINGS']._serialized_start=1531
+  _globals['_STEPTIMINGS']._serialized_end=1653
+  _globals['_GETTARGETSTATUSREQUEST']._serialized_start=1655
+  _globals['_GETTARGETSTATUSREQUEST']._serialized_end=1679
+  _globals['_GETTARGETSTATUSRESPONSE']._serialized_start=1681
+  _globals['_GETTARGETSTATUSRESPONSE']._serialized_end=1750
+  _globals['_TARGETSERVICE']._serialized_start=1753
+  _globals['_TARGETSERVICE']._serialized_end=1933
 # @@protoc_insertion_point(module_scope)

@@ -54,20 +54,22 @@ class TargetOpen(_message.Message):
     def __init__(self, session_id: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_length: _Optional[int] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., seed: _Optional[int] = ..., sample_index: _Optional[int] = ..., acceptance: _Optional[_Union[_types_pb2.Acceptance, str]] = ..., feature_layers: _Optional[_Iterable[int]] = ..., time_left_ms: _Optional[int] = ..., trace: _Optional[_Union[_types_pb2.TraceContext, _Mapping]] = ..., max_length: _Optional[int] = ..., end_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Round(_message.Message):
-    __slots__ = ("session_id", "base_length", "accepted_node", "committed", "proposal", "trace")
+    __slots__ = ("session_id", "base_length", "accepted_node", "committed", "proposal", "trace", "run_ahead")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_NODE_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     PROPOSAL_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
+    RUN_AHEAD_FIELD_NUMBER: _ClassVar[int]
     session_id: int
     base_length: int
     accepted_node: int
     committed: _containers.RepeatedScalarFieldContainer[int]
     proposal: _types_pb2.Proposal
     trace: _types_pb2.TraceContext
-    def __init__(self, session_id: _Optional[int] = ..., base_length: _Optional[int] = ..., accepted_node: _Optional[int] = ..., committed: _Optional[_Iterable[int]] = ..., proposal: _Optional[_Union[_types_pb2.Proposal, _Mapping]] = ..., trace: _Optional[_Union[_types_pb2.TraceContext, _Mapping]] = ...) -> None: ...
+    run_ahead: int
+    def __init__(self, session_id: _Optional[int] = ..., base_length: _Optional[int] = ..., accepted_node: _Optional[int] = ..., committed: _Optional[_Iterable[int]] = ..., proposal: _Optional[_Union[_types_pb2.Proposal, _Mapping]] = ..., trace: _Optional[_Union[_types_pb2.TraceContext, _Mapping]] = ..., run_ahead: _Optional[int] = ...) -> None: ...
 
 class VerifyResponse(_message.Message):
     __slots__ = ("welcome", "events")

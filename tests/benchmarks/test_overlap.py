@@ -162,7 +162,8 @@ def test_a_cell_at_a_distance_has_the_same_text_and_slower_rounds(services: Time
         cell = place.measure(10.0, 0.0, match=0.7, generations=1, tokens=24)
     # A round can't be shorter than T_verify and a round trip: that much is no matter of load.
     assert cell.tokens_per_second <= cell.tokens_per_round * 1e3 / (FAST.verify_ms + 2 * 10.0)
-    assert cell.target_only_tokens_per_second <= 1e3 / (FAST.verify_ms + 2 * 10.0)
+    # Target-only runs ahead: no round trip stands between its steps.
+    assert 1e3 / (FAST.verify_ms + 2 * 10.0) < cell.target_only_tokens_per_second <= 1e3 / FAST.verify_ms
     assert 0 < cell.of_perfect_cache <= cell.of_ideal
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence as Seq
 from typing import Any, cast
+from unittest import mock
 
 import pytest
 
 from coordinator.draft_session import DraftPeer
-from coordinator.drafting import Drafting, DraftingSettings
+from coordinator.drafting import UNTOLD_TOKENS, Drafting, DraftingSettings
 from coordinator.knowledge import Knowledge
+from coordinator.policy import Options, Plan
 from coordinator.sequence import Job, Sequence
 from coordinator.throttle import Level, Throttle
+from draft_service.session import DraftSession
 from paceline.rpc.link import DraftLink
 from paceline.tokenizer import TableTokenizer
 from paceline.types import (
@@ -27,9 +31,11 @@ from paceline.types import (
     SpeculationSettings,
     Verifying,
 )
+from tests.coordinator.test_policy import record
 
 VOCAB = 64
 PROMPT = (1, 2, 3)
+MODEL = SpeculationSettings(drafter="model")
 
 
 class RecordingLink:
@@ -59,16 +65,20 @@ class FixedThrottle(Throttle):
     """Leaves what the test says."""
 
     fixed = Level.FULL
+    left = 1000
 
     @property
     def level(self) -> Level:
         return self.fixed
 
+    def rounds_left(self, now: float) -> int:
+        return self.left
+
 
 class Request:
-    """A request that follows the policy, with the model drafter."""
+    """A request that follows the policy, with the model drafter unless it says otherwise."""
 
-    def __init__(self) -> None:
+    def __init__(self, speculation: SpeculationSettings = MODEL, run_ahead: int = 16) -> None:
         job = Job(
             prompt=PROMPT,
             resumed=(),
@@ -78,20 +88,20 @@ class Request:
             max_length=60,
             stop=(),
             eos_token_ids=frozenset(),
-            speculation=SpeculationSettings(drafter="model"),
+            speculation=speculation,
         )
         self.link, self.throttle = RecordingLink(), FixedThrottle()
         knowledge = Knowledge()
         knowledge.throttle = self.throttle
         peer = DraftPeer(cast(DraftLink, self.link), timeout_s=1.0, vocab_size=VOCAB)
-        self.drafting = Drafting(job, peer, knowledge, DraftingSettings(fan_out=4))
+        self.drafting = Drafting(job, peer, knowledge, DraftingSettings(fan_out=4, run_ahead=run_ahead))
         self.sequence = Sequence(job, TableTokenizer(VOCAB, None))
         self.drafting.open(self.sequence, "")
 
-    def commit(self, tokens: Seq[int]) -> None:
+    def commit(self, tokens: Seq[int], granted: int = 0) -> None:
         base = len(self.sequence.ids) - 1
         self.sequence.ids += tokens
-        self.drafting.commit(Outcome(base, ROOT, tokens[-1]), tokens, self.sequence, "")
+        self.drafting.commit(Outcome(base, ROOT, tokens[-1]), tokens, self.sequence, granted, "")
 
     def dispatched(self) -> None:
         self.drafting.verifying(Round(1, len(self.sequence.ids) - 1, ROOT, (self.sequence.ids[-1],)))
@@ -133,3 +143,108 @@ def test_what_was_missed_meanwhile_is_brought_along_when_it_may_draft_again(requ
     opened = [command for command in request_.link.sent if isinstance(command, DraftOpen)]
     assert [command.token_ids for command in opened] == [(*PROMPT, 5, 6, 7, 8)]
     assert all(isinstance(command, DraftOpen | Verifying) for command in request_.link.sent)
+
+
+@pytest.mark.parametrize("speculation", [SpeculationSettings(off=True), SpeculationSettings(num_draft_tokens=0)])
+def test_a_request_that_proposes_nothing_runs_ahead_and_never_past_its_length(
+    speculation: SpeculationSettings,
+) -> None:
+    request = Request(speculation)
+    assert request.drafting.run_ahead == 16
+    while request.sequence.room > 1:
+        request.commit((5,), granted=3)
+        assert request.drafting.run_ahead == min(16, request.sequence.room - 1)
+    assert Request(speculation, run_ahead=0).drafting.run_ahead == 0
+
+
+def test_a_request_with_a_drafter_does_not_run_ahead_at_first(request_: Request) -> None:
+    request_.commit((5,))
+    assert request_.drafting.run_ahead == 0
+
+
+def test_of_a_run_the_draft_hears_at_its_end_and_of_a_long_one_meanwhile(request_: Request) -> None:
+    request_.commit((5,), granted=4)
+    request_.dispatched()
+    request_.link.take()
+    for number in range(40):
+        request_.commit((number % VOCAB,), granted=4)
+        request_.dispatched()
+    request_.commit((9,), granted=1)
+    request_.dispatched()
+    commits = [command for command in request_.link.sent if isinstance(command, Commit)]
+    assert [len(commit.token_ids) for commit in commits] == [UNTOLD_TOKENS, UNTOLD_TOKENS, 41 - 2 * UNTOLD_TOKENS]
+    at = len(PROMPT) + 1
+    for commit in commits:
+        assert commit.committed_length == at
+        at += len(commit.token_ids)
+        assert commit.outcome.base_length == at - 2
+        assert commit.outcome.next_token == commit.token_ids[-1]
+    assert at == len(request_.sequence.ids)
+
+
+def test_what_the_draft_prepares_outcomes_for_is_told_before_a_run(request_: Request) -> None:
+    """The commit of an announced round names its outcome, so it can't be told with the next ones."""
+    request_.commit((5,))
+    request_.dispatched()
+    assert request_.link.take()[-1] is Verifying
+    for granted in (3, 2, 1):
+        request_.commit((6,), granted)
+        request_.dispatched()
+    commits = [command for command in request_.link.sent if isinstance(command, Commit)]
+    assert [len(commit.token_ids) for commit in commits] == [1, 2]
+
+
+def test_under_load_a_run_ends_before_another_level_is_looked_at(request_: Request) -> None:
+    request_.throttle.fixed = Level.NONE
+    for left in (1000, 7, 0):
+        request_.throttle.left = left
+        request_.commit((5,), granted=1)
+        assert request_.drafting.run_ahead == min(16, left)
+
+
+def test_rounds_left_of_a_run_are_no_evidence_for_the_level_in_force(request_: Request) -> None:
+    told: list[str] = []
+    throttle: Any = request_.throttle
+    throttle.add = lambda committed, now: told.append("add")
+    throttle.forget = lambda now: told.append("forget")
+    request_.throttle.fixed = Level.NONE
+    request_.commit((5,))
+    assert request_.drafting.run_ahead == 16
+    request_.throttle.fixed = Level.FULL
+    for granted in (2, 1, 0):
+        request_.commit((6,), granted)
+        request_.drafting.learn(record(), None, ())
+    assert told == ["forget", "forget", "add"]
+
+
+class RandomPolicy:
+    """Goes into runs and drafts for outcomes as it likes, within what a policy may do."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def plan(self, options: Options) -> Plan:
+        if options.granted <= 1 and self._random.random() < 0.3:
+            return Plan(fan_out=4, branch_depth=2, branch_nodes=2)
+        return Plan(run_ahead=min(options.run_ahead, self._random.choice((0, 0, 1, 3, 20))))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_draft_can_follow_whatever_runs_ahead(seed: int) -> None:
+    """Every message fits what the draft service holds, and at the end it holds all that was told."""
+    request = Request()
+    drafting: Any = request.drafting
+    drafting._policy = RandomPolicy(seed)
+    granted = 0
+    for number in range(50):
+        request.commit((number % VOCAB,), granted)
+        request.dispatched()
+        granted = max(granted - 1, request.drafting.run_ahead, 0)
+    opened, *commands = request.link.sent
+    session = DraftSession(1, mock.Mock(), opened, mock.Mock(), VOCAB, len(opened.token_ids))
+    for command in commands:
+        if isinstance(command, Commit):
+            session.accept(command)
+        else:
+            session.note(command)
+    assert len(request.sequence.ids) - session.committed_length < UNTOLD_TOKENS

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from coordinator import outbox as module
-from coordinator.outbox import MAX_UNREAD_BYTES, Outbox
+from coordinator.outbox import MAX_UNREAD_BYTES, MOST_BYTES_PER_TOKEN, Outbox
 from paceline.errors import Cancelled
 from paceline.types import Provenance, Tokens
 
@@ -77,3 +77,15 @@ def test_merged_text_ends_count_from_the_start() -> None:
     second = Tokens((3,), "cd", (Provenance.BONUS,), text_ends=(2,))
     merged = module.merge([first, second])
     assert merged == Tokens((1, 2, 3), "abcd", (*first.provenance, *second.provenance), (), (1, 2, 4))
+
+
+async def test_no_more_may_be_on_its_way_than_there_is_room_for() -> None:
+    async def write(message: Tokens) -> None:
+        await asyncio.Event().wait()
+
+    outbox = Outbox(write, lambda: None)
+    assert outbox.room == MAX_UNREAD_BYTES // MOST_BYTES_PER_TOKEN
+    outbox.put(tokens("a" * (MAX_UNREAD_BYTES - 3 * MOST_BYTES_PER_TOKEN)))
+    assert outbox.room == 2
+    outbox.put(tokens("a" * MAX_UNREAD_BYTES))
+    assert outbox.room == 0

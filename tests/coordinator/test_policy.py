@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from coordinator.knowledge import Knowledge
-from coordinator.policy import MAX_MODEL_TOKENS, Options, Plan, RequestPolicy, Source, survival
-from coordinator.restraint import GUARD_ROUNDS
+from coordinator.policy import MAX_MODEL_TOKENS, SHORT_RUN, Options, Plan, RequestPolicy, Source, survival
+from coordinator.restraint import GUARD_PAUSE, GUARD_ROUNDS
 from paceline.ngram import Match
 from paceline.types import Acceptance, Proposal, RoundRecord, StepTimings
 
@@ -186,3 +186,133 @@ def test_drafting_that_turned_out_slow_is_stopped_whatever_it_promises() -> None
     for _ in range(GUARD_ROUNDS):
         policy.learn(Plan(Source.CACHED, 4), record(5, 0, 4, round_ms=3 * PLAIN_MS), cached, ())
     assert policy.plan(options) == Plan()
+
+
+RUN = Options(room=60, run_ahead=16)
+TRIP_MS = 3.0
+
+
+def sent_and_ahead(knowledge: Knowledge) -> None:
+    """Rounds that are sent take a round trip longer."""
+    for _ in range(30):
+        knowledge.costs.sent.add(TRIP_MS)
+        knowledge.costs.ahead.add(0.0)
+
+
+def run_for(policy: RequestPolicy, options: Options, rounds: int) -> list[Plan]:
+    """Plans of target-only rounds one after another, each learned from."""
+    plans = []
+    for _ in range(rounds):
+        plans.append(policy.plan(options))
+        policy.learn(plans[-1], record(ran_ahead=plans[-1].run_ahead > 0), None, ())
+    return plans
+
+
+def test_what_never_has_a_proposal_runs_ahead_by_little_and_soon() -> None:
+    knowledge, policy = taught()
+    sent_and_ahead(knowledge)
+    plans = run_for(policy, RUN, 30)
+    assert [plan.run_ahead for plan in plans[:3]] == [0, 0, 0]
+    assert all(plan.run_ahead == SHORT_RUN for plan in plans[10:])
+    assert policy.plan(dataclasses.replace(RUN, run_ahead=2)).run_ahead == 2
+
+
+def test_without_a_round_trip_to_save_nothing_runs_ahead() -> None:
+    _, policy = taught()
+    assert not any(plan.run_ahead for plan in run_for(policy, dataclasses.replace(RUN, run_ahead=0), 30))
+    knowledge, policy = taught()
+    knowledge.costs.ahead.add(1e3)
+    assert not any(plan.run_ahead for plan in run_for(policy, RUN, 30))
+
+
+def test_a_match_ends_the_run_and_is_proposed_behind_it() -> None:
+    knowledge, policy = taught()
+    sent_and_ahead(knowledge)
+    match = Match(40, (5,) * 64)
+    run_for(policy, RUN, 20)
+    inside = policy.plan(dataclasses.replace(RUN, match=match, granted=2))
+    assert (inside.source, inside.run_ahead) == (Source.NONE, 0)
+    assert policy.plan(dataclasses.replace(RUN, match=match)).source is Source.NGRAM
+    assert policy.plan(RUN).run_ahead == 0, "where there was something to propose there may be more"
+
+
+def test_where_the_target_runs_ahead_a_proposal_must_be_worth_the_round_trip() -> None:
+    knowledge, policy = taught()
+    sent_and_ahead(knowledge)
+    for _ in range(400):
+        policy.learn_match(Match(4, (5,) * 64), (5,))
+        policy.learn_match(Match(4, (5,) * 64), (6,))
+        policy.learn_match(Match(4, (5,) * 64), (6,))
+        policy.learn_match(Match(5, (5,) * 64), (6,))
+    weak = dataclasses.replace(RUN, match=Match(4, (5,) * 64))
+    assert policy.plan(weak).source is Source.NGRAM, "where every round is sent a third of a token is worth its row"
+    for _ in range(200):
+        knowledge.costs.sent.add(PLAIN_MS)
+    run_for(policy, RUN, 20)
+    assert policy.plan(weak).source is Source.NONE
+
+
+def test_a_run_ends_in_time_for_a_probe() -> None:
+    knowledge, policy = taught(0.02)
+    sent_and_ahead(knowledge)
+    options = dataclasses.replace(RUN, drafts=True)
+    granted, probes, ran = 0, [], 0
+    for number in range(400):
+        plan = policy.plan(dataclasses.replace(options, granted=granted))
+        assert not (granted and plan.source is not Source.NONE), "a round that was begun carries no proposal"
+        ran += granted > 0
+        granted = max(granted - 1, plan.run_ahead)
+        if plan.source is Source.WAIT:
+            probes.append(number)
+        policy.learn(plan, record(ran_ahead=granted > 0), None, ())
+    assert len(probes) >= 3
+    assert ran > 200
+
+
+def test_what_the_guard_holds_runs_ahead_as_long_as_it_holds() -> None:
+    knowledge, policy = taught(0.9)
+    knowledge.costs.plain.add(PLAIN_MS)
+    cached = Proposal(1, (7,) * 4, (0.9,) * 4, drafter="model")
+    for _ in range(GUARD_ROUNDS):
+        policy.learn(Plan(Source.CACHED, 4), record(5, 0, 4, round_ms=3 * PLAIN_MS), cached, ())
+    grants = []
+    while (plan := policy.plan(dataclasses.replace(RUN, cached=cached, drafts=True))).source is Source.NONE:
+        grants.append(plan.run_ahead)
+    assert grants == list(range(GUARD_PAUSE[0] - 1, -1, -1))
+
+
+@pytest.mark.parametrize("acceptance", [Acceptance.REJECTION, Acceptance.BLOCK])
+def test_how_far_a_run_goes_does_not_depend_on_draft_probabilities(acceptance: Acceptance) -> None:
+    """`exactness` §7, with the same check that the test can fail."""
+
+    def grants(rule: Acceptance, q: float) -> list[int]:
+        knowledge, policy = taught(0.02, acceptance=rule)
+        sent_and_ahead(knowledge)
+        cached = Proposal(1, (7,) * 8, (q,) * 8, drafter="model")
+        policy.plan(dataclasses.replace(RUN, cached=cached))
+        return [plan.run_ahead for plan in run_for(policy, RUN, 30)]
+
+    assert grants(acceptance, 0.01) == grants(acceptance, 0.99)
+    assert grants(Acceptance.COUPLED, 0.01) != grants(Acceptance.COUPLED, 0.99)
+
+
+def test_a_target_only_token_costs_what_it_costs_where_the_target_runs_ahead() -> None:
+    """The guard and the marginal rule must not compare drafting with a round trip that nobody need pay."""
+    knowledge = Knowledge()
+    policy = RequestPolicy(knowledge, "auto", Acceptance.COUPLED, greedy=True)
+    for _ in range(60):
+        policy.learn(Plan(), record(ran_ahead=True, round_ms=PLAIN_MS), None, ())
+        policy.learn(Plan(), record(round_ms=PLAIN_MS + TRIP_MS), None, ())
+    assert knowledge.costs.trip == pytest.approx(TRIP_MS)
+    for _ in range(300):
+        policy.learn(Plan(), record(round_ms=PLAIN_MS + TRIP_MS), None, ())
+    assert knowledge.costs.plain.value == pytest.approx(PLAIN_MS, rel=0.01)
+
+
+def test_at_a_distance_a_run_is_long_enough_to_be_extended_in_time() -> None:
+    knowledge, policy = taught()
+    knowledge.costs.plain.add(PLAIN_MS)
+    for _ in range(400):
+        knowledge.costs.sent.add(3.4 * PLAIN_MS)
+        knowledge.costs.ahead.add(0.0)
+    assert [policy.plan(RUN).run_ahead for _ in range(30)][-1] == 8

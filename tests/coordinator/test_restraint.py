@@ -55,7 +55,8 @@ def test_probes_keep_to_their_share_and_grow_rare() -> None:
     round_ms, cost_ms = 20.0, 9.0
     at: list[int] = []
     for number in range(5000):
-        if probe.due(cost_ms):
+        if probe.rounds_until(cost_ms) == 0:
+            probe.tried(cost_ms)
             at.append(number)
         probe.add(round_ms, drafted=False)
     assert at, "never tried again"

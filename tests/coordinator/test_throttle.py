@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from coordinator.throttle import Level, Throttle
+from coordinator.throttle import MANY_ROUNDS, Level, Throttle
 
 MS_PER_ROUND = 10.0
 
@@ -28,6 +28,10 @@ class Machine:
             self.now += MS_PER_ROUND / tokens_per_round[level]
             self.ms_at[level] += MS_PER_ROUND / tokens_per_round[level]
             self.throttle.add(1, self.now)
+            self.seen(level)
+
+    def seen(self, level: Level) -> None:
+        """A round has run at this level; for tests to look at."""
 
 
 @pytest.mark.parametrize("best", list(Level))
@@ -95,3 +99,41 @@ def test_few_requests_are_left_to_their_own_policy() -> None:
     machine = Machine(3)
     machine.run(50_000, {Level.NONE: 1.0, Level.NGRAM: 1.0, Level.FULL: 0.1})
     assert machine.throttle.level is Level.FULL
+
+
+class Forecasts(Machine):
+    """Holds what is said of the rounds before a look against when it comes."""
+
+    def __init__(self, requests: int) -> None:
+        super().__init__(requests)
+        self.requests = requests
+        self.round = 0
+        self.latest_promise = 0.0
+        self.broken = 0
+        self.longest = 0
+
+    def seen(self, level: Level) -> None:
+        self.round += 1
+        if level is Level.NONE and self.throttle.level is not Level.NONE:
+            self.broken += self.round < self.latest_promise
+        left = self.throttle.rounds_left(self.now)
+        if self.throttle.level is Level.NONE:
+            self.longest = max(self.longest, left)
+            self.latest_promise = self.round + (left - 1) * self.requests
+        else:
+            self.latest_promise = 0.0
+
+
+def test_how_long_target_only_lasts_is_told_so_that_runs_end_before_a_look() -> None:
+    machine = Forecasts(8)
+    machine.run(400_000, {Level.NONE: 1.0, Level.NGRAM: 0.8, Level.FULL: 0.5})
+    assert machine.throttle.level is Level.NONE or machine.ms_at[Level.NONE] > 390_000
+    assert machine.longest > 100
+    assert machine.broken == 0
+
+
+def test_while_requests_differ_nothing_is_looked_at_and_target_only_lasts() -> None:
+    machine = Machine(8)
+    machine.throttle.enter(0.0, follows=False, off=True)
+    machine.run(100_000, dict.fromkeys(Level, 1.0))
+    assert machine.throttle.rounds_left(machine.now) == MANY_ROUNDS

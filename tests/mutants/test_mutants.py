@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from paceline.types import Acceptance
 from tests.e2e.statistics import LEVEL, chi_square_p
-from tests.mutants import mutants, processed
+from tests.mutants import mutants, processed, runs
 from tests.mutants.rounds import BlockRounds, Rounds, enumerate_law
 
 LENGTH = 4
@@ -66,3 +67,37 @@ def test_penalties_and_grammar_have_the_law(algorithm: type[processed.ProcessedR
 )
 def test_the_processed_law_gives_the_mutant_away(mutant: type[processed.ProcessedRounds]) -> None:
     assert processed_p_value(mutant) < LEVEL
+
+
+REJECTION = (Acceptance.REJECTION, Acceptance.BLOCK)
+SEEDS = range(12)
+RUN_AHEAD = (1, 3, 64)
+
+
+def run_texts(algorithm: type[runs.Runs], acceptance: Acceptance, run_ahead: int) -> list[tuple[int, ...]]:
+    return [algorithm(acceptance, seed).text(run_ahead) for seed in SEEDS]
+
+
+@pytest.mark.parametrize("acceptance", list(Acceptance))
+def test_a_run_draws_the_text_of_rounds_that_are_sent(acceptance: Acceptance) -> None:
+    sent = run_texts(runs.Runs, acceptance, 0)
+    assert {len(text) < runs.LENGTH for text in sent} == {True, False}, "some end early and some do not"
+    for run_ahead in RUN_AHEAD:
+        assert run_texts(runs.Runs, acceptance, run_ahead) == sent
+
+
+@pytest.mark.parametrize(
+    ("mutant", "acceptances"),
+    [
+        # Coupled draws carry no round key: there is nothing to get wrong.
+        (runs.KeyedByItsGrant, REJECTION),
+        (runs.AtItsGrantsPosition, tuple(Acceptance)),
+        (runs.ProcessorsDontSeeTheRun, tuple(Acceptance)),
+        (runs.RunsOnBehindTheEnd, tuple(Acceptance)),
+        (runs.RunsOnBeyondItsLength, tuple(Acceptance)),
+    ],
+    ids=lambda each: each.__name__ if isinstance(each, type) else "",
+)
+def test_the_text_gives_the_run_away(mutant: type[runs.Runs], acceptances: tuple[Acceptance, ...]) -> None:
+    for acceptance in acceptances:
+        assert run_texts(mutant, acceptance, 64) != run_texts(runs.Runs, acceptance, 0)

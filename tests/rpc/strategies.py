@@ -23,7 +23,7 @@ fingerprints = st.builds(t.Fingerprint, TEXT, TEXT, U32, TEXT)
 hellos = st.builds(t.Hello, TEXT, fingerprints, U32)
 LIMIT = st.integers(1, (1 << 32) - 1)
 welcomes = st.builds(
-    t.Welcome, TEXT, fingerprints, LIMIT, LIMIT, LIMIT, LIMIT, st.lists(TEXT, max_size=3).map(tuple), st.just(1)
+    t.Welcome, TEXT, fingerprints, LIMIT, LIMIT, LIMIT, LIMIT, st.lists(TEXT, max_size=3).map(tuple), st.just(1), U32
 )
 samplings = st.builds(
     t.SamplingParams,
@@ -142,7 +142,9 @@ target_opens = prefixes().flatmap(
         IDS,
     )
 )
-rounds = st.builds(t.Round, SESSION, U32, st.integers(-1, 63), SOME_IDS, st.none() | proposals, TRACE)
+rounds = st.builds(t.Round, SESSION, U32, st.integers(-1, 63), SOME_IDS, st.none() | proposals, TRACE) | st.builds(
+    t.Round, SESSION, U32, st.integers(-1, 63), SOME_IDS, st.none(), TRACE, st.integers(0, t.MAX_RUN_AHEAD)
+)
 verdicts = st.builds(
     t.Verdict,
     SESSION,
@@ -215,7 +217,8 @@ def generate_requests(draw: st.DrawFn) -> t.GenerateRequest:
     )
 
 
-records = st.builds(t.RoundRecord, U32, MS, MS, MS, timings, MS, U32, U32, st.booleans(), TEXT, timings)
+BOOL = st.booleans()
+records = st.builds(t.RoundRecord, U32, MS, MS, MS, timings, MS, U32, U32, BOOL, TEXT, timings, ran_ahead=BOOL)
 statistics = st.builds(
     t.GenerationStats,
     U32,

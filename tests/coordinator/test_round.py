@@ -1,0 +1,124 @@
+"""Rounds beside a link that answers as a target does: what a slow client lets run ahead."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from coordinator import outbox as outbox_module
+from coordinator.drafting import Drafting, DraftingSettings
+from coordinator.knowledge import Knowledge
+from coordinator.outbox import MOST_BYTES_PER_TOKEN, Outbox
+from coordinator.round import run_rounds
+from coordinator.sequence import Job, Sequence
+from coordinator.stats import StatsBuilder
+from coordinator.target_session import TargetPeer, TargetSession
+from paceline.rpc.link import TargetLink
+from paceline.telemetry import GenerationTrace
+from paceline.tokenizer import TableTokenizer
+from paceline.types import (
+    Acceptance,
+    NoiseKey,
+    Round,
+    SamplingParams,
+    SpeculationSettings,
+    TargetCommand,
+    Tokens,
+    Verdict,
+)
+from tests.coordinator.test_target_session import RecordingLink
+
+VOCAB = 64
+PROMPT = (1, 2, 3)
+LENGTH = 60
+
+
+class AnsweringLink(RecordingLink):
+    """A target whose steps take one turn of the loop each, for rounds that are sent and for those they grant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.computed = len(PROMPT) - 2
+        """Base length of the last round that was answered."""
+        self.granted = self.computed
+        self._running: asyncio.Task[None] | None = None
+
+    def send(self, command: TargetCommand, urgent: bool = False) -> None:
+        super().send(command, urgent)
+        if isinstance(command, Round):
+            self.granted = max(self.granted, command.base_length + command.run_ahead)
+            if self._running is None or self._running.done():
+                self._running = asyncio.create_task(self._run(command.session_id))
+
+    async def _run(self, session_id: int) -> None:
+        while self.computed < self.granted:
+            await asyncio.sleep(0)
+            self.computed += 1
+            cast(Any, self).on_event(Verdict(session_id, self.computed, (7,)))
+
+
+def request(link: RecordingLink) -> tuple[Job, Sequence, TargetSession, Drafting]:
+    """A target-only request."""
+    job = Job(
+        prompt=PROMPT,
+        resumed=(),
+        sampling=SamplingParams(),
+        noise=NoiseKey(1),
+        acceptance=Acceptance.COUPLED,
+        max_length=len(PROMPT) + LENGTH,
+        stop=(),
+        eos_token_ids=frozenset(),
+        speculation=SpeculationSettings(off=True),
+    )
+    peer = TargetPeer(cast(TargetLink, link), round_timeout_s=10, wait_s=10)
+    drafting = Drafting(job, None, Knowledge(), DraftingSettings())
+    return job, Sequence(job, TableTokenizer(VOCAB, None)), TargetSession(peer, job), drafting
+
+
+async def test_a_client_that_does_not_read_bounds_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox_module, "MAX_UNREAD_BYTES", 5 * MOST_BYTES_PER_TOKEN)
+    monkeypatch.setattr(outbox_module, "BYTES_PER_TOKEN", MOST_BYTES_PER_TOKEN)
+    link = AnsweringLink()
+    job, sequence, target, drafting = request(link)
+    read = asyncio.Event()
+
+    async def write(tokens: Tokens) -> None:
+        await read.wait()
+
+    outbox = Outbox(write, target.close)
+    writer = asyncio.create_task(outbox.run())
+    rounds = asyncio.create_task(
+        run_rounds(job, sequence, target, drafting, outbox, StatsBuilder(0.0), GenerationTrace())
+    )
+    for _ in range(500):
+        await asyncio.sleep(0)
+    committed = len(sequence.ids) - len(PROMPT)
+    assert 5 <= committed <= 7
+    assert link.computed - len(PROMPT) + 2 <= 7, "what was computed is what may be buffered, and the round in flight"
+    read.set()
+    await asyncio.wait_for(rounds, 10)
+    assert len(sequence.ids) == len(PROMPT) + LENGTH
+    writer.cancel()
+
+
+async def test_a_whole_text_takes_few_messages() -> None:
+    link = AnsweringLink()
+    job, sequence, target, drafting = request(link)
+    stats = StatsBuilder(0.0)
+
+    async def write(tokens: Tokens) -> None:
+        return
+
+    outbox = Outbox(write, target.close)
+    writer = asyncio.create_task(outbox.run())
+    await run_rounds(job, sequence, target, drafting, outbox, stats, GenerationTrace())
+    writer.cancel()
+    assert len(sequence.ids) == len(PROMPT) + LENGTH
+    sent = [command for command in link.sent if isinstance(command, Round)]
+    assert len(sent) <= 1 + LENGTH / 8
+    records = stats.build().records
+    assert [record.base_length for record in records] == [len(PROMPT) - 1 + place for place in range(LENGTH)]
+    assert [record.ran_ahead for record in records] == [False] + [True] * (LENGTH - 1)
+    assert link.granted == len(PROMPT) + LENGTH - 2, "nothing is granted beyond the text"

@@ -1,0 +1,204 @@
+"""One request's session on the target beside a link that only records: what is sent, and what is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from coordinator.sequence import Job
+from coordinator.target_session import TargetPeer, TargetSession, Verified
+from paceline.errors import PeerUnavailable
+from paceline.rpc.link import TargetLink
+from paceline.types import (
+    ROOT,
+    Acceptance,
+    Close,
+    Fingerprint,
+    NoiseKey,
+    Round,
+    SamplingParams,
+    SpeculationSettings,
+    TargetCommand,
+    TargetOpen,
+    Verdict,
+    Welcome,
+)
+
+PROMPT = (1, 2, 3)
+
+
+class RecordingLink:
+    """Stands for a link that is up, to a target that lets `max_run_ahead` rounds run ahead."""
+
+    is_up = True
+    name = "target"
+    address = "nowhere"
+    silent_s = 0.0
+
+    def __init__(self, max_run_ahead: int = 64) -> None:
+        self.welcome = Welcome("1", Fingerprint(), 256, 8, max_run_ahead=max_run_ahead)
+        self.sent: list[TargetCommand] = []
+        self._last_id = 0
+
+    def next_session_id(self) -> int:
+        self._last_id += 1
+        return self._last_id
+
+    def send(self, command: TargetCommand, urgent: bool = False) -> None:
+        self.sent.append(command)
+
+    async def wait_up(self, timeout_s: float) -> Welcome:
+        return self.welcome
+
+    def take(self) -> list[TargetCommand]:
+        """What was sent since the last look."""
+        sent, self.sent = self.sent, []
+        return sent
+
+
+class Request:
+    """Commits whatever its verdicts draw."""
+
+    def __init__(self, link: RecordingLink) -> None:
+        job = Job(
+            prompt=PROMPT,
+            resumed=(),
+            sampling=SamplingParams(),
+            noise=NoiseKey(1),
+            acceptance=Acceptance.COUPLED,
+            max_length=60,
+            stop=(),
+            eos_token_ids=frozenset(),
+            speculation=SpeculationSettings(),
+        )
+        self.link = link
+        self.peer = TargetPeer(cast(TargetLink, link), round_timeout_s=10, wait_s=10)
+        self.session = TargetSession(self.peer, job)
+        self.ids = [*PROMPT]
+
+    async def round(self, run_ahead: int = 0) -> Verified:
+        async def dispatched(round_: Round) -> None:
+            await asyncio.sleep(0)
+
+        verified = await self.session.verify(self.ids, ROOT, None, run_ahead, "", dispatched)
+        self.ids += verified.verdict.token_ids
+        return verified
+
+    def answer(self, base_length: int, token: int = 7, session: int = 1) -> None:
+        """A verdict arrives."""
+        cast(Any, self.link).on_event(Verdict(session, base_length, (token,)))
+
+    def lose(self) -> None:
+        """The link breaks."""
+        cast(Any, self.link).on_down(PeerUnavailable("gone"))
+
+
+async def pending(request: Request, run_ahead: int = 0) -> asyncio.Task[Verified]:
+    """A round that waits for its verdict."""
+    task = asyncio.create_task(request.round(run_ahead))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    return task
+
+
+def bases(commands: list[TargetCommand]) -> list[tuple[int, int]]:
+    """Base length and grant of the rounds among some commands."""
+    return [(command.base_length, command.run_ahead) for command in commands if isinstance(command, Round)]
+
+
+async def test_the_rounds_of_a_run_are_waited_for_and_not_sent() -> None:
+    request = Request(RecordingLink())
+    first = await pending(request, run_ahead=3)
+    assert bases(request.link.take()) == [(2, 3)]
+    for base in (2, 3, 4):
+        request.answer(base, token=base)
+    assert not (await first).ran_ahead
+    assert request.session.granted == 3
+    assert (await request.round()).ran_ahead
+    assert (await request.round()).verdict.token_ids == (4,)
+    last = await pending(request)
+    request.answer(5)
+    assert (await last).ran_ahead
+    assert request.session.granted == 0
+    assert bases(request.link.take()) == []
+    behind = await pending(request)
+    assert bases(request.link.take()) == [(6, 0)]
+    request.answer(6)
+    assert not (await behind).ran_ahead
+
+
+async def test_a_run_is_extended_before_it_ends_and_not_at_every_round() -> None:
+    request = Request(RecordingLink())
+    for base in range(2, 42):
+        task = await pending(request, run_ahead=8)
+        request.answer(base)
+        await task
+    sent = bases(request.link.take())
+    assert sent == [(base, 8) for base in range(2, 42, 4)]
+
+
+async def test_a_target_is_granted_no_more_than_it_takes() -> None:
+    request = Request(RecordingLink(max_run_ahead=2))
+    task = await pending(request, run_ahead=16)
+    assert bases(request.link.take()) == [(2, 2)]
+    request.answer(2)
+    await task
+    silent = Request(RecordingLink(max_run_ahead=0))
+    task = await pending(silent, run_ahead=16)
+    assert bases(silent.link.take()) == [(2, 0)]
+    assert silent.session.granted == 1, "the round itself"
+    silent.answer(2)
+    await task
+
+
+async def test_a_link_lost_in_a_run_keeps_what_has_come_and_sends_the_rest_again() -> None:
+    request = Request(RecordingLink())
+    first = await pending(request, run_ahead=4)
+    for base in (2, 3):
+        request.answer(base, token=base)
+    await first
+    request.link.take()
+    request.lose()
+    assert (await request.round()).verdict.token_ids == (3,), "what was drawn is not drawn again"
+    assert request.link.take() == []
+    again = await pending(request, run_ahead=2)
+    opened, sent = request.link.take()
+    assert isinstance(opened, TargetOpen)
+    assert opened.token_ids == (*PROMPT, 2, 3)
+    assert bases([sent]) == [(4, 2)]
+    request.answer(4, session=2)
+    assert not (await again).ran_ahead
+
+
+async def test_a_link_lost_while_a_run_is_waited_for_opens_anew() -> None:
+    request = Request(RecordingLink())
+    first = await pending(request, run_ahead=4)
+    request.answer(2)
+    await first
+    second = await pending(request, run_ahead=4)
+    request.link.take()
+    request.lose()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    opened, sent = request.link.take()
+    assert isinstance(opened, TargetOpen)
+    assert bases([sent]) == [(3, 4)]
+    request.answer(3, session=2)
+    assert (await second).round_.base_length == 3
+
+
+@pytest.mark.parametrize("late", [3, 4])
+async def test_verdicts_of_a_run_that_was_closed_are_dropped(late: int) -> None:
+    request = Request(RecordingLink())
+    first = await pending(request, run_ahead=4)
+    request.answer(2)
+    await first
+    request.session.close()
+    assert isinstance(request.link.take()[-1], Close)
+    request.answer(late, token=9)
+    assert request.session.granted == 0
+    again = await pending(request)
+    request.answer(3, token=5, session=2)
+    assert (await again).verdict.token_ids == (5,)

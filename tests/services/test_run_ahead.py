@@ -1,0 +1,430 @@
+"""Rounds that the target begins by itself: the text that the coordinator would have had, and where a run ends."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from paceline.engine.interface import Logits, StepItem, StepPlan
+from paceline.engine.table_spec import TableSpec
+from paceline.grammar import Grammars
+from paceline.tokenizer import TableTokenizer
+from paceline.types import (
+    MAX_RUN_AHEAD,
+    ROOT,
+    Acceptance,
+    Close,
+    Failure,
+    Grammar,
+    GrammarKind,
+    NoiseKey,
+    Round,
+    SamplingParams,
+    TargetOpened,
+    Verdict,
+)
+from paceline.v1 import target_service_pb2 as pb
+from target_service.servicer import TargetServicer
+from tests.services.harness import (
+    WAIT_S,
+    Events,
+    RecordingEngine,
+    chain,
+    eventually,
+    first_round,
+    linked,
+    target_link,
+    target_open,
+    target_service,
+    verdict_of,
+)
+from tests.services.law import own_tokens
+
+PREFIX = (1, 2, 3, 4, 5)
+END = 31
+SPEC = TableSpec(vocab=32, seed=3, max_length=256, eos=END)
+LENGTH = 24
+
+
+class PacedEngine(RecordingEngine):
+    """Takes as many steps as it is let."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self._steps = threading.Semaphore(steps)
+
+    def let(self, steps: int) -> None:
+        self._steps.release(steps)
+
+    def step(self, plan: StepPlan) -> Sequence[Logits]:
+        assert self._steps.acquire(timeout=WAIT_S), "the test lets the step go on"
+        return super().step(plan)
+
+
+@asynccontextmanager
+async def target(
+    engine: RecordingEngine | None = None, **settings: Any
+) -> AsyncIterator[tuple[TargetServicer, Events]]:
+    grammars = Grammars(lambda: TableTokenizer(32, END))
+    async with (
+        target_service(engine or RecordingEngine(SPEC), grammars=grammars, **settings) as (servicer, address),
+        linked(target_link(address)) as events,
+    ):
+        yield servicer, events
+
+
+def sent(text: Sequence[int], run_ahead: int = 0, session: int = 1) -> Round:
+    return Round(session, len(text) - 1, ROOT, (text[-1],), run_ahead=run_ahead)
+
+
+async def run_of(events: Events, text: Sequence[int], rounds: int, session: int = 1) -> list[Verdict]:
+    """The verdicts of a run, each checked to answer the round behind the one before."""
+    verdicts = []
+    for number in range(rounds):
+        verdict = await events.of(Verdict, session)
+        assert verdict.base_length == len(text) - 1 + number
+        verdicts.append(verdict)
+    return verdicts
+
+
+def drawn(verdicts: Sequence[Verdict]) -> list[int]:
+    return [verdict.token_ids[-1] for verdict in verdicts]
+
+
+def rounds_of(engine: RecordingEngine, session: int) -> list[StepItem]:
+    """What was computed of a session's rounds."""
+    items = [item for plan in engine.plans for item in plan.items]
+    return [item for item in items if item.session == session and item.logit_rows]
+
+
+SAMPLINGS = {
+    "greedy": SamplingParams(temperature=0),
+    "sampled": SamplingParams(temperature=0.9, top_p=0.9),
+    "penalties": SamplingParams(repetition_penalty=1.5, presence_penalty=0.8, frequency_penalty=0.7, logprobs=2),
+    "bad words": SamplingParams(bad_words=((7,), (9, 3), (5, 1)), logit_bias=((7, 3.0), (9, 2.0))),
+    "min tokens": SamplingParams(min_tokens=6, logit_bias=((END, 4.0),)),
+    "grammar": SamplingParams(grammar=Grammar(GrammarKind.REGEX, "(ab|cd)+e?")),
+}
+
+
+@pytest.mark.parametrize("acceptance", list(Acceptance))
+@pytest.mark.parametrize("name", SAMPLINGS)
+async def test_a_run_draws_what_sent_rounds_draw(name: str, acceptance: Acceptance) -> None:
+    facts = {"sampling": SAMPLINGS[name], "acceptance": acceptance, "end_token_ids": (END,), "max_length": LENGTH}
+    async with target() as (_, events):
+        events.link.send(target_open(1, PREFIX, **facts))
+        one_by_one: list[Verdict] = []
+        text = [*PREFIX]
+        while len(text) < LENGTH and text[-1] != END:
+            one_by_one.append(await verdict_of(events, sent(text)))
+            text += one_by_one[-1].token_ids
+        events.link.send(target_open(2, PREFIX, **facts))
+        events.link.send(sent(PREFIX, MAX_RUN_AHEAD, session=2))
+        run = await run_of(events, PREFIX, len(one_by_one), session=2)
+        events.link.send(Close(2))
+        events.link.send(target_open(3, PREFIX))
+        await verdict_of(events, sent(PREFIX, session=3))
+        assert not events.has(Verdict), "the run has ended with the text"
+    assert drawn(run) == drawn(one_by_one)
+    assert [verdict.logprobs for verdict in run] == [verdict.logprobs for verdict in one_by_one]
+    if name in ("min tokens", "grammar"):
+        assert text[-1] == END, "the text ends inside the run"
+
+
+async def test_a_run_ends_where_it_was_granted_to_and_a_proposal_goes_on_behind_it() -> None:
+    own = own_tokens(PREFIX, 9)
+    async with target(RecordingEngine()) as (_, events):
+        events.link.send(target_open(1, PREFIX))
+        events.link.send(sent(PREFIX, 3))
+        run = await run_of(events, PREFIX, 4)
+        text = [*PREFIX, *drawn(run)]
+        behind = Round(1, len(text) - 1, ROOT, (text[-1],), chain(own[4:7]))
+        verdict = await verdict_of(events, behind)
+        text += verdict.token_ids
+        after = Round(1, len(text) - 1, 2, (text[-1],), run_ahead=0)
+        text += (await verdict_of(events, after)).token_ids
+    assert text[len(PREFIX) :] == own
+
+
+async def test_a_run_goes_on_for_longer_when_one_of_its_rounds_is_sent() -> None:
+    """Sent while the target computes it, or a moment after: then its verdict comes twice."""
+    engine = RecordingEngine()
+    own = own_tokens(PREFIX, 30)
+    drawn_at: dict[int, int] = {}
+    async with target(engine) as (_, events):
+        events.link.send(target_open(1, PREFIX))
+        events.link.send(sent(PREFIX, 2))
+        while len(drawn_at) < len(own):
+            verdict = await events.of(Verdict, 1)
+            (token,) = verdict.token_ids
+            if verdict.base_length in drawn_at:
+                assert drawn_at[verdict.base_length] == token
+                continue
+            drawn_at[verdict.base_length] = token
+            events.link.send(sent([*PREFIX, *own[: len(drawn_at)]], 2))
+        assert not events.has(Failure)
+    assert [drawn_at[len(PREFIX) - 1 + place] for place in range(len(own))] == own
+    bases = [item.base_length for item in rounds_of(engine, 1)[1:]]
+    assert bases == list(range(len(PREFIX), len(PREFIX) + len(bases))), "no round is computed twice"
+
+
+async def test_a_repeated_round_of_a_run_gets_its_verdict_again_without_a_step() -> None:
+    engine = RecordingEngine()
+    async with target(engine) as (_, events):
+        events.link.send(target_open(1, PREFIX))
+        events.link.send(sent(PREFIX, 3))
+        run = await run_of(events, PREFIX, 4)
+        steps = len(engine.plans)
+        text = [*PREFIX, *drawn(run)]
+        for place in range(4):
+            assert await verdict_of(events, sent(text[: len(PREFIX) + place])) == run[place]
+        assert len(engine.plans) == steps
+        events.link.send(sent(PREFIX))
+        assert (await events.of(Failure, 1)).reason == "PREFIX_MISMATCH", "later rounds of the run were sent since"
+        again = await verdict_of(events, sent(text[:-1], 2))
+        assert again == run[3]
+        later = await run_of(events, text, 2)
+    assert drawn([*run, *later]) == own_tokens(PREFIX, 6), "a run that had ended goes on"
+
+
+async def test_a_round_repeated_while_its_run_computes_it_is_answered_once() -> None:
+    engine = RecordingEngine()
+    async with target(engine) as (_, events):
+        events.link.send(target_open(1, PREFIX))
+        await events.of(TargetOpened, 1)
+        events.link.send(sent(PREFIX, 2))
+        text = [*PREFIX, *drawn(await run_of(events, PREFIX, 3))]
+        engine.go.clear()
+        engine.entered.clear()
+        events.link.send(sent(text, 1))
+        await asyncio.to_thread(engine.entered.wait, 10)
+        events.link.send(sent(text, 1))
+        wrong = [*text[:-1], (text[-1] + 1) % 32]
+        events.link.send(sent(wrong, 1))
+        failure = await events.of(Failure, 1)
+        engine.go.set()
+        run = await run_of(events, text, 2)
+        await verdict_of(events, sent([*text, *drawn(run)]))
+    assert (failure.reason, failure.session_closed) == ("PREFIX_MISMATCH", False)
+    assert drawn(run) == own_tokens(PREFIX, 5)[3:]
+
+
+@pytest.mark.parametrize(
+    ("changes", "rounds"),
+    [
+        ({"max_length": len(PREFIX) + 3}, 3),
+        ({"max_length": 0}, 256 - len(PREFIX)),
+        ({"sampling": SamplingParams(logit_bias=((END, 100.0),)), "end_token_ids": (END,)}, 1),
+        ({"sampling": SamplingParams(min_tokens=2, logit_bias=((END, 100.0),)), "end_token_ids": (END,)}, 3),
+        ({"sampling": SamplingParams(logit_bias=((END, 100.0),)), "max_length": len(PREFIX) + 4}, 4),
+    ],
+    ids=["max_length", "context", "end token", "end token behind min_tokens", "no end token"],
+)
+async def test_a_run_ends_early(changes: dict[str, Any], rounds: int) -> None:
+    engine = RecordingEngine(SPEC)
+    async with target(engine) as (servicer, events):
+        events.link.send(target_open(1, PREFIX, **changes))
+        text = [*PREFIX]
+        while len(text) < len(PREFIX) + rounds:
+            events.link.send(sent(text, MAX_RUN_AHEAD))
+            left = len(PREFIX) + rounds - len(text)
+            text += drawn(await run_of(events, text, min(MAX_RUN_AHEAD + 1, left)))
+        events.link.send(target_open(2, PREFIX))
+        await verdict_of(events, first_round(2, PREFIX))
+        assert servicer.status().queue_length == 0
+        assert not events.has(Verdict)
+    assert len(rounds_of(engine, 1)) == rounds
+
+
+async def test_a_round_that_would_be_refused_is_refused_in_a_run() -> None:
+    """Whoever waits for its verdict must hear of it."""
+    spec = TableSpec(vocab=32, seed=3, max_length=64, max_kv_rows=20)
+    async with target(RecordingEngine(spec)) as (servicer, events):
+        events.link.send(target_open(1, PREFIX))
+        events.link.send(sent(PREFIX, MAX_RUN_AHEAD))
+        run = await run_of(events, PREFIX, 20 - len(PREFIX) + 1)
+        failure = await events.of(Failure, 1)
+        assert (failure.reason, failure.session_closed) == ("INVALID_INPUT", False)
+        assert "KV rows of the session = 21: must be at most 20" in failure.message
+        assert servicer.status().sessions == 1
+    assert drawn(run) == own_tokens(PREFIX, len(run))
+
+
+async def test_a_session_that_is_closed_in_a_run_frees_its_rows() -> None:
+    engine = PacedEngine(steps=4)
+    async with target(engine) as (servicer, events):
+        events.link.send(target_open(1, PREFIX))
+        events.link.send(sent(PREFIX, MAX_RUN_AHEAD))
+        await events.of(Verdict, 1)
+        events.link.send(Close(1))
+        await eventually(lambda: servicer.status().sessions == 0, "the session is closed")
+        engine.let(100)
+        await eventually(lambda: engine.kv_rows == 0, "the rows are free")
+        events.link.send(target_open(2, PREFIX))
+        await verdict_of(events, first_round(2, PREFIX))
+        assert len(rounds_of(engine, 1)) <= 5, "the step that ran was the run's last"
+
+
+async def test_a_cut_link_ends_the_runs_of_its_sessions() -> None:
+    engine = PacedEngine(steps=7)
+    async with target(engine) as (servicer, events):
+        async with linked(target_link(events.link.address)) as cut:
+            for session in (1, 2):
+                cut.link.send(target_open(session, PREFIX))
+                cut.link.send(sent(PREFIX, MAX_RUN_AHEAD, session))
+            await cut.of(Verdict, 2)
+        engine.let(1)
+        await eventually(lambda: engine.kv_rows == 0, "the cut link's rows are free")
+        assert servicer.status().queue_length == 0
+
+
+async def test_time_runs_out_inside_a_run() -> None:
+    engine = PacedEngine(steps=5)
+    async with target(engine) as (_, events):
+        events.link.send(target_open(1, PREFIX, time_left_ms=200))
+        events.link.send(sent(PREFIX, MAX_RUN_AHEAD))
+        await run_of(events, PREFIX, 4)
+        failure = await events.of(Failure, 1)
+        engine.let(1)
+        assert failure.reason == "DEADLINE_EXCEEDED"
+        await eventually(lambda: engine.kv_rows == 0, "the rows are free")
+
+
+async def test_a_step_that_fails_in_a_run_fails_its_sessions_only() -> None:
+    engine = RecordingEngine()
+    own = own_tokens(PREFIX, 12)
+    async with target(engine) as (servicer, events):
+        for session in (1, 2):
+            events.link.send(target_open(session, PREFIX, noise=NoiseKey(session)))
+            await events.of(TargetOpened, session)
+        events.link.send(target_open(3, PREFIX))
+        await events.of(TargetOpened, 3)
+        engine.poison = own[5]
+        events.link.send(sent(PREFIX, 11, session=3))
+        failure = await events.of(Failure, 3)
+        engine.poison = None
+        assert (failure.reason, failure.session_closed) == ("INTERNAL", True)
+        assert servicer.status().sessions == 2
+        for session in (1, 2):
+            await verdict_of(events, first_round(session, PREFIX))
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        (
+            pb.Round(session_id=1, base_length=4, accepted_node=-1, committed=[5], run_ahead=65),
+            "run_ahead = 65: must be in [0, 64]",
+        ),
+        (
+            pb.Round(
+                session_id=1,
+                base_length=4,
+                accepted_node=-1,
+                committed=[5],
+                run_ahead=1,
+                proposal={"proposal_id": 1, "token_ids": [1], "draft_probabilities": [1.0]},
+            ),
+            "run_ahead = 1: must be 0 with a proposal",
+        ),
+    ],
+)
+async def test_a_malformed_run_is_refused_and_harms_nobody(message: pb.Round, text: str) -> None:
+    async with target() as (servicer, events):
+        for session in (1, 2):
+            events.link.send(target_open(session, PREFIX))
+            await events.of(TargetOpened, session)
+        raw(events, pb.TargetCommand(round=message))
+        failure = await events.of(Failure, 1)
+        assert (failure.reason, failure.session_closed) == ("INVALID_INPUT", False)
+        assert text in failure.message
+        assert servicer.status().sessions == 2
+        for session in (1, 2):
+            await verdict_of(events, first_round(session, PREFIX))
+
+
+def raw(events: Events, message: pb.TargetCommand) -> None:
+    """Send what the domain's own objects refuse to be."""
+
+    class Encoded:
+        session_id = message.round.session_id
+
+    writer = events.link._writer
+    assert writer is not None
+    encode, writer._encode = writer._encode, lambda _: message
+    writer.send(Encoded())
+    writer._encode = encode
+
+
+async def test_sessions_that_run_ahead_and_sessions_that_are_sent_share_steps() -> None:
+    engine = RecordingEngine()
+    rounds = 12
+    async with target(engine) as (_, events):
+        for session in range(1, 5):
+            events.link.send(target_open(session, PREFIX, noise=NoiseKey(session)))
+            await events.of(TargetOpened, session)
+        engine.plans.clear()
+        for session in (1, 2, 3):
+            events.link.send(sent(PREFIX, rounds - 1, session), urgent=True)
+        text = [*PREFIX]
+        for _ in range(rounds):
+            text += (await verdict_of(events, sent(text, session=4))).token_ids
+        runs = {session: await run_of(events, PREFIX, rounds, session) for session in (1, 2, 3)}
+    for session, run in runs.items():
+        assert drawn(run) == own_tokens(PREFIX, rounds, NoiseKey(session))
+    assert text[len(PREFIX) :] == own_tokens(PREFIX, rounds, NoiseKey(4))
+    together = [len(plan.items) for plan in engine.plans]
+    assert together.count(1) <= rounds, "runs share every step"
+    assert len(together) <= 2 * rounds
+
+
+async def test_no_step_is_held_for_a_session_that_runs_ahead() -> None:
+    """It is ready at once, and on its way back only when its run has ended."""
+    engine = PacedEngine(steps=3)
+    async with target(engine) as (servicer, events):
+        returns = servicer.scheduler._returns
+        events.link.send(target_open(1, PREFIX))
+        events.link.send(sent(PREFIX, 5))
+        await run_of(events, PREFIX, 3)
+        assert servicer.status().queue_length == 0, "it is in the step that runs"
+        assert not returns.is_away(frozenset({1}))
+        engine.let(100)
+        for _ in range(3):
+            await events.of(Verdict, 1)
+        assert returns.is_away(frozenset({1}))
+
+
+async def test_a_run_and_a_long_prompt_go_on_together() -> None:
+    engine = RecordingEngine()
+    long = tuple(i % 32 for i in range(200))
+    async with target(engine, prefill_chunk=8) as (_, events):
+        events.link.send(target_open(1, PREFIX))
+        await events.of(TargetOpened, 1)
+        engine.go.clear()
+        engine.plans.clear()
+        events.link.send(sent(PREFIX, 40))
+        events.link.send(target_open(2, long))
+        engine.go.set()
+        run = await run_of(events, PREFIX, 41)
+        await events.of(TargetOpened, 2)
+    assert drawn(run) == own_tokens(PREFIX, 41)
+    both = [plan for plan in engine.plans if len(plan.items) == 2]
+    assert len(both) >= 24, "each chunk shares its step with a round"
+    assert all(sum(len(item.token_ids) for item in plan.items) <= 8 + 1 for plan in engine.plans)
+
+
+async def test_a_first_round_may_start_a_run_and_its_timings_hold() -> None:
+    async with target() as (_, events):
+        events.link.send(target_open(1, PREFIX))
+        events.link.send(sent(PREFIX, 5))
+        run = await run_of(events, PREFIX, 6)
+    for verdict in run:
+        timings = verdict.timings
+        assert timings.service_ms >= timings.queue_ms + timings.forward_ms + timings.sample_ms
+        assert timings.queue_ms >= 0
+    assert all(verdict.timings.rows == 1 for verdict in run[1:])
