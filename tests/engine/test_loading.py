@@ -100,16 +100,31 @@ def _wrong_positions(item: StepItem) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize(
-    ("target", "mutant"),
+    ("target", "mutant", "compiled"),
     [
-        ("paceline.engine.transformer.TransformerEngine._mask", _sees_all),
-        ("paceline.engine.row_attention._seen", _sees_kept_and_new),
-        ("paceline.engine.kv.SessionKV.keep", _moves_nothing),
-        ("paceline.engine.transformer.depths", _wrong_positions),
+        ("paceline.engine.transformer.TransformerEngine._mask", _sees_all, False),
+        ("paceline.engine.row_attention._seen", _sees_kept_and_new, False),
+        ("paceline.engine.row_attention._seen", _sees_kept_and_new, True),
+        ("paceline.engine.kv.SessionKV.keep", _moves_nothing, False),
+        ("paceline.engine.kv.SessionKV.keep", _moves_nothing, True),
+        ("paceline.engine.transformer.depths", _wrong_positions, False),
+        ("paceline.engine.transformer.depths", _wrong_positions, True),
     ],
-    ids=["no tree mask", "tree rows that see each other", "no compaction", "tree positions by row"],
+    ids=[
+        "no tree mask",
+        "tree rows that see each other",
+        "tree rows that see each other, compiled",
+        "no compaction",
+        "no compaction, compiled",
+        "tree positions by row",
+        "tree positions by row, compiled",
+    ],
 )
-def test_the_self_check_catches(monkeypatch: pytest.MonkeyPatch, target: str, mutant: Callable[..., Any]) -> None:
+def test_the_self_check_catches(
+    monkeypatch: pytest.MonkeyPatch, target: str, mutant: Callable[..., Any], compiled: bool
+) -> None:
+    if not compiled:
+        monkeypatch.setattr("paceline.engine.decoder.has_wide_vectors", lambda: False)
     monkeypatch.setattr(target, mutant)
     with pytest.raises(Unsupported, match="packed logits differ"):
         tiny.engine_and_plain(tiny.llama())

@@ -18,6 +18,7 @@ from torch.nn import functional
 from paceline.engine import blocks
 from paceline.engine.interface import ROOT, Engine, Logits, Prefix, StepItem, StepPlan
 from paceline.engine.linear import PackedLinear
+from paceline.engine.row_products import has_wide_vectors
 from paceline.engine.shapes import (
     BUCKET_ROWS,
     PROMPT_ROWS,
@@ -227,11 +228,19 @@ def test_a_sensitive_machine_is_no_worse(sensitive: Made) -> None:
     check(*sensitive, 0)
 
 
-def test_ragged_steps_do_not_give_the_same_bits(sensitive_machine: None) -> None:
+def test_ragged_steps_do_not_give_the_same_bits(sensitive_machine: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.engine.decoder.has_wide_vectors", lambda: False)
     engine, _ = tiny.engine_and_plain(tiny.llama(**WIDE))
     references = {i: alone(engine, text) for i, text in enumerate(TEXTS)}
     with pytest.raises(AssertionError, match="Arrays are not equal"):
         check(engine, references, 0)
+
+
+@pytest.mark.skipif(not has_wide_vectors(), reason="this CPU has no compiled steps")
+@pytest.mark.parametrize("seed", range(3))
+def test_compiled_steps_give_the_same_bits_without_fixed_shapes(seed: int) -> None:
+    engine, _ = tiny.engine_and_plain(tiny.llama(**WIDE))
+    check(engine, {i: alone(engine, text) for i, text in enumerate(TEXTS)}, seed)
 
 
 def test_a_machine_where_rows_depend_on_their_index_is_refused(
