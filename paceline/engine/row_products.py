@@ -46,7 +46,10 @@ _AHEAD = 2048
 
 def has_wide_vectors() -> bool:
     """Whether this CPU has the instructions that the products are laid out for."""
-    return bool(binding.get_host_cpu_features().get("avx512f", False))
+    try:
+        return bool(binding.get_host_cpu_features().get("avx512f", False))
+    except RuntimeError:  # LLVM can't tell what this CPU has
+        return False
 
 
 @compiled
