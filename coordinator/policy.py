@@ -39,6 +39,8 @@ SMALLEST_CHANCE = 0.02
 """Deeper tokens than this chance of being reached are not looked at."""
 SHORT_RUN = 3
 """Rounds that may run ahead while something worth proposing may turn up: it is missed for so long. Far away more."""
+QUIET_ROUNDS = 4
+"""For so many rounds in succession that had nothing worth proposing one round more may run ahead."""
 REMEMBERED_VALUES = 8.0
 """Rounds whose best proposal's value tells what the next ones' may be."""
 
@@ -124,6 +126,7 @@ class RequestPolicy:
         self._guard = Guard()
         self._probe = Probe()
         self._worth = Mean(1.0, 1.0, limit=REMEMBERED_VALUES)
+        self._quiet = 0
         self._outlook_was_on = False
 
     @property
@@ -184,7 +187,8 @@ class RequestPolicy:
         )
         self._worth.add(value)
         fare = self._fare(options)
-        if value <= fare:
+        self._quiet = self._quiet + 1 if value <= fare else 0
+        if self._quiet:
             source, nodes = Source.NONE, 0
         until_probe = self._rounds_until_probe(options, source)
         if until_probe == 0 and not options.granted:
@@ -216,7 +220,8 @@ class RequestPolicy:
         A run is extended by the time that half of it is left, which must cover the round trip.
         """
         costs = self._costs
-        return max(SHORT_RUN, 2 * math.ceil(costs.trip / costs.plain.value) if costs.plain.value else 0)
+        far = 2 * math.ceil(costs.trip / costs.plain.value) if costs.plain.value else 0
+        return max(SHORT_RUN, far, self._quiet // QUIET_ROUNDS)
 
     def _rounds_until_probe(self, options: Options, source: Source) -> int | None:
         """Rounds before a model that isn't used should be tried again; None: it needn't be."""

@@ -11,6 +11,8 @@ its own, which is a quarter of the bytes; inputs and sums are float32.
 from __future__ import annotations
 
 import itertools
+import mmap
+from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -40,6 +42,7 @@ _BYTE = 1
 """Bytes of a weight that is kept as an integer."""
 _LARGEST = 127
 _declared: Any = cgutils.get_or_insert_function
+HUGE_PAGE = 2 << 20
 _AHEAD = 2048
 """Bytes that the weights are asked for before they are needed."""
 
@@ -94,6 +97,17 @@ def _rounded(weight: torch.Tensor) -> torch.Tensor:
     return torch.cat([integers, scales.view(-1, LANES).view(torch.int8)], dim=1)
 
 
+def _in_huge_pages(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that takes few entries of the processor's page tables, where the system has large pages to give."""
+    held = mmap.mmap(-1, tensor.nbytes + HUGE_PAGE)
+    with suppress(OSError, AttributeError):  # none to give, or no Linux
+        held.madvise(mmap.MADV_HUGEPAGE)
+    room = torch.frombuffer(held, dtype=torch.uint8)
+    start = -room.data_ptr() % HUGE_PAGE
+    copy = room[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+    return copy.copy_(tensor)
+
+
 class Kernel(NamedTuple):
     """How weights are read, in compiled code: the address of `_multiply`, and the bytes of a weight."""
 
@@ -117,7 +131,7 @@ class PanelLinear(torch.nn.Module):
         weight = linear.weight.detach()
         full = weight.new_zeros((padded(self.out_features), self.in_features))
         full[: self.out_features] = weight
-        self.panels = _laid_out(full) if stored == torch.float32 else _rounded(full)
+        self.panels = _in_huge_pages(_laid_out(full) if stored == torch.float32 else _rounded(full))
         """[panels, in_features, LANES], or as `_rounded` says."""
         self.bias: torch.Tensor | None = None
         if linear.bias is not None:

@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 
 from coordinator.knowledge import Knowledge
-from coordinator.policy import MAX_MODEL_TOKENS, SHORT_RUN, Options, Plan, RequestPolicy, Source, survival
+from coordinator.policy import (
+    MAX_MODEL_TOKENS,
+    QUIET_ROUNDS,
+    SHORT_RUN,
+    Options,
+    Plan,
+    RequestPolicy,
+    Source,
+    survival,
+)
 from coordinator.restraint import GUARD_PAUSE, GUARD_ROUNDS
 from paceline.ngram import Match
 from paceline.types import Acceptance, Proposal, RoundRecord, StepTimings
@@ -213,8 +222,18 @@ def test_what_never_has_a_proposal_runs_ahead_by_little_and_soon() -> None:
     sent_and_ahead(knowledge)
     plans = run_for(policy, RUN, 30)
     assert [plan.run_ahead for plan in plans[:3]] == [0, 0, 0]
-    assert all(plan.run_ahead == SHORT_RUN for plan in plans[10:])
+    assert all(SHORT_RUN <= plan.run_ahead <= 30 // QUIET_ROUNDS for plan in plans[10:])
     assert policy.plan(dataclasses.replace(RUN, run_ahead=2)).run_ahead == 2
+
+
+def test_runs_grow_while_nothing_is_worth_proposing_and_are_short_again_after_what_was() -> None:
+    knowledge, policy = taught()
+    sent_and_ahead(knowledge)
+    lengths = [plan.run_ahead for plan in run_for(policy, RUN, 100)][10:]
+    assert lengths == sorted(lengths)
+    assert lengths[-1] == min(RUN.run_ahead, 100 // QUIET_ROUNDS)
+    assert policy.plan(dataclasses.replace(RUN, match=Match(40, (5,) * 64))).source is Source.NGRAM
+    assert next(plan.run_ahead for plan in run_for(policy, RUN, 30) if plan.run_ahead) < lengths[-1]
 
 
 def test_without_a_round_trip_to_save_nothing_runs_ahead() -> None:

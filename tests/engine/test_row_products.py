@@ -6,7 +6,16 @@ import pytest
 import torch
 
 from paceline.engine.crew import Crew
-from paceline.engine.row_products import LANES, MOST_ROWS, PANELS, PanelLinear, has_wide_vectors, panels_of, pieces
+from paceline.engine.row_products import (
+    HUGE_PAGE,
+    LANES,
+    MOST_ROWS,
+    PANELS,
+    PanelLinear,
+    has_wide_vectors,
+    panels_of,
+    pieces,
+)
 
 pytestmark = pytest.mark.skipif(not has_wide_vectors(), reason="this CPU has no vectors of 512 bits")
 
@@ -41,6 +50,11 @@ def test_integers_with_a_scale_for_each_output_are_near_the_weights() -> None:
         batch = torch.randn(1, rows, 64)
         torch.testing.assert_close(panels(batch), rounded(batch), rtol=1e-5, atol=1e-5)
         assert (panels(batch) - plain(batch)).abs().max() < 0.05
+
+
+def test_weights_begin_where_a_large_page_may() -> None:
+    for stored in (torch.float32, torch.int8):
+        assert made(48, 97, bias=False, stored=stored)[1].panels.data_ptr() % HUGE_PAGE == 0
 
 
 def test_an_output_without_weights_stays_its_bias() -> None:
