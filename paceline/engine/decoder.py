@@ -94,7 +94,8 @@ def build_engine(
         fuse_layers(model)
     panels = None if static else panel_dtype(model, settings)
     if panels is not None:
-        engine = TransformerEngine(model, info, facts.kv_shape, settings, facts.threads, in_panels(model, panels))
+        decoding = in_panels(model, panels, facts.max_length)
+        engine = TransformerEngine(model, info, facts.kv_shape, settings, facts.threads, decoding)
         reference = replace(reference, dtype=panels)
         self_check(engine, reference)
         if engine.row_decoder is None:
@@ -122,11 +123,11 @@ def panel_dtype(model: PreTrainedModel, settings: EngineSettings) -> torch.dtype
     return torch.int8 if settings.dtype == FAST_DTYPE else torch.float32
 
 
-def in_panels(model: PreTrainedModel, stored: torch.dtype) -> RowDecoder | None:
+def in_panels(model: PreTrainedModel, stored: torch.dtype, max_length: int) -> RowDecoder | None:
     """Lay a fused model's weights out in panels, and compile its steps if its shape is known."""
     crew = Crew(torch.get_num_threads())
     pack_linears(model, lambda linear: PanelLinear(linear, crew, stored))
-    return RowDecoder(model, crew) if can_decode(model) else None
+    return RowDecoder(model, crew, max_length) if can_decode(model) else None
 
 
 def _check_many_rows(engine: TransformerEngine, reference: PlainReference) -> None:

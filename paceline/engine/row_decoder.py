@@ -82,9 +82,10 @@ class RowDecoder:
     Args:
         model: one for which `can_decode` holds.
         crew: the threads that compute.
+        max_length: the longest session.
     """
 
-    def __init__(self, model: PreTrainedModel, crew: Crew) -> None:
+    def __init__(self, model: PreTrainedModel, crew: Crew, max_length: int) -> None:
         body: Any = model.model
         head: Any = model.lm_head
         layers: list[FusedLayer] = list(body.layers)
@@ -93,7 +94,7 @@ class RowDecoder:
         # Compiled code has addresses; these keep what is there.
         self._modules = (layers, body.norm, head)
         self._embeddings: torch.Tensor = body.embed_tokens.weight.detach()
-        self._angles = _Angles(body.rotary_emb, first.head_dim)
+        self._angles = _Angles(body.rotary_emb, first.head_dim, max_length)
         self._kernel: Kernel = head.kernel
         self._weights = np.array([_addresses(layer) for layer in layers], np.int64)
         norms = [norm for layer in layers for norm in (layer.input_norm, layer.mlp_norm)]
@@ -176,10 +177,13 @@ def _power_of_two(least: int) -> int:
 
 
 class _Angles:
-    """Cosines and sines of positions, as the model's own module gives them, computed once."""
+    """Cosines and sines of positions, as the model's own module gives them, computed once.
 
-    def __init__(self, rotary: Any, head_dim: int) -> None:
-        self._rotary, self._head_dim = rotary, head_dim
+    Some modules change their frequencies past the trained length, so none is asked for more than a session may reach.
+    """
+
+    def __init__(self, rotary: Any, head_dim: int, max_length: int) -> None:
+        self._rotary, self._head_dim, self._max_length = rotary, head_dim, max_length
         self._cosines = self._sines = torch.empty((0, head_dim))
 
     def of(self, positions: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -187,7 +191,8 @@ class _Angles:
         last = max(positions)
         if last >= len(self._cosines):
             like = torch.empty((1, 1, self._head_dim))
-            cosines, sines = self._rotary(like, torch.arange(_power_of_two(last + 1))[None])
+            count = max(last + 1, min(_power_of_two(last + 1), self._max_length))
+            cosines, sines = self._rotary(like, torch.arange(count)[None])
             self._cosines, self._sines = cosines[0], sines[0]
         index = torch.tensor(positions)
         return self._cosines[index], self._sines[index]

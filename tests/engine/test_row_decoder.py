@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -89,6 +89,25 @@ def test_bits_do_not_depend_on_how_a_text_is_cut_into_steps(family: str) -> None
         found.append(np.concatenate(rows))
     np.testing.assert_array_equal(found[0], found[1])
     np.testing.assert_array_equal(found[0], found[2])
+
+
+def test_no_rotary_module_is_asked_for_positions_that_no_session_reaches() -> None:
+    """A module whose frequencies move past the trained length would give other angles for all of them."""
+    model, trained = tiny.random_model(tiny.llama()), 40
+    model.model.rotary_emb.register_forward_pre_hook(_refuse_beyond(trained), with_kwargs=True)
+    settings = EngineSettings(threads=1, max_model_len=trained)
+    engine = build_engine(model, TableTokenizer(tiny.VOCAB, None), settings, "tiny")
+    engine.open(1, trained)
+    engine.step(StepPlan((StepItem(1, 0, tuple(range(33))),)))
+    engine.step(StepPlan((StepItem(1, 33, tuple(range(7))),)))
+
+
+def _refuse_beyond(trained: int) -> Callable[..., None]:
+    def hook(module: object, arguments: Sequence[torch.Tensor], named: Mapping[str, torch.Tensor]) -> None:
+        positions = named["position_ids"] if "position_ids" in named else arguments[1]
+        assert int(positions.max()) < trained, "asked past the trained length"
+
+    return hook
 
 
 def test_logits_are_wanted_of_some_rows_or_of_none() -> None:
