@@ -55,6 +55,7 @@ class RoundBytes:
     temperature: float
     rounds: int
     round: float
+    stage: float
     verdict: float
     commit: float
     verifying: float
@@ -64,8 +65,8 @@ class RoundBytes:
 
     @property
     def with_target(self) -> float:
-        """Round and verdict."""
-        return self.round + self.verdict
+        """Round, stage and verdict."""
+        return self.round + self.stage + self.verdict
 
     @property
     def with_draft(self) -> float:
@@ -126,12 +127,14 @@ def measure(config: CoordinatorConfig, case: str, temperature: float, asked: Seq
         for number, request in enumerate(asked)
     ]
     scale, rounds = asyncio.run(weigh(config, requests))
-    mean = {name: scale.bytes[name] / rounds for name in ("round", "verdict", "commit", "verifying", "proposal")}
+    names = ("round", "stage", "verdict", "commit", "verifying", "proposal")
+    mean = {name: scale.bytes[name] / rounds for name in names}
     return RoundBytes(
         case=case,
         temperature=temperature,
         rounds=rounds,
         round=mean["round"],
+        stage=mean["stage"],
         verdict=mean["verdict"],
         commit=mean["commit"],
         verifying=mean["verifying"],
@@ -150,6 +153,7 @@ def table(rows: Sequence[RoundBytes]) -> str:
                 "temperature": row.temperature,
                 "rounds": row.rounds,
                 "round": row.round,
+                "stage": row.stage,
                 "verdict": row.verdict,
                 "target, both": row.with_target,
                 "bar": verdict(-row.with_target, -row.bar).replace("bar -", "bar "),

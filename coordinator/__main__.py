@@ -42,7 +42,9 @@ async def serve(config: CoordinatorConfig) -> None:
     target, draft = _peers(config, tokenizer)
     settings = CoordinatorSettings(
         model=config.served_model_name or config.model,
-        drafting=DraftingSettings(config.drafter, config.num_draft_tokens, config.fan_out, config.run_ahead),
+        drafting=DraftingSettings(
+            config.drafter, config.num_draft_tokens, config.fan_out, config.run_ahead, config.max_staged
+        ),
         seed=config.seed,
         max_concurrent_requests=config.max_concurrent_requests,
     )
@@ -103,6 +105,9 @@ def main(
     run_ahead: Annotated[
         int | None, typer.Option(help="Rounds the target may begin by itself where nothing is proposed; 0: none.")
     ] = None,
+    max_staged: Annotated[
+        int | None, typer.Option(help="Proposals left with the target for one round's outcomes; 0: none.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of requests that bring none; default: drawn.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="gRPC port; 0 takes a free one.")] = None,
@@ -129,6 +134,7 @@ def main(
         "num_draft_tokens": num_draft_tokens,
         "fan_out": fan_out,
         "run_ahead": run_ahead,
+        "max_staged": max_staged,
         "seed": seed,
         "server.host": host,
         "server.port": port,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from coordinator.peer import Peer
@@ -75,6 +75,10 @@ class Patience:
         self.next_skip = min(2 * self.next_skip, MAX_ROUNDS_SKIPPED)
 
 
+def _nobody() -> None:
+    """Nobody waits for it."""
+
+
 class DraftPeer(Peer[DraftCommand, DraftEvent]):
     """The link to the draft service, and how long a round may wait for it."""
 
@@ -103,6 +107,8 @@ class DraftSession:
         self._drafter = drafter
         self._id: int | None = None
         self._cache = SpeculationCache()
+        self.on_prepared: Callable[[], None] = _nobody
+        """Called when a proposal for an outcome that is not known yet has come, or has grown."""
         self._arrived = asyncio.Event()
         self._budget = DraftBudget()
         self._wanted = False
@@ -158,6 +164,13 @@ class DraftSession:
         self._wanted = False
         drafted = self._cache.take()
         return None if drafted is None else self._checked(drafted, MAX_PROPOSAL_NODES, hit=True)
+
+    def prepared(self, base_length: int) -> Iterator[tuple[Outcome, Proposal]]:
+        """The proposals that are there for outcomes of a round, the likeliest first, as far as they are sound."""
+        for outcome, drafted in [*self._cache.prepared(base_length)]:
+            checked = self._checked(drafted, MAX_PROPOSAL_NODES, hit=True)
+            if checked is not None and checked.proposal is not None:
+                yield outcome, checked.proposal
 
     def commit(
         self,
@@ -227,8 +240,11 @@ class DraftSession:
         """Handle what the draft service sent for this session."""
         if isinstance(event, Failure):
             self._give_up(event.message)
-        elif isinstance(event, DraftedProposal) and self._cache.put(event):
-            self._arrived.set()
+        elif isinstance(event, DraftedProposal):
+            if self._cache.put(event):
+                self._arrived.set()
+            else:
+                self.on_prepared()
 
     def on_lost(self, error: PacelineError) -> None:
         """The link broke, and this session with it."""

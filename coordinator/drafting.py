@@ -9,6 +9,7 @@ tokens get that many whenever a drafter has them; the others follow the policy.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
@@ -16,6 +17,7 @@ from coordinator.draft_session import NOTHING, Drafted, DraftPeer, DraftSession
 from coordinator.knowledge import Knowledge
 from coordinator.policy import Options, Plan, RequestPolicy, Source
 from coordinator.sequence import Job, Sequence
+from coordinator.target_session import Ahead
 from coordinator.throttle import Level
 from paceline.ngram import Match, NgramIndex
 from paceline.types import (
@@ -35,6 +37,8 @@ from paceline.types import (
 
 RUN_AHEAD = 16
 """Rounds that may run ahead where nothing will be proposed for as long; a setting may say less."""
+MAX_STAGED = 16
+"""Proposals to leave with the target for the outcomes of one round."""
 UNTOLD_TOKENS = 16
 """Tokens of a run after which the draft service hears of them at the latest: it would have to catch up on more."""
 SURE_MATCH = 5
@@ -51,12 +55,23 @@ class DraftingSettings:
         num_draft_tokens: tokens to propose; None: the policy chooses each round.
         fan_out: next tokens per accepted node to draft for while a round is verified; 0: none.
         run_ahead: most rounds that the target may begin by itself, where nothing is proposed; 0: none.
+        max_staged: most proposals to leave with the target for the outcomes of one round; 0: none.
     """
 
     drafter: str = AUTO
     num_draft_tokens: int | None = None
     fan_out: int = 4
     run_ahead: int = RUN_AHEAD
+    max_staged: int = MAX_STAGED
+
+
+@dataclass(frozen=True)
+class Staged:
+    """What the target may begin with if the round in flight has this outcome; `grows`: it may become longer."""
+
+    outcome: Outcome
+    proposal: Proposal
+    grows: bool
 
 
 @dataclass(frozen=True)
@@ -99,6 +114,8 @@ class Drafting:
         self._throttle = knowledge.throttle
         self._follows = self._fixed is None and not self._off
         self._run_ahead = settings.run_ahead
+        self._max_staged = settings.max_staged
+        self._costs = knowledge.costs
         self._policy = RequestPolicy(knowledge, name, job.acceptance, greedy=job.sampling.temperature == 0)
         self._ngrams = NgramIndex() if name in (NGRAM, AUTO) and not self._off else None
         self._match: Match | None = None
@@ -107,6 +124,8 @@ class Drafting:
         self._entered = False
         self._untold: _Untold | None = None
         self._granted = 0
+        self._begun: Proposal | None = None
+        self._room = 0
         self._rests = self._winds_up = False
         self._plan = TARGET_ONLY
         self._rounds = 0
@@ -138,6 +157,9 @@ class Drafting:
 
     async def _planned(self) -> Drafted:
         plan = self._plan
+        if self._begun is not None:
+            timings = self._cached.timings if self._cached is not None else NOTHING.timings
+            return Drafted(self._begun, hit=self._begun.drafter != NGRAM, timings=timings)
         if plan.source is Source.WAIT:
             self._tell()
         if plan.source is Source.CACHED and self._cached is not None:
@@ -162,12 +184,44 @@ class Drafting:
             budget = DraftBudget(plan.branch_depth, self._widths, plan.branch_nodes, plan.fan_out)
             self._session.verifying(round_, budget)
 
-    def commit(self, outcome: Outcome, tokens: Seq[int], sequence: Sequence, granted: int, traceparent: str) -> None:
-        """Take in what a round committed and plan the next; the next `granted` rounds carry no proposal.
+    @property
+    def max_staged(self) -> int:
+        """Most proposals to leave with the target for one round's outcomes: it takes bare tokens, so coupled ones."""
+        return self._max_staged if self._coupled and not self._off else 0
+
+    def on_prepared(self, call: Callable[[], None]) -> None:
+        """Have `call` called when a proposal for an outcome that is not known yet has come, or has grown."""
+        self._session.on_prepared = call
+
+    def verdict_due_ms(self, round_: Round) -> float:
+        """When what leaves for the target is too late to be staged for the round in flight, by what is known.
+
+        Asked when the round has left, or when the verdict has come with which the target began it.
+        """
+        due = self._policy.verdict_due_ms(len(round_.proposal) if round_.proposal else 0)
+        return due - (self._costs.trip if self._begun is not None else 0.0)
+
+    def staged(self, round_: Round) -> Iterator[Staged]:
+        """Proposals for outcomes of the round in flight, the likeliest first, as far as they are worth verifying."""
+        copied = self._copied_on(round_)
+        if copied is not None:
+            yield copied
+        plan = self._plan
+        longest = max(plan.branch_depth, plan.branch_nodes)
+        for outcome, prepared in self._session.prepared(round_.base_length):
+            if copied is None or outcome != copied.outcome:
+                proposal = prepared.within(self._room_behind(round_, outcome))
+                worth = proposal if self._fixed is not None else self._policy.worth_verifying(proposal)
+                if worth is not None and len(worth):
+                    yield Staged(outcome, worth, grows=len(prepared) < longest)
+
+    def commit(self, outcome: Outcome, tokens: Seq[int], sequence: Sequence, ahead: Ahead, traceparent: str) -> None:
+        """Take in what a round committed and plan the next, as far as the target has not begun it.
 
         The draft service is told by `take` if the plan waits for it, else by `verifying`, behind the round.
         """
-        self._granted = granted
+        granted = self._granted = ahead.granted
+        self._begun = ahead.begun
         rested, self._rests = self._rests, self._off or self._level is Level.NONE
         self._winds_up = granted > 0 and not self._rests and (rested or self._winds_up)
         if self._rests:
@@ -215,7 +269,37 @@ class Drafting:
             self._ngrams.extend(committed[len(self._ngrams) :])
             self._match = self._ngrams.longest_match()
 
+    def _copied_on(self, round_: Round) -> Staged | None:
+        """The match that the round follows, followed further: what comes if all of the round is accepted."""
+        proposed = round_.proposal
+        if self._match is None or proposed is None or proposed.drafter != NGRAM or not proposed.is_chain:
+            return None
+        k = len(proposed)
+        expected = self._match.continuation(k + 1)
+        outcome = Outcome(round_.base_length, k - 1, expected[k])
+        room = self._room_behind(round_, outcome)
+        length = self._match.length + k + 1
+        nodes = min(room, self._fixed) if self._fixed is not None else self._policy.worth_copying(length, room)
+        if expected[:k] != proposed.token_ids or nodes <= 0:
+            return None
+        following = self._match.continuation(k + 1 + nodes)[k + 1 :]
+        return Staged(outcome, Proposal(1 + self._rounds, following, (1.0,) * nodes, drafter=NGRAM), grows=False)
+
+    def _room_behind(self, round_: Round, outcome: Outcome) -> int:
+        """Most tokens of a proposal for an outcome of the round in flight."""
+        accepted = len(round_.proposal.path(outcome.node)) if round_.proposal else 0
+        return max(0, min(self._room - accepted - 2, MAX_PROPOSAL_NODES))
+
     def _next_plan(self, sequence: Sequence) -> Plan:
+        self._room = sequence.room
+        plan = self._open_plan(sequence)
+        if self._begun is None:
+            return plan
+        source = Source.NGRAM if self._begun.drafter == NGRAM else Source.CACHED
+        depth = max(self._begun.depths)
+        return replace(plan, source=source, nodes=len(self._begun), depth=depth, run_ahead=0)
+
+    def _open_plan(self, sequence: Sequence) -> Plan:
         run_ahead = max(0, min(sequence.room - 1, self._run_ahead))
         if self._off or self._fixed == 0:
             return Plan(run_ahead=run_ahead)
@@ -239,6 +323,7 @@ class Drafting:
                 trees=self._coupled,
                 granted=self._granted,
                 run_ahead=run_ahead,
+                begun=self._begun is not None,
             )
         )
 

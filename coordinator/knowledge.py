@@ -69,6 +69,7 @@ class Costs:
 
     Attributes:
         verify: a target step by its rows.
+        step: the same whatever is drafted meanwhile: when a verdict is due.
         outlook: what outcome drafting adds to a target step: nothing where the two share no hardware.
         plain: a target-only token where the target runs ahead: what drafting must beat.
         sent: what a round takes beyond its step and its draft, where the coordinator sent it.
@@ -78,6 +79,7 @@ class Costs:
     """
 
     verify: RowCost = field(default_factory=RowCost)
+    step: RowCost = field(default_factory=RowCost)
     outlook: Mean = field(default_factory=lambda: Mean(0.0, 1.0))
     plain: Mean = field(default_factory=lambda: Mean(0.0, 0.0))
     sent: Mean = field(default_factory=lambda: Mean(0.0, 0.0))

@@ -92,6 +92,7 @@ class Options:
         trees: whether proposals may be trees.
         granted: rounds, this one included, that the target may have begun: they are target-only, come what may.
         run_ahead: most rounds behind this one that the target may begin.
+        begun: whether the target has begun the round: only what is drafted meanwhile is open.
     """
 
     room: int
@@ -103,6 +104,7 @@ class Options:
     trees: bool = False
     granted: int = 0
     run_ahead: int = 0
+    begun: bool = False
 
 
 def survival(chances: Iterable[float]) -> list[float]:
@@ -141,12 +143,27 @@ class RequestPolicy:
                 experience.hits.add(float(options.cached is not None))
         if options.room <= 0:
             plan = Plan()
+        elif options.begun:
+            plan = self._meanwhile(options)
         elif self._guard.holds():
             plan = Plan(run_ahead=min(options.run_ahead, self._guard.left))
         else:
             plan = self._best(options)
         self._outlook_was_on = plan.fan_out > 0
         return plan
+
+    def worth_verifying(self, proposal: Proposal) -> Proposal | None:
+        """The first nodes of a model's proposal that are worth their rows, if its outcome comes true."""
+        _, nodes = self._best_first(self._reached(proposal), 0.0, 0.0)
+        return proposal.first(nodes) if nodes else None
+
+    def worth_copying(self, length: int, room: int) -> int:
+        """How far to follow a match of this length."""
+        return self._match_value(length, room)[1]
+
+    def verdict_due_ms(self, nodes: int) -> float:
+        """How long after it began a round's step should end; 0 while nobody knows."""
+        return self._costs.step.ms(1 + self._other_rows.value + nodes)
 
     def learn_match(self, match: Match, committed: Sequence[int]) -> None:
         """Hold a match's continuation against what was committed after it, whether it was proposed or not."""
@@ -206,6 +223,13 @@ class RequestPolicy:
         waited = self._tree_nodes(nodes, options) if source is Source.WAIT else nodes
         return Plan(source, waited, nodes, fan_out, depth, tree)
 
+    def _meanwhile(self, options: Options) -> Plan:
+        """What to draft while the target verifies what it has begun with."""
+        if self._guard.left:
+            return Plan()
+        fan_out, depth = self._outlook(options, self._match(options)[0])
+        return Plan(fan_out=fan_out, branch_depth=depth, branch_nodes=self._tree_nodes(depth, options))
+
     def _fare(self, options: Options) -> float:
         """Tokens that the round trip costs where the target may do without it: what a proposal must be worth; else 0.
 
@@ -238,20 +262,25 @@ class RequestPolicy:
         """Value and length of the match's best continuation."""
         if options.match is None:
             return 0.0, 0
-        length = options.match.length
-        chances = (self._own.by_match.chance(length + i) for i in range(min(options.room, MAX_MATCH_TOKENS)))
+        return self._match_value(options.match.length, options.room)
+
+    def _match_value(self, length: int, room: int) -> tuple[float, int]:
+        chances = (self._own.by_match.chance(length + i) for i in range(min(room, MAX_MATCH_TOKENS)))
         return self._best_chain(chances, 0.0, 0.0)
 
     def _cached(self, options: Options) -> tuple[float, int]:
         """Value and number of the cached proposal's first nodes that are worth their rows."""
         if options.cached is None or not len(options.cached):
             return 0.0, 0
-        proposal = options.cached
+        return self._best_first(self._reached(options.cached), 0.0, 0.0)
+
+    def _reached(self, proposal: Proposal) -> list[float]:
+        """Chance of each node of a model's proposal."""
         reached: list[float] = []
         for node, chance in enumerate(self._node_chances(proposal)):
             parent = proposal.parents[node]
             reached.append(chance if parent == ROOT else chance * reached[parent])
-        return self._best_first(reached, 0.0, 0.0)
+        return reached
 
     def _wait(self, options: Options) -> tuple[float, int]:
         """Value and depth of a proposal drafted just in time; what was sent for this outcome isn't sent again."""
@@ -338,6 +367,7 @@ class RequestPolicy:
         waiting = 1 + (target.queue_ms / target.forward_ms if target.forward_ms > 0 else 0)
         self._sharers.add(max(1, target.sessions) * min(waiting, OUTLIER))
         self._other_rows.add(max(0, target.rows - own_rows))
+        costs.step.add(max(1, target.rows), step_ms)
         if plan.fan_out:
             costs.outlook.add(min(step_ms, OUTLIER * costs.verify.ms(target.rows)) - costs.verify.ms(target.rows))
         else:

@@ -2,8 +2,9 @@
 
 1. take the planned proposal: drafted for this very outcome while the last round was verified, or
    an n-gram match, or drafted just in time, or none
-2. the target verifies it; meanwhile the draft service drafts for its likely outcomes. A round
-   without a proposal may let the target run ahead: it begins the next rounds by itself
+2. the target verifies it; meanwhile the draft service drafts for its likely outcomes. What it has
+   is left with the target, which begins the next round by itself if it is for the outcome that came.
+   A round without a proposal may let the target run ahead: it begins the next rounds by itself
 3. the acceptance rule decides
 4. commit: the tokens become the truth; the next round is planned from what is there and leaves
 5. behind it, while the target works: the draft service hears of the commit, the client gets the text
@@ -22,6 +23,7 @@ from functools import partial
 from coordinator.drafting import Drafting
 from coordinator.outbox import Outbox
 from coordinator.sequence import Job, Sequence
+from coordinator.staging import Staging
 from coordinator.stats import StatsBuilder
 from coordinator.target_session import TargetSession
 from paceline import acceptance
@@ -45,10 +47,12 @@ async def run_rounds(
     """
     accepted_node, decided = ROOT, time.perf_counter()
     unsettled: list[Callable[[], None]] = []
+    staging = Staging(target, drafting)
 
     async def dispatched(round_: Round) -> None:
         await asyncio.sleep(0)  # the link's writer runs: nothing stands between the round and the wire
         drafting.verifying(round_)
+        staging.watch(round_)
         _settle_all(unsettled)
 
     drafting.open(sequence, trace.traceparent)
@@ -68,6 +72,7 @@ async def run_rounds(
         verified = time.perf_counter()
         if answer.ran_ahead:
             clock = sent = decided + (clock - free)  # it began with the verdict before it
+        staging.end()
         round_, verdict = answer.round_, answer.verdict
         decision = acceptance.decide(job.acceptance, round_, verdict, job.noise)
         tokens = sequence.commit(decision, round_.proposal, verdict)
@@ -92,7 +97,8 @@ async def run_rounds(
         drafting.learn(record, round_.proposal, path)
         if sequence.finish_reason is None:
             outcome = decision.outcome(round_.base_length)
-            drafting.commit(outcome, tokens.token_ids, sequence, target.granted, round_trace.traceparent)
+            ahead = target.ahead(round_, outcome, verdict)
+            drafting.commit(outcome, tokens.token_ids, sequence, ahead, round_trace.traceparent)
         stats.add(record, len(tokens.token_ids), decided)
         unsettled.append(partial(_settle, outbox, tokens, round_trace, record, begun_ns))
     _settle_all(unsettled)

@@ -6,6 +6,8 @@ ends. Committing drops everything that answers another outcome.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from paceline.types import DraftedProposal, Outcome
 
 MAX_ENTRIES = 256
@@ -38,6 +40,12 @@ class SpeculationCache:
             return False
         self._entries[outcome] = drafted
         return outcome == self._wanted
+
+    def prepared(self, base_length: int) -> Iterator[tuple[Outcome, DraftedProposal]]:
+        """The proposals for outcomes of a round, in the order in which they began to come: the likeliest first."""
+        for outcome, drafted in self._entries.items():
+            if outcome is not None and outcome.base_length == base_length:
+                yield outcome, drafted
 
     def take(self) -> DraftedProposal | None:
         """The proposal for the expected outcome, if it is there."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from coordinator.peer import Peer
@@ -22,14 +22,17 @@ from paceline.errors import (
     PacelineError,
     PeerUnavailable,
     PrefixMismatch,
+    ProtocolMismatch,
     UnknownSession,
 )
 from paceline.rpc.link import TargetLink
 from paceline.types import (
     ROOT,
     Failure,
+    Outcome,
     Proposal,
     Round,
+    Stage,
     TargetCommand,
     TargetEvent,
     TargetOpen,
@@ -62,11 +65,25 @@ class Verified:
     ran_ahead: bool
 
 
+@dataclass(frozen=True)
+class Ahead:
+    """What the target does behind the round that was decided last.
+
+    Attributes:
+        granted: rounds that it may have begun by itself: the next ones, which can't carry a proposal.
+        begun: the proposal that it has begun the next round with.
+    """
+
+    granted: int = 0
+    begun: Proposal | None = None
+
+
 class TargetSession:
     """Verifies one request's rounds, one at a time.
 
     `_answers` has the verdicts to come by their rounds' base lengths: of the
-    round in flight, and of those that the target may begin behind it.
+    round in flight, and of those that the target may begin behind it. `_staged`
+    has what was staged for the outcomes of the round in flight.
     """
 
     def __init__(self, peer: TargetPeer, job: Job) -> None:
@@ -74,13 +91,50 @@ class TargetSession:
         self._job = job
         self._id: int | None = None
         self._answers: dict[int, asyncio.Future[Verdict]] = {}
+        self._staged: dict[Outcome, Proposal] = {}
         self._opened_before = False
         self._watcher: asyncio.TimerHandle | None = None
 
     @property
     def granted(self) -> int:
-        """Rounds that the target may have begun by itself: the next ones, which can't carry a proposal."""
+        """Rounds that the target may have begun by itself: those whose verdicts are to come."""
         return len(self._answers)
+
+    @property
+    def max_staged(self) -> int:
+        """Most proposals that may be staged for one round."""
+        welcome = self._peer.link.welcome
+        return welcome.max_staged if welcome else 0
+
+    def stage(self, round_: Round, proposals: Mapping[Outcome, Proposal]) -> None:
+        """Leave proposals with the target for outcomes of the round in flight; of no effect once it is answered."""
+        answer = self._answers.get(round_.base_length)
+        if self._id is None or answer is None or answer.done():
+            return
+        self._staged |= proposals
+        self._peer.link.send(Stage(self._id, round_.base_length, tuple(proposals.items())), urgent=True)
+
+    def ahead(self, round_: Round, outcome: Outcome, verdict: Verdict) -> Ahead:
+        """What the target does behind a round, now that its outcome is known.
+
+        Raises:
+            ProtocolMismatch: the verdict names a round that nothing was staged for.
+        """
+        begun, staged = verdict.begun, self._staged.get(outcome)
+        if begun is None:
+            return Ahead(self.granted)
+        if staged is None or begun.nodes > len(staged):
+            raise ProtocolMismatch(
+                f"session {self._id}: the target began round {begun.base_length} with {begun.nodes} nodes "
+                f"for {outcome}, {len(staged or ())} were staged for it"
+            )
+        followed = round_.behind(outcome, staged.first(begun.nodes))
+        if followed.base_length != begun.base_length:
+            raise ProtocolMismatch(
+                f"session {self._id}: the target began round {begun.base_length} behind {outcome}, "
+                f"expected {followed.base_length}"
+            )
+        return Ahead(begun=followed.proposal)
 
     async def verify(
         self,
@@ -100,7 +154,8 @@ class TargetSession:
         Args:
             committed: every committed token.
             accepted_node: of the previous round's proposal.
-            proposal: what to verify; None for a round that the target may have begun.
+            proposal: what to verify; None for a round that the target was let to begin, and
+                what it began with where that was staged.
             run_ahead: how many rounds behind this one the target may begin by itself.
             traceparent: parent of the target's spans.
             dispatched: is told of the round.
@@ -143,6 +198,8 @@ class TargetSession:
             self._fail(error_of(event))
         elif isinstance(event, Verdict) and event.base_length in self._answers:
             self._opened_before = True
+            if event.begun is not None:
+                self._answers.setdefault(event.begun.base_length, asyncio.get_running_loop().create_future())
             answer = self._answers[event.base_length]
             if not answer.done():
                 answer.set_result(event)
@@ -164,9 +221,9 @@ class TargetSession:
 
         A round that the target may have begun is sent only to let a run go on that ends soon.
         """
+        self._staged = {}
         base_length = len(committed) - 1
         begun, ahead = base_length in self._answers, len(self._answers) - 1
-        assert proposal is None or not begun, "the target has begun the round without it"
         fresh = self._id is None and not begun
         if fresh:
             self._id = self._open(committed, traceparent)

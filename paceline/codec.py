@@ -22,7 +22,9 @@ from paceline.errors import Code, InvalidInput, PacelineError, Unsupported, from
 from paceline.types import (
     MAX_PROPOSAL_NODES,
     PROTOCOL_VERSION,
+    ROOT,
     Acceptance,
+    Begun,
     ChatMessage,
     Close,
     Commit,
@@ -55,6 +57,7 @@ from paceline.types import (
     ServiceStatus,
     SparseDistribution,
     SpeculationSettings,
+    Stage,
     Started,
     StepTimings,
     TargetCommand,
@@ -129,6 +132,7 @@ def encode_welcome(welcome: Welcome) -> pb.Welcome:
         max_frame_bytes=welcome.max_frame_bytes,
         drafters=welcome.drafters,
         max_run_ahead=welcome.max_run_ahead,
+        max_staged=welcome.max_staged,
     )
 
 
@@ -147,6 +151,7 @@ def decode_welcome(message: pb.Welcome) -> Welcome:
         drafters=tuple(message.drafters),
         protocol_version=message.protocol_version,
         max_run_ahead=message.max_run_ahead,
+        max_staged=message.max_staged,
     )
 
 
@@ -174,6 +179,8 @@ def encode_target_command(command: TargetCommand) -> target_pb.TargetCommand:
         return target_pb.TargetCommand(round=_encode_round(command))
     if isinstance(command, TargetOpen):
         return target_pb.TargetCommand(open=_encode_target_open(command))
+    if isinstance(command, Stage):
+        return target_pb.TargetCommand(stage=_encode_stage(command))
     return target_pb.TargetCommand(close=pb.Close(session_id=command.session_id))
 
 
@@ -184,9 +191,11 @@ def decode_target_command(message: target_pb.TargetCommand) -> TargetCommand:
         return _decode_round(message.round)
     if kind == "open":
         return _decode_target_open(message.open)
+    if kind == "stage":
+        return _decode_stage(message.stage)
     if kind == "close":
         return Close(_session(message.close.session_id))
-    raise InvalidInput.of("target command", kind, "one of round, open, close")
+    raise InvalidInput.of("target command", kind, "one of round, open, stage, close")
 
 
 def encode_target_event(event: TargetEvent) -> target_pb.TargetEvent:
@@ -277,6 +286,29 @@ def _decode_round(message: target_pb.Round) -> Round:
     )
 
 
+def _encode_stage(command: Stage) -> target_pb.Stage:
+    staged = (
+        target_pb.StagedProposal(
+            node=outcome.node,
+            next_token=outcome.next_token,
+            token_ids=proposal.token_ids,
+            parents=() if proposal.is_chain else proposal.parents,
+        )
+        for outcome, proposal in command.proposals
+    )
+    return target_pb.Stage(session_id=command.session_id, base_length=command.base_length, proposals=staged)
+
+
+def _decode_stage(message: target_pb.Stage) -> Stage:
+    staged = []
+    for each in message.proposals:
+        require(each.node >= ROOT, "staged node", each.node, "at least -1")
+        certain = (1.0,) * len(each.token_ids)
+        proposal = Proposal(0, tuple(each.token_ids), certain, tuple(each.parents))
+        staged.append((Outcome(message.base_length, each.node, each.next_token), proposal))
+    return Stage(_session(message.session_id), message.base_length, tuple(staged))
+
+
 def _encode_verdict(event: Verdict) -> target_pb.Verdict:
     return target_pb.Verdict(
         session_id=event.session_id,
@@ -286,7 +318,12 @@ def _encode_verdict(event: Verdict) -> target_pb.Verdict:
         residual_masses=event.residual_masses,
         logprobs=[_encode_logprobs(row) for row in event.logprobs],
         timings=_encode_timings(event.timings),
+        begun=None if event.begun is None else _encode_begun(event.begun),
     )
+
+
+def _encode_begun(begun: Begun) -> target_pb.Begun:
+    return target_pb.Begun(base_length=begun.base_length, nodes=begun.nodes)
 
 
 def _decode_verdict(message: target_pb.Verdict) -> Verdict:
@@ -303,6 +340,7 @@ def _decode_verdict(message: target_pb.Verdict) -> Verdict:
         residual_masses=tuple(message.residual_masses),
         logprobs=tuple(_decode_logprobs(row) for row in message.logprobs),
         timings=_decode_timings(message.timings),
+        begun=Begun(message.begun.base_length, message.begun.nodes) if message.HasField("begun") else None,
     )
 
 

@@ -18,6 +18,8 @@ PROTOCOL_VERSION = 1
 MAX_FRAME_BYTES = 1 << 20
 MAX_PROPOSAL_NODES = 64
 MAX_RUN_AHEAD = 64
+MAX_STAGED = 64
+"""Most proposals that may be staged for one round."""
 """Rounds that a target may begin by itself behind one that was sent."""
 MAX_SUPPORT_ENTRIES = 256
 MAX_TOP_LOGPROBS = 20
@@ -233,6 +235,7 @@ class Welcome:
     drafters: tuple[str, ...] = ()
     protocol_version: int = PROTOCOL_VERSION
     max_run_ahead: int = 0
+    max_staged: int = 0
 
 
 @dataclass(frozen=True)
@@ -409,6 +412,44 @@ class Round:
         """
         return Round(self.session_id, self.first_position, ROOT, (drawn,), traceparent=traceparent)
 
+    def behind(self, outcome: Outcome, proposal: Proposal) -> Round:
+        """The round that a coordinator would send with this proposal if this one ended so.
+
+        Raises:
+            InvalidInput: the outcome's node is none of this round's.
+        """
+        nodes = len(self.proposal) if self.proposal else 0
+        require(outcome.node < nodes, "outcome node", outcome.node, f"in [-1, {nodes - 1}]")
+        kept = len(self.proposal.path(outcome.node)) if self.proposal else 0
+        base_length = self.first_position + kept
+        committed = (outcome.next_token,)
+        return Round(self.session_id, base_length, outcome.node, committed, proposal, self.traceparent)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Proposals for outcomes of the round at `base_length`: what the target may begin by itself behind it.
+
+    Coupled acceptance only, so a proposal is its tokens and their parents.
+    """
+
+    session_id: int
+    base_length: int
+    proposals: tuple[tuple[Outcome, Proposal], ...]
+
+    def __post_init__(self) -> None:
+        for outcome, proposal in self.proposals:
+            require(outcome.base_length == self.base_length, "outcome", outcome, f"of round {self.base_length}")
+            require(len(proposal) >= 1, "staged proposal nodes", len(proposal), "at least 1")
+
+
+@dataclass(frozen=True)
+class Begun:
+    """The round that the target began by itself with the first `nodes` nodes of what was drafted for the outcome."""
+
+    base_length: int
+    nodes: int
+
 
 @dataclass(frozen=True)
 class StepTimings:
@@ -447,6 +488,7 @@ class Verdict:
     residual_masses: tuple[float, ...] = ()
     logprobs: tuple[RowLogprobs, ...] = ()
     timings: StepTimings = StepTimings()
+    begun: Begun | None = None
 
 
 @dataclass(frozen=True)
@@ -575,7 +617,7 @@ class Failure:
     session_closed: bool = False
 
 
-TargetCommand = TargetOpen | Round | Close
+TargetCommand = TargetOpen | Round | Stage | Close
 TargetEvent = TargetOpened | Verdict | Features | Failure
 DraftCommand = DraftOpen | Commit | Verifying | Close
 DraftEvent = DraftOpened | DraftedProposal | Failure

@@ -29,7 +29,7 @@ from paceline.errors import (
 )
 from paceline.grammar import Grammars
 from paceline.rpc.sessions import SessionOwner
-from paceline.types import Grammar, Round, StepTimings, TargetOpen, TargetOpened, Verdict
+from paceline.types import Grammar, Round, Stage, StepTimings, TargetOpen, TargetOpened, Verdict
 from target_service.prefixes import PendingPrefixes
 from target_service.returns import Returns
 from target_service.session import Session, check_open, make_processors, rows_to_reserve, shared_prefix
@@ -131,6 +131,14 @@ class Scheduler:
         elif session.pending is not before and session.admitted and not session.prefill_left:
             self._ready[session.key] = session
             self._wake.set()
+
+    def stage(self, session: Session, stage: Stage) -> None:
+        """Keep proposals for outcomes of a round.
+
+        Raises:
+            InvalidInput: they are refused, the session stays as it is.
+        """
+        session.stage(stage, self._engine.info)
 
     def close(self, session: Session) -> None:
         """End a session; its KV is free when the running step ends."""
@@ -317,8 +325,7 @@ class Scheduler:
         if session.closed:
             return
         timings = _timings(step, result, work.pending.arrived, result.begun, result.forward_ms)
-        verdict = replace(verdict, timings=timings)
-        session.remember(work.round_, verdict)
+        verdict = session.remember(work.round_, replace(verdict, timings=timings), self._engine.info)
         session.owner.send(verdict, urgent=True)
         if not self._run_ahead(session):
             self._returns.answered(session.key, time.monotonic())

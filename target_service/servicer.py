@@ -18,7 +18,7 @@ from paceline.grammar import Grammars
 from paceline.rpc.errors import typed_errors
 from paceline.rpc.link import FrameWriter, serve_target_link
 from paceline.rpc.sessions import Links, LinkSessions
-from paceline.types import MAX_RUN_AHEAD, ServiceStatus, TargetEvent, TargetOpen, Welcome
+from paceline.types import MAX_RUN_AHEAD, MAX_STAGED, Round, ServiceStatus, Stage, TargetEvent, TargetOpen, Welcome
 from paceline.v1 import target_service_pb2 as pb
 from paceline.v1 import target_service_pb2_grpc as pb_grpc
 from target_service.scheduler import Scheduler
@@ -44,6 +44,7 @@ class TargetServicer(pb_grpc.TargetServiceServicer):
             max_length=engine.info.max_length,
             max_sessions=settings.max_num_seqs,
             max_run_ahead=MAX_RUN_AHEAD,
+            max_staged=MAX_STAGED,
         )
         self._links = Links(serve_target_link, self._connect)
         self.runner = asyncio.create_task(self.scheduler.run(), name="target scheduler")
@@ -70,7 +71,13 @@ class TargetServicer(pb_grpc.TargetServiceServicer):
         await self._links.serve(context, self._welcome)
 
     def _connect(self, writer: FrameWriter[TargetEvent]) -> LinkSessions[Session]:
-        return LinkSessions(TargetOpen, self.scheduler, self.scheduler.submit, writer)
+        def handle(session: Session, command: Round | Stage) -> None:
+            if isinstance(command, Round):
+                self.scheduler.submit(session, command)
+            else:
+                self.scheduler.stage(session, command)
+
+        return LinkSessions(TargetOpen, self.scheduler, handle, writer)
 
     @typed_errors
     async def GetTargetStatus(  # noqa: N802

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from paceline import processors
+from paceline import acceptance, processors
 from paceline.config import EngineSettings
 from paceline.engine.blocks import BlockKey, prefix_keys
 from paceline.engine.interface import NO_PREFIX, EngineInfo, Prefix, StepItem
@@ -14,10 +14,14 @@ from paceline.processors import Matcher, Processors
 from paceline.rpc.sessions import SessionOwner
 from paceline.types import (
     MAX_PROPOSAL_NODES,
+    MAX_STAGED,
     ROOT,
     Acceptance,
+    Begun,
+    Outcome,
     Proposal,
     Round,
+    Stage,
     TargetOpen,
     Verdict,
     require,
@@ -56,7 +60,8 @@ class Session:
     of the prefix, of which the first `reused` came from other sessions; after
     the first round, the rows of `last.round_` behind its base length. `run` has
     what was answered from the round on that was sent last: that one, and those
-    that ran ahead from it, as far as `grant` goes.
+    that ran ahead from it, as far as `grant` goes. `staged` has rounds that may
+    be begun behind the waiting one, by its outcomes, and `next` the one that came true.
     `forward_ms` sums the steps that computed the prefix. `keys`, `awaits` and
     `claimed` belong to `PendingPrefixes`: the blocks of the prefix, the one that
     the session waits for, and how many from the first on it no longer claims.
@@ -82,6 +87,8 @@ class Session:
     last: AnsweredRound | None = field(default=None, repr=False)
     run: list[AnsweredRound] = field(default_factory=list, repr=False)
     grant: Grant = Grant()
+    staged: dict[Outcome, Round] = field(default_factory=dict, repr=False)
+    next: Round | None = field(default=None, repr=False)
     processors: Processors | None = field(default=None, repr=False)
 
     @property
@@ -125,33 +132,86 @@ class Session:
         self._check_continues(round_)
         check_round(round_, self.facts.acceptance, info, self.max_rows)
         self.pending = PendingRound(round_, now)
+        self.staged = {}
         self.run.clear()
         self.grant = _grant(round_)
         return None
 
-    def remember(self, round_: Round, verdict: Verdict) -> None:
-        """The waiting round is answered: its rows are what the session holds now."""
+    def stage(self, stage: Stage, info: EngineInfo) -> None:
+        """Keep proposals for outcomes of the waiting round; those for another round come too late.
+
+        Raises:
+            InvalidInput: a proposal is outside its limits, or the session isn't coupled; then none is kept.
+        """
+        mode = self.facts.acceptance
+        require(mode is Acceptance.COUPLED, "stage", mode.value, "for coupled acceptance only")
+        if self.pending is None or self.pending.round_.base_length != stage.base_length:
+            return
+        waiting = self.pending.round_
+        staged = {outcome: waiting.behind(outcome, proposal) for outcome, proposal in stage.proposals}
+        for round_ in staged.values():
+            check_round(round_, mode, info, self.max_rows)
+        staged = self.staged | staged
+        require(len(staged) <= MAX_STAGED, "staged proposals", len(staged), f"at most {MAX_STAGED} for one round")
+        self.staged = staged
+        # Who stages for a round has the verdicts before it, and won't ask for those again.
+        self.run.clear()
+
+    def remember(self, round_: Round, verdict: Verdict, info: EngineInfo) -> Verdict:
+        """The waiting round is answered: its rows are what the session holds now.
+
+        Returns:
+            The verdict, which says what is begun behind it if that was staged.
+        """
+        self.next = self._staged_for(round_, verdict, info)
+        if self.next is not None and self.next.proposal is not None:
+            verdict = replace(verdict, begun=Begun(self.next.base_length, len(self.next.proposal)))
         self.pending = None
+        self.staged = {}
         self.last = AnsweredRound(round_, verdict)
         self.run.append(self.last)
+        return verdict
 
     def run_ahead(self, info: EngineInfo, now: float) -> bool:
-        """Begin the round behind the last one, if it was granted and the text goes on; says whether it has begun.
+        """Begin the round behind the last one, if it was staged or granted and the text goes on; says whether it has.
 
         Raises:
             InvalidInput: the round would be refused if it were sent.
         """
         if self.last is None or self.pending is not None:
             return False
-        drawn = self.last.verdict.token_ids[-1]
-        round_ = self.last.round_.following(drawn, self.grant.traceparent)
-        longest = self.facts.max_length or info.max_length
-        ended = drawn in self.facts.end_token_ids or round_.first_position >= longest
-        if ended or round_.first_position > self.grant.until:
+        round_, self.next = self.next, None
+        if round_ is None:
+            round_ = self._granted(self.last, info)
+        else:
+            self.grant = _grant(round_)
+        if round_ is None:
             return False
-        check_round(round_, self.facts.acceptance, info, self.max_rows)
         self.pending = PendingRound(round_, now)
         return True
+
+    def _granted(self, last: AnsweredRound, info: EngineInfo) -> Round | None:
+        drawn = last.verdict.token_ids[-1]
+        position = last.round_.first_position + 1
+        if position > self.grant.until or self._has_ended(drawn, position, info):
+            return None
+        round_ = last.round_.following(drawn, self.grant.traceparent)
+        check_round(round_, self.facts.acceptance, info, self.max_rows)
+        return round_
+
+    def _has_ended(self, drawn: int, position: int, info: EngineInfo) -> bool:
+        """Whether the text ends with a token, before `position`."""
+        return drawn in self.facts.end_token_ids or position >= (self.facts.max_length or info.max_length)
+
+    def _staged_for(self, round_: Round, verdict: Verdict, info: EngineInfo) -> Round | None:
+        """What was staged for the outcome that the verdict gives the round; a granted run goes first."""
+        if not self.staged or self.grant.until > round_.first_position:
+            return None
+        decision = acceptance.decide(self.facts.acceptance, round_, verdict, self.facts.noise)
+        staged = self.staged.get(decision.outcome(round_.base_length))
+        if staged is None or self._has_ended(decision.next_token, staged.first_position, info):
+            return None
+        return staged
 
     def _extend(self, round_: Round, seen: int) -> None:
         """Who sends a round has the verdicts before it, and won't ask for those again."""
@@ -312,12 +372,17 @@ def _grant(round_: Round) -> Grant:
 
 
 def _require_same(held: Round, got: Round, state: str) -> None:
-    """A repeated round may differ in its trace context, and in how far it lets the session run ahead."""
+    """A repeated round may differ in its trace context, in how far it lets the session run ahead, and in what
+    no draw looks at: where its proposal comes from, and under coupled acceptance how probable it was."""
     for name in ("base_length", "accepted_node", "committed", "proposal"):
         expected, found = getattr(held, name), getattr(got, name)
-        if expected != found:
+        if _drawn_from(expected) != _drawn_from(found):
             raise PrefixMismatch(
                 f"session {held.session_id} {name}: expected {expected}, got {found} "
                 f"(the round at base length {held.base_length} {state})",
                 metadata={"field": name, "expected": str(expected), "got": str(found)},
             )
+
+
+def _drawn_from(fact: object) -> object:
+    return (fact.token_ids, fact.parents, fact.supports) if isinstance(fact, Proposal) else fact

@@ -16,14 +16,16 @@ class VerifyRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[_types_pb2.Hello, _Mapping]] = ..., commands: _Optional[_Iterable[_Union[TargetCommand, _Mapping]]] = ...) -> None: ...
 
 class TargetCommand(_message.Message):
-    __slots__ = ("round", "open", "close")
+    __slots__ = ("round", "open", "close", "stage")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
     round: Round
     open: TargetOpen
     close: _types_pb2.Close
-    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., open: _Optional[_Union[TargetOpen, _Mapping]] = ..., close: _Optional[_Union[_types_pb2.Close, _Mapping]] = ...) -> None: ...
+    stage: Stage
+    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., open: _Optional[_Union[TargetOpen, _Mapping]] = ..., close: _Optional[_Union[_types_pb2.Close, _Mapping]] = ..., stage: _Optional[_Union[Stage, _Mapping]] = ...) -> None: ...
 
 class TargetOpen(_message.Message):
     __slots__ = ("session_id", "token_ids", "prompt_length", "sampling", "seed", "sample_index", "acceptance", "feature_layers", "time_left_ms", "trace", "max_length", "end_token_ids")
@@ -71,6 +73,28 @@ class Round(_message.Message):
     run_ahead: int
     def __init__(self, session_id: _Optional[int] = ..., base_length: _Optional[int] = ..., accepted_node: _Optional[int] = ..., committed: _Optional[_Iterable[int]] = ..., proposal: _Optional[_Union[_types_pb2.Proposal, _Mapping]] = ..., trace: _Optional[_Union[_types_pb2.TraceContext, _Mapping]] = ..., run_ahead: _Optional[int] = ...) -> None: ...
 
+class Stage(_message.Message):
+    __slots__ = ("session_id", "base_length", "proposals")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    PROPOSALS_FIELD_NUMBER: _ClassVar[int]
+    session_id: int
+    base_length: int
+    proposals: _containers.RepeatedCompositeFieldContainer[StagedProposal]
+    def __init__(self, session_id: _Optional[int] = ..., base_length: _Optional[int] = ..., proposals: _Optional[_Iterable[_Union[StagedProposal, _Mapping]]] = ...) -> None: ...
+
+class StagedProposal(_message.Message):
+    __slots__ = ("node", "next_token", "token_ids", "parents")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    NEXT_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    PARENTS_FIELD_NUMBER: _ClassVar[int]
+    node: int
+    next_token: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    parents: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, node: _Optional[int] = ..., next_token: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class VerifyResponse(_message.Message):
     __slots__ = ("welcome", "events")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
@@ -102,7 +126,7 @@ class TargetOpened(_message.Message):
     def __init__(self, session_id: _Optional[int] = ..., reused_tokens: _Optional[int] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("session_id", "base_length", "token_ids", "target_probabilities", "residual_masses", "logprobs", "timings")
+    __slots__ = ("session_id", "base_length", "token_ids", "target_probabilities", "residual_masses", "logprobs", "timings", "begun")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -110,6 +134,7 @@ class Verdict(_message.Message):
     RESIDUAL_MASSES_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    BEGUN_FIELD_NUMBER: _ClassVar[int]
     session_id: int
     base_length: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -117,7 +142,16 @@ class Verdict(_message.Message):
     residual_masses: _containers.RepeatedScalarFieldContainer[float]
     logprobs: _containers.RepeatedCompositeFieldContainer[RowLogprobs]
     timings: StepTimings
-    def __init__(self, session_id: _Optional[int] = ..., base_length: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., target_probabilities: _Optional[_Iterable[float]] = ..., residual_masses: _Optional[_Iterable[float]] = ..., logprobs: _Optional[_Iterable[_Union[RowLogprobs, _Mapping]]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ...) -> None: ...
+    begun: Begun
+    def __init__(self, session_id: _Optional[int] = ..., base_length: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., target_probabilities: _Optional[_Iterable[float]] = ..., residual_masses: _Optional[_Iterable[float]] = ..., logprobs: _Optional[_Iterable[_Union[RowLogprobs, _Mapping]]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., begun: _Optional[_Union[Begun, _Mapping]] = ...) -> None: ...
+
+class Begun(_message.Message):
+    __slots__ = ("base_length", "nodes")
+    BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    base_length: int
+    nodes: int
+    def __init__(self, base_length: _Optional[int] = ..., nodes: _Optional[int] = ...) -> None: ...
 
 class RowLogprobs(_message.Message):
     __slots__ = ("token_ids", "logprobs")

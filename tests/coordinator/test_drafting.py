@@ -14,6 +14,7 @@ from coordinator.drafting import UNTOLD_TOKENS, Drafting, DraftingSettings
 from coordinator.knowledge import Knowledge
 from coordinator.policy import Options, Plan
 from coordinator.sequence import Job, Sequence
+from coordinator.target_session import Ahead
 from coordinator.throttle import Level, Throttle
 from draft_service.session import DraftSession
 from paceline.rpc.link import DraftLink
@@ -101,7 +102,7 @@ class Request:
     def commit(self, tokens: Seq[int], granted: int = 0) -> None:
         base = len(self.sequence.ids) - 1
         self.sequence.ids += tokens
-        self.drafting.commit(Outcome(base, ROOT, tokens[-1]), tokens, self.sequence, granted, "")
+        self.drafting.commit(Outcome(base, ROOT, tokens[-1]), tokens, self.sequence, Ahead(granted), "")
 
     def dispatched(self) -> None:
         self.drafting.verifying(Round(1, len(self.sequence.ids) - 1, ROOT, (self.sequence.ids[-1],)))

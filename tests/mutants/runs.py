@@ -63,7 +63,7 @@ class Runs:
         assert self.processors is not None
         self.processors.advance(self.committed(round_))
         verdict = verify(MODEL.logits(self.ids)[np.newaxis], self.facts, self.drawn_as(round_), self.processors)
-        self.session.remember(round_, replace(verdict, base_length=round_.base_length))
+        self.session.remember(round_, replace(verdict, base_length=round_.base_length), INFO)
         self.session.run_ahead(INFO, 0.0)
         return verdict
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from paceline.errors import PrefixMismatch
 from paceline.types import Acceptance
+from target_service.session import Session
 from tests.e2e.statistics import LEVEL, chi_square_p
-from tests.mutants import mutants, processed, runs
+from tests.mutants import mutants, processed, runs, stages
 from tests.mutants.rounds import BlockRounds, Rounds, enumerate_law
 
 LENGTH = 4
@@ -101,3 +103,45 @@ def test_a_run_draws_the_text_of_rounds_that_are_sent(acceptance: Acceptance) ->
 def test_the_text_gives_the_run_away(mutant: type[runs.Runs], acceptances: tuple[Acceptance, ...]) -> None:
     for acceptance in acceptances:
         assert run_texts(mutant, acceptance, 64) != run_texts(runs.Runs, acceptance, 0)
+
+
+def staged_text(algorithm: type[stages.Stages], seed: int) -> tuple[int, ...] | str:
+    """The text, or that the session refused to go on where the coordinator was."""
+    try:
+        return algorithm(seed, stages=True).text()
+    except PrefixMismatch:
+        return "refused"
+
+
+def staged_texts(algorithm: type[stages.Stages]) -> list[tuple[int, ...] | str]:
+    return [staged_text(algorithm, seed) for seed in range(24)]
+
+
+def target_only_texts() -> list[tuple[int, ...] | str]:
+    return [runs.Runs(Acceptance.COUPLED, seed).text(0) for seed in range(24)]
+
+
+def test_begun_rounds_draw_the_text_of_rounds_that_are_sent() -> None:
+    sent: list[tuple[int, ...] | str] = []
+    begun = 0
+    for seed in range(24):
+        one = stages.Stages(seed, stages=True)
+        assert one.text() == stages.Stages(seed, stages=False).text()
+        sent.append(stages.Stages(seed, stages=False).text())
+        begun += one.begun
+    assert sent == target_only_texts()
+    assert begun > 24, "about half of the rounds"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        stages.WhateverTheNode,
+        stages.WhateverTheNextToken,
+        stages.KeepsTheFirstNodes,
+        stages.KeyedAsIfAllWereAccepted,
+    ],
+)
+def test_the_text_or_a_refusal_gives_away_a_round_that_should_not_have_begun(kind: type[Session]) -> None:
+    assert staged_texts(stages.mutant(stages.SeamedSession)) == target_only_texts(), "the seam itself is exact"
+    assert staged_texts(stages.mutant(kind)) != target_only_texts()

@@ -23,7 +23,17 @@ fingerprints = st.builds(t.Fingerprint, TEXT, TEXT, U32, TEXT)
 hellos = st.builds(t.Hello, TEXT, fingerprints, U32)
 LIMIT = st.integers(1, (1 << 32) - 1)
 welcomes = st.builds(
-    t.Welcome, TEXT, fingerprints, LIMIT, LIMIT, LIMIT, LIMIT, st.lists(TEXT, max_size=3).map(tuple), st.just(1), U32
+    t.Welcome,
+    TEXT,
+    fingerprints,
+    LIMIT,
+    LIMIT,
+    LIMIT,
+    LIMIT,
+    st.lists(TEXT, max_size=3).map(tuple),
+    st.just(1),
+    U32,
+    U32,
 )
 samplings = st.builds(
     t.SamplingParams,
@@ -154,9 +164,24 @@ verdicts = st.builds(
     st.lists(st.floats(0, 1), max_size=8).map(tuple),
     st.lists(logprob_rows, max_size=3).map(tuple),
     timings,
+    st.none() | st.builds(t.Begun, U32, U32),
 )
+
+
+@st.composite
+def stages(draw: st.DrawFn) -> t.Stage:
+    """What is staged is tokens and their parents."""
+    base_length = draw(U32)
+    staged = []
+    for proposal in draw(st.lists(trees().filter(len), max_size=3)):
+        outcome = t.Outcome(base_length, draw(st.integers(-1, 63)), draw(U32))
+        certain = (1.0,) * len(proposal)
+        staged.append((outcome, t.Proposal(0, proposal.token_ids, certain, proposal.parents)))
+    return t.Stage(draw(SESSION), base_length, tuple(staged))
+
+
 target_openeds = st.builds(t.TargetOpened, SESSION, U32, timings)
-target_commands = target_opens | rounds | closes
+target_commands = target_opens | rounds | stages() | closes
 target_events = verdicts | target_openeds | features() | failures
 draft_opens = prefixes().flatmap(
     lambda prefix: st.builds(

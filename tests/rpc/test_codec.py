@@ -3,13 +3,14 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coordinator.staging import MAX_STAGED_NODES
 from paceline import codec
 from paceline import types as t
 from paceline.errors import InvalidInput, Unsupported
@@ -112,6 +113,11 @@ def _commit(**changes: Any) -> draft_pb.DraftCommand:
     return draft_pb.DraftCommand(commit=draft_pb.Commit(**{**values, **changes}))
 
 
+def _stage(**changes: Any) -> target_pb.TargetCommand:
+    staged = target_pb.StagedProposal(**{"node": -1, "token_ids": [1, 2], **changes})
+    return target_pb.TargetCommand(stage=target_pb.Stage(session_id=3, base_length=4, proposals=[staged]))
+
+
 def _verdict(**changes: Any) -> target_pb.TargetEvent:
     values: dict[str, Any] = {"session_id": 3, "token_ids": [1]}
     return target_pb.TargetEvent(verdict=target_pb.Verdict(**{**values, **changes}))
@@ -202,6 +208,10 @@ BAD: list[tuple[Decode, Any, str]] = [
     (codec.decode_target_command, _open(sample_index=1 << 24), "sample_index"),
     (codec.decode_target_command, _open(feature_layers=range(65)), "feature_layers"),
     (codec.decode_target_command, _open(trace=pb.TraceContext(traceparent="x" * 65)), "traceparent bytes"),
+    (codec.decode_target_command, _stage(node=-2), "staged node"),
+    (codec.decode_target_command, _stage(token_ids=[]), "staged proposal nodes"),
+    (codec.decode_target_command, _stage(token_ids=[1] * 65), "proposal nodes"),
+    (codec.decode_target_command, _stage(parents=[-1, 7]), "proposal parent of node 1"),
     (codec.decode_target_command, _round(committed=[]), "round committed tokens"),
     (codec.decode_target_command, _round(accepted_node=-2), "accepted_node"),
     (codec.decode_target_command, _round(proposal=_proposal(proposal_id=0)), "proposal_id"),
@@ -362,7 +372,13 @@ def _chain(entries: int) -> t.Proposal:
     return t.Proposal(1 << 20, (LARGE_ID,) * K, (q,) * K, supports=(support,) * K, drafter="model:smollm2-135m")
 
 
-def _edges(proposal: t.Proposal, verdict: t.Verdict) -> dict[str, int]:
+def _staged(session: int, base: int, longest: int) -> t.Stage:
+    """As many outcomes as may be staged for a round, with proposals so long; each is sent once."""
+    outcomes = [t.Outcome(base, node, LARGE_ID) for node in range(MAX_STAGED_NODES // longest)]
+    return t.Stage(session, base, tuple((each, _chain(0).first(longest)) for each in outcomes))
+
+
+def _edges(proposal: t.Proposal, verdict: t.Verdict, *staged: t.Stage) -> dict[str, int]:
     """Serialised bytes of one session and round on each edge, both ways together."""
     session, base = 1 << 20, 131_000
     round_ = t.Round(session, base, K - 1, (LARGE_ID,), proposal, TRACE)
@@ -370,6 +386,7 @@ def _edges(proposal: t.Proposal, verdict: t.Verdict) -> dict[str, int]:
     commit = t.Commit(session, outcome, (LARGE_ID,) * (K + 1), base, t.DraftBudget(K, fan_out=4), traceparent=TRACE)
     verifying = t.Verifying(session, base, 1 << 20, K, budget=t.DraftBudget(K, fan_out=4))
     drafted = t.DraftedProposal(session, outcome, proposal, TIMINGS)
+    stages = [codec.encode_target_command(each) for each in staged]
     target: list[Any] = [codec.encode_target_command(round_), codec.encode_target_event(verdict)]
     draft: list[Any] = [
         codec.encode_draft_command(commit),
@@ -378,6 +395,7 @@ def _edges(proposal: t.Proposal, verdict: t.Verdict) -> dict[str, int]:
     ]
     return {
         "target": target_pb.VerifyRequest(commands=target[:1]).ByteSize()
+        + sum(target_pb.VerifyRequest(commands=[each]).ByteSize() for each in stages)
         + target_pb.VerifyResponse(events=target[1:]).ByteSize(),
         "draft": draft_pb.DraftRequest(commands=draft[:2]).ByteSize()
         + draft_pb.DraftResponse(events=draft[2:]).ByteSize(),
@@ -388,6 +406,8 @@ def test_coupled_round_takes_less_than_500_bytes_on_each_edge() -> None:
     verdict = t.Verdict(1 << 20, 131_000, (LARGE_ID,) * (K + 1), timings=TIMINGS)
     for edge, size in _edges(_chain(0), verdict).items():
         assert size < 500, edge
+    begun = replace(verdict, begun=t.Begun(131_000 + K + 1, K))
+    assert _edges(_chain(0), begun, _staged(1 << 20, 131_000, K))["target"] < 500
 
 
 @pytest.mark.parametrize(("entries", "limit"), [(32, 3_000), (256, 20_000)])
@@ -401,7 +421,7 @@ def test_rejection_round_takes_less_than_20_kilobytes_on_each_edge(entries: int,
 
 def test_every_wire_type_has_a_round_trip() -> None:
     """A new domain type must get a strategy: its class name appears in one of the unions."""
-    covered = {t.TargetOpen, t.Round, t.Close, t.TargetOpened, t.Verdict, t.Features, t.Failure}
+    covered = {t.TargetOpen, t.Round, t.Stage, t.Close, t.TargetOpened, t.Verdict, t.Features, t.Failure}
     covered |= {t.DraftOpen, t.Commit, t.Verifying, t.DraftOpened, t.DraftedProposal}
     unions = (t.TargetCommand, t.TargetEvent, t.DraftCommand, t.DraftEvent)
     assert {kind for union in unions for kind in union.__args__} == covered

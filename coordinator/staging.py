@@ -1,0 +1,93 @@
+"""Leaves proposals with the target for outcomes that the round in flight may have.
+
+If the round ends in one of them, the target begins the next round with its own
+verdict, and the hit costs no way to the coordinator and back. A proposal can't
+grow any more once its round has begun: one that still grows leaves as late as
+it may, the others in good time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from coordinator.drafting import Drafting, Staged
+from coordinator.target_session import TargetSession
+from paceline.types import Outcome, Round
+
+MAX_STAGED_NODES = 56
+"""Most nodes that are sent for one round's outcomes, those that are sent again included: it bounds the bytes."""
+LAST_MS = 2.0
+"""What still grows leaves so long before it would be too late."""
+EARLY_SHARE = 0.1
+"""What doesn't grow any more leaves earlier, by this share of the time until the verdict."""
+LATE_MS = 2.0
+"""For so long after it should be too late what comes is staged none the less: steps take longer now and then."""
+
+
+class Staging:
+    """Watches one request's rounds, one at a time."""
+
+    def __init__(self, target: TargetSession, drafting: Drafting) -> None:
+        self._target = target
+        self._drafting = drafting
+        self._most = 0
+        self._round: Round | None = None
+        self._timers: list[asyncio.TimerHandle] = []
+        self._soon: asyncio.Handle | None = None
+        self._early = self._last = self._until = 0.0
+        self._sent: dict[Outcome, int] = {}
+        self._nodes_left = 0
+        drafting.on_prepared(self._prepared)
+
+    def watch(self, round_: Round) -> None:
+        """A round is in flight, and the target will wait for the coordinator behind it."""
+        self.end()
+        self._most = min(self._drafting.max_staged, self._target.max_staged)
+        if not self._most or round_.run_ahead:
+            return
+        loop = asyncio.get_running_loop()
+        now, due_s = loop.time(), max(0.0, self._drafting.verdict_due_ms(round_) / 1e3)
+        self._round, self._sent, self._nodes_left = round_, {}, MAX_STAGED_NODES
+        self._last, self._until = now + due_s - LAST_MS / 1e3, now + due_s + LATE_MS / 1e3
+        self._early = self._last - EARLY_SHARE * due_s
+        self._timers = [loop.call_at(at, self._stage) for at in (self._early, self._last)]
+
+    def end(self) -> None:
+        """The round is answered."""
+        self._round = None
+        for timer in self._timers:
+            timer.cancel()
+        self._timers = []
+
+    def _prepared(self) -> None:
+        """Something came; what comes with it is staged with it."""
+        if self._round is not None and self._soon is None:
+            self._soon = asyncio.get_running_loop().call_soon(self._stage_what_came)
+
+    def _stage_what_came(self) -> None:
+        self._soon = None
+        if self._early <= asyncio.get_running_loop().time() < self._until:
+            self._stage()
+
+    def _stage(self) -> None:
+        if self._round is None:
+            return
+        last = asyncio.get_running_loop().time() >= self._last
+        chosen = {
+            staged.outcome: staged.proposal
+            for staged in self._drafting.staged(self._round)
+            if (last or not staged.grows) and self._takes(staged)
+        }
+        if chosen:
+            self._target.stage(self._round, chosen)
+
+    def _takes(self, staged: Staged) -> bool:
+        """Whether it is sent; then it is counted."""
+        before = self._sent.get(staged.outcome, 0)
+        nodes = len(staged.proposal)
+        full = not before and len(self._sent) >= self._most
+        if full or nodes <= before or nodes > self._nodes_left:
+            return False
+        self._sent[staged.outcome] = nodes
+        self._nodes_left -= nodes
+        return True

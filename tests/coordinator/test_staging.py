@@ -1,0 +1,224 @@
+"""What is left with the target for a round's outcomes, when, and what a round that it began means to a request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, cast
+
+import pytest
+
+from coordinator import staging
+from coordinator.drafting import Drafting, Staged
+from coordinator.staging import MAX_STAGED_NODES, Staging
+from coordinator.target_session import TargetSession, Verified
+from paceline.errors import ProtocolMismatch
+from paceline.types import ROOT, Begun, Outcome, Proposal, Round, Stage, Verdict, Welcome
+from tests.coordinator.test_target_session import RecordingLink, Request
+
+BASE = 2
+ROUND = Round(1, BASE, ROOT, (3,))
+SOON_MS = 400.0
+"""Its two moments are 40 ms apart."""
+
+
+def outcome(token: int) -> Outcome:
+    return Outcome(BASE, ROOT, token)
+
+
+def proposal(*tokens: int) -> Proposal:
+    return Proposal(1, tokens, (1.0,) * len(tokens))
+
+
+class Prepared:
+    """Stands for a request's drafting: what it has for the round in flight."""
+
+    def __init__(self) -> None:
+        self.max_staged = 16
+        self.due_ms = SOON_MS
+        self.there: dict[Outcome, Staged] = {}
+        self.came: Any = None
+
+    def on_prepared(self, call: Any) -> None:
+        self.came = call
+
+    def verdict_due_ms(self, round_: Round) -> float:
+        return self.due_ms
+
+    def staged(self, round_: Round) -> list[Staged]:
+        return [*self.there.values()]
+
+    def has(self, token: int, *tokens: int, grows: bool = False) -> None:
+        """A proposal has come, or has grown."""
+        self.there[outcome(token)] = Staged(outcome(token), proposal(*tokens), grows)
+        self.came()
+
+
+class Recording:
+    """Stands for a session on the target."""
+
+    max_staged = 64
+
+    def __init__(self) -> None:
+        self.sent: list[Mapping[Outcome, Proposal]] = []
+        self.changed = asyncio.Event()
+
+    def stage(self, round_: Round, proposals: Mapping[Outcome, Proposal]) -> None:
+        self.sent.append(proposals)
+        self.changed.set()
+
+    async def next(self) -> dict[int, tuple[int, ...]]:
+        """What is sent next: tokens by the outcome's token."""
+        async with asyncio.timeout(5):
+            await self.changed.wait()
+        self.changed.clear()
+        (sent,), self.sent = self.sent, []
+        return {key.next_token: value.token_ids for key, value in sent.items()}
+
+
+def watching(most: int = 16, due_ms: float = SOON_MS) -> tuple[Prepared, Recording, Staging]:
+    drafting, target = Prepared(), Recording()
+    drafting.max_staged, drafting.due_ms = most, due_ms
+    return drafting, target, Staging(cast(TargetSession, target), cast(Drafting, drafting))
+
+
+async def test_what_is_whole_leaves_before_what_still_grows() -> None:
+    drafting, target, watch = watching()
+    watch.watch(ROUND)
+    drafting.has(7, 1, 2)
+    drafting.has(8, 1, grows=True)
+    assert await target.next() == {7: (1, 2)}
+    drafting.has(8, 1, 4, grows=True)
+    assert await target.next() == {8: (1, 4)}
+
+
+async def test_what_comes_late_is_staged_at_once_and_what_has_grown_again() -> None:
+    drafting, target, watch = watching(due_ms=1.0)
+    drafting.has(7, 1, grows=True)
+    watch.watch(ROUND)
+    assert await target.next() == {7: (1,)}
+    drafting.has(7, 1, 2, grows=True)
+    drafting.has(8, 5, grows=True)
+    assert await target.next() == {7: (1, 2), 8: (5,)}
+
+
+async def test_nothing_is_staged_for_a_round_that_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafting, target, watch = watching(due_ms=0.0)
+    watch.watch(ROUND)
+    drafting.has(7, 1)
+    watch.end()
+    drafting.has(8, 1)
+    watch.watch(Round(1, BASE + 1, ROOT, (7,)))
+    assert await target.next() == {7: (1,), 8: (1,)}, "by the next round's timer"
+    monkeypatch.setattr(staging, "LATE_MS", -1e3)
+    watch.watch(Round(1, BASE + 2, ROOT, (7,)))
+    drafting.has(9, 1)
+    await asyncio.sleep(0)
+    assert not target.sent, "far too late for this round"
+
+
+async def test_the_likeliest_are_staged_as_far_as_the_bytes_go() -> None:
+    drafting, target, watch = watching(due_ms=0.0)
+    for token in range(20):
+        drafting.has(token, *range(8))
+    watch.watch(ROUND)
+    assert list(await target.next()) == list(range(MAX_STAGED_NODES // 8))
+    drafting, target, watch = watching(most=3, due_ms=0.0)
+    for token in range(20):
+        drafting.has(token, 1)
+    watch.watch(ROUND)
+    assert list(await target.next()) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("most", [0, 16])
+async def test_nothing_is_staged_where_it_is_off_or_behind_a_run(most: int) -> None:
+    drafting, target, watch = watching(most, due_ms=0.0)
+    drafting.has(7, 1)
+    watch.watch(Round(1, BASE, ROOT, (3,), run_ahead=3) if most else ROUND)
+    drafting.has(8, 1)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not target.sent
+
+
+class StagingRequest(Request):
+    """A request whose rounds may be begun by the target."""
+
+    def __init__(self) -> None:
+        super().__init__(RecordingLink())
+
+    async def pending(self, wanted: Proposal | None = None, node: int = ROOT) -> asyncio.Task[Verified]:
+        """A round that waits for its verdict."""
+
+        async def dispatched(round_: Round) -> None:
+            await asyncio.sleep(0)
+
+        task = asyncio.create_task(self.session.verify(self.ids, node, wanted, 0, "", dispatched))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return task
+
+    async def begins(self, staged: Proposal, begun: Begun, token: int = 7) -> Verified:
+        """Stage a proposal for the first round's outcome; its verdict says what the target began."""
+        task = await self.pending()
+        round_ = Round(1, BASE, ROOT, (3,))
+        self.session.stage(round_, {outcome(token): staged})
+        cast(Any, self.link).on_event(Verdict(1, BASE, (token,), begun=begun))
+        self.ids.append(token)
+        return await task
+
+
+async def test_a_begun_round_is_waited_for_and_not_sent() -> None:
+    request = StagingRequest()
+    first = await request.begins(proposal(4, 5, 6), Begun(BASE + 1, 2))
+    assert [type(command).__name__ for command in request.link.take()] == ["TargetOpen", "Round", "Stage"]
+    ahead = request.session.ahead(first.round_, outcome(7), first.verdict)
+    assert ahead.begun == proposal(4, 5)
+    assert ahead.granted == 0
+    cast(Any, request.link).on_event(Verdict(1, BASE + 1, (4, 5, 9)))
+    second = await (await request.pending(ahead.begun))
+    assert second.ran_ahead
+    assert second.verdict.token_ids == (4, 5, 9)
+    assert request.link.take() == []
+
+
+async def test_a_begun_round_that_is_lost_is_sent_with_what_it_had() -> None:
+    request = StagingRequest()
+    first = await request.begins(proposal(4, 5, 6), Begun(BASE + 1, 2))
+    begun = request.session.ahead(first.round_, outcome(7), first.verdict).begun
+    request.link.take()
+    request.lose()
+    task = await request.pending(begun)
+    _, sent = request.link.take()
+    assert isinstance(sent, Round)
+    assert (sent.base_length, sent.proposal) == (BASE + 1, proposal(4, 5))
+    cast(Any, request.link).on_event(Verdict(2, BASE + 1, (4, 5, 9)))
+    assert not (await task).ran_ahead
+
+
+@pytest.mark.parametrize(
+    "begun", [Begun(BASE + 1, 4), Begun(BASE + 2, 2)], ids=["more than was staged", "another round"]
+)
+async def test_a_target_that_begins_what_was_not_staged_is_refused(begun: Begun) -> None:
+    request = StagingRequest()
+    first = await request.begins(proposal(4, 5, 6), begun)
+    with pytest.raises(ProtocolMismatch, match=f"the target began round {begun.base_length}"):
+        request.session.ahead(first.round_, outcome(7), first.verdict)
+    with pytest.raises(ProtocolMismatch, match="0 were staged"):
+        request.session.ahead(first.round_, outcome(8), first.verdict)
+
+
+async def test_nothing_is_sent_for_a_round_that_is_not_in_flight() -> None:
+    request = StagingRequest()
+    await request.begins(proposal(4), Begun(BASE + 1, 1))
+    request.link.take()
+    request.session.stage(ROUND, {outcome(7): proposal(4)})
+    request.session.stage(Round(1, 9, ROOT, (3,)), {Outcome(9, ROOT, 7): proposal(4)})
+    assert not [command for command in request.link.take() if isinstance(command, Stage)]
+
+
+def test_a_target_that_says_nothing_of_it_takes_none() -> None:
+    request = StagingRequest()
+    assert request.session.max_staged == 0
+    request.link.welcome = Welcome("1", request.link.welcome.fingerprint, 256, 8, max_staged=9)
+    assert request.session.max_staged == 9

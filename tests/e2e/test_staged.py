@@ -1,0 +1,203 @@
+"""Rounds that the target begins with staged proposals, through real services: the text of rounds that are sent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from paceline.client import AsyncClient, Generation
+from paceline.config import CoordinatorConfig
+from paceline.supervisor import ServiceProcess, write_config
+from paceline.types import (
+    Acceptance,
+    FinishReason,
+    GenerateRequest,
+    Grammar,
+    GrammarKind,
+    SamplingParams,
+    SpeculationSettings,
+    Tokens,
+)
+from tests.e2e.cluster import ENVIRONMENT, Cluster, eventually
+from tests.e2e.proxy import Proxy
+
+VOCAB = 64
+END = 63
+TARGET = f"table:vocab={VOCAB},seed=1,eos={END},step_ms=25"
+NEAR = f"table:vocab={VOCAB},seed=1,eos={END},noise=0.3,step_ms=1"
+LOOP = tuple(range(8)) * 4
+LENGTH = 60
+OFF = SpeculationSettings(off=True)
+MODEL = SpeculationSettings(drafter="model", num_draft_tokens=4)
+TREE = SpeculationSettings(drafter="model", tree_widths=(3, 2, 1))
+SAMPLINGS = {
+    "greedy": SamplingParams(temperature=0, repetition_penalty=1.3),
+    "sampled": SamplingParams(temperature=0.9, top_p=0.95, logprobs=2),
+    "penalties": SamplingParams(repetition_penalty=1.4, presence_penalty=0.6, frequency_penalty=0.8),
+    "min tokens": SamplingParams(min_tokens=10, logit_bias=((END, 3.0),)),
+    "grammar": SamplingParams(grammar=Grammar(GrammarKind.REGEX, "([a-f][g-k]+)+")),
+}
+
+
+@pytest.fixture(scope="module")
+def staging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Leaves proposals with the target, as by default."""
+    with Cluster(tmp_path_factory.mktemp("staging"), target_model=TARGET, drafters=(f"model:{NEAR}",)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def sending(staging: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A second coordinator on the same services, that sends every round; its address."""
+    second = ServiceProcess("coordinator", tmp_path_factory.mktemp("sending"))
+    second.environment = dict(second.environment) | ENVIRONMENT
+    flags: dict[str, object] = {
+        "model": TARGET,
+        "server.port": 0,
+        "max_staged": 0,
+        "target.address": f"127.0.0.1:{staging.ports['target']}",
+        "draft.address": f"127.0.0.1:{staging.ports['draft']}",
+    }
+    write_config(CoordinatorConfig, second.config_file, flags)
+    second.start()
+    try:
+        eventually(lambda: second.address is not None, "the second coordinator serves", 60)
+        assert second.address is not None
+        yield second.address
+    finally:
+        second.stop()
+
+
+def request(speculation: SpeculationSettings = MODEL, length: int = LENGTH, **changes: object) -> GenerateRequest:
+    made = GenerateRequest(token_ids=(10, 20, 30), seed=23, max_new_tokens=length, speculation=speculation)
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def begun(generation: Generation) -> int:
+    """Rounds that the target began with a proposal."""
+    return sum(record.ran_ahead and record.proposed > 0 for record in generation.stats.records)
+
+
+@pytest.mark.parametrize("name", SAMPLINGS)
+async def test_the_text_is_that_of_rounds_that_are_sent(staging: Cluster, sending: str, name: str) -> None:
+    requests = [
+        request(speculation, sampling=SAMPLINGS[name], seed=seed, sample_index=seed % 2)
+        for speculation in (MODEL, TREE, SpeculationSettings(), replace(MODEL, num_draft_tokens=1))
+        for seed in range(3)
+    ]
+    async with staging.async_client() as one, AsyncClient(sending) as other:
+        left = await asyncio.gather(*(one.generate(each) for each in requests))
+        sent = await asyncio.gather(*(other.generate(each) for each in requests))
+    for ours, theirs in zip(left, sent, strict=True):
+        assert (ours.token_ids, ours.text, ours.finish_reason) == (
+            theirs.token_ids,
+            theirs.text,
+            theirs.finish_reason,
+        )
+        assert ours.logprobs == theirs.logprobs
+        assert begun(theirs) == 0
+    if name != "grammar":
+        assert sum(map(begun, left)) > 0.2 * sum(each.stats.rounds for each in left)
+    staging.wait_idle()
+
+
+async def test_most_hits_of_a_close_draft_are_begun_by_the_target(staging: Cluster) -> None:
+    async with staging.async_client() as client:
+        one = await client.generate(request(ignore_eos=True, length=150))
+    assert begun(one) > 0.5 * one.stats.cache_hits > 0
+    records = [record for record in one.stats.records if record.ran_ahead]
+    assert all(record.cache_hit and record.draft_wait_ms == 0 for record in records)
+    assert sum(record.accepted for record in records) > 0
+
+
+async def test_a_copy_goes_on_without_the_coordinator(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """An n-gram match is followed on for the outcome that all of it is accepted; no draft service is there."""
+    repeats = "table:vocab=64,seed=1,order=1,sharpness=30,step_ms=10"
+    copied = request(token_ids=LOOP, ignore_eos=True, sampling=SamplingParams(temperature=0))
+    speculations = (OFF, SpeculationSettings(), SpeculationSettings(drafter="ngram", num_draft_tokens=6))
+    with Cluster(tmp_path_factory.mktemp("copy"), target_model=repeats, drafters=()) as cluster:
+        async with cluster.async_client() as client:
+            plain, auto, fixed = [
+                await client.generate(replace(copied, speculation=speculation)) for speculation in speculations
+            ]
+    assert auto.token_ids == fixed.token_ids == plain.token_ids
+    assert begun(auto) > 0
+    assert begun(fixed) > fixed.stats.rounds / 2
+
+
+@pytest.mark.parametrize("acceptance", [Acceptance.REJECTION, Acceptance.BLOCK])
+async def test_nothing_is_staged_where_more_than_tokens_would_be_needed(
+    staging: Cluster, acceptance: Acceptance
+) -> None:
+    async with staging.async_client() as client:
+        one = await client.generate(request(acceptance=acceptance, ignore_eos=True))
+    assert begun(one) == 0
+    assert one.stats.cache_hits > 0
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 5, 6, 7, 11])
+async def test_a_text_ends_at_its_length_wherever_that_falls(staging: Cluster, length: int) -> None:
+    async with staging.async_client() as client:
+        one = await client.generate(request(length=length, ignore_eos=True))
+        whole = await client.generate(request(length=20, ignore_eos=True))
+    assert one.token_ids == whole.token_ids[:length]
+    assert one.finish_reason is FinishReason.LENGTH
+    staging.wait_idle()
+
+
+async def test_a_stop_string_ends_the_text_and_what_was_begun(staging: Cluster, sending: str) -> None:
+    async with staging.async_client() as one, AsyncClient(sending) as other:
+        whole = await other.generate(request(ignore_eos=True))
+        for start in range(5, 40, 7):
+            stop = (whole.text[start : start + 2],)
+            ours = await one.generate(request(ignore_eos=True, stop=stop))
+            assert ours.text == whole.text[: whole.text.index(stop[0])]
+            assert ours.finish_reason is FinishReason.STOP
+    staging.wait_idle()
+
+
+async def test_a_cancel_inside_a_begun_round_frees_the_session(staging: Cluster) -> None:
+    async with staging.async_client() as client:
+        stream = client.stream(request(length=2000, ignore_eos=True))
+        seen = 0
+        async for event in stream:
+            seen += isinstance(event, Tokens)
+            if seen == 8:
+                break
+        await stream.aclose()
+        staging.wait_idle()
+        assert len((await client.generate(request(length=8, ignore_eos=True))).token_ids) == 8
+
+
+async def test_services_that_die_meanwhile_come_back_to_the_same_text(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    cluster = Cluster(tmp_path_factory.mktemp("killed"), target_model=TARGET, drafters=(f"model:{NEAR}",))
+    wanted = request(length=160, ignore_eos=True, sampling=SAMPLINGS["penalties"])
+    with Proxy(("127.0.0.1", cluster.ports["target"])) as proxy:
+        cluster.target_proxy = proxy.address
+        with cluster:
+            with cluster.client() as client:
+                whole = client.generate(wanted)
+            assert begun(whole) > 0
+            blows = [(30, lambda: proxy.cut()), (70, lambda: _restart(cluster, "target"))]
+            blows.append((110, lambda: _restart(cluster, "draft")))
+            ids: list[int] = []
+            async with cluster.async_client() as client:
+                async for event in client.stream(wanted):
+                    if isinstance(event, Tokens):
+                        ids += event.token_ids
+                    if blows and len(ids) >= blows[0][0]:
+                        await asyncio.to_thread(blows.pop(0)[1])
+            assert not blows
+            assert tuple(ids) == whole.token_ids
+            cluster.wait_linked()
+            cluster.wait_idle()
+
+
+def _restart(cluster: Cluster, name: str) -> None:
+    cluster.kill(name)  # type: ignore[arg-type]
+    cluster.restart(name)  # type: ignore[arg-type]

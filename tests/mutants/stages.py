@@ -1,0 +1,163 @@
+"""A session of the target that begins staged rounds, driven as the scheduler drives it, and mutants of it.
+
+Every round carries a proposal, a tree now and then, and stages proposals for all outcomes that it can have, some
+of them wrong. The exact one draws the text of target-only rounds, to the token. A mutant overrides one seam.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from unittest import mock
+
+import numpy as np
+
+from paceline import acceptance
+from paceline.types import ROOT, Acceptance, NoiseKey, Outcome, Proposal, Round, Stage, TargetOpen, Verdict
+from target_service.session import Session, make_processors, rows_to_reserve
+from target_service.verifier import verify
+from tests.mutants.runs import END, INFO, LENGTH, MODEL, PROMPT, SAMPLING, VOCAB
+
+PARENTS = ((-1, 0, 1), (-1, -1, 0, 1), (-1, 0, -1, 2))
+"""A chain, and trees whose accepted path does not stand in place."""
+
+
+class Stages:
+    """The exact algorithm."""
+
+    def __init__(self, seed: int, *, stages: bool) -> None:
+        self.facts = TargetOpen(
+            session_id=1,
+            token_ids=PROMPT,
+            prompt_length=len(PROMPT),
+            sampling=SAMPLING,
+            noise=NoiseKey(seed),
+            acceptance=Acceptance.COUPLED,
+            max_length=len(PROMPT) + LENGTH,
+            end_token_ids=(END,),
+        )
+        rows = rows_to_reserve(self.facts, INFO)
+        self.session = self.make_session(rows)
+        self.processors = make_processors(self.facts, None)
+        self.ids = list(PROMPT)
+        self.rng = np.random.default_rng(seed)
+        self.stages = stages
+        self.begun = 0
+
+    def text(self) -> tuple[int, ...]:
+        """Send each round that the target has not begun, until the text ends; what is behind the end is cut off."""
+        node = ROOT
+        while not self.ended():
+            if self.session.pending is None:
+                self.session.accept(Round(1, len(self.ids) - 1, node, (self.ids[-1],), self.proposal()), INFO, 0.0)
+            assert self.session.pending is not None, "it was sent, or it was begun"
+            round_ = self.session.pending.round_
+            if self.stages:
+                self.session.stage(self.staged(round_), INFO)
+            verdict = self.session.remember(round_, self.answer(round_), INFO)
+            decision = acceptance.decide(Acceptance.COUPLED, round_, verdict, self.facts.noise)
+            node = decision.node
+            self.ids += decision.committed
+            self.begun += self.session.run_ahead(INFO, 0.0)
+        return tuple(self.ids[len(PROMPT) : self.end()])
+
+    def ended(self) -> bool:
+        """Whether the text is whole."""
+        return END in self.ids[len(PROMPT) :] or len(self.ids) >= self.facts.max_length
+
+    def end(self) -> int:
+        """Where the text ends."""
+        length = min(len(self.ids), self.facts.max_length)
+        return self.ids.index(END) + 1 if END in self.ids[:length] else length
+
+    def proposal(self) -> Proposal:
+        """Of tokens that are right about one time in three."""
+        parents = PARENTS[self.rng.integers(len(PARENTS))]
+        return Proposal(1, tuple(map(int, self.rng.integers(0, 3, len(parents)))), (1.0,) * len(parents), parents)
+
+    def staged(self, round_: Round) -> Stage:
+        """For half of the outcomes."""
+        nodes = range(ROOT, len(round_.proposal) if round_.proposal else 0)
+        outcomes = [Outcome(round_.base_length, node, token) for node in nodes for token in range(VOCAB)]
+        chosen = [each for each in outcomes if self.rng.random() < 0.5]
+        return Stage(1, round_.base_length, tuple((outcome, self.proposal()) for outcome in chosen))
+
+    def answer(self, round_: Round) -> Verdict:
+        """A step: each row's logits follow the rows that the session kept, which are all that the target has."""
+        assert self.processors is not None
+        self.processors.advance(self.session.newly_committed(round_))
+        proposal = round_.proposal
+        assert proposal is not None, "every round carries one"
+        trunk = self.kept(round_)
+        paths = [proposal.path(node) for node in range(ROOT, len(proposal))]
+        rows = [MODEL.logits([*trunk, *(proposal.token_ids[node] for node in path)]) for path in paths]
+        return verify(np.stack(rows), self.facts, round_, self.processors)
+
+    def kept(self, round_: Round) -> list[int]:
+        """The tokens that the round hangs from, by the session's own word."""
+        if self.session.last is None:
+            self.rows = [*PROMPT]
+        else:
+            self.rows += self.session.newly_committed(round_)
+        return self.rows
+
+    # Seams.
+
+    def make_session(self, rows: int) -> Session:
+        """The session as it is."""
+        return Session(1, mock.Mock(), self.facts, rows, arrived=0.0, prefilled=len(PROMPT) - 1)
+
+
+class SeamedSession(Session):
+    """Begins what it finds by what `found_by` looks at."""
+
+    def found_by(self, outcome: Outcome) -> tuple[int, ...]:
+        return outcome.base_length, outcome.node, outcome.next_token
+
+    def _staged_for(self, round_: Round, verdict: Verdict, info: object) -> Round | None:
+        decision = acceptance.decide(self.facts.acceptance, round_, verdict, self.facts.noise)
+        wanted = self.found_by(decision.outcome(round_.base_length))
+        return next((staged for outcome, staged in self.staged.items() if self.found_by(outcome) == wanted), None)
+
+
+class WhateverTheNode(SeamedSession):
+    """Only the next token is looked at."""
+
+    def found_by(self, outcome: Outcome) -> tuple[int, ...]:
+        return (outcome.next_token,)
+
+
+class WhateverTheNextToken(SeamedSession):
+    """Only the node is looked at."""
+
+    def found_by(self, outcome: Outcome) -> tuple[int, ...]:
+        return (outcome.node,)
+
+
+class KeepsTheFirstNodes(SeamedSession):
+    """The round behind keeps as many rows as were accepted, and not those of the accepted path."""
+
+    def _staged_for(self, round_: Round, verdict: Verdict, info: object) -> Round | None:
+        staged = super()._staged_for(round_, verdict, info)
+        if staged is None or staged.accepted_node == ROOT or round_.proposal is None:
+            return staged
+        return replace(staged, accepted_node=len(round_.proposal.path(staged.accepted_node)) - 1)
+
+
+class KeyedAsIfAllWereAccepted(SeamedSession):
+    """The round behind begins where the whole proposal would end."""
+
+    def _staged_for(self, round_: Round, verdict: Verdict, info: object) -> Round | None:
+        staged = super()._staged_for(round_, verdict, info)
+        if staged is None or round_.proposal is None:
+            return staged
+        return replace(staged, base_length=round_.first_position + max(round_.proposal.depths))
+
+
+def mutant(kind: type[Session]) -> type[Stages]:
+    """The algorithm over another kind of session."""
+
+    class Mutant(Stages):
+        def make_session(self, rows: int) -> Session:
+            return kind(1, mock.Mock(), self.facts, rows, arrived=0.0, prefilled=len(PROMPT) - 1)
+
+    return Mutant
