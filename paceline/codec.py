@@ -21,6 +21,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from paceline.errors import Code, InvalidInput, PacelineError, Unsupported, from_wire
 from paceline.types import (
     MAX_PROPOSAL_NODES,
+    MAX_STAGED,
     PROTOCOL_VERSION,
     ROOT,
     Acceptance,
@@ -300,6 +301,8 @@ def _encode_stage(command: Stage) -> target_pb.Stage:
 
 
 def _decode_stage(message: target_pb.Stage) -> Stage:
+    count = len(message.proposals)
+    require(count <= MAX_STAGED, "staged proposals", count, f"at most {MAX_STAGED} for one round")
     staged = []
     for each in message.proposals:
         require(each.node >= ROOT, "staged node", each.node, "at least -1")

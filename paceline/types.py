@@ -18,9 +18,9 @@ PROTOCOL_VERSION = 1
 MAX_FRAME_BYTES = 1 << 20
 MAX_PROPOSAL_NODES = 64
 MAX_RUN_AHEAD = 64
+"""Rounds that a target may begin by itself behind one that was sent."""
 MAX_STAGED = 64
 """Most proposals that may be staged for one round."""
-"""Rounds that a target may begin by itself behind one that was sent."""
 MAX_SUPPORT_ENTRIES = 256
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
@@ -438,6 +438,8 @@ class Stage:
     proposals: tuple[tuple[Outcome, Proposal], ...]
 
     def __post_init__(self) -> None:
+        staged = len(self.proposals)
+        require(staged <= MAX_STAGED, "staged proposals", staged, f"at most {MAX_STAGED} for one round")
         for outcome, proposal in self.proposals:
             require(outcome.base_length == self.base_length, "outcome", outcome, f"of round {self.base_length}")
             require(len(proposal) >= 1, "staged proposal nodes", len(proposal), "at least 1")

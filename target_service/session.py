@@ -209,7 +209,7 @@ class Session:
             return None
         decision = acceptance.decide(self.facts.acceptance, round_, verdict, self.facts.noise)
         staged = self.staged.get(decision.outcome(round_.base_length))
-        if staged is None or self._has_ended(decision.next_token, staged.first_position, info):
+        if staged is None or any(self._has_ended(each, staged.first_position, info) for each in decision.committed):
             return None
         return staged
 

@@ -62,3 +62,58 @@ def test_close_can_be_repeated() -> None:
     executor = Executor()
     executor.close()
     executor.close()
+
+
+async def test_close_ends_the_running_job_and_drops_those_that_wait() -> None:
+    executor = Executor()
+    entered, release = threading.Event(), threading.Event()
+    ran: list[int] = []
+
+    def long() -> int:
+        entered.set()
+        release.wait(5.0)
+        return 7
+
+    first = asyncio.create_task(executor.run(long))
+    second = asyncio.create_task(executor.run(ran.append, 1))
+    await asyncio.to_thread(entered.wait, 5.0)
+    closing = asyncio.create_task(asyncio.to_thread(executor.close))
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    release.set()
+    await closing
+    assert await first == 7
+    assert ran == []
+    with pytest.raises(RuntimeError, match="closed"):
+        await executor.run(long)
+
+
+def test_a_job_that_outlives_its_loop_harms_nobody() -> None:
+    executor = Executor()
+    entered, release = threading.Event(), threading.Event()
+
+    def long() -> None:
+        entered.set()
+        release.wait(5.0)
+
+    async def leave() -> None:
+        job = asyncio.create_task(executor.run(long))
+        await asyncio.to_thread(entered.wait, 5.0)
+        assert not job.done()
+
+    asyncio.run(leave())
+    release.set()
+    assert asyncio.run(executor.run(lambda: 3)) == 3
+    executor.close()
+
+
+async def test_an_exit_inside_a_job_is_the_callers() -> None:
+    executor = Executor()
+
+    def leave() -> None:
+        raise SystemExit(3)
+
+    with pytest.raises(SystemExit):
+        await executor.run(leave)
+    assert await executor.run(lambda: 3) == 3
+    executor.close()

@@ -209,6 +209,11 @@ BAD: list[tuple[Decode, Any, str]] = [
     (codec.decode_target_command, _open(feature_layers=range(65)), "feature_layers"),
     (codec.decode_target_command, _open(trace=pb.TraceContext(traceparent="x" * 65)), "traceparent bytes"),
     (codec.decode_target_command, _stage(node=-2), "staged node"),
+    (
+        codec.decode_target_command,
+        target_pb.TargetCommand(stage=target_pb.Stage(session_id=3, proposals=[{"token_ids": [1]}] * 65)),
+        "staged proposals",
+    ),
     (codec.decode_target_command, _stage(token_ids=[]), "staged proposal nodes"),
     (codec.decode_target_command, _stage(token_ids=[1] * 65), "proposal nodes"),
     (codec.decode_target_command, _stage(parents=[-1, 7]), "proposal parent of node 1"),

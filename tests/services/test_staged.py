@@ -1,0 +1,396 @@
+"""Rounds that the target begins with staged proposals: the text that sent rounds have, and what goes without."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from paceline import types as t
+from paceline.acceptance import decide
+from paceline.types import ROOT, Acceptance, Begun, Failure, Outcome, Proposal, Round, Stage, Verdict
+from paceline.v1 import target_service_pb2 as pb
+from target_service.servicer import TargetServicer
+from tests.services.harness import NOISE, Events, chain, eventually, linked, target_link, target_open, verdict_of
+from tests.services.law import own_tokens
+from tests.services.test_run_ahead import END, PREFIX, SAMPLINGS, PacedEngine, raw, rounds_of, sent, target
+from tests.services.test_target_failures import still_serves
+
+OWN = own_tokens(PREFIX, 120)
+WORDY = t.NoiseKey(21)
+"""With it every sampling's text goes on for three rounds at least."""
+LAST_RIGHT = {"chain": 1, "tree": 4}
+"""The last right node of each shape of proposal."""
+
+
+def wrong(token: int) -> int:
+    return (token + 1) % 32
+
+
+def proposed(right: Sequence[int], shape: str) -> Proposal:
+    """Two right tokens with wrong ones among them."""
+    first, second, third = right
+    if shape == "chain":
+        return chain((first, second, wrong(third)))
+    tokens = (wrong(first), first, second, wrong(second), second)
+    return Proposal(1, tokens, (1.0,) * 5, (ROOT, ROOT, 0, 1, 1))
+
+
+def along(text: Sequence[int], shape: str = "chain", session: int = 1) -> list[Round]:
+    """Rounds that write a text behind the prefix, three tokens each: two that are proposed and the one after them."""
+    rounds = []
+    for at in range(0, len(text) - 2, 3):
+        so_far = [*PREFIX, *text[:at]]
+        node = LAST_RIGHT[shape] if at else ROOT
+        rounds.append(Round(session, len(so_far) - 1, node, (so_far[-1],), proposed(text[at : at + 3], shape)))
+    return rounds
+
+
+def stage(round_: Round, *behind: Round) -> Stage:
+    """What lets the target begin one of these rounds behind another."""
+    base = round_.base_length
+    staged = [(Outcome(base, each.accepted_node, each.committed[0]), proposal_of(each)) for each in behind]
+    return Stage(round_.session_id, base, tuple(staged))
+
+
+def proposal_of(round_: Round) -> Proposal:
+    assert round_.proposal is not None, "these rounds have one"
+    return round_.proposal
+
+
+def begun(round_: Round) -> Begun:
+    return Begun(round_.base_length, len(proposal_of(round_)))
+
+
+def written(rounds: Sequence[Round], verdicts: Sequence[Verdict]) -> list[int]:
+    decided = [decide(Acceptance.COUPLED, *each, NOISE) for each in zip(rounds, verdicts, strict=True)]
+    return [token for decision in decided for token in decision.committed]
+
+
+@dataclass
+class Paced:
+    """A target that takes as many steps as the test lets it take, and a link to it."""
+
+    servicer: TargetServicer
+    engine: PacedEngine
+    events: Events
+
+    async def opened(self, session: int, **facts: Any) -> None:
+        if not self.engine.cached_rows:
+            self.engine.let(1)  # later sessions share the prefix of the first
+        self.events.link.send(target_open(session, PREFIX, **facts))
+        await self.events.of(t.TargetOpened, session)
+
+    async def handled(self, *commands: t.TargetCommand) -> None:
+        """Send commands, and wait until they are handled: that is done in order."""
+        for command in (*commands, sent(PREFIX, session=99)):
+            self.events.link.send(command)
+        assert (await self.events.of(Failure, 99)).reason == "UNKNOWN_SESSION"
+
+    async def verdict(self, round_: Round, *stages: Stage) -> Verdict:
+        """Send a round with all that is staged for it, and let the target take one step."""
+        await self.handled(round_, *stages)
+        self.engine.let(1)
+        return await self.events.of(Verdict, round_.session_id)
+
+    async def relayed(self, rounds: Sequence[Round]) -> AsyncIterator[Verdict]:
+        """The verdicts of rounds of which the first is sent, each other staged while the one before is computed."""
+        await self.handled(rounds[0])
+        for round_, behind in zip(rounds, (*rounds[1:], None), strict=True):
+            if behind is not None:
+                missed = replace(behind, committed=(wrong(behind.committed[0]),), proposal=chain([1] * 9))
+                await self.handled(stage(round_, missed, behind))
+            self.engine.let(1)
+            verdict = await self.events.of(Verdict, round_.session_id)
+            assert verdict.base_length == round_.base_length
+            assert verdict.begun == (begun(behind) if behind else None)
+            yield verdict
+
+    async def begin(self, first: Round, second: Round) -> None:
+        """Bring a session to where its second round was begun and is in a step that waits."""
+        assert (await self.verdict(first, stage(first, second))).begun == begun(second)
+        await eventually(lambda: self.servicer.status().queue_length == 0, "the begun round is in a step")
+
+    async def refuses(self, reason: str, text: str, *commands: t.TargetCommand) -> None:
+        """Session 1 gets a failure for these, and goes on."""
+        for command in commands:
+            self.events.link.send(command)
+        failure = await self.events.of(Failure, 1)
+        assert (failure.reason, failure.session_closed) == (reason, False)
+        assert text in failure.message
+
+
+@asynccontextmanager
+async def paced(**facts: Any) -> AsyncIterator[Paced]:
+    """With session 1 opened."""
+    engine = PacedEngine(steps=0)
+    async with target(engine) as (servicer, events):
+        at = Paced(servicer, engine, events)
+        await at.opened(1, **facts)
+        yield at
+
+
+@pytest.mark.parametrize("shape", LAST_RIGHT)
+@pytest.mark.parametrize("name", SAMPLINGS)
+async def test_begun_rounds_draw_what_sent_rounds_draw(name: str, shape: str) -> None:
+    facts = {"sampling": SAMPLINGS[name], "end_token_ids": (END,), "noise": WORDY}
+    async with paced(**facts) as at:
+        for session in (2, 3):
+            await at.opened(session, **facts)
+        own: list[int] = []
+        while len(own) < 15 and END not in own:
+            own += (await at.verdict(sent([*PREFIX, *own]))).token_ids
+        rounds = along(own, shape, session=2)
+        relay = [verdict async for verdict in at.relayed(rounds)]
+        one_by_one = [await at.verdict(replace(round_, session_id=3)) for round_ in rounds]
+    assert len(rounds) >= 3
+    assert written(rounds, relay) == own[: 3 * len(rounds)], "the text is the target's own"
+    draws = [(verdict.token_ids, verdict.logprobs) for verdict in relay]
+    assert draws == [(verdict.token_ids, verdict.logprobs) for verdict in one_by_one]
+    computed = [replace(item, session=3) for item in rounds_of(at.engine, 2)]
+    assert computed == rounds_of(at.engine, 3)
+    assert all(bool(item.kept_rows) == (shape == "tree") for item in computed[1:])
+
+
+async def test_begun_rounds_go_on_for_long_and_what_was_answered_is_forgotten() -> None:
+    rounds, verdicts = along(OWN), []
+    async with paced() as at:
+        (link,) = at.servicer._links._standing
+        session = link._sessions[1]
+        async for verdict in at.relayed(rounds):
+            verdicts.append(verdict)
+            assert len(session.run) <= 2
+            assert (session.staged, session.next) == ({}, None)
+    assert len(verdicts) == 40
+    assert written(rounds, verdicts) == OWN
+
+
+async def test_what_was_staged_before_the_prefix_is_computed_is_begun() -> None:
+    engine = PacedEngine(steps=0)
+    first, second = rounds = along(OWN[:6])
+    async with target(engine) as (servicer, events):
+        await Paced(servicer, engine, events).handled(target_open(1, PREFIX), first, stage(first, second))
+        engine.let(100)
+        verdicts = [await events.of(Verdict, 1) for _ in rounds]
+    assert verdicts[0].begun == begun(second)
+    assert written(rounds, verdicts) == OWN[:6]
+
+
+async def test_nothing_is_begun_for_an_outcome_that_was_not_staged() -> None:
+    first, second = rounds = along(OWN[:6])
+    nodes = [replace(second, accepted_node=node) for node in (ROOT, 0, 2)]
+    async with paced() as at:
+        others = stage(first, *nodes, replace(second, committed=(wrong(second.committed[0]),)))
+        verdicts = [await at.verdict(first, others)]
+        at.engine.let(100)
+        await still_serves(at.events)
+        assert not at.events.has(Verdict)
+        assert len(rounds_of(at.engine, 1)) == 1, "the target waits for the next round"
+        verdicts.append(await verdict_of(at.events, second))
+    assert verdicts[0].begun is None
+    assert written(rounds, verdicts) == OWN[:6]
+
+
+@pytest.mark.parametrize("lengths", [(1, 3), (3, 1)])
+async def test_a_later_stage_takes_the_place_of_an_earlier_one(lengths: Sequence[int]) -> None:
+    first = sent(PREFIX)
+    stages = [stage(first, Round(1, 5, ROOT, (OWN[0],), chain(OWN[1 : 1 + length]))) for length in lengths]
+    async with paced() as at:
+        assert (await at.verdict(first, *stages)).begun == Begun(5, lengths[-1])
+        at.engine.let(1)
+        assert (await at.events.of(Verdict, 1)).token_ids == tuple(OWN[1 : 2 + lengths[-1]])
+
+
+async def test_a_stage_for_a_round_that_does_not_wait_is_ignored() -> None:
+    first, second, third = along(OWN[:9])
+    late, early, last = stage(first, second), stage(second, third), replace(third, proposal=None)
+    async with paced() as at:
+        await at.handled(late)
+        verdicts = [await at.verdict(first, early)]
+        await at.handled(late, early)
+        verdicts += [await at.verdict(second, late), await at.verdict(last, late, early)]
+    assert [verdict.begun for verdict in verdicts] == [None] * 3
+    assert written([first, second, last], verdicts) == OWN[:7]
+
+
+def copies(round_: Round) -> list[Round]:
+    """The same round as a coordinator may send it: where its proposal comes from is none of the target's business."""
+    held = proposal_of(round_)
+    told = replace(held, proposal_id=77, draft_probabilities=(0.5,) * len(held), drafter="ngram")
+    return [round_, replace(round_, proposal=told)]
+
+
+def others_than(round_: Round) -> list[Round]:
+    held = proposal_of(round_)
+    longer = chain((*held.token_ids, 1))
+    proposals = (None, held.first(1), longer, replace(held, parents=(ROOT,) * len(held)))
+    return [replace(round_, proposal=each) for each in proposals]
+
+
+async def test_a_begun_round_that_is_sent_as_well_changes_nothing() -> None:
+    """While it is computed it is answered once, and then again without a step, also while the next is computed."""
+    first, second, third = along(OWN[:9])
+    verdicts: list[Verdict] = []
+    async with paced() as at:
+        await at.begin(first, second)
+        await at.handled(*copies(second), stage(second, third))
+        for round_ in (second, third):
+            for other in others_than(round_):
+                await at.refuses("PREFIX_MISMATCH", "waits for its verdict", other)
+            at.engine.let(1)
+            verdicts.append(await at.events.of(Verdict, 1))
+            await at.handled()
+            assert not at.events.has(Verdict)
+            for copy in copies(round_):
+                assert await verdict_of(at.events, copy) == verdicts[-1]
+            for other in others_than(round_):
+                await at.refuses("PREFIX_MISMATCH", "was answered", other)
+    assert [verdict.begun for verdict in verdicts] == [begun(third), None]
+    assert written([second, third], verdicts) == OWN[3:9]
+    assert [item.base_length for item in rounds_of(at.engine, 1)] == [4, 7, 10], "each is computed once"
+
+
+FORCED = t.SamplingParams(logit_bias=((END, 100.0),))
+
+
+@pytest.mark.parametrize(
+    ("changes", "begins"),
+    [
+        ({"sampling": FORCED, "end_token_ids": (END,)}, False),
+        ({"sampling": FORCED, "end_token_ids": (END - 1,)}, True),
+        ({"max_length": len(PREFIX) + 1}, False),
+        ({"max_length": len(PREFIX) + 2}, True),
+    ],
+    ids=["end token", "another token", "max_length", "one token before max_length"],
+)
+async def test_no_round_is_begun_behind_the_end_of_the_text(changes: dict[str, Any], begins: bool) -> None:
+    behind = [Round(1, 5, ROOT, (token,), chain([1, 2])) for token in (END, OWN[0])]
+    async with paced(**changes) as at:
+        verdict = await at.verdict(sent(PREFIX), stage(sent(PREFIX), *behind))
+        at.engine.let(100)
+        await still_serves(at.events)
+        assert len(rounds_of(at.engine, 1)) == 1 + begins
+    assert verdict.begun == (Begun(5, 2) if begins else None)
+
+
+async def test_a_granted_run_goes_first_and_a_staged_round_behind_it() -> None:
+    first, granted = sent(PREFIX, run_ahead=1), sent([*PREFIX, OWN[0]])
+    last = Round(1, 6, ROOT, (OWN[1],), chain(OWN[2:4]))
+    async with paced() as at:
+        verdicts = [await at.verdict(first, stage(first, replace(granted, proposal=chain(OWN[1:3]))))]
+        await at.handled(stage(granted, last))
+        at.engine.let(2)
+        verdicts += [await at.events.of(Verdict, 1) for _ in range(2)]
+    assert [verdict.begun for verdict in verdicts] == [None, begun(last), None]
+    assert written([first, granted, last], verdicts) == OWN[:5]
+
+
+STRAY = replace(sent(PREFIX), proposal=chain([wrong(OWN[0])] * 3))
+"""A round that ends at its root."""
+GOOD = {"node": ROOT, "next_token": OWN[0], "token_ids": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"node": 3}, "outcome node = 3: must be in [-1, 2]"),
+        ({"node": -2}, "staged node = -2: must be at least -1"),
+        ({"next_token": 32}, "committed token_ids = 32: must be in [0, 32)"),
+        ({"token_ids": [1, 32]}, "proposal token_ids = 32: must be in [0, 32)"),
+        ({"token_ids": []}, "staged proposal nodes = 0: must be at least 1"),
+        ({"token_ids": [1] * 65}, "proposal nodes = 65: must be at most 64"),
+        ({"parents": [-1]}, "proposal parents = 1: must be 2"),
+        ({"parents": [-1, 1]}, "proposal parent of node 1 = 1: must be in [-1, 0]"),
+        ({"node": 2, "token_ids": [1] * 64}, "KV rows of the session = 73: must be at most 72"),
+    ],
+)
+async def test_a_malformed_stage_is_refused_as_a_whole_and_harms_nobody(changes: dict[str, Any], text: str) -> None:
+    bad = {**GOOD, "next_token": wrong(OWN[0]), **changes}
+    after, behind = sent([*PREFIX, OWN[0]]), Round(1, 6, ROOT, (OWN[1],), chain([1, 2]))
+    async with paced(max_length=8) as at:
+        await at.opened(2)
+        await at.handled(STRAY)
+        raw(at.events, pb.TargetCommand(stage={"session_id": 1, "base_length": 4, "proposals": [GOOD, bad]}))
+        await at.refuses("INVALID_INPUT", text)
+        assert (await at.verdict(STRAY)).begun is None, "nothing is kept of a stage that is refused"
+        assert (await at.verdict(after, stage(after, behind))).begun == begun(behind)
+        at.engine.let(100)
+        assert (await at.events.of(Verdict, 1)).token_ids[0] == OWN[2]
+        assert (await verdict_of(at.events, sent(PREFIX, session=2))).token_ids == (OWN[0],)
+        assert at.servicer.status().sessions == 2
+
+
+async def test_all_stages_of_a_round_together_have_as_many_outcomes_as_the_welcome_says() -> None:
+    missed = [(Outcome(4, node, token), chain([1])) for node in (0, 1) for token in range(32)]
+    met = (Outcome(4, ROOT, OWN[0]), chain(OWN[1:3]))
+    async with paced() as at:
+        assert at.events.link.welcome is not None
+        assert at.events.link.welcome.max_staged == len(missed) == 64
+        await at.handled(STRAY, Stage(1, 4, tuple(missed[:40])))
+        await at.refuses(
+            "INVALID_INPUT", "staged proposals = 65: must be at most 64", Stage(1, 4, (met, *missed[40:]))
+        )
+        verdict = await at.verdict(STRAY, Stage(1, 4, (met, *missed[41:])), Stage(1, 4, (met, *missed[:9])))
+        assert verdict.begun == Begun(5, 2), "what is staged again counts once"
+        at.engine.let(1)
+        assert (await at.events.of(Verdict, 1)).token_ids == tuple(OWN[1:4])
+
+
+@pytest.mark.parametrize("acceptance", [Acceptance.REJECTION, Acceptance.BLOCK])
+async def test_nothing_is_staged_unless_acceptance_is_coupled(acceptance: Acceptance) -> None:
+    first = sent(PREFIX)
+    behind = [Round(1, 5, ROOT, (token,), chain([1, 2])) for token in range(32)]
+    async with paced(acceptance=acceptance) as at:
+        await at.refuses("INVALID_INPUT", "for coupled acceptance only", first, stage(first, *behind))
+        verdict = await at.verdict(first)
+        assert verdict.begun is None
+        assert (await at.verdict(sent([*PREFIX, *verdict.token_ids]))).base_length == 5
+
+
+@pytest.mark.parametrize("end", ["close", "cut link", "time limit"])
+async def test_a_session_that_ends_in_a_begun_round_frees_its_rows(end: str) -> None:
+    async with paced() as at:
+        rows, status = at.engine.kv_rows, at.servicer.status
+        async with linked(target_link(at.events.link.address)) as other:
+            there = replace(at, events=other)
+            await there.opened(1, time_left_ms=500 if end == "time limit" else None)
+            await there.begin(*along(OWN[:6]))
+            if end == "close":
+                await there.handled(t.Close(1))
+            if end == "time limit":
+                assert (await other.of(Failure, 1)).reason == "DEADLINE_EXCEEDED"
+            assert status().sessions == (2 if end == "cut link" else 1)
+        await eventually(lambda: status().sessions == 1, "the session has ended")
+        assert at.engine.kv_rows > rows, "its rows are in a step"
+        at.engine.let(100)
+        await eventually(lambda: at.engine.kv_rows == rows, "its rows are free")
+        await still_serves(at.events)
+    assert not other.has(Verdict), "nobody waits for the begun round"
+
+
+async def test_a_step_that_fails_in_a_begun_round_fails_its_session_only() -> None:
+    async with paced() as at:
+        rows = at.engine.kv_rows
+        await at.opened(2)
+        await at.begin(*along(OWN[:6]))
+        at.engine.poison = OWN[3]
+        at.engine.let(100)
+        failure = await at.events.of(Failure, 1)
+        at.engine.poison = None
+        assert (failure.reason, failure.session_closed) == ("INTERNAL", True)
+        await eventually(lambda: at.engine.kv_rows == rows, "the rows are free")
+        assert (await verdict_of(at.events, sent(PREFIX, session=2))).token_ids == (OWN[0],)
+        await still_serves(at.events)
+
+
+async def test_no_step_is_held_for_a_session_whose_next_round_has_begun() -> None:
+    async with paced() as at:
+        returns = at.servicer.scheduler._returns
+        await at.begin(*along(OWN[:6]))
+        assert not returns.is_away(frozenset({1}))
+        at.engine.let(1)
+        await at.events.of(Verdict, 1)
+        assert returns.is_away(frozenset({1})), "nothing was staged behind its last round"
