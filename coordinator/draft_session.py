@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from coordinator.peer import Peer
 from coordinator.sequence import Job
@@ -44,11 +44,13 @@ class Drafted:
 
     `hit`: it was drafted for this outcome before the outcome was known.
     `miss`: this outcome was drafted for in vain, or not in time.
+    `first`: it is the first one of its session, which computed the text for it.
     """
 
     proposal: Proposal | None = None
     hit: bool = False
     miss: bool = False
+    first: bool = False
     timings: StepTimings = field(default_factory=StepTimings)
 
 
@@ -112,6 +114,7 @@ class DraftSession:
         self._arrived = asyncio.Event()
         self._budget = DraftBudget()
         self._wanted = False
+        self._fresh = True
         self._patience = Patience()
         self._retry_at = 0.0
         self._pause_s = RETRY_MIN_S
@@ -129,6 +132,7 @@ class DraftSession:
     def open(self, committed: Sequence[int], budget: DraftBudget, traceparent: str) -> None:
         """Begin with a prefix and, if the budget has tokens, ask for its proposal."""
         self.settle(None)
+        self._fresh = True
         self._expect(budget)
         if self._peer is None:
             return
@@ -214,7 +218,9 @@ class DraftSession:
         if drafted is None:
             return NOTHING
         self._patience = Patience()
-        return self._checked(drafted, self._budget.max_tokens, hit=False) or NOTHING
+        first, self._fresh = self._fresh, False
+        checked = self._checked(drafted, self._budget.max_tokens, hit=False)
+        return NOTHING if checked is None else replace(checked, first=first)
 
     def verifying(self, round_: Round, budget: DraftBudget) -> None:
         """Tell the draft what left for the target, and what each outcome's proposal may cost."""

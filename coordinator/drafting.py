@@ -121,7 +121,7 @@ class Drafting:
         self._match: Match | None = None
         self._cached: Drafted | None = None
         self._missed = False
-        self._entered = False
+        self._entered = self._first_draft = False
         self._untold: _Untold | None = None
         self._granted = 0
         self._begun: Proposal | None = None
@@ -153,6 +153,7 @@ class Drafting:
     async def take(self) -> Drafted:
         """The planned proposal; an n-gram match stands in for a draft that doesn't come."""
         drafted = await self._planned()
+        self._first_draft = drafted.first
         return replace(drafted, miss=self._missed) if self._missed else drafted
 
     async def _planned(self) -> Drafted:
@@ -184,10 +185,11 @@ class Drafting:
             budget = DraftBudget(plan.branch_depth, self._widths, plan.branch_nodes, plan.fan_out)
             self._session.verifying(round_, budget)
 
-    @property
-    def max_staged(self) -> int:
-        """Most proposals to leave with the target for one round's outcomes: it takes bare tokens, so coupled ones."""
-        return self._max_staged if self._coupled and not self._off else 0
+    def max_staged(self, round_: Round) -> int:
+        """Most proposals to leave with the target for a round's outcomes: it takes bare tokens, so coupled ones."""
+        copies = round_.proposal is not None and round_.proposal.drafter == NGRAM
+        free = self._granted <= 1 and not round_.run_ahead
+        return self._max_staged if free and self._coupled and (copies or self._plan.fan_out) else 0
 
     def on_prepared(self, call: Callable[[], None]) -> None:
         """Have `call` called when a proposal for an outcome that is not known yet has come, or has grown."""
@@ -250,7 +252,7 @@ class Drafting:
         else:
             self._throttle.add(record.accepted + 1, _now_ms())
         if self._rounds > 1 and not self._off and self._level is not Level.NONE:
-            self._policy.learn(self._plan, record, proposal, path)
+            self._policy.learn(self._plan, record, proposal, path, first_draft=self._first_draft)
 
     def close(self) -> None:
         """End the session on the draft service; may be called again."""

@@ -15,6 +15,8 @@ DEPTH_EDGES = (2.0, 3.0, 4.0, 5.0, 7.0, 9.0, 13.0)
 """Bins of a token's depth in a proposal."""
 RANKS = 3
 """A node's children beyond these share what is known of the last."""
+REMEMBERED_VALUES = 8.0
+"""Rounds whose best proposal's value tells a request what the next ones' may be."""
 REQUEST_WEIGHT = 8.0
 """Observations that what other requests taught is worth to a new one."""
 
@@ -44,6 +46,7 @@ class Experience:
         by_depth: acceptance of a model's best token by its depth.
         siblings: share of nodes whose second child was the target's.
         hits: share of outcomes that were drafted when they came, in rounds with outcome drafting.
+        worth: of a round's best proposal, in tokens.
     """
 
     by_match: Confidence = field(default_factory=_by_match)
@@ -51,6 +54,7 @@ class Experience:
     by_depth: Confidence = field(default_factory=_by_depth)
     siblings: Mean = field(default_factory=lambda: Mean(0.12, 6.0))
     hits: Mean = field(default_factory=lambda: Mean(0.7, 4.0))
+    worth: Mean = field(default_factory=lambda: Mean(1.0, 1.0))
 
     def child(self) -> Experience:
         """Where one request begins, to learn on for itself."""
@@ -60,6 +64,7 @@ class Experience:
             self.by_depth.child(REQUEST_WEIGHT),
             Mean(self.siblings.value, REQUEST_WEIGHT),
             Mean(self.hits.value, REQUEST_WEIGHT),
+            Mean(self.worth.value, 1.0, limit=REMEMBERED_VALUES),
         )
 
 
@@ -72,6 +77,7 @@ class Costs:
         step: the same whatever is drafted meanwhile: when a verdict is due.
         outlook: what outcome drafting adds to a target step: nothing where the two share no hardware.
         plain: a target-only token where the target runs ahead: what drafting must beat.
+        plain_sent, plain_ahead: a round without a proposal, sent by the coordinator or begun by the target.
         sent: what a round takes beyond its step and its draft, where the coordinator sent it.
         ahead: the same where the target began the round by itself.
         draft_step: one level of a proposal that is drafted just in time.
@@ -82,6 +88,8 @@ class Costs:
     step: RowCost = field(default_factory=RowCost)
     outlook: Mean = field(default_factory=lambda: Mean(0.0, 1.0))
     plain: Mean = field(default_factory=lambda: Mean(0.0, 0.0))
+    plain_sent: Mean = field(default_factory=lambda: Mean(0.0, 0.0))
+    plain_ahead: Mean = field(default_factory=lambda: Mean(0.0, 0.0))
     sent: Mean = field(default_factory=lambda: Mean(0.0, 0.0))
     ahead: Mean = field(default_factory=lambda: Mean(0.0, 0.0))
     draft_step: Mean = field(default_factory=lambda: Mean(0.0, 0.0))
@@ -89,8 +97,17 @@ class Costs:
 
     @property
     def trip(self) -> float:
-        """What a round costs for being sent: a round that carries a proposal must be, another need not."""
+        """Between a verdict and the step of a round that is sent, beyond where the target begins it."""
         return max(0.0, self.sent.value - self.ahead.value)
+
+    @property
+    def fare(self) -> float:
+        """What a round costs for being sent: one that carries a proposal must be, another need not.
+
+        More than its trip where the target's threads and caches cool down meanwhile: its step takes longer, too.
+        """
+        known = self.plain_sent.weight and self.plain_ahead.weight
+        return max(self.trip, self.plain_sent.value - self.plain_ahead.value) if known else self.trip
 
     def wait(self, depth: int) -> float:
         """Expected wait for a proposal of this depth, drafted just in time."""

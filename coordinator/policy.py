@@ -39,10 +39,8 @@ SMALLEST_CHANCE = 0.02
 """Deeper tokens than this chance of being reached are not looked at."""
 SHORT_RUN = 3
 """Rounds that may run ahead while something worth proposing may turn up: it is missed for so long. Far away more."""
-QUIET_ROUNDS = 4
+QUIET_ROUNDS = 2
 """For so many rounds in succession that had nothing worth proposing one round more may run ahead."""
-REMEMBERED_VALUES = 8.0
-"""Rounds whose best proposal's value tells what the next ones' may be."""
 
 
 class Source(StrEnum):
@@ -127,8 +125,8 @@ class RequestPolicy:
         self._other_rows = Mean(0.0, 1.0, limit=10.0)
         self._guard = Guard()
         self._probe = Probe()
-        self._worth = Mean(1.0, 1.0, limit=REMEMBERED_VALUES)
         self._quiet = 0
+        self._probes = False
         self._outlook_was_on = False
 
     @property
@@ -174,10 +172,19 @@ class RequestPolicy:
             if guess != token:
                 return
 
-    def learn(self, plan: Plan, record: RoundRecord, proposal: Proposal | None, path: Sequence[int]) -> None:
+    def learn(
+        self,
+        plan: Plan,
+        record: RoundRecord,
+        proposal: Proposal | None,
+        path: Sequence[int],
+        *,
+        first_draft: bool = False,
+    ) -> None:
         """Take in what a round cost and what became of its proposal; `path` holds the accepted nodes.
 
-        A request's first round is not for learning: it waits for the prompt.
+        A request's first round is not for learning: it waits for the prompt. Nor is what was waited for the first
+        draft (`first_draft`), which the draft service computed the text for: others come at less.
         """
         committed = record.accepted + 1
         plain_ms = self._costs.plain.value
@@ -187,10 +194,13 @@ class RequestPolicy:
         self._round_ms.add(ms)
         if proposal is not None and plan.source is not Source.NGRAM:
             self._learn_acceptance(proposal, path)
-        self._learn_costs(plan, record, proposal, ms)
+        self._learn_costs(plan, record, proposal, ms, first_draft=first_draft)
         if proposal is not None or plan.fan_out:
             self._guard.add(committed, ms, plain_ms)
         self._probe.add(ms, drafted=plan.fan_out > 0 or plan.source is Source.CACHED)
+        if self._probes:
+            self._probe.cost(max(0.0, record.round_ms - committed * plain_ms))
+            self._probes = False
 
     def _best(self, options: Options) -> Plan:
         """The plan of greatest value, and whether drafting outcomes meanwhile is worth its time."""
@@ -202,7 +212,8 @@ class RequestPolicy:
             (wait[0], Source.WAIT, wait[1]),
             key=operator.itemgetter(0),
         )
-        self._worth.add(value)
+        for experience in (self._own, self._shared):
+            experience.worth.add(value)
         fare = self._fare(options)
         self._quiet = self._quiet + 1 if value <= fare else 0
         if self._quiet:
@@ -235,8 +246,8 @@ class RequestPolicy:
 
         It may where proposals are worth less on average: to wait for one would cost more than it brings.
         """
-        trip = self.rate * self._costs.trip
-        return trip if options.run_ahead and self._worth.value < trip else 0.0
+        fare = self.rate * self._costs.fare
+        return fare if options.run_ahead and self._own.worth.value < fare else 0.0
 
     def _short_run(self) -> int:
         """Rounds that may run ahead where a proposal may turn up.
@@ -254,7 +265,8 @@ class RequestPolicy:
         return self._probe.rounds_until(self._probe_ms())
 
     def _probing(self, options: Options) -> Plan:
-        self._probe.tried(self._probe_ms())
+        self._probes = True
+        self._probe.tried()
         depth = min(PROBE_TOKENS, options.room)
         return Plan(Source.WAIT, depth, depth)
 
@@ -358,7 +370,9 @@ class RequestPolicy:
                     q = proposal.draft_probabilities[child]
                     experience.by_q[min(rank, RANKS - 1)].add(q, child == taken)
 
-    def _learn_costs(self, plan: Plan, record: RoundRecord, proposal: Proposal | None, ms: float) -> None:
+    def _learn_costs(
+        self, plan: Plan, record: RoundRecord, proposal: Proposal | None, ms: float, *, first_draft: bool
+    ) -> None:
         costs, target = self._costs, record.target
         step_ms = target.forward_ms + target.sample_ms
         beyond = costs.ahead if record.ran_ahead else costs.sent
@@ -373,8 +387,10 @@ class RequestPolicy:
         else:
             costs.verify.add(max(1, target.rows), step_ms)
             if proposal is None:
-                costs.plain.add(ms if record.ran_ahead else max(step_ms, ms - costs.trip))
-        if plan.source is Source.WAIT and proposal is not None:
+                measured = costs.plain_ahead if record.ran_ahead else costs.plain_sent
+                measured.add(ms)
+                costs.plain.add(ms if record.ran_ahead else max(0.0, ms - costs.fare))
+        if plan.source is Source.WAIT and proposal is not None and not first_draft:
             level_ms = record.draft.forward_ms / max(1, record.proposed)
             costs.draft_step.add(level_ms)
             costs.draft_wire.add(max(0.0, record.draft_wait_ms - record.draft.forward_ms))

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 GUARD_ROUNDS = 16
 """Drafted rounds that are held together against target-only ones."""
-GUARD_PAUSE = (16, 256)
-"""Rounds without drafts after drafted ones were slower: at first, doubling up to."""
+GUARD_LOSS = 1.5
+"""Target-only tokens that drafted rounds may cost before they end sooner; one round counts for one at most."""
+GUARD_PAUSE = (16, 1024)
+"""Rounds without drafts after drafted ones were slower: at first, and at most."""
+GUARD_GROWTH = 4
+"""Each pause is so many times the last."""
 PROBE_SHARE = 0.015
 """Most of a request's time that probes may cost."""
 PROBE_ROUNDS = (16, 512)
@@ -19,8 +23,7 @@ class Guard:
         self._pause = 0
         self._next_pause = GUARD_PAUSE[0]
         self._rounds = 0
-        self._tokens = 0
-        self._ms = 0.0
+        self._lost = 0.0
 
     @property
     def left(self) -> int:
@@ -39,17 +42,15 @@ class Guard:
         if not plain_ms:
             return
         self._rounds += 1
-        self._tokens += committed
-        self._ms += ms
-        if self._rounds < GUARD_ROUNDS:
+        self._lost += min(1.0, ms / plain_ms - committed)
+        if self._rounds < GUARD_ROUNDS and self._lost < GUARD_LOSS:
             return
-        if self._ms > self._tokens * plain_ms:
+        if self._lost > 0:
             self._pause = self._next_pause
-            self._next_pause = min(2 * self._next_pause, GUARD_PAUSE[1])
+            self._next_pause = min(GUARD_GROWTH * self._next_pause, GUARD_PAUSE[1])
         else:
             self._next_pause = GUARD_PAUSE[0]
-        self._rounds = self._tokens = 0
-        self._ms = 0.0
+        self._rounds, self._lost = 0, 0.0
 
 
 class Probe:
@@ -75,8 +76,11 @@ class Probe:
             return None
         return self._rounds_left
 
-    def tried(self, cost_ms: float) -> None:
-        """Count a try."""
-        self._spent_ms += cost_ms
+    def tried(self) -> None:
+        """Count a try; `cost` tells what it came to."""
         self._rounds_left = self._next_rounds
         self._next_rounds = min(2 * self._next_rounds, PROBE_ROUNDS[1])
+
+    def cost(self, lost_ms: float) -> None:
+        """What the last try took beyond target-only rounds for its tokens: the first draft of a text takes long."""
+        self._spent_ms += lost_ms

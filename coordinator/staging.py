@@ -42,8 +42,8 @@ class Staging:
     def watch(self, round_: Round) -> None:
         """A round is in flight, and the target will wait for the coordinator behind it."""
         self.end()
-        self._most = min(self._drafting.max_staged, self._target.max_staged)
-        if not self._most or round_.run_ahead:
+        self._most = min(self._drafting.max_staged(round_), self._target.max_staged)
+        if not self._most:
             return
         loop = asyncio.get_running_loop()
         now, due_s = loop.time(), max(0.0, self._drafting.verdict_due_ms(round_) / 1e3)

@@ -111,11 +111,14 @@ class Cores:
 def divide_cores(total: int, *, drafts: bool) -> Cores:
     """Divide `total` cores: a drafting model gets a quarter, a target without one keeps them all.
 
-    Below four cores a quarter isn't worth what the target would lose: both use
-    them all, one after the other (`coordinator_flags`).
+    Below four cores a quarter isn't worth what the target would lose: the target uses them all, and the draft
+    one of them while it waits (`coordinator_flags`). A draft's step is too short to gain from a second thread,
+    which would have to be woken, and the coordinator has work meanwhile.
     """
-    if not drafts or total < SHARED_BELOW:
+    if not drafts:
         return Cores(target=total, draft=total)
+    if total < SHARED_BELOW:
+        return Cores(target=total, draft=1)
     return Cores(target=total - total // 4, draft=total // 4)
 
 

@@ -60,7 +60,8 @@ def services(tmp_path_factory: pytest.TempPathFactory, lines: list[str]) -> Iter
     ("total", "drafts", "cores"),
     [
         (1, True, Cores(1, 1)),
-        (2, True, Cores(2, 2)),
+        (2, True, Cores(2, 1)),
+        (3, True, Cores(3, 1)),
         (16, True, Cores(12, 4)),
         (16, False, Cores(16, 16)),
     ],

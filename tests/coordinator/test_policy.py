@@ -292,7 +292,7 @@ def test_what_the_guard_holds_runs_ahead_as_long_as_it_holds() -> None:
     knowledge, policy = taught(0.9)
     knowledge.costs.plain.add(PLAIN_MS)
     cached = Proposal(1, (7,) * 4, (0.9,) * 4, drafter="model")
-    for _ in range(GUARD_ROUNDS):
+    while not policy._guard.left:
         policy.learn(Plan(Source.CACHED, 4), record(5, 0, 4, round_ms=3 * PLAIN_MS), cached, ())
     grants = []
     while (plan := policy.plan(dataclasses.replace(RUN, cached=cached, drafts=True))).source is Source.NONE:
@@ -328,10 +328,36 @@ def test_a_target_only_token_costs_what_it_costs_where_the_target_runs_ahead() -
     assert knowledge.costs.plain.value == pytest.approx(PLAIN_MS, rel=0.01)
 
 
+def test_what_a_step_takes_longer_for_being_sent_is_part_of_the_fare() -> None:
+    knowledge = Knowledge()
+    policy = RequestPolicy(knowledge, "auto", Acceptance.COUPLED, greedy=True)
+    slower = 1.5
+    cold = dataclasses.replace(record().target, forward_ms=PLAIN_MS + slower)
+    for _ in range(60):
+        policy.learn(Plan(), record(ran_ahead=True, round_ms=PLAIN_MS), None, ())
+        policy.learn(Plan(), record(round_ms=PLAIN_MS + slower + TRIP_MS, target=cold), None, ())
+    assert knowledge.costs.trip == pytest.approx(TRIP_MS)
+    assert knowledge.costs.fare == pytest.approx(TRIP_MS + slower)
+    assert knowledge.costs.plain.value == pytest.approx(PLAIN_MS, rel=0.01)
+
+
+def test_the_wait_for_a_first_draft_is_no_measure_of_the_next() -> None:
+    """The draft service computes the whole text for it."""
+    knowledge, policy = taught(0.6)
+    before = dataclasses.asdict(knowledge.costs)
+    plan = Plan(Source.WAIT, 2, 2)
+    late = record(3, 1, 2, draft_wait_ms=500.0, round_ms=PLAIN_MS + 501)
+    policy.learn(plan, late, Proposal(1, (1, 2), (0.5, 0.5), drafter="model"), (0,), first_draft=True)
+    assert dataclasses.asdict(knowledge.costs)["draft_wire"] == before["draft_wire"]
+    assert dataclasses.asdict(knowledge.costs)["draft_step"] == before["draft_step"]
+    policy.learn(plan, late, Proposal(1, (1, 2), (0.5, 0.5), drafter="model"), (0,))
+    assert knowledge.costs.draft_wire.value > before["draft_wire"]["value"] + 5
+
+
 def test_at_a_distance_a_run_is_long_enough_to_be_extended_in_time() -> None:
     knowledge, policy = taught()
     knowledge.costs.plain.add(PLAIN_MS)
     for _ in range(400):
         knowledge.costs.sent.add(3.4 * PLAIN_MS)
         knowledge.costs.ahead.add(0.0)
-    assert [policy.plan(RUN).run_ahead for _ in range(30)][-1] == 8
+    assert [policy.plan(RUN).run_ahead for _ in range(15)][-1] == 8
