@@ -187,9 +187,20 @@ class Drafting:
 
     def max_staged(self, round_: Round) -> int:
         """Most proposals to leave with the target for a round's outcomes: it takes bare tokens, so coupled ones."""
-        copies = round_.proposal is not None and round_.proposal.drafter == NGRAM
-        free = self._granted <= 1 and not round_.run_ahead
-        return self._max_staged if free and self._coupled and (copies or self._plan.fan_out) else 0
+        return self._max_staged if self._stages and (self.copies(round_) or self.drafts_outcomes) else 0
+
+    @property
+    def drafts_outcomes(self) -> bool:
+        """Whether the draft service prepares proposals while the round in flight is verified."""
+        return self._plan.fan_out > 0
+
+    def copies(self, round_: Round) -> bool:
+        """Whether the round follows an n-gram match, or may come to: what is staged for it is there at once."""
+        return self._match is not None and (round_.proposal is None or round_.proposal.drafter == NGRAM)
+
+    @property
+    def _stages(self) -> bool:
+        return self._coupled and not self._off and self._max_staged > 0
 
     def on_prepared(self, call: Callable[[], None]) -> None:
         """Have `call` called when a proposal for an outcome that is not known yet has come, or has grown."""
@@ -201,7 +212,8 @@ class Drafting:
         Asked when the round has left, or when the verdict has come with which the target began it.
         """
         due = self._policy.verdict_due_ms(len(round_.proposal) if round_.proposal else 0)
-        return due - (self._costs.trip if self._begun is not None else 0.0)
+        by_itself = self._begun is not None or self._granted > 0
+        return due - (self._costs.trip if by_itself else 0.0)
 
     def staged(self, round_: Round) -> Iterator[Staged]:
         """Proposals for outcomes of the round in flight, the likeliest first, as far as they are worth verifying."""
@@ -272,20 +284,24 @@ class Drafting:
             self._match = self._ngrams.longest_match()
 
     def _copied_on(self, round_: Round) -> Staged | None:
-        """The match that the round follows, followed further: what comes if all of the round is accepted."""
-        proposed = round_.proposal
-        if self._match is None or proposed is None or proposed.drafter != NGRAM or not proposed.is_chain:
+        """The match followed on behind the round, for the case that all of it and the token after is as it says."""
+        if self._match is None or not self.copies(round_):
             return None
+        proposed = round_.proposal.token_ids if round_.proposal else ()
         k = len(proposed)
         expected = self._match.continuation(k + 1)
         outcome = Outcome(round_.base_length, k - 1, expected[k])
-        room = self._room_behind(round_, outcome)
-        length = self._match.length + k + 1
-        nodes = min(room, self._fixed) if self._fixed is not None else self._policy.worth_copying(length, room)
-        if expected[:k] != proposed.token_ids or nodes <= 0:
+        nodes = self._copied_nodes(self._match.length, k, self._room_behind(round_, outcome))
+        if expected[:k] != proposed or (round_.proposal and not round_.proposal.is_chain) or nodes <= 0:
             return None
         following = self._match.continuation(k + 1 + nodes)[k + 1 :]
         return Staged(outcome, Proposal(1 + self._rounds, following, (1.0,) * nodes, drafter=NGRAM), grows=False)
+
+    def _copied_nodes(self, length: int, k: int, room: int) -> int:
+        """How far to follow a match on behind a round that has its first k tokens."""
+        if self._fixed is not None:
+            return min(room, self._fixed) if k else 0
+        return self._policy.worth_copying(length + k + 1, room) if k else self._policy.worth_staging(length, room)
 
     def _room_behind(self, round_: Round, outcome: Outcome) -> int:
         """Most tokens of a proposal for an outcome of the round in flight."""
@@ -326,6 +342,7 @@ class Drafting:
                 granted=self._granted,
                 run_ahead=run_ahead,
                 begun=self._begun is not None,
+                stages=self._stages and self._ngrams is not None,
             )
         )
 

@@ -38,7 +38,10 @@ OUTLIER = 4.0
 SMALLEST_CHANCE = 0.02
 """Deeper tokens than this chance of being reached are not looked at."""
 SHORT_RUN = 3
-"""Rounds that may run ahead while something worth proposing may turn up: it is missed for so long. Far away more."""
+"""Rounds that may run ahead while something worth proposing may turn up that can't be staged: it is missed for so
+long. Far away more."""
+MESSAGE_MS = 0.5
+"""What a message takes of the cores of who sends it and who gets it."""
 QUIET_ROUNDS = 2
 """For so many rounds in succession that had nothing worth proposing one round more may run ahead."""
 
@@ -91,6 +94,7 @@ class Options:
         granted: rounds, this one included, that the target may have begun: they are target-only, come what may.
         run_ahead: most rounds behind this one that the target may begin.
         begun: whether the target has begun the round: only what is drafted meanwhile is open.
+        stages: whether matches may be staged for the rounds of a run, which then misses none.
     """
 
     room: int
@@ -103,6 +107,7 @@ class Options:
     granted: int = 0
     run_ahead: int = 0
     begun: bool = False
+    stages: bool = False
 
 
 def survival(chances: Iterable[float]) -> list[float]:
@@ -156,8 +161,13 @@ class RequestPolicy:
         return proposal.first(nodes) if nodes else None
 
     def worth_copying(self, length: int, room: int) -> int:
-        """How far to follow a match of this length."""
+        """How far to follow a match of this length, if what came before was as it says."""
         return self._match_value(length, room)[1]
+
+    def worth_staging(self, length: int, room: int) -> int:
+        """How far to follow a match behind its next token, which must come first; 0: not worth the message."""
+        value, nodes = self._match_value(length + 1, room)
+        return nodes if self._own.by_match.chance(length) * value > self.rate * MESSAGE_MS else 0
 
     def verdict_due_ms(self, nodes: int) -> float:
         """How long after it began a round's step should end; 0 while nobody knows."""
@@ -224,7 +234,7 @@ class RequestPolicy:
         fan_out, depth = self._outlook(options, max(fare, match[0], wait[0]))
         runs = source is Source.NONE and fare > 0 and not fan_out
         if runs:
-            most = self._short_run()
+            most = options.run_ahead if options.stages else self._short_run()
             return Plan(run_ahead=min(options.run_ahead, most if until_probe is None else until_probe, most))
         if options.granted:
             source, nodes = Source.NONE, 0

@@ -40,17 +40,16 @@ class Staging:
         drafting.on_prepared(self._prepared)
 
     def watch(self, round_: Round) -> None:
-        """A round is in flight, and the target will wait for the coordinator behind it."""
+        """A round is in flight: what follows an n-gram match is staged at once."""
         self.end()
         self._most = min(self._drafting.max_staged(round_), self._target.max_staged)
         if not self._most:
             return
-        loop = asyncio.get_running_loop()
-        now, due_s = loop.time(), max(0.0, self._drafting.verdict_due_ms(round_) / 1e3)
         self._round, self._sent, self._nodes_left = round_, {}, MAX_STAGED_NODES
-        self._last, self._until = now + due_s - LAST_MS / 1e3, now + due_s + LATE_MS / 1e3
-        self._early = self._last - EARLY_SHARE * due_s
-        self._timers = [loop.call_at(at, self._stage) for at in (self._early, self._last)]
+        if self._drafting.copies(round_):
+            self._stage()
+        if self._drafting.drafts_outcomes:
+            self._wait_for_outcomes(round_)
 
     def end(self) -> None:
         """The round is answered."""
@@ -59,9 +58,16 @@ class Staging:
             timer.cancel()
         self._timers = []
 
+    def _wait_for_outcomes(self, round_: Round) -> None:
+        loop = asyncio.get_running_loop()
+        now, due_s = loop.time(), max(0.0, self._drafting.verdict_due_ms(round_) / 1e3)
+        self._last, self._until = now + due_s - LAST_MS / 1e3, now + due_s + LATE_MS / 1e3
+        self._early = self._last - EARLY_SHARE * due_s
+        self._timers = [loop.call_at(at, self._stage) for at in (self._early, self._last)]
+
     def _prepared(self) -> None:
         """Something came; what comes with it is staged with it."""
-        if self._round is not None and self._soon is None:
+        if self._timers and self._soon is None:
             self._soon = asyncio.get_running_loop().call_soon(self._stage_what_came)
 
     def _stage_what_came(self) -> None:

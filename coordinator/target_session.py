@@ -198,9 +198,10 @@ class TargetSession:
             self._fail(error_of(event))
         elif isinstance(event, Verdict) and event.base_length in self._answers:
             self._opened_before = True
-            if event.begun is not None:
-                self._answers.setdefault(event.begun.base_length, asyncio.get_running_loop().create_future())
             answer = self._answers[event.base_length]
+            if event.begun is not None:
+                self._answers = {event.base_length: answer}
+                self._answers[event.begun.base_length] = asyncio.get_running_loop().create_future()
             if not answer.done():
                 answer.set_result(event)
 

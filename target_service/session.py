@@ -184,6 +184,7 @@ class Session:
         if round_ is None:
             round_ = self._granted(self.last, info)
         else:
+            # It ends the run that was granted: who staged it knows no later round of that.
             self.grant = _grant(round_)
         if round_ is None:
             return False
@@ -193,7 +194,8 @@ class Session:
     def _granted(self, last: AnsweredRound, info: EngineInfo) -> Round | None:
         drawn = last.verdict.token_ids[-1]
         position = last.round_.first_position + 1
-        if position > self.grant.until or self._has_ended(drawn, position, info):
+        runs = last.round_.proposal is None and position <= self.grant.until
+        if not runs or self._has_ended(drawn, position, info):
             return None
         round_ = last.round_.following(drawn, self.grant.traceparent)
         check_round(round_, self.facts.acceptance, info, self.max_rows)
@@ -204,8 +206,8 @@ class Session:
         return drawn in self.facts.end_token_ids or position >= (self.facts.max_length or info.max_length)
 
     def _staged_for(self, round_: Round, verdict: Verdict, info: EngineInfo) -> Round | None:
-        """What was staged for the outcome that the verdict gives the round; a granted run goes first."""
-        if not self.staged or self.grant.until > round_.first_position:
+        """What was staged for the outcome that the verdict gives the round."""
+        if not self.staged:
             return None
         decision = acceptance.decide(self.facts.acceptance, round_, verdict, self.facts.noise)
         staged = self.staged.get(decision.outcome(round_.base_length))

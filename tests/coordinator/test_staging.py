@@ -35,12 +35,17 @@ class Prepared:
 
     def __init__(self) -> None:
         self.most = 16
+        self.drafts_outcomes = True
+        self.copied = False
         self.due_ms = SOON_MS
         self.there: dict[Outcome, Staged] = {}
         self.came: Any = None
 
     def max_staged(self, round_: Round) -> int:
         return self.most
+
+    def copies(self, round_: Round) -> bool:
+        return self.copied
 
     def on_prepared(self, call: Any) -> None:
         self.came = call
@@ -103,6 +108,17 @@ async def test_what_comes_late_is_staged_at_once_and_what_has_grown_again() -> N
     drafting.has(7, 1, 2, grows=True)
     drafting.has(8, 5, grows=True)
     assert await target.next() == {7: (1, 2), 8: (5,)}
+
+
+async def test_what_follows_a_match_is_staged_with_its_round() -> None:
+    drafting, target, watch = watching()
+    drafting.drafts_outcomes, drafting.copied = False, True
+    drafting.has(7, 1, 2)
+    watch.watch(ROUND)
+    assert await target.next() == {7: (1, 2)}
+    drafting.has(8, 1)
+    await asyncio.sleep(0)
+    assert not target.sent, "nothing else is waited for"
 
 
 async def test_nothing_is_staged_for_a_round_that_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:

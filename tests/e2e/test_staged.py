@@ -125,7 +125,7 @@ async def test_a_copy_goes_on_without_the_coordinator(tmp_path_factory: pytest.T
             ]
     assert auto.token_ids == fixed.token_ids == plain.token_ids
     assert begun(auto) > 0
-    assert begun(fixed) > fixed.stats.rounds / 2
+    assert begun(fixed) >= fixed.stats.rounds // 3
 
 
 @pytest.mark.parametrize("acceptance", [Acceptance.REJECTION, Acceptance.BLOCK])

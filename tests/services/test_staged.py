@@ -276,16 +276,23 @@ async def test_no_round_is_begun_behind_the_end_of_the_text(changes: dict[str, A
     assert verdict.begun == (Begun(5, 2) if begins else None)
 
 
-async def test_a_granted_run_goes_first_and_a_staged_round_behind_it() -> None:
-    first, granted = sent(PREFIX, run_ahead=1), sent([*PREFIX, OWN[0]])
-    last = Round(1, 6, ROOT, (OWN[1],), chain(OWN[2:4]))
+async def test_a_staged_round_goes_before_the_run_that_was_granted_and_ends_it() -> None:
+    granted = [sent([*PREFIX, *OWN[:count]]) for count in range(3)]
+    first = replace(granted[0], run_ahead=9)
+    staged = replace(granted[2], proposal=chain(OWN[2:4]))
     async with paced() as at:
-        verdicts = [await at.verdict(first, stage(first, replace(granted, proposal=chain(OWN[1:3]))))]
-        await at.handled(stage(granted, last))
+        verdicts = [await at.verdict(first)]
+        await at.handled(stage(granted[1], staged))
         at.engine.let(2)
         verdicts += [await at.events.of(Verdict, 1) for _ in range(2)]
-    assert [verdict.begun for verdict in verdicts] == [None, begun(last), None]
-    assert written([first, granted, last], verdicts) == OWN[:5]
+        await at.handled()
+        assert not at.events.has(Verdict), "the run is over"
+        extended = replace(granted[1], run_ahead=9)
+        assert await verdict_of(at.events, extended) == verdicts[1], "and stays so"
+        behind = Round(1, 9, 1, (verdicts[2].token_ids[-1],))
+        verdicts.append(await at.verdict(behind))
+    assert [verdict.begun for verdict in verdicts] == [None, begun(staged), None, None]
+    assert written([first, granted[1], staged, behind], verdicts) == OWN[:6]
 
 
 STRAY = replace(sent(PREFIX), proposal=chain([wrong(OWN[0])] * 3))
