@@ -125,6 +125,7 @@ class Drafting:
         self._untold: _Untold | None = None
         self._granted = 0
         self._begun: Proposal | None = None
+        self._target_stages = False
         self._room = 0
         self._rests = self._winds_up = False
         self._plan = TARGET_ONLY
@@ -235,7 +236,7 @@ class Drafting:
         The draft service is told by `take` if the plan waits for it, else by `verifying`, behind the round.
         """
         granted = self._granted = ahead.granted
-        self._begun = ahead.begun
+        self._begun, self._target_stages = ahead.begun, ahead.stages
         rested, self._rests = self._rests, self._off or self._level is Level.NONE
         self._winds_up = granted > 0 and not self._rests and (rested or self._winds_up)
         if self._rests:
@@ -342,7 +343,7 @@ class Drafting:
                 granted=self._granted,
                 run_ahead=run_ahead,
                 begun=self._begun is not None,
-                stages=self._stages and self._ngrams is not None,
+                stages=self._stages and self._target_stages and self._ngrams is not None,
             )
         )
 

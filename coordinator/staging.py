@@ -46,10 +46,10 @@ class Staging:
         if not self._most:
             return
         self._round, self._sent, self._nodes_left = round_, {}, MAX_STAGED_NODES
-        if self._drafting.copies(round_):
-            self._stage()
         if self._drafting.drafts_outcomes:
             self._wait_for_outcomes(round_)
+        if self._drafting.copies(round_):
+            self._stage()
 
     def end(self) -> None:
         """The round is answered."""

@@ -72,10 +72,12 @@ class Ahead:
     Attributes:
         granted: rounds that it may have begun by itself: the next ones, which can't carry a proposal.
         begun: the proposal that it has begun the next round with.
+        stages: whether proposals may be staged with it.
     """
 
     granted: int = 0
     begun: Proposal | None = None
+    stages: bool = False
 
 
 class TargetSession:
@@ -122,7 +124,7 @@ class TargetSession:
         """
         begun, staged = verdict.begun, self._staged.get(outcome)
         if begun is None:
-            return Ahead(self.granted)
+            return Ahead(self.granted, stages=self.max_staged > 0)
         if staged is None or begun.nodes > len(staged):
             raise ProtocolMismatch(
                 f"session {self._id}: the target began round {begun.base_length} with {begun.nodes} nodes "
@@ -134,7 +136,7 @@ class TargetSession:
                 f"session {self._id}: the target began round {begun.base_length} behind {outcome}, "
                 f"expected {followed.base_length}"
             )
-        return Ahead(begun=followed.proposal)
+        return Ahead(begun=followed.proposal, stages=True)
 
     async def verify(
         self,

@@ -92,7 +92,7 @@ def services_of(bench: psutil.Popen) -> list[psutil.Process]:
 
 def test_a_report_holds_plots_of_what_was_measured_only() -> None:
     efficiency = Efficiency(
-        "law=close", 30.0, 2.5, 9, 100, 0.9, 0.9, 0.88, 0.85, 100.0, 0.97, 0.7, 1.0, 1.0, 0.1, 2.0
+        "law=close", 30.0, 2.5, 9, 100, 0.9, 0.8, 0.9, 0.88, 0.85, 100.0, 0.97, 0.7, 0.9, 1.0, 1.0, 0.1, 2.0
     )
     gain = Gain(0.8, 30.0, 7.5, 9, 0.9, 0.9, 1.9, 1.5, 1.8, 1.5, 1.4, 1.8)
     assert [plot.title for plot in Results(efficiencies=(efficiency,)).plots()] == ["Coordination efficiency"]

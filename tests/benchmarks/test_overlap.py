@@ -75,6 +75,19 @@ def test_losses_are_what_rounds_take_beyond_their_replay() -> None:
     assert found.target == pytest.approx(1.5)
     assert (found.deciding, found.drafting) == (0.2, 2.0)
     assert losses(hits, 30.0).drafting == 0.0
+    begun = [replace(hit, ran_ahead=True, round_ms=ms) for hit, ms in zip(hits, (31.0, 30.75, 34.0), strict=True)]
+    assert (losses(hits, 30.0).begun, losses(begun, 30.0).begun) == (0.0, 1.0)
+    assert (losses(begun, 30.0).wire, losses([*hits, *begun], 30.0).wire) == (0.0, 0.7)
+
+
+def test_a_round_that_the_target_began_pays_no_way_to_it() -> None:
+    sent = [record(True, 8.0) for _ in range(4)]
+    begun = [sent[0], *(replace(each, ran_ahead=True) for each in sent[1:])]
+    stats = GenerationStats(rounds=4, committed=12, tokens_per_second=100.0)
+    paid, saved = (replay(replace(stats, records=tuple(each)), 30.0, one_way_ms=5.0) for each in (sent, begun))
+    assert (paid.begun_rate, saved.begun_rate) == (0.0, 1.0)
+    assert paid.ideal_seconds == pytest.approx(3 * 0.040)
+    assert saved.ideal_seconds == pytest.approx(3 * 0.030)
 
 
 @pytest.mark.parametrize("acceptance", LAW_OF_ACCEPTANCE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Sequence as Seq
 from typing import Any, cast
@@ -20,6 +21,7 @@ from draft_service.session import DraftSession
 from paceline.rpc.link import DraftLink
 from paceline.tokenizer import TableTokenizer
 from paceline.types import (
+    NGRAM,
     ROOT,
     Acceptance,
     Close,
@@ -27,6 +29,7 @@ from paceline.types import (
     DraftOpen,
     NoiseKey,
     Outcome,
+    Proposal,
     Round,
     SamplingParams,
     SpeculationSettings,
@@ -79,13 +82,18 @@ class FixedThrottle(Throttle):
 class Request:
     """A request that follows the policy, with the model drafter unless it says otherwise."""
 
-    def __init__(self, speculation: SpeculationSettings = MODEL, run_ahead: int = 16) -> None:
+    def __init__(
+        self,
+        speculation: SpeculationSettings = MODEL,
+        run_ahead: int = 16,
+        acceptance: Acceptance = Acceptance.COUPLED,
+    ) -> None:
         job = Job(
             prompt=PROMPT,
             resumed=(),
             sampling=SamplingParams(),
             noise=NoiseKey(1),
-            acceptance=Acceptance.COUPLED,
+            acceptance=acceptance,
             max_length=60,
             stop=(),
             eos_token_ids=frozenset(),
@@ -218,6 +226,10 @@ def test_rounds_left_of_a_run_are_no_evidence_for_the_level_in_force(request_: R
     assert told == ["forget", "forget", "add"]
 
 
+def chain(*tokens: int) -> Proposal:
+    return Proposal(1, tokens, (1.0,) * len(tokens), drafter=NGRAM)
+
+
 class RandomPolicy:
     """Goes into runs and drafts for outcomes as it likes, within what a policy may do."""
 
@@ -249,3 +261,47 @@ def test_the_draft_can_follow_whatever_runs_ahead(seed: int) -> None:
         else:
             session.note(command)
     assert len(request.sequence.ids) - session.committed_length < UNTOLD_TOKENS
+
+
+NGRAMS = SpeculationSettings(drafter="ngram")
+
+
+def test_a_match_is_staged_behind_a_round_of_a_run_for_the_outcome_that_it_expects() -> None:
+    request = Request(NGRAMS)
+    for token in (7, 8, 9, 10, 11, 12, 13) * 3:
+        request.commit((token,), granted=3)
+    round_ = Round(1, len(request.sequence.ids) - 1, ROOT, (13,))
+    (staged,) = request.drafting.staged(round_)
+    assert staged.outcome == Outcome(round_.base_length, ROOT, 7)
+    assert staged.proposal.token_ids[:6] == (8, 9, 10, 11, 12, 13)
+    assert not staged.grows
+    room = request.sequence.room
+    assert len(staged.proposal) <= room - 2, "a token of the round, and one behind the proposal"
+    proposed = Round(1, round_.base_length, ROOT, (13,), chain(7, 8))
+    (staged,) = request.drafting.staged(proposed)
+    assert staged.outcome == Outcome(round_.base_length, 1, 9)
+    assert staged.proposal.token_ids[:4] == (10, 11, 12, 13)
+    assert not [*request.drafting.staged(Round(1, round_.base_length, ROOT, (13,), chain(7, 9)))], "not the match's"
+
+
+@pytest.mark.parametrize("acceptance", [Acceptance.REJECTION, Acceptance.BLOCK])
+def test_nothing_is_staged_where_a_proposal_is_more_than_tokens(acceptance: Acceptance) -> None:
+    request = Request(NGRAMS, acceptance=acceptance)
+    for token in (7, 8, 9, 10) * 4:
+        request.commit((token,))
+    round_ = Round(1, len(request.sequence.ids) - 1, ROOT, (10,))
+    assert request.drafting.copies(round_)
+    assert request.drafting.max_staged(round_) == 0
+    assert Request(NGRAMS).drafting.max_staged(round_) == 0, "no match"
+
+
+def test_what_the_target_has_begun_with_is_the_round_whatever_the_plan_was() -> None:
+    request = Request(NGRAMS)
+    begun = chain(4, 5, 6)
+    base = len(request.sequence.ids) - 1
+    request.sequence.ids += (9,)
+    request.drafting.commit(Outcome(base, ROOT, 9), (9,), request.sequence, Ahead(begun=begun, stages=True), "")
+    drafted = asyncio.run(request.drafting.take())
+    assert drafted.proposal == begun
+    assert not drafted.hit
+    assert request.drafting.run_ahead == 0

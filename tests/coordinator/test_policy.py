@@ -226,6 +226,22 @@ def test_what_never_has_a_proposal_runs_ahead_by_little_and_soon() -> None:
     assert policy.plan(dataclasses.replace(RUN, run_ahead=2)).run_ahead == 2
 
 
+def test_where_matches_can_be_staged_a_run_is_as_long_as_it_may_be() -> None:
+    knowledge, policy = taught()
+    sent_and_ahead(knowledge)
+    plans = run_for(policy, dataclasses.replace(RUN, stages=True), 30)
+    assert all(plan.run_ahead == RUN.run_ahead for plan in plans[10:])
+
+
+def test_a_match_is_staged_where_it_is_worth_the_message() -> None:
+    _, policy = taught()
+    assert policy.worth_staging(40, 30) > 4
+    assert policy.worth_staging(40, 1) == 1
+    for _ in range(200):
+        policy.learn_match(Match(2, (5,) * 64), (6,))
+    assert policy.worth_staging(2, 30) == 0
+
+
 def test_runs_grow_while_nothing_is_worth_proposing_and_are_short_again_after_what_was() -> None:
     knowledge, policy = taught()
     sent_and_ahead(knowledge)

@@ -3,7 +3,8 @@
 Efficiency. A run's own round records are replayed at no cost of coordination (`paceline.bench.timed.replay`).
 Efficiency is that ideal time over the time that the run took, from its first tokens to its last. Beside
 it stands the floor of coordination, measured in the same run: an idle echo over gRPC (`paceline.bench.timed.echo`).
-T_verify / (T_verify + echo) is what nothing that is coordinated over gRPC can pass where rounds are hits.
+T_verify / (T_verify + echo) is what nothing can pass that sends every round over gRPC; rounds that the target begins
+with a staged proposal can.
 
 Gain. Overlap on (fan-out 4) and off (fan-out 0) run the same requests in turn, through two
 coordinators that share one target and one draft; coupled texts are equal, which is checked. The

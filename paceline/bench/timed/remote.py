@@ -33,9 +33,9 @@ TARGET_ONLY_TOKENS = 24
 SETTINGS = f"""A cell: {GENERATIONS} requests of {TOKENS} tokens with overlap and without, one of {TARGET_ONLY_TOKENS}
 tokens target-only; its figures are of all of them together.
 One way ms is the delay between the coordinator and either service; a round trip pays it twice. The ideal
-has the same hits and misses, pays T_verify and one round trip of delay a round, the drafting steps and the
-draft's round trip a miss, and nothing else. Match is the law's own at this temperature; acceptance is what
-it is at temperature 1.
+has the same hits and misses, pays T_verify a round, one round trip of delay where the target did not begin it
+by itself, the drafting steps and the draft's round trip a miss, and nothing else. Match is the law's own at
+this temperature; acceptance is what it is at temperature 1.
 """
 DETOURS = "What the forwarder adds to an idle echo beyond twice the delay that it states:\n"
 DETOUR_MESSAGES = 50
