@@ -171,7 +171,7 @@ class DraftSession:
 
     def prepared(self, base_length: int) -> Iterator[tuple[Outcome, Proposal]]:
         """The proposals that are there for outcomes of a round, the likeliest first, as far as they are sound."""
-        for outcome, drafted in [*self._cache.prepared(base_length)]:
+        for outcome, drafted in self._cache.prepared(base_length):
             checked = self._checked(drafted, MAX_PROPOSAL_NODES, hit=True)
             if checked is not None and checked.proposal is not None:
                 yield outcome, checked.proposal

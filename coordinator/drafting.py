@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from coordinator.draft_session import NOTHING, Drafted, DraftPeer, DraftSession
 from coordinator.knowledge import Knowledge
@@ -39,6 +40,8 @@ RUN_AHEAD = 16
 """Rounds that may run ahead where nothing will be proposed for as long; a setting may say less."""
 MAX_STAGED = 16
 """Proposals to leave with the target for the outcomes of one round."""
+LIKELIEST = 12
+"""Outcomes whose proposals are looked at for staging."""
 UNTOLD_TOKENS = 16
 """Tokens of a run after which the draft service hears of them at the latest: it would have to catch up on more."""
 SURE_MATCH = 5
@@ -192,8 +195,11 @@ class Drafting:
 
     @property
     def drafts_outcomes(self) -> bool:
-        """Whether the draft service prepares proposals while the round in flight is verified."""
-        return self._plan.fan_out > 0
+        """Whether the draft service prepares proposals that may be staged for the round in flight.
+
+        Not among many requests: a round trip is then hidden by their rounds, and staging takes of the coordinator.
+        """
+        return self._plan.fan_out > 0 and not self._throttle.crowded
 
     def copies(self, round_: Round) -> bool:
         """Whether the round follows an n-gram match, or may come to: what is staged for it is there at once."""
@@ -223,7 +229,7 @@ class Drafting:
             yield copied
         plan = self._plan
         longest = max(plan.branch_depth, plan.branch_nodes)
-        for outcome, prepared in self._session.prepared(round_.base_length):
+        for outcome, prepared in islice(self._session.prepared(round_.base_length), LIKELIEST):
             if copied is None or outcome != copied.outcome:
                 proposal = prepared.within(self._room_behind(round_, outcome))
                 worth = proposal if self._fixed is not None else self._policy.worth_verifying(proposal)

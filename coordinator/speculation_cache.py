@@ -43,7 +43,7 @@ class SpeculationCache:
 
     def prepared(self, base_length: int) -> Iterator[tuple[Outcome, DraftedProposal]]:
         """The proposals for outcomes of a round, in the order in which they began to come: the likeliest first."""
-        for outcome, drafted in self._entries.items():
+        for outcome, drafted in [*self._entries.items()]:
             if outcome is not None and outcome.base_length == base_length:
                 yield outcome, drafted
 

@@ -91,8 +91,10 @@ class Staging:
         """Whether it is sent; then it is counted."""
         before = self._sent.get(staged.outcome, 0)
         nodes = len(staged.proposal)
+        # Half of the room is kept for what those that are sent now may grow by.
+        room = self._nodes_left - (MAX_STAGED_NODES // 2 if staged.grows and not before else 0)
         full = not before and len(self._sent) >= self._most
-        if full or nodes <= before or nodes > self._nodes_left:
+        if full or nodes <= before or nodes > room:
             return False
         self._sent[staged.outcome] = nodes
         self._nodes_left -= nodes

@@ -65,7 +65,12 @@ class Throttle:
     @property
     def level(self) -> Level:
         """What requests may use now."""
-        return self._load().level if self._running >= FEWEST_REQUESTS else Level.FULL
+        return self._load().level if self.crowded else Level.FULL
+
+    @property
+    def crowded(self) -> bool:
+        """Whether requests share the target with so many others that what one costs is what the others lose."""
+        return self._running >= FEWEST_REQUESTS
 
     def enter(self, now: float, *, follows: bool, off: bool) -> None:
         """A request begins; `follows`: it leaves its drafting to the policy, `off`: it is target-only."""
@@ -79,7 +84,7 @@ class Throttle:
 
     def add(self, committed: int, now: float) -> None:
         """Count a round of any request."""
-        if self._running < FEWEST_REQUESTS:
+        if not self.crowded:
             return
         if self._began is None:
             self._restart(now)

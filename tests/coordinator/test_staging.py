@@ -159,6 +159,20 @@ async def test_nothing_is_staged_where_nothing_may_be() -> None:
     assert not target.sent
 
 
+async def test_what_still_grows_leaves_room_for_what_it_grows_by() -> None:
+    drafting, target, watch = watching(due_ms=0.0)
+    for token in range(20):
+        drafting.has(token, 1, 2, 3, grows=True)
+    watch.watch(ROUND)
+    first = [*await target.next()]
+    assert first == list(range(MAX_STAGED_NODES // 2 // 3))
+    for token in range(20):
+        drafting.has(token, 1, 2, 3, 4, grows=True)
+    again = await target.next()
+    assert again.keys() <= set(first)
+    assert len(again) >= 6
+
+
 class StagingRequest(Request):
     """A request whose rounds may be begun by the target."""
 
