@@ -38,10 +38,8 @@ from paceline.types import (
 
 RUN_AHEAD = 16
 """Rounds that may run ahead where nothing will be proposed for as long; a setting may say less."""
-MAX_STAGED = 16
-"""Proposals to leave with the target for the outcomes of one round."""
-LIKELIEST = 12
-"""Outcomes whose proposals are looked at for staging."""
+STAGED = 12
+"""Proposals to leave with the target for the outcomes of one round; no others are looked at for it."""
 UNTOLD_TOKENS = 16
 """Tokens of a run after which the draft service hears of them at the latest: it would have to catch up on more."""
 SURE_MATCH = 5
@@ -65,7 +63,7 @@ class DraftingSettings:
     num_draft_tokens: int | None = None
     fan_out: int = 4
     run_ahead: int = RUN_AHEAD
-    max_staged: int = MAX_STAGED
+    max_staged: int = STAGED
 
 
 @dataclass(frozen=True)
@@ -118,7 +116,6 @@ class Drafting:
         self._follows = self._fixed is None and not self._off
         self._run_ahead = settings.run_ahead
         self._max_staged = settings.max_staged
-        self._costs = knowledge.costs
         self._policy = RequestPolicy(knowledge, name, job.acceptance, greedy=job.sampling.temperature == 0)
         self._ngrams = NgramIndex() if name in (NGRAM, AUTO) and not self._off else None
         self._match: Match | None = None
@@ -218,9 +215,8 @@ class Drafting:
 
         Asked when the round has left, or when the verdict has come with which the target began it.
         """
-        due = self._policy.verdict_due_ms(len(round_.proposal) if round_.proposal else 0)
-        by_itself = self._begun is not None or self._granted > 0
-        return due - (self._costs.trip if by_itself else 0.0)
+        sent = self._begun is None and not self._granted
+        return self._policy.verdict_due_ms(len(round_.proposal) if round_.proposal else 0, sent=sent)
 
     def staged(self, round_: Round) -> Iterator[Staged]:
         """Proposals for outcomes of the round in flight, the likeliest first, as far as they are worth verifying."""
@@ -229,7 +225,7 @@ class Drafting:
             yield copied
         plan = self._plan
         longest = max(plan.branch_depth, plan.branch_nodes)
-        for outcome, prepared in islice(self._session.prepared(round_.base_length), LIKELIEST):
+        for outcome, prepared in islice(self._session.prepared(round_.base_length), self._max_staged):
             if copied is None or outcome != copied.outcome:
                 proposal = prepared.within(self._room_behind(round_, outcome))
                 worth = proposal if self._fixed is not None else self._policy.worth_verifying(proposal)

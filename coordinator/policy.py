@@ -169,9 +169,14 @@ class RequestPolicy:
         value, nodes = self._match_value(length + 1, room)
         return nodes if self._own.by_match.chance(length) * value > self.rate * MESSAGE_MS else 0
 
-    def verdict_due_ms(self, nodes: int) -> float:
-        """How long after it began a round's step should end; 0 while nobody knows."""
-        return self._costs.step.ms(1 + self._other_rows.value + nodes)
+    def verdict_due_ms(self, nodes: int, *, sent: bool) -> float:
+        """When what leaves for the target comes too late for a round's verdict, by what is known.
+
+        Counted from when the round was sent, or else from the verdict with which the target began it. Not above 0
+        while nobody knows.
+        """
+        step_ms = self._costs.step.ms(1 + self._other_rows.value + nodes)
+        return step_ms if sent else step_ms - self._costs.trip
 
     def learn_match(self, match: Match, committed: Sequence[int]) -> None:
         """Hold a match's continuation against what was committed after it, whether it was proposed or not."""

@@ -387,4 +387,6 @@ def _require_same(held: Round, got: Round, state: str) -> None:
 
 
 def _drawn_from(fact: object) -> object:
-    return (fact.token_ids, fact.parents, fact.supports) if isinstance(fact, Proposal) else fact
+    if not isinstance(fact, Proposal):
+        return fact
+    return fact.token_ids, fact.parents, fact.supports, fact.draft_probabilities if fact.supports else ()

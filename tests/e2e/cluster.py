@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -167,3 +168,24 @@ class Cluster:
         return {
             name: (kind, ServiceProcess(name, self.folder).config_file, flags) for name, (kind, flags) in made.items()
         }
+
+
+@contextmanager
+def second_coordinator(cluster: Cluster, folder: Path, flags: Flags) -> Iterator[str]:
+    """A coordinator with settings of its own on a cluster's target and draft; yields its address."""
+    second = ServiceProcess("coordinator", folder)
+    second.environment = dict(second.environment) | ENVIRONMENT
+    beside: Flags = {
+        "model": cluster.target_model,
+        "server.port": 0,
+        "target.address": f"127.0.0.1:{cluster.ports['target']}",
+        "draft.address": f"127.0.0.1:{cluster.ports['draft']}",
+    }
+    write_config(CoordinatorConfig, second.config_file, beside | flags)
+    second.start()
+    try:
+        eventually(lambda: second.address is not None, "the second coordinator serves", 60)
+        assert second.address is not None
+        yield second.address
+    finally:
+        second.stop()

@@ -11,10 +11,8 @@ import numpy as np
 import pytest
 
 from paceline.client import AsyncClient
-from paceline.config import CoordinatorConfig
-from paceline.supervisor import ServiceProcess, write_config
 from paceline.types import Acceptance, GenerateRequest, Provenance, SamplingParams, SpeculationSettings
-from tests.e2e.cluster import ENVIRONMENT, Cluster, eventually
+from tests.e2e.cluster import Cluster, second_coordinator
 
 TIMED = "table:vocab=64,seed=1,step_ms=30"
 NEAR = "table:vocab=64,seed=1,noise=0.3,step_ms=1"
@@ -45,23 +43,8 @@ def timed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture(scope="module")
 def waiting(timed: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A second coordinator on the same target and draft, that drafts for no outcomes; its address."""
-    second = ServiceProcess("coordinator", tmp_path_factory.mktemp("waiting"))
-    second.environment = dict(second.environment) | ENVIRONMENT
-    flags: dict[str, object] = {
-        "model": TIMED,
-        "server.port": 0,
-        "fan_out": 0,
-        "target.address": f"127.0.0.1:{timed.ports['target']}",
-        "draft.address": f"127.0.0.1:{timed.ports['draft']}",
-    }
-    write_config(CoordinatorConfig, second.config_file, flags)
-    second.start()
-    try:
-        eventually(lambda: second.address is not None, "the second coordinator serves", 60)
-        assert second.address is not None
-        yield second.address
-    finally:
-        second.stop()
+    with second_coordinator(timed, tmp_path_factory.mktemp("waiting"), {"fan_out": 0}) as address:
+        yield address
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

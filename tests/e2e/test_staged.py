@@ -9,66 +9,39 @@ from dataclasses import replace
 import pytest
 
 from paceline.client import AsyncClient, Generation
-from paceline.config import CoordinatorConfig
-from paceline.supervisor import ServiceProcess, write_config
 from paceline.types import (
     Acceptance,
     FinishReason,
     GenerateRequest,
-    Grammar,
-    GrammarKind,
     SamplingParams,
     SpeculationSettings,
     Tokens,
 )
-from tests.e2e.cluster import ENVIRONMENT, Cluster, eventually
+from tests.e2e.cluster import Cluster, second_coordinator
 from tests.e2e.proxy import Proxy
+from tests.e2e.test_run_ahead import SAMPLINGS, TARGET
 
-VOCAB = 64
-END = 63
-TARGET = f"table:vocab={VOCAB},seed=1,eos={END},step_ms=25"
-NEAR = f"table:vocab={VOCAB},seed=1,eos={END},noise=0.3,step_ms=1"
+TIMED = f"{TARGET},step_ms=25"
+NEAR = f"{TARGET},noise=0.3,step_ms=1"
 LOOP = tuple(range(8)) * 4
 LENGTH = 60
 OFF = SpeculationSettings(off=True)
 MODEL = SpeculationSettings(drafter="model", num_draft_tokens=4)
 TREE = SpeculationSettings(drafter="model", tree_widths=(3, 2, 1))
-SAMPLINGS = {
-    "greedy": SamplingParams(temperature=0, repetition_penalty=1.3),
-    "sampled": SamplingParams(temperature=0.9, top_p=0.95, logprobs=2),
-    "penalties": SamplingParams(repetition_penalty=1.4, presence_penalty=0.6, frequency_penalty=0.8),
-    "min tokens": SamplingParams(min_tokens=10, logit_bias=((END, 3.0),)),
-    "grammar": SamplingParams(grammar=Grammar(GrammarKind.REGEX, "([a-f][g-k]+)+")),
-}
 
 
 @pytest.fixture(scope="module")
 def staging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Leaves proposals with the target, as by default."""
-    with Cluster(tmp_path_factory.mktemp("staging"), target_model=TARGET, drafters=(f"model:{NEAR}",)) as running:
+    with Cluster(tmp_path_factory.mktemp("staging"), target_model=TIMED, drafters=(f"model:{NEAR}",)) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def sending(staging: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A second coordinator on the same services, that sends every round; its address."""
-    second = ServiceProcess("coordinator", tmp_path_factory.mktemp("sending"))
-    second.environment = dict(second.environment) | ENVIRONMENT
-    flags: dict[str, object] = {
-        "model": TARGET,
-        "server.port": 0,
-        "max_staged": 0,
-        "target.address": f"127.0.0.1:{staging.ports['target']}",
-        "draft.address": f"127.0.0.1:{staging.ports['draft']}",
-    }
-    write_config(CoordinatorConfig, second.config_file, flags)
-    second.start()
-    try:
-        eventually(lambda: second.address is not None, "the second coordinator serves", 60)
-        assert second.address is not None
-        yield second.address
-    finally:
-        second.stop()
+    with second_coordinator(staging, tmp_path_factory.mktemp("sending"), {"max_staged": 0}) as address:
+        yield address
 
 
 def request(speculation: SpeculationSettings = MODEL, length: int = LENGTH, **changes: object) -> GenerateRequest:
@@ -175,7 +148,7 @@ async def test_a_cancel_inside_a_begun_round_frees_the_session(staging: Cluster)
 async def test_services_that_die_meanwhile_come_back_to_the_same_text(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    cluster = Cluster(tmp_path_factory.mktemp("killed"), target_model=TARGET, drafters=(f"model:{NEAR}",))
+    cluster = Cluster(tmp_path_factory.mktemp("killed"), target_model=TIMED, drafters=(f"model:{NEAR}",))
     wanted = request(length=160, ignore_eos=True, sampling=SAMPLINGS["penalties"])
     with Proxy(("127.0.0.1", cluster.ports["target"])) as proxy:
         cluster.target_proxy = proxy.address

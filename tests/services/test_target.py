@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -18,6 +19,7 @@ from paceline.types import (
     Proposal,
     Round,
     SamplingParams,
+    SparseDistribution,
     TargetOpened,
     Verdict,
 )
@@ -266,3 +268,14 @@ async def test_closing_frees_the_kv() -> None:
         events.link.send(Close(2))
         await eventually(lambda: engine.kv_rows == 0, "all rows are free")
         assert servicer.status().sessions == 0
+
+
+async def test_under_rejection_a_repeated_round_must_have_the_same_draft_probabilities() -> None:
+    support = SparseDistribution((4, 9), (0.5, 0.5))
+    proposal = Proposal(1, (9,), (0.5,), supports=(support,))
+    async with target_service(RecordingEngine()) as (_, address), linked(target_link(address)) as events:
+        events.link.send(target_open(1, PREFIX, acceptance=Acceptance.REJECTION))
+        verdict = await verdict_of(events, first_round(1, PREFIX, proposal))
+        assert await verdict_of(events, first_round(1, PREFIX, replace(proposal, proposal_id=2))) == verdict
+        events.link.send(first_round(1, PREFIX, replace(proposal, draft_probabilities=(0.5000002384185791,))))
+        assert (await events.of(Failure, 1)).reason == "PREFIX_MISMATCH"
