@@ -13,6 +13,8 @@ Q_EDGES = (0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9, 0.97)
 """Bins of the probability that a draft model gave to its token."""
 DEPTH_EDGES = (2.0, 3.0, 4.0, 5.0, 7.0, 9.0, 13.0)
 """Bins of a token's depth in a proposal."""
+RANK_EDGES = (3.0, 4.0, 5.0)
+"""Bins of a token's rank among its siblings, from the second on."""
 RANKS = 3
 """A node's children beyond these share what is known of the last."""
 REMEMBERED_VALUES = 8.0
@@ -35,6 +37,10 @@ def _by_depth() -> Confidence:
     return Confidence.of(DEPTH_EDGES, lambda depth: 0.55, 6.0)
 
 
+def _by_rank() -> Confidence:
+    return Confidence.of(RANK_EDGES, lambda rank: 0.16 / max(1.0, rank - 1), 6.0)
+
+
 @dataclass(frozen=True)
 class Experience:
     """What became of the proposals of one drafter, under one way of sampling.
@@ -44,7 +50,7 @@ class Experience:
         by_q: acceptance of a model's token by its draft probability, one table for each rank among its siblings.
             For coupled acceptance only: rejection and block must not look (`exactness` §7).
         by_depth: acceptance of a model's best token by its depth.
-        siblings: share of nodes whose second child was the target's.
+        by_rank: acceptance of a model's second token, third, …, by its rank, where none before it was the target's.
         hits: share of outcomes that were drafted when they came, in rounds with outcome drafting.
         worth: of a round's best proposal, in tokens.
     """
@@ -52,7 +58,7 @@ class Experience:
     by_match: Confidence = field(default_factory=_by_match)
     by_q: tuple[Confidence, ...] = field(default_factory=_by_q)
     by_depth: Confidence = field(default_factory=_by_depth)
-    siblings: Mean = field(default_factory=lambda: Mean(0.12, 6.0))
+    by_rank: Confidence = field(default_factory=_by_rank)
     hits: Mean = field(default_factory=lambda: Mean(0.7, 4.0))
     worth: Mean = field(default_factory=lambda: Mean(1.0, 1.0))
 
@@ -62,7 +68,7 @@ class Experience:
             self.by_match.child(REQUEST_WEIGHT),
             tuple(table.child(REQUEST_WEIGHT) for table in self.by_q),
             self.by_depth.child(REQUEST_WEIGHT),
-            Mean(self.siblings.value, REQUEST_WEIGHT),
+            self.by_rank.child(REQUEST_WEIGHT),
             Mean(self.hits.value, REQUEST_WEIGHT),
             Mean(self.worth.value, 1.0, limit=REMEMBERED_VALUES),
         )

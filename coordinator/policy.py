@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from coordinator.estimates import Mean
+from coordinator.growth import SMALLEST_CHANCE, WIDTHS, expected_by_level
 from coordinator.knowledge import RANKS, Knowledge
 from coordinator.restraint import Guard, Probe
 from paceline.ngram import Match
@@ -32,11 +33,8 @@ MAX_MODEL_TOKENS = 16
 """Longest path that a model is asked for."""
 MAX_MATCH_TOKENS = 32
 """Longest continuation of an n-gram match."""
-PROBE_TOKENS = 2
 OUTLIER = 4.0
 """A round that takes longer than this many target-only ones counts as so many."""
-SMALLEST_CHANCE = 0.02
-"""Deeper tokens than this chance of being reached are not looked at."""
 SHORT_RUN = 3
 """Rounds that may run ahead while something worth proposing may turn up that can't be staged: it is missed for so
 long. Far away more."""
@@ -108,6 +106,15 @@ class Options:
     run_ahead: int = 0
     begun: bool = False
     stages: bool = False
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """A proposal that could be drafted just in time, and its value: it may be negative, so that it can be a probe."""
+
+    value: float = -math.inf
+    depth: int = 0
+    nodes: int = 0
 
 
 def survival(chances: Iterable[float]) -> list[float]:
@@ -224,7 +231,7 @@ class RequestPolicy:
             (0.0, Source.NONE, 0),
             (match[0], Source.NGRAM, match[1]),
             (cached[0], Source.CACHED, cached[1]),
-            (wait[0], Source.WAIT, wait[1]),
+            (wait.value, Source.WAIT, wait.nodes),
             key=operator.itemgetter(0),
         )
         for experience in (self._own, self._shared):
@@ -233,10 +240,10 @@ class RequestPolicy:
         self._quiet = self._quiet + 1 if value <= fare else 0
         if self._quiet:
             source, nodes = Source.NONE, 0
-        until_probe = self._rounds_until_probe(options, source)
+        until_probe = self._rounds_until_probe(wait, source)
         if until_probe == 0 and not options.granted:
-            return self._probing(options)
-        fan_out, depth = self._outlook(options, max(fare, match[0], wait[0]))
+            return self._probing(wait)
+        fan_out, depth = self._outlook(options, max(fare, match[0], wait.value))
         runs = source is Source.NONE and fare > 0 and not fan_out
         if runs:
             most = options.run_ahead if options.stages else self._short_run()
@@ -246,8 +253,7 @@ class RequestPolicy:
         if options.granted > 1:
             fan_out = depth = 0
         tree = self._tree_nodes(depth, options)
-        waited = self._tree_nodes(nodes, options) if source is Source.WAIT else nodes
-        return Plan(source, waited, nodes, fan_out, depth, tree)
+        return Plan(source, nodes, wait.depth if source is Source.WAIT else nodes, fan_out, depth, tree)
 
     def _meanwhile(self, options: Options) -> Plan:
         """What to draft while the target verifies what it has begun with."""
@@ -273,17 +279,18 @@ class RequestPolicy:
         far = 2 * math.ceil(costs.trip / costs.plain.value) if costs.plain.value else 0
         return max(SHORT_RUN, far, self._quiet // QUIET_ROUNDS)
 
-    def _rounds_until_probe(self, options: Options, source: Source) -> int | None:
+    def _rounds_until_probe(self, tried: _Shape, source: Source) -> int | None:
         """Rounds before a model that isn't used should be tried again; None: it needn't be."""
-        if source not in (Source.NONE, Source.NGRAM) or not options.drafts or not options.waits:
+        if source not in (Source.NONE, Source.NGRAM) or not tried.nodes:
             return None
-        return self._probe.rounds_until(self._probe_ms())
+        verify = self._costs.verify
+        return self._probe.rounds_until(self._costs.wait(tried.depth) + verify.ms(1 + tried.nodes) - verify.ms(1))
 
-    def _probing(self, options: Options) -> Plan:
+    def _probing(self, tried: _Shape) -> Plan:
+        """What would be the best, or the least bad, if it were as all that is known says."""
         self._probes = True
         self._probe.tried()
-        depth = min(PROBE_TOKENS, options.room)
-        return Plan(Source.WAIT, depth, depth)
+        return Plan(Source.WAIT, tried.nodes, tried.depth)
 
     def _match(self, options: Options) -> tuple[float, int]:
         """Value and length of the match's best continuation."""
@@ -309,12 +316,20 @@ class RequestPolicy:
             reached.append(chance if parent == ROOT else chance * reached[parent])
         return reached
 
-    def _wait(self, options: Options) -> tuple[float, int]:
-        """Value and depth of a proposal drafted just in time; what was sent for this outcome isn't sent again."""
+    def _wait(self, options: Options) -> _Shape:
+        """The best proposal to draft just in time, or the least bad; what is there already isn't drafted again."""
+        best = _Shape()
         if not options.drafts or not options.waits or options.cached is not None:
-            return 0.0, 0
-        costs = self._costs
-        return self._best_chain(self._depth_chances(options.room), costs.draft_wire.value, costs.draft_step.value)
+            return best
+        costs, rate = self._costs, self.rate
+        by_depth = self._depth_chances(options.room)
+        by_rank = [self._own.by_rank.chance(rank) for rank in range(2, max(WIDTHS) + 1)]
+        for width in WIDTHS if options.trees else WIDTHS[:1]:
+            grown = expected_by_level(by_depth, by_rank, width, options.room)
+            for depth, expected in enumerate(grown, 1):
+                value = expected - self._row_price(width * depth) - rate * costs.wait(depth)
+                best = max(best, _Shape(value, depth, width * depth), key=operator.attrgetter("value"))
+        return best
 
     def _outlook(self, options: Options, otherwise: float) -> tuple[int, int]:
         """Fan-out and depth of outcome drafting; `otherwise` is what a round is worth without it."""
@@ -331,7 +346,8 @@ class RequestPolicy:
             return depth
         price = self._row_price(depth + 1) - self._row_price(depth)
         reached = (1.0, *survival(self._depth_chances(depth)))
-        extra = sum(chance * self._own.siblings.value > price for chance in reached[:depth])
+        second = self._own.by_rank.chance(2)
+        extra = sum((above - below) * second > price for above, below in itertools.pairwise(reached))
         return min(depth + extra, MAX_PROPOSAL_NODES)
 
     def _depth_chances(self, room: int) -> list[float]:
@@ -368,10 +384,6 @@ class RequestPolicy:
         verify = self._costs.verify
         return self.rate * self._sharers.value * (verify.ms(rows + nodes) - verify.ms(rows))
 
-    def _probe_ms(self) -> float:
-        verify = self._costs.verify
-        return self._costs.wait(PROBE_TOKENS) + verify.ms(1 + PROBE_TOKENS) - verify.ms(1)
-
     def _learn_acceptance(self, proposal: Proposal, path: Sequence[int]) -> None:
         for depth, (node, taken) in enumerate(zip((ROOT, *path), (*path, None), strict=True), 1):
             children = [child for child, parent in enumerate(proposal.parents) if parent == node]
@@ -379,8 +391,9 @@ class RequestPolicy:
                 return
             for experience in (self._own, self._shared):
                 experience.by_depth.add(depth, children[0] == taken)
-                if len(children) > 1:
-                    experience.siblings.add(float(children[1] == taken))
+                for rank, child in enumerate(children[1:], 2):
+                    if taken not in children[: rank - 1]:
+                        experience.by_rank.add(rank, child == taken)
                 for rank, child in enumerate(children):
                     q = proposal.draft_probabilities[child]
                     experience.by_q[min(rank, RANKS - 1)].add(q, child == taken)
