@@ -8,6 +8,7 @@ tokens get that many whenever a drafter has them; the others follow the policy.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
@@ -142,28 +143,28 @@ class Drafting:
             self._session.open(sequence.ids, self._wanted_now(), traceparent)
 
     @property
-    def waits(self) -> bool:
-        """Whether `take` will wait for the draft service."""
-        return self._plan.source is Source.WAIT
-
-    @property
     def run_ahead(self) -> int:
         """Rounds behind the planned one that the target may begin by itself."""
         return self._plan.run_ahead
 
-    async def take(self) -> Drafted:
-        """The planned proposal; an n-gram match stands in for a draft that doesn't come."""
-        drafted = await self._planned()
+    async def take(self, asked: Callable[[], None]) -> Drafted:
+        """The planned proposal; an n-gram match stands in for a draft that doesn't come.
+
+        Where the draft service is waited for, `asked` is called once the wish has left for it.
+        """
+        drafted = await self._planned(asked)
         self._first_draft = drafted.first
         return replace(drafted, miss=self._missed) if self._missed else drafted
 
-    async def _planned(self) -> Drafted:
+    async def _planned(self, asked: Callable[[], None]) -> Drafted:
         plan = self._plan
         if self._begun is not None:
             timings = self._cached.timings if self._cached is not None else NOTHING.timings
             return Drafted(self._begun, hit=self._begun.drafter != NGRAM, timings=timings)
         if plan.source is Source.WAIT:
             self._tell()
+            await asyncio.sleep(0)  # the link's writer runs
+            asked()
         if plan.source is Source.CACHED and self._cached is not None:
             cached = self._cached
             return replace(cached, proposal=cached.proposal and cached.proposal.first(plan.nodes))

@@ -61,9 +61,7 @@ async def run_rounds(
         await outbox.has_room()
         begun_ns, clock = time.time_ns(), time.perf_counter()
         round_trace = trace.start_round()
-        if drafting.waits:
-            _settle_all(unsettled)
-        drafted = await drafting.take()
+        drafted = await drafting.take(partial(_settle_all, unsettled))
         sent = time.perf_counter()
         run_ahead = min(drafting.run_ahead, outbox.room)
         answer = await target.verify(

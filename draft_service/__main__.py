@@ -73,9 +73,10 @@ async def _serve_on(executor: Executor, config: DraftConfig) -> None:
 
 def _load(config: DraftConfig) -> Catalogue:
     from draft_service.drafters.catalogue import build_catalogue
-    from paceline import noise
+    from paceline import noise, ranking
 
     noise.warm_up()
+    ranking.warm_up()
     return build_catalogue(config)
 
 

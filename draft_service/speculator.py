@@ -1,4 +1,4 @@
-"""Drafts for all sessions together: each turn applies what arrived and takes all unfinished work one step further.
+"""Drafts for all sessions together: each turn applies what arrived and takes all unfinished work further.
 
 A session waits for a proposal (drafting), or prepares for the outcomes of the
 round that is being verified (speculating), or rests. The speculator lives on the
@@ -142,9 +142,8 @@ class Speculator:
             await self._wake.wait()
             self._wake.clear()
             jobs, self._jobs = [job for job in self._jobs if job.wanted], []
-            result = await self._executor.run(
-                run_turn, jobs, list(self._drafting.values()), list(self._speculating.values())
-            )
+            drafts, speculations = list(self._drafting.values()), list(self._speculating.values())
+            result = await self._executor.run(run_turn, jobs, drafts, speculations, self._wake.is_set)
             self._deliver(result)
             self._rest()
             if self._jobs or self._drafting or self._speculating:
@@ -170,7 +169,7 @@ class Speculator:
         self._jobs.append(begin_job(task))
 
     def _deliver(self, result: TurnResult) -> None:
-        self.steps += result.rows > 0
+        self.steps += result.steps
         for session, reused in result.opened.items():
             self._send_opened(session, reused)
         for session, error in result.failures.items():

@@ -1,4 +1,7 @@
-"""One turn on the executor's thread: what arrived is applied, then all unfinished work grows by one step."""
+"""One turn on the executor's thread: what arrived is applied, then all unfinished work grows step by step.
+
+A turn ends with the first step that leaves something to be sent, or behind which something else has arrived.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,12 @@ class TurnResult:
     failures: dict[DraftSession, PacelineError] = field(default_factory=dict)
     drafted: list[Drafted] = field(default_factory=list)
     grown: list[Grown] = field(default_factory=list)
-    rows: int = 0
+    steps: int = 0
+
+    @property
+    def has_news(self) -> bool:
+        """Whether anybody is waiting to hear of it."""
+        return bool(self.opened or self.failures or self.drafted or self.grown)
 
 
 @dataclass
@@ -95,11 +103,22 @@ def close_job(session: DraftSession) -> Job:
     return Job(session, lambda: session.drafter.close(session.key), closes=True)
 
 
-def run_turn(jobs: Sequence[Job], drafts: Sequence[DraftTask], speculations: Sequence[SpeculationTask]) -> TurnResult:
-    """Apply the jobs, advance all work by one step for each drafter, and read what is done or has grown.
+def run_turn(
+    jobs: Sequence[Job],
+    drafts: Sequence[DraftTask],
+    speculations: Sequence[SpeculationTask],
+    interrupted: Callable[[], bool],
+) -> TurnResult:
+    """Apply the jobs, then advance all work, a step at a time for each drafter, until there is something to send.
 
     What a job left ready is not kept waiting for a step. A job that fails fails
     its session alone; a step that fails fails the sessions of that step alone.
+
+    Args:
+        jobs: what arrived.
+        drafts: proposals that are waited for.
+        speculations: proposals that are prepared.
+        interrupted: whether something else has arrived; asked after each step.
     """
     result = TurnResult()
     for job in jobs:
@@ -108,10 +127,19 @@ def run_turn(jobs: Sequence[Job], drafts: Sequence[DraftTask], speculations: Seq
     _read(drafts, speculations, result)
     if result.drafted or result.grown:
         return result
-    for drafter, group in _by_drafter(drafts, speculations, result).items():
-        _advance(drafter, group, result)
-    _read(drafts, speculations, result)
+    while _advance_all(drafts, speculations, result):
+        _read(drafts, speculations, result)
+        if result.has_news or interrupted():
+            break
     return result
+
+
+def _advance_all(drafts: Sequence[DraftTask], speculations: Sequence[SpeculationTask], result: TurnResult) -> bool:
+    """One step for each drafter that has work; says whether any had."""
+    groups = _by_drafter(drafts, speculations, result)
+    for drafter, group in groups.items():
+        _advance(drafter, group, result)
+    return bool(groups)
 
 
 def _run(job: Job, result: TurnResult) -> None:
@@ -152,7 +180,7 @@ def _advance(drafter: AnyDrafter, group: _Group, result: TurnResult) -> None:
         for session in group.sessions:
             result.failures[session] = _internal(session, error)
         return
-    result.rows += rows
+    result.steps += rows > 0
     step_ms = (time.monotonic() - begun) * 1e3
     batch = len(group.sessions)
     for task in group.drafts:

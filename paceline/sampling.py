@@ -42,12 +42,10 @@ def processed_scores(logits: NDArray[np.float32], params: SamplingParams) -> NDA
     Raises:
         InvalidInput: a row whose largest logit is not finite, or that holds a NaN.
     """
-    largest = logits.max(axis=1, keepdims=True)
-    if not np.isfinite(largest).all():
-        bad = float(largest[~np.isfinite(largest)][0])
-        raise InvalidInput.of("largest logit", bad, "finite")
     if params.greedy:
         return _point_masses(logits)
+    largest = logits.max(axis=1, keepdims=True)
+    _require_finite(largest)
     scores = _tempered(logits, largest, params.temperature)
     if params.top_k and params.top_k < scores.shape[1]:
         _apply_top_k(scores, params.top_k)
@@ -57,6 +55,17 @@ def processed_scores(logits: NDArray[np.float32], params: SamplingParams) -> NDA
     if params.min_p > 0:
         _apply_min_p(scores, params.min_p)
     return scores
+
+
+def greedy_tokens(logits: NDArray[np.float32]) -> tuple[int, ...]:
+    """The id of the largest logit of each row [rows, V], the lowest among equals: what greedy decoding draws.
+
+    Raises:
+        InvalidInput: a row whose largest logit is not finite, or that holds a NaN.
+    """
+    ids = logits.argmax(axis=1)  # of a NaN, if there is one
+    _require_finite(logits[np.arange(len(logits)), ids])
+    return tuple(ids.tolist())
 
 
 def probabilities(scores: Scores) -> NDArray[np.float64]:
@@ -116,8 +125,14 @@ def row_logprobs(logits: Scores, wanted_ids: Sequence[int], top: int) -> RowLogp
 
 def _point_masses(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     scores = np.full(logits.shape, -np.inf, np.float32)
-    scores[np.arange(len(logits)), logits.argmax(axis=1)] = 0
+    scores[np.arange(len(logits)), list(greedy_tokens(logits))] = 0
     return scores
+
+
+def _require_finite(largest: NDArray[np.float32]) -> None:
+    if not np.isfinite(largest).all():
+        bad = float(largest[~np.isfinite(largest)][0])
+        raise InvalidInput.of("largest logit", bad, "finite")
 
 
 def _tempered(logits: NDArray[np.float32], largest: NDArray[np.float32], temperature: float) -> NDArray[np.float32]:

@@ -12,7 +12,7 @@ from paceline import acceptance
 from paceline.engine.interface import LEAST_SHARED_TEMPERATURE, Draw, Drawing, Logits
 from paceline.errors import InvalidInput
 from paceline.processors import Processors
-from paceline.sampling import processed_scores, row_logprobs
+from paceline.sampling import greedy_tokens, processed_scores, row_logprobs
 from paceline.tree import children
 from paceline.types import ROOT, Acceptance, Round, RowLogprobs, SamplingParams, TargetOpen, Verdict
 
@@ -30,15 +30,14 @@ def verify(logits: Logits, facts: TargetOpen, round_: Round, processors: Process
         InvalidInput: the logits hold NaN, or no token is left to come.
     """
     processed = logits if processors is None else _process(logits, round_, processors)
-    scores = processed_scores(processed, facts.sampling)  # [n + 1, V]
     p: tuple[float, ...] = ()
     masses: tuple[float, ...] = ()
     if facts.acceptance is Acceptance.COUPLED:
-        tokens = acceptance.draw_coupled(scores, acceptance.draw_positions(round_), facts.noise)
+        tokens = _draw_coupled(processed, facts, round_)
     elif facts.acceptance is Acceptance.REJECTION:
-        p, tokens = acceptance.draw_rejection(scores, round_, facts.noise)
+        p, tokens = acceptance.draw_rejection(processed_scores(processed, facts.sampling), round_, facts.noise)
     else:
-        p, masses, tokens = acceptance.draw_block(scores, round_, facts.noise)
+        p, masses, tokens = acceptance.draw_block(processed_scores(processed, facts.sampling), round_, facts.noise)
     return Verdict(
         session_id=round_.session_id,
         base_length=round_.base_length,
@@ -47,6 +46,13 @@ def verify(logits: Logits, facts: TargetOpen, round_: Round, processors: Process
         residual_masses=masses,
         logprobs=_logprobs(logits, facts, round_, tokens),
     )
+
+
+def _draw_coupled(processed: Logits, facts: TargetOpen, round_: Round) -> tuple[int, ...]:
+    if facts.sampling.greedy:
+        return greedy_tokens(processed)
+    scores = processed_scores(processed, facts.sampling)
+    return acceptance.draw_coupled(scores, acceptance.draw_positions(round_), facts.noise)
 
 
 def _process(logits: Logits, round_: Round, processors: Processors) -> Logits:

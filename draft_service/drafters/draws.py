@@ -12,6 +12,7 @@ without the rejected token, is its guess at each (`exactness` §1b).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
@@ -21,13 +22,13 @@ from numpy.typing import NDArray
 
 from paceline.engine.interface import LEAST_SHARED_TEMPERATURE, Ranked, Ranking
 from paceline.noise import Stream, race, race_best
+from paceline.ranking import largest_ids, shares
 from paceline.sampling import processed_scores, sparse_support, support_scores
-from paceline.types import Acceptance, NoiseKey, SamplingParams, SparseDistribution
+from paceline.types import Acceptance, NoiseKey, SamplingParams, SparseDistribution, require
 
 Row = NDArray[np.float32]
 """[V]: logits or scores after one token."""
 
-PLAIN = SamplingParams(temperature=1.0)
 _TINY = float(np.finfo(np.float32).tiny)
 
 
@@ -153,20 +154,17 @@ def draws_of(acceptance: Acceptance, sampling: SamplingParams, noise: NoiseKey, 
 
 
 def _best_of(logits: Row, count: int) -> tuple[NextToken, ...]:
-    """The largest logits, the lowest id among equals first, with the plain softmax as q."""
-    scores = processed_scores(logits[np.newaxis], PLAIN)[0]
-    # Selection is slow among many equal values, such as the -inf of ids that a reduced vocabulary lacks.
-    ids = np.flatnonzero(scores > -np.inf)
-    if count < ids.size:
-        kept = scores[ids]
-        ids = ids[kept >= np.partition(kept, -count)[-count]]
-    order = np.argsort(-scores[ids], kind="stable")[:count]
-    return _with_q(scores, ids[order].tolist())
+    """The largest logits, the lowest id among equals first, with the plain softmax as q.
+
+    Raises:
+        InvalidInput: the largest logit is not finite, or one is NaN.
+    """
+    largest = float(logits.max())
+    require(math.isfinite(largest), "largest logit", largest, "finite")
+    return _with_q(logits, largest_ids(logits, count))
 
 
 def _with_q(scores: Row, token_ids: Sequence[int]) -> tuple[NextToken, ...]:
-    """The softmax of some ids: float32 terms will do, since nothing is drawn from these values."""
-    weights = np.exp(scores - scores.max())
-    q = weights[list(token_ids)] / weights.sum(dtype=np.float64)
-    q = np.clip(q, _TINY, 1.0).astype(np.float32)
-    return tuple(NextToken(token, value) for token, value in zip(token_ids, q.tolist(), strict=True))
+    """With the softmax of the row as q: a confidence, from which nothing is drawn."""
+    q = shares(scores, token_ids)
+    return tuple(NextToken(token, min(max(value, _TINY), 1.0)) for token, value in zip(token_ids, q, strict=True))

@@ -131,6 +131,18 @@ def test_the_draft_hears_of_a_commit_behind_the_round_not_before(request_: Reque
     assert Commit not in request_.link.take(), "told once"
 
 
+async def test_the_draft_is_asked_before_anything_else_is_done() -> None:
+    """The round waits for it; the client's text and the spans can wait beside it."""
+    request = Request(SpeculationSettings(drafter="model", num_draft_tokens=2))
+    request.commit((5,))
+    request.link.take()
+    asked = asyncio.get_running_loop().create_future()
+    waiting = asyncio.ensure_future(request.drafting.take(lambda: asked.set_result(request.link.take())))
+    assert await asked == [Commit]
+    assert not waiting.done()
+    waiting.cancel()
+
+
 def test_under_a_load_that_leaves_nothing_the_draft_hears_nothing(request_: Request) -> None:
     request_.link.take()
     request_.throttle.fixed = Level.NONE
@@ -301,7 +313,7 @@ def test_what_the_target_has_begun_with_is_the_round_whatever_the_plan_was() -> 
     base = len(request.sequence.ids) - 1
     request.sequence.ids += (9,)
     request.drafting.commit(Outcome(base, ROOT, 9), (9,), request.sequence, Ahead(begun=begun, stages=True), "")
-    drafted = asyncio.run(request.drafting.take())
+    drafted = asyncio.run(request.drafting.take(lambda: None))
     assert drafted.proposal == begun
     assert not drafted.hit
     assert request.drafting.run_ahead == 0

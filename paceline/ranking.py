@@ -1,0 +1,70 @@
+"""The best ids of one row of scores, and what softmax gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.compiled import compiled
+from paceline.noise import Scores
+from paceline.types import require
+
+_STRIDE = 128
+"""Scores whose maximum says whether any of them matters."""
+
+
+def largest_ids(scores: Scores, m: int) -> tuple[int, ...]:
+    """Ids of the m largest scores in order, the lowest id first among equals; fewer if fewer are above -inf.
+
+    Args:
+        scores: [V], none of them NaN.
+        m: at least 1.
+    """
+    require(m >= 1, "m", m, "at least 1")
+    found = _largest(scores, m)
+    return tuple(found[found >= 0].tolist())
+
+
+def shares(scores: Scores, ids: Sequence[int]) -> list[float]:
+    """Softmax of some ids of a row [V], in the row's own precision."""
+    with np.errstate(over="ignore"):  # so far below that nothing is left
+        weights = scores - scores.max()
+    np.exp(weights, out=weights)
+    return (weights[list(ids)] / weights.sum()).tolist()  # type: ignore[no-any-return]
+
+
+def warm_up() -> None:
+    """Compile what is compiled here (or load it from the cache), so that no request pays for it."""
+    largest_ids(np.zeros(8, np.float32), 2)
+
+
+def _highest_of(scores: Scores) -> float:
+    highest: float = scores[0]
+    for i in range(1, scores.size):
+        highest = scores[i] if scores[i] > highest else highest  # becomes a vector maximum
+    return highest
+
+
+_highest = compiled(_highest_of, fastmath={"nnan", "nsz"})
+
+
+@compiled
+def _largest(scores: Scores, m: int) -> NDArray[np.intp]:
+    values = np.full(m, -np.inf)
+    best = np.full(m, -1, np.intp)
+    for start in range(0, scores.size, _STRIDE):
+        end = min(start + _STRIDE, scores.size)
+        if _highest(scores[start:end]) <= values[m - 1]:
+            continue
+        for i in range(start, end):
+            value = np.float64(scores[i])
+            place = m
+            while place > 0 and value > values[place - 1]:  # equals stay in front: they have lower ids
+                place -= 1
+            if place < m:
+                values[place + 1 :] = values[place : m - 1].copy()
+                best[place + 1 :] = best[place : m - 1].copy()
+                values[place], best[place] = value, i
+    return best

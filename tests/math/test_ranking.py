@@ -1,0 +1,43 @@
+"""The best of a row, against sorting it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paceline.errors import InvalidInput
+from paceline.ranking import largest_ids, shares
+from paceline.sampling import greedy_tokens
+from tests.math.test_race import rows
+
+INF = float("inf")
+
+
+@pytest.mark.parametrize("m", [1, 2, 8, 300])
+def test_the_largest_are_those_of_a_stable_sort(m: int) -> None:
+    for row in rows():
+        order = np.argsort(-row, kind="stable")[:m]
+        assert largest_ids(row, m) == tuple(int(i) for i in order if row[i] > -INF)
+
+
+def test_shares_are_the_softmax() -> None:
+    for row in rows():
+        ids = largest_ids(row, 4)
+        exact = np.exp(row.astype(np.float64) - float(row.max()))
+        assert shares(row, ids) == pytest.approx((exact / exact.sum())[list(ids)].tolist(), rel=1e-4, abs=1e-30)
+
+
+def test_at_least_one_must_be_asked_for() -> None:
+    with pytest.raises(InvalidInput, match="m = 0"):
+        largest_ids(np.zeros(4, np.float32), 0)
+
+
+def test_greedy_tokens_are_the_first_of_the_largest_of_each_row() -> None:
+    logits = np.array([[1, 3, 3, 2], [-INF, -INF, 0, -1]], np.float32)
+    assert greedy_tokens(logits) == (1, 2)
+
+
+@pytest.mark.parametrize("bad", [[1.0, float("nan"), 2.0], [-INF, -INF, -INF], [0.0, INF, 1.0]])
+def test_greedy_tokens_of_a_row_without_a_finite_largest_are_refused(bad: list[float]) -> None:
+    with pytest.raises(InvalidInput, match="largest logit"):
+        greedy_tokens(np.array([[1, 2, 3], bad], np.float32))
