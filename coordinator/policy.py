@@ -40,6 +40,10 @@ SHORT_RUN = 3
 long. Far away more."""
 MESSAGE_MS = 0.5
 """What a message takes of the cores of who sends it and who gets it."""
+LEAST_PLAIN = 3
+"""Target-only rounds that a coordinator begins with: nothing is drafted before it is known what that must beat."""
+MARGIN = 0.05
+"""Tokens that a proposal must be worth beyond nothing to be waited for: chances are known no better than that."""
 QUIET_ROUNDS = 2
 """For so many rounds in succession that had nothing worth proposing one round more may run ahead."""
 
@@ -155,6 +159,8 @@ class RequestPolicy:
             plan = Plan()
         elif options.begun:
             plan = self._meanwhile(options)
+        elif self._costs.plain.weight < LEAST_PLAIN:
+            plan = Plan()
         elif self._guard.holds():
             plan = Plan(run_ahead=min(options.run_ahead, self._guard.left))
         else:
@@ -231,7 +237,7 @@ class RequestPolicy:
             (0.0, Source.NONE, 0),
             (match[0], Source.NGRAM, match[1]),
             (cached[0], Source.CACHED, cached[1]),
-            (wait.value, Source.WAIT, wait.nodes),
+            (wait.value - MARGIN, Source.WAIT, wait.nodes),
             key=operator.itemgetter(0),
         )
         for experience in (self._own, self._shared):

@@ -13,7 +13,7 @@ import pytest
 from coordinator.draft_session import DraftPeer
 from coordinator.drafting import UNTOLD_TOKENS, Drafting, DraftingSettings
 from coordinator.knowledge import Knowledge
-from coordinator.policy import Options, Plan
+from coordinator.policy import LEAST_PLAIN, Options, Plan
 from coordinator.sequence import Job, Sequence
 from coordinator.target_session import Ahead
 from coordinator.throttle import FEWEST_REQUESTS, Level, Throttle
@@ -102,6 +102,8 @@ class Request:
         self.link, self.throttle = RecordingLink(), FixedThrottle()
         knowledge = Knowledge()
         knowledge.throttle = self.throttle
+        for _ in range(LEAST_PLAIN):
+            knowledge.costs.plain.add(10.0)
         peer = DraftPeer(cast(DraftLink, self.link), timeout_s=1.0, vocab_size=VOCAB)
         self.drafting = Drafting(job, peer, knowledge, DraftingSettings(fan_out=4, run_ahead=run_ahead))
         self.sequence = Sequence(job, TableTokenizer(VOCAB, None))

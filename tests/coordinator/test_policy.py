@@ -9,6 +9,8 @@ import pytest
 
 from coordinator.knowledge import Knowledge
 from coordinator.policy import (
+    LEAST_PLAIN,
+    MARGIN,
     MAX_MODEL_TOKENS,
     QUIET_ROUNDS,
     SHORT_RUN,
@@ -84,6 +86,28 @@ def settled(policy: RequestPolicy, options: Options) -> Plan:
 
 def test_survival_is_a_running_product() -> None:
     assert survival([0.5, 0.5, 0.2]) == pytest.approx([0.5, 0.25, 0.05])
+
+
+def test_nothing_is_drafted_before_it_is_known_what_it_must_beat() -> None:
+    knowledge = Knowledge()
+    options = Options(room=60, match=Match(40, (5,) * 64), drafts=True, fan_out=4)
+    for _ in range(LEAST_PLAIN):
+        policy = RequestPolicy(knowledge, "auto", Acceptance.COUPLED, greedy=True)
+        assert policy.plan(options) == Plan()
+        policy.learn(Plan(), record(), None, ())
+    assert policy.plan(options).source is Source.NGRAM
+
+
+def test_a_proposal_is_not_waited_for_on_a_hunch() -> None:
+    """What is known of chances is not known well enough to tell a small gain from a loss."""
+    _, policy = taught(0.5)
+    options = Options(room=1, drafts=True)
+    worth = policy._wait(options).value
+    assert worth > MARGIN
+    assert policy.plan(options).source is Source.WAIT
+    policy._costs.draft_wire.add(policy._costs.draft_wire.weight * (worth - MARGIN / 2) / policy.rate)
+    assert 0 < policy._wait(options).value < MARGIN
+    assert settled(policy, options).source is Source.NONE
 
 
 def test_a_long_match_is_proposed_at_length_and_a_short_unsure_one_is_not() -> None:
