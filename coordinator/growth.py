@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-WIDTHS = (1, 2, 3, 4, 6)
+WIDTHS = (1, 2, 3, 4, 5)
 """Nodes of a level that are looked at."""
 MOST_NODES = 24
 """Of a tree."""

@@ -33,8 +33,10 @@ from paceline.supervisor import (
     speculative_drafter,
 )
 
-TARGET = "table:vocab=300,seed=1,eos=299"
-DRAFT = f"model:{TARGET},noise=0.2"
+TABLE = "table:vocab=300,seed=1,eos=299"
+TARGET = f"{TABLE},step_ms=10"
+"""Slow enough for drafting to pay."""
+DRAFT = f"model:{TABLE},noise=0.2"
 FREE_PORTS = ("--port", "0", "--draft-port", "0", "--target-port", "0")
 STOP_SECONDS = 30
 
