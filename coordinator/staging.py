@@ -34,7 +34,7 @@ class Staging:
         self._round: Round | None = None
         self._timers: list[asyncio.TimerHandle] = []
         self._soon: asyncio.Handle | None = None
-        self._early = self._last = self._until = 0.0
+        self._open = self._is_last = False
         self._sent: dict[Outcome, int] = {}
         self._nodes_left = 0
         drafting.on_prepared(self._prepared)
@@ -54,16 +54,28 @@ class Staging:
     def end(self) -> None:
         """The round is answered."""
         self._round = None
+        self._open = self._is_last = False
         for timer in self._timers:
             timer.cancel()
         self._timers = []
 
     def _wait_for_outcomes(self, round_: Round) -> None:
         loop = asyncio.get_running_loop()
-        now, due_s = loop.time(), max(0.0, self._drafting.verdict_due_ms(round_) / 1e3)
-        self._last, self._until = now + due_s - LAST_MS / 1e3, now + due_s + LATE_MS / 1e3
-        self._early = self._last - EARLY_SHARE * due_s
-        self._timers = [loop.call_at(at, self._stage) for at in (self._early, self._last)]
+        due_s = max(0.0, self._drafting.verdict_due_ms(round_) / 1e3)
+        last_s = due_s - LAST_MS / 1e3
+        self._timers = [
+            loop.call_later(last_s - EARLY_SHARE * due_s, self._begin, False),
+            loop.call_later(last_s, self._begin, True),
+            loop.call_later(due_s + LATE_MS / 1e3, self._close),
+        ]
+
+    def _begin(self, is_last: bool) -> None:
+        """From now on what comes is staged; what still grows only at the last."""
+        self._open, self._is_last = True, is_last
+        self._stage()
+
+    def _close(self) -> None:
+        self._open = False
 
     def _prepared(self) -> None:
         """Something came; what comes with it is staged with it."""
@@ -72,17 +84,16 @@ class Staging:
 
     def _stage_what_came(self) -> None:
         self._soon = None
-        if self._early <= asyncio.get_running_loop().time() < self._until:
+        if self._open:
             self._stage()
 
     def _stage(self) -> None:
         if self._round is None:
             return
-        last = asyncio.get_running_loop().time() >= self._last
         chosen = {
             staged.outcome: staged.proposal
             for staged in self._drafting.staged(self._round)
-            if (last or not staged.grows) and self._takes(staged)
+            if (self._is_last or not staged.grows) and self._takes(staged)
         }
         if chosen:
             self._target.stage(self._round, chosen)
