@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import InvalidInput, ProtocolMismatch
-from paceline.noise import Scores, Stream, race, uniform
+from paceline.noise import Scores, Stream, race, race_rows, uniform
 from paceline.sampling import probabilities
 from paceline.tree import child_with_token, is_leaf
 from paceline.types import (
@@ -164,7 +164,7 @@ def draw_coupled(scores: NDArray[np.float32], positions: Sequence[int], noise: N
     The root's row draws the round's first position, the row of a node at depth d draws d further
     (`draw_positions`). No round key: the text must not depend on how it was cut into rounds.
     """
-    return tuple(race(row, noise, Stream.DRAFT, at) for row, at in zip(scores, positions, strict=True))
+    return tuple(drawn for (drawn,) in race_rows(scores, 1, noise, Stream.DRAFT, positions))
 
 
 def draw_positions(round_: Round) -> tuple[int, ...]:

@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -44,6 +45,8 @@ CACHE_BYTES = 32 << 20
 BLOCK = 4
 """Ids that share one Philox block."""
 
+SHORT_ROW = 2048
+"""Rows of no more ids are raced together: what they need of noise is computed sooner than it is looked up."""
 SPARSE_SHARE = 8
 """Rows whose survivors are at most 1/8 of the vocabulary skip the ceilings."""
 
@@ -142,6 +145,28 @@ def race_best(
     return tuple(_best_of_race(scores, _ceilings.row(address, 0, scores.size), m, 0, *address).tolist())
 
 
+def race_rows(
+    scores: Scores, m: int, key: NoiseKey, stream: Stream, positions: Sequence[int], round_key: int = 0
+) -> list[tuple[int, ...]]:
+    """`race_best` of each row of log-weights [n, V], each at a position of its own.
+
+    Raises:
+        InvalidInput: as `race_best`.
+    """
+    if scores.shape[1] > SHORT_ROW:
+        rows = zip(scores, positions, strict=True)
+        return [race_best(row, m, key, stream, position, round_key) for row, position in rows]
+    require(m >= 1, "m", m, "at least 1")
+    if not positions:
+        return []
+    address, _ = (_address(key, stream, position, round_key) for position in (min(positions), max(positions)))
+    largest = scores.max(axis=1, initial=-math.inf)
+    if not np.isfinite(largest).all():
+        raise InvalidInput.of("largest score", float(largest[~np.isfinite(largest)][0]), "finite")
+    best = _best_of_rows(scores, m, np.array(positions), *address[1:])
+    return [tuple(i for i in row if i >= 0) for row in best.tolist()]
+
+
 def race_among(
     scores: Scores,
     ids: NDArray[np.intp],
@@ -191,6 +216,7 @@ def warm_up() -> None:
     exponentials(key, Stream.DRAFT, 0, 8)
     race_best(np.zeros(8 * SPARSE_SHARE, np.float32), 2, key, Stream.DRAFT, 0)
     race_best(np.zeros(8 * SPARSE_SHARE, np.float64), 2, key, Stream.DRAFT, 0)
+    race_rows(np.zeros((1, 8), np.float32), 2, key, Stream.DRAFT, (0,))
 
 
 def _address(key: NoiseKey, stream: Stream, position: int, round_key: int) -> _Address:
@@ -373,3 +399,22 @@ def _ceilings_of_row(
         for lane in range(4):
             words[block, lane] = four[lane]
     return _ceilings_of_words(words.reshape(-1)[:count])
+
+
+@compiled
+def _best_of_rows(
+    scores: Scores,
+    m: int,
+    positions: NDArray[np.int64],
+    round_key: int,
+    tag: int,
+    key_low: int,
+    key_high: int,
+) -> NDArray[np.intp]:
+    """The m best of each row [n, V] in order, -1 where fewer survive. Returns [n, m]."""
+    best = np.empty((len(positions), m), np.intp)
+    for row in range(len(positions)):
+        position = positions[row]
+        ceilings = _ceilings_of_row(0, scores.shape[1], position, round_key, tag, key_low, key_high)
+        best[row] = _best_of_race(scores[row], ceilings, m, 0, position, round_key, tag, key_low, key_high)
+    return best

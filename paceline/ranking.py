@@ -1,4 +1,4 @@
-"""The best ids of one row of scores, and what softmax gives them."""
+"""The best ids of rows of scores, and what softmax gives them."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ def largest_ids(scores: Scores, m: int) -> tuple[int, ...]:
     return tuple(found[found >= 0].tolist())
 
 
-def shares(scores: Scores, ids: Sequence[int]) -> list[float]:
-    """Softmax of some ids of a row [V], in the row's own precision."""
+def shares(scores: NDArray[np.float32], ids: Sequence[Sequence[int]]) -> list[list[float]]:
+    """Softmax of some ids of each row [n, V], in float32."""
     with np.errstate(over="ignore"):  # so far below that nothing is left
-        weights = scores - scores.max()
+        weights = scores - scores.max(axis=1, keepdims=True)
     np.exp(weights, out=weights)
-    return (weights[list(ids)] / weights.sum()).tolist()  # type: ignore[no-any-return]
+    sums = weights.sum(axis=1)
+    return [(row[list(of)] / total).tolist() for row, of, total in zip(weights, ids, sums, strict=True)]
 
 
 def warm_up() -> None:

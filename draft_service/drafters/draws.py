@@ -12,7 +12,6 @@ without the rejected token, is its guess at each (`exactness` §1b).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
@@ -20,14 +19,11 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.engine.interface import LEAST_SHARED_TEMPERATURE, Ranked, Ranking
-from paceline.noise import Stream, race, race_best
+from paceline.engine.interface import LEAST_SHARED_TEMPERATURE, Logits, Ranked, Ranking
+from paceline.noise import Stream, race, race_best, race_rows
 from paceline.ranking import largest_ids, shares
-from paceline.sampling import processed_scores, sparse_support, support_scores
-from paceline.types import Acceptance, NoiseKey, SamplingParams, SparseDistribution, require
-
-Row = NDArray[np.float32]
-"""[V]: logits or scores after one token."""
+from paceline.sampling import greedy_tokens, processed_scores, sparse_support, support_scores
+from paceline.types import Acceptance, NoiseKey, SamplingParams, SparseDistribution
 
 _TINY = float(np.finfo(np.float32).tiny)
 
@@ -53,8 +49,8 @@ class Draws(Protocol):
     pre_drawn: bool
     """Whether what is proposed was drawn with the key of its round, and no choice may look at it."""
 
-    def read(self, logits: Row, position: int, count: int) -> Law:
-        """Keep what one row of logits [V] says of the token at `position`, `count` ranks of it."""
+    def read(self, logits: Logits, positions: Sequence[int], count: int) -> Sequence[Law]:
+        """Keep what rows of logits [n, V] say of the tokens at `positions`, `count` ranks of each."""
 
     def ranking_of(self, positions: tuple[int, ...], count: int) -> Ranking | None:
         """What an engine may rank in place of `read`; the next tokens are at `positions`. None: nothing."""
@@ -76,11 +72,11 @@ class CoupledDraws:
     noise: NoiseKey
     pre_drawn = False
 
-    def read(self, logits: Row, position: int, count: int) -> Law:  # noqa: D102
+    def read(self, logits: Logits, positions: Sequence[int], count: int) -> Sequence[Law]:  # noqa: D102
         if self.sampling.greedy:
-            return Law(_best_of(logits, count))
-        scores = processed_scores(logits[np.newaxis], self.sampling)[0]
-        return Law(_with_q(scores, race_best(scores, count, self.noise, Stream.DRAFT, position)))
+            return _best_of(logits, count)
+        scores = processed_scores(logits, self.sampling)
+        return _with_q(scores, race_rows(scores, count, self.noise, Stream.DRAFT, positions))
 
     def ranking_of(self, positions: tuple[int, ...], count: int) -> Ranking | None:  # noqa: D102
         temperature = self.sampling.temperature
@@ -107,9 +103,12 @@ class PreDrawnDraws:
     vocab_size: int
     pre_drawn = True
 
-    def read(self, logits: Row, position: int, count: int) -> Law:  # noqa: D102
-        support = sparse_support(processed_scores(logits[np.newaxis], self.sampling)[0])
-        return Law(_best_of(logits, count) if self.sampling.greedy else (), support)
+    def read(self, logits: Logits, positions: Sequence[int], count: int) -> Sequence[Law]:  # noqa: D102
+        supports = [sparse_support(scores) for scores in processed_scores(logits, self.sampling)]
+        if self.sampling.greedy:
+            best = _best_of(logits, count)
+            return [Law(law.ranked, support) for law, support in zip(best, supports, strict=True)]
+        return [Law((), support) for support in supports]
 
     def ranking_of(self, positions: tuple[int, ...], count: int) -> Ranking | None:  # noqa: D102
         return None
@@ -153,18 +152,19 @@ def draws_of(acceptance: Acceptance, sampling: SamplingParams, noise: NoiseKey, 
     return PreDrawnDraws(sampling, noise, vocab_size)
 
 
-def _best_of(logits: Row, count: int) -> tuple[NextToken, ...]:
-    """The largest logits, the lowest id among equals first, with the plain softmax as q.
+def _best_of(logits: Logits, count: int) -> list[Law]:
+    """The largest logits of each row, the lowest id among equals first, with the plain softmax as q.
 
     Raises:
-        InvalidInput: the largest logit is not finite, or one is NaN.
+        InvalidInput: a row whose largest logit is not finite, or that holds a NaN.
     """
-    largest = float(logits.max())
-    require(math.isfinite(largest), "largest logit", largest, "finite")
-    return _with_q(logits, largest_ids(logits, count))
+    greedy_tokens(logits)
+    return _with_q(logits, [largest_ids(row, count) for row in logits])
 
 
-def _with_q(scores: Row, token_ids: Sequence[int]) -> tuple[NextToken, ...]:
-    """With the softmax of the row as q: a confidence, from which nothing is drawn."""
-    q = shares(scores, token_ids)
-    return tuple(NextToken(token, min(max(value, _TINY), 1.0)) for token, value in zip(token_ids, q, strict=True))
+def _with_q(scores: Logits, token_ids: Sequence[Sequence[int]]) -> list[Law]:
+    """Tokens of each row with the softmax of the row as q: a confidence, from which nothing is drawn."""
+    laws = []
+    for ids, q in zip(token_ids, shares(scores, token_ids), strict=True):
+        laws.append(Law(tuple(NextToken(token, max(value, _TINY)) for token, value in zip(ids, q, strict=True))))
+    return laws

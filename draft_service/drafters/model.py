@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -18,7 +18,7 @@ import numpy as np
 from draft_service.drafters.branch import Branch
 from draft_service.drafters.calibration import Calibration
 from draft_service.drafters.cost import StepCost
-from draft_service.drafters.draws import draws_of, ranked_law
+from draft_service.drafters.draws import Law, draws_of, ranked_law
 from draft_service.drafters.interface import DrafterManifest, DraftingContext
 from draft_service.drafters.names import MODEL
 from draft_service.drafters.speculation import Speculation
@@ -94,12 +94,14 @@ class _Work:
     def absorb(self, answer: Logits | RankedRows) -> None:
         """Keep what the step says, then let branches grow."""
         session, nodes = self.of.session, self.wanted
+        laws: Iterable[Law]
         if isinstance(answer, np.ndarray):
-            for node, row in zip(nodes, session.processed(nodes, answer), strict=True):
-                node.law = session.draws.read(row, node.position + 1, session.ranks)
+            positions = [node.position + 1 for node in nodes]
+            laws = session.draws.read(session.processed(nodes, answer), positions, session.ranks) if nodes else ()
         else:
-            for node, ranked in zip(nodes, answer.ranked(), strict=True):
-                node.law = ranked_law(ranked)
+            laws = map(ranked_law, answer.ranked())
+        for node, law in zip(nodes, laws, strict=True):
+            node.law = law
         self.of.absorb()
 
 

@@ -12,7 +12,7 @@ from scipy import stats
 
 from paceline import noise
 from paceline.errors import InvalidInput
-from paceline.noise import Stream, exponentials, race, race_best
+from paceline.noise import Stream, exponentials, race, race_best, race_rows
 from paceline.types import NoiseKey
 from tests.math import plain
 
@@ -39,6 +39,29 @@ def rows() -> list[NDArray[np.float32] | NDArray[np.float64]]:
         row[rng.integers(size)] = rng.choice([-5.0, 5.0])
         made.append(row if n % 4 == 0 else row.astype(np.float32))
     return made
+
+
+@pytest.mark.parametrize("size", [24, 257, noise.SHORT_ROW, noise.SHORT_ROW + 1])
+def test_rows_raced_together_draw_what_each_draws_alone(size: int) -> None:
+    rng = np.random.default_rng(size)
+    scores = np.round(rng.standard_normal((5, size)) * 3, 1).astype(np.float32)  # with ties
+    scores[1, rng.random(size) < 0.97] = -INF
+    scores[1, 7] = 0
+    positions, key = (9, 2, 9, 4_000_000_000, 0), NoiseKey(6, 3)
+    for m in (1, 4, size):
+        alone = [race_best(row, m, key, Stream.DRAFT, at, 5) for row, at in zip(scores, positions, strict=True)]
+        assert race_rows(scores, m, key, Stream.DRAFT, positions, 5) == alone
+
+
+@pytest.mark.parametrize("size", [24, noise.SHORT_ROW + 1])
+def test_rows_raced_together_are_refused_as_one_is(size: int) -> None:
+    scores = np.zeros((2, size), np.float32)
+    scores[1] = -INF
+    with pytest.raises(InvalidInput, match="largest score"):
+        race_rows(scores, 1, NoiseKey(0), Stream.DRAFT, (0, 1))
+    with pytest.raises(InvalidInput, match="position"):
+        race_rows(scores[:1], 1, NoiseKey(0), Stream.DRAFT, (1 << 32,))
+    assert race_rows(scores[:0], 1, NoiseKey(0), Stream.DRAFT, ()) == []
 
 
 def test_race_equals_the_definition_row_by_row() -> None:

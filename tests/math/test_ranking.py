@@ -21,10 +21,16 @@ def test_the_largest_are_those_of_a_stable_sort(m: int) -> None:
 
 
 def test_shares_are_the_softmax() -> None:
-    for row in rows():
+    for row in (row.astype(np.float32) for row in rows()):
         ids = largest_ids(row, 4)
         exact = np.exp(row.astype(np.float64) - float(row.max()))
-        assert shares(row, ids) == pytest.approx((exact / exact.sum())[list(ids)].tolist(), rel=1e-4, abs=1e-30)
+        (found,) = shares(row[np.newaxis], [ids])
+        assert found == pytest.approx((exact / exact.sum())[list(ids)].tolist(), rel=1e-4, abs=1e-30)
+
+
+def test_rows_have_shares_of_their_own() -> None:
+    rows_ = np.array([[0, 0, -INF], [5, 5, 5]], np.float32)
+    assert shares(rows_, [(0,), (2, 1)]) == [[0.5], pytest.approx([1 / 3, 1 / 3])]
 
 
 def test_at_least_one_must_be_asked_for() -> None:
