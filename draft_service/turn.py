@@ -127,19 +127,13 @@ def run_turn(
     _read(drafts, speculations, result)
     if result.drafted or result.grown:
         return result
-    while _advance_all(drafts, speculations, result):
+    while True:
+        before = result.steps
+        for drafter, group in _by_drafter(drafts, speculations, result).items():
+            _advance(drafter, group, result)
         _read(drafts, speculations, result)
-        if result.has_news or interrupted():
-            break
-    return result
-
-
-def _advance_all(drafts: Sequence[DraftTask], speculations: Sequence[SpeculationTask], result: TurnResult) -> bool:
-    """One step for each drafter that has work; says whether any had."""
-    groups = _by_drafter(drafts, speculations, result)
-    for drafter, group in groups.items():
-        _advance(drafter, group, result)
-    return bool(groups)
+        if result.has_news or result.steps == before or interrupted():
+            return result
 
 
 def _run(job: Job, result: TurnResult) -> None:
