@@ -1,8 +1,8 @@
-"""What a drafted tree is expected to bring, by how wide and how deep it grows. Pure.
+"""What a drafted tree is expected to bring, by how many nodes it has and how many of them need a step. Pure.
 
-The draft service adds the likeliest candidates of a tree, so many at a time (`DraftBudget.max_nodes` over
-`max_tokens`), each time from one more step. Here the same tree grows on averages: by depth for a node's best child,
-by rank for the others.
+The draft service adds the likeliest candidate of a tree, one for each step, and with the last step all that may still
+be added (`DraftBudget.max_nodes` beyond `max_tokens`). Here the same tree grows on averages: by depth for a node's
+best child, by rank for the others.
 """
 
 from __future__ import annotations
@@ -12,29 +12,23 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-WIDTHS = (1, 2, 3, 4, 5)
-"""Nodes of a level that are looked at."""
-MOST_NODES = 24
-"""Of a tree."""
+MOST_LAST = 5
+"""Nodes that are looked at behind the last step."""
 SMALLEST_CHANCE = 0.02
 """Nodes that are reached more rarely are not looked at."""
 _STEPS = 50
 """Chances are told apart by a fiftieth, so that few trees are ever grown."""
 
 
-def expected_by_level(
-    by_depth: Sequence[float], by_rank: Sequence[float], width: int, depth: int
-) -> tuple[float, ...]:
-    """Expected accepted tokens of a tree after one level, two, …, each of `width` nodes.
+def expected_of_trees(by_depth: Sequence[float], by_rank: Sequence[float]) -> tuple[tuple[float, ...], ...]:
+    """Expected accepted tokens of a tree made in d steps that ends with m nodes of the last: [d - 1][m - 1].
 
     Args:
-        by_depth: chance of a best child at depth 1, 2, …, given that its parent is accepted.
-        by_rank: chance of a second child, a third, …, given that its parent is accepted and none before it.
-        width: nodes of a level; 1 makes a chain.
-        depth: most levels.
+        by_depth: chance of a best child at depth 1, 2, …, given that its parent is accepted; as many as steps.
+        by_rank: chance of a second child, a third, …, given that its parent is accepted and none before it;
+            empty: chains only, m is 1.
     """
-    levels = min(depth, MOST_NODES // width)
-    return _grown(_rounded(by_depth[:levels]), _rounded(by_rank if width > 1 else ()), width)
+    return _grown(_rounded(by_depth), _rounded(by_rank))
 
 
 def _rounded(chances: Sequence[float]) -> tuple[int, ...]:
@@ -51,29 +45,31 @@ class _Candidate(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def _grown(by_depth: tuple[int, ...], by_rank: tuple[int, ...], width: int) -> tuple[float, ...]:
+def _grown(by_depth: tuple[int, ...], by_rank: tuple[int, ...]) -> tuple[tuple[float, ...], ...]:
     def child(depth: int, parent: float) -> _Candidate:
         return _Candidate(-parent * by_depth[depth - 1] / _STEPS, depth, 1, parent)
 
-    def sibling(of: _Candidate) -> _Candidate:
-        """The next child: no likelier than the one before it."""
-        left = of.left + of.negative_chance
-        return _Candidate(max(of.negative_chance, -left * by_rank[of.rank - 1] / _STEPS), of.depth, of.rank + 1, left)
+    def take(candidates: list[_Candidate]) -> _Candidate:
+        """The likeliest; its next sibling, no likelier than it, is a candidate from then on."""
+        taken = heapq.heappop(candidates)
+        if taken.rank <= len(by_rank):
+            left = taken.left + taken.negative_chance
+            chance = max(taken.negative_chance, -left * by_rank[taken.rank - 1] / _STEPS)
+            _offer(candidates, _Candidate(chance, taken.depth, taken.rank + 1, left))
+        return taken
 
     candidates = [child(1, 1.0)]
-    expected: list[float] = []
-    for _ in by_depth:
-        level: list[_Candidate] = []
-        while candidates and len(level) < width:
-            level.append(heapq.heappop(candidates))
-            if level[-1].rank <= len(by_rank):
-                _offer(candidates, sibling(level[-1]))
-        if not level:
-            break
-        expected.append(sum(expected[-1:]) - sum(node.negative_chance for node in level))
-        for node in level:
-            if node.depth < len(by_depth):
-                _offer(candidates, child(node.depth + 1, -node.negative_chance))
+    expected: list[tuple[float, ...]] = []
+    total = 0.0
+    while candidates and len(expected) < len(by_depth):
+        last, sums = [*candidates], [total]
+        while last and len(sums) <= (MOST_LAST if by_rank else 1):
+            sums.append(sums[-1] - take(last).negative_chance)
+        expected.append(tuple(sums[1:]))
+        taken = take(candidates)
+        total -= taken.negative_chance
+        if taken.depth < len(by_depth):
+            _offer(candidates, child(taken.depth + 1, -taken.negative_chance))
     return tuple(expected)
 
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from coordinator.estimates import Mean
-from coordinator.growth import SMALLEST_CHANCE, WIDTHS, expected_by_level
+from coordinator.growth import MOST_LAST, SMALLEST_CHANCE, expected_of_trees
 from coordinator.knowledge import RANKS, Knowledge
 from coordinator.restraint import Guard, Probe
 from paceline.ngram import Match
@@ -329,12 +329,12 @@ class RequestPolicy:
             return best
         costs, rate = self._costs, self.rate
         by_depth = self._depth_chances(options.room)
-        by_rank = [self._own.by_rank.chance(rank) for rank in range(2, max(WIDTHS) + 1)]
-        for width in WIDTHS if options.trees else WIDTHS[:1]:
-            grown = expected_by_level(by_depth, by_rank, width, options.room)
-            for depth, expected in enumerate(grown, 1):
-                value = expected - self._row_price(width * depth) - rate * costs.wait(depth)
-                best = max(best, _Shape(value, depth, width * depth), key=operator.attrgetter("value"))
+        by_rank = [self._own.by_rank.chance(rank) for rank in range(2, MOST_LAST + 1)]
+        chains, trees = expected_of_trees(by_depth, ()), expected_of_trees(by_depth, by_rank if options.trees else ())
+        for depth, (chain, tree) in enumerate(zip(chains, trees, strict=False), 1):
+            for nodes, expected in enumerate((*chain, *tree[1:]), depth):
+                value = expected - self._row_price(nodes) - rate * costs.wait(depth)
+                best = max(best, _Shape(value, depth, nodes), key=operator.attrgetter("value"))
         return best
 
     def _outlook(self, options: Options, otherwise: float) -> tuple[int, int]:

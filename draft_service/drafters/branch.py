@@ -25,7 +25,7 @@ class Branch:
 
     `chances[i]` is the probability, given the root, that the target's text runs through node i.
     Nodes are added by levels (a static shape, or a chain: each node's children once those of the
-    nodes before it are there) or by waves (a dynamic shape: the most probable candidates, once all
+    nodes before it are there) or by chances (a dynamic shape: the most probable candidates, once all
     nodes are computed).
     """
 
@@ -56,8 +56,8 @@ class Branch:
             return []
         ahead = range(self._next, len(self.nodes))
         missing = [i for i in ahead if self.node(i).law is None and self._expandable(self.node(i))]
-        # A wave is chosen among the children of all nodes; in a level each of them adds a node.
-        return missing if self._shape.wave else missing[: self._shape.max_nodes - len(self.nodes)]
+        # A dynamic shape chooses among the children of all nodes; in a level each of them adds a node.
+        return missing if self._shape.dynamic else missing[: self._shape.max_nodes - len(self.nodes)]
 
     def node(self, index: int) -> Node:
         """Node `index`, or the root."""
@@ -70,8 +70,8 @@ class Branch:
     def grow(self) -> bool:
         """Add every node that the rows computed so far decide; returns whether there was one."""
         before = len(self.nodes)
-        if self._shape.wave:
-            self._grow_by_waves()
+        if self._shape.dynamic:
+            self._grow_by_chances()
         else:
             self._grow_by_levels()
         return len(self.nodes) > before
@@ -96,13 +96,15 @@ class Branch:
                 if len(self.nodes) < self._shape.max_nodes:
                     self._add(parent, child, rank, best)
 
-    def _grow_by_waves(self) -> None:
+    def _grow_by_chances(self) -> None:
         while not self.done and not self.wanted():
             for parent in range(self._next, len(self.nodes)):
                 if self._expandable(self.node(parent)):
                     self._offer_children(parent)
             self._next = len(self.nodes)
-            for _ in range(min(self._shape.wave, self._shape.max_nodes - self._next, len(self._candidates))):
+            is_last = self._next >= self._shape.max_depth - 1
+            count = self._shape.max_nodes - self._next if is_last else 1
+            for _ in range(min(count, len(self._candidates))):
                 _, parent, rank, _, child = heapq.heappop(self._candidates)
                 self._add(parent, child, rank, self._children(parent)[0])
 

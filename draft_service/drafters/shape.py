@@ -15,24 +15,25 @@ class Shape:
     """Longest path, most nodes, and how the nodes are chosen.
 
     Static: a node has `widths[d - 1]` children at depth d, 1 past the end; no widths make a chain.
-    Dynamic: `wave` > 0 nodes at a time, the most probable ones that hang from what is there.
+    Dynamic: the most probable nodes that hang from what is there, one at a time, and at the last all that may
+    still be added: those need no further row, so that `max_depth` steps of one row make the whole tree.
     """
 
     max_depth: int
     max_nodes: int
     widths: tuple[int, ...] = ()
-    wave: int = 0
+    dynamic: bool = False
 
     def width(self, depth: int) -> int:
         """Most children that a node gets at `depth`; the root's children have depth 1."""
-        if self.wave:
+        if self.dynamic:
             return DYNAMIC_WIDTH
         return self.widths[depth - 1] if depth <= len(self.widths) else 1
 
     @property
     def widest(self) -> int:
         """Most children of any node."""
-        return max((1, *self.widths), default=1) if not self.wave else DYNAMIC_WIDTH
+        return max((1, *self.widths), default=1) if not self.dynamic else DYNAMIC_WIDTH
 
 
 def shape_of(budget: DraftBudget, acceptance: Acceptance, room: int = MAX_PROPOSAL_NODES) -> Shape:
@@ -44,7 +45,7 @@ def shape_of(budget: DraftBudget, acceptance: Acceptance, room: int = MAX_PROPOS
     coupled = acceptance is Acceptance.COUPLED
     if coupled and not budget.tree_widths and budget.max_nodes > budget.max_tokens > 0:
         nodes = min(budget.max_nodes, MAX_PROPOSAL_NODES)
-        return Shape(depth, nodes, wave=-(-nodes // budget.max_tokens))
+        return Shape(depth, nodes, dynamic=True)
     tree = coupled and any(width > 1 for width in budget.tree_widths)
     limit = MAX_PROPOSAL_NODES if tree else min(budget.max_tokens, MAX_PROPOSAL_NODES)
     max_nodes = min(budget.max_nodes, limit) if budget.max_nodes else limit
