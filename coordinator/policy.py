@@ -329,9 +329,10 @@ class RequestPolicy:
             return best
         costs, rate = self._costs, self.rate
         by_depth = self._depth_chances(options.room)
-        by_rank = [self._own.by_rank.chance(rank) for rank in range(2, MOST_LAST + 1)]
-        chains, trees = expected_of_trees(by_depth, ()), expected_of_trees(by_depth, by_rank if options.trees else ())
+        by_rank = [self._own.by_rank.chance(rank) for rank in range(2, MOST_LAST + 1)] if options.trees else []
+        chains, trees = expected_of_trees(by_depth, ()), expected_of_trees(by_depth, by_rank)
         for depth, (chain, tree) in enumerate(zip(chains, trees, strict=False), 1):
+            # As many nodes as steps are a chain.
             for nodes, expected in enumerate((*chain, *tree[1:]), depth):
                 value = expected - self._row_price(nodes) - rate * costs.wait(depth)
                 best = max(best, _Shape(value, depth, nodes), key=operator.attrgetter("value"))
