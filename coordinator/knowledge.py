@@ -19,7 +19,7 @@ RANKS = 3
 """A node's children beyond these share what is known of the last."""
 REMEMBERED_VALUES = 8.0
 """Rounds whose best proposal's value tells a request what the next ones' may be."""
-REQUEST_WEIGHT = 16.0
+REQUEST_WEIGHT = 8.0
 """Observations that what other requests taught is worth to a new one."""
 
 
