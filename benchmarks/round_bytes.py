@@ -37,7 +37,7 @@ TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 TAG_AND_LENGTH = 3
 """Bytes of a message's tag and length in its frame; one byte less for the shortest."""
 CHAIN = SpeculationSettings(drafter=MODEL_DRAFTER, num_draft_tokens=8)
-TREE = SpeculationSettings(drafter=MODEL_DRAFTER, tree_widths=(4, 3))
+TREE = SpeculationSettings(drafter=MODEL_DRAFTER, num_draft_tokens=2, tree_widths=(4, 3))
 CASES = {
     "chain of 8, coupled": (CHAIN, Acceptance.COUPLED, 500),
     "tree of 16, coupled": (TREE, Acceptance.COUPLED, 500),
