@@ -161,10 +161,19 @@ def race_rows(
         return []
     address, _ = (_address(key, stream, position, round_key) for position in (min(positions), max(positions)))
     largest = scores.max(axis=1, initial=-math.inf)
-    if not np.isfinite(largest).all():
-        raise InvalidInput.of("largest score", float(largest[~np.isfinite(largest)][0]), "finite")
+    require_finite("largest score", largest)
     best = _best_of_rows(scores, m, np.array(positions), *address[1:])
     return [tuple(i for i in row if i >= 0) for row in best.tolist()]
+
+
+def require_finite(name: str, largest: NDArray[np.floating]) -> None:
+    """Refuse rows by their largest values [n], the first that is not finite: NaN where a row holds one.
+
+    Raises:
+        InvalidInput: with that name.
+    """
+    if not np.isfinite(largest).all():
+        raise InvalidInput.of(name, float(largest[~np.isfinite(largest)][0]), "finite")
 
 
 def race_among(
@@ -327,6 +336,21 @@ _highest_bound = compiled(_highest_of, fastmath={"nnan", "nsz"})
 """Largest of scores + ceilings; the caller knows that no score is NaN."""
 
 
+def _insert_in(values: NDArray[np.float64], best: NDArray[np.intp], value: float, index: int) -> None:
+    m = values.size
+    place = m
+    while place > 0 and value > values[place - 1]:  # equals stay in front: they have lower ids
+        place -= 1
+    if place < m:
+        values[place + 1 :] = values[place : m - 1].copy()
+        best[place + 1 :] = best[place : m - 1].copy()
+        values[place], best[place] = value, index
+
+
+insert = compiled(_insert_in, inlined=True)
+"""In compiled code: take a value and its index in among the best so far, largest first, if it belongs there."""
+
+
 @compiled
 def _best_of_race(
     scores: Scores,
@@ -339,7 +363,7 @@ def _best_of_race(
     key_low: int,
     key_high: int,
 ) -> NDArray[np.intp]:
-    """Indices of the m best of a row [n] with at least m survivors, in order: the ids from `first_id` on.
+    """Indices of the m best of a row [n] in order, the ids from `first_id` on; -1 where fewer survive.
 
     One pass, which skips what can't be among them. A bound may be too low by its rounding: 2^-24 of
     itself, 1e-5 in the ceiling, 2^-24 in E.
@@ -359,13 +383,7 @@ def _best_of_race(
                 continue
             words = _block(np.uint32((first_id + i) >> 2), c1, c2, c3, k0, k1)
             value = np.float64(scores[i]) - math.log(np.float64(_exponential(words[i & 3])))
-            place = m
-            while place > 0 and value > values[place - 1]:  # equals stay in front: they have lower ids
-                place -= 1
-            if place < m:
-                values[place + 1 :] = values[place : m - 1].copy()
-                best[place + 1 :] = best[place : m - 1].copy()
-                values[place], best[place] = value, i
+            insert(values, best, value, i)
     return best
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.compiled import compiled
-from paceline.noise import Scores
+from paceline.noise import Scores, insert
 from paceline.types import require
 
 _STRIDE = 128
@@ -60,12 +60,5 @@ def _largest(scores: Scores, m: int) -> NDArray[np.intp]:
         if _highest(scores[start:end]) <= values[m - 1]:
             continue
         for i in range(start, end):
-            value = np.float64(scores[i])
-            place = m
-            while place > 0 and value > values[place - 1]:  # equals stay in front: they have lower ids
-                place -= 1
-            if place < m:
-                values[place + 1 :] = values[place : m - 1].copy()
-                best[place + 1 :] = best[place : m - 1].copy()
-                values[place], best[place] = value, i
+            insert(values, best, np.float64(scores[i]), i)
     return best

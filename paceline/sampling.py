@@ -12,8 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.errors import InvalidInput
-from paceline.noise import Scores
+from paceline.noise import Scores, require_finite
 from paceline.types import (
     MAX_SUPPORT_ENTRIES,
     RowLogprobs,
@@ -45,7 +44,7 @@ def processed_scores(logits: NDArray[np.float32], params: SamplingParams) -> NDA
     if params.greedy:
         return _point_masses(logits)
     largest = logits.max(axis=1, keepdims=True)
-    _require_finite(largest)
+    require_finite("largest logit", largest)
     scores = _tempered(logits, largest, params.temperature)
     if params.top_k and params.top_k < scores.shape[1]:
         _apply_top_k(scores, params.top_k)
@@ -64,7 +63,7 @@ def greedy_tokens(logits: NDArray[np.float32]) -> tuple[int, ...]:
         InvalidInput: a row whose largest logit is not finite, or that holds a NaN.
     """
     ids = logits.argmax(axis=1)  # of a NaN, if there is one
-    _require_finite(logits[np.arange(len(logits)), ids])
+    require_finite("largest logit", logits[np.arange(len(logits)), ids])
     return tuple(ids.tolist())
 
 
@@ -127,12 +126,6 @@ def _point_masses(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     scores = np.full(logits.shape, -np.inf, np.float32)
     scores[np.arange(len(logits)), list(greedy_tokens(logits))] = 0
     return scores
-
-
-def _require_finite(largest: NDArray[np.float32]) -> None:
-    if not np.isfinite(largest).all():
-        bad = float(largest[~np.isfinite(largest)][0])
-        raise InvalidInput.of("largest logit", bad, "finite")
 
 
 def _tempered(logits: NDArray[np.float32], largest: NDArray[np.float32], temperature: float) -> NDArray[np.float32]:

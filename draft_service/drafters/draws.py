@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.engine.interface import LEAST_SHARED_TEMPERATURE, Logits, Ranked, Ranking
-from paceline.noise import Stream, race, race_best, race_rows
+from paceline.noise import Stream, race, race_best, race_rows, require_finite
 from paceline.ranking import largest_ids, shares
-from paceline.sampling import greedy_tokens, processed_scores, sparse_support, support_scores
+from paceline.sampling import processed_scores, sparse_support, support_scores
 from paceline.types import Acceptance, NoiseKey, SamplingParams, SparseDistribution
 
 _TINY = float(np.finfo(np.float32).tiny)
@@ -158,7 +158,7 @@ def _best_of(logits: Logits, count: int) -> list[Law]:
     Raises:
         InvalidInput: a row whose largest logit is not finite, or that holds a NaN.
     """
-    greedy_tokens(logits)
+    require_finite("largest logit", logits.max(axis=1))
     return _with_q(logits, [largest_ids(row, count) for row in logits])
 
 
