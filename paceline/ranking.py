@@ -60,5 +60,6 @@ def _largest(scores: Scores, m: int) -> NDArray[np.intp]:
         if _highest(scores[start:end]) <= values[m - 1]:
             continue
         for i in range(start, end):
-            insert(values, best, np.float64(scores[i]), i)
+            if scores[i] > values[m - 1]:  # hardly ever: less than a call
+                insert(values, best, np.float64(scores[i]), i)
     return best
