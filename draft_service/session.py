@@ -199,10 +199,11 @@ class SpeculationTask:
 
 @dataclass(frozen=True)
 class Grown:
-    """What a step added to a speculation's proposals."""
+    """What a step of these timings added to a speculation's proposals."""
 
     task: SpeculationTask
     prepared: list[Prepared]
+    timings: StepTimings
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from draft_service.drafters.catalogue import Catalogue
 from draft_service.session import Drafted, DraftSession, DraftTask, Grown, SpeculationTask, check_ids
 from draft_service.turn import (
     Job,
-    TurnResult,
+    News,
     begin_job,
     close_job,
     commit_job,
@@ -138,13 +138,17 @@ class Speculator:
 
     async def run(self) -> None:
         """Run turns until cancelled."""
+        loop = asyncio.get_running_loop()
+
+        def publish(news: News) -> None:
+            loop.call_soon_threadsafe(self._deliver, news)
+
         while True:
             await self._wake.wait()
             self._wake.clear()
             jobs, self._jobs = [job for job in self._jobs if job.wanted], []
             drafts, speculations = list(self._drafting.values()), list(self._speculating.values())
-            result = await self._executor.run(run_turn, jobs, drafts, speculations, self._wake.is_set)
-            self._deliver(result)
+            self.steps += await self._executor.run(run_turn, jobs, drafts, speculations, self._wake.is_set, publish)
             self._rest()
             if self._jobs or self._drafting or self._speculating:
                 self._wake.set()
@@ -168,15 +172,14 @@ class Speculator:
         self._drafting[session] = task
         self._jobs.append(begin_job(task))
 
-    def _deliver(self, result: TurnResult) -> None:
-        self.steps += result.steps
-        for session, reused in result.opened.items():
+    def _deliver(self, news: News) -> None:
+        for session, reused in news.opened.items():
             self._send_opened(session, reused)
-        for session, error in result.failures.items():
+        for session, error in news.failures.items():
             self._fail(session, error)
-        for drafted in result.drafted:
+        for drafted in news.drafted:
             self._send(drafted)
-        for grown in result.grown:
+        for grown in news.grown:
             self._send_grown(grown)
 
     def _send_opened(self, session: DraftSession, reused: int) -> None:
@@ -204,7 +207,7 @@ class Speculator:
         for each in grown.prepared:
             outcome = Outcome(task.verifying.base_length, each.node, each.next_token)
             session.sent(outcome, each.proposal)
-            session.owner.send(DraftedProposal(session.id, outcome, each.proposal, task.timings), urgent=True)
+            session.owner.send(DraftedProposal(session.id, outcome, each.proposal, grown.timings), urgent=True)
 
     def _expire(self, session: DraftSession) -> None:
         limit = session.facts.time_left_ms

@@ -1,6 +1,7 @@
 """One turn on the executor's thread: what arrived is applied, then all unfinished work grows step by step.
 
-A turn ends with the first step that leaves something to be sent, or behind which something else has arrived.
+What a step leaves to be sent is published at once and sent while the next step runs. A turn ends when nothing is left
+to do, or with the first step behind which something else has arrived.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class Job:
 
 
 @dataclass
-class TurnResult:
-    """What came of a turn.
+class News:
+    """What came of the jobs or of a step: somebody is waiting to hear of it, if there is any.
 
     `opened` tells how many prefix tokens each opened session reused; a session
     named in `failures` can't be used again.
@@ -46,11 +47,8 @@ class TurnResult:
     failures: dict[DraftSession, PacelineError] = field(default_factory=dict)
     drafted: list[Drafted] = field(default_factory=list)
     grown: list[Grown] = field(default_factory=list)
-    steps: int = 0
 
-    @property
-    def has_news(self) -> bool:
-        """Whether anybody is waiting to hear of it."""
+    def __bool__(self) -> bool:
         return bool(self.opened or self.failures or self.drafted or self.grown)
 
 
@@ -108,8 +106,9 @@ def run_turn(
     drafts: Sequence[DraftTask],
     speculations: Sequence[SpeculationTask],
     interrupted: Callable[[], bool],
-) -> TurnResult:
-    """Apply the jobs, then advance all work, a step at a time for each drafter, until there is something to send.
+    publish: Callable[[News], object],
+) -> int:
+    """Apply the jobs, then advance all work, a step at a time for each drafter.
 
     What a job left ready is not kept waiting for a step. A job that fails fails
     its session alone; a step that fails fails the sessions of that step alone.
@@ -119,50 +118,65 @@ def run_turn(
         drafts: proposals that are waited for.
         speculations: proposals that are prepared.
         interrupted: whether something else has arrived; asked after each step.
+        publish: takes news; called on this thread.
+
+    Returns:
+        How many steps were taken.
     """
-    result = TurnResult()
+    steps, news = 0, News()
     for job in jobs:
-        if job.session not in result.failures:
-            _run(job, result)
-    _read(drafts, speculations, result)
-    if result.drafted or result.grown:
-        return result
+        if job.session not in news.failures:
+            _run(job, news)
     while True:
-        before = result.steps
-        for drafter, group in _by_drafter(drafts, speculations, result).items():
-            _advance(drafter, group, result)
-        _read(drafts, speculations, result)
-        if result.has_news or result.steps == before or interrupted():
-            return result
+        _read(drafts, speculations, news)
+        if news:
+            publish(news)
+            drafts, speculations = _unfinished(drafts, speculations, news)
+            news = News()
+        if steps and interrupted():
+            return steps
+        taken = sum(_advance(*each, news) for each in _by_drafter(drafts, speculations).items())
+        if not taken and not news:
+            return steps
+        steps += taken
 
 
-def _run(job: Job, result: TurnResult) -> None:
+def _unfinished(
+    drafts: Sequence[DraftTask], speculations: Sequence[SpeculationTask], news: News
+) -> tuple[list[DraftTask], list[SpeculationTask]]:
+    drafted = {each.task for each in news.drafted}
+    return (
+        [task for task in drafts if task not in drafted and task.session not in news.failures],
+        [task for task in speculations if task.session not in news.failures],
+    )
+
+
+def _run(job: Job, news: News) -> None:
     try:
         reused = job.run()
         if job.opens:
-            result.opened[job.session] = reused or 0
+            news.opened[job.session] = reused or 0
     except PacelineError as error:
-        result.failures[job.session] = error
+        news.failures[job.session] = error
     except Exception as error:
         logger.exception("drafter failed: session=%d", job.session.id)
-        result.failures[job.session] = _internal(job.session, error)
+        news.failures[job.session] = _internal(job.session, error)
 
 
-def _by_drafter(
-    drafts: Sequence[DraftTask], speculations: Sequence[SpeculationTask], result: TurnResult
-) -> dict[AnyDrafter, _Group]:
+def _by_drafter(drafts: Sequence[DraftTask], speculations: Sequence[SpeculationTask]) -> dict[AnyDrafter, _Group]:
     groups: dict[AnyDrafter, _Group] = {}
     for task in drafts:
-        if task.session not in result.failures and task.drafting is not None and not task.drafting.done:
+        if task.drafting is not None and not task.drafting.done:
             groups.setdefault(task.session.drafter, _Group()).drafts.append(task)
     for speculation in speculations:
         work = speculation.speculating
-        if speculation.session not in result.failures and work is not None and not work.done:
+        if work is not None and not work.done:
             groups.setdefault(speculation.session.drafter, _Group()).speculations.append(speculation)
     return groups
 
 
-def _advance(drafter: AnyDrafter, group: _Group, result: TurnResult) -> None:
+def _advance(drafter: AnyDrafter, group: _Group, news: News) -> bool:
+    """Take a step; says whether it computed any rows."""
     begun = time.monotonic()
     try:
         rows = drafter.advance(
@@ -172,9 +186,8 @@ def _advance(drafter: AnyDrafter, group: _Group, result: TurnResult) -> None:
         names = ",".join(str(session.id) for session in group.sessions)
         logger.exception("draft step failed: drafter=%s sessions=%s", drafter.manifest.name, names)
         for session in group.sessions:
-            result.failures[session] = _internal(session, error)
-        return
-    result.steps += rows > 0
+            news.failures[session] = _internal(session, error)
+        return False
     step_ms = (time.monotonic() - begun) * 1e3
     batch = len(group.sessions)
     for task in group.drafts:
@@ -183,16 +196,17 @@ def _advance(drafter: AnyDrafter, group: _Group, result: TurnResult) -> None:
     timings = StepTimings(forward_ms=step_ms, service_ms=step_ms, rows=rows, sessions=batch)
     for speculation in group.speculations:
         speculation.timings = timings
+    return rows > 0
 
 
-def _read(drafts: Sequence[DraftTask], speculations: Sequence[SpeculationTask], result: TurnResult) -> None:
+def _read(drafts: Sequence[DraftTask], speculations: Sequence[SpeculationTask], news: News) -> None:
     now = time.monotonic()
     for task in drafts:
-        if task.session not in result.failures and _is_over(task, now):
-            _read_draft(task, result)
+        if task.session not in news.failures and _is_over(task, now):
+            _read_draft(task, news)
     for speculation in speculations:
-        if speculation.session not in result.failures and speculation.speculating is not None:
-            _read_grown(speculation, result)
+        if speculation.session not in news.failures and speculation.speculating is not None:
+            _read_grown(speculation, news)
 
 
 def _is_over(task: DraftTask, now: float) -> bool:
@@ -200,29 +214,29 @@ def _is_over(task: DraftTask, now: float) -> bool:
     return task.drafting.done or (task.deadline is not None and now >= task.deadline)
 
 
-def _read_draft(task: DraftTask, result: TurnResult) -> None:
+def _read_draft(task: DraftTask, news: News) -> None:
     begun = time.monotonic()
     assert task.drafting is not None, "its begin job ran"
     try:
         proposal = task.drafting.proposal()
     except Exception as error:
         logger.exception("reading a proposal failed: session=%d", task.session.id)
-        result.failures[task.session] = _internal(task.session, error)
+        news.failures[task.session] = _internal(task.session, error)
         return
     task.sample_ms = (time.monotonic() - begun) * 1e3
-    result.drafted.append(Drafted(task, proposal))
+    news.drafted.append(Drafted(task, proposal))
 
 
-def _read_grown(task: SpeculationTask, result: TurnResult) -> None:
+def _read_grown(task: SpeculationTask, news: News) -> None:
     assert task.speculating is not None, "checked before"
     try:
         prepared = task.speculating.take_grown()
     except Exception as error:
         logger.exception("reading prepared proposals failed: session=%d", task.session.id)
-        result.failures[task.session] = _internal(task.session, error)
+        news.failures[task.session] = _internal(task.session, error)
         return
     if prepared:
-        result.grown.append(Grown(task, prepared))
+        news.grown.append(Grown(task, prepared, task.timings))
 
 
 def _internal(session: DraftSession, error: Exception) -> InternalError:

@@ -337,14 +337,13 @@ _highest_bound = compiled(_highest_of, fastmath={"nnan", "nsz"})
 
 
 def _insert_in(values: NDArray[np.float64], best: NDArray[np.intp], value: float, index: int) -> None:
-    m = values.size
-    place = m
-    while place > 0 and value > values[place - 1]:  # equals stay in front: they have lower ids
+    place = values.size - 1
+    if not value > values[place]:  # equals stay in front: they have lower ids
+        return
+    while place > 0 and value > values[place - 1]:
+        values[place], best[place] = values[place - 1], best[place - 1]
         place -= 1
-    if place < m:
-        values[place + 1 :] = values[place : m - 1].copy()
-        best[place + 1 :] = best[place : m - 1].copy()
-        values[place], best[place] = value, index
+    values[place], best[place] = value, index
 
 
 insert = compiled(_insert_in, inlined=True)
@@ -429,10 +428,19 @@ def _best_of_rows(
     key_low: int,
     key_high: int,
 ) -> NDArray[np.intp]:
-    """The m best of each row [n, V] in order, -1 where fewer survive. Returns [n, m]."""
+    """The m best of each row [n, V] in order, -1 where fewer survive. Returns [n, m].
+
+    Rows at one position race the same noise, whose ceilings are most of the work.
+    """
     best = np.empty((len(positions), m), np.intp)
+    ceilings = np.empty(scores.shape, np.float32)
     for row in range(len(positions)):
-        position = positions[row]
-        ceilings = _ceilings_of_row(0, scores.shape[1], position, round_key, tag, key_low, key_high)
-        best[row] = _best_of_race(scores[row], ceilings, m, 0, position, round_key, tag, key_low, key_high)
+        position, same = positions[row], row
+        for other in range(row):
+            if positions[other] == position:
+                same = other
+                break
+        if same == row:
+            ceilings[row] = _ceilings_of_row(0, scores.shape[1], position, round_key, tag, key_low, key_high)
+        best[row] = _best_of_race(scores[row], ceilings[same], m, 0, position, round_key, tag, key_low, key_high)
     return best

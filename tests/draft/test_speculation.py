@@ -262,7 +262,9 @@ def test_what_a_commit_drops_is_freed_without_the_collector() -> None:
     try:
         for _ in range(3):
             driver.verify(K4)
-            driver.run()
+            driver.run(2)
+            assert driver.speculation is not None
+            assert not driver.speculation.done, "a commit comes while there is more to compute"
             driver.commit(next(iter(driver.prepared)))
         driver.speculation = None
         collected = gc.collect()

@@ -47,7 +47,7 @@ def test_rows_raced_together_draw_what_each_draws_alone(size: int) -> None:
     scores = np.round(rng.standard_normal((5, size)) * 3, 1).astype(np.float32)  # with ties
     scores[1, rng.random(size) < 0.97] = -INF
     scores[1, 7] = 0
-    positions, key = (9, 2, 9, 4_000_000_000, 0), NoiseKey(6, 3)
+    positions, key = (9, 2, 9, 4_000_000_000, 9), NoiseKey(6, 3)
     for m in (1, 4, size):
         alone = [race_best(row, m, key, Stream.DRAFT, at, 5) for row, at in zip(scores, positions, strict=True)]
         assert race_rows(scores, m, key, Stream.DRAFT, positions, 5) == alone
