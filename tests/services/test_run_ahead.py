@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
+from paceline.engine.executor import Executor
 from paceline.engine.interface import Logits, StepItem, StepPlan
 from paceline.engine.table_spec import TableSpec
 from paceline.grammar import Grammars
@@ -268,6 +269,39 @@ async def test_a_session_that_is_closed_in_a_run_frees_its_rows() -> None:
         events.link.send(target_open(2, PREFIX))
         await verdict_of(events, first_round(2, PREFIX))
         assert len(rounds_of(engine, 1)) <= 5, "the step that ran was the run's last"
+
+
+async def test_a_run_needs_nothing_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its steps follow each other on the engine's thread: the way to the loop and back costs time in each."""
+    jobs: list[str] = []
+    run = Executor.run
+
+    async def counted(self: Executor, fn: Callable[..., Any], *args: Any) -> Any:
+        jobs.append(fn.__name__)
+        return await run(self, fn, *args)
+
+    async with target() as (servicer, events):
+        events.link.send(target_open(1, PREFIX))
+        await events.of(TargetOpened, 1)
+        monkeypatch.setattr(Executor, "run", counted)
+        events.link.send(sent(PREFIX, 11))
+        verdicts = await run_of(events, PREFIX, 12)
+        await eventually(lambda: servicer.scheduler._running is None, "the run has ended")
+    assert drawn(verdicts) == own_tokens(PREFIX, 12)
+    assert jobs.count("_go_on") == 1
+
+
+async def test_a_service_that_stops_ends_its_runs_with_the_step_that_runs() -> None:
+    engine = PacedEngine(steps=4)
+    async with target(engine) as (servicer, events):
+        events.link.send(target_open(1, PREFIX))
+        events.link.send(sent(PREFIX, MAX_RUN_AHEAD))
+        await run_of(events, PREFIX, 3)
+        await servicer.close()
+        servicer.runner = asyncio.create_task(asyncio.sleep(WAIT_S))  # what the harness will close
+        engine.let(100)
+        await asyncio.to_thread(servicer.scheduler._executor.close)
+        assert len(rounds_of(engine, 1)) <= 5
 
 
 async def test_a_cut_link_ends_the_runs_of_its_sessions() -> None:
