@@ -54,7 +54,7 @@ class Grant:
 
 @dataclass(eq=False)
 class Session:
-    """A session's state; changed on the event loop only.
+    """A session's state; changed under the scheduler's lock.
 
     `key` is its number in the engine. Its KV holds the first `prefilled` tokens
     of the prefix, of which the first `reused` came from other sessions; after
