@@ -81,7 +81,6 @@ class Scheduler:
         self._opening: dict[int, Session] = {}
         self._ready: dict[int, Session] = {}
         self._closing: list[Session] = []
-        self._running: Step | None = None
         self._stopped = False
         self._lock = threading.RLock()
         """Held by who changes sessions, or which of them are ready."""
@@ -324,34 +323,30 @@ class Scheduler:
         def publish(events: _Events) -> None:
             loop.call_soon_threadsafe(self._send, events)
 
-        self._begin_step(step)
-        try:
-            await self._executor.run(self._go_on, publish)
-        except PeerUnavailable:
-            raise
-        except Exception as error:
-            assert self._running is not None, "it failed"
-            sessions = self._running.sessions
-            logger.exception("step failed: sessions=%s", ",".join(str(session.id) for session in sessions))
-            for session in sessions:
-                self._fail(session, internal(session, error))
+        self._take_out(step)
+        await self._executor.run(self._go_on, step, publish)
 
-    def _begin_step(self, step: Step) -> None:
+    def _take_out(self, step: Step) -> None:
         for work in step.rounds:
             self._ready.pop(work.session.key, None)
-        self._running = step
 
-    def _go_on(self, publish: Callable[[_Events], None]) -> None:
+    def _go_on(self, begun: Step, publish: Callable[[_Events], None]) -> None:
         """On the executor's thread: run the step that has begun, then the next, while nobody is needed for it."""
-        while self._running is not None:
-            result = run_step(self._engine, self._running)
+        step: Step | None = begun
+        while step is not None:
+            try:
+                result = run_step(self._engine, step)
+            except PeerUnavailable:
+                raise
+            except Exception as error:
+                logger.exception("step failed: sessions=%s", ",".join(str(session.id) for session in step.sessions))
+                publish([(session, internal(session, error)) for session in step.sessions])
+                return
             with self._lock:
-                events = self._take_in(self._running, result)
-                self._running = None
-                if self._may_go_on():
-                    step = gather_step(self._ready.values(), (), self._settings)
-                    assert step is not None, "somebody is ready"
-                    self._begin_step(step)
+                events = self._take_in(step, result)
+                step = gather_step(self._ready.values(), (), self._settings) if self._may_go_on() else None
+                if step is not None:
+                    self._take_out(step)
             publish(events)
 
     def _may_go_on(self) -> bool:

@@ -280,13 +280,12 @@ async def test_a_run_needs_nothing_of_the_loop(monkeypatch: pytest.MonkeyPatch) 
         jobs.append(fn.__name__)
         return await run(self, fn, *args)
 
-    async with target() as (servicer, events):
+    async with target() as (_, events):
         events.link.send(target_open(1, PREFIX))
         await events.of(TargetOpened, 1)
         monkeypatch.setattr(Executor, "run", counted)
         events.link.send(sent(PREFIX, 11))
         verdicts = await run_of(events, PREFIX, 12)
-        await eventually(lambda: servicer.scheduler._running is None, "the run has ended")
     assert drawn(verdicts) == own_tokens(PREFIX, 12)
     assert jobs.count("_go_on") == 1
 
