@@ -19,7 +19,9 @@ WINDOW_ROUNDS = 32
 """Fewest rounds of a window; under load: so many for each running request."""
 ROUNDS_PER_REQUEST = 3
 PROBE_SHARE = 0.01
-"""Share of the time that looking at other levels may take, once each has been looked at."""
+"""Share of the time that looking at other levels may cost, once each has been looked at."""
+LEAST_PAUSE = 10.0
+"""A look that cost nothing is followed by so many times as long at the best level."""
 HOPELESS = 1.5
 """A look at another level ends early when it takes so many times as long as the best level would."""
 MANY_ROUNDS = 1 << 20
@@ -44,13 +46,19 @@ class _Load:
     level: Level = Level.FULL
     best_ms: float = 0.0
     """Time at the best level since the last look at another."""
-    probe_ms: float = 0.0
-    """What that look took."""
+    pause_ms: float = 0.0
+    """So much of it must pass before the next."""
     looks: int = 0
 
     def best(self) -> Level:
         """The level with most tokens a second so far; of equals, the freest."""
         return max(self.rates, key=lambda level: (self.rates[level].value, level))
+
+    def pause_for(self, tokens: int, elapsed: float) -> float:
+        """Milliseconds at the best level that make up for a window, by what it cost beyond that level."""
+        if not self.rates:
+            return 0.0
+        return max(0.0, elapsed - tokens / self.rates[self.best()].value) / PROBE_SHARE
 
 
 class Throttle:
@@ -59,6 +67,8 @@ class Throttle:
     def __init__(self) -> None:
         self._loads: dict[int, _Load] = {}
         self._running = self._free = self._off = 0
+        self._settling = 0
+        """Rounds still to come that may have begun before the last change of level."""
         self._began: float | None = None
         self._tokens = self._rounds = 0
 
@@ -96,6 +106,9 @@ class Throttle:
         if measured is None or elapsed <= 0:
             return
         load = self._load()
+        if self._settling:
+            self._settle(load, elapsed, now)
+            return
         if self._rounds >= self._window or self._is_hopeless(load, measured, elapsed):
             self._close(load, measured, elapsed)
             self._restart(now)
@@ -111,7 +124,7 @@ class Throttle:
         load = self._load()
         left = float(max(0, self._window - self._rounds))
         if self._began is not None and len(load.rates) == len(Level) and load.level == load.best():
-            ms = load.probe_ms / PROBE_SHARE - load.best_ms - (now - self._began)
+            ms = load.pause_ms - load.best_ms - (now - self._began)
             left = max(left, ms * load.rates[load.level].value)
         return int(left / max(1, self._running))
 
@@ -126,13 +139,14 @@ class Throttle:
         self._off += change * off
 
     def _load(self) -> _Load:
-        """Loads are told apart by powers of two; a new one begins with the level of the next smaller."""
+        """Loads are told apart by powers of two; one that nothing is known of takes the best of the nearest other."""
         size = self._running.bit_length()
-        if size not in self._loads:
-            smaller = [other for other in self._loads if other < size]
-            level = self._loads[max(smaller)].level if smaller else Level.FULL
-            self._loads[size] = _Load(level=level)
-        return self._loads[size]
+        load = self._loads.setdefault(size, _Load())
+        if not load.rates:
+            known = [other for other, each in self._loads.items() if each.rates]
+            nearest = min(known, key=lambda other: (abs(other - size), other), default=None)
+            load.level = Level.FULL if nearest is None else self._loads[nearest].best()
+        return load
 
     def _measured_level(self) -> Level | None:
         """The level that this window tells of; None: requests differ."""
@@ -146,6 +160,13 @@ class Throttle:
             return False
         return self._tokens < best.value * elapsed / HOPELESS and elapsed > WINDOW_ROUNDS / 4 / best.value
 
+    def _settle(self, load: _Load, elapsed: float, now: float) -> None:
+        """The first round of each request after a change of level tells of neither; what it cost, the look cost."""
+        self._settling -= 1
+        if not self._settling:
+            load.pause_ms += load.pause_for(self._tokens, elapsed)
+            self._restart(now)
+
     def _close(self, load: _Load, measured: Level, elapsed: float) -> None:
         rate = self._tokens / elapsed
         load.rates.setdefault(measured, Mean(rate, 0.0, limit=REMEMBERED)).add(rate)
@@ -154,18 +175,21 @@ class Throttle:
         if measured == load.best():
             load.best_ms += elapsed
         else:
-            load.best_ms, load.probe_ms = 0.0, elapsed
+            load.pause_ms += max(LEAST_PAUSE * elapsed, load.pause_for(self._tokens, elapsed))
         load.level = self._next_level(load)
+        if load.level != measured:
+            self._settling = self._running
 
     def _next_level(self, load: _Load) -> Level:
         """A level that was never seen, one that is due to be seen again, or the best."""
         unseen = [level for level in Level if level not in load.rates]
         if unseen:
             return unseen[-1]
-        if not load.best_ms or load.best_ms * PROBE_SHARE < load.probe_ms:
+        if load.best_ms <= load.pause_ms:
             return load.best()
         others = [level for level in Level if level != load.best()]
         load.looks += 1
+        load.best_ms = load.pause_ms = 0.0
         return others[load.looks % len(others)]
 
     def _restart(self, now: float) -> None:
