@@ -193,11 +193,8 @@ class Drafting:
 
     @property
     def drafts_outcomes(self) -> bool:
-        """Whether the draft service prepares proposals that may be staged for the round in flight.
-
-        Not among many requests: a round trip is then hidden by their rounds, and staging takes of the coordinator.
-        """
-        return self._plan.fan_out > 0 and not self._throttle.crowded
+        """Whether the draft service prepares proposals that may be staged for the round in flight."""
+        return self._plan.fan_out > 0
 
     def copies(self, round_: Round) -> bool:
         """Whether the round follows an n-gram match, or may come to: what is staged for it is there at once."""

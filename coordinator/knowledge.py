@@ -88,6 +88,8 @@ class Costs:
         ahead: the same where the target began the round by itself.
         draft_step: one level of a proposal that is drafted just in time.
         draft_wire: such a proposal's wait beyond its steps.
+        queue, queue_late: what a round waits for its step at the target; the same behind such a wait, when the step
+            that others share may have left without it.
     """
 
     verify: RowCost = field(default_factory=RowCost)
@@ -100,6 +102,8 @@ class Costs:
     ahead: Mean = field(default_factory=lambda: Mean(0.0, 0.0))
     draft_step: Mean = field(default_factory=lambda: Mean(0.0, 0.0))
     draft_wire: Mean = field(default_factory=lambda: Mean(1.0, 1.0))
+    queue: Mean = field(default_factory=lambda: Mean(0.0, 0.0))
+    queue_late: Mean = field(default_factory=lambda: Mean(0.0, 0.0))
 
     @property
     def trip(self) -> float:
@@ -116,8 +120,9 @@ class Costs:
         return max(self.trip, self.plain_sent.value - self.plain_ahead.value) if known else self.trip
 
     def wait(self, depth: int) -> float:
-        """Expected wait for a proposal of this depth, drafted just in time."""
-        return self.draft_wire.value + depth * self.draft_step.value
+        """Expected wait for a proposal of this depth, drafted just in time, and what comes of being late."""
+        late = max(0.0, self.queue_late.value - self.queue.value) if self.queue_late.weight else 0.0
+        return self.draft_wire.value + depth * self.draft_step.value + late
 
 
 class Knowledge:

@@ -410,6 +410,8 @@ class RequestPolicy:
     ) -> None:
         costs, target = self._costs, record.target
         step_ms = target.forward_ms + target.sample_ms
+        queue = costs.queue_late if plan.source is Source.WAIT else costs.queue
+        queue.add(min(target.queue_ms, OUTLIER * step_ms))
         beyond = costs.ahead if record.ran_ahead else costs.sent
         beyond.add(max(0.0, ms - record.draft_wait_ms - step_ms))
         own_rows = 1 + (len(proposal) if proposal is not None else 0)

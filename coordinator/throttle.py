@@ -1,13 +1,15 @@
-"""How freely all requests of a coordinator may draft, judged by what comes out: tokens a second at this load. Pure.
+"""How freely all requests of a coordinator may draft, judged by what comes out: how fast they run at this load. Pure.
 
 The policy's estimates are of one request; what drafting takes from all the others (a core that the
-services share, a draft service in a queue) shows in the sum alone. So the sum is measured in windows,
-a mean for each level at each number of running requests; the best level is used, and the others are
-looked at again within `PROBE_SHARE` of the time.
+services share, a draft service in a queue) shows in all of them together alone. So their speed, tokens
+over the milliseconds of all requests, is measured in windows, a mean for each level at each number of
+running requests. The best level is used, and the others are looked at again for a share of the time:
+what a look and the way there and back cost is made up for before the next.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -17,7 +19,7 @@ FEWEST_REQUESTS = 4
 """Fewer running requests than this are left to the policy: what pays depends on their texts, not on each other."""
 WINDOW_ROUNDS = 32
 """Fewest rounds of a window; under load: so many for each running request."""
-ROUNDS_PER_REQUEST = 3
+ROUNDS_PER_REQUEST = 8
 PROBE_SHARE = 0.01
 """Share of the time that looking at other levels may cost, once each has been looked at."""
 LEAST_PAUSE = 10.0
@@ -39,26 +41,80 @@ class Level(IntEnum):
 
 
 @dataclass
+class _Window:
+    """What has run since requests of another kind or number came, or another level.
+
+    `settling`: rounds still to come that may have begun before: they tell of neither. `looks`: whether they are on
+    the way to another level or back. `request_ms` counts each millisecond once for each request that ran.
+    """
+
+    settling: int = 0
+    looks: bool = False
+    tokens: int = 0
+    rounds: int = 0
+    request_ms: float = 0.0
+
+    @property
+    def speed(self) -> float:
+        return self.tokens / self.request_ms
+
+
+@dataclass
 class _Load:
     """What is known at one number of running requests, roughly."""
 
-    rates: dict[Level, Mean] = field(default_factory=dict)
+    speeds: dict[Level, Mean] = field(default_factory=dict)
     level: Level = Level.FULL
     best_ms: float = 0.0
-    """Time at the best level since the last look at another."""
+    """Request time at the best level since the last look at another."""
     pause_ms: float = 0.0
     """So much of it must pass before the next."""
     looks: int = 0
 
-    def best(self) -> Level:
-        """The level with most tokens a second so far; of equals, the freest."""
-        return max(self.rates, key=lambda level: (self.rates[level].value, level))
+    @property
+    def left_ms(self) -> float:
+        """Request time before another level may be looked at."""
+        return self.pause_ms - self.best_ms
 
-    def pause_for(self, tokens: int, elapsed: float) -> float:
-        """Milliseconds at the best level that make up for a window, by what it cost beyond that level."""
-        if not self.rates:
-            return 0.0
-        return max(0.0, elapsed - tokens / self.rates[self.best()].value) / PROBE_SHARE
+    def best(self) -> Level:
+        """The level at which requests ran fastest so far; of equals, the freest."""
+        return max(self.speeds, key=lambda level: (self.speeds[level].value, level))
+
+    def pause_for(self, window: _Window) -> float:
+        """Request time at the best level that makes up for a window, by what it cost beyond that level."""
+        best_ms = window.tokens / self.speeds[self.best()].value
+        return max(0.0, window.request_ms - best_ms) / PROBE_SHARE
+
+    def is_hopeless(self, measured: Level, window: _Window) -> bool:
+        """Whether a look at a level has shown already that it is far behind."""
+        if not self.speeds or measured == self.best():
+            return False
+        best = self.speeds[self.best()].value
+        enough = window.request_ms > WINDOW_ROUNDS / 4 / best
+        return enough and window.tokens < best * window.request_ms / HOPELESS
+
+    def learn(self, measured: Level, window: _Window) -> None:
+        """Take a window in and choose the level of the next."""
+        self.speeds.setdefault(measured, Mean(window.speed, 0.0, limit=REMEMBERED)).add(window.speed)
+        if measured != self.level:
+            return
+        if measured == self.best():
+            self.best_ms += window.request_ms
+        else:
+            self.pause_ms += max(LEAST_PAUSE * window.request_ms, self.pause_for(window))
+        self.level = self._next_level()
+
+    def _next_level(self) -> Level:
+        """A level that was never seen, one that is due to be seen again, or the best."""
+        unseen = [level for level in Level if level not in self.speeds]
+        if unseen:
+            return unseen[-1]
+        if self.left_ms >= 0:
+            return self.best()
+        others = [level for level in Level if level != self.best()]
+        self.looks += 1
+        self.best_ms = self.pause_ms = 0.0
+        return others[self.looks % len(others)]
 
 
 class Throttle:
@@ -67,131 +123,101 @@ class Throttle:
     def __init__(self) -> None:
         self._loads: dict[int, _Load] = {}
         self._running = self._free = self._off = 0
-        self._settling = 0
-        """Rounds still to come that may have begun before the last change of level."""
-        self._began: float | None = None
-        self._tokens = self._rounds = 0
+        self._window = _Window()
+        self._latest = 0.0
 
     @property
     def level(self) -> Level:
         """What requests may use now."""
-        return self._load().level if self.crowded else Level.FULL
-
-    @property
-    def crowded(self) -> bool:
-        """Whether requests share the target with so many others that what one costs is what the others lose."""
-        return self._running >= FEWEST_REQUESTS
+        return self._load().level if self._is_crowded else Level.FULL
 
     def enter(self, now: float, *, follows: bool, off: bool) -> None:
         """A request begins; `follows`: it leaves its drafting to the policy, `off`: it is target-only."""
-        self._count(1, follows=follows, off=off)
-        self._restart(now)
+        self._count(1, now, follows=follows, off=off)
 
     def leave(self, now: float, *, follows: bool, off: bool) -> None:
         """A request has ended."""
-        self._count(-1, follows=follows, off=off)
-        self._restart(now)
+        self._count(-1, now, follows=follows, off=off)
 
     def add(self, committed: int, now: float) -> None:
         """Count a round of any request."""
-        if not self.crowded:
-            return
-        if self._began is None:
-            self._restart(now)
-            return
-        self._tokens += committed
-        self._rounds += 1
-        elapsed = now - self._began
-        measured = self._measured_level()
-        if measured is None or elapsed <= 0:
+        self._pass(now)
+        window, measured = self._window, self._measured
+        window.tokens += committed
+        window.rounds += 1
+        if measured is None or window.request_ms <= 0:
             return
         load = self._load()
-        if self._settling:
-            self._settle(load, elapsed, now)
-            return
-        if self._rounds >= self._window or self._is_hopeless(load, measured, elapsed):
-            self._close(load, measured, elapsed)
-            self._restart(now)
+        if window.settling:
+            window.settling -= 1
+            if not window.settling:
+                load.pause_ms += load.pause_for(window) if window.looks else 0.0
+                self._window = _Window()
+        elif window.rounds >= self._enough or (window.rounds >= self._running and load.is_hopeless(measured, window)):
+            level = load.level
+            load.learn(measured, window)
+            turned = load.level != level
+            self._window = _Window(self._running, looks=True) if turned else _Window()
 
     def forget(self, now: float) -> None:
         """What has run until now says nothing of the level in force."""
-        self._restart(now)
+        self._pass(now)
+        self._window = _Window(self._window.settling, self._window.looks)
 
     def rounds_left(self, now: float) -> int:
         """Rounds that each target-only request has before another level may be looked at, or this one was."""
-        if self._measured_level() is None:
+        if self._measured is None:
             return MANY_ROUNDS
-        load = self._load()
-        left = float(max(0, self._window - self._rounds))
-        if self._began is not None and len(load.rates) == len(Level) and load.level == load.best():
-            ms = load.pause_ms - load.best_ms - (now - self._began)
-            left = max(left, ms * load.rates[load.level].value)
+        self._pass(now)
+        load, window = self._load(), self._window
+        left = float(max(0, self._enough - window.rounds))
+        if len(load.speeds) == len(Level) and load.level == load.best():
+            left = max(left, (load.left_ms - window.request_ms) * load.speeds[load.level].value)
         return int(left / max(1, self._running))
 
     @property
-    def _window(self) -> int:
-        """Rounds of a window."""
+    def _is_crowded(self) -> bool:
+        """Whether requests share the target with so many others that what one costs is what the others lose."""
+        return self._running >= FEWEST_REQUESTS
+
+    @property
+    def _enough(self) -> int:
+        """Rounds of a whole window."""
         return max(WINDOW_ROUNDS, ROUNDS_PER_REQUEST * self._running)
 
-    def _count(self, change: int, *, follows: bool, off: bool) -> None:
-        self._running += change
-        self._free += change * (follows and not off)
-        self._off += change * off
+    @property
+    def _size(self) -> int:
+        """Loads are told apart by powers of two, between which they change: limits often are such powers."""
+        return round(math.log2(max(1, self._running)))
 
-    def _load(self) -> _Load:
-        """Loads are told apart by powers of two; one that nothing is known of takes the best of the nearest other."""
-        size = self._running.bit_length()
-        load = self._loads.setdefault(size, _Load())
-        if not load.rates:
-            known = [other for other, each in self._loads.items() if each.rates]
-            nearest = min(known, key=lambda other: (abs(other - size), other), default=None)
-            load.level = Level.FULL if nearest is None else self._loads[nearest].best()
-        return load
-
-    def _measured_level(self) -> Level | None:
-        """The level that this window tells of; None: requests differ."""
+    @property
+    def _measured(self) -> Level | None:
+        """The level that the window tells of; None: requests are few, or differ."""
+        if not self._is_crowded:
+            return None
         if self._off == self._running:
             return Level.NONE
         return self._load().level if self._free == self._running else None
 
-    def _is_hopeless(self, load: _Load, measured: Level, elapsed: float) -> bool:
-        best = load.rates.get(load.best()) if load.rates else None
-        if best is None or measured == load.best() or self._rounds < self._running:
-            return False
-        return self._tokens < best.value * elapsed / HOPELESS and elapsed > WINDOW_ROUNDS / 4 / best.value
+    def _load(self) -> _Load:
+        """Of as many requests as run now; one that nothing is known of takes the best level of the nearest other."""
+        size = self._size
+        load = self._loads.setdefault(size, _Load())
+        if not load.speeds:
+            known = [other for other, each in self._loads.items() if each.speeds]
+            nearest = min(known, key=lambda other: (abs(other - size), other), default=None)
+            load.level = Level.FULL if nearest is None else self._loads[nearest].best()
+        return load
 
-    def _settle(self, load: _Load, elapsed: float, now: float) -> None:
-        """The first round of each request after a change of level tells of neither; what it cost, the look cost."""
-        self._settling -= 1
-        if not self._settling:
-            load.pause_ms += load.pause_for(self._tokens, elapsed)
-            self._restart(now)
+    def _count(self, change: int, now: float, *, follows: bool, off: bool) -> None:
+        self._pass(now)
+        before = self._size, self._measured
+        self._running += change
+        self._free += change * (follows and not off)
+        self._off += change * off
+        if (self._size, self._measured) != before:
+            self._window = _Window(self._running)
 
-    def _close(self, load: _Load, measured: Level, elapsed: float) -> None:
-        rate = self._tokens / elapsed
-        load.rates.setdefault(measured, Mean(rate, 0.0, limit=REMEMBERED)).add(rate)
-        if measured != load.level:
-            return
-        if measured == load.best():
-            load.best_ms += elapsed
-        else:
-            load.pause_ms += max(LEAST_PAUSE * elapsed, load.pause_for(self._tokens, elapsed))
-        load.level = self._next_level(load)
-        if load.level != measured:
-            self._settling = self._running
-
-    def _next_level(self, load: _Load) -> Level:
-        """A level that was never seen, one that is due to be seen again, or the best."""
-        unseen = [level for level in Level if level not in load.rates]
-        if unseen:
-            return unseen[-1]
-        if load.best_ms <= load.pause_ms:
-            return load.best()
-        others = [level for level in Level if level != load.best()]
-        load.looks += 1
-        load.best_ms = load.pause_ms = 0.0
-        return others[load.looks % len(others)]
-
-    def _restart(self, now: float) -> None:
-        self._began = now if self._running else None
-        self._tokens = self._rounds = 0
+    def _pass(self, now: float) -> None:
+        self._window.request_ms += self._running * (now - self._latest)
+        self._latest = now

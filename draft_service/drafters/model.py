@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 SHORT_LAG = MAX_PROPOSAL_NODES + 1
 """A lag that one round can leave is caught up at once; prefixes and longer ones wait their turn."""
-ROWS_PER_STEP = 16
+ROWS_PER_STEP = 64
 """Most rows up to which a step is filled with speculation."""
 
 

@@ -16,7 +16,7 @@ from coordinator.knowledge import Knowledge
 from coordinator.policy import LEAST_PLAIN, Options, Plan
 from coordinator.sequence import Job, Sequence
 from coordinator.target_session import Ahead
-from coordinator.throttle import FEWEST_REQUESTS, Level, Throttle
+from coordinator.throttle import Level, Throttle
 from draft_service.session import DraftSession
 from paceline.rpc.link import DraftLink
 from paceline.tokenizer import TableTokenizer
@@ -319,13 +319,3 @@ def test_what_the_target_has_begun_with_is_the_round_whatever_the_plan_was() -> 
     assert drafted.proposal == begun
     assert not drafted.hit
     assert request.drafting.run_ahead == 0
-
-
-def test_among_many_requests_no_outcome_is_staged(request_: Request) -> None:
-    drafting: Any = request_.drafting
-    drafting._plan = Plan(fan_out=4, branch_depth=2, branch_nodes=2)
-    round_ = Round(1, len(PROMPT) - 1, ROOT, PROMPT[-1:])
-    assert drafting.max_staged(round_) > 0
-    for _ in range(FEWEST_REQUESTS):
-        request_.throttle.enter(0.0, follows=True, off=False)
-    assert drafting.max_staged(round_) == 0

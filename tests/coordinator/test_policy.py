@@ -110,6 +110,30 @@ def test_a_proposal_is_not_waited_for_on_a_hunch() -> None:
     assert settled(policy, options).source is Source.NONE
 
 
+def test_a_wait_is_dear_where_the_step_that_others_share_leaves_meanwhile() -> None:
+    knowledge, policy = taught(0.5)
+    options = Options(room=60, drafts=True)
+    assert settled(policy, options).source is Source.WAIT
+    before = policy._wait(options).value
+    late = dataclasses.replace(record(9, 1, 8).target, queue_ms=PLAIN_MS)
+    for _ in range(100):
+        seen = record(9, 1, 8, target=late, draft_wait_ms=9.0, draft=StepTimings(forward_ms=8.0))
+        policy.learn(Plan(Source.WAIT, 8, 8), dataclasses.replace(seen, round_ms=50.0), None, ())
+    assert knowledge.costs.wait(1) > PLAIN_MS / 2
+    assert policy._wait(options).value < before
+    assert settled(policy, options).source is Source.NONE
+
+
+def test_a_queue_that_every_round_stands_in_is_no_reason_not_to_wait() -> None:
+    knowledge, policy = taught(0.7)
+    alone = knowledge.costs.wait(4)
+    for plan in (Plan(), Plan(Source.WAIT, 8, 8)):
+        for _ in range(100):
+            target = dataclasses.replace(record(9).target, queue_ms=PLAIN_MS)
+            policy.learn(plan, record(target=target, round_ms=2 * PLAIN_MS), None, ())
+    assert knowledge.costs.wait(4) == pytest.approx(alone)
+
+
 def test_a_long_match_is_proposed_at_length_and_a_short_unsure_one_is_not() -> None:
     _, policy = taught()
     for _ in range(200):

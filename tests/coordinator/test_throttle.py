@@ -125,6 +125,28 @@ def test_what_the_way_to_a_look_and_back_costs_counts_as_the_looks() -> None:
     assert 0 < lost < 0.0125 * (machine.now - begun)
 
 
+class Busy(Machine):
+    """Requests come and go all the time."""
+
+    def seen(self, level: Level) -> None:
+        if self.rounds % 20 == 0:
+            self.throttle.leave(self.now, follows=True, off=False)
+        if self.rounds % 20 == 10:
+            self.throttle.enter(self.now, follows=True, off=False)
+        self.rounds += 1
+
+    rounds = 0
+
+
+def test_requests_that_come_and_go_at_one_load_are_measured_together() -> None:
+    machine = Busy(17)
+    rates = {Level.NONE: 1.0, Level.NGRAM: 0.9, Level.FULL: 0.5}
+    machine.run(100_000, rates)
+    machine.ms_at = dict.fromkeys(Level, 0.0)
+    machine.run(100_000, rates)
+    assert machine.ms_at[Level.NONE] > 0.95 * sum(machine.ms_at.values())
+
+
 def test_an_idle_coordinator_measures_nothing() -> None:
     machine = Machine(4)
     machine.run(1_000, dict.fromkeys(Level, 1.0))
