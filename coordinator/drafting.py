@@ -39,7 +39,7 @@ from paceline.types import (
 
 RUN_AHEAD = 16
 """Rounds that may run ahead where nothing will be proposed for as long; a setting may say less."""
-STAGED = 12
+STAGED = 24
 """Proposals to leave with the target for the outcomes of one round; no others are looked at for it."""
 UNTOLD_TOKENS = 16
 """Tokens of a run after which the draft service hears of them at the latest: it would have to catch up on more."""

@@ -147,17 +147,13 @@ class Throttle:
         window.rounds += 1
         if measured is None or window.request_ms <= 0:
             return
-        load = self._load()
         if window.settling:
-            window.settling -= 1
-            if not window.settling:
-                load.pause_ms += load.pause_for(window) if window.looks else 0.0
-                self._window = _Window()
-        elif window.rounds >= self._enough or (window.rounds >= self._running and load.is_hopeless(measured, window)):
-            level = load.level
+            self._settle(window)
+        elif self._is_whole(window, measured):
+            load = self._load()
+            before = load.level
             load.learn(measured, window)
-            turned = load.level != level
-            self._window = _Window(self._running, looks=True) if turned else _Window()
+            self._window = _Window() if load.level == before else _Window(self._running, looks=True)
 
     def forget(self, now: float) -> None:
         """What has run until now says nothing of the level in force."""
@@ -174,6 +170,19 @@ class Throttle:
         if len(load.speeds) == len(Level) and load.level == load.best():
             left = max(left, (load.left_ms - window.request_ms) * load.speeds[load.level].value)
         return int(left / max(1, self._running))
+
+    def _settle(self, window: _Window) -> None:
+        window.settling -= 1
+        if window.settling:
+            return
+        load = self._load()
+        if window.looks:
+            load.pause_ms += load.pause_for(window)
+        self._window = _Window()
+
+    def _is_whole(self, window: _Window, measured: Level) -> bool:
+        hopeless = window.rounds >= self._running and self._load().is_hopeless(measured, window)
+        return hopeless or window.rounds >= self._enough
 
     @property
     def _is_crowded(self) -> bool:

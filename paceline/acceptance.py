@@ -158,13 +158,15 @@ def block_length(draws: Sequence[float], weights: Sequence[float], masses: Seque
 # The target's side
 
 
-def draw_coupled(scores: NDArray[np.float32], positions: Sequence[int], noise: NoiseKey) -> tuple[int, ...]:
-    """The target's own token after each row of [n + 1, V], by the noise of the row's position.
+def draw_coupled(
+    scores: NDArray[np.float32], positions: Sequence[int], noise: NoiseKey, divisor: float = 1.0
+) -> tuple[int, ...]:
+    """The target's own token after each row of [n + 1, V] over a divisor, by the noise of the row's position.
 
     The root's row draws the round's first position, the row of a node at depth d draws d further
     (`draw_positions`). No round key: the text must not depend on how it was cut into rounds.
     """
-    return tuple(drawn for (drawn,) in race_rows(scores, 1, noise, Stream.DRAFT, positions))
+    return tuple(race_rows(scores, 1, noise, Stream.DRAFT, positions, divisor=divisor)[:, 0].tolist())
 
 
 def draw_positions(round_: Round) -> tuple[int, ...]:

@@ -135,7 +135,7 @@ class CoordinatorConfig(_Settings):
         16, ge=0, le=64, description="Most rounds the target may begin by itself where nothing is proposed; 0: none."
     )
     max_staged: int = Field(
-        12, ge=0, le=64, description="Most proposals left with the target for one round's outcomes; 0: none."
+        24, ge=0, le=64, description="Most proposals left with the target for one round's outcomes; 0: none."
     )
     seed: int | None = Field(None, ge=0, lt=1 << 64, description="Seed of requests that bring none; unset: drawn.")
     max_concurrent_requests: int = Field(1024, ge=1, le=1 << 20)

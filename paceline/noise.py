@@ -25,7 +25,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -146,24 +146,45 @@ def race_best(
 
 
 def race_rows(
-    scores: Scores, m: int, key: NoiseKey, stream: Stream, positions: Sequence[int], round_key: int = 0
-) -> list[tuple[int, ...]]:
+    scores: Scores,
+    m: int,
+    key: NoiseKey,
+    stream: Stream,
+    positions: Sequence[int],
+    round_key: int = 0,
+    *,
+    divisor: float = 1.0,
+) -> NDArray[np.intp]:
     """`race_best` of each row of log-weights [n, V], each at a position of its own.
+
+    Args:
+        scores: [n, V].
+        m: at least 1.
+        key, stream, round_key: of every row.
+        positions: [n].
+        divisor: the log-weights are the scores over it, in the scores' own precision.
+
+    Returns:
+        [n, m]; -1 where fewer ids survive.
 
     Raises:
         InvalidInput: as `race_best`.
     """
-    if scores.shape[1] > SHORT_ROW:
-        rows = zip(scores, positions, strict=True)
-        return [race_best(row, m, key, stream, position, round_key) for row, position in rows]
     require(m >= 1, "m", m, "at least 1")
+    best = np.full((len(scores), m), -1, np.intp)
     if not positions:
-        return []
+        return best
+    if scores.shape[1] > SHORT_ROW:
+        weights = scores if divisor == 1 else scores / scores.dtype.type(divisor)
+        for row, (found, position) in enumerate(zip(weights, positions, strict=True)):
+            ids = race_best(found, m, key, stream, position, round_key)
+            best[row, : len(ids)] = ids
+        return best
     address, _ = (_address(key, stream, position, round_key) for position in (min(positions), max(positions)))
-    largest = scores.max(axis=1, initial=-math.inf)
-    require_finite("largest score", largest)
-    best = _best_of_rows(scores, m, np.array(positions), *address[1:])
-    return [tuple(i for i in row if i >= 0) for row in best.tolist()]
+    over: Any = scores.dtype.type(divisor)
+    if not _best_of_rows(scores, over, np.array(positions), *address[1:], best):
+        require_finite("largest score", (scores / over).max(axis=1, initial=-math.inf))
+    return best
 
 
 def require_finite(name: str, largest: NDArray[np.floating]) -> None:
@@ -418,29 +439,59 @@ def _ceilings_of_row(
     return _ceilings_of_words(words.reshape(-1)[:count])
 
 
+def _is_finite_of(scores: Scores) -> bool:
+    """Whether a row's largest score is finite, and none is NaN."""
+    unequal = 0
+    for i in range(scores.size):
+        unequal += scores[i] != scores[i]
+    if unequal:
+        return False
+    return math.isfinite(_highest_score(scores))
+
+
+def _highest_score_of(scores: Scores) -> float:
+    highest: float = scores[0]
+    for i in range(1, scores.size):
+        highest = scores[i] if scores[i] > highest else highest  # becomes a vector maximum
+    return highest
+
+
+_highest_score = compiled(_highest_score_of, fastmath={"nnan", "nsz"})
+_is_finite = compiled(_is_finite_of)
+
+
 @compiled
 def _best_of_rows(
     scores: Scores,
-    m: int,
+    divisor: float,
     positions: NDArray[np.int64],
     round_key: int,
     tag: int,
     key_low: int,
     key_high: int,
-) -> NDArray[np.intp]:
-    """The m best of each row [n, V] in order, -1 where fewer survive. Returns [n, m].
+    best: NDArray[np.intp],
+) -> bool:
+    """Put the m best of each row [n, V] over the divisor into `best` [n, m], in order; -1 where fewer survive.
 
-    Rows at one position race the same noise, whose ceilings are most of the work.
+    Rows at one position race the same noise, whose ceilings are most of the work. Returns whether every row could be
+    raced.
     """
-    best = np.empty((len(positions), m), np.intp)
-    ceilings = np.empty(scores.shape, np.float32)
-    for row in range(len(positions)):
+    count, size = scores.shape
+    ceilings = np.empty((count, size), np.float32)
+    weights = np.empty(size, scores.dtype)
+    for row in range(count):
+        for i in range(size):
+            weights[i] = scores[row, i] / divisor
+        if not _is_finite(weights):
+            return False
         position, same = positions[row], row
         for other in range(row):
             if positions[other] == position:
                 same = other
                 break
         if same == row:
-            ceilings[row] = _ceilings_of_row(0, scores.shape[1], position, round_key, tag, key_low, key_high)
-        best[row] = _best_of_race(scores[row], ceilings[same], m, 0, position, round_key, tag, key_low, key_high)
-    return best
+            ceilings[row] = _ceilings_of_row(0, size, position, round_key, tag, key_low, key_high)
+        best[row] = _best_of_race(
+            weights, ceilings[same], best.shape[1], 0, position, round_key, tag, key_low, key_high
+        )
+    return True

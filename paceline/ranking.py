@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.compiled import compiled
+from paceline.exponential import REORDER, exp
 from paceline.noise import Scores, insert
 from paceline.types import require
 
@@ -15,30 +14,33 @@ _STRIDE = 128
 """Scores whose maximum says whether any of them matters."""
 
 
-def largest_ids(scores: Scores, m: int) -> tuple[int, ...]:
-    """Ids of the m largest scores in order, the lowest id first among equals; fewer if fewer are above -inf.
+def largest_of_rows(scores: Scores, m: int) -> NDArray[np.intp]:
+    """Ids of the m largest scores of each row in order, the lowest id first among equals.
 
     Args:
-        scores: [V], none of them NaN.
+        scores: [n, V], none of them NaN.
         m: at least 1.
+
+    Returns:
+        [n, m]; -1 where fewer scores are above -inf.
     """
     require(m >= 1, "m", m, "at least 1")
-    found = _largest(scores, m)
-    return tuple(found[found >= 0].tolist())
+    best = np.empty((len(scores), m), np.intp)
+    _largest_of_rows(scores, best)
+    return best
 
 
-def shares(scores: NDArray[np.float32], ids: Sequence[Sequence[int]]) -> list[list[float]]:
-    """Softmax of some ids of each row [n, V], in float32."""
-    with np.errstate(over="ignore"):  # so far below that nothing is left
-        weights = scores - scores.max(axis=1, keepdims=True)
-    np.exp(weights, out=weights)
-    sums = weights.sum(axis=1)
-    return [(row[list(of)] / total).tolist() for row, of, total in zip(weights, ids, sums, strict=True)]
+def shares(scores: NDArray[np.float32], ids: NDArray[np.intp], divisor: float = 1.0) -> NDArray[np.float32]:
+    """Softmax of each row [n, V] over a divisor, at some of its ids [n, m]; 0 for ids below 0. Returns [n, m]."""
+    found = np.empty(ids.shape, np.float32)
+    _shares_of_rows(scores, np.float32(1 / divisor), ids, found)
+    return found
 
 
 def warm_up() -> None:
     """Compile what is compiled here (or load it from the cache), so that no request pays for it."""
-    largest_ids(np.zeros(8, np.float32), 2)
+    scores = np.zeros((1, 8), np.float32)
+    shares(scores, largest_of_rows(scores, 2))
 
 
 def _highest_of(scores: Scores) -> float:
@@ -52,14 +54,43 @@ _highest = compiled(_highest_of, fastmath={"nnan", "nsz"})
 
 
 @compiled
-def _largest(scores: Scores, m: int) -> NDArray[np.intp]:
-    values = np.full(m, -np.inf)
-    best = np.full(m, -1, np.intp)
+def _largest_of_rows(scores: Scores, best: NDArray[np.intp]) -> None:
+    for row in range(len(scores)):
+        _largest(scores[row], best[row])
+
+
+@compiled
+def _largest(scores: Scores, best: NDArray[np.intp]) -> None:
+    values = np.full(best.size, -np.inf)
+    best[:] = -1
     for start in range(0, scores.size, _STRIDE):
         end = min(start + _STRIDE, scores.size)
-        if _highest(scores[start:end]) <= values[m - 1]:
+        if _highest(scores[start:end]) <= values[-1]:
             continue
         for i in range(start, end):
-            if scores[i] > values[m - 1]:  # hardly ever: less than a call
+            if scores[i] > values[-1]:  # hardly ever: less than a call
                 insert(values, best, np.float64(scores[i]), i)
-    return best
+
+
+def _weight_of(scores: NDArray[np.float32], highest: float, scale: np.float32) -> np.float32:
+    total = np.float32(0)
+    for i in range(scores.size):
+        total += exp((scores[i] - highest) * scale)
+    return total
+
+
+_weight = compiled(_weight_of, fastmath=REORDER)
+
+
+@compiled
+def _shares_of_rows(
+    scores: NDArray[np.float32], scale: np.float32, ids: NDArray[np.intp], found: NDArray[np.float32]
+) -> None:
+    for row in range(len(scores)):
+        highest = _highest(scores[row])
+        total = _weight(scores[row], highest, scale)
+        for place in range(ids.shape[1]):
+            token = ids[row, place]
+            found[row, place] = np.float32(0)
+            if token >= 0:
+                found[row, place] = np.float32(np.exp((scores[row, token] - highest) * scale) / total)

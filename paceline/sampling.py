@@ -25,6 +25,9 @@ SUPPORT_MASS = 0.995
 PARTIAL_SELECTION = 1024
 """Largest ids looked at before top-p sorts a whole row."""
 
+LEAST_SHARED_TEMPERATURE = 1e-6
+"""Below it logit / T may overflow, and what is done then needs the whole row."""
+
 
 def processed_scores(logits: NDArray[np.float32], params: SamplingParams) -> NDArray[np.float32]:
     """Log-weights of the processed distribution for each row.
@@ -54,6 +57,20 @@ def processed_scores(logits: NDArray[np.float32], params: SamplingParams) -> NDA
     if params.min_p > 0:
         _apply_min_p(scores, params.min_p)
     return scores
+
+
+def divided_scores(logits: NDArray[np.float32], params: SamplingParams) -> tuple[NDArray[np.float32], float]:
+    """What a race may take in place of `processed_scores`: log-weights [rows, V] and what is to divide them.
+
+    Where temperature alone shapes the law these are the logits themselves: who races them reads them once.
+
+    Raises:
+        InvalidInput: as `processed_scores`, where that is called.
+    """
+    alone = not params.top_k and params.top_p >= 1 and params.min_p <= 0
+    if alone and params.temperature >= LEAST_SHARED_TEMPERATURE:
+        return logits, params.temperature
+    return processed_scores(logits, params), 1.0
 
 
 def greedy_tokens(logits: NDArray[np.float32]) -> tuple[int, ...]:

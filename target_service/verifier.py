@@ -9,10 +9,16 @@ from __future__ import annotations
 import math
 
 from paceline import acceptance
-from paceline.engine.interface import LEAST_SHARED_TEMPERATURE, Draw, Drawing, Logits
+from paceline.engine.interface import Draw, Drawing, Logits
 from paceline.errors import InvalidInput
 from paceline.processors import Processors
-from paceline.sampling import greedy_tokens, processed_scores, row_logprobs
+from paceline.sampling import (
+    LEAST_SHARED_TEMPERATURE,
+    divided_scores,
+    greedy_tokens,
+    processed_scores,
+    row_logprobs,
+)
 from paceline.tree import children
 from paceline.types import ROOT, Acceptance, Round, RowLogprobs, SamplingParams, TargetOpen, Verdict
 
@@ -51,8 +57,8 @@ def verify(logits: Logits, facts: TargetOpen, round_: Round, processors: Process
 def _draw_coupled(processed: Logits, facts: TargetOpen, round_: Round) -> tuple[int, ...]:
     if facts.sampling.greedy:
         return greedy_tokens(processed)
-    scores = processed_scores(processed, facts.sampling)
-    return acceptance.draw_coupled(scores, acceptance.draw_positions(round_), facts.noise)
+    scores, divisor = divided_scores(processed, facts.sampling)
+    return acceptance.draw_coupled(scores, acceptance.draw_positions(round_), facts.noise, divisor)
 
 
 def _process(logits: Logits, round_: Round, processors: Processors) -> Logits:

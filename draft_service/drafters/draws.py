@@ -19,10 +19,16 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.engine.interface import LEAST_SHARED_TEMPERATURE, Logits, Ranked, Ranking
+from paceline.engine.interface import Logits, Ranked, Ranking
 from paceline.noise import Stream, race, race_best, race_rows, require_finite
-from paceline.ranking import largest_ids, shares
-from paceline.sampling import processed_scores, sparse_support, support_scores
+from paceline.ranking import largest_of_rows, shares
+from paceline.sampling import (
+    LEAST_SHARED_TEMPERATURE,
+    divided_scores,
+    processed_scores,
+    sparse_support,
+    support_scores,
+)
 from paceline.types import Acceptance, NoiseKey, SamplingParams, SparseDistribution
 
 _TINY = float(np.finfo(np.float32).tiny)
@@ -75,8 +81,9 @@ class CoupledDraws:
     def read(self, logits: Logits, positions: Sequence[int], count: int) -> Sequence[Law]:  # noqa: D102
         if self.sampling.greedy:
             return _best_of(logits, count)
-        scores = processed_scores(logits, self.sampling)
-        return _with_q(scores, race_rows(scores, count, self.noise, Stream.DRAFT, positions))
+        scores, divisor = divided_scores(logits, self.sampling)
+        ids = race_rows(scores, count, self.noise, Stream.DRAFT, positions, divisor=divisor)
+        return _with_q(scores, ids, divisor)
 
     def ranking_of(self, positions: tuple[int, ...], count: int) -> Ranking | None:  # noqa: D102
         temperature = self.sampling.temperature
@@ -159,12 +166,13 @@ def _best_of(logits: Logits, count: int) -> list[Law]:
         InvalidInput: a row whose largest logit is not finite, or that holds a NaN.
     """
     require_finite("largest logit", logits.max(axis=1))
-    return _with_q(logits, [largest_ids(row, count) for row in logits])
+    return _with_q(logits, largest_of_rows(logits, count))
 
 
-def _with_q(scores: Logits, token_ids: Sequence[Sequence[int]]) -> list[Law]:
-    """Tokens of each row with the softmax of the row as q: a confidence, from which nothing is drawn."""
+def _with_q(scores: Logits, token_ids: NDArray[np.intp], divisor: float = 1.0) -> list[Law]:
+    """Tokens of each row with the row's softmax as q: a confidence, from which nothing is drawn."""
     laws = []
-    for ids, q in zip(token_ids, shares(scores, token_ids), strict=True):
-        laws.append(Law(tuple(NextToken(token, max(value, _TINY)) for token, value in zip(ids, q, strict=True))))
+    for ids, q in zip(token_ids.tolist(), shares(scores, token_ids, divisor).tolist(), strict=True):
+        pairs = zip(ids, q, strict=True)
+        laws.append(Law(tuple(NextToken(token, max(value, _TINY)) for token, value in pairs if token >= 0)))
     return laws

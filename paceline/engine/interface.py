@@ -147,10 +147,6 @@ class Engine(Protocol):
         """
 
 
-LEAST_SHARED_TEMPERATURE = 1e-6
-"""Below it logit / T may overflow, and what is done then needs the whole row."""
-
-
 @dataclass(frozen=True)
 class Draw:
     """How a round is drawn from its logits, where temperature alone shapes them: 0 is greedy."""
@@ -264,7 +260,6 @@ class RankingEngine(Protocol):
 
 
 __all__ = [
-    "LEAST_SHARED_TEMPERATURE",
     "NO_PREFIX",
     "ROOT",
     "Draw",

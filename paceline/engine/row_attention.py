@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from paceline.compiled import compiled
 from paceline.engine.interface import ROOT, StepItem
 from paceline.engine.kv import SessionKV
-from paceline.engine.row_math import ITEM, REORDER, exp, floats
+from paceline.engine.row_math import ITEM, floats
+from paceline.exponential import REORDER, exp
 
 DTYPE = torch.float32
 """What it computes in, and what keys and values must be."""

@@ -13,7 +13,8 @@ from scipy import stats
 from paceline import noise
 from paceline.errors import InvalidInput
 from paceline.noise import Stream, exponentials, race, race_best, race_rows
-from paceline.types import NoiseKey
+from paceline.sampling import divided_scores, processed_scores
+from paceline.types import NoiseKey, SamplingParams
 from tests.math import plain
 
 INF = float("inf")
@@ -50,7 +51,9 @@ def test_rows_raced_together_draw_what_each_draws_alone(size: int) -> None:
     positions, key = (9, 2, 9, 4_000_000_000, 9), NoiseKey(6, 3)
     for m in (1, 4, size):
         alone = [race_best(row, m, key, Stream.DRAFT, at, 5) for row, at in zip(scores, positions, strict=True)]
-        assert race_rows(scores, m, key, Stream.DRAFT, positions, 5) == alone
+        together = race_rows(scores, m, key, Stream.DRAFT, positions, 5)
+        assert [tuple(i for i in row if i >= 0) for row in together.tolist()] == alone
+        assert together.shape == (5, m)
 
 
 @pytest.mark.parametrize("size", [24, noise.SHORT_ROW + 1])
@@ -61,7 +64,24 @@ def test_rows_raced_together_are_refused_as_one_is(size: int) -> None:
         race_rows(scores, 1, NoiseKey(0), Stream.DRAFT, (0, 1))
     with pytest.raises(InvalidInput, match="position"):
         race_rows(scores[:1], 1, NoiseKey(0), Stream.DRAFT, (1 << 32,))
-    assert race_rows(scores[:0], 1, NoiseKey(0), Stream.DRAFT, ()) == []
+    scores[1] = 0
+    scores[1, size // 2] = np.nan
+    with pytest.raises(InvalidInput, match="largest score = nan"):
+        race_rows(scores, 1, NoiseKey(0), Stream.DRAFT, (0, 1))
+    assert race_rows(scores[:0], 1, NoiseKey(0), Stream.DRAFT, ()).shape == (0, 1)
+
+
+@pytest.mark.parametrize("size", [24, noise.SHORT_ROW + 1])
+def test_a_divisor_races_what_was_divided_before(size: int) -> None:
+    logits = (np.random.default_rng(size).standard_normal((40, size)) * 7).astype(np.float32)
+    positions = tuple(range(40))
+    for temperature in (0.3, 0.8, 1.7):
+        params = SamplingParams(temperature=temperature)
+        scores, divisor = divided_scores(logits, params)
+        assert scores is logits
+        found = race_rows(scores, 4, NoiseKey(1), Stream.DRAFT, positions, divisor=divisor)
+        before = race_rows(processed_scores(logits, params), 4, NoiseKey(1), Stream.DRAFT, positions)
+        assert found.tolist() == before.tolist()
 
 
 def test_race_equals_the_definition_row_by_row() -> None:

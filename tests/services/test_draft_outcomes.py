@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from draft_service import speculator
+from draft_service.drafters.model import ROWS_PER_STEP
 from draft_service.servicer import DraftServicer
 from paceline.types import (
     ROOT,
@@ -363,7 +364,7 @@ async def test_sessions_share_steps_and_drafts_come_first() -> None:
         assert len(with_draft) == 3
         await settled(events, servicer)
     assert max(len(plan.items) for plan in engine.plans) >= 8
-    assert max(plan.rows for plan in engine.plans) <= 16 + len(PREFIX)
+    assert max(plan.rows for plan in engine.plans) <= ROWS_PER_STEP + len(PREFIX)
     assert servicer.status().frames_sent - frames <= 2 * len(engine.plans)
 
 
