@@ -84,6 +84,17 @@ def test_a_divisor_races_what_was_divided_before(size: int) -> None:
         assert found.tolist() == before.tolist()
 
 
+@pytest.mark.parametrize("size", [4 * noise._LANES - 1, 4 * noise._LANES + 1, 9 * noise._LANES + 3])
+def test_a_long_row_has_the_noise_of_each_of_its_ids(size: int) -> None:
+    key, position = NoiseKey(11, 2), 4_000_000_001
+    surprisals = -np.log(exponentials(key, Stream.DRAFT, position, size, 3).astype(np.float64))
+    ceilings = noise._ceilings.row(noise._address(key, Stream.DRAFT, position, 3), 0, size)
+    assert ((surprisals <= ceilings + 1e-3) & (ceilings <= np.maximum(surprisals, -2) + 3)).all()
+    scores = np.zeros(size, np.float32)
+    best = np.argsort(-surprisals, kind="stable")[:6]
+    assert race_best(scores, 6, key, Stream.DRAFT, position, 3) == tuple(best.tolist())
+
+
 def test_race_equals_the_definition_row_by_row() -> None:
     for n, row in enumerate(rows()):
         key = NoiseKey(n * 0x9E3779B97F4A7C15 % 2**64, n % 3)

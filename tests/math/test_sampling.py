@@ -83,7 +83,7 @@ def test_chain_keeps_transformers_tokens_and_scores(chain: SamplingParams, vocab
     seed=st.integers(0, 2**32 - 1),
     temperature=st.floats(0.05, 20),
     top_k=st.integers(0, 60),
-    top_p=st.floats(0.01, 1),
+    top_p=st.just(1.0) | st.floats(0.01, 1 - 1e-9),  # nearer to 1 the rounding of a sum decides
     min_p=st.floats(0, 0.9),
 )
 def test_any_chain_keeps_transformers_tokens(
