@@ -21,9 +21,12 @@ WINDOW_ROUNDS = 32
 """Fewest rounds of a window; under load: so many for each running request."""
 ROUNDS_PER_REQUEST = 8
 PROBE_SHARE = 0.01
-"""Share of the time that looking at other levels may cost, once each has been looked at."""
+"""Share of the time that looking at other levels may cost, once each has been looked at a few times."""
 LEAST_PAUSE = 10.0
 """A look that cost nothing is followed by so many times as long at the best level."""
+FIRST_LOOKS, FIRST_PAUSE = 3, 4.0
+"""So many looks at a level are followed by no more than that, whatever they cost: one may have come at a bad time,
+and would count for long."""
 HOPELESS = 1.5
 """A look at another level ends early when it takes so many times as long as the best level would."""
 MANY_ROUNDS = 1 << 20
@@ -101,7 +104,9 @@ class _Load:
         if measured == self.best():
             self.best_ms += window.request_ms
         else:
-            self.pause_ms += max(LEAST_PAUSE * window.request_ms, self.pause_for(window))
+            known = self.speeds[measured].weight > FIRST_LOOKS
+            least = (LEAST_PAUSE if known else FIRST_PAUSE) * window.request_ms
+            self.pause_ms += max(least, self.pause_for(window)) if known else least
         self.level = self._next_level()
 
     def _next_level(self) -> Level:
@@ -176,7 +181,7 @@ class Throttle:
         if window.settling:
             return
         load = self._load()
-        if window.looks:
+        if window.looks and all(mean.weight > FIRST_LOOKS for mean in load.speeds.values()):
             load.pause_ms += load.pause_for(window)
         self._window = _Window()
 

@@ -69,7 +69,7 @@ def test_target_only_requests_say_what_target_only_is_worth() -> None:
     for _ in range(4):
         machine.throttle.enter(machine.now, follows=True, off=False)
     seen = set()
-    for _ in range(30):
+    for _ in range(15):
         seen.add(machine.throttle.level)
         machine.run(100, {Level.NONE: 1.0, Level.NGRAM: 1.2, Level.FULL: 1.1})
     assert seen == {Level.NGRAM, Level.FULL}, "target-only needs no look of its own yet"
@@ -123,6 +123,16 @@ def test_what_the_way_to_a_look_and_back_costs_counts_as_the_looks() -> None:
     machine.run(400_000, rates)
     lost = machine.now - begun - machine.rounds * MS_PER_ROUND
     assert 0 < lost < 0.0125 * (machine.now - begun)
+
+
+def test_a_first_look_at_a_bad_time_does_not_count_for_long() -> None:
+    machine = Machine(4)
+    rates = {Level.NONE: 1.4, Level.NGRAM: 0.9, Level.FULL: 1.0}
+    machine.run(2_000, rates | {Level.NONE: 0.3})
+    machine.run(20_000, rates)
+    machine.ms_at = dict.fromkeys(Level, 0.0)
+    machine.run(40_000, rates)
+    assert machine.ms_at[Level.NONE] > 0.9 * sum(machine.ms_at.values())
 
 
 class Busy(Machine):
