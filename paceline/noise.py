@@ -295,17 +295,28 @@ _STRIDE = 128
 _SLACK, _RELATIVE_SLACK = 1e-3, 2.0**-22
 
 
+def _round_of(
+    c0: np.uint32, c1: np.uint32, c2: np.uint32, c3: np.uint32, k0: np.uint32, k1: np.uint32
+) -> tuple[np.uint32, np.uint32, np.uint32, np.uint32]:
+    first = _MULTIPLIER_0 * np.uint64(c0)
+    second = _MULTIPLIER_1 * np.uint64(c2)
+    return (
+        np.uint32(np.uint32(second >> _SHIFT) ^ c1 ^ k0),
+        np.uint32(second),
+        np.uint32(np.uint32(first >> _SHIFT) ^ c3 ^ k1),
+        np.uint32(first),
+    )
+
+
+_round = compiled(_round_of, inlined=True)
+
+
 @compiled
 def _block(
     c0: np.uint32, c1: np.uint32, c2: np.uint32, c3: np.uint32, k0: np.uint32, k1: np.uint32
 ) -> tuple[np.uint32, np.uint32, np.uint32, np.uint32]:
     for _ in range(_ROUNDS):
-        first = _MULTIPLIER_0 * np.uint64(c0)
-        second = _MULTIPLIER_1 * np.uint64(c2)
-        c0 = np.uint32(np.uint32(second >> _SHIFT) ^ c1 ^ k0)
-        c1 = np.uint32(second)
-        c2 = np.uint32(np.uint32(first >> _SHIFT) ^ c3 ^ k1)
-        c3 = np.uint32(first)
+        c0, c1, c2, c3 = _round(c0, c1, c2, c3, k0, k1)
         k0 = np.uint32(k0 + _WEYL_0)
         k1 = np.uint32(k1 + _WEYL_1)
     return c0, c1, c2, c3
@@ -433,11 +444,7 @@ def _mix(c0: Words, c1: Words, c2: Words, c3: Words, n: int, k0: np.uint32, k1: 
     """`_block` of n counters at once, in place."""
     for _ in range(_ROUNDS):
         for i in range(n):
-            first = _MULTIPLIER_0 * np.uint64(c0[i])
-            second = _MULTIPLIER_1 * np.uint64(c2[i])
-            c0[i] = np.uint32(np.uint32(second >> _SHIFT) ^ c1[i] ^ k0)
-            c2[i] = np.uint32(np.uint32(first >> _SHIFT) ^ c3[i] ^ k1)
-            c1[i], c3[i] = np.uint32(second), np.uint32(first)
+            c0[i], c1[i], c2[i], c3[i] = _round(c0[i], c1[i], c2[i], c3[i], k0, k1)
         k0 = np.uint32(k0 + _WEYL_0)
         k1 = np.uint32(k1 + _WEYL_1)
 
@@ -462,16 +469,6 @@ def _ceilings_of_row(
     return _ceilings_of_words(words.reshape(-1)[:count])
 
 
-def _is_finite_of(scores: Scores) -> bool:
-    """Whether a row's largest score is finite, and none is NaN."""
-    unequal = 0
-    for i in range(scores.size):
-        unequal += scores[i] != scores[i]
-    if unequal:
-        return False
-    return math.isfinite(_highest_score(scores))
-
-
 def _highest_score_of(scores: Scores) -> float:
     highest: float = scores[0]
     for i in range(1, scores.size):
@@ -479,7 +476,20 @@ def _highest_score_of(scores: Scores) -> float:
     return highest
 
 
-_highest_score = compiled(_highest_score_of, fastmath={"nnan", "nsz"})
+highest_score = compiled(_highest_score_of, fastmath={"nnan", "nsz"})
+"""In compiled code: the largest of some scores; the caller knows that none is NaN, or looks for it itself."""
+
+
+def _is_finite_of(scores: Scores) -> bool:
+    """Whether a row's largest score is finite, and none is NaN."""
+    unequal = 0
+    for i in range(scores.size):
+        unequal += scores[i] != scores[i]
+    if unequal:
+        return False
+    return math.isfinite(highest_score(scores))
+
+
 _is_finite = compiled(_is_finite_of)
 
 

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from paceline.compiled import compiled
 from paceline.exponential import REORDER, exp
-from paceline.noise import Scores, insert
+from paceline.noise import Scores, highest_score, insert
 from paceline.types import require
 
 _STRIDE = 128
@@ -43,16 +43,6 @@ def warm_up() -> None:
     shares(scores, largest_of_rows(scores, 2))
 
 
-def _highest_of(scores: Scores) -> float:
-    highest: float = scores[0]
-    for i in range(1, scores.size):
-        highest = scores[i] if scores[i] > highest else highest  # becomes a vector maximum
-    return highest
-
-
-_highest = compiled(_highest_of, fastmath={"nnan", "nsz"})
-
-
 @compiled
 def _largest_of_rows(scores: Scores, best: NDArray[np.intp]) -> None:
     for row in range(len(scores)):
@@ -65,7 +55,7 @@ def _largest(scores: Scores, best: NDArray[np.intp]) -> None:
     best[:] = -1
     for start in range(0, scores.size, _STRIDE):
         end = min(start + _STRIDE, scores.size)
-        if _highest(scores[start:end]) <= values[-1]:
+        if highest_score(scores[start:end]) <= values[-1]:
             continue
         for i in range(start, end):
             if scores[i] > values[-1]:  # hardly ever: less than a call
@@ -87,7 +77,7 @@ def _shares_of_rows(
     scores: NDArray[np.float32], scale: np.float32, ids: NDArray[np.intp], found: NDArray[np.float32]
 ) -> None:
     for row in range(len(scores)):
-        highest = _highest(scores[row])
+        highest = highest_score(scores[row])
         total = _weight(scores[row], highest, scale)
         for place in range(ids.shape[1]):
             token = ids[row, place]

@@ -202,7 +202,7 @@ def test_how_long_target_only_lasts_is_told_so_that_runs_end_before_a_look() -> 
     machine = Forecasts(8)
     machine.run(400_000, {Level.NONE: 1.0, Level.NGRAM: 0.8, Level.FULL: 0.5})
     assert machine.throttle.level is Level.NONE or machine.ms_at[Level.NONE] > 390_000
-    assert machine.longest >= 100
+    assert machine.longest > 100
     assert machine.broken == 0
 
 
