@@ -322,8 +322,10 @@ class Drafting:
         run_ahead = max(0, min(sequence.room - 1, self._run_ahead))
         if self._off or self._fixed == 0:
             return Plan(run_ahead=run_ahead)
+        if self._level is not Level.FULL:
+            run_ahead = min(run_ahead, self._throttle.rounds_left(_now_ms()))
         if self._level is Level.NONE:
-            return Plan(run_ahead=min(run_ahead, self._throttle.rounds_left(_now_ms())))
+            return Plan(run_ahead=run_ahead)
         room = max(0, min(sequence.room - 1, MAX_PROPOSAL_NODES))
         if not room:
             return TARGET_ONLY

@@ -6,7 +6,6 @@ the last ones learned.
 
 from __future__ import annotations
 
-import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -71,12 +70,18 @@ class RowCost:
         if len(points) == 1 or rows <= points[0][0]:
             at, ms = points[0]
             return max(0.0, ms * (1 + PRIOR_ROW_SHARE * (rows - at) / max(1.0, 1 + PRIOR_ROW_SHARE * at)))
-        for (low, low_ms), (high, high_ms) in itertools.pairwise(points):
-            if rows <= high:
-                return low_ms + (high_ms - low_ms) * (rows - low) / (high - low)
+        place = bisect_left(points, (rows,))
+        if place < len(points):
+            (low, low_ms), (high, high_ms) = points[place - 1], points[place]
+            return low_ms + (high_ms - low_ms) * (rows - low) / (high - low)
         (low, low_ms), (high, high_ms) = points[-2:]
         slope = max((high_ms - low_ms) / (high - low), PRIOR_ROW_SHARE * points[0][1] / 4)
         return high_ms + slope * (rows - high)
+
+    def beyond(self, rows: float, most: int) -> list[float]:
+        """What n rows more add to a step of `rows`, for n = 0 to `most`; milliseconds."""
+        base = self.ms(rows)
+        return [self.ms(rows + n) - base for n in range(most + 1)]
 
     def _line(self) -> list[tuple[float, float]]:
         points: list[tuple[float, float]] = []

@@ -88,8 +88,8 @@ class Costs:
         ahead: the same where the target began the round by itself.
         draft_step: one level of a proposal that is drafted just in time.
         draft_wire: such a proposal's wait beyond its steps.
-        queue, queue_late: what a round waits for its step at the target; the same behind such a wait, when the step
-            that others share may have left without it.
+        queue, queue_late: what a round that is sent waits for its step at the target; the same behind such a wait,
+            when the step that others share may have left without it.
     """
 
     verify: RowCost = field(default_factory=RowCost)

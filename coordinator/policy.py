@@ -170,7 +170,7 @@ class RequestPolicy:
 
     def worth_verifying(self, proposal: Proposal) -> Proposal | None:
         """The first nodes of a model's proposal that are worth their rows, if its outcome comes true."""
-        _, nodes = self._best_first(self._reached(proposal), 0.0, 0.0)
+        _, nodes = self._best_first(self._reached(proposal))
         return proposal.first(nodes) if nodes else None
 
     def worth_copying(self, length: int, room: int) -> int:
@@ -306,13 +306,13 @@ class RequestPolicy:
 
     def _match_value(self, length: int, room: int) -> tuple[float, int]:
         chances = (self._own.by_match.chance(length + i) for i in range(min(room, MAX_MATCH_TOKENS)))
-        return self._best_chain(chances, 0.0, 0.0)
+        return self._best_chain(chances)
 
     def _cached(self, options: Options) -> tuple[float, int]:
         """Value and number of the cached proposal's first nodes that are worth their rows."""
         if options.cached is None or not len(options.cached):
             return 0.0, 0
-        return self._best_first(self._reached(options.cached), 0.0, 0.0)
+        return self._best_first(self._reached(options.cached))
 
     def _reached(self, proposal: Proposal) -> list[float]:
         """Chance of each node of a model's proposal."""
@@ -331,27 +331,32 @@ class RequestPolicy:
         by_depth = self._depth_chances(options.room)
         by_rank = [self._own.by_rank.chance(rank) for rank in range(2, MOST_LAST + 1)] if options.trees else []
         chains, trees = expected_of_trees(by_depth, ()), expected_of_trees(by_depth, by_rank)
+        prices = self._row_prices(len(chains) + MOST_LAST)
         for depth, (chain, tree) in enumerate(zip(chains, trees, strict=False), 1):
+            wait_price = rate * costs.wait(depth)
             # As many nodes as steps are a chain.
             for nodes, expected in enumerate((*chain, *tree[1:]), depth):
-                value = expected - self._row_price(nodes) - rate * costs.wait(depth)
-                best = max(best, _Shape(value, depth, nodes), key=operator.attrgetter("value"))
+                value = expected - prices[nodes] - wait_price
+                if value > best.value:
+                    best = _Shape(value, depth, nodes)
         return best
 
     def _outlook(self, options: Options, otherwise: float) -> tuple[int, int]:
         """Fan-out and depth of outcome drafting; `otherwise` is what a round is worth without it."""
         if not options.drafts or not options.fan_out:
             return 0, 0
-        value, depth = self._best_chain(self._depth_chances(options.room), 0.0, 0.0)
+        value, depth = self._best_chain(self._depth_chances(options.room))
         gain = self._own.hits.value * max(0.0, value - otherwise)
-        cost = self.rate * self._sharers.value * max(0.0, self._costs.outlook.value)
+        # The drafting of all who share the step delays all of them: each answers for its own share of that.
+        cost = self.rate * max(0.0, self._costs.outlook.value)
         return (options.fan_out, depth) if gain > cost else (0, 0)
 
     def _tree_nodes(self, depth: int, options: Options) -> int:
         """Nodes of a proposal so deep: second children where their chance exceeds a row's price."""
         if not options.trees or not depth:
             return depth
-        price = self._row_price(depth + 1) - self._row_price(depth)
+        *_, before, after = self._row_prices(depth + 1)
+        price = after - before
         reached = (1.0, *survival(self._depth_chances(depth)))
         second = self._own.by_rank.chance(2)
         extra = sum((above - below) * second > price for above, below in itertools.pairwise(reached))
@@ -369,27 +374,24 @@ class RequestPolicy:
             tables[rank].chance(q) for rank, q in zip(_ranks(proposal), proposal.draft_probabilities, strict=True)
         ]
 
-    def _best_chain(self, chances: Iterable[float], once_ms: float, each_ms: float) -> tuple[float, int]:
-        return self._best_first(survival(chances), once_ms, each_ms)
+    def _best_chain(self, chances: Iterable[float]) -> tuple[float, int]:
+        return self._best_first(survival(chances))
 
-    def _best_first(self, reached: Sequence[float], once_ms: float, each_ms: float) -> tuple[float, int]:
+    def _best_first(self, reached: Sequence[float]) -> tuple[float, int]:
         """The first n nodes of greatest value, n ≥ 1, and that value; (0, 0) when none is worth anything."""
         best = (0.0, 0)
         expected = 0.0
-        rate = self.rate
-        for n, chance in enumerate(reached, 1):
+        for n, (chance, price) in enumerate(zip(reached, self._row_prices(len(reached))[1:], strict=True), 1):
             if chance < SMALLEST_CHANCE:
                 break
             expected += chance
-            value = expected - self._row_price(n) - rate * (once_ms + n * each_ms)
-            best = max(best, (value, n))
+            best = max(best, (expected - price, n))
         return best
 
-    def _row_price(self, nodes: int) -> float:
-        """Tokens that all sessions of the step lose while it computes so many more rows."""
-        rows = 1 + self._other_rows.value
-        verify = self._costs.verify
-        return self.rate * self._sharers.value * (verify.ms(rows + nodes) - verify.ms(rows))
+    def _row_prices(self, most: int) -> list[float]:
+        """Tokens that all sessions of the step lose while it computes n more rows, for n = 0 to `most`."""
+        each_ms = self.rate * self._sharers.value
+        return [each_ms * ms for ms in self._costs.verify.beyond(1 + self._other_rows.value, most)]
 
     def _learn_acceptance(self, proposal: Proposal, path: Sequence[int]) -> None:
         for depth, (node, taken) in enumerate(zip((ROOT, *path), (*path, None), strict=True), 1):
@@ -410,8 +412,9 @@ class RequestPolicy:
     ) -> None:
         costs, target = self._costs, record.target
         step_ms = target.forward_ms + target.sample_ms
-        queue = costs.queue_late if plan.source is Source.WAIT else costs.queue
-        queue.add(min(target.queue_ms, OUTLIER * step_ms))
+        if not record.ran_ahead:
+            queue = costs.queue_late if plan.source is Source.WAIT else costs.queue
+            queue.add(min(target.queue_ms, OUTLIER * step_ms))
         beyond = costs.ahead if record.ran_ahead else costs.sent
         beyond.add(max(0.0, ms - record.draft_wait_ms - step_ms))
         own_rows = 1 + (len(proposal) if proposal is not None else 0)

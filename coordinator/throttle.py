@@ -3,13 +3,14 @@
 The policy's estimates are of one request; what drafting takes from all the others (a core that the
 services share, a draft service in a queue) shows in all of them together alone. So their speed, tokens
 over the milliseconds of all requests, is measured in windows, a mean for each level at each number of
-running requests. The best level is used, and the others are looked at again for a share of the time:
-what a look and the way there and back cost is made up for before the next.
+running requests. The best level is used, drafts only where they bring a margin, and the others are looked at
+again for a share of the time: what a look and the way there and back cost is made up for before the next.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -20,6 +21,11 @@ FEWEST_REQUESTS = 4
 WINDOW_ROUNDS = 32
 """Fewest rounds of a window; under load: so many for each running request."""
 ROUNDS_PER_REQUEST = 8
+SETTLING_ROUNDS = 2
+"""Rounds of each request after a change that tell of neither what was nor what is: sessions open, and requests that
+ran in step fall out of it and in again."""
+FEWEST_ROUNDS = 3
+"""Rounds of each request before a look at another level may end early."""
 PROBE_SHARE = 0.01
 """Share of the time that looking at other levels may cost, once each has been looked at a few times."""
 LEAST_PAUSE = 10.0
@@ -33,6 +39,8 @@ MANY_ROUNDS = 1 << 20
 """Until requests come or go: as long as they differ nothing is looked at."""
 REMEMBERED = 8.0
 """Windows that a mean remembers."""
+MARGIN = 1.1
+"""So much faster must all be where drafts are used: texts differ, and the unluckiest request loses that much."""
 
 
 class Level(IntEnum):
@@ -72,7 +80,9 @@ class _Load:
     """Request time at the best level since the last look at another."""
     pause_ms: float = 0.0
     """So much of it must pass before the next."""
-    looks: int = 0
+    turn: int = 0
+    """Of the levels that are looked at in turn."""
+    looks: Counter[Level] = field(default_factory=Counter)
 
     @property
     def left_ms(self) -> float:
@@ -81,7 +91,11 @@ class _Load:
 
     def best(self) -> Level:
         """The level at which requests ran fastest so far; of equals, the freest."""
-        return max(self.speeds, key=lambda level: (self.speeds[level].value, level))
+        return max(self.speeds, key=lambda level: (self._worth(level), level))
+
+    def is_known(self) -> bool:
+        """Whether every level has been looked at often enough."""
+        return all(self.looks[level] >= FIRST_LOOKS for level in Level if level != self.best())
 
     def pause_for(self, window: _Window) -> float:
         """Request time at the best level that makes up for a window, by what it cost beyond that level."""
@@ -92,22 +106,33 @@ class _Load:
         """Whether a look at a level has shown already that it is far behind."""
         if not self.speeds or measured == self.best():
             return False
-        best = self.speeds[self.best()].value
-        enough = window.request_ms > WINDOW_ROUNDS / 4 / best
-        return enough and window.tokens < best * window.request_ms / HOPELESS
+        return window.tokens < self.speeds[self.best()].value * window.request_ms / HOPELESS
 
-    def learn(self, measured: Level, window: _Window) -> None:
-        """Take a window in and choose the level of the next."""
-        self.speeds.setdefault(measured, Mean(window.speed, 0.0, limit=REMEMBERED)).add(window.speed)
+    def learn(self, measured: Level, window: _Window, *, whole: bool) -> None:
+        """Take a window in and choose the level of the next.
+
+        A look that ended early tells that a level is behind, not how far: whole ones take its place.
+        """
+        speed = self.speeds.setdefault(measured, Mean(window.speed, 0.0, limit=REMEMBERED))
+        if whole:
+            speed.add(window.speed)
         if measured != self.level:
             return
         if measured == self.best():
             self.best_ms += window.request_ms
         else:
-            known = self.speeds[measured].weight > FIRST_LOOKS
-            least = (LEAST_PAUSE if known else FIRST_PAUSE) * window.request_ms
-            self.pause_ms += max(least, self.pause_for(window)) if known else least
+            self._pause(measured, window)
         self.level = self._next_level()
+
+    def _pause(self, looked_at: Level, window: _Window) -> None:
+        self.looks[looked_at] += 1
+        if self.looks[looked_at] <= FIRST_LOOKS:
+            self.pause_ms += FIRST_PAUSE * window.request_ms
+        else:
+            self.pause_ms += max(LEAST_PAUSE * window.request_ms, self.pause_for(window))
+
+    def _worth(self, level: Level) -> float:
+        return self.speeds[level].value / (MARGIN if level is Level.FULL else 1.0)
 
     def _next_level(self) -> Level:
         """A level that was never seen, one that is due to be seen again, or the best."""
@@ -117,9 +142,9 @@ class _Load:
         if self.left_ms >= 0:
             return self.best()
         others = [level for level in Level if level != self.best()]
-        self.looks += 1
+        self.turn += 1
         self.best_ms = self.pause_ms = 0.0
-        return others[self.looks % len(others)]
+        return others[self.turn % len(others)]
 
 
 class Throttle:
@@ -154,11 +179,11 @@ class Throttle:
             return
         if window.settling:
             self._settle(window)
-        elif self._is_whole(window, measured):
+        elif (whole := window.rounds >= self._enough) or self._is_hopeless(window, measured):
             load = self._load()
             before = load.level
-            load.learn(measured, window)
-            self._window = _Window() if load.level == before else _Window(self._running, looks=True)
+            load.learn(measured, window, whole=whole)
+            self._window = _Window() if load.level == before else self._settling(looks=True)
 
     def forget(self, now: float) -> None:
         """What has run until now says nothing of the level in force."""
@@ -176,18 +201,20 @@ class Throttle:
             left = max(left, (load.left_ms - window.request_ms) * load.speeds[load.level].value)
         return int(left / max(1, self._running))
 
+    def _settling(self, *, looks: bool = False) -> _Window:
+        return _Window(SETTLING_ROUNDS * self._running, looks)
+
     def _settle(self, window: _Window) -> None:
         window.settling -= 1
         if window.settling:
             return
         load = self._load()
-        if window.looks and all(mean.weight > FIRST_LOOKS for mean in load.speeds.values()):
+        if window.looks and load.speeds and load.is_known():
             load.pause_ms += load.pause_for(window)
         self._window = _Window()
 
-    def _is_whole(self, window: _Window, measured: Level) -> bool:
-        hopeless = window.rounds >= self._running and self._load().is_hopeless(measured, window)
-        return hopeless or window.rounds >= self._enough
+    def _is_hopeless(self, window: _Window, measured: Level) -> bool:
+        return window.rounds >= FEWEST_ROUNDS * self._running and self._load().is_hopeless(measured, window)
 
     @property
     def _is_crowded(self) -> bool:
@@ -230,7 +257,7 @@ class Throttle:
         self._free += change * (follows and not off)
         self._off += change * off
         if (self._size, self._measured) != before:
-            self._window = _Window(self._running)
+            self._window = self._settling()
 
     def _pass(self, now: float) -> None:
         self._window.request_ms += self._running * (now - self._latest)

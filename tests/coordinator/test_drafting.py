@@ -100,7 +100,7 @@ class Request:
             speculation=speculation,
         )
         self.link, self.throttle = RecordingLink(), FixedThrottle()
-        knowledge = Knowledge()
+        knowledge = self.knowledge = Knowledge()
         knowledge.throttle = self.throttle
         for _ in range(LEAST_PLAIN):
             knowledge.costs.plain.add(10.0)
@@ -217,12 +217,17 @@ def test_what_the_draft_prepares_outcomes_for_is_told_before_a_run(request_: Req
     assert [len(commit.token_ids) for commit in commits] == [1, 2]
 
 
-def test_under_load_a_run_ends_before_another_level_is_looked_at(request_: Request) -> None:
-    request_.throttle.fixed = Level.NONE
-    for left in (1000, 7, 0):
+@pytest.mark.parametrize("level", [Level.NONE, Level.NGRAM])
+def test_under_load_a_run_ends_before_another_level_is_looked_at(request_: Request, level: Level) -> None:
+    request_.throttle.fixed = level
+    request_.knowledge.costs.sent.add(30.0)  # a trip to be saved
+    runs = []
+    for left in (1000, 3, 0):
         request_.throttle.left = left
         request_.commit((5,), granted=1)
-        assert request_.drafting.run_ahead == min(16, left)
+        runs.append(request_.drafting.run_ahead)
+    assert runs[0] > 3
+    assert runs[1:] == [3, 0]
 
 
 def test_rounds_left_of_a_run_are_no_evidence_for_the_level_in_force(request_: Request) -> None:

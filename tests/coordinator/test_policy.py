@@ -134,6 +134,28 @@ def test_a_queue_that_every_round_stands_in_is_no_reason_not_to_wait() -> None:
     assert knowledge.costs.wait(4) == pytest.approx(alone)
 
 
+def test_what_the_target_begins_by_itself_stands_in_no_queue_and_hides_none() -> None:
+    """A round that missed must be sent, with a draft or without: those are what a wait is held against."""
+    knowledge, policy = taught(0.7)
+    alone = knowledge.costs.wait(4)
+    late = dataclasses.replace(record(9).target, queue_ms=PLAIN_MS)
+    for _ in range(100):
+        policy.learn(Plan(), record(9, ran_ahead=True), None, ())
+        policy.learn(Plan(), record(9, target=late), None, ())
+        policy.learn(Plan(Source.WAIT, 8, 8), record(9, target=late), None, ())
+    assert knowledge.costs.wait(4) == pytest.approx(alone)
+
+
+def test_what_all_who_draft_add_to_a_step_is_not_laid_on_each_of_them() -> None:
+    plans = []
+    for sessions in (1, 32):
+        knowledge, _ = taught(0.8)
+        policy = fresh(knowledge, sessions=sessions)
+        knowledge.costs.outlook.value = 0.05 * PLAIN_MS
+        plans.append(settled(policy, Options(room=60, drafts=True, waits=False, fan_out=4)))
+    assert [plan.fan_out for plan in plans] == [4, 4]
+
+
 def test_a_long_match_is_proposed_at_length_and_a_short_unsure_one_is_not() -> None:
     _, policy = taught()
     for _ in range(200):
