@@ -208,13 +208,14 @@ class Drafting:
         """Have `call` called when a proposal for an outcome that is not known yet has come, or has grown."""
         self._session.on_prepared = call
 
-    def verdict_due_ms(self, round_: Round) -> float:
-        """When what leaves for the target is too late to be staged for the round in flight, by what is known.
+    def verdict_due_ms(self, round_: Round, since_verdict_ms: float) -> float:
+        """How soon what leaves for the target is too late to be staged for the round in flight, by what is known.
 
-        Asked when the round has left, or when the verdict has come with which the target began it.
+        Asked when the round has left, or some time after the verdict has come with which the target began it.
         """
         sent = self._begun is None and not self._granted
-        return self._policy.verdict_due_ms(len(round_.proposal) if round_.proposal else 0, sent=sent)
+        due_ms = self._policy.verdict_due_ms(len(round_.proposal) if round_.proposal else 0, sent=sent)
+        return due_ms if sent else due_ms - since_verdict_ms
 
     def staged(self, round_: Round) -> Iterator[Staged]:
         """Proposals for outcomes of the round in flight, the likeliest first, as far as they are worth verifying."""

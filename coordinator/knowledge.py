@@ -120,9 +120,13 @@ class Costs:
         return max(self.trip, self.plain_sent.value - self.plain_ahead.value) if known else self.trip
 
     def wait(self, depth: int) -> float:
-        """Expected wait for a proposal of this depth, drafted just in time, and what comes of being late."""
-        late = max(0.0, self.queue_late.value - self.queue.value) if self.queue_late.weight else 0.0
-        return self.draft_wire.value + depth * self.draft_step.value + late
+        """How much later a round is verified for a proposal of this depth that is drafted just in time.
+
+        It may miss the step that others share, or wait for its draft while it would have waited for that step.
+        """
+        known = self.queue.weight and self.queue_late.weight
+        later = self.queue_late.value - self.queue.value if known else 0.0
+        return max(0.0, self.draft_wire.value + depth * self.draft_step.value + later)
 
 
 class Knowledge:

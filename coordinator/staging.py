@@ -20,8 +20,6 @@ LAST_MS = 2.0
 """What still grows leaves so long before it would be too late."""
 EARLY_SHARE = 0.1
 """What doesn't grow any more leaves earlier, by this share of the time until the verdict."""
-LATE_MS = 2.0
-"""For so long after it should be too late what comes is staged none the less: steps take longer now and then."""
 
 
 class Staging:
@@ -61,21 +59,21 @@ class Staging:
 
     def _wait_for_outcomes(self, round_: Round) -> None:
         loop = asyncio.get_running_loop()
-        due_s = max(0.0, self._drafting.verdict_due_ms(round_) / 1e3)
+        since_verdict_ms = (loop.time() - self._target.verdict_at) * 1e3
+        due_s = max(0.0, self._drafting.verdict_due_ms(round_, since_verdict_ms) / 1e3)
         last_s = due_s - LAST_MS / 1e3
         self._timers = [
             loop.call_later(last_s - EARLY_SHARE * due_s, self._begin, False),
             loop.call_later(last_s, self._begin, True),
-            loop.call_later(due_s + LATE_MS / 1e3, self._close),
         ]
 
     def _begin(self, is_last: bool) -> None:
-        """From now on what comes is staged; what still grows only at the last."""
+        """From now on what comes is staged, what still grows only at the last; also when it should be too late.
+
+        Steps take longer now and then, and under load a round may wait for its step.
+        """
         self._open, self._is_last = True, is_last
         self._stage()
-
-    def _close(self) -> None:
-        self._open = False
 
     def _prepared(self) -> None:
         """Something came; what comes with it is staged with it."""

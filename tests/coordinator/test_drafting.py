@@ -217,6 +217,15 @@ def test_what_the_draft_prepares_outcomes_for_is_told_before_a_run(request_: Req
     assert [len(commit.token_ids) for commit in commits] == [1, 2]
 
 
+def test_a_verdict_is_due_from_when_its_round_left_or_from_when_the_target_began_it(request_: Request) -> None:
+    request_.knowledge.costs.step.add(1, 20.0)
+    round_ = Round(1, len(PROMPT), ROOT, (5,))
+    request_.commit((5,))
+    assert request_.drafting.verdict_due_ms(round_, since_verdict_ms=7.0) == 20.0
+    request_.commit((5,), granted=1)
+    assert request_.drafting.verdict_due_ms(round_, since_verdict_ms=7.0) == 13.0
+
+
 @pytest.mark.parametrize("level", [Level.NONE, Level.NGRAM])
 def test_under_load_a_run_ends_before_another_level_is_looked_at(request_: Request, level: Level) -> None:
     request_.throttle.fixed = level

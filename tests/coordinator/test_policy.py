@@ -146,6 +146,17 @@ def test_what_the_target_begins_by_itself_stands_in_no_queue_and_hides_none() ->
     assert knowledge.costs.wait(4) == pytest.approx(alone)
 
 
+def test_a_draft_that_comes_while_the_round_would_have_stood_in_a_queue_costs_less() -> None:
+    knowledge, policy = taught(0.7)
+    alone = knowledge.costs.wait(4)
+    queued = dataclasses.replace(record(9).target, queue_ms=3.0)
+    for _ in range(400):
+        policy.learn(Plan(), record(9, target=queued), None, ())
+        policy.learn(Plan(Source.WAIT, 8, 8), record(9), None, ())
+    assert knowledge.costs.wait(4) == pytest.approx(alone - 3.0, abs=0.1)
+    assert knowledge.costs.wait(0) == 0.0
+
+
 def test_what_all_who_draft_add_to_a_step_is_not_laid_on_each_of_them() -> None:
     plans = []
     for sessions in (1, 32):
