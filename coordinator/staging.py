@@ -9,6 +9,7 @@ it may, the others in good time.
 from __future__ import annotations
 
 import asyncio
+import time
 
 from coordinator.drafting import Drafting, Staged
 from coordinator.target_session import TargetSession
@@ -59,7 +60,7 @@ class Staging:
 
     def _wait_for_outcomes(self, round_: Round) -> None:
         loop = asyncio.get_running_loop()
-        since_verdict_ms = (loop.time() - self._target.verdict_at) * 1e3
+        since_verdict_ms = (time.perf_counter() - self._target.verdict_at) * 1e3
         due_s = max(0.0, self._drafting.verdict_due_ms(round_, since_verdict_ms) / 1e3)
         last_s = due_s - LAST_MS / 1e3
         self._timers = [

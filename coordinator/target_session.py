@@ -96,7 +96,7 @@ class TargetSession:
         self._staged: dict[Outcome, Proposal] = {}
         self._opened_before = False
         self.verdict_at = 0.0
-        """When the last verdict came, by the loop's clock: under load long before its request's turn."""
+        """When the last verdict came, by `perf_counter`: under load long before its request's turn."""
         self._watcher: asyncio.TimerHandle | None = None
 
     @property
@@ -202,7 +202,7 @@ class TargetSession:
             self._fail(error_of(event))
         elif isinstance(event, Verdict) and event.base_length in self._answers:
             self._opened_before = True
-            self.verdict_at = asyncio.get_running_loop().time()
+            self.verdict_at = time.perf_counter()
             answer = self._answers[event.base_length]
             if event.begun is not None:
                 self._answers = {event.base_length: answer}

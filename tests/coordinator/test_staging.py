@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -114,7 +115,7 @@ async def test_what_comes_late_is_staged_at_once_and_what_has_grown_again() -> N
 async def test_a_round_that_the_target_began_long_before_its_turn_came_is_due_so_much_sooner() -> None:
     drafting, target, watch = watching(due_ms=60_000.0)
     drafting.begun = True
-    target.verdict_at = asyncio.get_running_loop().time() - 60.0
+    target.verdict_at = time.perf_counter() - 60.0
     drafting.has(7, 1, grows=True)
     watch.watch(ROUND)
     assert await target.next() == {7: (1,)}
@@ -145,7 +146,7 @@ async def test_what_comes_when_the_verdict_should_be_there_is_staged_all_the_sam
     """Under load a round waits for its step, and nobody knows for how long."""
     drafting, target, watch = watching(due_ms=60_000.0)
     drafting.begun = True
-    target.verdict_at = asyncio.get_running_loop().time() - 61.0
+    target.verdict_at = time.perf_counter() - 61.0
     drafting.has(7, 1)
     watch.watch(ROUND)
     assert await target.next() == {7: (1,)}
