@@ -30,7 +30,7 @@ PROBE_SHARE = 0.01
 """Share of the time that looking at other levels may cost, once each has been looked at a few times."""
 LEAST_PAUSE = 10.0
 """A look that cost nothing is followed by so many times as long at the best level."""
-FIRST_LOOKS, FIRST_PAUSE = 3, 4.0
+FIRST_LOOKS, FIRST_PAUSE = 2, 8.0
 """So many looks at a level are followed by no more than that, whatever they cost: one may have come at a bad time,
 and would count for long."""
 HOPELESS = 1.5
