@@ -28,8 +28,8 @@ FEWEST_ROUNDS = 3
 """Rounds of each request before a look at another level may end early."""
 PROBE_SHARE = 0.01
 """Share of the time that looking at other levels may cost, once each has been looked at a few times."""
-LEAST_PAUSE = 10.0
-"""A look that cost nothing is followed by so many times as long at the best level."""
+LEAST_PAUSE = 40.0
+"""A look that cost nothing is followed by so many times as long at the best level: for some request it did."""
 FIRST_LOOKS, FIRST_PAUSE = 2, 8.0
 """So many looks at a level are followed by no more than that, whatever they cost: one may have come at a bad time,
 and would count for long."""
@@ -39,7 +39,7 @@ MANY_ROUNDS = 1 << 20
 """Until requests come or go: as long as they differ nothing is looked at."""
 REMEMBERED = 8.0
 """Windows that a mean remembers."""
-MARGIN = 1.1
+MARGIN = 1.15
 """So much faster must all be where drafts are used: texts differ, and the unluckiest request loses that much."""
 
 
