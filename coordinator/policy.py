@@ -380,12 +380,10 @@ class RequestPolicy:
     def _best_first(self, reached: Sequence[float]) -> tuple[float, int]:
         """The first n nodes of greatest value, n ≥ 1, and that value; (0, 0) when none is worth anything."""
         best = (0.0, 0)
-        expected = 0.0
-        for n, (chance, price) in enumerate(zip(reached, self._row_prices(len(reached))[1:], strict=True), 1):
-            if chance < SMALLEST_CHANCE:
-                break
-            expected += chance
-            best = max(best, (expected - price, n))
+        likely = list(itertools.takewhile(lambda chance: chance >= SMALLEST_CHANCE, reached))
+        prices = self._row_prices(len(likely))
+        for n, expected in enumerate(itertools.accumulate(likely), 1):
+            best = max(best, (expected - prices[n], n))
         return best
 
     def _row_prices(self, most: int) -> list[float]:

@@ -226,9 +226,16 @@ def test_a_verdict_is_due_from_when_its_round_left_or_from_when_the_target_began
     assert request_.drafting.verdict_due_ms(round_, since_verdict_ms=7.0) == 13.0
 
 
-@pytest.mark.parametrize("level", [Level.NONE, Level.NGRAM])
-def test_under_load_a_run_ends_before_another_level_is_looked_at(request_: Request, level: Level) -> None:
-    request_.throttle.fixed = level
+def test_under_load_a_run_ends_before_another_level_is_looked_at(request_: Request) -> None:
+    request_.throttle.fixed = Level.NONE
+    for left in (1000, 7, 0):
+        request_.throttle.left = left
+        request_.commit((5,), granted=1)
+        assert request_.drafting.run_ahead == min(16, left)
+
+
+def test_so_does_a_run_of_a_request_that_may_only_copy(request_: Request) -> None:
+    request_.throttle.fixed = Level.NGRAM
     request_.knowledge.costs.sent.add(30.0)  # a trip to be saved
     runs = []
     for left in (1000, 3, 0):

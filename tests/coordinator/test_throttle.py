@@ -25,10 +25,15 @@ class Machine:
         end = self.now + ms
         while self.now < end:
             level = self.throttle.level
-            self.now += MS_PER_ROUND / tokens_per_round[level]
-            self.ms_at[level] += MS_PER_ROUND / tokens_per_round[level]
+            ms = MS_PER_ROUND / self.rate(level, tokens_per_round)
+            self.now += ms
+            self.ms_at[level] += ms
             self.throttle.add(1, self.now)
             self.seen(level)
+
+    def rate(self, level: Level, tokens_per_round: Mapping[Level, float]) -> float:
+        """How fast the next round runs."""
+        return tokens_per_round[level]
 
     def seen(self, level: Level) -> None:
         """A round has run at this level; for tests to look at."""
@@ -101,18 +106,22 @@ class Turning(Machine):
     """A machine on which the first round of each request after a change of level costs what the worst level does."""
 
     rounds = 0
+    turning_rounds = 4
+    since_change = turning_rounds
+    before: Level | None = None
 
-    def run(self, ms: float, tokens_per_round: Mapping[Level, float]) -> None:
-        lag, before, end = 0, self.throttle.level, self.now + ms
-        while self.now < end:
-            level = self.throttle.level
-            lag = 4 if level is not before else max(0, lag - 1)
-            before = level
-            rate = min(tokens_per_round.values()) if lag else tokens_per_round[level]
-            self.now += MS_PER_ROUND / rate
-            self.ms_at[level] += MS_PER_ROUND / rate
-            self.rounds += 1
-            self.throttle.add(1, self.now)
+    def rate(self, level: Level, tokens_per_round: Mapping[Level, float]) -> float:
+        changed = self.before not in (None, level)
+        self.since_change = 0 if changed else self.since_change + 1
+        self.before = level
+        turning = self.since_change < self.turning_rounds
+        return self.turning_rate(level, tokens_per_round) if turning else tokens_per_round[level]
+
+    def turning_rate(self, level: Level, tokens_per_round: Mapping[Level, float]) -> float:
+        return min(tokens_per_round.values())
+
+    def seen(self, level: Level) -> None:
+        self.rounds += 1
 
 
 def test_what_the_way_to_a_look_and_back_costs_counts_as_the_looks() -> None:
@@ -144,30 +153,21 @@ def test_the_draft_service_is_used_only_where_it_brings_all_more_than_the_unluck
         assert machine.ms_at[best] > 0.9 * sum(machine.ms_at.values())
 
 
-class Slow(Machine):
-    """Requests need some rounds after a change of level until they run as fast as they will: `lag` for each."""
+class Slow(Turning):
+    """Six rounds of each request after a change of level run half as fast as they will."""
 
-    lag = 0
+    turning_rounds = 24
 
-    def run(self, ms: float, tokens_per_round: Mapping[Level, float]) -> None:
-        begun, before, end = 0, self.throttle.level, self.now + ms
-        while self.now < end:
-            level = self.throttle.level
-            begun = 0 if level is not before else begun + 1
-            before = level
-            rate = tokens_per_round[level] * (0.5 if begun < 4 * self.lag else 1.0)
-            self.now += MS_PER_ROUND / rate
-            self.ms_at[level] += MS_PER_ROUND / rate
-            self.throttle.add(1, self.now)
+    def turning_rate(self, level: Level, tokens_per_round: Mapping[Level, float]) -> float:
+        return 0.5 * tokens_per_round[level]
 
 
 def test_looks_that_end_early_do_not_say_how_good_a_level_is() -> None:
     """Six slow rounds outlast what settles and what a look gets that goes badly."""
     machine = Slow(4)
-    machine.lag = 6
     rates = {Level.NONE: 1.0, Level.NGRAM: 0.9, Level.FULL: 1.2}
     machine.run(200_000, rates)
-    machine.lag = 0
+    machine.turning_rounds = 0
     machine.run(100_000, rates | {Level.NONE: 1.4})
     machine.ms_at = dict.fromkeys(Level, 0.0)
     machine.run(100_000, rates | {Level.NONE: 1.4})

@@ -146,13 +146,13 @@ async def run_wave(client: AsyncClient, sessions: int, tokens: int, speculation:
     begun = time.perf_counter()
     runs = await asyncio.gather(*(_session(client, number, tokens, speculation) for number in range(sessions)))
     seconds = time.perf_counter() - begun
-    committed = sum(finished.stats.committed for finished, _, _ in runs)
+    stats = [finished.stats for finished, _, _ in runs]
     return Wave(
-        tokens_per_second=committed / seconds,
+        tokens_per_second=sum(each.committed for each in stats) / seconds,
         gaps_ms=tuple(gap for _, gaps, _ in runs for gap in gaps),
         slowest_ms=max(each_ms for _, _, each_ms in runs),
-        accepted=sum(finished.stats.num_accepted_draft_tokens for finished, _, _ in runs),
-        rounds=sum(finished.stats.rounds for finished, _, _ in runs),
+        accepted=sum(each.num_accepted_draft_tokens for each in stats),
+        rounds=sum(each.rounds for each in stats),
     )
 
 
