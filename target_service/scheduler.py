@@ -36,7 +36,7 @@ from paceline.errors import (
 )
 from paceline.grammar import Grammars
 from paceline.rpc.sessions import SessionOwner
-from paceline.types import Failure, Grammar, Round, Stage, StepTimings, TargetOpen, TargetOpened, Verdict
+from paceline.types import Grammar, Round, Stage, StepTimings, TargetOpen, TargetOpened, Verdict
 from target_service.prefixes import PendingPrefixes
 from target_service.returns import Returns
 from target_service.session import Session, check_open, make_processors, rows_to_reserve, shared_prefix
@@ -49,7 +49,7 @@ RETRY_AFTER_MS = 200
 COPIES_PER_ROW = 12
 """Shared rows that are copied in the time of computing one (measured: 14 and more)."""
 
-_Events = list[tuple[Session, Verdict | TargetOpened | Failure | PacelineError]]
+_Events = list[tuple[Session, Verdict | TargetOpened | PacelineError]]
 """What is to be sent, and who has failed."""
 
 
@@ -140,7 +140,8 @@ class Scheduler:
             self._returns.back(session.key, time.monotonic())
             verdict = session.accept(round_, self._engine.info, time.monotonic())
             if verdict is not None:
-                self._send([(session, verdict), *self._run_ahead(session)])
+                self._send([(session, verdict)])
+                self._run_ahead(session)
             elif session.pending is not before and session.admitted and not session.prefill_left:
                 self._ready[session.key] = session
             if session.key in self._ready:
@@ -375,21 +376,17 @@ class Scheduler:
             return []
         timings = _timings(step, result, work.pending.arrived, result.begun, result.forward_ms)
         verdict = session.remember(work.round_, replace(verdict, timings=timings), self._engine.info)
-        refused = self._run_ahead(session)
+        self._run_ahead(session)
         if session.key not in self._ready:
             self._returns.answered(session.key, time.monotonic())
         if work.round_.traceparent:
             telemetry.record_step(work.round_.traceparent, "verify", timings)
-        return [(session, verdict), *refused]
+        return [(session, verdict)]
 
-    def _run_ahead(self, session: Session) -> _Events:
+    def _run_ahead(self, session: Session) -> None:
         """Let a session go on without its coordinator, if it may: nobody waits for it to come back."""
-        try:
-            if session.run_ahead(self._engine.info, time.monotonic()):
-                self._ready[session.key] = session
-        except PacelineError as error:
-            return [(session, failure_of(session.id, error))]
-        return []
+        if session.run_ahead(self._engine.info, time.monotonic()):
+            self._ready[session.key] = session
 
     def _advance_prefix(self, work: RoundWork | PrefillWork, step: Step, result: StepResult) -> _Events:
         session = work.session

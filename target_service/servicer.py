@@ -41,7 +41,7 @@ class TargetServicer(pb_grpc.TargetServiceServicer):
         self._welcome = Welcome(
             incarnation=secrets.token_hex(8),
             fingerprint=engine.info.fingerprint,
-            max_length=engine.info.max_length,
+            max_length=engine.info.longest_session,
             max_sessions=settings.max_num_seqs,
             max_run_ahead=MAX_RUN_AHEAD,
             max_staged=MAX_STAGED,

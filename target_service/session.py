@@ -175,8 +175,8 @@ class Session:
     def run_ahead(self, info: EngineInfo, now: float) -> bool:
         """Begin the round behind the last one, if it was staged or granted and the text goes on; says whether it has.
 
-        Raises:
-            InvalidInput: the round would be refused if it were sent.
+        It is one that would be taken if it were sent: what is staged was checked when it came, and a granted round
+        ends before the session's length, for which there are rows.
         """
         if self.last is None or self.pending is not None:
             return False
@@ -197,13 +197,11 @@ class Session:
         runs = last.round_.proposal is None and position <= self.grant.until
         if not runs or self._has_ended(drawn, position, info):
             return None
-        round_ = last.round_.following(drawn, self.grant.traceparent)
-        check_round(round_, self.facts.acceptance, info, self.max_rows)
-        return round_
+        return last.round_.following(drawn, self.grant.traceparent)
 
     def _has_ended(self, drawn: int, position: int, info: EngineInfo) -> bool:
         """Whether the text ends with a token, before `position`."""
-        return drawn in self.facts.end_token_ids or position >= (self.facts.max_length or info.max_length)
+        return drawn in self.facts.end_token_ids or position >= (self.facts.max_length or info.longest_session)
 
     def _staged_for(self, round_: Round, verdict: Verdict, info: EngineInfo) -> Round | None:
         """What was staged for the outcome that the verdict gives the round."""
@@ -297,15 +295,15 @@ def check_open(facts: TargetOpen, info: EngineInfo) -> None:
     """Refuse a session that could never be served.
 
     Raises:
-        InvalidInput: a token id outside the vocabulary, or a prefix longer than the context.
+        InvalidInput: a token id outside the vocabulary, or a session longer than context or KV budget.
         Unsupported: hidden states are asked for.
     """
     if facts.feature_layers:
         layers = list(facts.feature_layers)
         raise Unsupported(f"feature_layers = {layers}: this target sends no hidden states")
-    limit = info.max_length
+    limit = info.longest_session
     length = max(len(facts.token_ids), facts.max_length)
-    require(length <= limit, "session length", length, f"at most {limit}, the context")
+    require(length <= limit, "session length", length, f"at most {limit}, the context as far as KV holds it")
     vocab_size = info.fingerprint.vocab_size
     _check_ids("token_ids", facts.token_ids, vocab_size)
     processors.check_ids(facts.sampling, facts.end_token_ids, vocab_size)
@@ -339,7 +337,7 @@ def check_round(round_: Round, acceptance: Acceptance, info: EngineInfo, max_row
 
 def rows_to_reserve(facts: TargetOpen, info: EngineInfo) -> int:
     """KV rows of a session: the longest it may become and the largest proposal at its end, if the budget has them."""
-    length = facts.max_length or info.max_length
+    length = facts.max_length or info.longest_session
     return min(length + MAX_PROPOSAL_NODES, info.max_kv_rows)
 
 

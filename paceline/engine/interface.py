@@ -105,6 +105,11 @@ class EngineInfo:
     max_length: int
     max_kv_rows: int
 
+    @property
+    def longest_session(self) -> int:
+        """Tokens of the longest session that can be served: the context, as far as the KV budget holds it."""
+        return min(self.max_length, self.max_kv_rows)
+
 
 class Engine(Protocol):
     """A loaded model. Every call but `info` and `kv_rows` comes from one thread.

@@ -242,16 +242,17 @@ async def test_a_run_ends_early(changes: dict[str, Any], rounds: int) -> None:
     assert len(rounds_of(engine, 1)) == rounds
 
 
-async def test_a_round_that_would_be_refused_is_refused_in_a_run() -> None:
-    """Whoever waits for its verdict must hear of it."""
+async def test_a_run_ends_with_what_the_kv_budget_holds_of_the_context() -> None:
     spec = TableSpec(vocab=32, seed=3, max_length=64, max_kv_rows=20)
     async with target(RecordingEngine(spec)) as (servicer, events):
         events.link.send(target_open(1, PREFIX))
         events.link.send(sent(PREFIX, MAX_RUN_AHEAD))
-        run = await run_of(events, PREFIX, 20 - len(PREFIX) + 1)
-        failure = await events.of(Failure, 1)
-        assert (failure.reason, failure.session_closed) == ("INVALID_INPUT", False)
-        assert "KV rows of the session = 21: must be at most 20" in failure.message
+        run = await run_of(events, PREFIX, 20 - len(PREFIX))
+        await eventually(lambda: servicer.status().queue_length == 0, "nothing is left to verify")
+        again = await verdict_of(events, sent([*PREFIX, *drawn(run)[:-1]]))
+        assert again == run[-1]
+        assert not events.has(Verdict)
+        assert not events.has(Failure)
         assert servicer.status().sessions == 1
     assert drawn(run) == own_tokens(PREFIX, len(run))
 

@@ -151,6 +151,20 @@ async def test_a_session_closed_during_its_step_is_freed_after_it() -> None:
         await still_serves(events)
 
 
+async def test_a_session_that_the_kv_budget_cannot_hold_is_refused_at_its_open() -> None:
+    engine = RecordingEngine(TableSpec(vocab=32, seed=3, max_length=64, max_kv_rows=20))
+    async with target_service(engine) as (_, address), linked(target_link(address)) as events:
+        assert events.link.welcome is not None
+        assert events.link.welcome.max_length == 20
+        events.link.send(target_open(1, PREFIX, max_length=21))
+        failure = await events.of(Failure, 1)
+        assert (failure.reason, failure.session_closed) == ("INVALID_INPUT", True)
+        assert "session length = 21: must be at most 20" in failure.message
+        events.link.send(target_open(2, PREFIX, max_length=20))
+        fits = chain([7] * (20 - len(PREFIX)))
+        assert len((await verdict_of(events, first_round(2, PREFIX, fits))).token_ids) == len(fits) + 1
+
+
 @pytest.mark.parametrize("limited", ["kv", "sessions"])
 async def test_sessions_wait_for_room_and_then_are_overloaded(limited: str) -> None:
     one = 64 + MAX_PROPOSAL_NODES
