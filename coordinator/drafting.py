@@ -127,7 +127,7 @@ class Drafting:
         self._granted = 0
         self._begun: Proposal | None = None
         self._target_stages = False
-        self._room = 0
+        self._room = self._rows_left = 0
         self._rests = self._winds_up = False
         self._plan = TARGET_ONLY
         self._rounds = 0
@@ -154,6 +154,8 @@ class Drafting:
         """
         drafted = await self._planned(asked)
         self._first_draft = drafted.first
+        if drafted.proposal is not None:
+            drafted = replace(drafted, proposal=drafted.proposal.first(self._rows_left))
         return replace(drafted, miss=self._missed) if self._missed else drafted
 
     async def _planned(self, asked: Callable[[], None]) -> Drafted:
@@ -226,7 +228,7 @@ class Drafting:
         longest = max(plan.branch_depth, plan.branch_nodes)
         for outcome, prepared in islice(self._session.prepared(round_.base_length), self._max_staged):
             if copied is None or outcome != copied.outcome:
-                proposal = prepared.within(self._room_behind(round_, outcome))
+                proposal = self._fitting(prepared, round_, outcome)
                 worth = proposal if self._fixed is not None else self._policy.worth_verifying(proposal)
                 if worth is not None and len(worth):
                     yield Staged(outcome, worth, grows=len(prepared) < longest)
@@ -307,11 +309,15 @@ class Drafting:
 
     def _room_behind(self, round_: Round, outcome: Outcome) -> int:
         """Most tokens of a proposal for an outcome of the round in flight."""
-        accepted = len(round_.proposal.path(outcome.node)) if round_.proposal else 0
-        return max(0, min(self._room - accepted - 2, MAX_PROPOSAL_NODES))
+        return max(0, min(self._room - _accepted(round_, outcome) - 2, MAX_PROPOSAL_NODES))
+
+    def _fitting(self, prepared: Proposal, round_: Round, outcome: Outcome) -> Proposal:
+        """The first nodes of a proposal for an outcome, as far as text and rows of the target go."""
+        rows_left = self._rows_left - _accepted(round_, outcome) - 1
+        return prepared.within(self._room_behind(round_, outcome)).first(rows_left)
 
     def _next_plan(self, sequence: Sequence) -> Plan:
-        self._room = sequence.room
+        self._room, self._rows_left = sequence.room, sequence.rows_left
         plan = self._open_plan(sequence)
         if self._begun is None:
             return plan
@@ -403,6 +409,11 @@ class Drafting:
         supports = () if self._coupled else tuple(SparseDistribution((token,), (1.0,)) for token in token_ids)
         certain = (1.0,) * len(token_ids)
         return Proposal(1 + self._rounds, tuple(token_ids), certain, tuple(parents), supports, NGRAM)
+
+
+def _accepted(round_: Round, outcome: Outcome) -> int:
+    """Nodes that a round's outcome accepts."""
+    return len(round_.proposal.path(outcome.node)) if round_.proposal else 0
 
 
 def _now_ms() -> float:

@@ -10,7 +10,7 @@ from coordinator.sequence import Job
 from paceline import processors
 from paceline.errors import UnknownModel, Unsupported
 from paceline.tokenizer import Tokenizer
-from paceline.types import GenerateRequest, NoiseKey, require
+from paceline.types import MAX_PROPOSAL_NODES, GenerateRequest, NoiseKey, require
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ def prepare(
         noise=NoiseKey(secrets.randbits(64) if seed is None else seed, request.sample_index),
         acceptance=request.acceptance,
         max_length=max_length,
+        max_rows=min(max_length + MAX_PROPOSAL_NODES, model.max_length),
         stop=request.stop,
         eos_token_ids=frozenset() if request.ignore_eos else model.tokenizer.eos_token_ids,
         speculation=request.speculation,

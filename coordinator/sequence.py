@@ -32,6 +32,8 @@ class Job:
     noise: NoiseKey
     acceptance: Acceptance
     max_length: int
+    max_rows: int
+    """KV rows that the target has for it in any case, proposals included; at least `max_length`."""
     stop: tuple[str, ...]
     eos_token_ids: frozenset[int]
     speculation: SpeculationSettings
@@ -60,6 +62,11 @@ class Sequence:
     def room(self) -> int:
         """Tokens that may still be committed."""
         return self._job.max_length - len(self.ids)
+
+    @property
+    def rows_left(self) -> int:
+        """Most nodes that the target has KV rows for behind the last committed token."""
+        return self._job.max_rows - len(self.ids)
 
     def commit(self, decision: Decision, proposal: Proposal | None, verdict: Verdict) -> Tokens:
         """Append a decision's tokens, up to the first that ends the text."""

@@ -26,6 +26,7 @@ from paceline.types import (
     Acceptance,
     Close,
     Commit,
+    DraftedProposal,
     DraftOpen,
     NoiseKey,
     Outcome,
@@ -87,6 +88,7 @@ class Request:
         speculation: SpeculationSettings = MODEL,
         run_ahead: int = 16,
         acceptance: Acceptance = Acceptance.COUPLED,
+        max_rows: int = 124,
     ) -> None:
         job = Job(
             prompt=PROMPT,
@@ -95,6 +97,7 @@ class Request:
             noise=NoiseKey(1),
             acceptance=acceptance,
             max_length=60,
+            max_rows=max_rows,
             stop=(),
             eos_token_ids=frozenset(),
             speculation=speculation,
@@ -113,6 +116,10 @@ class Request:
         base = len(self.sequence.ids) - 1
         self.sequence.ids += tokens
         self.drafting.commit(Outcome(base, ROOT, tokens[-1]), tokens, self.sequence, Ahead(granted), "")
+
+    def drafts(self, outcome: Outcome, proposal: Proposal) -> None:
+        """A proposal arrives."""
+        cast(Any, self.link).on_event(DraftedProposal(1, outcome, proposal))
 
     def dispatched(self) -> None:
         self.drafting.verifying(Round(1, len(self.sequence.ids) - 1, ROOT, (self.sequence.ids[-1],)))
@@ -340,3 +347,49 @@ def test_what_the_target_has_begun_with_is_the_round_whatever_the_plan_was() -> 
     assert drafted.proposal == begun
     assert not drafted.hit
     assert request.drafting.run_ahead == 0
+
+
+TREE = Proposal(1, tuple(range(9)), (0.5,) * 9, (ROOT, ROOT, ROOT, 0, 0, 1, 1, 2, 2))
+TREES = SpeculationSettings(drafter="model", num_draft_tokens=2, tree_widths=(3, 2))
+TIGHT = [(60, 5), (61, 6), (63, 8), (64, 9), (124, 9)]
+"""Rows of the target for a text of 60 tokens, and how many nodes fit in behind 55."""
+
+
+@pytest.mark.parametrize(("max_rows", "nodes"), TIGHT)
+@pytest.mark.parametrize("waits", [True, False], ids=["just in time", "before the outcome was known"])
+async def test_a_proposal_is_cut_to_the_rows_that_the_target_has_left(max_rows: int, nodes: int, waits: bool) -> None:
+    request = Request(TREES, max_rows=max_rows)
+    request.commit((5,) * 51)
+    request.dispatched()
+    last = Outcome(len(request.sequence.ids) - 1, ROOT, 7)
+    if not waits:
+        request.drafts(last, TREE)
+    request.commit((7,))
+    drafted = await request.drafting.take(lambda: request.drafts(last, TREE))
+    assert drafted.hit is not waits
+    assert drafted.proposal == TREE.first(nodes)
+
+
+@pytest.mark.parametrize(("max_rows", "nodes"), TIGHT)
+@pytest.mark.parametrize("accepted", [0, 2])
+def test_a_staged_proposal_is_cut_to_the_rows_behind_its_outcome(max_rows: int, nodes: int, accepted: int) -> None:
+    request = Request(TREES, max_rows=max_rows)
+    request.commit((5,) * (51 - accepted))
+    request.dispatched()
+    round_ = Round(1, len(request.sequence.ids) - 1, ROOT, (5,), chain(8, 9))
+    outcome = Outcome(round_.base_length, accepted - 1, 7)
+    request.drafts(outcome, TREE)
+    (staged,) = request.drafting.staged(round_)
+    assert staged.proposal == TREE.first(nodes)
+    assert round_.behind(outcome, staged.proposal).first_position == 55
+
+
+@pytest.mark.parametrize(("max_rows", "nodes"), [(60, 5), (124, 8)])
+async def test_so_is_a_tree_of_matches(max_rows: int, nodes: int) -> None:
+    widths = SpeculationSettings(drafter="ngram", num_draft_tokens=4, tree_widths=(2, 1, 1, 1))
+    request = Request(widths, max_rows=max_rows)
+    request.commit((*range(10, 54), 1, 2, 57, 58, 59, 60, 1, 2))
+    assert len(request.sequence.ids) == 55
+    drafted = await request.drafting.take(lambda: None)
+    assert drafted.proposal is not None
+    assert drafted.proposal.token_ids == (57, 58, 59, 60, 3, 10, 11, 12)[:nodes]

@@ -40,5 +40,11 @@ def test_ids_and_lengths_are_checked_against_the_model(sampling: SamplingParams,
         prepare(request(sampling), ENDING)
 
 
+@pytest.mark.parametrize(("tokens", "rows"), [(10, 76), (33, 99), (34, 100), (35, 100), (98, 100)])
+def test_rows_are_counted_on_for_a_proposal_as_far_as_the_target_announces(tokens: int, rows: int) -> None:
+    job = prepare(request(SamplingParams(), max_new_tokens=tokens), ENDLESS)
+    assert (job.max_length, job.max_rows) == (2 + tokens, rows)
+
+
 def test_the_sample_keys_the_noise() -> None:
     assert prepare(request(SamplingParams(), sample_index=5), ENDING).noise == NoiseKey(3, 5)

@@ -68,6 +68,7 @@ def request(link: RecordingLink) -> tuple[Job, Sequence, TargetSession, Drafting
         noise=NoiseKey(1),
         acceptance=Acceptance.COUPLED,
         max_length=len(PROMPT) + LENGTH,
+        max_rows=len(PROMPT) + LENGTH + 64,
         stop=(),
         eos_token_ids=frozenset(),
         speculation=SpeculationSettings(off=True),

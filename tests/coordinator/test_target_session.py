@@ -69,6 +69,7 @@ class Request:
             noise=NoiseKey(1),
             acceptance=Acceptance.COUPLED,
             max_length=60,
+            max_rows=124,
             stop=(),
             eos_token_ids=frozenset(),
             speculation=SpeculationSettings(),

@@ -1,0 +1,86 @@
+"""A target whose KV rows are scarce: no draft ends a request, and what can't fit is refused at the start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from paceline.client import Generation
+from paceline.errors import InvalidInput
+from paceline.types import Acceptance, FinishReason, GenerateRequest, SpeculationSettings
+from tests.e2e.cluster import Cluster
+
+ROWS = 512
+TARGET = f"table:law=text,max_length={ROWS},max_kv_rows={ROWS},step_ms=12,seed=1"
+DRAFT = "table:law=middling,max_length=4096,step_ms=1,seed=1"
+LENGTH = 508
+PROMPT = tuple(range(3, 103)) * 4
+AUTO = SpeculationSettings()
+OFF = SpeculationSettings(off=True)
+TREE = SpeculationSettings(drafter="model", num_draft_tokens=3, tree_widths=(4, 3, 2))
+
+
+@pytest.fixture(scope="module")
+def tight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A target that holds one session of a whole context, and no row more."""
+    with Cluster(tmp_path_factory.mktemp("tight"), target_model=TARGET, drafters=(f"model:{DRAFT}",)) as running:
+        yield running
+
+
+def request(speculation: SpeculationSettings, length: int = LENGTH, **changes: object) -> GenerateRequest:
+    made = GenerateRequest(
+        token_ids=PROMPT, seed=5, max_new_tokens=length - len(PROMPT), ignore_eos=True, speculation=speculation
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+async def written(cluster: Cluster, requests: list[GenerateRequest]) -> list[Generation]:
+    """One after the other: the target has rows for one session."""
+    async with cluster.async_client() as client:
+        return [await client.generate(each) for each in requests]
+
+
+async def test_an_honest_draft_ends_no_request(tight: Cluster) -> None:
+    drafted = await written(tight, [request(AUTO, seed=seed) for seed in range(12)])
+    plain = await written(tight, [request(OFF, seed=seed) for seed in range(12)])
+    assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
+    assert {one.finish_reason for one in drafted} == {FinishReason.LENGTH}
+    assert sum(record.accepted for one in drafted for record in one.stats.records) > 0
+    tight.wait_idle()
+
+
+@pytest.mark.parametrize("length", [LENGTH, ROWS - 1, ROWS])
+async def test_trees_are_proposed_to_the_last_rows(tight: Cluster, length: int) -> None:
+    plain, drafted = await written(tight, [request(each, length) for each in (OFF, TREE)])
+    assert drafted.token_ids == plain.token_ids
+    assert any(record.proposed for record in drafted.stats.records[-5:])
+
+
+@pytest.mark.parametrize("acceptance", [Acceptance.REJECTION, Acceptance.BLOCK])
+async def test_chains_under_other_acceptances_come_to_the_end_too(tight: Cluster, acceptance: Acceptance) -> None:
+    (one,) = await written(tight, [request(AUTO, ROWS, acceptance=acceptance)])
+    assert len(one.token_ids) == ROWS - len(PROMPT)
+
+
+async def test_a_decoder_announces_what_its_kv_budget_holds(tmp_path: Path) -> None:
+    from tests.engine import tiny
+    from tests.models.saving import save_with_tokenizer
+
+    shape = tiny.llama(num_hidden_layers=2, max_position_embeddings=128)
+    engine, _ = tiny.engine_and_plain(shape, kv_bytes=24576)
+    assert (engine.info.max_length, engine.info.max_kv_rows) == (128, 96)
+    save_with_tokenizer(tiny.random_model(shape), tmp_path / "model")
+    flags: dict[str, object] = {"engine.kv_bytes": 24576, "engine.threads": 1}
+    cluster = Cluster(tmp_path, target_model=str(tmp_path / "model"), drafters=(), target_flags=flags)
+    wanted = GenerateRequest(token_ids=(5, 6, 7, 8) * 4, seed=5, max_new_tokens=80, ignore_eos=True)
+    with cluster:
+        async with cluster.async_client() as client:
+            (model,) = await client.describe_models()
+            assert model.max_length == 96
+            with pytest.raises(InvalidInput, match="max_new_tokens = 81: must be at most 80"):
+                await client.generate(replace(wanted, max_new_tokens=81))
+            whole = await client.generate(wanted)
+    assert len(whole.token_ids) == 80
