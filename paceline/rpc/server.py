@@ -24,6 +24,9 @@ logger = logging.getLogger(__name__)
 
 MIN_PING_INTERVAL_MS = 500
 """Peers ping every 5 s; gRPC's default would cut them off for it."""
+MAX_PENDING_CALLS = 1 << 20
+"""Calls that wait until the service takes them, and refuses with a status of ours those that it has no room for.
+gRPC by itself would cancel some beyond 1,000 and all beyond 3,000."""
 
 Hook = Callable[[], Awaitable[None]]
 
@@ -163,6 +166,8 @@ def _options() -> list[tuple[str, int]]:
         ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
         ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
         # Two servers on one port would share its connections at random: refuse the second.
         ("grpc.so_reuseport", 0),
     ]

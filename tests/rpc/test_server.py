@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,9 +17,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from paceline.config import PeerSettings, ServerSettings
-from paceline.errors import InvalidInput, PacelineError, PeerUnavailable
+from paceline.errors import InvalidInput, Overloaded, PacelineError, PeerUnavailable
 from paceline.rpc.channel import open_channel
-from paceline.rpc.errors import from_rpc_error
+from paceline.rpc.errors import from_rpc_error, typed_errors
 from paceline.rpc.server import RunningServer, address_of, run_server
 from paceline.types import TargetOpened
 from paceline.v1 import target_service_pb2 as pb
@@ -29,13 +30,20 @@ NAME = "paceline.v1.TargetService"
 ROOT = Path(__file__).resolve().parents[2]
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 SERVING = health_pb2.HealthCheckResponse.SERVING
+BURST = 4000
+"""More calls than gRPC lets wait by itself: 1,000, and 3,000 at the very most."""
 
 
 class Service:
     """A server in the background; `loading` holds it back until it is set."""
 
-    def __init__(self, settings: ServerSettings, on_drain: Callable[[], Awaitable[None]] | None = None) -> None:
-        self.servicer = Servicer()
+    def __init__(
+        self,
+        settings: ServerSettings,
+        on_drain: Callable[[], Awaitable[None]] | None = None,
+        servicer: Servicer | None = None,
+    ) -> None:
+        self.servicer = servicer or Servicer()
         self.loading = asyncio.Event()
         self.stop = asyncio.Event()
         self.running: list[RunningServer] = []
@@ -50,9 +58,11 @@ class Service:
 
 @asynccontextmanager
 async def service(
-    settings: ServerSettings, on_drain: Callable[[], Awaitable[None]] | None = None
+    settings: ServerSettings,
+    on_drain: Callable[[], Awaitable[None]] | None = None,
+    servicer: Servicer | None = None,
 ) -> AsyncIterator[Service]:
-    running = Service(settings, on_drain)
+    running = Service(settings, on_drain, servicer)
     running.loading.set()
     try:
         await until(lambda: running.running or running.task.done())
@@ -168,6 +178,32 @@ async def test_link_works_through_the_real_server_and_stop_does_not_wait_for_idl
             assert len(client.downs) == 1
             assert isinstance(client.downs[0], PeerUnavailable)
         assert running.servicer.handlers[0].closed_count == 1
+
+
+class Full(Servicer):
+    """Has no room for anyone."""
+
+    @typed_errors
+    async def GetTargetStatus(self, request: Any, context: Any) -> Any:
+        raise Overloaded("full", retry_after_ms=500)
+
+
+async def test_calls_of_a_burst_are_answered_by_the_service_and_not_shed_by_grpc() -> None:
+    async with (
+        service(ServerSettings(), servicer=Full()) as running,
+        open_channel(PeerSettings(address=f"127.0.0.1:{running.running[0].port}")) as channel,
+    ):
+        stub: Any = pb_grpc.TargetServiceStub(channel)
+        # No call is accepted on this loop while they are made: gRPC's threads take all of them in.
+        calls = [stub.GetTargetStatus(pb.GetTargetStatusRequest(), timeout=60) for _ in range(BURST)]
+        errors = [await _error_of(call) for call in calls]
+    assert Counter((type(error), error.retry_after_ms) for error in errors) == {(Overloaded, 500): BURST}
+
+
+async def _error_of(call: Any) -> PacelineError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return from_rpc_error(caught.value)
 
 
 async def test_sigterm_drains_and_ends_the_process(tmp_path: Path) -> None:
