@@ -6,12 +6,12 @@ gRPC isn't fork-safe once a channel exists: start worker processes first.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import grpc
 
 from paceline.config import PeerSettings
 from paceline.errors import InvalidInput
+from paceline.rpc.tls import read_authority, read_pair
 from paceline.types import MAX_FRAME_BYTES
 
 MAX_MESSAGE_BYTES = 4 * MAX_FRAME_BYTES
@@ -51,14 +51,19 @@ def keepalive_options(keepalive: Keepalive = KEEPALIVE) -> Options:
     ]
 
 
-def open_channel(settings: PeerSettings, keepalive: Keepalive = KEEPALIVE) -> grpc.aio.Channel:
+def open_channel(settings: PeerSettings, keepalive: Keepalive = KEEPALIVE, *, section: str = "") -> grpc.aio.Channel:
     """An asyncio channel; use and close it in one event loop.
 
+    Args:
+        settings: where to, and the TLS files.
+        keepalive: of the connection.
+        section: what stands before the settings' names in the configuration, `target.` for example.
+
     Raises:
-        InvalidInput: a TLS file can't be read.
+        InvalidInput: a TLS file is missing, or not what it should be.
     """
     options = _client_options(keepalive)
-    credentials = _credentials(settings)
+    credentials = _credentials(settings, section)
     if credentials is None:
         return grpc.aio.insecure_channel(settings.address, options=options)
     return grpc.aio.secure_channel(settings.address, credentials, options=options)
@@ -67,20 +72,10 @@ def open_channel(settings: PeerSettings, keepalive: Keepalive = KEEPALIVE) -> gr
 def open_sync_channel(settings: PeerSettings, keepalive: Keepalive = KEEPALIVE) -> grpc.Channel:
     """A channel for threads. Raises as `open_channel`."""
     options = _client_options(keepalive)
-    credentials = _credentials(settings)
+    credentials = _credentials(settings, "")
     if credentials is None:
         return grpc.insecure_channel(settings.address, options=options)
     return grpc.secure_channel(settings.address, credentials, options=options)
-
-
-def read_tls_file(name: str, path: Path | None) -> bytes | None:
-    """A PEM file's bytes; None if it isn't set."""
-    if path is None:
-        return None
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise InvalidInput.of(name, str(path), f"a readable PEM file ({error.strerror})") from error
 
 
 def _client_options(keepalive: Keepalive) -> Options:
@@ -97,14 +92,13 @@ def _client_options(keepalive: Keepalive) -> Options:
     ]
 
 
-def _credentials(settings: PeerSettings) -> grpc.ChannelCredentials | None:
-    if settings.tls_ca is None:
-        for name in ("tls_certificate", "tls_key"):
-            if getattr(settings, name) is not None:
-                raise InvalidInput.of(name, str(getattr(settings, name)), "set together with tls_ca")
+def _credentials(settings: PeerSettings, section: str) -> grpc.ChannelCredentials | None:
+    pair = read_pair(section, settings.tls_certificate, settings.tls_key)
+    authority = read_authority(f"{section}tls_ca", settings.tls_ca)
+    if authority is None:
+        if pair is not None:
+            name = f"{section}tls_certificate"
+            raise InvalidInput.of(name, str(settings.tls_certificate), f"set together with {section}tls_ca")
         return None
-    return grpc.ssl_channel_credentials(
-        root_certificates=read_tls_file("tls_ca", settings.tls_ca),
-        private_key=read_tls_file("tls_key", settings.tls_key),
-        certificate_chain=read_tls_file("tls_certificate", settings.tls_certificate),
-    )
+    certificate, key = pair or (None, None)
+    return grpc.ssl_channel_credentials(authority, private_key=key, certificate_chain=certificate)

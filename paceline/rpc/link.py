@@ -524,7 +524,7 @@ class PeerLink(Generic[Command, Event]):
         """Live through one link; returns why it ended."""
         channel: grpc.aio.Channel | None = None
         try:
-            channel = open_channel(self._settings, self._keepalive)
+            channel = open_channel(self._settings, self._keepalive, section=f"{self.name}.")
             call = getattr(self._kind.stub(channel), self._kind.method)()
             welcome = await self._greet(call)
             await self._use(call, welcome)

@@ -17,8 +17,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from paceline.config import ServerSettings
 from paceline.errors import InvalidInput, PeerUnavailable
-from paceline.rpc.channel import keepalive_options, message_options, read_tls_file
+from paceline.rpc.channel import keepalive_options, message_options
 from paceline.rpc.errors import abort_with
+from paceline.rpc.tls import read_authority, read_pair
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ async def run_server(
         on_serving: told the bound ports once SERVING.
 
     Raises:
-        InvalidInput: a port is taken (names host:port) or a TLS file can't be read.
+        InvalidInput: a port is taken (names host:port), or a TLS file is missing or not what it should be.
     """
     stop = stop or asyncio.Event()
     gate = _LoadingGate()
@@ -184,13 +185,14 @@ def _bind(server: grpc.aio.Server, host: str, port: int, credentials: grpc.Serve
 
 
 def _credentials(settings: ServerSettings) -> grpc.ServerCredentials | None:
-    certificate = read_tls_file("tls_certificate", settings.tls_certificate)
-    key = read_tls_file("tls_key", settings.tls_key)
-    client_ca = read_tls_file("tls_client_ca", settings.tls_client_ca)
-    if certificate is None and key is None and client_ca is None:
+    pair = read_pair("server.", settings.tls_certificate, settings.tls_key)
+    client_ca = read_authority("server.tls_client_ca", settings.tls_client_ca)
+    if pair is None:
+        if client_ca is not None:
+            limit = "set together with server.tls_certificate and server.tls_key"
+            raise InvalidInput.of("server.tls_client_ca", str(settings.tls_client_ca), limit)
         return None
-    if certificate is None or key is None:
-        raise InvalidInput.of("tls_certificate, tls_key", "one without the other", "set together")
+    certificate, key = pair
     return grpc.ssl_server_credentials(
         [(key, certificate)], root_certificates=client_ca, require_client_auth=client_ca is not None
     )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import socket
 import subprocess
@@ -18,13 +19,14 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from paceline.config import PeerSettings, ServerSettings
 from paceline.errors import InvalidInput, Overloaded, PacelineError, PeerUnavailable
-from paceline.rpc.channel import open_channel
+from paceline.rpc.channel import open_channel, open_sync_channel
 from paceline.rpc.errors import from_rpc_error, typed_errors
+from paceline.rpc.link import TargetLink
 from paceline.rpc.server import RunningServer, address_of, run_server
 from paceline.types import TargetOpened
 from paceline.v1 import target_service_pb2 as pb
 from paceline.v1 import target_service_pb2_grpc as pb_grpc
-from tests.rpc.harness import Client, Servicer, an_open, until
+from tests.rpc.harness import HELLO, WELCOME, Client, Servicer, an_open, until
 
 NAME = "paceline.v1.TargetService"
 ROOT = Path(__file__).resolve().parents[2]
@@ -238,11 +240,56 @@ def test_addresses_of_ipv6_hosts_have_brackets() -> None:
     assert address_of("localhost", 5) == "localhost:5"
 
 
-@pytest.mark.parametrize("field", ["tls_certificate", "tls_key"])
-async def test_unreadable_tls_file_is_named(field: str, tmp_path: Path) -> None:
-    settings = ServerSettings.model_validate({field: tmp_path / "absent.pem"})
-    with pytest.raises(InvalidInput, match=field):
+TLS_CASES = [
+    ("tls_certificate", "absent.pem", "a readable PEM file (No such file or directory)"),
+    ("tls_key", "absent.pem", "a readable PEM file (No such file or directory)"),
+    ("tls_client_ca", "absent.pem", "a readable PEM file (No such file or directory)"),
+    ("tls_certificate", "", "a readable PEM file (Is a directory)"),
+    ("tls_certificate", "text.pem", "a file with a PEM certificate"),
+    ("tls_certificate", "key.pem", "a file with a PEM certificate"),
+    ("tls_client_ca", "text.pem", "a file with a PEM certificate"),
+    ("tls_key", "text.pem", "a file with an unencrypted PEM private key"),
+    ("tls_key", "locked.pem", "a file with an unencrypted PEM private key"),
+    ("tls_key", "other/key.pem", "the private key of server.tls_certificate = "),
+    ("tls_key", "rsa/key.pem", "the private key of server.tls_certificate = "),
+]
+
+
+@pytest.mark.parametrize(("field", "file", "limit"), TLS_CASES)
+async def test_a_wrong_tls_file_is_named_with_what_is_wrong(
+    tls_files: Path, field: str, file: str, limit: str
+) -> None:
+    right = {"tls_certificate": "cert.pem", "tls_key": "key.pem", "tls_client_ca": "cert.pem"}
+    settings = ServerSettings.model_validate(
+        {name: tls_files / each for name, each in (right | {field: file}).items()}
+    )
+    with pytest.raises(InvalidInput) as caught:
         await run_server(settings, lambda server: None, [NAME])
+    assert caught.value.message.startswith(f"server.{field} = {str(tls_files / file)!r}: must be {limit}")
+
+
+@pytest.mark.parametrize(
+    ("field", "file"), [("tls_ca", "text.pem"), ("tls_certificate", "text.pem"), ("tls_key", "other/key.pem")]
+)
+async def test_a_wrong_tls_file_of_a_client_is_named(tls_files: Path, field: str, file: str) -> None:
+    right = {"tls_ca": "cert.pem", "tls_certificate": "cert.pem", "tls_key": "key.pem"}
+    files = {name: tls_files / each for name, each in (right | {field: file}).items()}
+    settings = PeerSettings.model_validate({"address": "127.0.0.1:1", **files})
+    named = f"{field} = {str(tls_files / file)!r}: must be "
+    with pytest.raises(InvalidInput) as caught:
+        open_sync_channel(settings)
+    assert caught.value.message.startswith(named)
+    link = TargetLink(settings, HELLO)
+    await link.start()
+    await until(lambda: link.last_error)
+    await link.close()
+    with pytest.raises(PeerUnavailable, match=re.escape(f"target.{named}")):
+        await link.wait_up(0)
+
+
+async def test_a_client_takes_its_certificate_with_its_key_and_the_authority() -> None:
+    with pytest.raises(InvalidInput, match=r"tls_certificate, tls_key = .*: must be set together"):
+        open_sync_channel(PeerSettings(address="127.0.0.1:1", tls_key=Path("key.pem")))
 
 
 async def test_half_a_key_pair_is_refused(tmp_path: Path) -> None:
@@ -251,30 +298,55 @@ async def test_half_a_key_pair_is_refused(tmp_path: Path) -> None:
         await run_server(ServerSettings(tls_certificate=tmp_path / "cert.pem"), lambda server: None, [NAME])
 
 
-async def test_tls_link_and_a_plaintext_probe(tmp_path: Path) -> None:
-    certificate, key = _self_signed(tmp_path)
-    settings = ServerSettings(tls_certificate=certificate, tls_key=key, health_port=0)
+async def test_a_server_that_asks_for_certificates_needs_its_own(tls_files: Path) -> None:
+    settings = ServerSettings(tls_client_ca=tls_files / "cert.pem")
+    with pytest.raises(InvalidInput, match=r"tls_client_ca = .*: must be set together with server.tls_certificate"):
+        await run_server(settings, lambda server: None, [NAME])
+
+
+async def test_tls_link_and_a_plaintext_probe(tls_files: Path) -> None:
+    certificate, key = tls_files / "cert.pem", tls_files / "key.pem"
+    settings = ServerSettings(tls_certificate=certificate, tls_key=key, tls_client_ca=certificate, health_port=0)
     async with service(settings) as running:
         bound = running.running[0]
         assert bound.health_port is not None
         assert await _health(bound.health_port) == SERVING
-        from paceline.rpc.link import TargetLink
-        from tests.rpc.harness import HELLO, WELCOME
-
-        link = TargetLink(PeerSettings(address=f"localhost:{bound.port}", tls_ca=certificate), HELLO)
+        peer = PeerSettings(
+            address=f"localhost:{bound.port}", tls_ca=certificate, tls_certificate=certificate, tls_key=key
+        )
+        link = TargetLink(peer, HELLO)
         await link.start()
         assert await link.wait_up(10) == WELCOME
         await link.close()
 
 
-def _self_signed(folder: Path) -> tuple[Path, Path]:
-    certificate, key = folder / "cert.pem", folder / "key.pem"
-    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+async def test_a_short_key_serves_as_it_does_in_grpc(tls_files: Path) -> None:
+    rsa = tls_files / "rsa"
+    async with service(ServerSettings(tls_certificate=rsa / "cert.pem", tls_key=rsa / "key.pem")) as running:
+        assert running.running
+
+
+@pytest.fixture(scope="module")
+def tls_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pairs of three servers, the second's of the first's kind, and files that are no pair."""
+    folder = tmp_path_factory.mktemp("tls")
+    curve = ("ec", "-pkeyopt", "ec_paramgen_curve:prime256v1")
+    for name, kind in (("", curve), ("other", curve), ("rsa", ("rsa:1024",))):
+        (folder / name).mkdir(exist_ok=True)
+        _self_signed(folder / name, *kind)
+    _openssl("pkey", "-in", folder / "key.pem", "-aes256", "-passout", "pass:secret", "-out", folder / "locked.pem")
+    (folder / "text.pem").write_text("no PEM\n")
+    return folder
+
+
+def _self_signed(folder: Path, *kind: str) -> None:
+    files = ("-keyout", folder / "key.pem", "-out", folder / "cert.pem")
+    subject = ("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost")
+    _openssl("req", "-x509", "-newkey", *kind, "-nodes", "-days", "2", *files, *subject)
+
+
+def _openssl(*arguments: str | Path) -> None:
     try:
-        subprocess.run(
-            [*command, "-days", "2", "-keyout", key, "-out", certificate, *subject], check=True, capture_output=True
-        )
+        subprocess.run(["openssl", *arguments], check=True, capture_output=True)
     except FileNotFoundError:
         pytest.skip("needs openssl")
-    return certificate, key
