@@ -9,10 +9,12 @@ import os
 import signal
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from paceline.config import ServerSettings
@@ -70,7 +72,7 @@ async def run_server(
     """
     stop = stop or asyncio.Event()
     gate = _LoadingGate()
-    server = grpc.aio.server(options=_options())
+    server = grpc.aio.server(interceptors=(_ParsesRequests(),), options=_options())
     server.add_generic_rpc_handlers((gate,))
     port = _bind(server, settings.host, settings.port, _credentials(settings))
     servicer = health.aio.HealthServicer()
@@ -119,6 +121,43 @@ class _LoadingGate(grpc.GenericRpcHandler):
         if self.open or handler_call_details.method.startswith("/grpc."):
             return None
         return grpc.stream_stream_rpc_method_handler(_refuse_while_loading)
+
+
+class _ParsesRequests(grpc.aio.ServerInterceptor):
+    """Refuses bytes that are no message as `InvalidInput`; gRPC by itself answers UNKNOWN and logs a stack for each.
+
+    Unary methods, coroutines all of them, are not called then; a method that
+    reads a stream gets the error from its read.
+    """
+
+    async def intercept_service(
+        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], details: grpc.HandlerCallDetails
+    ) -> Any:
+        """The call's handler, with our way to parse its requests."""
+        handler = await continuation(details)
+        if handler is None or handler.request_deserializer is None:
+            return handler
+        parse = partial(_parse, handler.request_deserializer)
+        if handler.request_streaming:
+            return handler._replace(request_deserializer=parse)
+        kind = "unary_stream" if handler.response_streaming else "unary_unary"
+        method = getattr(handler, kind)
+
+        async def parsed(request: bytes, context: Any) -> Any:
+            try:
+                message = parse(request)
+            except InvalidInput as error:
+                await abort_with(context, error)
+            return await method(message, context)
+
+        return handler._replace(request_deserializer=None, **{kind: parsed})
+
+
+def _parse(deserialize: Callable[[bytes], Any], request: bytes) -> Any:
+    try:
+        return deserialize(request)
+    except DecodeError as error:
+        raise InvalidInput.of("request", f"{len(request)} bytes", f"a message of its method ({error})") from error
 
 
 class _LateServer:
@@ -204,7 +243,7 @@ async def _start_probe(
     """The plaintext port for probes that can't present certificates: health alone, up while models load."""
     if settings.health_port is None:
         return None, None
-    probe = grpc.aio.server(options=_options())
+    probe = grpc.aio.server(interceptors=(_ParsesRequests(),), options=_options())
     port = _bind(probe, settings.host, settings.health_port, None)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, probe)
     await probe.start()

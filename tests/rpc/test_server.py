@@ -21,12 +21,16 @@ from paceline.config import PeerSettings, ServerSettings
 from paceline.errors import InvalidInput, Overloaded, PacelineError, PeerUnavailable
 from paceline.rpc.channel import open_channel, open_sync_channel
 from paceline.rpc.errors import from_rpc_error, typed_errors
-from paceline.rpc.link import TargetLink
+from paceline.rpc.link import TargetLink, serve_draft_link
 from paceline.rpc.server import RunningServer, address_of, run_server
 from paceline.types import TargetOpened
+from paceline.v1 import draft_service_pb2 as draft_pb
+from paceline.v1 import draft_service_pb2_grpc as draft_grpc
+from paceline.v1 import generation_service_pb2 as generation_pb
+from paceline.v1 import generation_service_pb2_grpc as generation_grpc
 from paceline.v1 import target_service_pb2 as pb
 from paceline.v1 import target_service_pb2_grpc as pb_grpc
-from tests.rpc.harness import HELLO, WELCOME, Client, Servicer, an_open, until
+from tests.rpc.harness import HELLO, WELCOME, Client, Servicer, an_open, hello_frame, until
 
 NAME = "paceline.v1.TargetService"
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,6 +38,7 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 SERVING = health_pb2.HealthCheckResponse.SERVING
 BURST = 4000
 """More calls than gRPC lets wait by itself: 1,000, and 3,000 at the very most."""
+NO_MESSAGE = b"\xff\xff\xff"
 
 
 class Service:
@@ -44,8 +49,10 @@ class Service:
         settings: ServerSettings,
         on_drain: Callable[[], Awaitable[None]] | None = None,
         servicer: Servicer | None = None,
+        register: Callable[[grpc.aio.Server], None] | None = None,
     ) -> None:
         self.servicer = servicer or Servicer()
+        self._add = register or self._add_target
         self.loading = asyncio.Event()
         self.stop = asyncio.Event()
         self.running: list[RunningServer] = []
@@ -55,6 +62,9 @@ class Service:
 
     async def _register(self, server: grpc.aio.Server) -> None:
         await self.loading.wait()
+        self._add(server)
+
+    def _add_target(self, server: grpc.aio.Server) -> None:
         pb_grpc.add_TargetServiceServicer_to_server(self.servicer, server)
 
 
@@ -63,8 +73,9 @@ async def service(
     settings: ServerSettings,
     on_drain: Callable[[], Awaitable[None]] | None = None,
     servicer: Servicer | None = None,
+    register: Callable[[grpc.aio.Server], None] | None = None,
 ) -> AsyncIterator[Service]:
-    running = Service(settings, on_drain, servicer)
+    running = Service(settings, on_drain, servicer, register)
     running.loading.set()
     try:
         await until(lambda: running.running or running.task.done())
@@ -206,6 +217,70 @@ async def _error_of(call: Any) -> PacelineError:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
     return from_rpc_error(caught.value)
+
+
+class Drafts(draft_grpc.DraftServiceServicer):
+    """Serves links that nothing is sent on."""
+
+    async def Draft(self, request_iterator: Any, context: Any) -> None:
+        def refuse(writer: Any) -> Any:
+            raise AssertionError("no link is made")
+
+        await serve_draft_link(context, WELCOME, refuse)
+
+
+def _register_all(server: grpc.aio.Server) -> None:
+    pb_grpc.add_TargetServiceServicer_to_server(Servicer(), server)
+    draft_grpc.add_DraftServiceServicer_to_server(Drafts(), server)
+    generation_grpc.add_GenerationServiceServicer_to_server(generation_grpc.GenerationServiceServicer(), server)
+
+
+METHODS = [
+    method
+    for file, service in (
+        (pb, "TargetService"),
+        (draft_pb, "DraftService"),
+        (generation_pb, "GenerationService"),
+        (health_pb2, "Health"),
+    )
+    for method in file.DESCRIPTOR.services_by_name[service].methods
+]
+"""Every method of our servers but reflection's."""
+
+
+async def test_bytes_that_are_no_message_are_refused_and_the_next_request_is_served(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with (
+        service(ServerSettings(), register=_register_all) as running,
+        open_channel(PeerSettings(address=f"127.0.0.1:{running.running[0].port}")) as channel,
+    ):
+        for method in METHODS:
+            kinds = {(False, False): "unary_unary", (False, True): "unary_stream", (True, True): "stream_stream"}
+            call: Any = getattr(channel, kinds[method.client_streaming, method.server_streaming])
+            path = f"/{method.containing_service.full_name}/{method.name}"
+            sent = call(path)(iter([NO_MESSAGE]) if method.client_streaming else NO_MESSAGE, timeout=20)
+            assert await sent.code() is grpc.StatusCode.INVALID_ARGUMENT, path
+            assert "request = '3 bytes': must be a message of its method" in await sent.details()
+            assert method.input_type.full_name in await sent.details()
+        assert await _health(running.running[0].port) == SERVING
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == []
+
+
+async def test_bytes_that_are_no_message_end_their_link_and_no_other() -> None:
+    async with service(ServerSettings()) as running:
+        port = running.running[0].port
+        async with Client(port) as client, open_channel(PeerSettings(address=f"127.0.0.1:{port}")) as channel:
+            await client.link.wait_up(10)
+            call: Any = channel.stream_stream("/paceline.v1.TargetService/Verify")()
+            await call.write(hello_frame().SerializeToString())
+            await call.read()
+            await call.write(NO_MESSAGE)
+            error = await _error_of(call.read())
+            assert isinstance(error, InvalidInput)
+            assert running.servicer.handlers[1].closed_count == 1
+            client.link.send(an_open(1))
+            await until(lambda: client.events == [TargetOpened(1)])
 
 
 async def test_sigterm_drains_and_ends_the_process(tmp_path: Path) -> None:
