@@ -72,7 +72,8 @@ class _Progress:
     request: GenerateRequest
     started: Started | None = None
     tokens: list[Tokens] = field(default_factory=list)
-    last_news: float = field(default_factory=time.monotonic)
+    broke_at: float | None = None
+    """When the stream broke for the first time behind the last token, on the monotonic clock; None: it hasn't."""
 
     def next_request(self) -> GenerateRequest:
         """The request, or its continuation after what has arrived."""
@@ -83,17 +84,20 @@ class _Progress:
 
     def news(self, event: GenerateEvent) -> bool:
         """Record an event; returns whether the caller should see it (a resume starts anew in silence)."""
-        self.last_news = time.monotonic()
         if isinstance(event, Started):
             first, self.started = self.started is None, self.started or event
             return first
         if isinstance(event, Tokens):
+            self.broke_at = None
             self.tokens.append(event)
         return True
 
     def may_resume(self, error: PacelineError, wait_s: float) -> bool:
-        """Whether a broken stream is worth another try."""
-        return isinstance(error, PeerUnavailable) and time.monotonic() - self.last_news < wait_s
+        """Whether a broken stream is worth another try; one that brings no token uses up the time for tries."""
+        now = time.monotonic()
+        if self.broke_at is None:
+            self.broke_at = now
+        return isinstance(error, PeerUnavailable) and now - self.broke_at < wait_s
 
     def finish(self, finished: Finished) -> Generation:
         """Join everything that arrived."""
@@ -128,7 +132,7 @@ class Client:
     Args:
         address: `host:port` of a coordinator, or `PeerSettings` for TLS.
         timeout_s: deadline of each call; None: no deadline.
-        resume_wait_s: how long a broken stream may stay without news before the
+        resume_wait_s: how long a broken stream may stay without a token before the
             error is raised; 0 switches resuming off.
     """
 
