@@ -112,7 +112,9 @@ class Scheduler:
         if facts.sampling.grammar is not None and self._grammars is None:
             raise Unsupported("grammar: this target knows no tokenizer")
         if len(self._compiling) + len(self._waiting) >= self._max_queue:
-            raise Overloaded(f"{self._max_queue} sessions wait for room", retry_after_ms=RETRY_AFTER_MS)
+            raise Overloaded(
+                f"max_queue = {self._max_queue} sessions wait for room on the target", retry_after_ms=RETRY_AFTER_MS
+            )
         prefix, keys = shared_prefix(facts, self._settings)
         rows = rows_to_reserve(facts, info)
         session = Session(next(self._keys), owner, facts, rows, time.monotonic(), prefix, keys)

@@ -182,6 +182,7 @@ async def test_sessions_wait_for_room_and_then_are_overloaded(limited: str) -> N
         events.link.send(target_open(3, PREFIX))
         failure = await events.of(Failure, 3)
         assert (failure.reason, failure.session_closed) == ("OVERLOADED", True)
+        assert "max_queue = 1" in failure.message
         assert failure.retry_after_ms
         assert servicer.status().sessions == 2
         events.link.send(Close(1))
