@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import numpy as np
 
-from paceline.config import EngineSettings, PeerSettings, ServerSettings
+from paceline.config import EngineSettings, PeerSettings, ServerSettings, TargetConfig
 from paceline.engine.executor import Executor
 from paceline.engine.interface import Engine
 from paceline.errors import InternalError
@@ -111,7 +111,7 @@ async def through_the_service(
         InternalError: the service failed a session.
     """
     executor = Executor("gpu-benchmark")
-    servicer = TargetServicer(engine, executor, settings, sessions)
+    servicer = TargetServicer(engine, executor, settings, sessions, TargetConfig().step_timeout_ms / 1e3)
     address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     stop = asyncio.Event()
 

@@ -282,7 +282,11 @@ class TargetSession:
         return session_id
 
     async def _verdict(self, round_: Round, answer: asyncio.Future[Verdict]) -> Verdict:
-        """Wait for the answer; a target whose whole link is silent for too long is dead."""
+        """Wait for the answer; a target whose whole link is silent for too long is dead.
+
+        A target that is only busy (a full queue, a long prompt, a long step) isn't
+        silent: it shows life as long as its event loop turns and its engine moves.
+        """
         self._watch(round_)
         try:
             return await answer

@@ -15,7 +15,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from paceline.errors import InvalidInput
-from paceline.types import AUTO
+from paceline.types import AUTO, LIFE_SIGN_MS
 
 DEFAULT_MODEL = "smollm2-135m"
 FAST_DTYPE: Literal["fast"] = "fast"
@@ -92,6 +92,9 @@ class TargetConfig(_Settings):
     max_queue: int = Field(
         1024, ge=1, le=1 << 20, description="Most sessions waiting for room before RESOURCE_EXHAUSTED."
     )
+    step_timeout_ms: float = Field(
+        120_000.0, gt=0, description="A step that takes longer hangs: coordinators see no more life in the target."
+    )
 
 
 class DraftConfig(_Settings):
@@ -142,7 +145,11 @@ class CoordinatorConfig(_Settings):
     draft_timeout_ms: float = Field(
         250.0, gt=0, description="Longest wait for a proposal before a target-only round."
     )
-    round_timeout_ms: float = Field(30_000.0, gt=0, description="A target silent for so long is treated as dead.")
+    round_timeout_ms: float = Field(
+        30_000.0,
+        ge=2 * LIFE_SIGN_MS,
+        description="A target silent for so long is treated as dead; a busy one shows life every 250 ms.",
+    )
     target_wait_ms: float = Field(30_000.0, ge=0, description="Longest wait for a dead target to come back.")
     reconnect_min_ms: float = Field(50.0, gt=0)
     reconnect_max_ms: float = Field(2_000.0, gt=0)

@@ -16,6 +16,8 @@ from paceline.errors import InvalidInput
 
 PROTOCOL_VERSION = 1
 MAX_FRAME_BYTES = 1 << 20
+LIFE_SIGN_MS = 250
+"""A target that has sessions of a link open shows on it so often that it is alive."""
 MAX_PROPOSAL_NODES = 64
 MAX_RUN_AHEAD = 64
 """Rounds that a target may begin by itself behind one that was sent."""

@@ -64,7 +64,9 @@ async def _serve_on(executor: Executor, config: TargetConfig, load: Callable[[],
         from target_service.servicer import TargetServicer
 
         grammars = Grammars(partial(load_tokenizer, config.model, trust_remote_code=config.engine.trust_remote_code))
-        serving = TargetServicer(engine, executor, config.engine, config.max_queue, grammars)
+        serving = TargetServicer(
+            engine, executor, config.engine, config.max_queue, config.step_timeout_ms / 1e3, grammars
+        )
         # A service that can't step any more must not look healthy.
         serving.runner.add_done_callback(lambda _: watch.stop.set())
         pb_grpc.add_TargetServiceServicer_to_server(serving, server)

@@ -20,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from typing import ParamSpec, TypeVar
 
 from paceline import telemetry
 from paceline.codec import failure_of
@@ -49,6 +50,8 @@ RETRY_AFTER_MS = 200
 COPIES_PER_ROW = 12
 """Shared rows that are copied in the time of computing one (measured: 14 and more)."""
 
+P = ParamSpec("P")
+T = TypeVar("T")
 _Events = list[tuple[Session, Verdict | TargetOpened | PacelineError]]
 """What is to be sent, and who has failed."""
 
@@ -68,12 +71,16 @@ class Scheduler:
         executor: Executor,
         settings: EngineSettings,
         max_queue: int,
+        step_timeout_s: float,
         grammars: Grammars | None = None,
     ) -> None:
         self._engine = engine
         self._executor = executor
         self._settings = settings
         self._max_queue = max_queue
+        self._step_timeout_s = step_timeout_s
+        self._engaged: float | None = None
+        """When the engine's thread began what it is at, on the monotonic clock; None: it is at nothing."""
         self._grammars = grammars
         self._compiling: set[asyncio.Task[None]] = set()
         self._keys = itertools.count(1)
@@ -99,6 +106,12 @@ class Scheduler:
     def queue_length(self) -> int:
         """Sessions that wait for grammar, room or prefix, and rounds that wait for a step."""
         return len(self._compiling) + len(self._waiting) + len(self._opening) + len(self._ready)
+
+    @property
+    def moves(self) -> bool:
+        """Whether the engine's thread is alive: in no step, or in one that hasn't reached its timeout."""
+        engaged = self._engaged
+        return engaged is None or time.monotonic() - engaged < self._step_timeout_s
 
     def open(self, owner: SessionOwner, facts: TargetOpen) -> Session:
         """Begin a session; it may wait for room.
@@ -276,7 +289,7 @@ class Scheduler:
         opening = self._next_to_open()
         if not closing and not opening:
             return None
-        results = await self._executor.run(make_room, self._engine, closing, opening)
+        results = await self._engage(make_room, self._engine, closing, opening)
         for session, result in itertools.zip_longest(opening, results):
             if isinstance(result, int):
                 self._admit(session, result)
@@ -327,7 +340,15 @@ class Scheduler:
             loop.call_soon_threadsafe(self._send, events)
 
         self._take_out(step)
-        await self._executor.run(self._go_on, step, publish)
+        await self._engage(self._go_on, step, publish)
+
+    async def _engage(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `fn` on the engine's thread, which nobody else has work for."""
+        self._engaged = time.monotonic()
+        try:
+            return await self._executor.run(fn, *args, **kwargs)
+        finally:
+            self._engaged = None
 
     def _take_out(self, step: Step) -> None:
         for work in step.rounds:
@@ -337,6 +358,7 @@ class Scheduler:
         """On the executor's thread: run the step that has begun, then the next, while nobody is needed for it."""
         step: Step | None = begun
         while step is not None:
+            self._engaged = time.monotonic()
             try:
                 result = run_step(self._engine, step)
             except PeerUnavailable:

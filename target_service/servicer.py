@@ -18,7 +18,17 @@ from paceline.grammar import Grammars
 from paceline.rpc.errors import typed_errors
 from paceline.rpc.link import FrameWriter, serve_target_link
 from paceline.rpc.sessions import Links, LinkSessions
-from paceline.types import MAX_RUN_AHEAD, MAX_STAGED, Round, ServiceStatus, Stage, TargetEvent, TargetOpen, Welcome
+from paceline.types import (
+    LIFE_SIGN_MS,
+    MAX_RUN_AHEAD,
+    MAX_STAGED,
+    Round,
+    ServiceStatus,
+    Stage,
+    TargetEvent,
+    TargetOpen,
+    Welcome,
+)
 from paceline.v1 import target_service_pb2 as pb
 from paceline.v1 import target_service_pb2_grpc as pb_grpc
 from target_service.scheduler import Scheduler
@@ -34,10 +44,11 @@ class TargetServicer(pb_grpc.TargetServiceServicer):
         executor: Executor,
         settings: EngineSettings,
         max_queue: int,
+        step_timeout_s: float,
         grammars: Grammars | None = None,
     ) -> None:
         self._engine = engine
-        self.scheduler = Scheduler(engine, executor, settings, max_queue, grammars)
+        self.scheduler = Scheduler(engine, executor, settings, max_queue, step_timeout_s, grammars)
         self._welcome = Welcome(
             incarnation=secrets.token_hex(8),
             fingerprint=engine.info.fingerprint,
@@ -48,6 +59,7 @@ class TargetServicer(pb_grpc.TargetServiceServicer):
         )
         self._links = Links(serve_target_link, self._connect)
         self.runner = asyncio.create_task(self.scheduler.run(), name="target scheduler")
+        self._life = asyncio.create_task(self._show_life(), name="target's signs of life")
 
     async def close(self) -> None:
         """Stop running steps.
@@ -58,7 +70,8 @@ class TargetServicer(pb_grpc.TargetServiceServicer):
         """
         ended = self.runner.done()
         self.runner.cancel()
-        (outcome,) = await asyncio.gather(self.runner, return_exceptions=True)
+        self._life.cancel()
+        outcome, _ = await asyncio.gather(self.runner, self._life, return_exceptions=True)
         if isinstance(outcome, PeerUnavailable):
             raise outcome
         if ended:
@@ -78,6 +91,17 @@ class TargetServicer(pb_grpc.TargetServiceServicer):
                 self.scheduler.stage(session, command)
 
         return LinkSessions(TargetOpen, self.scheduler, handle, writer)
+
+    async def _show_life(self) -> None:
+        """Show the coordinators that sessions without news only wait: in the queue, for a long prompt or step.
+
+        Proven alive are the event loop, which this runs on, and the engine's
+        thread, which has been in no step beyond its timeout.
+        """
+        while True:
+            await asyncio.sleep(LIFE_SIGN_MS / 1e3)
+            if self.scheduler.moves:
+                self._links.show_life()
 
     @typed_errors
     async def GetTargetStatus(  # noqa: N802

@@ -96,6 +96,7 @@ class FrameWriter(Generic[M]):
         self._filled = asyncio.Event()
         self._closed = False
         self.frames_sent = 0
+        """Frames that carried messages."""
 
     def send(self, message: M, urgent: bool = False) -> None:
         """Queue a message; dropped in silence once the writer is closed (the link's end is told elsewhere).
@@ -117,12 +118,18 @@ class FrameWriter(Generic[M]):
             self._waiting_sessions[session] = self._waiting_sessions.get(session, 0) + 1
         self._filled.set()
 
+    def show_life(self) -> None:
+        """Have a frame written now, an empty one if nothing is pending: its reader sees that the writer is alive."""
+        if not self._closed:
+            self._filled.set()
+
     async def run(self, write: Callable[[Message], Awaitable[None]]) -> NoReturn:
         """Write whatever is pending, all at once, until cancelled or until `write` raises."""
         while True:
             await self._filled.wait()
-            await write(self._frame(self._take()))
-            self.frames_sent += 1
+            messages = self._take()
+            await write(self._frame(messages))
+            self.frames_sent += bool(messages)
 
     def close(self) -> None:
         """Forget what is pending and what will be sent."""
@@ -133,7 +140,7 @@ class FrameWriter(Generic[M]):
         self._filled.clear()
 
     def _take(self) -> list[Message]:
-        """What fits into one frame; at least one message, as each fits alone."""
+        """What fits into one frame; at least one message if any is pending, as each fits alone."""
         taken: list[Message] = []
         room = MAX_FRAME_BYTES
         while self._urgent and self._urgent[0][1] <= room:

@@ -81,6 +81,11 @@ class LinkSessions(Generic[Session]):
         """Queue an event for the coordinator."""
         self._writer.send(event, urgent)
 
+    def show_life(self) -> None:
+        """Have a frame written, if the coordinator may be waiting for one: if a session of its is open."""
+        if self._sessions:
+            self._writer.show_life()
+
     def forget(self, session_id: int) -> None:
         """The worker has ended a session."""
         self._sessions.pop(session_id, None)
@@ -121,6 +126,11 @@ class Links(Generic[Session]):
     def frames_sent(self) -> int:
         """Frames written on all links, past ones too."""
         return self._frames_of_past_links + sum(link.frames_sent for link in self._standing)
+
+    def show_life(self) -> None:
+        """Have every coordinator with open sessions see that the service is alive."""
+        for link in self._standing:
+            link.show_life()
 
     async def serve(self, context: Any, welcome: Welcome) -> None:
         """Serve one link until it ends."""

@@ -175,12 +175,17 @@ def draft_link(address: str) -> DraftLink:
 
 @asynccontextmanager
 async def target_service(
-    engine: Engine, *, max_queue: int = 64, grammars: Grammars | None = None, **settings: Any
+    engine: Engine,
+    *,
+    max_queue: int = 64,
+    step_timeout_s: float = 60.0,
+    grammars: Grammars | None = None,
+    **settings: Any,
 ) -> AsyncIterator[tuple[TargetServicer, str]]:
     """A target service; yields its servicer and address."""
     executor = Executor("target-test")
     wanted = EngineSettings(**({"prefill_chunk": 16, "max_num_seqs": 64} | settings))
-    servicer = TargetServicer(engine, executor, wanted, max_queue, grammars)
+    servicer = TargetServicer(engine, executor, wanted, max_queue, step_timeout_s, grammars)
     async with _closing(servicer.close, executor):
 
         def register(server: grpc.aio.Server) -> None:

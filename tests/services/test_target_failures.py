@@ -9,6 +9,7 @@ import pytest
 
 from paceline.engine.table_spec import TableSpec
 from paceline.types import (
+    LIFE_SIGN_MS,
     MAX_PROPOSAL_NODES,
     ROOT,
     Acceptance,
@@ -21,6 +22,7 @@ from paceline.types import (
     Verdict,
 )
 from tests.services.harness import (
+    Events,
     RecordingEngine,
     chain,
     eventually,
@@ -203,6 +205,47 @@ async def test_a_session_that_waits_can_be_closed_and_others_move_up() -> None:
         events.link.send(Close(2))
         events.link.send(Close(1))
         assert await events.of(TargetOpened, 3)
+
+
+async def test_a_target_shows_life_while_a_step_lasts() -> None:
+    engine = RecordingEngine()
+    async with target_service(engine) as (servicer, address), linked(target_link(address)) as events:
+        frames = servicer.status().frames_sent
+        await hold_a_round(engine, events)
+        for _ in range(3):
+            await a_sign_of_life(events)
+        engine.go.set()
+        await events.of(Verdict, 1)
+        assert servicer.status().frames_sent - frames <= 2, "a frame that carries nothing is not counted"
+
+
+async def a_sign_of_life(events: Events) -> None:
+    """Wait for a frame behind a while without one."""
+    await eventually(lambda: events.link.silent_s > LIFE_SIGN_MS / 2e3, "a while without a frame")
+    await eventually(lambda: events.link.silent_s < LIFE_SIGN_MS / 4e3, "a frame")
+
+
+async def test_a_step_that_hangs_is_no_sign_of_life() -> None:
+    engine = RecordingEngine()
+    async with (
+        target_service(engine, step_timeout_s=0.001) as (_, address),
+        linked(target_link(address)) as events,
+    ):
+        await hold_a_round(engine, events)
+        await eventually(lambda: events.link.silent_s > 4 * LIFE_SIGN_MS / 1e3, "the target falls silent")
+        engine.go.set()
+        await events.of(Verdict, 1)
+        await a_sign_of_life(events)
+
+
+async def hold_a_round(engine: RecordingEngine, events: Events) -> None:
+    """Open session 1; returns once its first round is in a step that doesn't end."""
+    events.link.send(target_open(1, PREFIX))
+    await events.of(TargetOpened, 1)
+    engine.go.clear()
+    engine.entered.clear()
+    events.link.send(first_round(1, PREFIX))
+    await asyncio.to_thread(engine.entered.wait, 10)
 
 
 async def test_time_runs_out() -> None:
