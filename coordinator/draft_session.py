@@ -169,9 +169,12 @@ class DraftSession:
         drafted = self._cache.take()
         return None if drafted is None else self._checked(drafted, MAX_PROPOSAL_NODES, hit=True)
 
-    def prepared(self, base_length: int) -> Iterator[tuple[Outcome, Proposal]]:
-        """The proposals that are there for outcomes of a round, the likeliest first, as far as they are sound."""
-        for outcome, drafted in self._cache.prepared(base_length):
+    def prepared(self, round_: Round) -> Iterator[tuple[Outcome, Proposal]]:
+        """The proposals that are there for outcomes of a round, the likeliest first, up to one that is not sound."""
+        for outcome, drafted in self._cache.prepared(round_.base_length):
+            if fault := self._fault_in_outcome(outcome, round_):
+                self._give_up(fault)
+                return
             checked = self._checked(drafted, MAX_PROPOSAL_NODES, hit=True)
             if checked is not None and checked.proposal is not None:
                 yield outcome, checked.proposal
@@ -290,14 +293,26 @@ class DraftSession:
         return self._cache.take()
 
     def _give_up(self, reason: str) -> None:
-        """Drop the session; the next commit after a pause opens it anew."""
+        """Drop the session and what it sent; the next commit after a pause opens it anew."""
         logger.warning(
             "draft failed, going on target-only: session=%s retry_in_s=%g error=%s", self._id, self._pause_s, reason
         )
         self.close()
+        self._cache.clear()
         self._retry_at = time.monotonic() + self._pause_s
         self._pause_s = min(2 * self._pause_s, RETRY_MAX_S)
         self._arrived.set()
+
+    def _fault_in_outcome(self, outcome: Outcome, round_: Round) -> str:
+        """Why a round can't have an outcome that was drafted for; empty if it can."""
+        assert self._peer is not None
+        vocab_size = self._peer.vocab_size
+        nodes = len(round_.proposal) if round_.proposal else 0
+        if outcome.node >= nodes:
+            return f"it drafted for node {outcome.node} of a round that has {nodes}"
+        if outcome.next_token >= vocab_size:
+            return f"it drafted for a next token of {outcome.next_token}, outside [0, {vocab_size})"
+        return ""
 
     def _fault_in(self, proposal: Proposal, longest: int) -> str:
         """Why a proposal can't be sent to the target; empty if it can."""
@@ -309,6 +324,8 @@ class DraftSession:
         if depth > longest:
             return f"proposal {proposal.proposal_id} is {depth} tokens long, {longest} were wanted"
         coupled = self._job.acceptance is Acceptance.COUPLED
+        if coupled and proposal.supports:
+            return f"proposal {proposal.proposal_id} has supports, which coupled takes none of"
         if not coupled and len(proposal.supports) != len(proposal):
             return f"proposal {proposal.proposal_id} lacks the supports that {self._job.acceptance.value} needs"
         if not coupled and not proposal.is_chain:

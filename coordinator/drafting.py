@@ -226,7 +226,7 @@ class Drafting:
             yield copied
         plan = self._plan
         longest = max(plan.branch_depth, plan.branch_nodes)
-        for outcome, prepared in islice(self._session.prepared(round_.base_length), self._max_staged):
+        for outcome, prepared in islice(self._session.prepared(round_), self._max_staged):
             if copied is None or outcome != copied.outcome:
                 proposal = self._fitting(prepared, round_, outcome)
                 worth = proposal if self._fixed is not None else self._policy.worth_verifying(proposal)

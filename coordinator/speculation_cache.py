@@ -42,10 +42,17 @@ class SpeculationCache:
         return outcome == self._wanted
 
     def prepared(self, base_length: int) -> Iterator[tuple[Outcome, DraftedProposal]]:
-        """The proposals for outcomes of a round, in the order in which they began to come: the likeliest first."""
+        """The proposals for outcomes of a round, in the order in which they began to come: the likeliest first.
+
+        It ends where they are dropped meanwhile.
+        """
         for outcome, drafted in [*self._entries.items()]:
-            if outcome is not None and outcome.base_length == base_length:
+            if outcome is not None and outcome.base_length == base_length and outcome in self._entries:
                 yield outcome, drafted
+
+    def clear(self) -> None:
+        """Drop every proposal."""
+        self._entries = {}
 
     def take(self) -> DraftedProposal | None:
         """The proposal for the expected outcome, if it is there."""

@@ -33,6 +33,7 @@ from paceline.types import (
     Proposal,
     Round,
     SamplingParams,
+    SparseDistribution,
     SpeculationSettings,
     Verifying,
 )
@@ -324,6 +325,33 @@ def test_a_match_is_staged_behind_a_round_of_a_run_for_the_outcome_that_it_expec
     assert staged.outcome == Outcome(round_.base_length, 1, 9)
     assert staged.proposal.token_ids[:4] == (10, 11, 12, 13)
     assert not [*request.drafting.staged(Round(1, round_.base_length, ROOT, (13,), chain(7, 9)))], "not the match's"
+
+
+@pytest.mark.parametrize(
+    ("node", "token", "drafted"),
+    [
+        (ROOT, VOCAB, Proposal(1, (1,), (0.5,))),
+        (2, 1, Proposal(1, (1,), (0.5,))),
+        (ROOT, 2, Proposal(1, (VOCAB,), (0.5,))),
+        (ROOT, 2, Proposal(1, (1,), (1.0,), supports=(SparseDistribution((1,), (1.0,)),))),
+    ],
+)
+def test_what_was_wrongly_prepared_ends_the_draft_once_and_is_never_staged(
+    node: int, token: int, drafted: Proposal, caplog: pytest.LogCaptureFixture
+) -> None:
+    request = Request(SpeculationSettings(drafter="model", num_draft_tokens=2))
+    request.commit((5,))
+    base = len(request.sequence.ids) - 1
+    round_ = Round(1, base, ROOT, (5,), Proposal(1, (6, 7), (0.5, 0.5)))
+    request.drafting.verifying(round_)
+    request.link.take()
+    sound = Outcome(base, 1, 3), Proposal(1, (4,), (0.5,))
+    for outcome, proposal in (sound, (Outcome(base, node, token), drafted), (Outcome(base, ROOT, 1), drafted)):
+        cast(Any, request.link).on_event(DraftedProposal(1, outcome, proposal))
+    assert [(staged.outcome, staged.proposal) for staged in request.drafting.staged(round_)] == [sound]
+    assert request.link.take() == [Close]
+    assert [*request.drafting.staged(round_)] == [], "nothing of a draft that is not trusted"
+    assert caplog.text.count("draft failed") == 1
 
 
 @pytest.mark.parametrize("acceptance", [Acceptance.REJECTION, Acceptance.BLOCK])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from paceline.rpc.link import FrameWriter, serve_draft_link
 from paceline.types import (
+    ROOT,
     Acceptance,
     Commit,
     DraftCommand,
@@ -23,16 +25,26 @@ from paceline.types import (
     Outcome,
     Proposal,
     Provenance,
+    SparseDistribution,
     SpeculationSettings,
+    Verifying,
     Welcome,
 )
 from paceline.v1 import draft_service_pb2_grpc as pb_grpc
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import TARGET, Cluster, eventually
 
 LENGTH = 24
+TIMED = f"{TARGET},step_ms=20"
+"""A target that leaves the draft time to prepare for outcomes."""
+PROMPT = (1, 2, 3)
+REPEATS = (5, 6, 7, 8, 5, 6)
+"""Its first round waits for the draft, and carries an n-gram match without one."""
 MOST_WAITS = 5
 """Rounds 1, 3, 6, 11 and 20."""
 Answer = Callable[[int, Outcome | None], DraftedProposal | None]
+"""What is sent for a session that was opened, or a commit to it."""
+Prepare = Callable[[int, int], DraftedProposal | None]
+"""What is sent for the outcomes of a session's round, by its base length: before it leaves, and as it does."""
 
 
 def out_of_range(session: int, outcome: Outcome | None) -> DraftedProposal:
@@ -47,6 +59,11 @@ def without_supports(session: int, outcome: Outcome | None) -> DraftedProposal:
     return DraftedProposal(session, outcome, Proposal(1, (1,), (0.5,)))
 
 
+def with_supports(session: int, outcome: Outcome | None) -> DraftedProposal:
+    support = SparseDistribution((1, 2), (0.5, 0.5))
+    return DraftedProposal(session, outcome, Proposal(1, (1,), (0.5,), supports=(support,)))
+
+
 def for_another_outcome(session: int, outcome: Outcome | None) -> DraftedProposal:
     return DraftedProposal(session, Outcome(10_000, -1, 0), Proposal(1, (1,), (0.5,)))
 
@@ -55,37 +72,63 @@ def never(session: int, outcome: Outcome | None) -> None:
     return None
 
 
-class WrongDraft(pb_grpc.DraftServiceServicer):
-    """Welcomes every coordinator and gives the answer it was made with."""
+def for_nothing(session: int, base_length: int) -> None:
+    return None
 
-    def __init__(self, answer: Answer) -> None:
+
+def prepared(session: int, base_length: int, node: int, next_token: int) -> DraftedProposal:
+    return DraftedProposal(session, Outcome(base_length, node, next_token), Proposal(1, (1, 2), (0.5, 0.5)))
+
+
+def for_a_token_beyond(session: int, base_length: int) -> DraftedProposal:
+    return prepared(session, base_length, ROOT, 64)
+
+
+def behind_a_node_beyond(session: int, base_length: int) -> DraftedProposal:
+    return prepared(session, base_length, 40, 1)
+
+
+class WrongDraft(pb_grpc.DraftServiceServicer):
+    """Welcomes every coordinator and gives the answers it was made with."""
+
+    def __init__(self, answer: Answer, prepare: Prepare) -> None:
         self._answer = answer
+        self._prepare = prepare
 
     async def Draft(self, request_iterator: Any, context: Any) -> None:
         welcome = Welcome("wrong", Fingerprint(), max_length=4096, max_sessions=10, drafters=("wrong",))
-        await serve_draft_link(context, welcome, lambda writer: Handler(writer, self._answer))
+        await serve_draft_link(context, welcome, lambda writer: Handler(writer, self._answer, self._prepare))
 
 
 class Handler:
-    def __init__(self, writer: FrameWriter[DraftEvent], answer: Answer) -> None:
+    def __init__(self, writer: FrameWriter[DraftEvent], answer: Answer, prepare: Prepare) -> None:
         self._writer = writer
         self._answer = answer
+        self._prepare = prepare
 
     def on_command(self, command: DraftCommand) -> None:
-        if isinstance(command, DraftOpen | Commit):
-            outcome = command.outcome if isinstance(command, Commit) else None
-            drafted = self._answer(command.session_id, outcome)
-            if drafted is not None:
-                self._writer.send(drafted)
+        if isinstance(command, DraftOpen):
+            self._send(self._answer(command.session_id, None))
+            self._send(self._prepare(command.session_id, len(command.token_ids) - 1))
+        elif isinstance(command, Commit):
+            committed = command.committed_length + len(command.token_ids)
+            self._send(self._answer(command.session_id, command.outcome))
+            self._send(self._prepare(command.session_id, committed - 1))
+        elif isinstance(command, Verifying):
+            self._send(self._prepare(command.session_id, command.base_length))
+
+    def _send(self, drafted: DraftedProposal | None) -> None:
+        if drafted is not None:
+            self._writer.send(drafted)
 
     def closed(self) -> None:
         """Nothing is held."""
 
 
 @asynccontextmanager
-async def serving(answer: Answer) -> AsyncIterator[str]:
+async def serving(answer: Answer, prepare: Prepare = for_nothing) -> AsyncIterator[str]:
     server = grpc.aio.server()
-    pb_grpc.add_DraftServiceServicer_to_server(WrongDraft(answer), server)
+    pb_grpc.add_DraftServiceServicer_to_server(WrongDraft(answer, prepare), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
@@ -94,7 +137,9 @@ async def serving(answer: Answer) -> AsyncIterator[str]:
         await server.stop(0)
 
 
-@pytest.mark.parametrize("answer", [out_of_range, too_long, without_supports, for_another_outcome, never])
+@pytest.mark.parametrize(
+    "answer", [out_of_range, too_long, without_supports, with_supports, for_another_outcome, never]
+)
 async def test_the_text_goes_on_without_it(tmp_path: Path, answer: Answer) -> None:
     acceptance = Acceptance.REJECTION if answer is without_supports else Acceptance.COUPLED
     async with serving(answer) as address:
@@ -109,11 +154,46 @@ async def test_the_text_goes_on_without_it(tmp_path: Path, answer: Answer) -> No
     assert len(waited) <= MOST_WAITS, "each wait in vain doubles the rounds that don't wait"
 
 
-def request(acceptance: Acceptance, *, off: bool) -> GenerateRequest:
+def request(
+    acceptance: Acceptance = Acceptance.COUPLED, *, off: bool, prompt: tuple[int, ...] = PROMPT
+) -> GenerateRequest:
     return GenerateRequest(
-        token_ids=(1, 2, 3),
+        token_ids=prompt,
         seed=8,
         max_new_tokens=LENGTH,
         acceptance=acceptance,
         speculation=SpeculationSettings(off=off, num_draft_tokens=3),
     )
+
+
+@pytest.mark.parametrize(
+    ("prepare", "prompt", "reason"),
+    [
+        (for_a_token_beyond, PROMPT, "drafted for a next token of 64"),
+        (behind_a_node_beyond, PROMPT, "drafted for node 40"),
+        (behind_a_node_beyond, REPEATS, "drafted for node 40"),
+    ],
+)
+async def test_a_wrong_outcome_ends_the_drafts_session_and_nothing_else(
+    tmp_path: Path, prepare: Prepare, prompt: tuple[int, ...], reason: str
+) -> None:
+    async with serving(never, prepare) as address:
+        flags: dict[str, object] = {"draft.address": address, "draft_timeout_ms": 50.0}
+        with Cluster(tmp_path, target_model=TIMED, drafters=(), coordinator_flags=flags) as cluster:
+            await linked(cluster)
+            async with cluster.async_client() as client:
+                plain = await client.generate(request(off=True, prompt=prompt))
+                drafted = await client.generate(request(off=False, prompt=prompt))
+            log = cluster.services["coordinator"].log_tail()
+    assert drafted.token_ids == plain.token_ids
+    assert reason in log
+
+
+async def linked(cluster: Cluster) -> None:
+    """Wait until the coordinator has its link to the wrong draft, which the cluster knows nothing of."""
+
+    def ready() -> bool:
+        with cluster.client() as client:
+            return client.describe_models()[0].draft_ready
+
+    await asyncio.to_thread(eventually, ready, "the coordinator has its link to the draft")
