@@ -20,6 +20,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from paceline.errors import Code, InvalidInput, PacelineError, Unsupported, from_wire
 from paceline.types import (
+    MAX_DRAFTER_BYTES,
     MAX_PROPOSAL_NODES,
     MAX_STAGED,
     PROTOCOL_VERSION,
@@ -967,6 +968,8 @@ def _decode_proposal(message: pb.Proposal) -> Proposal:
     require(message.proposal_id >= 1, "proposal_id", message.proposal_id, "at least 1")
     nodes = len(message.token_ids)
     require(nodes <= MAX_PROPOSAL_NODES, "proposal nodes", nodes, f"at most {MAX_PROPOSAL_NODES}")
+    size = len(message.drafter.encode())
+    require(size <= MAX_DRAFTER_BYTES, "proposal drafter bytes", size, f"at most {MAX_DRAFTER_BYTES}")
     return Proposal(
         proposal_id=message.proposal_id,
         token_ids=tuple(message.token_ids),

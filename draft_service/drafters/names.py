@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.errors import InvalidInput
+from paceline.types import MAX_DRAFTER_BYTES, require
 
 MODEL = "model"
 
@@ -21,5 +22,8 @@ def check_drafters(drafters: Sequence[str]) -> None:
         kind, _, model = text.partition(":")
         if kind != MODEL or not model:
             raise InvalidInput.of("drafters", text, "model:NAME")
+    for text in drafters[1:]:  # the first is called "model", the others by these names
+        size = len(text.encode("utf-8", "surrogatepass"))
+        require(size <= MAX_DRAFTER_BYTES, "drafters bytes", size, f"at most {MAX_DRAFTER_BYTES}, the first excepted")
     if len(set(drafters)) < len(drafters):
         raise InvalidInput.of("drafters", list(drafters), "named once each")

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
-from paceline.rpc.link import FrameWriter, serve_draft_link
+from paceline import codec
+from paceline.rpc.link import MESSAGE_OVERHEAD_BYTES, FrameWriter, serve_draft_link
 from paceline.types import (
+    MAX_FRAME_BYTES,
     ROOT,
     Acceptance,
     Commit,
@@ -62,6 +65,19 @@ def without_supports(session: int, outcome: Outcome | None) -> DraftedProposal:
 def with_supports(session: int, outcome: Outcome | None) -> DraftedProposal:
     support = SparseDistribution((1, 2), (0.5, 0.5))
     return DraftedProposal(session, outcome, Proposal(1, (1,), (0.5,), supports=(support,)))
+
+
+def under_a_long_name(session: int, outcome: Outcome | None) -> DraftedProposal:
+    """The records of all rounds would be more than a message holds."""
+    return DraftedProposal(session, outcome, Proposal(1, (1,), (0.5,), drafter="x" * 200_000))
+
+
+def as_large_as_a_frame(session: int, outcome: Outcome | None) -> DraftedProposal | None:
+    """The round that carries it would be larger."""
+    drafted = under_a_long_name(session, outcome)
+    rest = codec.encode_draft_event(drafted).ByteSize() - len(drafted.proposal.drafter) + MESSAGE_OVERHEAD_BYTES
+    name = "x" * (MAX_FRAME_BYTES - rest)
+    return replace(drafted, proposal=replace(drafted.proposal, drafter=name)) if outcome is None else None
 
 
 def for_another_outcome(session: int, outcome: Outcome | None) -> DraftedProposal:
@@ -138,7 +154,17 @@ async def serving(answer: Answer, prepare: Prepare = for_nothing) -> AsyncIterat
 
 
 @pytest.mark.parametrize(
-    "answer", [out_of_range, too_long, without_supports, with_supports, for_another_outcome, never]
+    "answer",
+    [
+        out_of_range,
+        too_long,
+        without_supports,
+        with_supports,
+        under_a_long_name,
+        as_large_as_a_frame,
+        for_another_outcome,
+        never,
+    ],
 )
 async def test_the_text_goes_on_without_it(tmp_path: Path, answer: Answer) -> None:
     acceptance = Acceptance.REJECTION if answer is without_supports else Acceptance.COUPLED

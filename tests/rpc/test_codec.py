@@ -220,6 +220,7 @@ BAD: list[tuple[Decode, Any, str]] = [
     (codec.decode_target_command, _round(committed=[]), "round committed tokens"),
     (codec.decode_target_command, _round(accepted_node=-2), "accepted_node"),
     (codec.decode_target_command, _round(proposal=_proposal(proposal_id=0)), "proposal_id"),
+    (codec.decode_target_command, _round(proposal=_proposal(drafter="é" * 257)), "proposal drafter bytes"),
     (codec.decode_target_command, _round(proposal=_proposal(parents=[-1, 7])), "proposal parent of node 1"),
     (codec.decode_target_command, _round(proposal=_proposal(parents=[-1])), "proposal parents"),
     (codec.decode_target_command, _round(proposal=_proposal(draft_probabilities=[0.5])), "draft_probabilities"),

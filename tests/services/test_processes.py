@@ -15,6 +15,11 @@ import pytest
         (["target_service", "--max-num-seqs", "0"], 2, "engine.max_num_seqs = 0"),
         (["draft_service", "--drafter", "oracle"], 2, "drafters = 'oracle': must be model:NAME"),
         (
+            ["draft_service", "--drafter", "model:table", "--drafter", f"model:{'x' * 507}"],
+            2,
+            "drafters bytes = 513: must be at most 512",
+        ),
+        (
             ["draft_service", "--drafter", "model:table:vocab=64", "--target-model", "table:vocab=32", "--port", "0"],
             1,
             "its tokenizer",
