@@ -239,6 +239,11 @@ class DraftSession:
         except PeerUnavailable as error:
             self._give_up(error.message)
 
+    def refused(self, error: PacelineError) -> None:
+        """The target refused what was proposed."""
+        if self._id is not None:
+            self._give_up(f"the target refused what it proposed: {error.message}")
+
     def close(self) -> None:
         """End the session on the draft service."""
         if self._id is not None and self._peer is not None:

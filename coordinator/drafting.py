@@ -21,6 +21,7 @@ from coordinator.policy import Options, Plan, RequestPolicy, Source
 from coordinator.sequence import Job, Sequence
 from coordinator.target_session import Ahead
 from coordinator.throttle import Level
+from paceline.errors import PacelineError
 from paceline.ngram import Match, NgramIndex
 from paceline.types import (
     AUTO,
@@ -269,6 +270,10 @@ class Drafting:
             self._throttle.add(record.accepted + 1, _now_ms())
         if self._rounds > 1 and not self._off and self._level is not Level.NONE:
             self._policy.learn(self._plan, record, proposal, path, first_draft=self._first_draft)
+
+    def refused(self, error: PacelineError) -> None:
+        """The target refused what was proposed for the round in flight, or staged for its outcomes."""
+        self._session.refused(error)
 
     def close(self) -> None:
         """End the session on the draft service; may be called again."""

@@ -48,6 +48,7 @@ async def run_rounds(
     accepted_node, decided = ROOT, time.perf_counter()
     unsettled: list[Callable[[], None]] = []
     staging = Staging(target, drafting)
+    target.on_refused = drafting.refused
 
     async def dispatched(round_: Round) -> None:
         await asyncio.sleep(0)  # the link's writer runs: nothing stands between the round and the wire
@@ -85,7 +86,7 @@ async def run_rounds(
             accept_ms=(decided - verified) * 1e3,
             proposed=max(round_.proposal.depths) if round_.proposal else 0,
             accepted=len(decision.accepted),
-            cache_hit=drafted.hit,
+            cache_hit=drafted.hit and round_.proposal is not None,
             cache_miss=drafted.miss,
             drafter=round_.proposal.drafter if round_.proposal else "",
             draft=drafted.timings,

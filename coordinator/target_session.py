@@ -18,6 +18,7 @@ from coordinator.peer import Peer
 from coordinator.sequence import Job
 from paceline.codec import error_of
 from paceline.errors import (
+    InvalidInput,
     Overloaded,
     PacelineError,
     PeerUnavailable,
@@ -28,6 +29,7 @@ from paceline.errors import (
 from paceline.rpc.link import TargetLink
 from paceline.types import (
     ROOT,
+    Acceptance,
     Failure,
     Outcome,
     Proposal,
@@ -45,6 +47,10 @@ MAX_REFUSALS = 3
 """Re-opens in a row that a live target may answer with PREFIX_MISMATCH or UNKNOWN_SESSION."""
 Dispatched = Callable[[Round], Awaitable[None]]
 """Told of each round that was queued for the target; the verdict may come meanwhile."""
+
+
+def _nobody(error: PacelineError) -> None:
+    """Nobody wants to know."""
 
 
 class TargetPeer(Peer[TargetCommand, TargetEvent]):
@@ -85,7 +91,9 @@ class TargetSession:
 
     `_answers` has the verdicts to come by their rounds' base lengths: of the
     round in flight, and of those that the target may begin behind it. `_staged`
-    has what was staged for the outcomes of the round in flight.
+    has what was staged for the outcomes of the round in flight. `_refusal` is
+    the last answer that refused a command and left the session as it was;
+    nothing is staged for the round at `_alone_at`, which is sent again for one.
     """
 
     def __init__(self, peer: TargetPeer, job: Job) -> None:
@@ -94,6 +102,10 @@ class TargetSession:
         self._id: int | None = None
         self._answers: dict[int, asyncio.Future[Verdict]] = {}
         self._staged: dict[Outcome, Proposal] = {}
+        self._refusal: InvalidInput | None = None
+        self._alone_at = -1
+        self.on_refused: Callable[[PacelineError], None] = _nobody
+        """Called when the target refused what was proposed, or staged: the round goes without."""
         self._opened_before = False
         self.verdict_at = 0.0
         """When the last verdict came, by `perf_counter`: under load long before its request's turn."""
@@ -113,7 +125,7 @@ class TargetSession:
     def stage(self, round_: Round, proposals: Mapping[Outcome, Proposal]) -> None:
         """Leave proposals with the target for outcomes of the round in flight; of no effect once it is answered."""
         answer = self._answers.get(round_.base_length)
-        if self._id is None or answer is None or answer.done():
+        if self._id is None or answer is None or answer.done() or round_.base_length == self._alone_at:
             return
         self._staged |= proposals
         self._peer.link.send(Stage(self._id, round_.base_length, tuple(proposals.items())), urgent=True)
@@ -153,7 +165,8 @@ class TargetSession:
 
         A lost session is opened anew and the round sent again, with the same
         proposal, so the verdict is the one that was lost (`exactness` §3: once
-        drawn, nothing is redrawn).
+        drawn, nothing is redrawn). A round that the target refuses for what was
+        proposed or staged was not drawn, and is sent again without.
 
         Args:
             committed: every committed token.
@@ -166,10 +179,10 @@ class TargetSession:
 
         Raises:
             PeerUnavailable: the target did not come back in time.
-            PacelineError: the target refused the session.
+            PacelineError: the target refused the session, or the round as it is.
         """
         deadline = time.monotonic() + self._peer.wait_s
-        refusals = 0
+        refusals, lost = 0, False
         while True:
             try:
                 ran_ahead = len(committed) - 1 in self._answers
@@ -177,7 +190,13 @@ class TargetSession:
                 answer = self._answers[round_.base_length]
                 await dispatched(round_)
                 return Verified(round_, await self._verdict(round_, answer), ran_ahead)
+            except InvalidInput as error:
+                if not self._may_go_without(proposal, error, lost=lost):
+                    raise
+                proposal = None
+                self._leave_out(len(committed) - 1, error)
             except (PeerUnavailable, Overloaded, PrefixMismatch, UnknownSession) as error:
+                lost = True
                 refusals += isinstance(error, PrefixMismatch | UnknownSession)
                 first_refused = isinstance(error, Overloaded) and not self._opened_before
                 if first_refused or refusals > MAX_REFUSALS or time.monotonic() >= deadline:
@@ -197,9 +216,12 @@ class TargetSession:
     def on_event(self, event: TargetEvent) -> None:
         """Handle what the target sent for this session."""
         if isinstance(event, Failure):
+            error = error_of(event)
             if event.session_closed:
                 self._detach()
-            self._fail(error_of(event))
+            elif isinstance(error, InvalidInput):
+                self._refusal = error
+            self._fail(error)
         elif isinstance(event, Verdict) and event.base_length in self._answers:
             self._opened_before = True
             self.verdict_at = time.perf_counter()
@@ -311,6 +333,26 @@ class TargetSession:
             f"(session {round_.session_id}, base length {round_.base_length})",
             metadata={"peer": link.name, "address": link.address},
         )
+
+    def _may_go_without(self, proposal: Proposal | None, error: InvalidInput, *, lost: bool) -> bool:
+        """Whether the round may be sent again without what was proposed or staged.
+
+        Where that changes draws (not in coupled acceptance), no verdict may have been drawn for the round: one
+        that was lost may have been.
+        """
+        coupled = self._job.acceptance is Acceptance.COUPLED
+        left_out = proposal is not None or bool(self._staged)
+        return error is self._refusal and left_out and (coupled or not lost)
+
+    def _leave_out(self, base_length: int, error: InvalidInput) -> None:
+        """The target may still verify the round that something was staged for: its session ends."""
+        logger.warning(
+            "target refused what was proposed, the round goes without: session=%s base_length=%d error=%s",
+            self._id, base_length, error.message,
+        )  # fmt: skip
+        self.close()
+        self._alone_at = base_length
+        self.on_refused(error)
 
     async def _until_reachable(self, error: PacelineError, deadline: float) -> None:
         remaining = deadline - time.monotonic()

@@ -13,7 +13,7 @@ from coordinator.drafting import Drafting, Staged
 from coordinator.staging import MAX_STAGED_NODES, Staging
 from coordinator.target_session import TargetSession, Verified
 from paceline.errors import ProtocolMismatch
-from paceline.types import ROOT, Begun, Outcome, Proposal, Round, Stage, Verdict, Welcome
+from paceline.types import ROOT, Begun, Close, Outcome, Proposal, Round, Stage, TargetOpen, Verdict, Welcome
 from tests.coordinator.test_target_session import RecordingLink, Request
 
 BASE = 2
@@ -272,3 +272,25 @@ def test_a_target_that_says_nothing_of_it_takes_none() -> None:
     assert request.session.max_staged == 0
     request.link.welcome = Welcome("1", request.link.welcome.fingerprint, 256, 8, max_staged=9)
     assert request.session.max_staged == 9
+
+
+async def test_a_round_for_which_a_stage_is_refused_is_sent_again_and_nothing_is_staged_for_it() -> None:
+    request = StagingRequest()
+    task = await request.pending(proposal(4, 5))
+    round_ = Round(1, BASE, ROOT, (3,), proposal(4, 5))
+    request.session.stage(round_, {outcome(7): proposal(8)})
+    request.link.take()
+    await request.refuse()
+    closed, opened, sent = request.link.take()
+    assert [type(each) for each in (closed, opened)] == [Close, TargetOpen]
+    assert isinstance(sent, Round)
+    assert (sent.base_length, sent.proposal) == (BASE, None)
+    request.session.stage(sent, {outcome(7): proposal(8)})
+    assert request.link.take() == []
+    request.answer(BASE, session=2)
+    assert (await task).verdict.token_ids == (7,)
+    request.ids.append(7)
+    following = await request.pending()
+    request.session.stage(Round(2, BASE + 1, ROOT, (7,)), {Outcome(BASE + 1, ROOT, 9): proposal(8)})
+    assert [type(command) for command in request.link.take()] == [Round, Stage]
+    following.cancel()

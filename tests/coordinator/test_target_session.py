@@ -9,7 +9,8 @@ import pytest
 
 from coordinator.sequence import Job
 from coordinator.target_session import TargetPeer, TargetSession, Verified
-from paceline.errors import PeerUnavailable
+from paceline.codec import failure_of
+from paceline.errors import InvalidInput, PeerUnavailable
 from paceline.rpc.link import TargetLink
 from paceline.types import (
     ROOT,
@@ -17,6 +18,7 @@ from paceline.types import (
     Close,
     Fingerprint,
     NoiseKey,
+    Proposal,
     Round,
     SamplingParams,
     SpeculationSettings,
@@ -27,6 +29,7 @@ from paceline.types import (
 )
 
 PROMPT = (1, 2, 3)
+PROPOSAL = Proposal(1, (4, 5), (1.0, 1.0))
 
 
 class RecordingLink:
@@ -61,13 +64,13 @@ class RecordingLink:
 class Request:
     """Commits whatever its verdicts draw."""
 
-    def __init__(self, link: RecordingLink) -> None:
+    def __init__(self, link: RecordingLink, acceptance: Acceptance = Acceptance.COUPLED) -> None:
         job = Job(
             prompt=PROMPT,
             resumed=(),
             sampling=SamplingParams(),
             noise=NoiseKey(1),
-            acceptance=Acceptance.COUPLED,
+            acceptance=acceptance,
             max_length=60,
             max_rows=124,
             stop=(),
@@ -79,11 +82,11 @@ class Request:
         self.session = TargetSession(self.peer, job)
         self.ids = [*PROMPT]
 
-    async def round(self, run_ahead: int = 0) -> Verified:
+    async def round(self, run_ahead: int = 0, proposal: Proposal | None = None) -> Verified:
         async def dispatched(round_: Round) -> None:
             await asyncio.sleep(0)
 
-        verified = await self.session.verify(self.ids, ROOT, None, run_ahead, "", dispatched)
+        verified = await self.session.verify(self.ids, ROOT, proposal, run_ahead, "", dispatched)
         self.ids += verified.verdict.token_ids
         return verified
 
@@ -95,12 +98,21 @@ class Request:
         """The link breaks."""
         cast(Any, self.link).on_down(PeerUnavailable("gone"))
 
+    async def refuse(self, session: int = 1, *, closed: bool = False) -> None:
+        """The target refuses something that a session was sent; then its coordinator has done what it does."""
+        cast(Any, self.link).on_event(failure_of(session, InvalidInput("rows = 9: must be at most 8"), closed))
+        await turns()
 
-async def pending(request: Request, run_ahead: int = 0) -> asyncio.Task[Verified]:
-    """A round that waits for its verdict."""
-    task = asyncio.create_task(request.round(run_ahead))
+
+async def turns() -> None:
     for _ in range(5):
         await asyncio.sleep(0)
+
+
+async def pending(request: Request, run_ahead: int = 0, proposal: Proposal | None = None) -> asyncio.Task[Verified]:
+    """A round that waits for its verdict."""
+    task = asyncio.create_task(request.round(run_ahead, proposal))
+    await turns()
     return task
 
 
@@ -203,3 +215,71 @@ async def test_verdicts_of_a_run_that_was_closed_are_dropped(late: int) -> None:
     again = await pending(request)
     request.answer(3, token=5, session=2)
     assert (await again).verdict.token_ids == (5,)
+
+
+@pytest.mark.parametrize("acceptance", list(Acceptance))
+async def test_a_round_whose_proposal_is_refused_is_sent_again_without(acceptance: Acceptance) -> None:
+    request = Request(RecordingLink(), acceptance)
+    told: list[str] = []
+    request.session.on_refused = lambda error: told.append(error.message)
+    task = await pending(request, proposal=PROPOSAL)
+    request.link.take()
+    await request.refuse()
+    closed, opened, sent = request.link.take()
+    assert isinstance(closed, Close)
+    assert isinstance(opened, TargetOpen)
+    assert isinstance(sent, Round)
+    assert (sent.base_length, sent.proposal) == (2, None)
+    assert told == ["rows = 9: must be at most 8"]
+    request.answer(2, session=2)
+    verified = await task
+    assert (verified.round_, verified.ran_ahead) == (sent, False)
+    again = await pending(request, proposal=PROPOSAL)
+    (sent,) = request.link.take()
+    assert isinstance(sent, Round)
+    assert sent.proposal == PROPOSAL, "of the next round"
+    again.cancel()
+
+
+async def test_a_round_that_carries_nothing_is_refused_for_good() -> None:
+    request = Request(RecordingLink())
+    task = await pending(request, proposal=PROPOSAL)
+    await request.refuse()
+    await request.refuse(session=2)
+    with pytest.raises(InvalidInput):
+        await task
+
+
+async def test_a_session_that_is_refused_is_not_opened_anew() -> None:
+    request = Request(RecordingLink())
+    task = await pending(request, proposal=PROPOSAL)
+    await request.refuse(closed=True)
+    with pytest.raises(InvalidInput):
+        await task
+
+
+@pytest.mark.parametrize("acceptance", list(Acceptance))
+async def test_a_verdict_that_may_have_been_drawn_is_not_drawn_without_its_proposal(acceptance: Acceptance) -> None:
+    request = Request(RecordingLink(), acceptance)
+    task = await pending(request, proposal=PROPOSAL)
+    request.lose()
+    await turns()
+    request.link.take()
+    await request.refuse(session=2)
+    if acceptance is not Acceptance.COUPLED:
+        with pytest.raises(InvalidInput):
+            await task
+        return
+    request.answer(2, session=3)
+    assert (await task).round_.proposal is None, "the target's own token, whatever is proposed"
+
+
+async def test_what_goes_wrong_beside_a_round_is_no_refusal_of_it() -> None:
+    request = Request(RecordingLink())
+
+    async def dispatched(round_: Round) -> None:
+        raise InvalidInput("a defect")
+
+    with pytest.raises(InvalidInput, match="a defect"):
+        await request.session.verify(request.ids, ROOT, PROPOSAL, 0, "", dispatched)
+    assert len(request.link.take()) == 2, "the open and the round"

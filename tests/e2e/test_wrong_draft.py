@@ -39,6 +39,8 @@ from tests.e2e.cluster import TARGET, Cluster, eventually
 LENGTH = 24
 TIMED = f"{TARGET},step_ms=20"
 """A target that leaves the draft time to prepare for outcomes."""
+CROWDED = f"{TIMED},max_kv_rows=40"
+"""A target that refuses proposals of more nodes than a request of `LENGTH` tokens leaves it rows."""
 PROMPT = (1, 2, 3)
 REPEATS = (5, 6, 7, 8, 5, 6)
 """Its first round waits for the draft, and carries an n-gram match without one."""
@@ -102,6 +104,18 @@ def for_a_token_beyond(session: int, base_length: int) -> DraftedProposal:
 
 def behind_a_node_beyond(session: int, base_length: int) -> DraftedProposal:
     return prepared(session, base_length, 40, 1)
+
+
+def wide(nodes: int) -> Proposal:
+    return Proposal(1, tuple(range(nodes)), (0.5,) * nodes, parents=(ROOT,) * nodes)
+
+
+def too_wide(session: int, outcome: Outcome | None) -> DraftedProposal:
+    return DraftedProposal(session, outcome, wide(60))
+
+
+def too_wide_ahead(session: int, base_length: int) -> DraftedProposal:
+    return DraftedProposal(session, Outcome(base_length, ROOT, 1), wide(50))
 
 
 class WrongDraft(pb_grpc.DraftServiceServicer):
@@ -213,6 +227,21 @@ async def test_a_wrong_outcome_ends_the_drafts_session_and_nothing_else(
             log = cluster.services["coordinator"].log_tail()
     assert drafted.token_ids == plain.token_ids
     assert reason in log
+
+
+@pytest.mark.parametrize(("answer", "prepare"), [(too_wide, for_nothing), (never, too_wide_ahead)])
+async def test_what_only_the_target_refuses_is_left_out(tmp_path: Path, answer: Answer, prepare: Prepare) -> None:
+    async with serving(answer, prepare) as address:
+        flags: dict[str, object] = {"draft.address": address, "draft_timeout_ms": 50.0}
+        with Cluster(tmp_path, target_model=CROWDED, drafters=(), coordinator_flags=flags) as cluster:
+            await linked(cluster)
+            async with cluster.async_client() as client:
+                plain = await client.generate(request(off=True))
+                drafted = await client.generate(request(off=False))
+            log = cluster.services["coordinator"].log_tail()
+            cluster.wait_idle()
+    assert drafted.token_ids == plain.token_ids
+    assert "the target refused what it proposed: KV rows of the session" in log
 
 
 async def linked(cluster: Cluster) -> None:
