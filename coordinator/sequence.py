@@ -9,6 +9,7 @@ from coordinator.detokenizer import Detokenizer
 from paceline.acceptance import Decision
 from paceline.tokenizer import Tokenizer
 from paceline.types import (
+    MAX_TIME_LEFT_MS,
     Acceptance,
     FinishReason,
     NoiseKey,
@@ -43,8 +44,10 @@ class Job:
 
     @property
     def time_left_ms(self) -> int | None:
-        """What is left of the client's deadline, at least 1; None: it set none."""
-        return None if self.deadline is None else max(1, int((self.deadline - time.monotonic()) * 1e3))
+        """What is left of the client's deadline, in [1, `MAX_TIME_LEFT_MS`]; None: it set none."""
+        if self.deadline is None:
+            return None
+        return max(1, int(min((self.deadline - time.monotonic()) * 1e3, MAX_TIME_LEFT_MS)))
 
 
 class Sequence:

@@ -24,6 +24,8 @@ MAX_RUN_AHEAD = 64
 MAX_STAGED = 64
 """Most proposals that may be staged for one round."""
 MAX_SUPPORT_ENTRIES = 256
+MAX_TIME_LEFT_MS = (1 << 32) - 1
+"""Longest time that a service is told a request has left, 49.7 days: what the wire's field holds."""
 MAX_DRAFTER_BYTES = 512
 """Of a drafter's name, which every round's record repeats: those of a whole text must fit one message."""
 MAX_TOP_LOGPROBS = 20

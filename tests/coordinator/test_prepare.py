@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import re
+import time
 
 import pytest
 
 from coordinator.prepare import ServedModel, prepare
+from paceline import codec
 from paceline.errors import InvalidInput, Unsupported
 from paceline.tokenizer import load_tokenizer
-from paceline.types import GenerateRequest, Grammar, GrammarKind, NoiseKey, SamplingParams
+from paceline.types import (
+    MAX_TIME_LEFT_MS,
+    GenerateRequest,
+    Grammar,
+    GrammarKind,
+    NoiseKey,
+    SamplingParams,
+    TargetOpen,
+)
 
 ENDLESS = ServedModel("m", load_tokenizer("table:vocab=64"), 100, ("auto",))
 ENDING = ServedModel("m", load_tokenizer("table:vocab=64,eos=9"), 100, ("auto",))
@@ -48,3 +59,13 @@ def test_rows_are_counted_on_for_a_proposal_as_far_as_the_target_announces(token
 
 def test_the_sample_keys_the_noise() -> None:
     assert prepare(request(SamplingParams(), sample_index=5), ENDING).noise == NoiseKey(3, 5)
+
+
+@pytest.mark.parametrize("left_s", [-1.0, 0.0, 10.0, 4_294_968.0, 5e6, 1e300, math.inf])
+def test_what_is_left_of_a_deadline_is_what_the_services_can_be_told(left_s: float) -> None:
+    job = prepare(request(SamplingParams()), ENDING, deadline=time.monotonic() + left_s)
+    most = min(max(1, left_s * 1e3), MAX_TIME_LEFT_MS)
+    assert job.time_left_ms is not None
+    assert most - 5_000 <= job.time_left_ms <= most
+    opened = TargetOpen(1, (1,), 1, job.sampling, job.noise, job.acceptance, time_left_ms=job.time_left_ms)
+    assert codec.decode_target_command(codec.encode_target_command(opened)) == opened

@@ -124,6 +124,11 @@ def still_serves(cluster: Cluster) -> None:
         assert len(client.generate(GenerateRequest(token_ids=(1,), max_new_tokens=2)).token_ids) == 2
 
 
+def test_a_deadline_later_than_services_are_told_of_is_no_error(cluster: Cluster) -> None:
+    with cluster.client(timeout_s=5_000_000) as client:
+        assert len(client.generate(GenerateRequest(token_ids=(1,), max_new_tokens=2)).token_ids) == 2
+
+
 def test_a_request_round_trips(cluster: Cluster) -> None:
     wanted = GenerateRequest(token_ids=(1, 2), stop=("x",), seed=9, max_new_tokens=4)
     assert codec.decode_generate_request(codec.encode_generate_request(wanted)) == wanted
