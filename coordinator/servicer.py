@@ -161,4 +161,4 @@ def _deadline(context: grpc.aio.ServicerContext[Any, Any]) -> float | None:
 def _traceparent(context: grpc.aio.ServicerContext[Any, Any]) -> str:
     metadata = dict(context.invocation_metadata() or ())
     value = metadata.get("traceparent", "")
-    return value if isinstance(value, str) else value.decode("ascii", "replace")
+    return codec.decode_traceparent(value if isinstance(value, str) else value.decode("ascii", "replace"))

@@ -11,6 +11,7 @@ behind the first hop sees the same bits.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TypeVar
@@ -77,13 +78,15 @@ from paceline.v1 import generation_service_pb2 as generation_pb
 from paceline.v1 import target_service_pb2 as target_pb
 from paceline.v1 import types_pb2 as pb
 
-MAX_TRACEPARENT_BYTES = 64
 MAX_FEATURE_LAYERS = 64
 MAX_FAN_OUT = 64
 MAX_UINT32 = (1 << 32) - 1
 PROBABILITY_SLACK = 1e-6
 """A sum of float64 probabilities may pass 1 by rounding."""
 
+_TRACEPARENT = re.compile(
+    "(?!ff)(?P<version>[0-9a-f]{2})(?P<fields>-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2})(?P<more>-.*)?"
+)
 _ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _ACCEPTANCES = {
     Acceptance.COUPLED: pb.ACCEPTANCE_COUPLED,
@@ -831,6 +834,20 @@ def decode_model_description(message: generation_pb.ModelDescription) -> ModelDe
     )
 
 
+# --- trace context -----------------------------------------------------------
+
+
+def decode_traceparent(value: str) -> str:
+    """A `traceparent` as W3C Trace Context has it; empty if it is not valid, as if none had come.
+
+    A later version is rewritten to what version 00 knows of it.
+    """
+    found = _TRACEPARENT.fullmatch(value)
+    if found is None or (found["version"] == "00" and found["more"] is not None):
+        return ""
+    return f"00{found['fields']}"
+
+
 # --- failures ----------------------------------------------------------------
 
 
@@ -1061,9 +1078,7 @@ def _encode_trace(traceparent: str) -> pb.TraceContext | None:
 
 
 def _decode_trace(message: pb.TraceContext) -> str:
-    size = len(message.traceparent.encode())
-    require(size <= MAX_TRACEPARENT_BYTES, "traceparent bytes", size, f"at most {MAX_TRACEPARENT_BYTES}")
-    return message.traceparent
+    return decode_traceparent(message.traceparent)
 
 
 def _decode_acceptance(value: int) -> Acceptance:

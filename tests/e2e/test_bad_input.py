@@ -129,6 +129,14 @@ def test_a_deadline_later_than_services_are_told_of_is_no_error(cluster: Cluster
         assert len(client.generate(GenerateRequest(token_ids=(1,), max_new_tokens=2)).token_ids) == 2
 
 
+@pytest.mark.parametrize("traceparent", ["x", "x" * 65, f"00-{'a' * 32}-{'b' * 16}-01-{'c' * 1000}"])
+def test_a_trace_context_that_is_not_valid_is_ignored(cluster: Cluster, traceparent: str) -> None:
+    with grpc.insecure_channel(cluster.address) as channel:
+        stub = pb_grpc.GenerationServiceStub(channel)
+        events = [*stub.Generate(request(), timeout=20, metadata=(("traceparent", traceparent),))]
+    assert sum(len(event.tokens.token_ids) for event in events) == 8
+
+
 def test_a_request_round_trips(cluster: Cluster) -> None:
     wanted = GenerateRequest(token_ids=(1, 2), stop=("x",), seed=9, max_new_tokens=4)
     assert codec.decode_generate_request(codec.encode_generate_request(wanted)) == wanted

@@ -207,7 +207,6 @@ BAD: list[tuple[Decode, Any, str]] = [
     (codec.decode_target_command, _open(acceptance=pb.ACCEPTANCE_UNSPECIFIED), "acceptance"),
     (codec.decode_target_command, _open(sample_index=1 << 24), "sample_index"),
     (codec.decode_target_command, _open(feature_layers=range(65)), "feature_layers"),
-    (codec.decode_target_command, _open(trace=pb.TraceContext(traceparent="x" * 65)), "traceparent bytes"),
     (codec.decode_target_command, _stage(node=-2), "staged node"),
     (
         codec.decode_target_command,
@@ -312,6 +311,39 @@ def test_bad_input_names_field_value_and_limit(decode: Decode, message: Any, fie
     assert error.metadata["value"]
     assert error.metadata["limit"]
     assert error.message == f"{field} = {error.metadata['value']}: must be {error.metadata['limit']}"
+
+
+A, B = "a" * 32, "b" * 16
+
+
+@pytest.mark.parametrize(
+    ("sent", "taken"),
+    [
+        (f"00-{A}-{B}-01", f"00-{A}-{B}-01"),
+        (f"00-{A}-{B}-00", f"00-{A}-{B}-00"),
+        (f"cc-{A}-{B}-01", f"00-{A}-{B}-01"),
+        (f"cc-{A}-{B}-01-what the future brings{'x' * 1000}", f"00-{A}-{B}-01"),
+        (f"cc-{A}-{B}-01.", ""),
+        (f"00-{A}-{B}-01-x", ""),
+        (f"ff-{A}-{B}-01", ""),
+        (f"00-{A.upper()}-{B}-01", ""),
+        (f"00-{'0' * 32}-{B}-01", ""),
+        (f"00-{A}-{'0' * 16}-01", ""),
+        (f"00-{A}-{B}-1", ""),
+        (f"00-{A}-{B}-01\n", ""),
+        ("x" * 65, ""),
+        ("", ""),
+    ],
+)
+def test_a_trace_context_is_taken_as_w3c_says_and_ignored_where_it_is_not_valid(sent: str, taken: str) -> None:
+    trace = pb.TraceContext(traceparent=sent)
+    messages: list[tuple[Decode, Any]] = [
+        (codec.decode_target_command, _open(trace=trace)),
+        (codec.decode_target_command, _round(trace=trace)),
+        (codec.decode_draft_command, _draft_open(trace=trace)),
+        (codec.decode_draft_command, _commit(trace=trace)),
+    ]
+    assert [decode(message).traceparent for decode, message in messages] == [taken] * 4
 
 
 @pytest.mark.parametrize(
