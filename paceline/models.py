@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -38,6 +38,7 @@ _CHECK_PROMPT = "The quick brown fox jumps over the lazy dog. 0123456789\n\tdef 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _PLAIN_NAME = re.compile(r"\w[\w.-]*")
 _POLL_SECONDS = 0.1
+_LISTED_TENSORS = 3
 _LAYERS = "#layers="
 
 
@@ -324,6 +325,7 @@ def convert_gguf(gguf: Path, folder: Path, report: ProgressCallback | None = Non
     """Write a GGUF model as a plain float32 safetensors folder with tokenizer and chat template.
 
     Raises:
+        InvalidInput: the GGUF lacks tensors.
         InternalError: the folder, loaded again, doesn't give the GGUF's logits bit for bit.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -332,7 +334,7 @@ def convert_gguf(gguf: Path, folder: Path, report: ProgressCallback | None = Non
     source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
     with quiet_loading():
         report(PullProgress("load", 0.65))
-        loaded = AutoModelForCausalLM.from_pretrained(**source, dtype="float32")
+        loaded = load_whole(gguf.name, **source, dtype="float32")
         tokenizer = AutoTokenizer.from_pretrained(**source)
         report(PullProgress("convert", 0.85))
         _plain_copy(loaded).save_pretrained(folder)
@@ -340,6 +342,59 @@ def convert_gguf(gguf: Path, folder: Path, report: ProgressCallback | None = Non
         report(PullProgress("check", 0.9))
         converted = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
         _check_conversion(loaded, converted, tokenizer, AutoTokenizer.from_pretrained(folder))
+
+
+def load_whole(name: str, **arguments: Any) -> PreTrainedModel:
+    """Load a causal language model every tensor of which is its files'; transformers makes up what they lack.
+
+    Args:
+        name: shown to users.
+        arguments: as `from_pretrained` takes them.
+
+    Raises:
+        InvalidInput: tensors are missing or of another shape than the configuration's.
+    """
+    from transformers import AutoModelForCausalLM
+
+    library: Any = AutoModelForCausalLM  # its annotation knows of no loading info
+    loaded: PreTrainedModel
+    loaded, found = library.from_pretrained(
+        **arguments,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # so that they are named here
+    )
+    misshapen = {tensor: (stored, wanted) for tensor, stored, wanted in found["mismatched_keys"]}
+    refuse_incomplete("model", name, found["missing_keys"], misshapen)
+    return loaded
+
+
+def refuse_incomplete(
+    field: str,
+    value: str,
+    missing: Collection[str],
+    misshapen: Mapping[str, tuple[Collection[int], Collection[int]]],
+) -> None:
+    """Refuse weights that are not all there: what would stand in for them is random.
+
+    Args:
+        field: what has been loaded.
+        value: its name.
+        missing: names of tensors; a tied one whose other half is there is not missing.
+        misshapen: the stored shape and the configuration's of each tensor where they differ.
+
+    Raises:
+        InvalidInput: with the first few names, and how many there are.
+    """
+    shapes = [f"{name} {list(misshapen[name][0])}, not {list(misshapen[name][1])}" for name in sorted(misshapen)]
+    faults = {"tensors missing": sorted(missing), "tensors of another shape": shapes}
+    told = [f"{fault}: {_counted(tensors)}" for fault, tensors in faults.items() if tensors]
+    if told:
+        raise InvalidInput.of(field, value, f"whole; {'; '.join(told)}")
+
+
+def _counted(tensors: list[str]) -> str:
+    more = ["…"] if len(tensors) > _LISTED_TENSORS else []
+    return f"{len(tensors)} ({', '.join(tensors[:_LISTED_TENSORS] + more)})"
 
 
 def _plain_copy(loaded: PreTrainedModel) -> PreTrainedModel:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from paceline.config import FAST_DTYPE, EngineSettings
 from paceline.engine.crew import Crew
@@ -35,7 +35,7 @@ from paceline.engine.row_products import PanelLinear, has_wide_vectors
 from paceline.engine.shapes import BUCKET_ROWS, describe_shapes
 from paceline.engine.transformer import ATTENTION_NAME, TransformerEngine, packed_forward
 from paceline.errors import InvalidInput, Unsupported
-from paceline.models import ResolvedModel, library_versions, quiet_loading
+from paceline.models import ResolvedModel, library_versions, load_whole, quiet_loading
 from paceline.tokenizer import Tokenizer, load_tokenizer
 from paceline.types import Fingerprint, require
 
@@ -489,7 +489,7 @@ def load_decoder(
     `on_host`: leave the weights in host memory, though the dtype is the device's.
 
     Raises:
-        InvalidInput: nothing that transformers loads.
+        InvalidInput: nothing that transformers loads, or not whole.
         Unsupported: not a decoder that can be packed.
     """
     device = chosen_device(settings.device)
@@ -499,8 +499,12 @@ def load_decoder(
         refuse_weights_beyond(resolved.location, available_ram())
     dtype: Any = chosen_dtype(settings.dtype, device)
     with quiet_loading():
-        load: Callable[[], Any] = lambda: AutoModelForCausalLM.from_pretrained(  # noqa: E731
-            resolved.location, dtype=dtype, attn_implementation="eager", **common
+        load: Callable[[], Any] = lambda: load_whole(  # noqa: E731
+            resolved.name,
+            pretrained_model_name_or_path=resolved.location,
+            dtype=dtype,
+            attn_implementation="eager",
+            **common,
         )
         model: Any = _from_pretrained(resolved, load)
     kept = layers if layers is not None else resolved.layers
@@ -524,7 +528,7 @@ def load_decoder_config(resolved: ResolvedModel, settings: EngineSettings) -> Pr
 def _from_pretrained(resolved: ResolvedModel, load: Callable[[], Any]) -> Any:
     try:
         return load()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise InvalidInput.of("model", resolved.name, f"a decoder that transformers loads ({error})") from error
 
 

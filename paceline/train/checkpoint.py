@@ -28,7 +28,7 @@ from paceline.engine.decoder import build_engine, chosen_dtype
 from paceline.engine.interface import Engine, Logits, StepPlan
 from paceline.engine.wrapped import WrappedEngine
 from paceline.errors import InvalidInput, VocabularyMismatch
-from paceline.models import MANIFEST_FILE, resolve
+from paceline.models import MANIFEST_FILE, refuse_incomplete, resolve
 from paceline.train.corpus import replace_file
 from paceline.train.packing import WeightFormat, pack, unpack
 from paceline.train.student import Target, build_student, trained_weights
@@ -210,11 +210,15 @@ def copy_weights(folder: Path, student: PreTrainedModel) -> None:
     """Give a student the weights of a draft of the same layers; the vocabularies may differ.
 
     Raises:
-        InvalidInput: they can't be read, or belong to other layers.
+        InvalidInput: they can't be read, are not all there, or belong to other layers.
     """
     weights, own = unpack(_load_tensors(folder / WEIGHTS_FILE)), trained_weights(student)
     found = {name: tuple(weight.shape) for name, weight in weights.items()}
     shapes = {name: tuple(weight.shape) for name, weight in own.items()}
+    misshapen = {
+        name: (found[name], shapes[name]) for name in shapes if found.get(name, shapes[name]) != shapes[name]
+    }
+    refuse_incomplete("draft", str(folder), shapes.keys() - found.keys(), misshapen)
     require(found == shapes, f"{WEIGHTS_FILE} weights", len(found), f"the {len(shapes)} of the draft's layers")
     for name, weight in own.items():
         weight.copy_(weights[name])

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     BloomConfig,
     Gemma2Config,
     GptOssConfig,
     MambaConfig,
     MistralConfig,
+    MixtralConfig,
     PreTrainedConfig,
     Qwen3NextConfig,
     T5Config,
@@ -25,12 +27,18 @@ from paceline.engine.decoder import build_engine, keep_layers, numeric_fingerpri
 from paceline.engine.interface import StepItem, StepPlan
 from paceline.engine.kv import SessionKV
 from paceline.engine.loading import load_engine
+from paceline.engine.parallel.decoder import load_decoder_share
 from paceline.engine.transformer import TransformerEngine
 from paceline.errors import InvalidInput, Unsupported
+from paceline.models import convert_gguf
 from paceline.tokenizer import TableTokenizer
 from tests.engine import tiny
+from tests.engine.parallel.ranks import run_ranks
+from tests.models import tiny_gguf
 from tests.models.saving import save_with_tokenizer
 
+THREAD = EngineSettings(threads=1)
+LAYER = "model.layers.1."
 SHAPE: dict[str, Any] = {
     "vocab_size": tiny.VOCAB,
     "hidden_size": 32,
@@ -166,6 +174,110 @@ def test_settings_outside_the_model_are_refused() -> None:
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="a decoder that transformers loads"):
         load_engine(str(tmp_path), EngineSettings(threads=1))
+
+
+def saved(folder: Path, change: Callable[[dict[str, torch.Tensor]], None], **config: Any) -> str:
+    """A tiny model's folder, its tensors changed."""
+    save_with_tokenizer(tiny.random_model(tiny.llama(**config)), folder)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file, {"format": "pt"})
+    return str(folder)
+
+
+def lose_a_layer(tensors: dict[str, torch.Tensor]) -> None:
+    for name in [name for name in tensors if name.startswith(LAYER)]:
+        del tensors[name]
+
+
+def test_missing_tensors_are_refused_and_named(tmp_path: Path) -> None:
+    folder = saved(tmp_path, lose_a_layer)
+    named = (f"{LAYER}input_layernorm.weight", f"{LAYER}mlp.down_proj.weight", f"{LAYER}mlp.gate_proj.weight", "…")
+    with pytest.raises(InvalidInput) as caught:
+        load_engine(folder, THREAD)
+    assert caught.value.message == (
+        f"model = {tmp_path.name!r}: must be whole; tensors missing: 9 ({', '.join(named)})"
+    )
+
+
+def test_tensors_of_another_shape_are_refused_and_named(tmp_path: Path) -> None:
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[f"{LAYER}mlp.up_proj.weight"] = torch.zeros(3, 4)
+        del tensors["model.norm.weight"]
+
+    folder = saved(tmp_path, change)
+    with pytest.raises(InvalidInput) as caught:
+        load_engine(folder, THREAD)
+    assert caught.value.message.endswith(
+        "tensors missing: 1 (model.norm.weight); "
+        "tensors of another shape: 1 (model.layers.1.mlp.up_proj.weight [3, 4], not [48, 32])"
+    )
+
+
+def test_a_tied_tensor_is_not_missing_where_its_other_half_is_there(tmp_path: Path) -> None:
+    embedding, head = "model.embed_tokens.weight", "lm_head.weight"
+
+    def move(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[head] = tensors.pop(embedding)
+
+    def lose(tensors: dict[str, torch.Tensor]) -> None:
+        del tensors[embedding]
+
+    numbers = {
+        load_engine(saved(tmp_path / name, change, tie_word_embeddings=True), THREAD).info.fingerprint.numeric
+        for name, change in (("embedding", lambda tensors: None), ("head", move))
+    }
+    assert len(numbers) == 1
+    with pytest.raises(InvalidInput, match=rf"tensors missing: 2 \({head}, {embedding}\)"):
+        load_engine(saved(tmp_path / "neither", lose, tie_word_embeddings=True), THREAD)
+    with pytest.raises(InvalidInput, match=rf"tensors missing: 1 \({embedding}\)"):
+        load_engine(saved(tmp_path / "untied", lose), THREAD)
+
+
+def test_missing_tensors_of_a_gguf_are_refused_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = tiny_gguf.tensor_shapes
+
+    def changed(vocab_size: int) -> dict[str, tuple[int, ...]]:
+        shapes = whole(vocab_size)
+        del shapes["blk.1.attn_norm"]
+        return shapes | {"blk.1.ffn_up": (7, tiny_gguf.HIDDEN)}
+
+    monkeypatch.setattr(tiny_gguf, "tensor_shapes", changed)
+    tiny_gguf.write_gguf(tmp_path / "tiny.gguf")
+    told = (
+        r"tensors missing: 1 \(model.layers.1.input_layernorm.weight\); "
+        r"tensors of another shape: 1 \(model.layers.1.mlp.up_proj.weight \[7, 16\], not \[32, 16\]\)"
+    )
+    with pytest.raises(InvalidInput, match=told):
+        load_engine(str(tmp_path / "tiny.gguf"), THREAD)
+    with pytest.raises(InvalidInput, match=told):
+        convert_gguf(tmp_path / "tiny.gguf", tmp_path / "converted")
+
+
+@pytest.mark.parametrize(
+    ("shape", "told"),
+    [
+        (None, r"another shape: 1 \(model.layers.0.mlp.experts.down_proj \[1, 32, 48\], not \[2, 32, 48\]\)"),
+        ((3, 4), "a decoder that transformers loads"),
+    ],
+    ids=["missing", "of another shape"],
+)
+def test_an_expert_that_is_not_whole_is_refused(tmp_path: Path, shape: tuple[int, int] | None, told: str) -> None:
+    save_with_tokenizer(tiny.random_model(MixtralConfig(**SHAPE, num_local_experts=2)), tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    expert = tensors.pop("model.layers.0.block_sparse_moe.experts.1.w2.weight")
+    if shape is not None:
+        tensors["model.layers.0.block_sparse_moe.experts.1.w2.weight"] = expert.new_zeros(shape)
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InvalidInput, match=told):
+        load_engine(str(tmp_path), THREAD)
+
+
+def test_a_rank_refuses_missing_tensors_too(tmp_path: Path) -> None:
+    folder = saved(tmp_path, lose_a_layer)
+    with pytest.raises(InvalidInput, match="tensors missing: 9"):
+        run_ranks(1, lambda group: load_decoder_share(folder, THREAD, group, torch.device("cpu")), lambda _: None)
 
 
 def test_the_numeric_fingerprint_tells_models_and_lengths_apart() -> None:

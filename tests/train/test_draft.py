@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from draft_service.drafters.catalogue import build_catalogue
@@ -252,6 +252,21 @@ def test_a_draft_of_another_target_is_refused(draft_folder: Path, target_folder:
     (renamed / MANIFEST_FILE).write_text(json.dumps(manifest))
     with pytest.raises(VocabularyMismatch, match="renamed"):
         load_draft_engine(str(renamed), SETTINGS, str(target_folder))
+
+
+def test_a_draft_that_lacks_weights_is_refused(draft_folder: Path, target_folder: Path, tmp_path: Path) -> None:
+    lacking = tmp_path / "lacking"
+    shutil.copytree(draft_folder, lacking, ignore=shutil.ignore_patterns("work"))
+    tensors = load_file(lacking / WEIGHTS_FILE)
+    del tensors["model.norm.weight"]
+    tensors["model.layers.1.mlp.up_proj.weight"] = torch.zeros(3, 4, dtype=torch.float16)
+    save_file(tensors, lacking / WEIGHTS_FILE)
+    told = (
+        r"lacking': must be whole; tensors missing: 1 \(model.norm.weight\); "
+        r"tensors of another shape: 1 \(model.layers.1.mlp.up_proj.weight \[3, 4\], not \[48, 32\]\)"
+    )
+    with pytest.raises(InvalidInput, match=told):
+        load_draft_engine(str(lacking), SETTINGS, str(target_folder))
 
 
 def test_a_torn_draft_is_refused(draft_folder: Path, target_folder: Path, tmp_path: Path) -> None:
