@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import IntEnum
+from pathlib import Path
 from typing import ClassVar
 
 
@@ -70,6 +71,18 @@ class InvalidInput(PacelineError):
         return cls(
             f"{field} = {shown}: must be {limit}",
             metadata={"field": field, "value": shown, "limit": limit},
+        )
+
+
+class DamagedFile(InvalidInput):
+    """A model's file that holds something else than its format says; crosses a wire as `InvalidInput`."""
+
+    @classmethod
+    def at(cls, file: Path, reason: str) -> DamagedFile:
+        """Build the error for one file; `reason` is what the library that reads it says."""
+        return cls(
+            f"file {str(file)!r}: damaged or truncated ({reason}); fetch it again",
+            metadata={"field": "file", "value": str(file), "limit": "neither damaged nor truncated"},
         )
 
 

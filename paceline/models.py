@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from paceline.engine.table_spec import TableSpec, is_table
-from paceline.errors import InternalError, InvalidInput, PeerUnavailable
+from paceline.errors import DamagedFile, InternalError, InvalidInput, PacelineError, PeerUnavailable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -342,6 +343,73 @@ def convert_gguf(gguf: Path, folder: Path, report: ProgressCallback | None = Non
         report(PullProgress("check", 0.9))
         converted = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
         _check_conversion(loaded, converted, tokenizer, AutoTokenizer.from_pretrained(folder))
+
+
+@contextmanager
+def refusing_files(resolved: ResolvedModel, value: str, wanted: str) -> Iterator[None]:
+    """Refuse a model for what the libraries raise while they read its files.
+
+    Args:
+        resolved: the model.
+        value: its name, as shown to users.
+        wanted: what the files must be.
+
+    Raises:
+        DamagedFile: naming the file.
+        InvalidInput: transformers loads nothing from them; says why.
+    """
+    try:
+        yield
+    except PacelineError:
+        raise
+    except Exception as error:
+        damaged = _damaged_file(resolved, error)
+        if damaged is not None:
+            raise DamagedFile.at(*damaged) from error
+        if isinstance(error, OSError | ValueError | RuntimeError):
+            raise InvalidInput.of("model", value, f"{wanted} ({error})") from error
+        raise
+
+
+def _damaged_file(resolved: ResolvedModel, error: Exception) -> tuple[Path, str] | None:
+    """The file whose bytes an error is about, and what they are; None: it is about something else."""
+    from safetensors import SafetensorError
+
+    if resolved.gguf_file is not None:
+        file = Path(resolved.location) / resolved.gguf_file
+        return None if (reason := _gguf_damage(file, error)) is None else (file, reason)
+    return (_damaged_safetensors(resolved), str(error)) if isinstance(error, SafetensorError) else None
+
+
+def _gguf_damage(file: Path, error: Exception) -> str | None:
+    for each in (error, error.__context__):
+        # transformers says of bytes that are no text that they are no JSON.
+        if isinstance(each, struct.error | UnicodeDecodeError):
+            return str(each)
+    from gguf import GGUFReader
+
+    try:
+        GGUFReader(file)
+    except Exception:  # noqa: BLE001  # whatever the bytes lead it to
+        return str(error)
+    return None
+
+
+def _damaged_safetensors(resolved: ResolvedModel) -> Path:
+    """The first of a model's files that can't be opened; their folder, if none is left."""
+    from safetensors import SafetensorError, safe_open
+    from transformers.utils import CONFIG_NAME
+    from transformers.utils.hub import cached_file
+
+    cached = cached_file(resolved.location, CONFIG_NAME) if resolved.kind == "hub" else None
+    folder = Path(resolved.location) if cached is None else Path(cached).parent
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(file, "pt"):
+                pass
+        except SafetensorError:
+            return file
+    return folder
 
 
 def load_whole(name: str, **arguments: Any) -> PreTrainedModel:

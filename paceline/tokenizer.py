@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from paceline.engine.table_spec import TableSpec, is_table
-from paceline.errors import InvalidInput, Unsupported
+from paceline.errors import Unsupported
 from paceline.types import ChatMessage
 
 if TYPE_CHECKING:
@@ -153,16 +153,14 @@ def load_tokenizer(model: str, *, trust_remote_code: bool = False) -> Tokenizer:
     if is_table(model):
         spec = TableSpec.parse(model.partition("#")[0])
         return TableTokenizer(spec.vocab, spec.eos_token_id)
-    from paceline.models import resolve
+    from paceline.models import refusing_files, resolve
 
     resolved = resolve(model)
     from transformers import AutoTokenizer
 
     arguments = {**resolved.arguments, "trust_remote_code": trust_remote_code}
-    try:
+    with refusing_files(resolved, model, "a model with a tokenizer"):
         inner = AutoTokenizer.from_pretrained(resolved.location, **arguments)
-    except (OSError, ValueError) as error:
-        raise InvalidInput.of("model", model, f"a model with a tokenizer ({error})") from error
     return TransformersTokenizer(inner, _generation_eos(resolved.location))
 
 

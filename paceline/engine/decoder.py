@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,7 +34,7 @@ from paceline.engine.row_products import PanelLinear, has_wide_vectors
 from paceline.engine.shapes import BUCKET_ROWS, describe_shapes
 from paceline.engine.transformer import ATTENTION_NAME, TransformerEngine, packed_forward
 from paceline.errors import InvalidInput, Unsupported
-from paceline.models import ResolvedModel, library_versions, load_whole, quiet_loading
+from paceline.models import ResolvedModel, library_versions, load_whole, quiet_loading, refusing_files
 from paceline.tokenizer import Tokenizer, load_tokenizer
 from paceline.types import Fingerprint, require
 
@@ -47,6 +46,7 @@ RAGGED = "ragged"
 """In a numeric fingerprint: steps have whatever shape they have."""
 STATIC = "static, fused"
 """Steps are padded to one of few shapes, and layers fused."""
+LOADABLE = "a decoder that transformers loads"
 _FULL_ATTENTION = ("full_attention", "sliding_attention")
 _MOVING_ROPE = ("dynamic", "longrope")
 _SAMPLED_WEIGHTS = 64
@@ -498,15 +498,14 @@ def load_decoder(
     if device.type == "cpu":
         refuse_weights_beyond(resolved.location, available_ram())
     dtype: Any = chosen_dtype(settings.dtype, device)
-    with quiet_loading():
-        load: Callable[[], Any] = lambda: load_whole(  # noqa: E731
+    with quiet_loading(), refusing_files(resolved, resolved.name, LOADABLE):
+        model: Any = load_whole(
             resolved.name,
             pretrained_model_name_or_path=resolved.location,
             dtype=dtype,
             attn_implementation="eager",
             **common,
         )
-        model: Any = _from_pretrained(resolved, load)
     kept = layers if layers is not None else resolved.layers
     if kept is not None:
         keep_layers(model, kept)
@@ -520,16 +519,10 @@ def load_decoder_config(resolved: ResolvedModel, settings: EngineSettings) -> Pr
         InvalidInput: nothing that transformers loads.
     """
     common = {**resolved.arguments, "trust_remote_code": settings.trust_remote_code}
-    config = _from_pretrained(resolved, lambda: AutoConfig.from_pretrained(resolved.location, **common))
+    with refusing_files(resolved, resolved.name, LOADABLE):
+        config = AutoConfig.from_pretrained(resolved.location, **common)
     assert isinstance(config, PreTrainedConfig)
     return config
-
-
-def _from_pretrained(resolved: ResolvedModel, load: Callable[[], Any]) -> Any:
-    try:
-        return load()
-    except (OSError, ValueError, RuntimeError) as error:
-        raise InvalidInput.of("model", resolved.name, f"a decoder that transformers loads ({error})") from error
 
 
 def chosen_device(name: str) -> torch.device:

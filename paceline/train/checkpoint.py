@@ -27,7 +27,7 @@ from paceline.config import EngineSettings
 from paceline.engine.decoder import build_engine, chosen_dtype
 from paceline.engine.interface import Engine, Logits, StepPlan
 from paceline.engine.wrapped import WrappedEngine
-from paceline.errors import InvalidInput, VocabularyMismatch
+from paceline.errors import DamagedFile, InvalidInput, VocabularyMismatch
 from paceline.models import MANIFEST_FILE, refuse_incomplete, resolve
 from paceline.train.corpus import replace_file
 from paceline.train.packing import WeightFormat, pack, unpack
@@ -133,7 +133,9 @@ def file_digest(file: Path) -> str:
 def _load_tensors(file: Path) -> dict[str, torch.Tensor]:
     try:
         tensors: dict[str, torch.Tensor] = load_file(file)
-    except (OSError, SafetensorError) as error:
+    except SafetensorError as error:
+        raise DamagedFile.at(file, str(error)) from error
+    except OSError as error:
         raise InvalidInput.of("draft", str(file.parent), f"a whole draft ({file.name}: {error})") from error
     return tensors
 

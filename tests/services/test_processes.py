@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from tests.models.tiny_gguf import write_gguf
 
 
 @pytest.mark.parametrize(
@@ -33,4 +36,22 @@ def test_a_bad_setting_ends_the_process_with_one_line(arguments: list[str], code
     assert ended.returncode == code
     (line,) = [line for line in ended.stderr.splitlines() if " ERROR " in line]
     assert text in line
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("arguments", [["target_service", "--model"], ["coordinator", "--target", "h:1", "--model"]])
+def test_a_damaged_model_ends_the_process_as_a_bad_setting_does(tmp_path: Path, arguments: list[str]) -> None:
+    file = tmp_path / "tiny.gguf"
+    write_gguf(file)
+    file.write_bytes(file.read_bytes()[:2000])
+    ended = subprocess.run(
+        [sys.executable, "-m", *arguments, str(file), "--port", "0"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 2
+    (line,) = [line for line in ended.stderr.splitlines() if " ERROR " in line]
+    assert f"file '{file}': damaged or truncated" in line
     assert "Traceback" not in ended.stderr

@@ -24,7 +24,7 @@ from draft_service.drafters.interface import DraftingContext
 from paceline.cli import app
 from paceline.config import DraftConfig
 from paceline.engine.interface import Logits, StepItem, StepPlan
-from paceline.errors import InvalidInput, VocabularyMismatch
+from paceline.errors import DamagedFile, InvalidInput, VocabularyMismatch
 from paceline.models import MANIFEST_FILE
 from paceline.train.checkpoint import WEIGHTS_FILE, load_draft, load_draft_engine, load_manifest
 from paceline.train.command import train_draft
@@ -273,6 +273,9 @@ def test_a_torn_draft_is_refused(draft_folder: Path, target_folder: Path, tmp_pa
     torn = tmp_path / "torn"
     shutil.copytree(draft_folder, torn, ignore=shutil.ignore_patterns("work"))
     (torn / WEIGHTS_FILE).write_bytes((torn / WEIGHTS_FILE).read_bytes()[:-10])
+    with pytest.raises(DamagedFile, match=rf"torn/{WEIGHTS_FILE}': damaged or truncated \(.*\); fetch it again"):
+        load_draft_engine(str(torn), SETTINGS, str(target_folder))
+    (torn / WEIGHTS_FILE).unlink()
     with pytest.raises(InvalidInput, match="whole draft"):
         load_draft_engine(str(torn), SETTINGS, str(target_folder))
 

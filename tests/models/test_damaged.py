@@ -1,0 +1,121 @@
+"""Model files that are damaged or truncated are refused by name, whoever reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+from safetensors import SafetensorError
+
+from paceline.config import EngineSettings
+from paceline.engine.loading import load_engine
+from paceline.errors import DamagedFile, InvalidInput
+from paceline.models import ResolvedModel, refusing_files
+from paceline.tokenizer import load_tokenizer
+from tests.engine import tiny
+from tests.models.saving import save_with_tokenizer
+from tests.models.tiny_gguf import write_gguf
+
+THREAD = EngineSettings(threads=1)
+HEADER = "Error while deserializing header"
+READERS = [
+    pytest.param(lambda name: load_engine(name, THREAD), id="engine"),
+    pytest.param(load_tokenizer, id="tokenizer"),
+]
+
+
+def refusal(load: Callable[[str], Any], name: str) -> str:
+    with pytest.raises(DamagedFile) as caught:
+        load(name)
+    assert "\n" not in caught.value.message
+    return caught.value.message
+
+
+@pytest.mark.parametrize("load", READERS)
+@pytest.mark.parametrize(
+    ("kept", "reason"),
+    [
+        (0, "empty file"),
+        (3, "not a GGUF file"),
+        (20, "buffer of at least 24 bytes"),
+        (2000, "buffer of at least"),
+        (20_000, "cannot reshape"),
+    ],
+)
+def test_a_truncated_gguf_is_named(tmp_path: Path, load: Callable[[str], Any], kept: int, reason: str) -> None:
+    file = tmp_path / "tiny.gguf"
+    write_gguf(file)
+    whole = file.read_bytes()
+    load(str(file))
+    file.write_bytes(whole[:kept])
+    message = refusal(load, str(file))
+    assert message.startswith(f"file '{file}': damaged or truncated (")
+    assert message.endswith("); fetch it again")
+    assert reason in message
+
+
+@pytest.mark.parametrize("load", READERS)
+def test_a_gguf_whose_text_is_no_text_is_not_called_json(tmp_path: Path, load: Callable[[str], Any]) -> None:
+    file = tmp_path / "tiny.gguf"
+    write_gguf(file)
+    file.write_bytes(file.read_bytes().replace(b"llama.context_length", b"llama.context\xfflength"))
+    message = refusal(load, str(file))
+    assert "JSON" not in message
+    assert "can't decode byte 0xff" in message
+
+
+def test_a_whole_gguf_of_another_architecture_is_not_called_damaged(tmp_path: Path) -> None:
+    file = tmp_path / "abacus.gguf"
+    writer = gguf.GGUFWriter(str(file), "abacus")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(InvalidInput, match=r"model = 'abacus': .*abacus") as caught:
+        load_engine(str(file), THREAD)
+    assert not isinstance(caught.value, DamagedFile)
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda whole: whole[:-10], "incomplete metadata"),
+        (lambda whole: whole[:100], "invalid header length"),
+        (lambda whole: b"", "header too small"),
+        (lambda whole: b"<!DOCTYPE html><title>Not found</title>", "header too large"),
+        (lambda whole: whole.replace(b'"F32"', b'"F99"', 1), "`F99`"),
+    ],
+    ids=["cut", "cut in the header", "empty", "a web page", "header"],
+)
+def test_the_damaged_shard_is_named(tmp_path: Path, damage: Callable[[bytes], bytes], reason: str) -> None:
+    model = tiny.random_model(tiny.llama())
+    save_with_tokenizer(model, tmp_path)
+    model.save_pretrained(tmp_path, max_shard_size="30KB")
+    (tmp_path / "model.safetensors").unlink(missing_ok=True)
+    shards = sorted(tmp_path.glob("*.safetensors"))
+    assert len(shards) > 2
+    load_engine(str(tmp_path), THREAD)
+    shards[1].write_bytes(damage(shards[1].read_bytes()))
+    message = refusal(lambda name: load_engine(name, THREAD), str(tmp_path))
+    assert message.startswith(f"file '{shards[1]}': damaged or truncated ({HEADER}: ")
+    assert reason in message
+    assert message.endswith("); fetch it again")
+
+
+def test_the_damaged_file_of_a_hub_model_is_the_cached_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    monkeypatch.setattr("transformers.utils.hub.cached_file", lambda location, name: str(tmp_path / name))
+    hub = ResolvedModel("some/model", "hub", "some/model")
+    with pytest.raises(DamagedFile, match=r"model\.safetensors': damaged"), refusing_files(hub, hub.name, "whole"):
+        raise SafetensorError("header too small")
+
+
+def test_other_errors_stay_what_they_are(tmp_path: Path) -> None:
+    folder = ResolvedModel("tiny", "folder", str(tmp_path))
+    with pytest.raises(ZeroDivisionError), refusing_files(folder, folder.name, "whole"):
+        raise ZeroDivisionError
+    with pytest.raises(InvalidInput, match=r"^as it was$"), refusing_files(folder, folder.name, "whole"):
+        raise InvalidInput("as it was")
