@@ -457,7 +457,7 @@ def _local_services(model: str, drafter: str, *, quiet: bool) -> Iterator[Servic
 
     with (
         tempfile.TemporaryDirectory(prefix="paceline-") as folder,
-        Services(settings, Path(folder), announce) as running,
+        Services(settings, Path(folder), announce, keeps_logs=False) as running,
     ):
         yield running
 

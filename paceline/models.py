@@ -40,6 +40,8 @@ _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _PLAIN_NAME = re.compile(r"\w[\w.-]*")
 _POLL_SECONDS = 0.1
 _LISTED_TENSORS = 3
+_LONG_LINE = 160
+_SENTENCE_END = re.compile(r"\.\s")
 _LAYERS = "#layers="
 
 
@@ -367,8 +369,16 @@ def refusing_files(resolved: ResolvedModel, value: str, wanted: str) -> Iterator
         if damaged is not None:
             raise DamagedFile.at(*damaged) from error
         if isinstance(error, OSError | ValueError | RuntimeError):
-            raise InvalidInput.of("model", value, f"{wanted} ({error})") from error
+            raise InvalidInput.of("model", value, f"{wanted} ({_gist(error)})") from error
         raise
+
+
+def _gist(error: Exception) -> str:
+    """The first line of what transformers says, of a long one the first sentence: then comes all that it knows."""
+    if "trust_remote_code" in str(error):
+        return "it brings code of its own, which runs only with trust_remote_code = true"
+    line = str(error).strip().partition("\n")[0]
+    return line if len(line) <= _LONG_LINE else _SENTENCE_END.split(line)[0]
 
 
 def _damaged_file(resolved: ResolvedModel, error: Exception) -> tuple[Path, str] | None:

@@ -5,35 +5,49 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import re
 import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 import uvloop
 
-from paceline.errors import InvalidInput, PacelineError
+from paceline.errors import InvalidInput, PacelineError, Unsupported, VocabularyMismatch
 
 logger = logging.getLogger(__name__)
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 BAD_CONFIGURATION = 2
 FAILED = 1
+_REFUSALS = (InvalidInput, Unsupported, VocabularyMismatch)
+_REFUSAL = re.compile(rf" ERROR {re.escape(__name__)} ([\w ]+ refused: .*)")
 
 
 def run_service(name: str, start: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run a service until it is stopped; logs go to stderr, one line each.
 
     `start` checks the configuration and returns what to run. A `PacelineError`
-    of either becomes one line and an exit code: 2 for bad configuration, else 1.
+    of either becomes one line, which `find_refusal` knows if it refuses what was asked
+    for, and an exit code: 2 for bad configuration, else 1.
     """
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(start())
     except PacelineError as error:
-        logger.error("%s failed: %s", name, error.message)
+        if error.__cause__ is not None:
+            # All that a library says, of which the error has the gist.
+            logger.info("%s", error.__cause__)
+        outcome = "refused" if isinstance(error, _REFUSALS) else "failed"
+        logger.error("%s %s: %s", name, outcome, " ".join(error.message.splitlines()))
         sys.exit(BAD_CONFIGURATION if isinstance(error, InvalidInput) else FAILED)
+
+
+def find_refusal(log: Iterable[str]) -> str | None:
+    """What a service refused and why, as `run_service` has logged it; None: it has refused nothing."""
+    found = (_REFUSAL.search(line) for line in log)
+    return next((match[1] for match in found if match), None)
 
 
 def keep_loaded() -> None:

@@ -4,7 +4,8 @@ A child is `python -m MODULE --config FILE`, in a process group of its own, with
 its log and its configuration in one folder. Nothing is announced before
 grpc.health.v1 says SERVING. A child that ends once all serve is started again
 on its port, a bounded number of times; after that, or before all serve, it is
-named with the last lines of its log and the others are stopped.
+named with what it refuses, or with the last lines of its log, and the others
+are stopped.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from paceline.config import (
 )
 from paceline.drafter_choice import MODEL, DrafterChoice
 from paceline.errors import InvalidInput, PacelineError
-from paceline.process import describe_exit
+from paceline.process import BAD_CONFIGURATION, describe_exit, find_refusal
 from paceline.restarts import Restarts
 from paceline.types import AUTO, NGRAM, NONE, require
 
@@ -65,7 +66,11 @@ _MODULES: Mapping[ServiceName, str] = {
 
 
 class ServiceFailed(PacelineError):
-    """A service ended, or never came up; the message has the last lines of its log."""
+    """A service ended, or never came up; the message has its refusal, or the last lines of its log."""
+
+
+class ServiceRefused(ServiceFailed, InvalidInput):
+    """A service has refused what it was configured with; the message has the reason alone."""
 
 
 @dataclass(frozen=True)
@@ -238,12 +243,15 @@ class ServiceProcess:
     """One service as a child process, in a process group of its own.
 
     `start` may be called again after `stop` or `kill`; the log is appended to.
+    `keeps_log`: whether the folder is there for the user to read, after a failure.
     """
 
     name: ServiceName
     folder: Path
     threads: int = 1
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    keeps_log: bool = True
+    _log_start: int = field(default=0, init=False)
     _child: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _started: float = field(default=0.0, init=False)
 
@@ -293,6 +301,7 @@ class ServiceProcess:
         command = [sys.executable, "-m", _MODULES[self.name], "--config", str(self.config_file)]
         command += ["--port-file", str(self.port_file)]
         with self.log_file.open("ab") as log:
+            self._log_start = log.tell()
             # A group of its own: the terminal's Ctrl-C reaches the supervisor alone, which stops them in order.
             self._child = subprocess.Popen(  # noqa: S603 - our own interpreter and modules
                 command,
@@ -340,8 +349,20 @@ class ServiceProcess:
             return "".join(deque(log, maxlen=lines)).rstrip()
 
     def failure(self, what: str) -> ServiceFailed:
-        """The error that names this service, with the last lines of its log."""
-        return ServiceFailed(f"{self.name} service {what}; last lines of {self.log_file}:\n{self.log_tail()}")
+        """The error that names this service, with what it refused, or with the last lines of its log."""
+        refusal = self._refusal()
+        if refusal is None:
+            return ServiceFailed(f"{self.name} service {what}; last lines of {self.log_file}:\n{self.log_tail()}")
+        kind = ServiceRefused if self.exit_code == BAD_CONFIGURATION else ServiceFailed
+        return kind(f"{refusal}\nlog: {self.log_file}" if self.keeps_log else refusal)
+
+    def _refusal(self) -> str | None:
+        """What the child refused since it was started last."""
+        if not self.log_file.exists():
+            return None
+        with self.log_file.open("rb") as log:
+            log.seek(self._log_start)
+            return find_refusal(line.decode(errors="replace") for line in log)
 
 
 def _thread_environment(threads: int) -> dict[str, str]:
@@ -373,6 +394,7 @@ class Services:
 
     Raises (on entering):
         InvalidInput: a setting out of its limits; nothing was started.
+        ServiceRefused: a service has refused its model or a setting; the others were stopped.
         ServiceFailed: a service ended or did not come up in time; the others were stopped.
     """
 
@@ -383,6 +405,7 @@ class Services:
         announce: Callable[[str], None] = lambda line: None,
         *,
         start_timeout_s: float = START_SECONDS,
+        keeps_logs: bool = True,
     ) -> None:
         check_settings(settings)
         self.settings = settings
@@ -390,6 +413,7 @@ class Services:
         self.processes: dict[ServiceName, ServiceProcess] = {}
         self._announce = announce
         self._start_timeout_s = start_timeout_s
+        self._keeps_logs = keeps_logs
         self._configs: dict[ServiceName, tuple[type[Any], Flags]] = {}
         self._addresses: dict[ServiceName, str] = {}
         self._restarts: dict[ServiceName, Restarts] = {}
@@ -459,7 +483,7 @@ class Services:
         self._start("coordinator", CoordinatorConfig, flags, 1)
 
     def _start(self, name: ServiceName, kind: type[Config], flags: Flags, threads: int) -> None:
-        process = ServiceProcess(name, self.folder, threads)
+        process = ServiceProcess(name, self.folder, threads, keeps_log=self._keeps_logs)
         write_config(kind, process.config_file, flags)
         self._configs[name] = (kind, flags)
         self._restarts[name] = Restarts(self.settings.max_restarts)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from paceline.config import FAST_DTYPE, EngineSettings
 from paceline.engine.crew import Crew
@@ -493,7 +493,7 @@ def load_decoder(
         Unsupported: not a decoder that can be packed.
     """
     device = chosen_device(settings.device)
-    refuse_config(load_decoder_config(resolved, settings))
+    load_decoder_config(resolved, settings)  # refuses what it can before weights are read
     common = {**resolved.arguments, "trust_remote_code": settings.trust_remote_code}
     if device.type == "cpu":
         refuse_weights_beyond(resolved.location, available_ram())
@@ -516,12 +516,17 @@ def load_decoder_config(resolved: ResolvedModel, settings: EngineSettings) -> Pr
     """A decoder's configuration, without its weights.
 
     Raises:
-        InvalidInput: nothing that transformers loads.
+        InvalidInput: nothing that transformers loads as a decoder.
+        Unsupported: not a decoder that can be packed.
     """
     common = {**resolved.arguments, "trust_remote_code": settings.trust_remote_code}
     with refusing_files(resolved, resolved.name, LOADABLE):
         config = AutoConfig.from_pretrained(resolved.location, **common)
     assert isinstance(config, PreTrainedConfig)
+    refuse_config(config)
+    brings_code = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not brings_code:
+        raise InvalidInput.of("model", resolved.name, f"{LOADABLE} (model type {config.model_type} is none)")
     return config
 
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -19,6 +20,7 @@ from typer.testing import CliRunner
 
 from paceline.cli import app
 from paceline.client import Client
+from paceline.config import TargetConfig
 from paceline.errors import InvalidInput
 from paceline.restarts import LONGEST_DELAY_S, STEADY_S, Restarts
 from paceline.supervisor import (
@@ -26,12 +28,18 @@ from paceline.supervisor import (
     Cores,
     ServeSettings,
     ServiceFailed,
+    ServiceProcess,
+    ServiceRefused,
     Services,
     available_cores,
     divide_cores,
     is_serving,
     speculative_drafter,
+    write_config,
 )
+from tests.engine import tiny
+from tests.models.saving import save_with_tokenizer
+from tests.models.tiny_gguf import write_gguf
 
 TABLE = "table:vocab=300,seed=1,eos=299"
 TARGET = f"{TABLE},step_ms=10"
@@ -291,11 +299,67 @@ def test_restarts_are_bounded_and_wait_longer_each_time() -> None:
 
 def test_serve_reports_what_a_service_refuses(tmp_path: Path) -> None:
     taken = socket.create_server(("127.0.0.1", 0))
-    with taken, serving(tmp_path, "--target-port", str(taken.getsockname()[1])) as command:
+    port = taken.getsockname()[1]
+    with taken, serving(tmp_path, "--target-port", str(port)) as command:
         code, _, err = command.finish()
-    assert code != 0
-    assert "target service ended with exit code" in err
-    assert "must be a free host:port" in err
+    assert code == 2
+    refused = f"target service refused: server address = '127.0.0.1:{port}': must be a free host:port of this machine"
+    assert err == f"paceline: error: {refused}\nlog: {tmp_path / 'target.log'}\n"
+
+
+def edited_model(folder: Path, **changes: Any) -> str:
+    save_with_tokenizer(tiny.random_model(tiny.llama()), folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "flags", "code", "reason"),
+    [
+        ({"model_type": "vit"}, [], 2, "model = 'model': must be a decoder that transformers loads ("),
+        ({"num_hidden_layers": 4}, [], 2, "model = 'model': must be whole; tensors missing: 9 (model.layers.3."),
+        ({}, ["-tp", "3"], 2, "tensor_parallel_size = 3: must be a divisor of the model's 4 heads and 2 KV heads"),
+        ({"layer_types": ["linear_attention"] * 3}, [], 1, "model type llama: layers of type linear_attention"),
+    ],
+    ids=["model type", "missing tensors", "heads", "layers"],
+)
+def test_a_model_that_the_target_refuses_is_the_first_line_alone(
+    tmp_path: Path, changes: dict[str, Any], flags: list[str], code: int, reason: str
+) -> None:
+    model, logs = edited_model(tmp_path / "model", **changes), tmp_path / "logs"
+    arguments = ["serve", model, "--drafter", "none", *FREE_PORTS, "--log-dir", str(logs), *flags]
+    result = runner.invoke(app, arguments)
+    assert result.exit_code == code
+    first, second = result.stderr.splitlines()
+    assert first.startswith(f"paceline: error: target service refused: {reason}")
+    assert second == f"log: {logs / 'target.log'}"
+    assert first.removeprefix("paceline: error: ") in (logs / "target.log").read_text()
+
+
+def test_generate_local_refuses_a_damaged_model_in_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "tiny.gguf"
+    write_gguf(file)
+    file.write_bytes(file.read_bytes()[:2000])
+    result = runner.invoke(app, ["generate", "--local", "--model", str(file), "--drafter", "none", "--prompt", "a"])
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"paceline: error: target service refused: file '{file}': damaged or truncated")
+    assert result.stderr.endswith("; fetch it again\n")
+    assert result.stderr.count("\n") == 1, "the log is gone with its folder"
+
+
+def test_a_refusal_of_an_earlier_start_is_not_shown_again(tmp_path: Path) -> None:
+    process = ServiceProcess("target", tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        write_config(TargetConfig, process.config_file, {"model": TABLE, "server.port": taken.getsockname()[1]})
+        process.start()
+        assert process.wait(STOP_SECONDS) == 2
+    assert isinstance(process.failure("ended"), ServiceRefused)
+    process.start()
+    process.kill()
+    again = process.failure("ended")
+    assert type(again) is ServiceFailed
+    assert again.message.startswith(f"target service ended; last lines of {process.log_file}:\n")
 
 
 def test_generate_local_starts_its_own_services_and_leaves_none() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,32 @@ def test_settings_outside_the_model_are_refused() -> None:
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="a decoder that transformers loads"):
         load_engine(str(tmp_path), EngineSettings(threads=1))
+
+
+@pytest.mark.parametrize(
+    ("config", "gist"),
+    [
+        ({"model_type": "abacus"}, "model type `abacus` but Transformers does not recognize this architecture"),
+        ({"model_type": "vit"}, "model type vit is none"),
+        ({}, "Should have a `model_type` key in its config.json."),
+        (
+            {"model_type": "abacus", "auto_map": {"AutoConfig": "abacus.Abacus"}},
+            "it brings code of its own, which runs only with trust_remote_code = true",
+        ),
+    ],
+    ids=["unknown", "no decoder", "none", "code"],
+)
+def test_an_unsupported_model_type_is_refused_in_one_sentence(
+    tmp_path: Path, config: dict[str, Any], gist: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InvalidInput) as caught:
+        load_engine(str(tmp_path), THREAD)
+    message = caught.value.message
+    assert message.startswith(f"model = {tmp_path.name!r}: must be a decoder that transformers loads (")
+    assert message.endswith(f"{gist})")
+    assert "\n" not in message
+    assert len(message) < 300
 
 
 def saved(folder: Path, change: Callable[[dict[str, torch.Tensor]], None], **config: Any) -> str:
