@@ -4,7 +4,7 @@ Timed models wait, so what the processes burn is coordination: the draft's share
 its table model, the target's those of verification. CPU is that of whole processes over the sum of all
 sessions' rounds; frames are counted on the link, one way, over the steps that the service ran
 meanwhile (the draft takes steps all the time, so few of its frames answer one). Without clients: the
-same servicer called directly, its text written nowhere (`benchmarks.headless`).
+same servicer called directly, its text written nowhere (`benchmarks.simulated.headless`).
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.headless import HeadlessRun
-from benchmarks.reporting import markdown_table, write_report
-from paceline.bench.timed.replay import FAN_OUT, K
-from paceline.bench.timed.services import TimedPair, TimedServices, drafted, request
-from paceline.cli_support import sigterm_interrupts
+from benchmarks.reporting.reports import write_report
+from benchmarks.reporting.tables import markdown_table
+from benchmarks.simulated.headless import HeadlessRun
+from benchmarks.simulated.replay import FAN_OUT, K
+from benchmarks.simulated.services import TimedPair, TimedServices, drafted, request
 from paceline.client import AsyncClient
-from paceline.config import CoordinatorConfig
-from paceline.supervisor import write_config
-from paceline.types import GenerationStats, ServiceStatus
+from paceline.local.service_process import write_config
+from paceline.protocol.handshake import ServiceStatus
+from paceline.protocol.records import GenerationStats
+from paceline.runtime.config import CoordinatorConfig
+from paceline.runtime.process import sigterm_interrupts
 
 PAIR = TimedPair("law=middling", 30.0, 2.54)
 SESSIONS = (1, 16, 64)
@@ -143,7 +145,7 @@ def measure_headless(services: TimedServices, sessions: int, tokens: int, folder
     options = {"config": file, "sessions": sessions, "tokens": tokens_of(sessions, tokens), "k": K}
     arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.headless", *arguments],
+        [sys.executable, "-m", "benchmarks.simulated.headless", *arguments],
         stdout=subprocess.PIPE,
         check=True,
         timeout=HEADLESS_SECONDS,

@@ -3,7 +3,7 @@
 A hit: at least one token that was drafted for this outcome is there the moment that the verdict is.
 All rounds count but the first, which has no outcome before it. One session at a time, coupled, k = 4.
 
-Timed models: the laws' drafts relate to their target as real ones do (`benchmarks.laws`). Beside each
+Timed models: the laws' drafts relate to their target as real ones do (`benchmarks.likeness`). Beside each
 rate stands what the law alone predicts at temperature 1: the share of outcomes among the guesses, if
 there is time for all of them. Mean drafted: tokens of a proposal that was a hit.
 
@@ -19,16 +19,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.reporting import markdown_table, verdict, write_report
-from paceline.bench.prompt_set import load_prompts
-from paceline.bench.timed.laws import law_hit_rate
-from paceline.bench.timed.services import Pair, TimedPair, TimedServices, drafted, is_hit, request
-from paceline.cli_support import sigterm_interrupts
+from benchmarks.prompts import load_prompts
+from benchmarks.reporting.reports import write_report
+from benchmarks.reporting.tables import markdown_table, verdict
+from benchmarks.simulated.distributions import law_hit_rate
+from benchmarks.simulated.services import Pair, TimedPair, TimedServices, drafted, is_hit, request
 from paceline.client import Client
-from paceline.engine.table_spec import LAWS
-from paceline.models import DEFAULT_DRAFT, resolve_draft
-from paceline.supervisor import Flags
-from paceline.types import GenerateRequest, RoundRecord, SamplingParams
+from paceline.local.service_process import Flags
+from paceline.models.resolve import DEFAULT_DRAFT, resolve_draft
+from paceline.models.table_names import LAWS
+from paceline.protocol.generation import GenerateRequest
+from paceline.protocol.records import RoundRecord
+from paceline.protocol.sampling import SamplingParams
+from paceline.runtime.process import sigterm_interrupts
 
 K = 4
 VERIFY_MS, DRAFT_MS = 11.45, 2.54

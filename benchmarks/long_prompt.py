@@ -19,16 +19,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.reporting import markdown_table, write_report
-from paceline.bench.environment import load_average
-from paceline.bench.figures import percentile
-from paceline.bench.prompt_set import load_prompts
-from paceline.cli_support import sigterm_interrupts
+from benchmarks.prompts import load_prompts
+from benchmarks.reporting.environment import load_average
+from benchmarks.reporting.figures import percentile
+from benchmarks.reporting.reports import write_report
+from benchmarks.reporting.tables import markdown_table
 from paceline.client import AsyncClient
-from paceline.config import DEFAULT_MODEL, EngineSettings
-from paceline.supervisor import ServeSettings, Services
-from paceline.tokenizer import load_tokenizer
-from paceline.types import NONE, Finished, GenerateRequest, SamplingParams, Tokens
+from paceline.local.services import Services
+from paceline.local.settings import ServeSettings
+from paceline.models.tokenizer import load_tokenizer
+from paceline.protocol.generation import Finished, GenerateRequest, Tokens
+from paceline.protocol.proposal import NONE
+from paceline.protocol.sampling import SamplingParams
+from paceline.runtime.config import DEFAULT_MODEL, EngineSettings
+from paceline.runtime.process import sigterm_interrupts
 
 CHUNK = EngineSettings().prefill_chunk
 BAR = 1.2

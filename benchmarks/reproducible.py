@@ -13,11 +13,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks.environment import as_markdown, describe
-from paceline.bench.environment import load_average
-from paceline.config import DEFAULT_MODEL, EngineSettings
+from benchmarks.reporting.environment import as_markdown, describe, load_average
 from paceline.engine.interface import Engine, Prefix, StepItem, StepPlan
 from paceline.engine.loading import load_engine
+from paceline.runtime.config import DEFAULT_MODEL, EngineSettings
 
 CASES = (*((1, rows, length) for length in (128, 1000) for rows in (1, 2, 5, 9)), (8, 1, 128), (8, 5, 128))
 PROMPTS = (20, 64, 512)

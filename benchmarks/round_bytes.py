@@ -19,18 +19,21 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from benchmarks.headless import Generate, Links, SilentContext, with_coordinator
 from benchmarks.hit_rate import RealPair
-from benchmarks.reporting import markdown_table, verdict, write_report
-from paceline import codec
-from paceline.bench.prompt_set import load_prompts
-from paceline.bench.timed.services import MODEL_DRAFTER, Pair, TimedServices
-from paceline.cli_support import sigterm_interrupts
-from paceline.config import DEFAULT_MODEL, CoordinatorConfig, load_config
-from paceline.rpc import link
-from paceline.rpc.link import LinkKind
-from paceline.supervisor import write_config
-from paceline.types import Acceptance, GenerateRequest, SamplingParams, SpeculationSettings
+from benchmarks.prompts import load_prompts
+from benchmarks.reporting.reports import write_report
+from benchmarks.reporting.tables import markdown_table, verdict
+from benchmarks.simulated.headless import Generate, Links, SilentContext, with_coordinator
+from benchmarks.simulated.services import MODEL_DRAFTER, Pair, TimedServices
+from paceline.local.service_process import write_config
+from paceline.protocol import codec
+from paceline.protocol.generation import GenerateRequest, SpeculationSettings
+from paceline.protocol.proposal import Acceptance
+from paceline.protocol.sampling import SamplingParams
+from paceline.rpc import peer_link
+from paceline.rpc.link_kinds import DRAFT, TARGET, LinkKind
+from paceline.runtime.config import DEFAULT_MODEL, CoordinatorConfig, load_config
+from paceline.runtime.process import sigterm_interrupts
 
 FAN_OUT = 4
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -111,8 +114,8 @@ async def weigh(config: CoordinatorConfig, requests: Sequence[GenerateRequest]) 
         return sum(context.stats.rounds for context in contexts)
 
     with (
-        mock.patch.object(link, "TARGET", scale.weighed(link.TARGET)),
-        mock.patch.object(link, "DRAFT", scale.weighed(link.DRAFT)),
+        mock.patch.object(peer_link, "TARGET", scale.weighed(TARGET)),
+        mock.patch.object(peer_link, "DRAFT", scale.weighed(DRAFT)),
     ):
         rounds = await with_coordinator(config, each)
     return scale, rounds

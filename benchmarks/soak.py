@@ -23,14 +23,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.reporting import markdown_table, write_report
-from paceline.cli_support import sigterm_interrupts
+from benchmarks.reporting.reports import write_report
+from benchmarks.reporting.tables import markdown_table
 from paceline.client import AsyncClient, Client
-from paceline.config import DEFAULT_MODEL, CoordinatorConfig, TargetConfig
-from paceline.errors import PacelineError
-from paceline.rpc.status import service_status
-from paceline.supervisor import Flags, ServiceProcess, available_cores, write_config
-from paceline.types import Finished, GenerateRequest, ServiceStatus, SpeculationSettings, Started, Tokens
+from paceline.local.service_process import Flags, ServiceProcess, write_config
+from paceline.local.settings import available_cores
+from paceline.protocol.errors import PacelineError
+from paceline.protocol.generation import Finished, GenerateRequest, SpeculationSettings, Started, Tokens
+from paceline.protocol.handshake import ServiceStatus
+from paceline.rpc.service_status import service_status
+from paceline.runtime.config import DEFAULT_MODEL, CoordinatorConfig, TargetConfig
+from paceline.runtime.process import sigterm_interrupts
 
 START_SECONDS = 120.0
 END_SECONDS = 30.0

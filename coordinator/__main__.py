@@ -12,17 +12,18 @@ from typing import Annotated, Any
 import grpc
 import typer
 
-from coordinator.draft_session import DraftPeer
-from coordinator.drafting import DraftingSettings
+from coordinator.policy.drafting import DraftingSettings
 from coordinator.servicer import CoordinatorSettings, GenerationServicer
-from coordinator.target_session import TargetPeer
-from paceline import telemetry
-from paceline.config import CoordinatorConfig, load_config
-from paceline.process import keep_loaded, run_service
-from paceline.rpc.link import DraftLink, TargetLink
+from coordinator.sessions.draft import DraftPeer
+from coordinator.sessions.target import TargetPeer
+from paceline.models.tokenizer import Tokenizer, load_tokenizer
+from paceline.protocol.handshake import Fingerprint, Hello
+from paceline.protocol.proposal import NONE
+from paceline.rpc.peer_link import DraftLink, TargetLink
 from paceline.rpc.server import run_server
-from paceline.tokenizer import Tokenizer, load_tokenizer
-from paceline.types import NONE, Fingerprint, Hello
+from paceline.runtime import telemetry
+from paceline.runtime.config import CoordinatorConfig, load_config
+from paceline.runtime.process import keep_loaded, run_service
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1 import generation_service_pb2_grpc as pb_grpc
 

@@ -6,11 +6,13 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from coordinator.sequence import Job
-from paceline import processors
-from paceline.errors import UnknownModel, Unsupported
-from paceline.tokenizer import Tokenizer
-from paceline.types import MAX_PROPOSAL_NODES, GenerateRequest, NoiseKey, require
+from coordinator.text.sequence import Job
+from paceline.models.tokenizer import Tokenizer
+from paceline.protocol.errors import UnknownModel, Unsupported, require
+from paceline.protocol.generation import GenerateRequest
+from paceline.protocol.proposal import MAX_PROPOSAL_NODES
+from paceline.protocol.sampling import NoiseKey
+from paceline.sampling import processors
 
 
 @dataclass(frozen=True)

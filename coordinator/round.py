@@ -20,15 +20,18 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from coordinator.drafting import Drafting
-from coordinator.outbox import Outbox
-from coordinator.sequence import Job, Sequence
-from coordinator.staging import Staging
+from coordinator.policy.drafting import Drafting
+from coordinator.policy.prefetch import Staging
+from coordinator.sessions.target import TargetSession
 from coordinator.stats import StatsBuilder
-from coordinator.target_session import TargetSession
-from paceline import acceptance
-from paceline.telemetry import GenerationTrace, RoundTrace
-from paceline.types import ROOT, Round, RoundRecord, Tokens
+from coordinator.text.outbox import Outbox
+from coordinator.text.sequence import Job, Sequence
+from paceline.protocol.generation import Tokens
+from paceline.protocol.proposal import ROOT
+from paceline.protocol.records import RoundRecord
+from paceline.protocol.target import Round
+from paceline.runtime.telemetry import GenerationTrace, RoundTrace
+from paceline.sampling import acceptance
 
 
 async def run_rounds(

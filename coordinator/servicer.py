@@ -11,20 +11,23 @@ from typing import Any
 
 import grpc
 
-from coordinator.draft_session import DraftPeer
-from coordinator.drafting import Drafting, DraftingSettings
-from coordinator.knowledge import Knowledge
-from coordinator.outbox import Outbox
+from coordinator.policy.cost_model import Knowledge
+from coordinator.policy.drafting import Drafting, DraftingSettings
 from coordinator.prepare import ServedModel, prepare
 from coordinator.round import run_rounds
-from coordinator.sequence import Job, Sequence
+from coordinator.sessions.draft import DraftPeer
+from coordinator.sessions.target import TargetPeer, TargetSession
 from coordinator.stats import StatsBuilder
-from coordinator.target_session import TargetPeer, TargetSession
-from paceline import codec, telemetry
-from paceline.errors import InternalError, Overloaded
-from paceline.rpc.errors import typed_errors
-from paceline.tokenizer import Tokenizer
-from paceline.types import AUTO, NGRAM, NONE, Fingerprint, Finished, GenerateEvent, ModelDescription, Started
+from coordinator.text.outbox import Outbox
+from coordinator.text.sequence import Job, Sequence
+from paceline.models.tokenizer import Tokenizer
+from paceline.protocol import codec
+from paceline.protocol.errors import InternalError, Overloaded
+from paceline.protocol.generation import Finished, GenerateEvent, ModelDescription, Started
+from paceline.protocol.handshake import Fingerprint
+from paceline.protocol.proposal import AUTO, NGRAM, NONE
+from paceline.rpc.statuses import typed_errors
+from paceline.runtime import telemetry
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1 import generation_service_pb2_grpc as pb_grpc
 

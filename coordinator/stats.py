@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-from paceline.types import GenerationStats, RoundRecord
+from paceline.protocol.records import GenerationStats, RoundRecord
 
 MAX_RECORDS = 4096
 

@@ -12,11 +12,12 @@ import grpc
 import typer
 
 from draft_service.drafters.names import check_drafters
-from paceline import telemetry
-from paceline.config import DraftConfig, load_config
 from paceline.engine.executor import Executor
-from paceline.process import keep_loaded, run_service
 from paceline.rpc.server import run_server
+from paceline.runtime import telemetry
+from paceline.runtime.config import DraftConfig, load_config
+from paceline.runtime.process import keep_loaded, run_service
+from paceline.sampling import racing
 from paceline.v1 import draft_service_pb2 as pb
 from paceline.v1 import draft_service_pb2_grpc as pb_grpc
 
@@ -73,9 +74,9 @@ async def _serve_on(executor: Executor, config: DraftConfig) -> None:
 
 def _load(config: DraftConfig) -> Catalogue:
     from draft_service.drafters.catalogue import build_catalogue
-    from paceline import noise, ranking
+    from paceline.sampling import ranking
 
-    noise.warm_up()
+    racing.warm_up()
     ranking.warm_up()
     return build_catalogue(config)
 

@@ -10,15 +10,17 @@ import grpc
 import psutil
 
 from draft_service.drafters.catalogue import Catalogue
+from draft_service.scheduler import Speculator
 from draft_service.session import DraftSession
-from draft_service.speculator import Speculator
-from paceline import codec
 from paceline.engine.executor import Executor
-from paceline.errors import InternalError
-from paceline.rpc.errors import typed_errors
-from paceline.rpc.link import FrameWriter, serve_draft_link
+from paceline.protocol import codec
+from paceline.protocol.draft import Commit, DraftEvent, DraftOpen, Verifying
+from paceline.protocol.errors import InternalError
+from paceline.protocol.handshake import ServiceStatus, Welcome
+from paceline.rpc.frames import FrameWriter
+from paceline.rpc.link import serve_draft_link
 from paceline.rpc.sessions import Links, LinkSessions
-from paceline.types import Commit, DraftEvent, DraftOpen, ServiceStatus, Verifying, Welcome
+from paceline.rpc.statuses import typed_errors
 from paceline.v1 import draft_service_pb2 as pb
 from paceline.v1 import draft_service_pb2_grpc as pb_grpc
 

@@ -7,20 +7,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from draft_service.drafters.interface import AnyDrafter, Drafting, DraftingContext, Prepared, Speculating
-from paceline.errors import PrefixMismatch
+from paceline.protocol.draft import Commit, DraftBudget, DraftOpen, Verifying
+from paceline.protocol.errors import PrefixMismatch, require
+from paceline.protocol.proposal import ROOT, Acceptance, Outcome, Proposal
+from paceline.protocol.records import StepTimings
 from paceline.rpc.sessions import SessionOwner
-from paceline.types import (
-    ROOT,
-    Acceptance,
-    Commit,
-    DraftBudget,
-    DraftOpen,
-    Outcome,
-    Proposal,
-    StepTimings,
-    Verifying,
-    require,
-)
 
 
 @dataclass(frozen=True)

@@ -23,25 +23,24 @@ from typing import Any
 
 import grpc
 
-from paceline import codec
-from paceline.config import COORDINATOR_PORT, LOCALHOST, PeerSettings
-from paceline.errors import PacelineError, PeerUnavailable
-from paceline.rpc.channel import open_channel, open_sync_channel
-from paceline.rpc.errors import from_rpc_error
-from paceline.types import (
-    MAX_SAMPLES,
+from paceline.protocol import codec
+from paceline.protocol.errors import PacelineError, PeerUnavailable, require
+from paceline.protocol.generation import (
     Finished,
     FinishReason,
     GenerateEvent,
     GenerateRequest,
-    GenerationStats,
     ModelDescription,
     Provenance,
-    RowLogprobs,
     Started,
     Tokens,
-    require,
 )
+from paceline.protocol.records import GenerationStats
+from paceline.protocol.sampling import MAX_SAMPLES
+from paceline.protocol.target import RowLogprobs
+from paceline.rpc.channel import open_channel, open_sync_channel
+from paceline.rpc.statuses import from_rpc_error
+from paceline.runtime.config import COORDINATOR_PORT, LOCALHOST, PeerSettings
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1 import generation_service_pb2_grpc as pb_grpc
 

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import grpc
 import typer
 
-from paceline import telemetry
-from paceline.config import TargetConfig, load_config
 from paceline.engine.executor import Executor
-from paceline.engine.parallel.launch import Place, place_from, run_rank
-from paceline.process import keep_loaded, run_service
+from paceline.engine.parallel.launch import run_rank
+from paceline.engine.parallel.place import Place, place_from
+from paceline.models.tokenizer import load_tokenizer
 from paceline.rpc.server import run_server
-from paceline.tokenizer import load_tokenizer
+from paceline.runtime import telemetry
+from paceline.runtime.config import TargetConfig, load_config
+from paceline.runtime.process import keep_loaded, run_service
 from paceline.v1 import target_service_pb2 as pb
 from paceline.v1 import target_service_pb2_grpc as pb_grpc
 from target_service.ranks import LossWatch, engine_loader
@@ -60,7 +61,7 @@ async def _serve_on(executor: Executor, config: TargetConfig, load: Callable[[],
     async def register(server: grpc.aio.Server) -> None:
         nonlocal serving
         engine = await executor.run(load)
-        from paceline.grammar import Grammars
+        from paceline.sampling.grammar import Grammars
         from target_service.servicer import TargetServicer
 
         grammars = Grammars(partial(load_tokenizer, config.model, trust_remote_code=config.engine.trust_remote_code))

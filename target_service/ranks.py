@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from paceline.config import TargetConfig
-from paceline.engine.parallel.launch import Place, RankProcesses
-from paceline.errors import PeerUnavailable
-from paceline.process import FAILED
+from paceline.engine.parallel.launch import RankProcesses
+from paceline.engine.parallel.place import Place
+from paceline.protocol.errors import PeerUnavailable
+from paceline.runtime.config import TargetConfig
+from paceline.runtime.process import FAILED
+from paceline.sampling import racing
 
 if TYPE_CHECKING:
     from paceline.engine.interface import Engine
@@ -72,10 +74,9 @@ def engine_loader(config: TargetConfig, place: Place | None, watch: LossWatch) -
 
     def load() -> Engine:
         nonlocal engine
-        from paceline import noise
         from paceline.engine.parallel.loading import lead
 
-        noise.warm_up()
+        racing.warm_up()
         if ranks is not None:
             engine = lead(config.model, config.engine, ranks.place, ranks.listener, watch.lose)
         else:
@@ -96,8 +97,7 @@ def engine_loader(config: TargetConfig, place: Place | None, watch: LossWatch) -
 
 
 def _load(config: TargetConfig) -> Engine:
-    from paceline import noise
     from paceline.engine.loading import load_engine
 
-    noise.warm_up()
+    racing.warm_up()
     return load_engine(config.model, config.engine)

@@ -22,12 +22,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
-from paceline import telemetry
-from paceline.codec import failure_of
-from paceline.config import EngineSettings
 from paceline.engine.executor import Executor
 from paceline.engine.interface import Engine
-from paceline.errors import (
+from paceline.protocol.codec import failure_of
+from paceline.protocol.errors import (
     DeadlineExceeded,
     Overloaded,
     PacelineError,
@@ -35,11 +33,15 @@ from paceline.errors import (
     UnknownSession,
     Unsupported,
 )
-from paceline.grammar import Grammars
+from paceline.protocol.records import StepTimings
+from paceline.protocol.sampling import Grammar
+from paceline.protocol.target import Round, Stage, TargetOpen, TargetOpened, Verdict
 from paceline.rpc.sessions import SessionOwner
-from paceline.types import Grammar, Round, Stage, StepTimings, TargetOpen, TargetOpened, Verdict
+from paceline.runtime import telemetry
+from paceline.runtime.config import EngineSettings
+from paceline.sampling.grammar import Grammars
+from target_service.batching import Returns
 from target_service.prefixes import PendingPrefixes
-from target_service.returns import Returns
 from target_service.session import Session, check_open, make_processors, rows_to_reserve, shared_prefix
 from target_service.step import PrefillWork, RoundWork, Step, StepResult, gather_step, internal, make_room, run_step
 

@@ -9,26 +9,19 @@ from typing import Any
 import grpc
 import psutil
 
-from paceline import codec
-from paceline.config import EngineSettings
 from paceline.engine.executor import Executor
 from paceline.engine.interface import Engine
-from paceline.errors import InternalError, PeerUnavailable
-from paceline.grammar import Grammars
-from paceline.rpc.errors import typed_errors
-from paceline.rpc.link import FrameWriter, serve_target_link
+from paceline.protocol import codec
+from paceline.protocol.errors import InternalError, PeerUnavailable
+from paceline.protocol.handshake import ServiceStatus, Welcome
+from paceline.protocol.sampling import LIFE_SIGN_MS
+from paceline.protocol.target import MAX_RUN_AHEAD, MAX_STAGED, Round, Stage, TargetEvent, TargetOpen
+from paceline.rpc.frames import FrameWriter
+from paceline.rpc.link import serve_target_link
 from paceline.rpc.sessions import Links, LinkSessions
-from paceline.types import (
-    LIFE_SIGN_MS,
-    MAX_RUN_AHEAD,
-    MAX_STAGED,
-    Round,
-    ServiceStatus,
-    Stage,
-    TargetEvent,
-    TargetOpen,
-    Welcome,
-)
+from paceline.rpc.statuses import typed_errors
+from paceline.runtime.config import EngineSettings
+from paceline.sampling.grammar import Grammars
 from paceline.v1 import target_service_pb2 as pb
 from paceline.v1 import target_service_pb2_grpc as pb_grpc
 from target_service.scheduler import Scheduler

@@ -5,27 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from paceline import acceptance, processors
-from paceline.config import EngineSettings
 from paceline.engine.blocks import BlockKey, prefix_keys
 from paceline.engine.interface import NO_PREFIX, EngineInfo, Prefix, StepItem
-from paceline.errors import PrefixMismatch, Unsupported
-from paceline.processors import Matcher, Processors
+from paceline.protocol.errors import PrefixMismatch, Unsupported, require
+from paceline.protocol.proposal import MAX_PROPOSAL_NODES, ROOT, Acceptance, Outcome, Proposal
+from paceline.protocol.target import MAX_STAGED, Begun, Round, Stage, TargetOpen, Verdict
 from paceline.rpc.sessions import SessionOwner
-from paceline.types import (
-    MAX_PROPOSAL_NODES,
-    MAX_STAGED,
-    ROOT,
-    Acceptance,
-    Begun,
-    Outcome,
-    Proposal,
-    Round,
-    Stage,
-    TargetOpen,
-    Verdict,
-    require,
-)
+from paceline.runtime.config import EngineSettings
+from paceline.sampling import acceptance, processors
+from paceline.sampling.processors import Matcher, Processors
 
 
 @dataclass(frozen=True)

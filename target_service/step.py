@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.config import EngineSettings
 from paceline.engine.blocks import BLOCK_ROWS
 from paceline.engine.interface import Drawing, DrawingEngine, Engine, Logits, StepItem, StepPlan
-from paceline.errors import InternalError, Overloaded, PacelineError
-from paceline.types import Round, Verdict
+from paceline.protocol.errors import InternalError, Overloaded, PacelineError
+from paceline.protocol.target import Round, Verdict
+from paceline.runtime.config import EngineSettings
 from target_service.session import PendingRound, Session
 from target_service.verifier import draw_of, drawn_verdict, verify
 

@@ -1,26 +1,28 @@
 """Verification of one round: logits in, verdict out. Pure.
 
 Everything the target draws is drawn here, before it is known what will be
-accepted (`paceline.acceptance` has the rules and their papers).
+accepted (`paceline.sampling.acceptance` has the rules and their papers).
 """
 
 from __future__ import annotations
 
 import math
 
-from paceline import acceptance
 from paceline.engine.interface import Draw, Drawing, Logits
-from paceline.errors import InvalidInput
-from paceline.processors import Processors
-from paceline.sampling import (
+from paceline.protocol.errors import InvalidInput
+from paceline.protocol.proposal import ROOT, Acceptance
+from paceline.protocol.sampling import SamplingParams
+from paceline.protocol.target import Round, RowLogprobs, TargetOpen, Verdict
+from paceline.sampling import acceptance
+from paceline.sampling.distribution import (
     LEAST_SHARED_TEMPERATURE,
     divided_scores,
     greedy_tokens,
     processed_scores,
     row_logprobs,
 )
-from paceline.tree import children
-from paceline.types import ROOT, Acceptance, Round, RowLogprobs, SamplingParams, TargetOpen, Verdict
+from paceline.sampling.processors import Processors
+from paceline.sampling.tree import children
 
 
 def verify(logits: Logits, facts: TargetOpen, round_: Round, processors: Processors | None = None) -> Verdict:

@@ -14,7 +14,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.environment import as_markdown, describe
+from benchmarks.reporting.environment import as_markdown, describe
 
 REPORTS = Path("docs/reports")
 

@@ -14,7 +14,7 @@ from draft_service.drafters.calibration import prior_chance
 from draft_service.drafters.draws import Draws, NextToken
 from draft_service.drafters.shape import Shape
 from draft_service.drafters.tree import Node
-from paceline.types import ROOT, Proposal, SparseDistribution
+from paceline.protocol.proposal import ROOT, Proposal, SparseDistribution
 
 Odds = Callable[[float, int], float]
 """P(the target's token is the child of a rank), by the best child's q and that rank."""

@@ -9,14 +9,14 @@ from functools import partial
 from draft_service.drafters.interface import AnyDrafter
 from draft_service.drafters.model import ModelDrafter
 from draft_service.drafters.names import MODEL, check_drafters
-from paceline.config import DraftConfig
 from paceline.engine.interface import Engine
 from paceline.engine.loading import load_engine
-from paceline.errors import InvalidInput, VocabularyMismatch
-from paceline.grammar import Grammars
-from paceline.models import is_draft, resolve_draft
-from paceline.tokenizer import load_tokenizer
-from paceline.types import Fingerprint
+from paceline.models.resolve import is_draft, resolve_draft
+from paceline.models.tokenizer import load_tokenizer
+from paceline.protocol.errors import InvalidInput, VocabularyMismatch
+from paceline.protocol.handshake import Fingerprint
+from paceline.runtime.config import DraftConfig
+from paceline.sampling.grammar import Grammars
 
 
 @dataclass(frozen=True)

@@ -20,16 +20,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.engine.interface import Logits, Ranked, Ranking
-from paceline.noise import Stream, race, race_best, race_rows, require_finite
-from paceline.ranking import largest_of_rows, shares
-from paceline.sampling import (
+from paceline.protocol.proposal import Acceptance, SparseDistribution
+from paceline.protocol.sampling import NoiseKey, SamplingParams
+from paceline.sampling.distribution import (
     LEAST_SHARED_TEMPERATURE,
     divided_scores,
     processed_scores,
     sparse_support,
     support_scores,
 )
-from paceline.types import Acceptance, NoiseKey, SamplingParams, SparseDistribution
+from paceline.sampling.noise import Stream
+from paceline.sampling.racing import race, race_best, race_rows, require_finite
+from paceline.sampling.ranking import largest_of_rows, shares
 
 _TINY = float(np.finfo(np.float32).tiny)
 

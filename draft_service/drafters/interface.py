@@ -13,7 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from paceline.types import Acceptance, DraftBudget, NoiseKey, Proposal, SamplingParams, Verifying
+from paceline.protocol.draft import DraftBudget, Verifying
+from paceline.protocol.proposal import Acceptance, Proposal
+from paceline.protocol.sampling import NoiseKey, SamplingParams
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,12 @@ from draft_service.drafters.speculation import Speculation
 from draft_service.drafters.state import SessionState
 from draft_service.drafters.tree import TREE_ROWS, DraftTree, Node
 from paceline.engine.interface import Engine, Logits, RankedRows, Ranking, RankingEngine, StepPlan
-from paceline.errors import InvalidInput, PacelineError
-from paceline.grammar import Grammars
-from paceline.processors import Matcher, Processors
-from paceline.types import MAX_PROPOSAL_NODES, ROOT, Acceptance, DraftBudget, Grammar, Proposal, Verifying
+from paceline.protocol.draft import DraftBudget, Verifying
+from paceline.protocol.errors import InvalidInput, PacelineError
+from paceline.protocol.proposal import MAX_PROPOSAL_NODES, ROOT, Acceptance, Proposal
+from paceline.protocol.sampling import Grammar
+from paceline.sampling.grammar import Grammars
+from paceline.sampling.processors import Matcher, Processors
 
 logger = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.errors import InvalidInput
-from paceline.types import MAX_DRAFTER_BYTES, require
+from paceline.protocol.errors import InvalidInput, require
+from paceline.protocol.sampling import MAX_DRAFTER_BYTES
 
 MODEL = "model"
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.types import MAX_PROPOSAL_NODES, Acceptance, DraftBudget
+from paceline.protocol.draft import DraftBudget
+from paceline.protocol.proposal import MAX_PROPOSAL_NODES, Acceptance
 
 DYNAMIC_WIDTH = 8
 """Most children of a node in a dynamic tree."""

@@ -22,7 +22,8 @@ from draft_service.drafters.draws import NextToken
 from draft_service.drafters.interface import Prepared
 from draft_service.drafters.state import SessionState
 from draft_service.drafters.tree import Node
-from paceline.types import ROOT, DraftBudget
+from paceline.protocol.draft import DraftBudget
+from paceline.protocol.proposal import ROOT
 
 UNKNOWN_CHANCE = 0.8
 """Chance of a verified token behind a row that is still to be computed: somebody thought it worth a round."""

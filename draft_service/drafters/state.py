@@ -14,9 +14,10 @@ from draft_service.drafters.draws import Draws
 from draft_service.drafters.shape import Shape, shape_of
 from draft_service.drafters.tree import DraftTree, Node
 from paceline.engine.interface import Logits
-from paceline.errors import InvalidInput
-from paceline.processors import Processors
-from paceline.types import Acceptance, DraftBudget
+from paceline.protocol.draft import DraftBudget
+from paceline.protocol.errors import InvalidInput
+from paceline.protocol.proposal import Acceptance
+from paceline.sampling.processors import Processors
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from weakref import ReferenceType, ref
 
 from draft_service.drafters.draws import Law
 from paceline.engine.interface import StepItem
-from paceline.types import MAX_PROPOSAL_NODES, ROOT
+from paceline.protocol.proposal import MAX_PROPOSAL_NODES, ROOT
 
 TREE_ROWS = 3 * MAX_PROPOSAL_NODES
 """Most rows of a session's tree: a proposal under verification, one being drafted, branches in the rest."""

@@ -13,7 +13,10 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.types import ROOT, Acceptance, Fingerprint, NoiseKey, Round
+from paceline.protocol.handshake import Fingerprint
+from paceline.protocol.proposal import ROOT, Acceptance
+from paceline.protocol.sampling import NoiseKey
+from paceline.protocol.target import Round
 
 Logits = NDArray[np.float32]
 """[rows, V], V = the tokenizer's real vocabulary, never the padded tensor width."""
@@ -170,7 +173,7 @@ class Draw:
 
 @dataclass(frozen=True)
 class Drawn:
-    """What was drawn for one round, as `paceline.types.Verdict` has it."""
+    """What was drawn for one round, as `paceline.protocol.target.Verdict` has it."""
 
     token_ids: tuple[int, ...]
     target_probabilities: tuple[float, ...] = ()

@@ -12,7 +12,7 @@ from typing import Generic
 
 from paceline.engine.blocks import BlockChain, BlockKey, BlockStore, Rows, prefix_keys
 from paceline.engine.interface import NO_PREFIX, ROOT, Prefix, StepItem, StepPlan
-from paceline.errors import InvalidInput, Overloaded, PrefixMismatch, UnknownSession
+from paceline.protocol.errors import InvalidInput, Overloaded, PrefixMismatch, UnknownSession
 
 RETRY_AFTER_MS = 100
 """Hint sent with `Overloaded`: about one round of the sessions that hold the room."""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from paceline.config import EngineSettings
 from paceline.engine.interface import Engine
-from paceline.engine.tables import load_table
-from paceline.models import resolve
+from paceline.engine.table.engine import load_table
+from paceline.models.resolve import resolve
+from paceline.runtime.config import EngineSettings
 
 
 def load_engine(model: str, settings: EngineSettings, layers: tuple[int, ...] | None = None) -> Engine:
     """Load a model on the calling thread, which should be the executor's.
 
     Args:
-        model: anything that `paceline.models.resolve` knows.
+        model: anything that `paceline.models.resolve.resolve` knows.
         settings: dtype, device, threads, lengths and KV budget.
         layers: keep these layers alone (also: `MODEL#layers=0,1,2,29`).
 

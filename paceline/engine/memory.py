@@ -9,11 +9,11 @@ from typing import Any
 import psutil
 import torch
 
-from paceline.config import EngineSettings
-from paceline.engine.device.footprint import graph_bytes, static_bytes
+from paceline.engine.cuda.footprint import graph_bytes, static_bytes
 from paceline.engine.kv import KVShape
-from paceline.errors import InvalidInput
-from paceline.types import MAX_PROPOSAL_NODES
+from paceline.protocol.errors import InvalidInput
+from paceline.protocol.proposal import MAX_PROPOSAL_NODES
+from paceline.runtime.config import EngineSettings
 
 DEFAULT_CPU_KV_BYTES = 2 << 30
 _CGROUP = Path("/sys/fs/cgroup")

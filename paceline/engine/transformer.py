@@ -10,112 +10,30 @@ functions that it doesn't know, so nothing of its own mixes sessions.
 
 from __future__ import annotations
 
-import inspect
 import threading
 from collections.abc import Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.nn import functional
 from transformers import AttentionInterface, PreTrainedModel
 
-from paceline.config import EngineSettings
+from paceline.engine.cpu.row_attention import DTYPE as ROW_DTYPE
+from paceline.engine.cpu.row_attention import EVERY_KEY, FEW_KEYS, RowAttention, is_few
+from paceline.engine.forward import ATTENTION_NAME, _attention, packed_forward
 from paceline.engine.interface import NO_PREFIX, EngineInfo, Logits, Prefix, StepItem, StepPlan
 from paceline.engine.kv import KVShape, SessionKV
 from paceline.engine.ledger import Ledger, depths
-from paceline.engine.row_attention import DTYPE as ROW_DTYPE
-from paceline.engine.row_attention import EVERY_KEY, FEW_KEYS, RowAttention, is_few
-from paceline.tree import ancestor_mask
+from paceline.runtime.config import EngineSettings
+from paceline.sampling.tree import ancestor_mask
 
 if TYPE_CHECKING:
-    from paceline.engine.row_decoder import RowDecoder
-
-ATTENTION_NAME = "paceline_packed"
-
-
-class Attender(Protocol):
-    """What computes attention during one forward pass."""
-
-    def attend(
-        self,
-        module: torch.nn.Module,
-        query: torch.Tensor,  # [1, heads, rows, head_dim]
-        key: torch.Tensor,  # [1, kv_heads, rows, head_dim]
-        value: torch.Tensor,  # [1, kv_heads, rows, head_dim]
-        scaling: float | None,
-        extras: dict[str, Any],
-    ) -> torch.Tensor:  # [1, rows, heads, head_dim]
-        """Attention of one layer; `extras` holds what else the model passed."""
-
-
-_ATTENDER: ContextVar[Attender] = ContextVar("paceline_attender")
-
-
-def _attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None = None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    **extras: Any,
-) -> tuple[torch.Tensor, None]:
-    assert attention_mask is None, "transformers made a mask for an attention function that is ours"
-    return _ATTENDER.get().attend(module, query, key, value, scaling, extras), None
-
-
-def attend(
-    module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
-) -> torch.Tensor:
-    """Attention of one layer in the running forward pass; shapes as in `Attender`."""
-    return _ATTENDER.get().attend(module, query, key, value, scaling, {})
+    from paceline.engine.cpu.row_decoder import RowDecoder
 
 
 AttentionInterface.register(ATTENTION_NAME, _attention)
-
-
-def packed_forward(
-    model: PreTrainedModel, attender: Attender, token_ids: list[int], positions: list[int], logit_rows: list[int]
-) -> torch.Tensor:
-    """Run one packed forward pass; returns logits [len(logit_rows), tensor width]."""
-    device = model.device
-    return forward(
-        model,
-        attender,
-        torch.tensor([token_ids], dtype=torch.long, device=device),
-        torch.tensor([positions], dtype=torch.long, device=device),
-        torch.tensor(logit_rows, dtype=torch.long, device=device),
-    )
-
-
-def forward(
-    model: PreTrainedModel,
-    attender: Attender,
-    token_ids: torch.Tensor,  # [1, rows]
-    positions: torch.Tensor,  # [1, rows]
-    wanted: torch.Tensor,  # [n] rows
-) -> torch.Tensor:  # [n, tensor width]
-    """Run one forward pass on what is on the device already; makes no tensor on the host."""
-    arguments: dict[str, Any] = {"logits_to_keep": wanted} if _keeps_logits(model) else {}
-    token = _ATTENDER.set(attender)
-    try:
-        logits: torch.Tensor = model(
-            input_ids=token_ids,
-            position_ids=positions,
-            use_cache=False,
-            **arguments,
-        ).logits[0]
-    finally:
-        _ATTENDER.reset(token)
-    return logits if arguments else logits[wanted]
-
-
-def _keeps_logits(model: PreTrainedModel) -> bool:
-    return "logits_to_keep" in inspect.signature(model.forward).parameters
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import grpc
 
-from paceline.config import PeerSettings
-from paceline.errors import InvalidInput
+from paceline.protocol.errors import InvalidInput
+from paceline.protocol.handshake import MAX_FRAME_BYTES
 from paceline.rpc.tls import read_authority, read_pair
-from paceline.types import MAX_FRAME_BYTES
+from paceline.runtime.config import PeerSettings
 
 MAX_MESSAGE_BYTES = 4 * MAX_FRAME_BYTES
 """gRPC's own limit; links check `MAX_FRAME_BYTES` themselves so that the error is typed."""

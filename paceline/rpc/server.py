@@ -17,11 +17,11 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from paceline.config import ServerSettings
-from paceline.errors import InvalidInput, PeerUnavailable
+from paceline.protocol.errors import InvalidInput, PeerUnavailable
 from paceline.rpc.channel import keepalive_options, message_options
-from paceline.rpc.errors import abort_with
+from paceline.rpc.statuses import abort_with
 from paceline.rpc.tls import read_authority, read_pair
+from paceline.runtime.config import ServerSettings
 
 logger = logging.getLogger(__name__)
 

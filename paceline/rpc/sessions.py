@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
-from paceline.codec import failure_of
-from paceline.errors import InvalidInput, PacelineError, UnknownSession
-from paceline.rpc.link import FrameWriter, LinkHandler
-from paceline.types import Close, Welcome
+from paceline.protocol.codec import failure_of
+from paceline.protocol.errors import InvalidInput, PacelineError, UnknownSession
+from paceline.protocol.handshake import Welcome
+from paceline.protocol.session import Close
+from paceline.rpc.frames import FrameWriter
+from paceline.rpc.link import LinkHandler
 
 Session = TypeVar("Session")
 Opening = TypeVar("Opening", contravariant=True)

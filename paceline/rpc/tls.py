@@ -8,7 +8,7 @@ from __future__ import annotations
 import ssl
 from pathlib import Path
 
-from paceline.errors import InvalidInput
+from paceline.protocol.errors import InvalidInput
 
 WRONG_KEY = ("KEY_VALUES_MISMATCH", "NO_CERTIFICATE_ASSIGNED")
 """What OpenSSL calls the key of another certificate: of the same kind of key, and of another kind."""

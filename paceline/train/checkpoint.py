@@ -23,17 +23,18 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from paceline.config import EngineSettings
-from paceline.engine.decoder import build_engine, chosen_dtype
+from paceline.engine.decoder import build_engine
 from paceline.engine.interface import Engine, Logits, StepPlan
+from paceline.engine.weights import chosen_dtype
 from paceline.engine.wrapped import WrappedEngine
-from paceline.errors import DamagedFile, InvalidInput, VocabularyMismatch
-from paceline.models import MANIFEST_FILE, refuse_incomplete, resolve
+from paceline.models.resolve import MANIFEST_FILE, resolve
+from paceline.models.whole import refuse_incomplete
+from paceline.protocol.errors import DamagedFile, InvalidInput, VocabularyMismatch, require
+from paceline.runtime.config import EngineSettings
 from paceline.train.corpus import replace_file
 from paceline.train.packing import WeightFormat, pack, unpack
 from paceline.train.student import Target, build_student, trained_weights
 from paceline.train.vocabulary import DraftVocabulary
-from paceline.types import require
 
 WEIGHTS_FILE = "model.safetensors"
 VOCABULARY_FILE = "vocabulary.safetensors"

@@ -10,47 +10,29 @@ have been timed, and that number is kept with the checkpoint.
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch.nn import functional
 from transformers import PreTrainedModel
 
-from paceline.engine.linear import cpu_has_bfloat16
-from paceline.errors import InvalidInput
+from paceline.engine.cpu.linear import cpu_has_bfloat16
+from paceline.protocol.errors import InvalidInput, require
 from paceline.train.corpus import Row, Split, count_learned, replace_file
 from paceline.train.student import PackedBatch, batch_logits, trained_weights
+from paceline.train.teacher import GREEDY_TEMPERATURE, LabelledLogs, Loss, Teacher, position_losses
 from paceline.train.vocabulary import DraftVocabulary
-from paceline.types import require
 
-GREEDY_TEMPERATURE = 0.5
-"""Rows written greedily are learned at this temperature: a point mass would teach nothing but its mode."""
 TIMED_STEPS = 4
 HELD_OUT_TOKENS = 2048
 """Positions on which the running acceptance is measured."""
-TEACHER_MEMORY_BYTES = 4 << 30
 _BETAS = (0.9, 0.95)
-_SMALLEST = 1e-6
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-class Loss(StrEnum):
-    """What is made small. All three see the target's whole distribution, and the draft's over its own vocabulary."""
-
-    KL = "kl"
-    """Forward KL(p, q)."""
-    NLA = "nla"
-    """-log of the acceptance Σ min(p, q) of each position (arXiv 2602.23881)."""
-    LK = "lk"
-    """λ KL + (1 - λ) TV with λ = exp(-η · acceptance): KL while drafts are poor, then TV (same paper)."""
 
 
 @dataclass(frozen=True)
@@ -103,118 +85,6 @@ class StepReport:
     tokens_per_second: float
     seconds_left: float
     held_out: float
-
-
-@dataclass(frozen=True)
-class LabelledLogs:
-    """Log-probabilities of learned positions at their temperatures, over the draft's vocabulary.
-
-    `target` sums to the covered mass, at most 1; `draft` sums to 1.
-    """
-
-    target: torch.Tensor  # [positions, draft size]
-    draft: torch.Tensor  # [positions, draft size]
-
-
-def position_losses(logs: LabelledLogs, loss: Loss, hybrid_decay: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Loss and acceptance Σ min(p, q) of each position, both [positions]; what p has outside counts as lost."""
-    p, q = logs.target.exp(), logs.draft.exp()
-    overlap = torch.minimum(p, q).sum(-1)
-    if loss is Loss.NLA:
-        return -overlap.clamp(min=_SMALLEST).log(), overlap.detach()
-    divergence = (p * (logs.target - logs.draft)).sum(-1)
-    if loss is Loss.KL:
-        return divergence, overlap.detach()
-    share = torch.exp(-hybrid_decay * overlap.detach().mean())
-    return share * divergence + (1 - share) * (1 - overlap), overlap.detach()
-
-
-@dataclass(frozen=True, eq=False)
-class _Seen:
-    """What is kept of a text that the teacher has read: its label can be had from these without its layers."""
-
-    hidden: torch.Tensor  # [positions, hidden size], as its head reads them
-    normaliser: torch.Tensor  # [positions, 1], log of the summed exponentials over its whole vocabulary
-
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        return self.hidden.nbytes + self.normaliser.nbytes
-
-
-@dataclass(frozen=True, eq=False)
-class _Read:
-    """One pass over a text; `plain`: the logits are the head's output, untouched."""
-
-    hidden: torch.Tensor  # [positions, hidden size] where `plain`
-    logits: torch.Tensor  # [positions, target vocabulary]
-    plain: bool
-
-
-class Teacher:
-    """The target's distributions over the draft's vocabulary.
-
-    Its layers read a text once while `memory_bytes` lasts. A text is read each
-    time once that is spent, or where the head's output is not the logits
-    themselves (a model that scales or caps them). Whether a text is remembered
-    never changes a bit of its label.
-    """
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        vocabulary: DraftVocabulary,
-        dtype: torch.dtype,
-        memory_bytes: int = TEACHER_MEMORY_BYTES,
-    ) -> None:
-        copied: Any = model if model.dtype == dtype else copy.deepcopy(model)
-        self._model: PreTrainedModel = copied.to(dtype)
-        self._width = vocabulary.target_size
-        self._ids = torch.from_numpy(vocabulary.d2t).long().to(model.device)
-        self._head: Any = self._model.get_output_embeddings()
-        self._reduced = self._head.weight.detach()[self._ids]
-        self._reduced_bias = None if self._head.bias is None else self._head.bias.detach()[self._ids]
-        self._seen: dict[tuple[Row, float], _Seen] = {}
-        self._free = memory_bytes
-
-    @property
-    def remembered(self) -> int:
-        """Texts whose labels need no layers."""
-        return len(self._seen)
-
-    @torch.no_grad()
-    def log_probabilities(self, row: Row, temperature: float) -> torch.Tensor:
-        """Label of one text's learned positions at a temperature above 0.
-
-        Returns:
-            [positions, draft size], normalised over the target's whole vocabulary.
-        """
-        seen = self._seen.get((row, temperature))
-        if seen is None:
-            read = self._read(row)
-            normaliser = torch.logsumexp(read.logits / temperature, dim=-1, keepdim=True)
-            if not read.plain:
-                return read.logits[:, self._ids] / temperature - normaliser
-            seen = _Seen(read.hidden, normaliser)
-            self._remember(row, temperature, seen)
-        scores = functional.linear(seen.hidden, self._reduced, self._reduced_bias).float()
-        return scores / temperature - seen.normaliser
-
-    def _read(self, row: Row) -> _Read:
-        heads: list[tuple[torch.Tensor, torch.Tensor]] = []
-        # A copy of the output: what is done to it in place behind the head must show.
-        hook = self._head.register_forward_hook(lambda _, inputs, output: heads.append((inputs[0], output.clone())))
-        try:
-            logits = batch_logits(self._model, PackedBatch.of((row,)))
-        finally:
-            hook.remove()
-        hidden, output = (each.reshape(-1, each.shape[-1]) for each in heads[0])
-        return _Read(hidden, logits[:, : self._width].float(), torch.equal(output, logits))
-
-    def _remember(self, row: Row, temperature: float, seen: _Seen) -> None:
-        if seen.size <= self._free:
-            self._seen[row, temperature] = seen
-            self._free -= seen.size
 
 
 class Distiller:

@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.engine.interface import Engine, StepItem, StepPlan
-from paceline.sampling import probabilities, processed_scores
+from paceline.protocol.sampling import SamplingParams
+from paceline.sampling.distribution import probabilities, processed_scores
 from paceline.train.corpus import Role, Row
-from paceline.types import SamplingParams
 
 MAX_K = 8
 CHUNK_ROWS = 64

@@ -15,18 +15,20 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from paceline.config import DEFAULT_MODEL, EngineSettings
-from paceline.engine.decoder import set_threads
 from paceline.engine.interface import Engine
 from paceline.engine.loading import load_engine
-from paceline.models import library_versions, resolve_draft
-from paceline.noise import warm_up
-from paceline.tokenizer import load_tokenizer
+from paceline.engine.weights import set_threads
+from paceline.models.gguf import library_versions
+from paceline.models.resolve import resolve_draft
+from paceline.models.tokenizer import load_tokenizer
+from paceline.protocol.errors import require
+from paceline.runtime.config import DEFAULT_MODEL, EngineSettings
+from paceline.sampling.racing import warm_up
 from paceline.train import evaluate
 from paceline.train.checkpoint import WEIGHTS_FILE, DraftManifest, load_draft_engine, load_manifest
-from paceline.train.corpus import HELD_OUT_SHARE, Row, read_data, split_rows
+from paceline.train.corpus import HELD_OUT_SHARE, Row, split_rows
 from paceline.train.progress import bar
-from paceline.types import require
+from paceline.train.user_data import read_data
 
 COST_PREFIX = 64
 """Tokens behind which a step is timed."""

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 import torch
 
-from paceline.types import require
+from paceline.protocol.errors import require
 
 _SCALE = ".scale"
 _LARGEST = 127

@@ -16,15 +16,15 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from paceline.config import EngineSettings
-from paceline.engine.decoder import keep_layers, load_decoder, weights_digest
-from paceline.engine.transformer import ATTENTION_NAME, packed_forward
-from paceline.errors import Unsupported
-from paceline.models import resolve
-from paceline.tokenizer import Tokenizer, load_tokenizer
+from paceline.engine.fingerprint import weights_digest
+from paceline.engine.forward import ATTENTION_NAME, packed_forward
+from paceline.engine.weights import keep_layers, load_decoder
+from paceline.models.resolve import resolve
+from paceline.models.tokenizer import Tokenizer, load_tokenizer
+from paceline.protocol.errors import Unsupported, require
+from paceline.runtime.config import EngineSettings
 from paceline.train.corpus import Row
 from paceline.train.vocabulary import DraftVocabulary
-from paceline.types import require
 
 
 @dataclass(frozen=True, eq=False)

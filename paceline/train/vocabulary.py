@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.protocol.errors import require
 from paceline.train.corpus import Role, Row
-from paceline.types import require
 
 ABSENT = -1
 

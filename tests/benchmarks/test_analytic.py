@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.bench.timed.analytic import (
+from benchmarks.simulated.analytic import (
     cache_speedup,
     expected_hit_rate,
     expected_tokens,

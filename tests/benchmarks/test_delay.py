@@ -12,8 +12,8 @@ from functools import partial
 
 import pytest
 
-from paceline.bench.timed.delay import Deadlines, DelayProxy
-from paceline.bench.timed.echo import echo_ms, echo_server
+from benchmarks.simulated.delay import Deadlines, DelayProxy
+from benchmarks.simulated.echo import echo_ms, echo_server
 
 LARGE = bytes(range(256)) * 8192  # 2 MiB: many reads and writes
 

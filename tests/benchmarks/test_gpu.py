@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import gpu
-from benchmarks.gpu_models import SHAPES, random_model, weights_read
+from benchmarks.gpu import __main__ as gpu
+from benchmarks.gpu.models import SHAPES, random_model, weights_read
 
 ARGUMENTS = ["--device", "cpu", "--shape", "tiny", "--dtype", "float32", "--steps", "2", "--length", "20"]
 

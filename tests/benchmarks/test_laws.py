@@ -7,9 +7,9 @@ from functools import cache
 import numpy as np
 import pytest
 
-from benchmarks.laws import GUESSES, MEASURED, Columns, columns
-from paceline.bench.timed.laws import Table, raced_ranks, table_of
-from paceline.engine.table_spec import TableSpec
+from benchmarks.likeness import GUESSES, MEASURED, Columns, columns
+from benchmarks.simulated.distributions import Table, raced_ranks, table_of
+from paceline.models.table_names import TableSpec
 
 DRAWS = 6
 TOLERANCE = 0.015

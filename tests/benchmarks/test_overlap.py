@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 from benchmarks import frames, hit_rate, round_bytes
-from benchmarks.reporting import markdown_table, median_with_lower_bound
-from paceline.bench.timed.delay import DelayProxy
-from paceline.bench.timed.laws import LAW_OF_ACCEPTANCE, law_match
-from paceline.bench.timed.overlap import Results
-from paceline.bench.timed.remote import Place, Remote
-from paceline.bench.timed.replay import SPECULATION, losses, pooled, replay, run_pair
-from paceline.bench.timed.services import TimedPair, TimedServices, request
+from benchmarks.reporting.tables import markdown_table, median_with_lower_bound
+from benchmarks.simulated.delay import DelayProxy
+from benchmarks.simulated.distributions import LAW_OF_ACCEPTANCE, law_match
+from benchmarks.simulated.overlap import Results
+from benchmarks.simulated.remote import Place, Remote
+from benchmarks.simulated.replay import SPECULATION, losses, pooled, replay, run_pair
+from benchmarks.simulated.services import TimedPair, TimedServices, request
 from paceline.client import Client
-from paceline.config import CoordinatorConfig, load_config
-from paceline.supervisor import write_config
-from paceline.types import GenerationStats, RoundRecord, StepTimings
+from paceline.local.service_process import write_config
+from paceline.protocol.records import GenerationStats, RoundRecord, StepTimings
+from paceline.runtime.config import CoordinatorConfig, load_config
 
 FAST = TimedPair("law=middling", 6.0, 0.5)
 

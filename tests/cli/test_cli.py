@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from paceline.cli import app
-from paceline.doctor import Addresses, Finding, examine
+from paceline.cli.doctor import Addresses, Finding, examine
+from paceline.cli.main import app
 
 COMMANDS = ("pull", "serve", "draft-service", "target-service", "coordinator", "generate", "doctor")
 FREE_PORT = "127.0.0.1:1"
@@ -41,7 +41,7 @@ def test_help_has_an_example(command: str) -> None:
     [("draft-service", "--drafter"), ("target-service", "--model"), ("coordinator", "--target")],
 )
 def test_service_help_has_an_example_and_the_services_own_flags(command: str, flag: str) -> None:
-    argv = [sys.executable, "-c", "from paceline.cli import main; main()", command, "--help"]
+    argv = [sys.executable, "-c", "from paceline.cli.main import main; main()", command, "--help"]
     done = subprocess.run(argv, capture_output=True, text=True, env={**os.environ, "COLUMNS": "200"}, check=False)
     assert done.returncode == 0, done.stderr
     assert f"Example: paceline {command}" in done.stdout
@@ -148,7 +148,7 @@ def test_doctor_names_versions_and_the_cache(tmp_path: Path, monkeypatch: pytest
 
 
 def test_cli_imports_no_engine() -> None:
-    modules = "paceline.cli, paceline.client, paceline.display, paceline.doctor"
+    modules = "paceline.cli.main, paceline.client, paceline.cli.display, paceline.cli.doctor"
     code = f"import sys, json, {modules}; print(json.dumps(list(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = {name.partition(".")[0] for name in json.loads(done.stdout)}

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.config import CoordinatorConfig, DraftConfig, TargetConfig, load_config
-from paceline.errors import InvalidInput
-from paceline.supervisor import Flags, ServeSettings, coordinator_flags, draft_flags, target_flags, write_config
+from paceline.local.service_process import Flags, write_config
+from paceline.local.settings import ServeSettings, coordinator_flags, draft_flags, target_flags
+from paceline.protocol.errors import InvalidInput
+from paceline.runtime.config import CoordinatorConfig, DraftConfig, TargetConfig, load_config
 
 
 def test_flags_override_the_file_and_leave_the_rest(tmp_path: Path) -> None:

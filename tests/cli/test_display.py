@@ -7,9 +7,10 @@ import io
 import pytest
 from rich.console import Console
 
+from paceline.cli.display import STYLES, Collector, StreamDisplay, coloured, comparison, generation_json, stats_table
 from paceline.client import Generation
-from paceline.display import STYLES, Collector, StreamDisplay, coloured, comparison, generation_json, stats_table
-from paceline.types import Finished, FinishReason, GenerationStats, Provenance, Started, Tokens
+from paceline.protocol.generation import Finished, FinishReason, Provenance, Started, Tokens
+from paceline.protocol.records import GenerationStats
 
 STATS = GenerationStats(
     rounds=4,

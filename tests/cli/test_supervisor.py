@@ -18,25 +18,21 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from paceline.cli import app
+from paceline.cli.main import app
 from paceline.client import Client
-from paceline.config import TargetConfig
-from paceline.errors import InvalidInput
-from paceline.restarts import LONGEST_DELAY_S, STEADY_S, Restarts
-from paceline.supervisor import (
+from paceline.local.restarts import LONGEST_DELAY_S, STEADY_S, Restarts
+from paceline.local.service_process import (
     SPIN_COUNT,
-    Cores,
-    ServeSettings,
     ServiceFailed,
     ServiceProcess,
     ServiceRefused,
-    Services,
-    available_cores,
-    divide_cores,
     is_serving,
-    speculative_drafter,
     write_config,
 )
+from paceline.local.services import Services
+from paceline.local.settings import Cores, ServeSettings, available_cores, divide_cores, speculative_drafter
+from paceline.protocol.errors import InvalidInput
+from paceline.runtime.config import TargetConfig
 from tests.engine import tiny
 from tests.models.saving import save_with_tokenizer
 from tests.models.tiny_gguf import write_gguf
@@ -207,7 +203,7 @@ class ServeCommand:
     """`paceline serve` as a process of its own."""
 
     def __init__(self, folder: Path, *flags: str) -> None:
-        argv = [sys.executable, "-c", "from paceline.cli import main; main()", "serve", TARGET, *FREE_PORTS]
+        argv = [sys.executable, "-c", "from paceline.cli.main import main; main()", "serve", TARGET, *FREE_PORTS]
         self.process = subprocess.Popen(
             [*argv, "--log-dir", str(folder), *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.detokenizer import Detokenizer
-from paceline.tokenizer import load_tokenizer
+from coordinator.text.detokenizer import Detokenizer
+from paceline.models.tokenizer import load_tokenizer
 
 TOKENIZER = load_tokenizer("table:vocab=300")
 PROMPT = tuple(b"Say: ")

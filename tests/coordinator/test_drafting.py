@@ -10,33 +10,22 @@ from unittest import mock
 
 import pytest
 
-from coordinator.draft_session import DraftPeer
-from coordinator.drafting import UNTOLD_TOKENS, Drafting, DraftingSettings
-from coordinator.knowledge import Knowledge
-from coordinator.policy import LEAST_PLAIN, Options, Plan
-from coordinator.sequence import Job, Sequence
-from coordinator.target_session import Ahead
-from coordinator.throttle import Level, Throttle
+from coordinator.policy.cost_model import Knowledge
+from coordinator.policy.drafting import UNTOLD_TOKENS, Drafting, DraftingSettings
+from coordinator.policy.request_policy import LEAST_PLAIN, Options, Plan
+from coordinator.policy.throttle import Level, Throttle
+from coordinator.sessions.draft import DraftPeer
+from coordinator.sessions.target import Ahead
+from coordinator.text.sequence import Job, Sequence
 from draft_service.session import DraftSession
-from paceline.rpc.link import DraftLink
-from paceline.tokenizer import TableTokenizer
-from paceline.types import (
-    NGRAM,
-    ROOT,
-    Acceptance,
-    Close,
-    Commit,
-    DraftedProposal,
-    DraftOpen,
-    NoiseKey,
-    Outcome,
-    Proposal,
-    Round,
-    SamplingParams,
-    SparseDistribution,
-    SpeculationSettings,
-    Verifying,
-)
+from paceline.models.tokenizer import TableTokenizer
+from paceline.protocol.draft import Commit, DraftedProposal, DraftOpen, Verifying
+from paceline.protocol.generation import SpeculationSettings
+from paceline.protocol.proposal import NGRAM, ROOT, Acceptance, Outcome, Proposal, SparseDistribution
+from paceline.protocol.sampling import NoiseKey, SamplingParams
+from paceline.protocol.session import Close
+from paceline.protocol.target import Round
+from paceline.rpc.peer_link import DraftLink
 from tests.coordinator.test_policy import record
 
 VOCAB = 64

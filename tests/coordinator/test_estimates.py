@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.estimates import DECAY, Confidence, Mean, RowCost
+from coordinator.policy.estimates import DECAY, Confidence, Mean, RowCost
 
 
 def test_a_mean_begins_at_its_prior_and_forgets() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.growth import MOST_LAST, expected_of_trees
+from coordinator.policy.growth import MOST_LAST, expected_of_trees
 
 
 def test_a_chain_is_a_running_product() -> None:

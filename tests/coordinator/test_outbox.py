@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from coordinator import outbox as module
-from coordinator.outbox import MAX_UNREAD_BYTES, MOST_BYTES_PER_TOKEN, Outbox
-from paceline.errors import Cancelled
-from paceline.types import Provenance, Tokens
+from coordinator.text import outbox as module
+from coordinator.text.outbox import MAX_UNREAD_BYTES, MOST_BYTES_PER_TOKEN, Outbox
+from paceline.protocol.errors import Cancelled
+from paceline.protocol.generation import Provenance, Tokens
 
 
 def tokens(text: str) -> Tokens:

@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from coordinator.knowledge import Knowledge
-from coordinator.policy import (
+from coordinator.policy.cost_model import Knowledge
+from coordinator.policy.request_policy import (
     LEAST_PLAIN,
     MARGIN,
     MAX_MODEL_TOKENS,
@@ -20,9 +20,10 @@ from coordinator.policy import (
     Source,
     survival,
 )
-from coordinator.restraint import GUARD_PAUSE, GUARD_ROUNDS
-from paceline.ngram import Match
-from paceline.types import Acceptance, Proposal, RoundRecord, StepTimings
+from coordinator.policy.restraint import GUARD_PAUSE, GUARD_ROUNDS
+from paceline.protocol.proposal import Acceptance, Proposal
+from paceline.protocol.records import RoundRecord, StepTimings
+from paceline.sampling.ngram import Match
 
 PLAIN_MS = 20.0
 ROW_MS = 0.5

@@ -9,18 +9,12 @@ import time
 import pytest
 
 from coordinator.prepare import ServedModel, prepare
-from paceline import codec
-from paceline.errors import InvalidInput, Unsupported
-from paceline.tokenizer import load_tokenizer
-from paceline.types import (
-    MAX_TIME_LEFT_MS,
-    GenerateRequest,
-    Grammar,
-    GrammarKind,
-    NoiseKey,
-    SamplingParams,
-    TargetOpen,
-)
+from paceline.models.tokenizer import load_tokenizer
+from paceline.protocol import codec
+from paceline.protocol.errors import InvalidInput, Unsupported
+from paceline.protocol.generation import GenerateRequest
+from paceline.protocol.sampling import MAX_TIME_LEFT_MS, Grammar, GrammarKind, NoiseKey, SamplingParams
+from paceline.protocol.target import TargetOpen
 
 ENDLESS = ServedModel("m", load_tokenizer("table:vocab=64"), 100, ("auto",))
 ENDING = ServedModel("m", load_tokenizer("table:vocab=64,eos=9"), 100, ("auto",))

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import itertools
 
-from coordinator.restraint import GUARD_LOSS, GUARD_PAUSE, GUARD_ROUNDS, PROBE_ROUNDS, PROBE_SHARE, Guard, Probe
+from coordinator.policy.restraint import (
+    GUARD_LOSS,
+    GUARD_PAUSE,
+    GUARD_ROUNDS,
+    PROBE_ROUNDS,
+    PROBE_SHARE,
+    Guard,
+    Probe,
+)
 
 
 def rounds_held(guard: Guard) -> int:

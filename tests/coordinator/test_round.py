@@ -7,27 +7,21 @@ from typing import Any, cast
 
 import pytest
 
-from coordinator import outbox as outbox_module
-from coordinator.drafting import Drafting, DraftingSettings
-from coordinator.knowledge import Knowledge
-from coordinator.outbox import MOST_BYTES_PER_TOKEN, Outbox
+from coordinator.policy.cost_model import Knowledge
+from coordinator.policy.drafting import Drafting, DraftingSettings
 from coordinator.round import run_rounds
-from coordinator.sequence import Job, Sequence
+from coordinator.sessions.target import TargetPeer, TargetSession
 from coordinator.stats import StatsBuilder
-from coordinator.target_session import TargetPeer, TargetSession
-from paceline.rpc.link import TargetLink
-from paceline.telemetry import GenerationTrace
-from paceline.tokenizer import TableTokenizer
-from paceline.types import (
-    Acceptance,
-    NoiseKey,
-    Round,
-    SamplingParams,
-    SpeculationSettings,
-    TargetCommand,
-    Tokens,
-    Verdict,
-)
+from coordinator.text import outbox as outbox_module
+from coordinator.text.outbox import MOST_BYTES_PER_TOKEN, Outbox
+from coordinator.text.sequence import Job, Sequence
+from paceline.models.tokenizer import TableTokenizer
+from paceline.protocol.generation import SpeculationSettings, Tokens
+from paceline.protocol.proposal import Acceptance
+from paceline.protocol.sampling import NoiseKey, SamplingParams
+from paceline.protocol.target import Round, TargetCommand, Verdict
+from paceline.rpc.peer_link import TargetLink
+from paceline.runtime.telemetry import GenerationTrace
 from tests.coordinator.test_target_session import RecordingLink
 
 VOCAB = 64

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
-from coordinator.speculation_cache import MAX_ENTRIES, SpeculationCache
-from paceline.types import DraftedProposal, Outcome, Proposal
+from coordinator.sessions.speculation_cache import MAX_ENTRIES, SpeculationCache
+from paceline.protocol.draft import DraftedProposal
+from paceline.protocol.proposal import Outcome, Proposal
 
 
 def drafted(outcome: Outcome | None, token: int = 5) -> DraftedProposal:

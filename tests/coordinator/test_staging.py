@@ -9,11 +9,14 @@ from typing import Any, cast
 
 import pytest
 
-from coordinator.drafting import Drafting, Staged
-from coordinator.staging import MAX_STAGED_NODES, Staging
-from coordinator.target_session import TargetSession, Verified
-from paceline.errors import ProtocolMismatch
-from paceline.types import ROOT, Begun, Close, Outcome, Proposal, Round, Stage, TargetOpen, Verdict, Welcome
+from coordinator.policy.drafting import Drafting, Staged
+from coordinator.policy.prefetch import MAX_STAGED_NODES, Staging
+from coordinator.sessions.target import TargetSession, Verified
+from paceline.protocol.errors import ProtocolMismatch
+from paceline.protocol.handshake import Welcome
+from paceline.protocol.proposal import ROOT, Outcome, Proposal
+from paceline.protocol.session import Close
+from paceline.protocol.target import Begun, Round, Stage, TargetOpen, Verdict
 from tests.coordinator.test_target_session import RecordingLink, Request
 
 BASE = 2

@@ -7,26 +7,17 @@ from typing import Any, cast
 
 import pytest
 
-from coordinator.sequence import Job
-from coordinator.target_session import TargetPeer, TargetSession, Verified
-from paceline.codec import failure_of
-from paceline.errors import InvalidInput, PeerUnavailable
-from paceline.rpc.link import TargetLink
-from paceline.types import (
-    ROOT,
-    Acceptance,
-    Close,
-    Fingerprint,
-    NoiseKey,
-    Proposal,
-    Round,
-    SamplingParams,
-    SpeculationSettings,
-    TargetCommand,
-    TargetOpen,
-    Verdict,
-    Welcome,
-)
+from coordinator.sessions.target import TargetPeer, TargetSession, Verified
+from coordinator.text.sequence import Job
+from paceline.protocol.codec import failure_of
+from paceline.protocol.errors import InvalidInput, PeerUnavailable
+from paceline.protocol.generation import SpeculationSettings
+from paceline.protocol.handshake import Fingerprint, Welcome
+from paceline.protocol.proposal import ROOT, Acceptance, Proposal
+from paceline.protocol.sampling import NoiseKey, SamplingParams
+from paceline.protocol.session import Close
+from paceline.protocol.target import Round, TargetCommand, TargetOpen, Verdict
+from paceline.rpc.peer_link import TargetLink
 
 PROMPT = (1, 2, 3)
 PROPOSAL = Proposal(1, (4, 5), (1.0, 1.0))

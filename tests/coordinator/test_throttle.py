@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from coordinator.throttle import MANY_ROUNDS, MARGIN, Level, Throttle
+from coordinator.policy.throttle import MANY_ROUNDS, MARGIN, Level, Throttle
 
 MS_PER_ROUND = 10.0
 

@@ -13,10 +13,10 @@ from types import TracebackType
 from typing import Any
 
 from paceline.client import AsyncClient, Client
-from paceline.config import CoordinatorConfig, DraftConfig, TargetConfig
-from paceline.rpc.status import service_status
-from paceline.supervisor import Flags, ServiceName, ServiceProcess, write_config
-from paceline.types import ServiceStatus
+from paceline.local.service_process import Flags, ServiceName, ServiceProcess, write_config
+from paceline.protocol.handshake import ServiceStatus
+from paceline.rpc.service_status import service_status
+from paceline.runtime.config import CoordinatorConfig, DraftConfig, TargetConfig
 
 START_SECONDS = 60.0
 POLL_SECONDS = 0.01

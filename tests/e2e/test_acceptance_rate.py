@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from paceline.engine.table_spec import TableSpec
-from paceline.engine.tables import TableModel
-from paceline.sampling import probabilities, processed_scores, sparse_support, support_scores
-from paceline.types import Acceptance, GenerateRequest, Provenance, SamplingParams, SpeculationSettings
+from paceline.engine.table.engine import TableModel
+from paceline.models.table_names import TableSpec
+from paceline.protocol.generation import GenerateRequest, Provenance, SpeculationSettings
+from paceline.protocol.proposal import Acceptance
+from paceline.protocol.sampling import SamplingParams
+from paceline.sampling.distribution import probabilities, processed_scores, sparse_support, support_scores
 from tests.e2e.cluster import NEAR, TARGET, Cluster
 
 ROUNDS = 2000

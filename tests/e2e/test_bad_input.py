@@ -8,10 +8,10 @@ from collections.abc import Callable
 import grpc
 import pytest
 
-from paceline import codec
-from paceline.errors import InvalidInput, PacelineError, UnknownModel
-from paceline.rpc.errors import from_rpc_error
-from paceline.types import GenerateRequest
+from paceline.protocol import codec
+from paceline.protocol.errors import InvalidInput, PacelineError, UnknownModel
+from paceline.protocol.generation import GenerateRequest
+from paceline.rpc.statuses import from_rpc_error
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1 import generation_service_pb2_grpc as pb_grpc
 from paceline.v1 import types_pb2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from paceline.types import GenerateRequest
+from paceline.protocol.generation import GenerateRequest
 from tests.e2e.cluster import Cluster
 
 PATIENCE_MS = 1500.0

@@ -7,7 +7,9 @@ import asyncio
 import numpy as np
 import pytest
 
-from paceline.types import Acceptance, GenerateRequest, Provenance, SamplingParams, SpeculationSettings
+from paceline.protocol.generation import GenerateRequest, Provenance, SpeculationSettings
+from paceline.protocol.proposal import Acceptance
+from paceline.protocol.sampling import SamplingParams
 from tests.e2e.cluster import Cluster
 
 TARGET_ONLY = SpeculationSettings(off=True)

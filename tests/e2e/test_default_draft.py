@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.config import DEFAULT_MODEL
-from paceline.types import ChatMessage, GenerateRequest, SamplingParams, SpeculationSettings
+from paceline.protocol.generation import ChatMessage, GenerateRequest, SpeculationSettings
+from paceline.protocol.sampling import SamplingParams
+from paceline.runtime.config import DEFAULT_MODEL
 from tests.e2e.cluster import Cluster
 
 

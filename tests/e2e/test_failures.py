@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from paceline.errors import InvalidInput, PeerUnavailable
-from paceline.types import Finished, GenerateRequest, Provenance, SpeculationSettings, Started, Tokens
+from paceline.protocol.errors import InvalidInput, PeerUnavailable
+from paceline.protocol.generation import Finished, GenerateRequest, Provenance, SpeculationSettings, Started, Tokens
 from tests.e2e.cluster import Cluster, eventually
 from tests.e2e.proxy import Proxy
 

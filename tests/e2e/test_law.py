@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from paceline.client import AsyncClient
-from paceline.engine.table_spec import TableSpec
-from paceline.engine.tables import TableModel
-from paceline.sampling import probabilities, processed_scores
-from paceline.types import Acceptance, GenerateRequest, SamplingParams, SpeculationSettings
+from paceline.engine.table.engine import TableModel
+from paceline.models.table_names import TableSpec
+from paceline.protocol.generation import GenerateRequest, SpeculationSettings
+from paceline.protocol.proposal import Acceptance
+from paceline.protocol.sampling import SamplingParams
+from paceline.sampling.distribution import probabilities, processed_scores
 from tests.e2e.cluster import Cluster
 from tests.e2e.statistics import LEVEL, Tokens, chi_square_p
 

@@ -9,9 +9,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from paceline.engine.table_spec import TableSpec
-from paceline.engine.tables import TableModel
-from paceline.types import Acceptance, GenerateRequest, SamplingParams
+from paceline.engine.table.engine import TableModel
+from paceline.models.table_names import TableSpec
+from paceline.protocol.generation import GenerateRequest
+from paceline.protocol.proposal import Acceptance
+from paceline.protocol.sampling import SamplingParams
 from tests.e2e.cluster import TARGET, Cluster
 
 REQUESTS = 200
@@ -68,7 +70,7 @@ async def test_two_waves_of_concurrent_requests(loaded: Cluster) -> None:
 
 
 async def test_overload_is_refused_with_a_hint_and_recovers(tmp_path: Path) -> None:
-    from paceline.errors import Overloaded
+    from paceline.protocol.errors import Overloaded
 
     flags: dict[str, object] = {"max_concurrent_requests": 4}
     model = TARGET + ",step_ms=5"

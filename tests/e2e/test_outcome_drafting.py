@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from paceline.client import AsyncClient
-from paceline.types import Acceptance, GenerateRequest, Provenance, SamplingParams, SpeculationSettings
+from paceline.protocol.generation import GenerateRequest, Provenance, SpeculationSettings
+from paceline.protocol.proposal import Acceptance
+from paceline.protocol.sampling import SamplingParams
 from tests.e2e.cluster import Cluster, second_coordinator
 
 TIMED = "table:vocab=64,seed=1,step_ms=30"

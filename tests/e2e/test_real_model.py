@@ -9,15 +9,8 @@ from typing import Any
 
 import pytest
 
-from paceline.types import (
-    ChatMessage,
-    FinishReason,
-    GenerateRequest,
-    Grammar,
-    GrammarKind,
-    SamplingParams,
-    SpeculationSettings,
-)
+from paceline.protocol.generation import ChatMessage, FinishReason, GenerateRequest, SpeculationSettings
+from paceline.protocol.sampling import Grammar, GrammarKind, SamplingParams
 from tests.e2e.cluster import Cluster
 from tests.e2e.test_records import assert_parts_add_up
 

@@ -12,7 +12,8 @@ import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as otlp_grpc
 
-from paceline.types import GenerateRequest, GenerationStats, SpeculationSettings
+from paceline.protocol.generation import GenerateRequest, SpeculationSettings
+from paceline.protocol.records import GenerationStats
 from tests.e2e.cluster import Cluster, eventually
 
 TIMED = "table:vocab=64,seed=1,step_ms=12"

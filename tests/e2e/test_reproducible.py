@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from paceline.client import Generation
-from paceline.types import ChatMessage, GenerateRequest, SamplingParams, SpeculationSettings
+from paceline.protocol.generation import ChatMessage, GenerateRequest, SpeculationSettings
+from paceline.protocol.sampling import SamplingParams
 from tests.e2e.cluster import Cluster, eventually
 from tests.e2e.test_real_model import MODEL, PROMPTS
 

@@ -9,17 +9,9 @@ from dataclasses import replace
 import pytest
 
 from paceline.client import Generation
-from paceline.types import (
-    Acceptance,
-    FinishReason,
-    GenerateRequest,
-    Grammar,
-    GrammarKind,
-    Provenance,
-    SamplingParams,
-    SpeculationSettings,
-    Tokens,
-)
+from paceline.protocol.generation import FinishReason, GenerateRequest, Provenance, SpeculationSettings, Tokens
+from paceline.protocol.proposal import Acceptance
+from paceline.protocol.sampling import Grammar, GrammarKind, SamplingParams
 from tests.e2e.cluster import Cluster
 from tests.e2e.proxy import Proxy
 

@@ -13,18 +13,12 @@ import numpy as np
 import pytest
 
 from paceline.client import AsyncClient
-from paceline.engine.table_spec import TableSpec
-from paceline.engine.tables import TableModel
-from paceline.errors import InvalidInput
-from paceline.types import (
-    Acceptance,
-    FinishReason,
-    GenerateRequest,
-    Grammar,
-    GrammarKind,
-    SamplingParams,
-    SpeculationSettings,
-)
+from paceline.engine.table.engine import TableModel
+from paceline.models.table_names import TableSpec
+from paceline.protocol.errors import InvalidInput
+from paceline.protocol.generation import FinishReason, GenerateRequest, SpeculationSettings
+from paceline.protocol.proposal import Acceptance
+from paceline.protocol.sampling import Grammar, GrammarKind, SamplingParams
 from tests.e2e.cluster import Cluster
 from tests.e2e.statistics import LEVEL, Tokens, chi_square_p
 

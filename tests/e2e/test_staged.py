@@ -9,14 +9,9 @@ from dataclasses import replace
 import pytest
 
 from paceline.client import AsyncClient, Generation
-from paceline.types import (
-    Acceptance,
-    FinishReason,
-    GenerateRequest,
-    SamplingParams,
-    SpeculationSettings,
-    Tokens,
-)
+from paceline.protocol.generation import FinishReason, GenerateRequest, SpeculationSettings, Tokens
+from paceline.protocol.proposal import Acceptance
+from paceline.protocol.sampling import SamplingParams
 from tests.e2e.cluster import Cluster, second_coordinator
 from tests.e2e.proxy import Proxy
 from tests.e2e.test_run_ahead import SAMPLINGS, TARGET

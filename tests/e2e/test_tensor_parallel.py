@@ -11,24 +11,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from paceline.config import TargetConfig
 from paceline.engine.interface import Engine, StepItem, StepPlan
 from paceline.engine.parallel.group import INLINE_INTS
-from paceline.errors import PacelineError, PeerUnavailable
-from paceline.supervisor import ServiceProcess, is_serving, write_config
-from paceline.types import (
-    ROOT,
-    Acceptance,
-    Finished,
-    GenerateRequest,
-    Proposal,
-    Round,
-    SamplingParams,
-    SparseDistribution,
-    SpeculationSettings,
-    Tokens,
-    Verdict,
-)
+from paceline.local.service_process import ServiceProcess, is_serving, write_config
+from paceline.protocol.errors import PacelineError, PeerUnavailable
+from paceline.protocol.generation import Finished, GenerateRequest, SpeculationSettings, Tokens
+from paceline.protocol.proposal import ROOT, Acceptance, Proposal, SparseDistribution
+from paceline.protocol.sampling import SamplingParams
+from paceline.protocol.target import Round, Verdict
+from paceline.runtime.config import TargetConfig
 from target_service.verifier import verify
 from tests.e2e.cluster import Cluster, eventually
 from tests.services.harness import first_round, linked, target_link, target_open, verdict_of

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from paceline.client import Generation
-from paceline.errors import InvalidInput
-from paceline.types import Acceptance, FinishReason, GenerateRequest, SpeculationSettings
+from paceline.protocol.errors import InvalidInput
+from paceline.protocol.generation import FinishReason, GenerateRequest, SpeculationSettings
+from paceline.protocol.proposal import Acceptance
 from tests.e2e.cluster import Cluster
 
 ROWS = 512

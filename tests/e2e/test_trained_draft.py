@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from paceline.protocol.generation import ChatMessage, GenerateRequest, SpeculationSettings
+from paceline.protocol.sampling import SamplingParams
 from paceline.train.checkpoint import load_draft
-from paceline.types import ChatMessage, GenerateRequest, SamplingParams, SpeculationSettings
 from tests.e2e.cluster import Cluster
 from tests.train.conftest import draft_folder, target_folder
 from tests.train.tiny_target import load_target, save_target

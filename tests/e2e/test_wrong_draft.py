@@ -12,27 +12,13 @@ from typing import Any
 import grpc
 import pytest
 
-from paceline import codec
-from paceline.rpc.link import MESSAGE_OVERHEAD_BYTES, FrameWriter, serve_draft_link
-from paceline.types import (
-    MAX_FRAME_BYTES,
-    ROOT,
-    Acceptance,
-    Commit,
-    DraftCommand,
-    DraftedProposal,
-    DraftEvent,
-    DraftOpen,
-    Fingerprint,
-    GenerateRequest,
-    Outcome,
-    Proposal,
-    Provenance,
-    SparseDistribution,
-    SpeculationSettings,
-    Verifying,
-    Welcome,
-)
+from paceline.protocol import codec
+from paceline.protocol.draft import Commit, DraftCommand, DraftedProposal, DraftEvent, DraftOpen, Verifying
+from paceline.protocol.generation import GenerateRequest, Provenance, SpeculationSettings
+from paceline.protocol.handshake import MAX_FRAME_BYTES, Fingerprint, Welcome
+from paceline.protocol.proposal import ROOT, Acceptance, Outcome, Proposal, SparseDistribution
+from paceline.rpc.frames import MESSAGE_OVERHEAD_BYTES, FrameWriter
+from paceline.rpc.link import serve_draft_link
 from paceline.v1 import draft_service_pb2_grpc as pb_grpc
 from tests.e2e.cluster import TARGET, Cluster, eventually
 

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.config import EngineSettings
 from paceline.engine import blocks
 from paceline.engine.blocks import BLOCK_ROWS, BlockKey, prefix_keys
 from paceline.engine.interface import Engine, Prefix, StepItem, StepPlan
 from paceline.engine.ledger import Ledger
-from paceline.engine.table_spec import TableSpec
-from paceline.engine.tables import TableEngine, TableModel
+from paceline.engine.table.engine import TableEngine, TableModel
+from paceline.models.table_names import TableSpec
+from paceline.runtime.config import EngineSettings
 from tests.engine import tiny
 
 SPEC = TableSpec(vocab=32, contexts=100_003, max_kv_rows=600)

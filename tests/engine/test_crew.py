@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from paceline.compiled import compiled
-from paceline.engine.crew import Crew, finish, phases, take, wait
+from paceline.engine.cpu.thread_pool import Crew, finish, phases, take, wait
+from paceline.runtime.compiled import compiled
 
 PIECES = 500
 PHASES = 20

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.config import EngineSettings
 from paceline.engine import decoder
 from paceline.engine.blocks import BLOCK_ROWS
+from paceline.engine.cuda import attention, buckets
+from paceline.engine.cuda.buckets import PAGE_ROWS, groups_of, length_bucket
+from paceline.engine.cuda.pages import PagePool
+from paceline.engine.cuda.static_engine import StaticEngine
 from paceline.engine.decoder import build_engine
-from paceline.engine.device import attention, buckets
-from paceline.engine.device.buckets import PAGE_ROWS, groups_of, length_bucket
-from paceline.engine.device.pages import PagePool
-from paceline.engine.device.static_engine import StaticEngine
 from paceline.engine.interface import ROOT, Prefix, StepItem, StepPlan
-from paceline.errors import InvalidInput, Overloaded, PrefixMismatch, Unsupported
-from paceline.tokenizer import TableTokenizer
+from paceline.models.tokenizer import TableTokenizer
+from paceline.protocol.errors import InvalidInput, Overloaded, PrefixMismatch, Unsupported
+from paceline.runtime.config import EngineSettings
 from tests.engine import tiny
 from tests.engine.test_growth import check_growth
 from tests.engine.test_transformer import Writer, assert_row, chain
@@ -252,7 +252,7 @@ def test_the_comparison_catches(
     llama: tuple[StaticEngine, tiny.Plain], monkeypatch: pytest.MonkeyPatch, name: str, mutant: Callable[..., Any]
 ) -> None:
     monkeypatch.setattr(PagePool, "rows_before", PagePool.rows_of, raising=False)
-    monkeypatch.setattr(f"paceline.engine.device.{name}", mutant)
+    monkeypatch.setattr(f"paceline.engine.cuda.{name}", mutant)
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         run_writers(*llama, seed=1)
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.engine.device import graphs
-from paceline.engine.device.graphs import DirectRunner, GraphRunner, download, runner_for, upload
+from paceline.engine.cuda import graphs
+from paceline.engine.cuda.graphs import DirectRunner, GraphRunner, download, runner_for, upload
 
 CPU = torch.device("cpu")
 

@@ -14,18 +14,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from paceline.config import EngineSettings
+from paceline.engine.cuda import candidates, noise
+from paceline.engine.cuda.candidates import RacedRows
+from paceline.engine.cuda.noise import check_words, counter_of, log_exponentials, race_candidates, words
+from paceline.engine.cuda.static_engine import StaticEngine
 from paceline.engine.decoder import build_engine
-from paceline.engine.device import candidates, noise
-from paceline.engine.device.candidates import RacedRows
-from paceline.engine.device.noise import check_words, counter_of, log_exponentials, race_candidates, words
-from paceline.engine.device.static_engine import StaticEngine
 from paceline.engine.interface import Draw, Ranking, StepItem, StepPlan
-from paceline.errors import InvalidInput, Unsupported
-from paceline.noise import Stream, exponentials, race_best
-from paceline.sampling import processed_scores
-from paceline.tokenizer import TableTokenizer
-from paceline.types import ROOT, Acceptance, NoiseKey, Proposal, Round, SamplingParams, TargetOpen
+from paceline.models.tokenizer import TableTokenizer
+from paceline.protocol.errors import InvalidInput, Unsupported
+from paceline.protocol.proposal import ROOT, Acceptance, Proposal
+from paceline.protocol.sampling import NoiseKey, SamplingParams
+from paceline.protocol.target import Round, TargetOpen
+from paceline.runtime.config import EngineSettings
+from paceline.sampling.distribution import processed_scores
+from paceline.sampling.noise import Stream, exponentials
+from paceline.sampling.racing import race_best
 from target_service.verifier import draw_of, drawn_verdict, verify
 from tests.engine import tiny
 
@@ -268,7 +271,7 @@ def test_the_texts_catch(
     engine: StaticEngine, monkeypatch: pytest.MonkeyPatch, name: str, mutant: Callable[..., Any]
 ) -> None:
     expected = text_of_logits(engine)
-    monkeypatch.setattr(f"paceline.engine.device.{name}", mutant)
+    monkeypatch.setattr(f"paceline.engine.cuda.{name}", mutant)
     assert text_of(engine) != expected
 
 

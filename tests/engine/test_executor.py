@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from paceline.engine.executor import Executor
-from paceline.errors import Overloaded
+from paceline.protocol.errors import Overloaded
 
 
 async def test_jobs_share_one_thread_which_is_not_the_loops() -> None:

@@ -7,10 +7,10 @@ import copy
 import pytest
 import torch
 
-from paceline.engine import row_math
-from paceline.engine.fused import FusedLayer, _LibraryMath, can_fuse, fuse_layers
+from paceline.engine.cpu import row_math
+from paceline.engine.cpu.fused import FusedLayer, _LibraryMath, can_fuse, fuse_layers
+from paceline.engine.cpu.linear import can_pack
 from paceline.engine.interface import StepItem, StepPlan
-from paceline.engine.linear import can_pack
 from tests.engine import tiny
 
 FUSED_FAMILIES = ("llama", "qwen2")

@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from paceline.engine import row_attention
+from paceline.engine.cpu import row_attention
+from paceline.engine.cpu.row_attention import FEW_KEYS
 from paceline.engine.interface import ROOT, Engine, StepItem, StepPlan
 from paceline.engine.ledger import Ledger
-from paceline.engine.row_attention import FEW_KEYS
-from paceline.engine.table_spec import TableSpec
-from paceline.engine.tables import TableEngine, TableModel, TimedEngine
+from paceline.engine.table.engine import TableEngine, TableModel, TimedEngine
 from paceline.engine.transformer import TransformerEngine
-from paceline.errors import PacelineError, PrefixMismatch
+from paceline.models.table_names import TableSpec
+from paceline.protocol.errors import PacelineError, PrefixMismatch
 from tests.engine import tiny
 
 VOCAB = 40

@@ -6,7 +6,7 @@ import pytest
 
 from paceline.engine.interface import StepItem, StepPlan
 from paceline.engine.ledger import Ledger, depths
-from paceline.errors import InvalidInput, PacelineError, PrefixMismatch
+from paceline.protocol.errors import InvalidInput, PacelineError, PrefixMismatch
 
 
 @pytest.fixture

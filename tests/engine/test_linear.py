@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline.engine.linear import PackedLinear, can_pack, cpu_has_bfloat16, pack_linears
+from paceline.engine.cpu.linear import PackedLinear, can_pack, cpu_has_bfloat16, pack_linears
 from tests.engine import tiny
 
 pytestmark = pytest.mark.skipif(not can_pack(torch.nn.Linear(2, 2)), reason="this torch has no packed products")

@@ -23,16 +23,19 @@ from transformers import (
     T5Config,
 )
 
-from paceline.config import EngineSettings
-from paceline.engine.decoder import build_engine, keep_layers, numeric_fingerprint, refuse_config
+from paceline.engine.checks import refuse_config
+from paceline.engine.decoder import build_engine
+from paceline.engine.fingerprint import numeric_fingerprint
 from paceline.engine.interface import StepItem, StepPlan
 from paceline.engine.kv import SessionKV
 from paceline.engine.loading import load_engine
 from paceline.engine.parallel.decoder import load_decoder_share
 from paceline.engine.transformer import TransformerEngine
-from paceline.errors import InvalidInput, Unsupported
-from paceline.models import convert_gguf
-from paceline.tokenizer import TableTokenizer
+from paceline.engine.weights import keep_layers
+from paceline.models.gguf import convert_gguf
+from paceline.models.tokenizer import TableTokenizer
+from paceline.protocol.errors import InvalidInput, Unsupported
+from paceline.runtime.config import EngineSettings
 from tests.engine import tiny
 from tests.engine.parallel.ranks import run_ranks
 from tests.models import tiny_gguf
@@ -112,8 +115,8 @@ def _wrong_positions(item: StepItem) -> tuple[int, ...]:
     ("target", "mutant", "compiled"),
     [
         ("paceline.engine.transformer.TransformerEngine._mask", _sees_all, False),
-        ("paceline.engine.row_attention._seen", _sees_kept_and_new, False),
-        ("paceline.engine.row_attention._seen", _sees_kept_and_new, True),
+        ("paceline.engine.cpu.row_attention._seen", _sees_kept_and_new, False),
+        ("paceline.engine.cpu.row_attention._seen", _sees_kept_and_new, True),
         ("paceline.engine.kv.SessionKV.keep", _moves_nothing, False),
         ("paceline.engine.kv.SessionKV.keep", _moves_nothing, True),
         ("paceline.engine.transformer.depths", _wrong_positions, False),

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.engine import memory
 from paceline.engine.memory import DEFAULT_CPU_KV_BYTES, available_ram, refuse_weights_beyond
-from paceline.errors import InvalidInput
+from paceline.protocol.errors import InvalidInput
 from tests.engine import tiny
 
 ROW_BYTES = 3 * 2 * 2 * 8 * 4

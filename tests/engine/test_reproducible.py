@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from paceline.engine import blocks
+from paceline.engine.cpu.linear import PackedLinear
+from paceline.engine.cpu.row_products import has_wide_vectors
 from paceline.engine.interface import ROOT, Engine, Logits, Prefix, StepItem, StepPlan
-from paceline.engine.linear import PackedLinear
-from paceline.engine.row_products import has_wide_vectors
-from paceline.engine.shapes import (
+from paceline.engine.reproducible.shapes import (
     BUCKET_ROWS,
     PROMPT_ROWS,
     Pass,
@@ -29,7 +29,7 @@ from paceline.engine.shapes import (
     passes,
     tree_paths,
 )
-from paceline.errors import InvalidInput, Unsupported
+from paceline.protocol.errors import InvalidInput, Unsupported
 from tests.engine import tiny
 
 PROMPT, LENGTH = 100, 150
@@ -246,7 +246,7 @@ def test_compiled_steps_give_the_same_bits_without_fixed_shapes(seed: int) -> No
 def test_a_machine_where_rows_depend_on_their_index_is_refused(
     sensitive_machine: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.engine.reproducible.passes", _unpadded)
+    monkeypatch.setattr("paceline.engine.reproducible.engine.passes", _unpadded)
     with pytest.raises(Unsupported, match="give different bits"):
         tiny.engine_and_plain(tiny.llama(**WIDE), reproducible=True)
 
@@ -258,8 +258,8 @@ def test_a_machine_where_rows_depend_on_their_index_is_refused(
 )
 def test_mutants(sensitive: Made, monkeypatch: pytest.MonkeyPatch, name: str, mutant: Callable[..., Any]) -> None:
     engine, references = sensitive
-    monkeypatch.setattr(f"paceline.engine.{'shapes' if name == 'bucket' else 'reproducible'}.{name}", mutant)
-    monkeypatch.setattr(f"paceline.engine.reproducible.{name}", mutant)
+    monkeypatch.setattr(f"paceline.engine.reproducible.{'shapes' if name == 'bucket' else 'engine'}.{name}", mutant)
+    monkeypatch.setattr(f"paceline.engine.reproducible.engine.{name}", mutant)
     with pytest.raises(AssertionError, match="Arrays are not equal"):
         check(engine, references, 0)
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from paceline.engine.cpu.row_attention import FEW_KEYS, RowAttention, is_few
 from paceline.engine.interface import ROOT, StepItem
 from paceline.engine.kv import KVShape, SessionKV
-from paceline.engine.row_attention import FEW_KEYS, RowAttention, is_few
 
 LAYERS = 2
 CAPACITY = 40

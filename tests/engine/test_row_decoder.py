@@ -9,14 +9,14 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from paceline.config import EngineSettings
+from paceline.engine.cpu.row_decoder import RowDecoder
+from paceline.engine.cpu.row_products import has_wide_vectors
 from paceline.engine.decoder import build_engine
 from paceline.engine.interface import ROOT, StepItem, StepPlan
-from paceline.engine.row_decoder import RowDecoder
-from paceline.engine.row_products import has_wide_vectors
 from paceline.engine.transformer import TransformerEngine
-from paceline.errors import Unsupported
-from paceline.tokenizer import TableTokenizer
+from paceline.models.tokenizer import TableTokenizer
+from paceline.protocol.errors import Unsupported
+from paceline.runtime.config import EngineSettings
 from tests.engine import tiny
 
 pytestmark = pytest.mark.skipif(not has_wide_vectors(), reason="this CPU has no vectors of 512 bits")

@@ -5,17 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline.engine.crew import Crew
-from paceline.engine.row_products import (
-    HUGE_PAGE,
-    LANES,
-    MOST_ROWS,
-    PANELS,
-    PanelLinear,
-    has_wide_vectors,
-    panels_of,
-    pieces,
-)
+from paceline.engine.cpu.row_products import HUGE_PAGE, PanelLinear, has_wide_vectors, panels_of, pieces
+from paceline.engine.cpu.thread_pool import Crew
+from paceline.engine.cpu.tiles import LANES, MOST_ROWS, PANELS
 
 pytestmark = pytest.mark.skipif(not has_wide_vectors(), reason="this CPU has no vectors of 512 bits")
 

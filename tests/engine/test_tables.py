@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from paceline.engine.interface import Engine, StepItem, StepPlan
-from paceline.engine.table_spec import TableSpec
-from paceline.engine.tables import TableEngine, TableModel, TimedEngine, load_table
-from paceline.errors import InvalidInput
+from paceline.engine.table.engine import TableEngine, TableModel, TimedEngine, load_table
+from paceline.models.table_names import TableSpec
+from paceline.protocol.errors import InvalidInput
 
 
 def engine_and_law(name: str) -> tuple[Engine, TableModel]:

@@ -11,7 +11,7 @@ import torch
 
 from paceline.engine.interface import ROOT, Engine, Logits, StepItem, StepPlan
 from paceline.engine.transformer import TransformerEngine
-from paceline.errors import InvalidInput, Overloaded, PrefixMismatch, UnknownSession
+from paceline.protocol.errors import InvalidInput, Overloaded, PrefixMismatch, UnknownSession
 from tests.engine import tiny
 
 TOLERANCE = 2e-4

@@ -17,10 +17,10 @@ from transformers import (
     Qwen3Config,
 )
 
-from paceline.config import EngineSettings
 from paceline.engine.decoder import build_engine
 from paceline.engine.interface import Engine
-from paceline.tokenizer import TableTokenizer
+from paceline.models.tokenizer import TableTokenizer
+from paceline.runtime.config import EngineSettings
 
 VOCAB = 97
 PADDED_WIDTH = 128

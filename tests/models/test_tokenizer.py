@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.errors import InvalidInput, Unsupported
-from paceline.tokenizer import TransformersTokenizer, load_tokenizer, vocabulary_fingerprint
-from paceline.types import ChatMessage
+from paceline.models.tokenizer import TransformersTokenizer, load_tokenizer, vocabulary_fingerprint
+from paceline.protocol.errors import InvalidInput, Unsupported
+from paceline.protocol.generation import ChatMessage
 from tests.models.saving import byte_level_tokenizer, letter_tokenizer
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=40)

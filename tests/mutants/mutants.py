@@ -12,11 +12,14 @@ from unittest import mock
 
 import numpy as np
 
-from paceline import acceptance, noise
-from paceline.acceptance import Decision
-from paceline.noise import Stream, exponentials, race, uniform
-from paceline.sampling import sparse_support
-from paceline.types import NoiseKey, Proposal, Round, SparseDistribution, Verdict
+from paceline.protocol.proposal import Proposal, SparseDistribution
+from paceline.protocol.sampling import NoiseKey
+from paceline.protocol.target import Round, Verdict
+from paceline.sampling import acceptance, noise, racing
+from paceline.sampling.acceptance import Decision
+from paceline.sampling.distribution import sparse_support
+from paceline.sampling.noise import Stream, exponentials, uniform
+from paceline.sampling.racing import race
 from tests.mutants.rounds import MIDDLING, VOCAB, BlockRounds, Drawn, Rounds, Scores
 
 WEAK = 0.3
@@ -28,7 +31,7 @@ class ResidualReusesDraftNoise(Rounds):
 
     def verify(self, round_: Round) -> Verdict:
         def on_draft_stream(scores: Scores, key: NoiseKey, stream: Stream, position: int, round_key: int = 0) -> int:
-            return noise.race(scores, key, Stream.DRAFT, position, round_key)
+            return racing.race(scores, key, Stream.DRAFT, position, round_key)
 
         with mock.patch.object(acceptance, "race", on_draft_stream):
             return super().verify(round_)
@@ -178,7 +181,7 @@ def _forgetting_rounds() -> mock._patch[object]:
     """Draws of `acceptance` with round key 0, whatever they are given."""
 
     def race_at(scores: Scores, key: NoiseKey, stream: Stream, position: int, round_key: int = 0) -> int:
-        return noise.race(scores, key, stream, position, 0)
+        return racing.race(scores, key, stream, position, 0)
 
     def uniform_at(key: NoiseKey, stream: Stream, position: int, round_key: int = 0) -> float:
         return noise.uniform(key, stream, position, 0)

@@ -10,12 +10,14 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.acceptance import Decision
-from paceline.grammar import Grammars
-from paceline.processors import Processors
-from paceline.sampling import processed_scores
-from paceline.tokenizer import TableTokenizer
-from paceline.types import Acceptance, Grammar, GrammarKind, Round, SamplingParams
+from paceline.models.tokenizer import TableTokenizer
+from paceline.protocol.proposal import Acceptance
+from paceline.protocol.sampling import Grammar, GrammarKind, SamplingParams
+from paceline.protocol.target import Round
+from paceline.sampling.acceptance import Decision
+from paceline.sampling.distribution import processed_scores
+from paceline.sampling.grammar import Grammars
+from paceline.sampling.processors import Processors
 from tests.mutants.rounds import MIDDLING, PROMPT, TARGET, VOCAB, Rounds, Scores
 
 END = VOCAB - 1

@@ -13,22 +13,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline import acceptance
-from paceline.acceptance import Decision
-from paceline.engine.table_spec import TableSpec
-from paceline.engine.tables import TableModel
-from paceline.noise import Stream, race
-from paceline.sampling import probabilities, processed_scores, sparse_support, support_scores
-from paceline.types import (
-    ROOT,
-    Acceptance,
-    NoiseKey,
-    Proposal,
-    Round,
-    SamplingParams,
-    SparseDistribution,
-    Verdict,
-)
+from paceline.engine.table.engine import TableModel
+from paceline.models.table_names import TableSpec
+from paceline.protocol.proposal import ROOT, Acceptance, Proposal, SparseDistribution
+from paceline.protocol.sampling import NoiseKey, SamplingParams
+from paceline.protocol.target import Round, Verdict
+from paceline.sampling import acceptance
+from paceline.sampling.acceptance import Decision
+from paceline.sampling.distribution import probabilities, processed_scores, sparse_support, support_scores
+from paceline.sampling.noise import Stream
+from paceline.sampling.racing import race
 
 VOCAB = 4
 LAW = f"table:vocab={VOCAB},seed=3,contexts=101,sharpness=1.2"

@@ -11,9 +11,11 @@ from unittest import mock
 
 import numpy as np
 
-from paceline.engine.table_spec import TableSpec
-from paceline.engine.tables import TableEngine, TableModel
-from paceline.types import ROOT, Acceptance, NoiseKey, Round, SamplingParams, TargetOpen, Verdict
+from paceline.engine.table.engine import TableEngine, TableModel
+from paceline.models.table_names import TableSpec
+from paceline.protocol.proposal import ROOT, Acceptance
+from paceline.protocol.sampling import NoiseKey, SamplingParams
+from paceline.protocol.target import Round, TargetOpen, Verdict
 from target_service.session import Session, make_processors, rows_to_reserve
 from target_service.verifier import verify
 

@@ -11,8 +11,10 @@ from unittest import mock
 
 import numpy as np
 
-from paceline import acceptance
-from paceline.types import ROOT, Acceptance, NoiseKey, Outcome, Proposal, Round, Stage, TargetOpen, Verdict
+from paceline.protocol.proposal import ROOT, Acceptance, Outcome, Proposal
+from paceline.protocol.sampling import NoiseKey
+from paceline.protocol.target import Round, Stage, TargetOpen, Verdict
+from paceline.sampling import acceptance
 from target_service.session import Session, make_processors, rows_to_reserve
 from target_service.verifier import verify
 from tests.mutants.runs import END, INFO, LENGTH, MODEL, PROMPT, SAMPLING, VOCAB

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.errors import PrefixMismatch
-from paceline.types import Acceptance
+from paceline.protocol.errors import PrefixMismatch
+from paceline.protocol.proposal import Acceptance
 from target_service.session import Session
 from tests.e2e.statistics import LEVEL, chi_square_p
 from tests.mutants import mutants, processed, runs, stages

@@ -10,26 +10,17 @@ from typing import Any
 
 import grpc
 
-from paceline.config import PeerSettings
-from paceline.errors import PacelineError
+from paceline.protocol.errors import PacelineError
+from paceline.protocol.handshake import Fingerprint, Hello, Welcome
+from paceline.protocol.proposal import Acceptance, Proposal
+from paceline.protocol.sampling import NoiseKey, SamplingParams
+from paceline.protocol.session import Close
+from paceline.protocol.target import Round, TargetCommand, TargetEvent, TargetOpen, TargetOpened, Verdict
 from paceline.rpc.channel import MAX_MESSAGE_BYTES, open_channel
-from paceline.rpc.link import FrameWriter, TargetLink, serve_target_link
-from paceline.types import (
-    Acceptance,
-    Close,
-    Fingerprint,
-    Hello,
-    NoiseKey,
-    Proposal,
-    Round,
-    SamplingParams,
-    TargetCommand,
-    TargetEvent,
-    TargetOpen,
-    TargetOpened,
-    Verdict,
-    Welcome,
-)
+from paceline.rpc.frames import FrameWriter
+from paceline.rpc.link import serve_target_link
+from paceline.rpc.peer_link import TargetLink
+from paceline.runtime.config import PeerSettings
 from paceline.v1 import target_service_pb2 as pb
 from paceline.v1 import target_service_pb2_grpc as pb_grpc
 
@@ -148,6 +139,6 @@ async def raw_stream(port: int) -> AsyncIterator[Any]:
 
 
 def hello_frame() -> pb.VerifyRequest:
-    from paceline import codec
+    from paceline.protocol import codec
 
     return pb.VerifyRequest(hello=codec.encode_hello(HELLO))

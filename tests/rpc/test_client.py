@@ -10,20 +10,20 @@ from typing import Any
 import grpc
 import pytest
 
-from paceline import codec
 from paceline.client import AsyncClient, Client, Generation
-from paceline.errors import PeerUnavailable
-from paceline.rpc.errors import typed_errors
-from paceline.types import (
+from paceline.protocol import codec
+from paceline.protocol.errors import PeerUnavailable
+from paceline.protocol.generation import (
     Finished,
     FinishReason,
     GenerateEvent,
     GenerateRequest,
-    GenerationStats,
     Provenance,
     Started,
     Tokens,
 )
+from paceline.protocol.records import GenerationStats
+from paceline.rpc.statuses import typed_errors
 from paceline.v1 import generation_service_pb2_grpc as pb_grpc
 
 REQUEST = GenerateRequest(token_ids=(1, 2), max_new_tokens=8)

@@ -6,8 +6,7 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 
-from paceline.config import PeerSettings
-from paceline.errors import (
+from paceline.protocol.errors import (
     Cancelled,
     Code,
     DeadlineExceeded,
@@ -19,7 +18,8 @@ from paceline.errors import (
     Unsupported,
 )
 from paceline.rpc.channel import open_channel, open_sync_channel
-from paceline.rpc.errors import DOMAIN, from_rpc_error, from_status, to_status, typed_errors
+from paceline.rpc.statuses import DOMAIN, from_rpc_error, from_status, to_status, typed_errors
+from paceline.runtime.config import PeerSettings
 from paceline.v1 import target_service_pb2 as pb
 from paceline.v1 import target_service_pb2_grpc as pb_grpc
 

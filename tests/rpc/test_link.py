@@ -11,9 +11,8 @@ from typing import Any
 import grpc
 import pytest
 
-from paceline import codec
-from paceline.config import PeerSettings
-from paceline.errors import (
+from paceline.protocol import codec
+from paceline.protocol.errors import (
     InvalidInput,
     PacelineError,
     PeerUnavailable,
@@ -21,19 +20,14 @@ from paceline.errors import (
     UnknownSession,
     VocabularyMismatch,
 )
+from paceline.protocol.handshake import MAX_FRAME_BYTES, Fingerprint, Hello, Welcome
+from paceline.protocol.session import Close, Failure
+from paceline.protocol.target import TargetOpened, Verdict
 from paceline.rpc import link as link_module
 from paceline.rpc.channel import Keepalive
-from paceline.rpc.errors import from_rpc_error
-from paceline.types import (
-    MAX_FRAME_BYTES,
-    Close,
-    Failure,
-    Fingerprint,
-    Hello,
-    TargetOpened,
-    Verdict,
-    Welcome,
-)
+from paceline.rpc.peer_link import TargetLink
+from paceline.rpc.statuses import from_rpc_error
+from paceline.runtime.config import PeerSettings
 from paceline.v1 import target_service_pb2 as pb
 from tests.rpc.harness import (
     FINGERPRINT,
@@ -446,7 +440,7 @@ def test_failure_survives_the_way_through_the_wire() -> None:
 
 
 def test_nothing_connects_when_a_channel_is_made() -> None:
-    link = link_module.TargetLink(PeerSettings(address="127.0.0.1:1"), HELLO)
+    link = TargetLink(PeerSettings(address="127.0.0.1:1"), HELLO)
     assert not link.is_up
     assert link.welcome is None
 

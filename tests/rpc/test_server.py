@@ -17,13 +17,14 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from paceline.config import PeerSettings, ServerSettings
-from paceline.errors import InvalidInput, Overloaded, PacelineError, PeerUnavailable
+from paceline.protocol.errors import InvalidInput, Overloaded, PacelineError, PeerUnavailable
+from paceline.protocol.target import TargetOpened
 from paceline.rpc.channel import open_channel, open_sync_channel
-from paceline.rpc.errors import from_rpc_error, typed_errors
-from paceline.rpc.link import TargetLink, serve_draft_link
+from paceline.rpc.link import serve_draft_link
+from paceline.rpc.peer_link import TargetLink
 from paceline.rpc.server import RunningServer, address_of, run_server
-from paceline.types import TargetOpened
+from paceline.rpc.statuses import from_rpc_error, typed_errors
+from paceline.runtime.config import PeerSettings, ServerSettings
 from paceline.v1 import draft_service_pb2 as draft_pb
 from paceline.v1 import draft_service_pb2_grpc as draft_grpc
 from paceline.v1 import generation_service_pb2 as generation_pb
@@ -301,7 +302,7 @@ async def test_sigterm_drains_and_ends_the_process(tmp_path: Path) -> None:
 def _spawn(port_file: Path) -> subprocess.Popen[bytes]:
     program = (
         "import asyncio, pathlib, sys\n"
-        "from paceline.config import ServerSettings\n"
+        "from paceline.runtime.config import ServerSettings\n"
         "from paceline.rpc.server import run_server\n"
         "settings = ServerSettings(port_file=pathlib.Path(sys.argv[1]))\n"
         "asyncio.run(run_server(settings, lambda server: None, []))\n"

@@ -14,9 +14,9 @@ import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as otlp_grpc
 
-from paceline import telemetry
-from paceline.errors import InvalidInput, PeerUnavailable
-from paceline.types import RoundRecord, StepTimings
+from paceline.protocol.errors import InvalidInput, PeerUnavailable
+from paceline.protocol.records import RoundRecord, StepTimings
+from paceline.runtime import telemetry
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGET_TIMINGS = StepTimings(queue_ms=2, forward_ms=10, sample_ms=1, service_ms=13.5, rows=9, sessions=1)

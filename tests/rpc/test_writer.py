@@ -11,10 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.codec import encode_target_command, session_id_of
-from paceline.errors import InvalidInput
-from paceline.rpc.link import FrameWriter
-from paceline.types import MAX_FRAME_BYTES, Acceptance, Close, NoiseKey, SamplingParams, TargetCommand, TargetOpen
+from paceline.protocol.codec import encode_target_command, session_id_of
+from paceline.protocol.errors import InvalidInput
+from paceline.protocol.handshake import MAX_FRAME_BYTES
+from paceline.protocol.proposal import Acceptance
+from paceline.protocol.sampling import NoiseKey, SamplingParams
+from paceline.protocol.session import Close
+from paceline.protocol.target import TargetCommand, TargetOpen
+from paceline.rpc.frames import FrameWriter
 from paceline.v1 import target_service_pb2 as pb
 from tests.rpc.harness import a_round, an_open, until
 

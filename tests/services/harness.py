@@ -13,28 +13,20 @@ import grpc
 from draft_service.drafters.catalogue import Catalogue
 from draft_service.drafters.model import ModelDrafter
 from draft_service.servicer import DraftServicer
-from paceline.config import EngineSettings, PeerSettings, ServerSettings
 from paceline.engine.executor import Executor
 from paceline.engine.interface import NO_PREFIX, Engine, EngineInfo, Logits, Prefix, StepPlan
-from paceline.engine.table_spec import TableSpec
-from paceline.engine.tables import TableEngine, TableModel
-from paceline.grammar import Grammars
-from paceline.rpc.link import DraftLink, PeerLink, TargetLink
+from paceline.engine.table.engine import TableEngine, TableModel
+from paceline.models.table_names import TableSpec
+from paceline.protocol.draft import DraftBudget, DraftOpen
+from paceline.protocol.handshake import Hello
+from paceline.protocol.proposal import ROOT, Acceptance, Proposal
+from paceline.protocol.sampling import NoiseKey, SamplingParams
+from paceline.protocol.session import Failure
+from paceline.protocol.target import Round, TargetOpen, Verdict
+from paceline.rpc.peer_link import DraftLink, PeerLink, TargetLink
 from paceline.rpc.server import run_server
-from paceline.types import (
-    ROOT,
-    Acceptance,
-    DraftBudget,
-    DraftOpen,
-    Failure,
-    Hello,
-    NoiseKey,
-    Proposal,
-    Round,
-    SamplingParams,
-    TargetOpen,
-    Verdict,
-)
+from paceline.runtime.config import EngineSettings, PeerSettings, ServerSettings
+from paceline.sampling.grammar import Grammars
 from paceline.v1 import draft_service_pb2_grpc as draft_grpc
 from paceline.v1 import target_service_pb2_grpc as target_grpc
 from target_service.servicer import TargetServicer

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from paceline.noise import Stream, race
-from paceline.sampling import processed_scores
-from paceline.types import NoiseKey, SamplingParams
+from paceline.protocol.sampling import NoiseKey, SamplingParams
+from paceline.sampling.distribution import processed_scores
+from paceline.sampling.noise import Stream
+from paceline.sampling.racing import race
 from tests.services.harness import LAW, NOISE, SAMPLING
 
 

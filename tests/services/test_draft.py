@@ -8,21 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.noise import Stream, race
-from paceline.sampling import processed_scores, sparse_support, support_scores
-from paceline.types import (
-    ROOT,
-    Acceptance,
-    Close,
-    Commit,
-    DraftBudget,
-    DraftedProposal,
-    DraftOpened,
-    Failure,
-    Outcome,
-    SamplingParams,
-    Verifying,
-)
+from paceline.protocol.draft import Commit, DraftBudget, DraftedProposal, DraftOpened, Verifying
+from paceline.protocol.proposal import ROOT, Acceptance, Outcome
+from paceline.protocol.sampling import SamplingParams
+from paceline.protocol.session import Close, Failure
+from paceline.sampling.distribution import processed_scores, sparse_support, support_scores
+from paceline.sampling.noise import Stream
+from paceline.sampling.racing import race
 from tests.services.harness import (
     LAW,
     NOISE,

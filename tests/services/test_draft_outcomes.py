@@ -10,22 +10,12 @@ from typing import Any
 
 import pytest
 
-from draft_service import speculator
+from draft_service import scheduler as speculator
 from draft_service.drafters.model import ROWS_PER_STEP
 from draft_service.servicer import DraftServicer
-from paceline.types import (
-    ROOT,
-    Acceptance,
-    Close,
-    Commit,
-    DraftBudget,
-    DraftedProposal,
-    DraftOpened,
-    Failure,
-    Outcome,
-    Proposal,
-    Verifying,
-)
+from paceline.protocol.draft import Commit, DraftBudget, DraftedProposal, DraftOpened, Verifying
+from paceline.protocol.proposal import ROOT, Acceptance, Outcome, Proposal
+from paceline.protocol.session import Close, Failure
 from tests.services.harness import (
     Events,
     RecordingEngine,

@@ -11,9 +11,12 @@ from collections.abc import Sequence
 import pytest
 
 from paceline.engine.interface import Logits, StepPlan
-from paceline.engine.table_spec import TableSpec
-from paceline.types import MAX_PROPOSAL_NODES, ROOT, Close, Failure, NoiseKey, Round, TargetOpened, Verdict
-from target_service.returns import Hold, Returns
+from paceline.models.table_names import TableSpec
+from paceline.protocol.proposal import MAX_PROPOSAL_NODES, ROOT
+from paceline.protocol.sampling import NoiseKey
+from paceline.protocol.session import Close, Failure
+from paceline.protocol.target import Round, TargetOpened, Verdict
+from target_service.batching import Hold, Returns
 from target_service.scheduler import Scheduler
 from target_service.session import Session
 from tests.services.harness import (

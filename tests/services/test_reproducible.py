@@ -9,8 +9,11 @@ from dataclasses import dataclass
 import pytest
 
 from paceline.engine.interface import Engine
-from paceline.tree import child_with_token
-from paceline.types import ROOT, Close, NoiseKey, Proposal, Round, SamplingParams, TargetOpened, Verdict
+from paceline.protocol.proposal import ROOT, Proposal
+from paceline.protocol.sampling import NoiseKey, SamplingParams
+from paceline.protocol.session import Close
+from paceline.protocol.target import Round, TargetOpened, Verdict
+from paceline.sampling.tree import child_with_token
 from tests.engine import tiny
 from tests.services.harness import Events, linked, target_link, target_open, target_service, verdict_of
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from target_service.returns import Returns
+from target_service.batching import Returns
 
 STEP_S = 0.020
 

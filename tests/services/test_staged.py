@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from paceline import types as t
-from paceline.acceptance import decide
-from paceline.types import ROOT, Acceptance, Begun, Failure, Outcome, Proposal, Round, Stage, Verdict
+from paceline.protocol import sampling as t
+from paceline.protocol.proposal import ROOT, Acceptance, Outcome, Proposal
+from paceline.protocol.session import Close, Failure
+from paceline.protocol.target import Begun, Round, Stage, TargetCommand, TargetOpened, Verdict
+from paceline.sampling.acceptance import decide
 from paceline.v1 import target_service_pb2 as pb
 from target_service.servicer import TargetServicer
 from tests.services.harness import NOISE, Events, chain, eventually, linked, target_link, target_open, verdict_of
@@ -82,9 +84,9 @@ class Paced:
         if not self.engine.cached_rows:
             self.engine.let(1)  # later sessions share the prefix of the first
         self.events.link.send(target_open(session, PREFIX, **facts))
-        await self.events.of(t.TargetOpened, session)
+        await self.events.of(TargetOpened, session)
 
-    async def handled(self, *commands: t.TargetCommand) -> None:
+    async def handled(self, *commands: TargetCommand) -> None:
         """Send commands, and wait until they are handled: that is done in order."""
         for command in (*commands, sent(PREFIX, session=99)):
             self.events.link.send(command)
@@ -114,7 +116,7 @@ class Paced:
         assert (await self.verdict(first, stage(first, second))).begun == begun(second)
         await eventually(lambda: self.servicer.status().queue_length == 0, "the begun round is in a step")
 
-    async def refuses(self, reason: str, text: str, *commands: t.TargetCommand) -> None:
+    async def refuses(self, reason: str, text: str, *commands: TargetCommand) -> None:
         """Session 1 gets a failure for these, and goes on."""
         for command in commands:
             self.events.link.send(command)
@@ -366,7 +368,7 @@ async def test_a_session_that_ends_in_a_begun_round_frees_its_rows(end: str) -> 
             await there.opened(1, time_left_ms=500 if end == "time limit" else None)
             await there.begin(*along(OWN[:6]))
             if end == "close":
-                await there.handled(t.Close(1))
+                await there.handled(Close(1))
             if end == "time limit":
                 assert (await other.of(Failure, 1)).reason == "DEADLINE_EXCEEDED"
             assert status().sessions == (2 if end == "cut link" else 1)

@@ -7,22 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from paceline import codec
-from paceline.config import PeerSettings
+from paceline.protocol import codec
+from paceline.protocol.proposal import ROOT, Acceptance, Proposal, SparseDistribution
+from paceline.protocol.sampling import NoiseKey, SamplingParams
+from paceline.protocol.session import Close, Failure
+from paceline.protocol.target import Round, TargetOpened, Verdict
 from paceline.rpc.channel import open_channel
-from paceline.types import (
-    ROOT,
-    Acceptance,
-    Close,
-    Failure,
-    NoiseKey,
-    Proposal,
-    Round,
-    SamplingParams,
-    SparseDistribution,
-    TargetOpened,
-    Verdict,
-)
+from paceline.runtime.config import PeerSettings
 from paceline.v1 import target_service_pb2 as pb
 from paceline.v1 import target_service_pb2_grpc as pb_grpc
 from tests.services.harness import (
@@ -210,7 +201,7 @@ async def test_a_long_prompt_delays_running_rounds_by_one_chunk_at_most() -> Non
 
 @pytest.mark.parametrize("acceptance", [Acceptance.REJECTION, Acceptance.BLOCK])
 async def test_verdicts_of_pre_drawn_rules_have_their_parts(acceptance: Acceptance) -> None:
-    from paceline.types import SparseDistribution
+    from paceline.protocol.proposal import SparseDistribution
 
     support = SparseDistribution((3, 7), (0.5, 0.5))
     proposal = Proposal(1, (3, 7), (0.5, 0.5), supports=(support, support))
@@ -225,7 +216,7 @@ async def test_verdicts_of_pre_drawn_rules_have_their_parts(acceptance: Acceptan
 
 
 async def test_logprobs_start_with_what_may_be_emitted() -> None:
-    from paceline.sampling import row_logprobs
+    from paceline.sampling.distribution import row_logprobs
     from tests.services.harness import LAW
 
     sampling = SamplingParams(temperature=0.5, top_k=3, logprobs=2)

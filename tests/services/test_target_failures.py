@@ -7,20 +7,11 @@ from typing import Any
 
 import pytest
 
-from paceline.engine.table_spec import TableSpec
-from paceline.types import (
-    LIFE_SIGN_MS,
-    MAX_PROPOSAL_NODES,
-    ROOT,
-    Acceptance,
-    Close,
-    Failure,
-    Proposal,
-    Round,
-    SparseDistribution,
-    TargetOpened,
-    Verdict,
-)
+from paceline.models.table_names import TableSpec
+from paceline.protocol.proposal import MAX_PROPOSAL_NODES, ROOT, Acceptance, Proposal, SparseDistribution
+from paceline.protocol.sampling import LIFE_SIGN_MS
+from paceline.protocol.session import Close, Failure
+from paceline.protocol.target import Round, TargetOpened, Verdict
 from tests.services.harness import (
     Events,
     RecordingEngine,

@@ -11,24 +11,17 @@ import pytest
 import torch
 from transformers import LogitsProcessorList, PreTrainedModel
 
-from paceline.config import EngineSettings
 from paceline.engine.decoder import build_engine
-from paceline.engine.table_spec import TableSpec
-from paceline.grammar import Grammars
-from paceline.tokenizer import TableTokenizer, Tokenizer
-from paceline.types import (
-    ROOT,
-    Close,
-    Failure,
-    Grammar,
-    GrammarKind,
-    Proposal,
-    Round,
-    SamplingParams,
-    TargetOpened,
-)
+from paceline.models.table_names import TableSpec
+from paceline.models.tokenizer import TableTokenizer, Tokenizer
+from paceline.protocol.proposal import ROOT, Proposal
+from paceline.protocol.sampling import Grammar, GrammarKind, SamplingParams
+from paceline.protocol.session import Close, Failure
+from paceline.protocol.target import Round, TargetOpened
+from paceline.runtime.config import EngineSettings
+from paceline.sampling.grammar import Grammars
 from tests.engine import tiny
-from tests.math.test_processors import OverOutput
+from tests.sampling.test_processors import OverOutput
 from tests.services.harness import (
     Events,
     RecordingEngine,
@@ -111,7 +104,7 @@ async def written(
     events: Events, session: int, params: SamplingParams, expected: Sequence[int], tree: bool
 ) -> list[int]:
     """The text of rounds with drafts, through the service, re-opened in the middle."""
-    from paceline.acceptance import coupled_walk
+    from paceline.sampling.acceptance import coupled_walk
 
     rng, text, node, opened = np.random.default_rng(session), list[int](), ROOT, False
     while len(text) < len(expected):

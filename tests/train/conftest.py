@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from paceline.train.command import train_draft
+from paceline.train.make_draft import train_draft
 from tests.train.tiny_target import save_target, wanted
 
 

@@ -9,22 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline.errors import InvalidInput
-from paceline.tokenizer import TransformersTokenizer
-from paceline.train.corpus import (
-    ChatFrame,
-    GenerationRecipe,
-    Role,
-    Row,
-    count_learned,
-    mark_thinking,
-    parse_temperature_mix,
-    read_jsonl,
-    read_shards,
-    save_shard,
-    self_generate,
-    split_rows,
-)
+from paceline.models.tokenizer import TransformersTokenizer
+from paceline.protocol.errors import InvalidInput
+from paceline.train.chat import ChatFrame, mark_thinking
+from paceline.train.corpus import Role, Row, count_learned, read_shards, save_shard, split_rows
+from paceline.train.user_data import read_jsonl
+from paceline.train.writing import GenerationRecipe, parse_temperature_mix, self_generate
 from tests.models.saving import byte_level_tokenizer
 from tests.train.tiny_target import GENERATION, same_rows, writer, written
 

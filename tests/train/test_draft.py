@@ -21,28 +21,21 @@ from typer.testing import CliRunner
 
 from draft_service.drafters.catalogue import build_catalogue
 from draft_service.drafters.interface import DraftingContext
-from paceline.cli import app
-from paceline.config import DraftConfig
+from paceline.cli.main import app
 from paceline.engine.interface import Logits, StepItem, StepPlan
-from paceline.errors import DamagedFile, InvalidInput, VocabularyMismatch
-from paceline.models import MANIFEST_FILE
+from paceline.models.resolve import MANIFEST_FILE
+from paceline.protocol.draft import DraftBudget
+from paceline.protocol.errors import DamagedFile, InvalidInput, VocabularyMismatch
+from paceline.protocol.proposal import Acceptance
+from paceline.protocol.sampling import NoiseKey, SamplingParams
+from paceline.runtime.config import DraftConfig
 from paceline.train.checkpoint import WEIGHTS_FILE, load_draft, load_draft_engine, load_manifest
-from paceline.train.command import train_draft
 from paceline.train.corpus import split_rows
-from paceline.train.distill import (
-    Distiller,
-    LabelledLogs,
-    Loss,
-    Pace,
-    TrainRecipe,
-    load_state,
-    position_losses,
-    run,
-    save_state,
-)
+from paceline.train.distill import Distiller, Pace, TrainRecipe, load_state, run, save_state
+from paceline.train.make_draft import train_draft
 from paceline.train.student import build_student, trained_weights
+from paceline.train.teacher import LabelledLogs, Loss, position_losses
 from paceline.train.vocabulary import ABSENT, DraftVocabulary, choose_vocabulary, coverage
-from paceline.types import Acceptance, DraftBudget, NoiseKey, SamplingParams
 from tests.train.tiny_target import LAYERS, SETTINGS, load_target, save_target, wanted, writer, written
 
 QUIET = Console(quiet=True)
@@ -316,7 +309,12 @@ def train_options(target: Path, out: Path, *flags: str) -> list[str]:
 def test_the_command_survives_a_kill(target_folder: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     killed, undisturbed = tmp_path / "killed", tmp_path / "undisturbed"
-    program = [sys.executable, "-c", "from paceline.cli import main; main()", *train_options(target_folder, killed)]
+    program = [
+        sys.executable,
+        "-c",
+        "from paceline.cli.main import main; main()",
+        *train_options(target_folder, killed),
+    ]
     process = subprocess.Popen(program, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None
     with process.stdout as lines:

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from paceline.engine.tables import load_table
-from paceline.noise import Stream, race
+from paceline.engine.table.engine import load_table
+from paceline.protocol.sampling import NoiseKey
+from paceline.sampling.noise import Stream
+from paceline.sampling.racing import race
 from paceline.train.corpus import Role, Row
 from paceline.train.evaluate import acceptance_tables, coupled_acceptance, coupled_match, overlap, rounds_of
-from paceline.types import NoiseKey
 
 RANDOM = np.random.Generator(np.random.Philox(7))
 

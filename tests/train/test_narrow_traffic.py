@@ -6,8 +6,8 @@ import random
 from pathlib import Path
 
 from benchmarks.narrow_traffic import TEMPLATES, describe, draw_product, prompts, write_prompts
-from paceline.tokenizer import TransformersTokenizer
-from paceline.train.corpus import read_jsonl
+from paceline.models.tokenizer import TransformersTokenizer
+from paceline.train.user_data import read_jsonl
 from tests.models.saving import byte_level_tokenizer
 
 

@@ -14,13 +14,13 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from draft_service.drafters.catalogue import build_catalogue
-from paceline import models
-from paceline.cli import app
-from paceline.config import DraftConfig
-from paceline.errors import InvalidInput
-from paceline.models import MANIFEST_FILE, resolve_draft, shipped_draft
+from paceline.cli.main import app
+from paceline.models import resolve as models
+from paceline.models.resolve import MANIFEST_FILE, resolve_draft, shipped_draft
+from paceline.protocol.errors import InvalidInput
+from paceline.runtime.config import DraftConfig
 from paceline.train.checkpoint import WEIGHTS_FILE, file_digest, load_draft, load_manifest, pack_draft
-from paceline.train.command import train_draft
+from paceline.train.make_draft import train_draft
 from paceline.train.packing import WeightFormat, pack, unpack
 from paceline.train.student import trained_weights
 from tests.train.tiny_target import SETTINGS, load_target, wanted

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from paceline.protocol.target import Round
 from paceline.train.vocabulary import DraftVocabulary
-from paceline.types import Round
 from tests.e2e.statistics import LEVEL, chi_square_p
 from tests.mutants.rounds import MIDDLING, VOCAB, BlockRounds, Rounds, Scores, enumerate_law
 

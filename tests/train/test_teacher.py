@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from paceline.train.corpus import Role, Row
-from paceline.train.distill import Teacher
+from paceline.train.teacher import Teacher
 from paceline.train.vocabulary import DraftVocabulary
 from tests.train.tiny_target import load_target
 

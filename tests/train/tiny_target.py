@@ -7,12 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.config import EngineSettings
 from paceline.engine.loading import load_engine
-from paceline.train.command import TrainDraft
-from paceline.train.corpus import GenerationRecipe, Row, Writer
-from paceline.train.distill import Loss, Pace, TrainRecipe
+from paceline.runtime.config import EngineSettings
+from paceline.train.corpus import Row
+from paceline.train.distill import Pace, TrainRecipe
+from paceline.train.make_draft import TrainDraft
 from paceline.train.student import Target
+from paceline.train.teacher import Loss
+from paceline.train.writing import GenerationRecipe, Writer
 from tests.engine.tiny import llama, random_model
 from tests.models.saving import byte_level_tokenizer
 

@@ -9,19 +9,22 @@ from typing import Protocol
 import torch
 from transformers import PreTrainedModel
 
-from paceline.config import EngineSettings
-from paceline.engine.decoder import examine, load_decoder, plain_reference, weights_digest
-from paceline.engine.fused import fuse_layers
-from paceline.engine.linear import can_pack, pack_linears
+from paceline.engine.checks import plain_reference
+from paceline.engine.cpu.fused import fuse_layers
+from paceline.engine.cpu.linear import can_pack, pack_linears
+from paceline.engine.decoder import examine
+from paceline.engine.fingerprint import weights_digest
 from paceline.engine.memory import plan_memory
 from paceline.engine.parallel.draws import vocabulary_shares
 from paceline.engine.parallel.group import RankGroup
-from paceline.engine.parallel.loading import RankEngine
 from paceline.engine.parallel.sharding import check_degree, shard_model, shard_shape
+from paceline.engine.parallel.share import RankEngine
 from paceline.engine.transformer import TransformerEngine
-from paceline.errors import Unsupported
-from paceline.models import resolve
-from paceline.tokenizer import Tokenizer, load_tokenizer
+from paceline.engine.weights import load_decoder
+from paceline.models.resolve import resolve
+from paceline.models.tokenizer import Tokenizer, load_tokenizer
+from paceline.protocol.errors import Unsupported
+from paceline.runtime.config import EngineSettings
 
 logger = logging.getLogger(__name__)
 

@@ -18,11 +18,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline import acceptance
 from paceline.engine.interface import Draw, Drawn, Logits
-from paceline.errors import InvalidInput
-from paceline.noise import BLOCK, Stream, race_part
-from paceline.types import Acceptance
+from paceline.protocol.errors import InvalidInput
+from paceline.protocol.proposal import Acceptance
+from paceline.sampling import acceptance
+from paceline.sampling.noise import BLOCK, Stream
+from paceline.sampling.racing import race_part
 
 Summaries = NDArray[np.float64]
 """[k, 3]: of each proposed token's row the largest score here, Σ exp(score - largest), the token's own
@@ -110,7 +111,7 @@ def combine(draw: Draw, parts: NDArray[np.float64], summaries: NDArray[np.float6
 
 
 def _scores(draw: Draw, logits: Logits) -> Logits:
-    """logit / T as `paceline.sampling` has it; greedy draws compare logits themselves."""
+    """logit / T as `paceline.sampling.distribution` has it; greedy draws compare logits themselves."""
     if draw.greedy:
         return logits
     with np.errstate(over="ignore"):

@@ -21,7 +21,7 @@ from paceline.engine.parallel.draws import Share, combine, draw_part, summarise,
 from paceline.engine.parallel.group import Bytes, RankGroup
 from paceline.engine.parallel.wire import Beat, Close, Command, Open, Step, Stop, decode, encode
 from paceline.engine.wrapped import WrappedEngine
-from paceline.errors import PacelineError, PeerUnavailable
+from paceline.protocol.errors import PacelineError, PeerUnavailable
 
 logger = logging.getLogger(__name__)
 

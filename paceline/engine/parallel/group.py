@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from paceline.engine.parallel.launch import Place
+from paceline.engine.parallel.place import Place
 from paceline.engine.parallel.wire import Ints
-from paceline.errors import InvalidInput
+from paceline.protocol.errors import InvalidInput
 
 JOIN_SECONDS = 600.0
 """How long ranks wait for each other while they load, which takes each its own time."""

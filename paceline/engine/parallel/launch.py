@@ -16,54 +16,22 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from multiprocessing import connection
 from multiprocessing.context import SpawnProcess
 
-from paceline.config import LOCALHOST, EngineSettings
-from paceline.errors import InvalidInput, PacelineError
-from paceline.process import FAILED, LOG_FORMAT, describe_exit
+from paceline.engine.parallel.place import Place
+from paceline.protocol.errors import PacelineError
+from paceline.runtime.config import LOCALHOST, EngineSettings
+from paceline.runtime.process import FAILED, LOG_FORMAT, describe_exit
+from paceline.sampling import racing
 
 logger = logging.getLogger(__name__)
-
 STOP_SECONDS = 5.0
 REAP_SECONDS = 1.0
 REFUSAL_SECONDS = 5.0
 _LOOPBACK = {"linux": "lo", "darwin": "lo0"}
 _SET_PDEATHSIG = 1
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where one rank stands; `local_rank` numbers the ranks of its machine.
-
-    `address` and `port` are rank 0's; None: the environment says how to meet, as torchrun's does.
-    """
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    address: str = LOCALHOST
-    port: int | None = None
-
-
-def place_from(environment: Mapping[str, str], degree: int) -> Place | None:
-    """The place that torchrun has given this process; None if it has not.
-
-    Raises:
-        InvalidInput: it started another number of ranks than are configured.
-    """
-    if "RANK" not in environment or "WORLD_SIZE" not in environment:
-        return None
-    rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
-    if size != degree:
-        raise InvalidInput.of(
-            "tensor_parallel_size", degree, f"{size}, the WORLD_SIZE that this rank was started with"
-        )
-    local_rank = int(environment.get("LOCAL_RANK", rank))
-    return Place(rank, size, local_rank, int(environment.get("LOCAL_WORLD_SIZE", size)))
 
 
 class RankProcesses:
@@ -124,10 +92,9 @@ def run_rank(model: str, settings: EngineSettings, place: Place) -> None:
     """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    from paceline import noise
     from paceline.engine.parallel.loading import serve_rank
 
-    noise.warm_up()
+    racing.warm_up()
     serve_rank(model, settings, place)
 
 

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
 
-from paceline.config import EngineSettings
-from paceline.engine.interface import Engine, Logits, StepPlan
-from paceline.engine.parallel.draws import Share, vocabulary_shares
+from paceline.engine.parallel.draws import vocabulary_shares
 from paceline.engine.parallel.engine import ParallelEngine, follow
 from paceline.engine.parallel.group import ProcessRanks
-from paceline.engine.parallel.launch import Place
-from paceline.engine.table_spec import is_table
-from paceline.engine.tables import load_table
-from paceline.engine.wrapped import WrappedEngine
-from paceline.errors import InvalidInput
-from paceline.models import resolve
-from paceline.process import keep_loaded
-
-if TYPE_CHECKING:
-    from paceline.engine.decoder import PlainReference
+from paceline.engine.parallel.place import Place
+from paceline.engine.parallel.share import RankEngine, TableShare
+from paceline.engine.table.engine import load_table
+from paceline.models.resolve import resolve
+from paceline.models.table_names import is_table
+from paceline.protocol.errors import InvalidInput
+from paceline.runtime.config import EngineSettings
+from paceline.runtime.process import keep_loaded
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +28,7 @@ def lead(
     """Load rank 0's share and join the others.
 
     Args:
-        model: anything that `paceline.models.resolve` knows.
+        model: anything that `paceline.models.resolve.resolve` knows.
         settings: of the whole service; threads are divided between the ranks of a machine.
         place: of this rank.
         listener: see `ProcessRanks`.
@@ -45,8 +39,8 @@ def lead(
     """
     resolved = resolve(model)
     if resolved.kind != "table":
-        from paceline.engine.decoder import load_decoder_config
         from paceline.engine.parallel.sharding import check_degree
+        from paceline.engine.weights import load_decoder_config
 
         # Before the others are met, who would refuse it too: it is said once.
         check_degree(load_decoder_config(resolved, settings), place.size)
@@ -55,7 +49,7 @@ def lead(
     share = _load_share(model, settings, place, group, device)
     engine = ParallelEngine(share.engine, group, on_lost)
     if share.reference is not None:
-        from paceline.engine.decoder import self_check
+        from paceline.engine.checks import self_check
 
         self_check(engine, share.reference)
     return engine
@@ -77,25 +71,6 @@ def serve_rank(model: str, settings: EngineSettings, place: Place) -> None:
     group.close()
 
 
-@dataclass(frozen=True)
-class RankEngine:
-    """One rank's share of a model; `reference` on rank 0, where the model is a decoder."""
-
-    engine: Engine
-    reference: PlainReference | None = None
-
-
-class TableShare(WrappedEngine):
-    """A whole table on every rank, each showing its share of the vocabulary."""
-
-    def __init__(self, inner: Engine, share: Share) -> None:
-        super().__init__(inner)
-        self._share = share
-
-    def step(self, plan: StepPlan) -> Sequence[Logits]:  # noqa: D102
-        return [logits[:, self._share.first : self._share.last] for logits in self._inner.step(plan)]
-
-
 def rank_device(model: str, settings: EngineSettings, place: Place) -> torch.device:
     """The device of one rank: a GPU of its own, where there are GPUs.
 
@@ -104,7 +79,7 @@ def rank_device(model: str, settings: EngineSettings, place: Place) -> torch.dev
     """
     if is_table(model):
         return torch.device("cpu")
-    from paceline.engine.decoder import chosen_device
+    from paceline.engine.weights import chosen_device
 
     device = chosen_device(settings.device)
     if device.type != "cuda":

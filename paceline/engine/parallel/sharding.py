@@ -1,7 +1,7 @@
 """One rank's part of a decoder: its heads, its columns of the feed-forward layers, its share of the vocabulary.
 
 transformers' own tensor-parallel plan says which layer is split how; the split itself is ours, since
-the packed products of `paceline.engine.linear` replace layers, and its hooks with them
+the packed products of `paceline.engine.cpu.linear` replace layers, and its hooks with them
 (docs/decisions/2026-11-21-tensor-parallel-layers-of-our-own.md). A part of a layer is an ordinary
 `nn.Linear` over its own slice of the weights, so packing and attention need to know nothing of ranks.
 """
@@ -16,11 +16,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from paceline.engine.cpu.linear import SummedLinear
 from paceline.engine.kv import KVShape
-from paceline.engine.linear import SummedLinear
 from paceline.engine.parallel.draws import Share
 from paceline.engine.parallel.group import RankGroup
-from paceline.errors import InvalidInput, Unsupported
+from paceline.protocol.errors import InvalidInput, Unsupported
 
 COLUMNS = "colwise"
 ROWS = "rowwise"

@@ -13,10 +13,13 @@ from numpy.typing import NDArray
 from paceline.engine.interface import Draw, Drawn
 from paceline.engine.parallel import draws
 from paceline.engine.parallel.draws import combine, draw_part, summarise, vocabulary_shares
-from paceline.errors import InvalidInput
-from paceline.noise import Stream, race, race_part
-from paceline.sampling import processed_scores, sparse_support
-from paceline.types import ROOT, Acceptance, NoiseKey, Proposal, Round, SamplingParams, TargetOpen
+from paceline.protocol.errors import InvalidInput
+from paceline.protocol.proposal import ROOT, Acceptance, Proposal
+from paceline.protocol.sampling import NoiseKey, SamplingParams
+from paceline.protocol.target import Round, TargetOpen
+from paceline.sampling.distribution import processed_scores, sparse_support
+from paceline.sampling.noise import Stream
+from paceline.sampling.racing import race, race_part
 from target_service.verifier import verify
 
 BASE = 7

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.engine.parallel.launch import Place, place_from
-from paceline.errors import InvalidInput
+from paceline.engine.parallel.place import Place, place_from
+from paceline.protocol.errors import InvalidInput
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1"}
 

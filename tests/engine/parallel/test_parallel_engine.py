@@ -12,28 +12,21 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from paceline.config import EngineSettings
-from paceline.engine.decoder import build_engine, self_check
-from paceline.engine.fused import FusedLayer
+from paceline.engine.checks import self_check
+from paceline.engine.cpu.fused import FusedLayer
+from paceline.engine.cpu.linear import PackedLinear, can_pack
+from paceline.engine.cpu.row_products import PanelLinear
+from paceline.engine.decoder import build_engine
 from paceline.engine.interface import Draw, Engine, Logits, StepItem, StepPlan
-from paceline.engine.linear import PackedLinear, can_pack
 from paceline.engine.parallel.decoder import build_share
 from paceline.engine.parallel.engine import ParallelEngine, follow
-from paceline.engine.parallel.loading import RankEngine
-from paceline.engine.row_products import PanelLinear
-from paceline.errors import InvalidInput, PrefixMismatch, Unsupported
-from paceline.tokenizer import TableTokenizer
-from paceline.types import (
-    ROOT,
-    Acceptance,
-    NoiseKey,
-    Proposal,
-    Round,
-    SamplingParams,
-    SparseDistribution,
-    TargetOpen,
-    Verdict,
-)
+from paceline.engine.parallel.share import RankEngine
+from paceline.models.tokenizer import TableTokenizer
+from paceline.protocol.errors import InvalidInput, PrefixMismatch, Unsupported
+from paceline.protocol.proposal import ROOT, Acceptance, Proposal, SparseDistribution
+from paceline.protocol.sampling import NoiseKey, SamplingParams
+from paceline.protocol.target import Round, TargetOpen, Verdict
+from paceline.runtime.config import EngineSettings
 from target_service.verifier import draw_of, drawn_verdict, verify
 from tests.engine import tiny
 from tests.engine.parallel.ranks import ThreadRanks, run_ranks

@@ -10,7 +10,9 @@ import pytest
 from paceline.engine.interface import ROOT, Draw, StepItem, StepPlan
 from paceline.engine.parallel import wire
 from paceline.engine.parallel.wire import Beat, Close, Command, Open, Step, Stop, decode, encode
-from paceline.types import Acceptance, NoiseKey, Proposal, Round, SparseDistribution
+from paceline.protocol.proposal import Acceptance, Proposal, SparseDistribution
+from paceline.protocol.sampling import NoiseKey
+from paceline.protocol.target import Round
 
 SUPPORTS = (SparseDistribution((5, 9), (0.25, 0.75)), SparseDistribution((1, 2), (0.7, 0.3)))
 PROPOSAL = Proposal(7, (5, 1), (0.25, 0.7), supports=SUPPORTS)

@@ -1,0 +1,1 @@
+"""Steps and rounds on a GPU: `python -m benchmarks.gpu`."""

@@ -1,0 +1,1 @@
+"""`paceline bench peers`: the same prompts on other systems."""

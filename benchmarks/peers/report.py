@@ -1,0 +1,217 @@
+"""From contest runs to the figures of `bench peers`, as JSON and as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from benchmarks.peers.run import OURS, PLAIN, Contest, ContestRun
+from benchmarks.reporting.environment import as_markdown
+from benchmarks.reporting.figures import Spread, lower_bound
+from benchmarks.reporting.plots import Bars, Plot
+from benchmarks.speed.report import spread_text, table
+from benchmarks.speed.run import first_difference
+
+Key = tuple[str, str, int]
+"""(kind, prompt, pass): runs of one key have the same prompt."""
+
+
+@dataclass(frozen=True)
+class PeerRow:
+    """One contestant on one kind of prompt.
+
+    Attributes:
+        speed: tokens a second of whole requests, prompt included.
+        over_plain: ÷ the same system's plain run of the same pass.
+        cpu_ms_per_token: CPU time of all its processes.
+        tokens_per_step: new tokens ÷ forward passes of the target.
+        same_as_plain: runs whose text equals the system's own plain text, of `plain_compared`.
+        same_as_ours: runs whose text equals Paceline's target-only text, of `ours_compared`.
+        first_difference: the smallest index at which a text left its system's plain one; None: none did.
+    """
+
+    kind: str
+    system: str
+    mode: str
+    runs: int
+    speed: Spread
+    over_plain: Spread
+    wall_s: Spread
+    cpu_s: Spread
+    cpu_ms_per_token: float
+    tokens_per_step: float
+    same_as_plain: int
+    plain_compared: int
+    same_as_ours: int
+    ours_compared: int
+    first_difference: int | None
+
+
+@dataclass(frozen=True)
+class Duel:
+    """Our best mode beside a peer's best mode on one kind: ratios of runs of the same pass."""
+
+    kind: str
+    ours: str
+    peer: str
+    ratio: Spread
+    lower: float
+
+
+def peer_rows(contest: Contest) -> list[PeerRow]:
+    """One row for each kind and contestant, in the order in which they first ran."""
+    cells: dict[tuple[str, str, str], list[ContestRun]] = {}
+    for run in contest.runs:
+        cells.setdefault((run.kind, run.system, run.mode), []).append(run)
+    kinds = dict.fromkeys(run.kind for run in contest.runs)
+    contestants = dict.fromkeys((run.system, run.mode) for run in contest.runs)
+    by_contestant = {of: _by_key(contest.runs, *of) for of in contestants}
+    return [
+        _row(cells[kind, *of], by_contestant.get((of[0], PLAIN), {}), by_contestant.get((OURS, PLAIN), {}))
+        for kind in kinds
+        for of in sorted(contestants, key=lambda one: one[0] != OURS)
+        if (kind, *of) in cells
+    ]
+
+
+def _by_key(runs: Sequence[ContestRun], system: str, mode: str) -> dict[Key, ContestRun]:
+    return {(run.kind, run.prompt, run.number): run for run in runs if (run.system, run.mode) == (system, mode)}
+
+
+def _pairs(runs: Sequence[ContestRun], others: Mapping[Key, ContestRun]) -> list[tuple[ContestRun, ContestRun]]:
+    keyed = [(run, others.get((run.kind, run.prompt, run.number))) for run in runs]
+    return [(run, other) for run, other in keyed if other is not None]
+
+
+def _row(runs: Sequence[ContestRun], plain: Mapping[Key, ContestRun], ours: Mapping[Key, ContestRun]) -> PeerRow:
+    beside_plain, beside_ours = _pairs(runs, plain), _pairs(runs, ours)
+    differences = [first_difference(other.token_ids, run.token_ids) for run, other in beside_plain]
+    left = [at for at in differences if at is not None]
+    tokens = sum(len(run.token_ids) for run in runs)
+    return PeerRow(
+        kind=runs[0].kind,
+        system=runs[0].system,
+        mode=runs[0].mode,
+        runs=len(runs),
+        speed=Spread.of([run.tokens_per_second for run in runs]),
+        over_plain=Spread.of([_over(run, other) for run, other in beside_plain]),
+        wall_s=Spread.of([run.wall_s for run in runs]),
+        cpu_s=Spread.of([run.cpu_s for run in runs]),
+        cpu_ms_per_token=1e3 * sum(run.cpu_s for run in runs) / max(1, tokens),
+        tokens_per_step=tokens / max(1, sum(run.target_steps for run in runs)),
+        same_as_plain=len(differences) - len(left),
+        plain_compared=len(differences),
+        same_as_ours=sum(run.token_ids == other.token_ids for run, other in beside_ours),
+        ours_compared=len(beside_ours),
+        first_difference=min(left, default=None),
+    )
+
+
+def _over(run: ContestRun, other: ContestRun) -> float:
+    return run.tokens_per_second / other.tokens_per_second if other.tokens_per_second > 0 else 0.0
+
+
+def duels(contest: Contest, rows: Sequence[PeerRow]) -> list[Duel]:
+    """Our best mode against each other system's, by median speed, kind by kind."""
+    found = []
+    for kind in dict.fromkeys(row.kind for row in rows):
+        best: dict[str, PeerRow] = {}
+        for row in rows:
+            if row.kind == kind and (row.system not in best or row.speed.median > best[row.system].speed.median):
+                best[row.system] = row
+        ours = best.pop(OURS, None)
+        if ours is not None:
+            found += [_duel(contest, ours, theirs) for theirs in best.values()]
+    return found
+
+
+def _duel(contest: Contest, ours: PeerRow, theirs: PeerRow) -> Duel:
+    our_runs = [run for run in contest.runs if (run.system, run.mode, run.kind) == (OURS, ours.mode, ours.kind)]
+    ratios = [
+        _over(run, other)
+        for run, other in _pairs(our_runs, _by_key(contest.runs, theirs.system, theirs.mode))
+        if other.tokens_per_second > 0
+    ]
+    return Duel(ours.kind, ours.mode, f"{theirs.system} {theirs.mode}", Spread.of(ratios), lower_bound(ratios))
+
+
+def peers_json(facts: Mapping[str, str], contest: Contest) -> Any:
+    """Everything that the Markdown says, and each run's own figures."""
+    rows = peer_rows(contest)
+    figures = ("system", "mode", "kind", "prompt", "number", "wall_s", "cpu_s", "target_steps")
+    return {
+        "facts": dict(facts),
+        "peers": dict(contest.facts),
+        "failures": dict(contest.failures),
+        "results": [asdict(row) for row in rows],
+        "duels": [asdict(duel) for duel in duels(contest, rows)],
+        "runs": [
+            {name: getattr(run, name) for name in figures} | {"tokens": len(run.token_ids)} for run in contest.runs
+        ],
+    }
+
+
+def peers_plots(contest: Contest) -> list[Plot]:
+    """Tokens a second by kind and contestant."""
+    cells = {(row.kind, f"{row.system} {row.mode}"): row.speed for row in peer_rows(contest)}
+    kinds, contestants = (list(dict.fromkeys(key[place] for key in cells)) for place in (0, 1))
+    bars = [Bars(one, [cells.get((kind, one)) for kind in kinds]) for one in contestants]
+    return [Plot("Whole requests, greedy, float32", "tokens a second", kinds, bars)] if cells else []
+
+
+HEADS = (
+    "kind | system | mode | tok/s (min to max) | over its plain | wall s | CPU s | CPU ms a token | "
+    "tokens a target step | same as its plain | same as our target-only"
+)
+NOTES = """\
+Whole requests, prompt included, greedy, every system on the same cores, one request at a time. `tokens a target step`
+is new tokens ÷ forward passes of the target: no load of the machine disturbs it. A text that differs from the
+system's own plain text was changed by its speculation, or by arithmetic that rounds otherwise for other row counts.
+"""
+
+
+def peers_markdown(facts: Mapping[str, str], contest: Contest) -> str:
+    """The report."""
+    rows = peer_rows(contest)
+    versions = {name: contest.facts[name] for name in sorted(contest.facts)}
+    parts = ["# Beside other systems\n", as_markdown(dict(facts) | versions)]
+    parts += [
+        "## Our best mode beside each system's best\n",
+        table(DUEL_HEADS, map(_duel_cells, duels(contest, rows))),
+    ]
+    parts += ["## All modes\n", table(HEADS, map(_cells, rows))]
+    if contest.failures:
+        listed = "".join(f"- {name}: {_one_line(why)}\n" for name, why in contest.failures.items())
+        parts += ["## Not measured, or not to the end\n", listed]
+    return "\n".join([*parts, NOTES])
+
+
+DUEL_HEADS = "kind | ours | theirs | ours ÷ theirs (min to max) | lower 95 %"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _duel_cells(duel: Duel) -> list[str]:
+    return [duel.kind, duel.ours, duel.peer, spread_text(duel.ratio, 2), f"{duel.lower:.2f}"]
+
+
+def _cells(row: PeerRow) -> list[str]:
+    same = f"{row.same_as_plain} of {row.plain_compared}"
+    if row.first_difference is not None:
+        same += f" (first from token {row.first_difference})"
+    return [
+        row.kind,
+        row.system,
+        row.mode,
+        spread_text(row.speed),
+        spread_text(row.over_plain, 2) if row.over_plain.count else "?",
+        f"{row.wall_s.median:.2f}",
+        f"{row.cpu_s.median:.2f}",
+        f"{row.cpu_ms_per_token:.0f}",
+        f"{row.tokens_per_step:.2f}",
+        same,
+        f"{row.same_as_ours} of {row.ours_compared}",
+    ]

@@ -1,0 +1,81 @@
+"""Bars by kind of prompt, as SVG and PNG; matplotlib is an option (`paceline[bench]`) and no report needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module, util
+from pathlib import Path
+from typing import Any
+
+from benchmarks.reporting.figures import Spread
+
+FORMATS = ("svg", "png")
+_GROUP_WIDTH = 0.8
+
+
+@dataclass(frozen=True)
+class Bars:
+    """One colour of a plot: a value for each group, with its extremes; None leaves a gap.
+
+    Attributes:
+        marks: a line across each bar, such as a ceiling; empty: none.
+    """
+
+    label: str
+    values: Sequence[Spread | None]
+    marks: Sequence[float | None] = ()
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Grouped bars; `line` is drawn across, such as target-only's 1."""
+
+    title: str
+    unit: str
+    groups: Sequence[str]
+    bars: Sequence[Bars]
+    line: float | None = None
+
+
+def can_plot() -> bool:
+    """Whether matplotlib is installed."""
+    return util.find_spec("matplotlib") is not None
+
+
+def draw(plot: Plot, stem: Path) -> list[Path]:
+    """Write `stem`.svg and .png, both the same for the same figures; returns their paths."""
+    matplotlib: Any = import_module("matplotlib")
+    figures: Any = import_module("matplotlib.figure")
+    width = max(6.0, 0.3 * len(plot.groups) * max(1, len(plot.bars)) + 2)
+    with matplotlib.rc_context({"svg.hashsalt": plot.title, "font.size": 9}):
+        figure = figures.Figure(figsize=(width, 4.2), layout="constrained")
+        axes = figure.subplots()
+        _draw_bars(axes, plot)
+        axes.set_title(plot.title)
+        axes.set_ylabel(plot.unit)
+        axes.set_xticks(range(len(plot.groups)), plot.groups)
+        axes.set_ylim(bottom=0)
+        axes.legend(loc="upper left", fontsize=8)
+        written = [stem.with_name(f"{stem.name}.{form}") for form in FORMATS]
+        for file in written:
+            figure.savefig(file, dpi=150, metadata={"Date": None} if file.suffix == ".svg" else None)
+    return written
+
+
+def _draw_bars(axes: Any, plot: Plot) -> None:
+    step = _GROUP_WIDTH / max(1, len(plot.bars))
+    if plot.line is not None:
+        axes.axhline(plot.line, color="black", linewidth=0.8)
+    for number, bars in enumerate(plot.bars):
+        shift = (number + 0.5) * step - _GROUP_WIDTH / 2
+        shown = [(place + shift, value) for place, value in enumerate(bars.values) if value is not None]
+        heights = [value.median for _, value in shown]
+        below = [value.median - value.low for _, value in shown]
+        above = [value.high - value.median for _, value in shown]
+        places = [place for place, _ in shown]
+        axes.bar(places, heights, step * 0.9, yerr=(below, above), capsize=2, label=bars.label, error_kw={"lw": 0.8})
+        for place, mark in enumerate(bars.marks):
+            if mark:
+                left = place + shift - step * 0.45
+                axes.hlines(mark, left, left + step * 0.9, colors="black", linestyles="dashed", linewidth=0.8)

@@ -1,0 +1,1 @@
+"""`paceline bench speed`: drafters beside target-only, in interleaved pairs."""

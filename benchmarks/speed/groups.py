@@ -1,0 +1,114 @@
+"""Services under measurement: a group is what one `paceline serve --drafter X` runs.
+
+All groups are up at once and one is busy at a time; an idle one waits without spinning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+
+from paceline.client import Client, Generation
+from paceline.local.services import Services
+from paceline.local.settings import ServeSettings
+from paceline.protocol.generation import GenerateRequest
+from paceline.protocol.proposal import NONE
+
+WARM_UP_TOKENS = 24
+
+
+class Runner(Protocol):
+    """Something that generates, one request at a time."""
+
+    @property
+    def name(self) -> str:
+        """The drafter that it serves, as `paceline serve` takes it."""
+
+    @property
+    def target_threads(self) -> int:
+        """Compute threads of its target; 0: unknown."""
+
+    @property
+    def processes(self) -> Sequence[int]:
+        """Process ids of its services; empty: unknown."""
+
+    def generate(self, request: GenerateRequest) -> Generation:
+        """Run one generation to its end. Raises PacelineError as `Client.generate` does."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """A running coordinator and what is known of the processes behind it."""
+
+    name: str
+    client: Client
+    target_threads: int = 0
+    draft_threads: int = 0
+    processes: Sequence[int] = ()
+
+    def generate(self, request: GenerateRequest) -> Generation:
+        """As `Client.generate`."""
+        return self.client.generate(request)
+
+    @property
+    def split(self) -> str:
+        """The thread split, in words."""
+        draft = f", draft {self.draft_threads}" if self.draft_threads else ""
+        return f"target {self.target_threads}{draft}" if self.target_threads else "unknown"
+
+
+@contextmanager
+def start_groups(
+    model: str, drafters: Sequence[str], folder: Path, announce: Callable[[str], None] = lambda line: None
+) -> Iterator[dict[str, Group]]:
+    """Run a group for each drafter and one without (`none`, our fastest target-only), and stop them at the end.
+
+    Raises:
+        InvalidInput: a model or drafter that `paceline serve` would refuse.
+        ServiceFailed: services that did not come up; the others were stopped.
+    """
+    with ExitStack() as stack:
+        groups = {}
+        for number, drafter in enumerate(dict.fromkeys([NONE, *drafters])):
+            announce(f"starting services for {drafter}")
+            settings = ServeSettings(model=model, drafter=drafter, port=0, draft_port=0, target_port=0)
+            services = stack.enter_context(Services(settings, folder / str(number)))
+            groups[drafter] = _group(drafter, services, stack.enter_context(Client(services.address)))
+        yield groups
+
+
+def _group(drafter: str, services: Services, client: Client) -> Group:
+    threads = {name: process.threads for name, process in services.processes.items()}
+    pids = [process.pid for process in services.processes.values()]
+    return Group(drafter, client, threads["target"], threads.get("draft", 0), pids)
+
+
+@contextmanager
+def connect(address: str, drafters: Sequence[str]) -> Iterator[dict[str, Group]]:
+    """The same for a running coordinator: one group stands for all drafters.
+
+    Raises (on entering):
+        PeerUnavailable: nobody listens there.
+    """
+    with Client(address) as client:
+        client.describe_models()
+        yield {drafter: Group(drafter, client) for drafter in dict.fromkeys([NONE, *drafters])}
+
+
+def cpu_seconds(processes: Sequence[int]) -> float:
+    """User and system time of processes and their children so far; one that has ended counts as 0."""
+    total = 0.0
+    for pid in processes:
+        try:
+            root = psutil.Process(pid)
+            for process in [root, *root.children(recursive=True)]:
+                times = process.cpu_times()
+                total += times.user + times.system
+        except psutil.NoSuchProcess:
+            continue
+    return total

@@ -1,0 +1,1 @@
+"""What is drafted: drafters, lengths and shapes, by measured costs."""

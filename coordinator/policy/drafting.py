@@ -1,0 +1,425 @@
+"""Where a request's proposals come from: its own n-gram matches, the draft service, or nowhere.
+
+Once a round's outcome is known the next one is planned: what is there already
+(an n-gram match, a proposal drafted for this very outcome) is verified at once;
+a proposal drafted just in time is waited for. Requests that name a number of
+tokens get that many whenever a drafter has them; the others follow the policy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from coordinator.policy.cost_model import Knowledge
+from coordinator.policy.request_policy import Options, Plan, RequestPolicy, Source
+from coordinator.policy.throttle import Level
+from coordinator.sessions.draft import NOTHING, Drafted, DraftPeer, DraftSession
+from coordinator.sessions.target import Ahead
+from coordinator.text.sequence import Job, Sequence
+from paceline.protocol.draft import DraftBudget
+from paceline.protocol.errors import PacelineError
+from paceline.protocol.proposal import (
+    AUTO,
+    MAX_PROPOSAL_NODES,
+    NGRAM,
+    NONE,
+    ROOT,
+    Acceptance,
+    Outcome,
+    Proposal,
+    SparseDistribution,
+)
+from paceline.protocol.records import RoundRecord
+from paceline.protocol.target import Round
+from paceline.sampling.ngram import Match, NgramIndex
+
+RUN_AHEAD = 16
+"""Rounds that may run ahead where nothing will be proposed for as long; a setting may say less."""
+STAGED = 24
+"""Proposals to leave with the target for the outcomes of one round; no others are looked at for it."""
+UNTOLD_TOKENS = 16
+"""Tokens of a run after which the draft service hears of them at the latest: it would have to catch up on more."""
+SURE_MATCH = 5
+"""Length from which a match goes before the model when a request fixes its number of tokens and not its drafter."""
+TARGET_ONLY = Plan()
+
+
+@dataclass(frozen=True)
+class DraftingSettings:
+    """What a request that doesn't choose gets.
+
+    Attributes:
+        drafter: `auto`, `ngram`, a drafter of the draft service, or `none`.
+        num_draft_tokens: tokens to propose; None: the policy chooses each round.
+        fan_out: next tokens per accepted node to draft for while a round is verified; 0: none.
+        run_ahead: most rounds that the target may begin by itself, where nothing is proposed; 0: none.
+        max_staged: most proposals to leave with the target for the outcomes of one round; 0: none.
+    """
+
+    drafter: str = AUTO
+    num_draft_tokens: int | None = None
+    fan_out: int = 4
+    run_ahead: int = RUN_AHEAD
+    max_staged: int = STAGED
+
+
+@dataclass(frozen=True)
+class Staged:
+    """What the target may begin with if the round in flight has this outcome; `grows`: it may become longer."""
+
+    outcome: Outcome
+    proposal: Proposal
+    grows: bool
+
+
+@dataclass(frozen=True)
+class _Untold:
+    """Committed tokens that the draft service has not heard of, the last ones of `committed`.
+
+    `outcome` is their last round's. `awaited`: it drafts for that round's outcomes, so it must be told of it alone.
+    """
+
+    outcome: Outcome
+    token_ids: tuple[int, ...]
+    committed: Seq[int]
+    budget: DraftBudget
+    traceparent: str
+    awaited: bool
+
+    @property
+    def must_leave(self) -> bool:
+        """Whether it can't wait for what the next rounds commit."""
+        return self.awaited or len(self.token_ids) >= UNTOLD_TOKENS
+
+    def after(self, before: _Untold | None) -> _Untold:
+        """These tokens and those before them."""
+        return self if before is None else replace(self, token_ids=before.token_ids + self.token_ids)
+
+
+class Drafting:
+    """One request's drafters and the plan of its next round."""
+
+    def __init__(self, job: Job, peer: DraftPeer | None, knowledge: Knowledge, settings: DraftingSettings) -> None:
+        wanted = job.speculation
+        name = wanted.drafter or settings.drafter
+        self._session = DraftSession(peer, job, "" if name == AUTO else name)
+        self._fixed = wanted.num_draft_tokens if wanted.num_draft_tokens is not None else settings.num_draft_tokens
+        self._widths = wanted.tree_widths
+        self._off = wanted.off or name == NONE
+        self._uses_model = peer is not None and name != NGRAM and self._fixed != 0 and not self._off
+        self._coupled = job.acceptance is Acceptance.COUPLED
+        self._fan_out = settings.fan_out if self._uses_model else 0
+        self._throttle = knowledge.throttle
+        self._follows = self._fixed is None and not self._off
+        self._run_ahead = settings.run_ahead
+        self._max_staged = settings.max_staged
+        self._policy = RequestPolicy(knowledge, name, job.acceptance, greedy=job.sampling.temperature == 0)
+        self._ngrams = NgramIndex() if name in (NGRAM, AUTO) and not self._off else None
+        self._match: Match | None = None
+        self._cached: Drafted | None = None
+        self._missed = False
+        self._entered = self._first_draft = False
+        self._untold: _Untold | None = None
+        self._granted = 0
+        self._begun: Proposal | None = None
+        self._target_stages = False
+        self._room = self._rows_left = 0
+        self._rests = self._winds_up = False
+        self._plan = TARGET_ONLY
+        self._rounds = 0
+
+    def open(self, sequence: Sequence, traceparent: str) -> None:
+        """Plan the first round; the draft service begins with the prefix meanwhile."""
+        self._entered = True
+        self._throttle.enter(_now_ms(), follows=self._follows, off=self._off)
+        self._learn_tokens(sequence.ids)
+        self._cached = None
+        self._plan = self._next_plan(sequence)
+        if self._needs_session():
+            self._session.open(sequence.ids, self._wanted_now(), traceparent)
+
+    @property
+    def run_ahead(self) -> int:
+        """Rounds behind the planned one that the target may begin by itself."""
+        return self._plan.run_ahead
+
+    async def take(self, asked: Callable[[], None]) -> Drafted:
+        """The planned proposal; an n-gram match stands in for a draft that doesn't come.
+
+        Where the draft service is waited for, `asked` is called once the wish has left for it.
+        """
+        drafted = await self._planned(asked)
+        self._first_draft = drafted.first
+        if drafted.proposal is not None:
+            drafted = replace(drafted, proposal=drafted.proposal.first(self._rows_left))
+        return replace(drafted, miss=self._missed) if self._missed else drafted
+
+    async def _planned(self, asked: Callable[[], None]) -> Drafted:
+        plan = self._plan
+        if self._begun is not None:
+            timings = self._cached.timings if self._cached is not None else NOTHING.timings
+            return Drafted(self._begun, hit=self._begun.drafter != NGRAM, timings=timings)
+        if plan.source is Source.WAIT:
+            self._tell()
+            await asyncio.sleep(0)  # the link's writer runs
+            asked()
+        if plan.source is Source.CACHED and self._cached is not None:
+            cached = self._cached
+            return replace(cached, proposal=cached.proposal and cached.proposal.first(plan.nodes))
+        if plan.source is Source.WAIT:
+            drafted = await self._session.take()
+            if drafted.proposal is not None:
+                return drafted
+        if plan.source is not Source.NONE and self._match is not None:
+            return Drafted(self._matches(self._match, plan.depth))
+        return NOTHING
+
+    def verifying(self, round_: Round) -> None:
+        """Tell the draft service what the last rounds committed and, if it is to draft for this one's
+        outcomes, what left for the target. Of rounds that run ahead it hears together."""
+        plan = self._plan
+        goes_on = self._granted > 1 or plan.run_ahead > 0
+        if not goes_on or self._untold is None or self._untold.must_leave:
+            self._tell()
+        if plan.fan_out:
+            budget = DraftBudget(plan.branch_depth, self._widths, plan.branch_nodes, plan.fan_out)
+            self._session.verifying(round_, budget)
+
+    def max_staged(self, round_: Round) -> int:
+        """Most proposals to leave with the target for a round's outcomes: it takes bare tokens, so coupled ones."""
+        return self._max_staged if self._stages and (self.copies(round_) or self.drafts_outcomes) else 0
+
+    @property
+    def drafts_outcomes(self) -> bool:
+        """Whether the draft service prepares proposals that may be staged for the round in flight."""
+        return self._plan.fan_out > 0
+
+    def copies(self, round_: Round) -> bool:
+        """Whether the round follows an n-gram match, or may come to: what is staged for it is there at once."""
+        return self._match is not None and (round_.proposal is None or round_.proposal.drafter == NGRAM)
+
+    @property
+    def _stages(self) -> bool:
+        return self._coupled and not self._off and self._max_staged > 0
+
+    def on_prepared(self, call: Callable[[], None]) -> None:
+        """Have `call` called when a proposal for an outcome that is not known yet has come, or has grown."""
+        self._session.on_prepared = call
+
+    def verdict_due_ms(self, round_: Round, since_verdict_ms: float) -> float:
+        """How soon what leaves for the target is too late to be staged for the round in flight, by what is known.
+
+        Asked when the round has left, or some time after the verdict has come with which the target began it.
+        """
+        sent = self._begun is None and not self._granted
+        due_ms = self._policy.verdict_due_ms(len(round_.proposal) if round_.proposal else 0, sent=sent)
+        return due_ms if sent else due_ms - since_verdict_ms
+
+    def staged(self, round_: Round) -> Iterator[Staged]:
+        """Proposals for outcomes of the round in flight, the likeliest first, as far as they are worth verifying."""
+        copied = self._copied_on(round_)
+        if copied is not None:
+            yield copied
+        plan = self._plan
+        longest = max(plan.branch_depth, plan.branch_nodes)
+        for outcome, prepared in islice(self._session.prepared(round_), self._max_staged):
+            if copied is None or outcome != copied.outcome:
+                proposal = self._fitting(prepared, round_, outcome)
+                worth = proposal if self._fixed is not None else self._policy.worth_verifying(proposal)
+                if worth is not None and len(worth):
+                    yield Staged(outcome, worth, grows=len(prepared) < longest)
+
+    def commit(self, outcome: Outcome, tokens: Seq[int], sequence: Sequence, ahead: Ahead, traceparent: str) -> None:
+        """Take in what a round committed and plan the next, as far as the target has not begun it.
+
+        The draft service is told by `take` if the plan waits for it, else by `verifying`, behind the round.
+        """
+        granted = self._granted = ahead.granted
+        self._begun, self._target_stages = ahead.begun, ahead.stages
+        rested, self._rests = self._rests, self._off or self._level is Level.NONE
+        self._winds_up = granted > 0 and not self._rests and (rested or self._winds_up)
+        if self._rests:
+            self._rest(sequence)
+            return
+        if self._match is not None:
+            self._policy.learn_match(self._match, tokens)
+        self._learn_tokens(sequence.ids)
+        self._cached = self._session.settle(outcome)
+        drafted_for = self._plan.fan_out > 0
+        self._missed = drafted_for and self._cached is None
+        self._plan = self._next_plan(sequence)
+        before, self._untold = self._untold, None
+        if self._level is not Level.FULL:
+            self._session.close()
+        elif self._session.is_open or self._needs_session():
+            budget = self._wanted_now()
+            untold = _Untold(outcome, tuple(tokens), sequence.ids, budget, traceparent, drafted_for)
+            self._untold = untold.after(before)
+
+    def learn(self, record: RoundRecord, proposal: Proposal | None, path: Seq[int]) -> None:
+        """Take in what the running plan cost and gave; call before `commit`."""
+        self._rounds += 1
+        if self._winds_up:
+            self._throttle.forget(_now_ms())
+        else:
+            self._throttle.add(record.accepted + 1, _now_ms())
+        if self._rounds > 1 and not self._off and self._level is not Level.NONE:
+            self._policy.learn(self._plan, record, proposal, path, first_draft=self._first_draft)
+
+    def refused(self, error: PacelineError) -> None:
+        """The target refused what was proposed for the round in flight, or staged for its outcomes."""
+        self._session.refused(error)
+
+    def close(self) -> None:
+        """End the session on the draft service; may be called again."""
+        self._session.close()
+        if self._entered:
+            self._entered = False
+            self._throttle.leave(_now_ms(), follows=self._follows, off=self._off)
+
+    def _tell(self) -> None:
+        told, self._untold = self._untold, None
+        if told is not None:
+            self._session.commit(told.outcome, told.token_ids, told.committed, told.budget, told.traceparent)
+
+    def _learn_tokens(self, committed: Seq[int]) -> None:
+        if self._ngrams is not None:
+            self._ngrams.extend(committed[len(self._ngrams) :])
+            self._match = self._ngrams.longest_match()
+
+    def _copied_on(self, round_: Round) -> Staged | None:
+        """The match followed on behind the round, for the case that all of it and the token after is as it says."""
+        if self._match is None or not self.copies(round_):
+            return None
+        proposed = round_.proposal.token_ids if round_.proposal else ()
+        k = len(proposed)
+        expected = self._match.continuation(k + 1)
+        outcome = Outcome(round_.base_length, k - 1, expected[k])
+        nodes = self._copied_nodes(self._match.length, k, self._room_behind(round_, outcome))
+        if expected[:k] != proposed or (round_.proposal and not round_.proposal.is_chain) or nodes <= 0:
+            return None
+        following = self._match.continuation(k + 1 + nodes)[k + 1 :]
+        return Staged(outcome, Proposal(1 + self._rounds, following, (1.0,) * nodes, drafter=NGRAM), grows=False)
+
+    def _copied_nodes(self, length: int, k: int, room: int) -> int:
+        """How far to follow a match on behind a round that has its first k tokens."""
+        if self._fixed is not None:
+            return min(room, self._fixed) if k else 0
+        return self._policy.worth_copying(length + k + 1, room) if k else self._policy.worth_staging(length, room)
+
+    def _room_behind(self, round_: Round, outcome: Outcome) -> int:
+        """Most tokens of a proposal for an outcome of the round in flight."""
+        return max(0, min(self._room - _accepted(round_, outcome) - 2, MAX_PROPOSAL_NODES))
+
+    def _fitting(self, prepared: Proposal, round_: Round, outcome: Outcome) -> Proposal:
+        """The first nodes of a proposal for an outcome, as far as text and rows of the target go."""
+        rows_left = self._rows_left - _accepted(round_, outcome) - 1
+        return prepared.within(self._room_behind(round_, outcome)).first(rows_left)
+
+    def _next_plan(self, sequence: Sequence) -> Plan:
+        self._room, self._rows_left = sequence.room, sequence.rows_left
+        plan = self._open_plan(sequence)
+        if self._begun is None:
+            return plan
+        source = Source.NGRAM if self._begun.drafter == NGRAM else Source.CACHED
+        depth = max(self._begun.depths)
+        return replace(plan, source=source, nodes=len(self._begun), depth=depth, run_ahead=0)
+
+    def _open_plan(self, sequence: Sequence) -> Plan:
+        run_ahead = max(0, min(sequence.room - 1, self._run_ahead))
+        if self._off or self._fixed == 0:
+            return Plan(run_ahead=run_ahead)
+        if self._level is not Level.FULL:
+            run_ahead = min(run_ahead, self._throttle.rounds_left(_now_ms()))
+        if self._level is Level.NONE:
+            return Plan(run_ahead=run_ahead)
+        room = max(0, min(sequence.room - 1, MAX_PROPOSAL_NODES))
+        if not room:
+            return TARGET_ONLY
+        if self._cached is not None and self._cached.proposal is not None:
+            self._cached = replace(self._cached, proposal=self._cached.proposal.within(room))
+        if self._fixed is not None:
+            return self._fixed_plan(min(self._fixed, room))
+        return self._policy.plan(
+            Options(
+                room=room,
+                match=self._match,
+                cached=self._cached.proposal if self._cached else None,
+                drafts=self._level is Level.FULL and self._uses_model and self._session.is_ready,
+                waits=self._rounds > 0,
+                fan_out=self._fan_out,
+                trees=self._coupled,
+                granted=self._granted,
+                run_ahead=run_ahead,
+                begun=self._begun is not None,
+                stages=self._stages and self._target_stages and self._ngrams is not None,
+            )
+        )
+
+    def _fixed_plan(self, k: int) -> Plan:
+        sure = self._match is not None and (not self._uses_model or self._match.length >= SURE_MATCH)
+        if sure:
+            source = Source.NGRAM
+        elif self._cached is not None:
+            source = Source.CACHED
+        else:
+            source = Source.WAIT if self._uses_model else Source.NONE
+        nodes = k if not self._widths or source is Source.NGRAM else 0
+        held = len(self._cached.proposal) if self._cached and self._cached.proposal else 0
+        return Plan(source, held if source is Source.CACHED else nodes, k, self._fan_out, k, 0)
+
+    def _needs_session(self) -> bool:
+        """With outcome drafting the draft computes the prompt beside the target; without, once it is first asked."""
+        asked = self._fan_out > 0 or self._plan.source is Source.WAIT
+        return self._uses_model and asked and self._level is Level.FULL
+
+    @property
+    def _level(self) -> Level:
+        """What the load leaves to a request that follows the policy."""
+        return self._throttle.level if self._follows else Level.FULL
+
+    def _rest(self, sequence: Sequence) -> None:
+        """Cost no more than target-only while nothing may be drafted; index and session catch up after."""
+        self._session.close()
+        self._match = self._cached = self._untold = None
+        self._missed = False
+        self._plan = self._next_plan(sequence)
+
+    def _wanted_now(self) -> DraftBudget:
+        """What the draft service is asked for at once: a proposal only if the round waits for it."""
+        plan = self._plan
+        if plan.source is not Source.WAIT:
+            return DraftBudget()
+        return DraftBudget(plan.depth, self._widths, plan.nodes)
+
+    def _matches(self, best: Match, k: int) -> Proposal:
+        """The best match's continuation; where the request asks for a tree, other matches' beside it."""
+        assert self._ngrams is not None, "a match comes from the index"
+        width = self._widths[0] if self._widths else 1
+        paths = [best.continuation(k)]
+        for path in self._ngrams.propose_many(width + 1, k):
+            distinct = all(path[0] != other[0] for other in paths)
+            if distinct and len(paths) < width and (len(paths) + 1) * k <= MAX_PROPOSAL_NODES:
+                paths.append(path)
+        token_ids: list[int] = []
+        parents: list[int] = []
+        for path in paths:
+            parents += (ROOT, *range(len(token_ids), len(token_ids) + k - 1))
+            token_ids += path
+        supports = () if self._coupled else tuple(SparseDistribution((token,), (1.0,)) for token in token_ids)
+        certain = (1.0,) * len(token_ids)
+        return Proposal(1 + self._rounds, tuple(token_ids), certain, tuple(parents), supports, NGRAM)
+
+
+def _accepted(round_: Round, outcome: Outcome) -> int:
+    """Nodes that a round's outcome accepts."""
+    return len(round_.proposal.path(outcome.node)) if round_.proposal else 0
+
+
+def _now_ms() -> float:
+    return time.monotonic() * 1e3

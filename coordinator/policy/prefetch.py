@@ -1,0 +1,112 @@
+"""Leaves proposals with the target for outcomes that the round in flight may have.
+
+If the round ends in one of them, the target begins the next round with its own
+verdict, and the hit costs no way to the coordinator and back. A proposal can't
+grow any more once its round has begun: one that still grows leaves as late as
+it may, the others in good time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from coordinator.policy.drafting import Drafting, Staged
+from coordinator.sessions.target import TargetSession
+from paceline.protocol.proposal import Outcome
+from paceline.protocol.target import Round
+
+MAX_STAGED_NODES = 56
+"""Most nodes that are sent for one round's outcomes, those that are sent again included: it bounds the bytes."""
+LAST_MS = 2.0
+"""What still grows leaves so long before it would be too late."""
+EARLY_SHARE = 0.1
+"""What doesn't grow any more leaves earlier, by this share of the time until the verdict."""
+
+
+class Staging:
+    """Watches one request's rounds, one at a time."""
+
+    def __init__(self, target: TargetSession, drafting: Drafting) -> None:
+        self._target = target
+        self._drafting = drafting
+        self._most = 0
+        self._round: Round | None = None
+        self._timers: list[asyncio.TimerHandle] = []
+        self._soon: asyncio.Handle | None = None
+        self._open = self._is_last = False
+        self._sent: dict[Outcome, int] = {}
+        self._nodes_left = 0
+        drafting.on_prepared(self._prepared)
+
+    def watch(self, round_: Round) -> None:
+        """A round is in flight: what follows an n-gram match is staged at once."""
+        self.end()
+        self._most = min(self._drafting.max_staged(round_), self._target.max_staged)
+        if not self._most:
+            return
+        self._round, self._sent, self._nodes_left = round_, {}, MAX_STAGED_NODES
+        if self._drafting.drafts_outcomes:
+            self._wait_for_outcomes(round_)
+        if self._drafting.copies(round_):
+            self._stage()
+
+    def end(self) -> None:
+        """The round is answered."""
+        self._round = None
+        self._open = self._is_last = False
+        for timer in self._timers:
+            timer.cancel()
+        self._timers = []
+
+    def _wait_for_outcomes(self, round_: Round) -> None:
+        loop = asyncio.get_running_loop()
+        since_verdict_ms = (time.perf_counter() - self._target.verdict_at) * 1e3
+        due_s = max(0.0, self._drafting.verdict_due_ms(round_, since_verdict_ms) / 1e3)
+        last_s = due_s - LAST_MS / 1e3
+        self._timers = [
+            loop.call_later(last_s - EARLY_SHARE * due_s, self._begin, False),
+            loop.call_later(last_s, self._begin, True),
+        ]
+
+    def _begin(self, is_last: bool) -> None:
+        """From now on what comes is staged, what still grows only at the last; also when it should be too late.
+
+        Steps take longer now and then, and under load a round may wait for its step.
+        """
+        self._open, self._is_last = True, is_last
+        self._stage()
+
+    def _prepared(self) -> None:
+        """Something came; what comes with it is staged with it."""
+        if self._timers and self._soon is None:
+            self._soon = asyncio.get_running_loop().call_soon(self._stage_what_came)
+
+    def _stage_what_came(self) -> None:
+        self._soon = None
+        if self._open:
+            self._stage()
+
+    def _stage(self) -> None:
+        if self._round is None:
+            return
+        chosen = {
+            staged.outcome: staged.proposal
+            for staged in self._drafting.staged(self._round)
+            if (self._is_last or not staged.grows) and self._takes(staged)
+        }
+        if chosen:
+            self._target.stage(self._round, chosen)
+
+    def _takes(self, staged: Staged) -> bool:
+        """Whether it is sent; then it is counted."""
+        before = self._sent.get(staged.outcome, 0)
+        nodes = len(staged.proposal)
+        # Half of the room is kept for what those that are sent now may grow by.
+        room = self._nodes_left - (MAX_STAGED_NODES // 2 if staged.grows and not before else 0)
+        full = not before and len(self._sent) >= self._most
+        if full or nodes <= before or nodes > room:
+            return False
+        self._sent[staged.outcome] = nodes
+        self._nodes_left -= nodes
+        return True

@@ -1,0 +1,446 @@
+"""How much to draft, with what, for the next round: expected tokens against the time they cost, all of it measured.
+
+A plan's value is `expected accepted tokens - λ · (time it adds)` with λ = the
+request's running tokens per millisecond (`exactness` §7, marginal rule); the
+time of a round without a draft is the same for every plan and falls out. A row
+delays every session that shares the target's step, so its price counts each of
+them. Rejection and block acceptance see averages by depth only, never the
+probability of a token that might be dropped.
+
+A round without a proposal need not be sent: the target runs ahead, and saves it
+the round trip. But then the rounds that it may begin can't carry proposals. So
+it runs where proposals have lately been worth less than the round trip for
+each; where it runs, a proposal must be worth one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from coordinator.policy.cost_model import RANKS, Knowledge
+from coordinator.policy.estimates import Mean
+from coordinator.policy.growth import MOST_LAST, SMALLEST_CHANCE, expected_of_trees
+from coordinator.policy.restraint import Guard, Probe
+from paceline.protocol.proposal import MAX_PROPOSAL_NODES, ROOT, Acceptance, Proposal
+from paceline.protocol.records import RoundRecord
+from paceline.sampling.ngram import Match
+
+MAX_MODEL_TOKENS = 16
+"""Longest path that a model is asked for."""
+MAX_MATCH_TOKENS = 32
+"""Longest continuation of an n-gram match."""
+OUTLIER = 4.0
+"""A round that takes longer than this many target-only ones counts as so many."""
+SHORT_RUN = 3
+"""Rounds that may run ahead while something worth proposing may turn up that can't be staged: it is missed for so
+long. Far away more."""
+MESSAGE_MS = 0.5
+"""What a message takes of the cores of who sends it and who gets it."""
+LEAST_PLAIN = 3
+"""Target-only rounds that a coordinator begins with: nothing is drafted before it is known what that must beat."""
+MARGIN = 0.05
+"""Tokens that a proposal must be worth beyond nothing to be waited for: chances are known no better than that."""
+QUIET_ROUNDS = 2
+"""For so many rounds in succession that had nothing worth proposing one round more may run ahead."""
+
+
+class Source(StrEnum):
+    """Where a round's proposal comes from."""
+
+    NONE = "none"
+    NGRAM = "ngram"
+    """The coordinator's own n-gram match."""
+    CACHED = "cached"
+    """Drafted for this outcome before it was known."""
+    WAIT = "wait"
+    """Drafted just in time: the round waits for it."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The next round: whose proposal, how much of it, and how far to draft outcomes while it is verified.
+
+    Attributes:
+        nodes: most nodes of the proposal; of a match or a cached proposal: the first ones.
+        depth: longest path of a proposal that is drafted just in time; fewer than `nodes` makes a tree.
+        fan_out: next tokens per accepted node to draft for meanwhile; 0: none.
+        branch_depth, branch_nodes: longest path and most nodes of an outcome's proposal.
+        run_ahead: rounds behind this one that the target may begin by itself.
+    """
+
+    source: Source = Source.NONE
+    nodes: int = 0
+    depth: int = 0
+    fan_out: int = 0
+    branch_depth: int = 0
+    branch_nodes: int = 0
+    run_ahead: int = 0
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the next round could use.
+
+    Attributes:
+        room: most tokens that a proposal may have.
+        match: the coordinator's own n-gram match.
+        cached: the proposal that was drafted for this outcome before it was known.
+        drafts: whether a draft service could be asked.
+        waits: whether the round may wait for it.
+        fan_out: most next tokens per accepted node that outcome drafting may prepare; 0: it is off.
+        trees: whether proposals may be trees.
+        granted: rounds, this one included, that the target may have begun: they are target-only, come what may.
+        run_ahead: most rounds behind this one that the target may begin.
+        begun: whether the target has begun the round: only what is drafted meanwhile is open.
+        stages: whether matches may be staged for the rounds of a run, which then misses none.
+    """
+
+    room: int
+    match: Match | None = None
+    cached: Proposal | None = None
+    drafts: bool = False
+    waits: bool = True
+    fan_out: int = 0
+    trees: bool = False
+    granted: int = 0
+    run_ahead: int = 0
+    begun: bool = False
+    stages: bool = False
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """A proposal that could be drafted just in time, and its value: it may be negative, so that it can be a probe."""
+
+    value: float = -math.inf
+    depth: int = 0
+    nodes: int = 0
+
+
+def survival(chances: Iterable[float]) -> list[float]:
+    """Chance that the first j tokens are all accepted, for j = 1, 2, …"""
+    return list(itertools.accumulate(chances, operator.mul))
+
+
+class RequestPolicy:
+    """Plans one request's rounds and learns from what became of them."""
+
+    def __init__(self, knowledge: Knowledge, drafter: str, acceptance: Acceptance, *, greedy: bool) -> None:
+        self._costs = knowledge.costs
+        self._coupled = acceptance is Acceptance.COUPLED
+        self._shared = knowledge.of(drafter, greedy)
+        self._own = self._shared.child()
+        plain = self._costs.plain
+        self._tokens = Mean(1.0, 4.0, limit=30.0)
+        self._round_ms = Mean(plain.value, 4.0 if plain.weight else 0.0, limit=30.0)
+        self._sharers = Mean(1.0, 1.0, limit=10.0)
+        self._other_rows = Mean(0.0, 1.0, limit=10.0)
+        self._guard = Guard()
+        self._probe = Probe()
+        self._quiet = 0
+        self._probes = False
+        self._outlook_was_on = False
+
+    @property
+    def rate(self) -> float:
+        """λ: tokens a millisecond, as this request runs now; 0 before any time is known."""
+        return self._tokens.value / self._round_ms.value if self._round_ms.value > 0 else 0.0
+
+    def plan(self, options: Options) -> Plan:
+        """What the next round should do."""
+        if self._outlook_was_on:
+            for experience in (self._own, self._shared):
+                experience.hits.add(float(options.cached is not None))
+        if options.room <= 0:
+            plan = Plan()
+        elif options.begun:
+            plan = self._meanwhile(options)
+        elif self._costs.plain.weight < LEAST_PLAIN:
+            plan = Plan()
+        elif self._guard.holds():
+            plan = Plan(run_ahead=min(options.run_ahead, self._guard.left))
+        else:
+            plan = self._best(options)
+        self._outlook_was_on = plan.fan_out > 0
+        return plan
+
+    def worth_verifying(self, proposal: Proposal) -> Proposal | None:
+        """The first nodes of a model's proposal that are worth their rows, if its outcome comes true."""
+        _, nodes = self._best_first(self._reached(proposal))
+        return proposal.first(nodes) if nodes else None
+
+    def worth_copying(self, length: int, room: int) -> int:
+        """How far to follow a match of this length, if what came before was as it says."""
+        return self._match_value(length, room)[1]
+
+    def worth_staging(self, length: int, room: int) -> int:
+        """How far to follow a match behind its next token, which must come first; 0: not worth the message."""
+        value, nodes = self._match_value(length + 1, room)
+        return nodes if self._own.by_match.chance(length) * value > self.rate * MESSAGE_MS else 0
+
+    def verdict_due_ms(self, nodes: int, *, sent: bool) -> float:
+        """When what leaves for the target comes too late for a round's verdict, by what is known.
+
+        Counted from when the round was sent, or else from the verdict with which the target began it. Not above 0
+        while nobody knows.
+        """
+        step_ms = self._costs.step.ms(1 + self._other_rows.value + nodes)
+        return step_ms if sent else step_ms - self._costs.trip
+
+    def learn_match(self, match: Match, committed: Sequence[int]) -> None:
+        """Hold a match's continuation against what was committed after it, whether it was proposed or not."""
+        guesses = match.continuation(len(committed))
+        for i, (guess, token) in enumerate(zip(guesses, committed, strict=True)):
+            for experience in (self._own, self._shared):
+                experience.by_match.add(match.length + i, guess == token)
+            if guess != token:
+                return
+
+    def learn(
+        self,
+        plan: Plan,
+        record: RoundRecord,
+        proposal: Proposal | None,
+        path: Sequence[int],
+        *,
+        first_draft: bool = False,
+    ) -> None:
+        """Take in what a round cost and what became of its proposal; `path` holds the accepted nodes.
+
+        A request's first round is not for learning: it waits for the prompt. Nor is what was waited for the first
+        draft (`first_draft`), which the draft service computed the text for: others come at less.
+        """
+        committed = record.accepted + 1
+        plain_ms = self._costs.plain.value
+        limit = OUTLIER * committed * plain_ms if plain_ms else record.round_ms
+        ms = min(record.round_ms, limit)
+        self._tokens.add(committed)
+        self._round_ms.add(ms)
+        if proposal is not None and plan.source is not Source.NGRAM:
+            self._learn_acceptance(proposal, path)
+        self._learn_costs(plan, record, proposal, ms, first_draft=first_draft)
+        if proposal is not None or plan.fan_out:
+            self._guard.add(committed, ms, plain_ms)
+        self._probe.add(ms, drafted=plan.fan_out > 0 or plan.source is Source.CACHED)
+        if self._probes:
+            self._probe.cost(max(0.0, record.round_ms - committed * plain_ms))
+            self._probes = False
+
+    def _best(self, options: Options) -> Plan:
+        """The plan of greatest value, and whether drafting outcomes meanwhile is worth its time."""
+        match, cached, wait = self._match(options), self._cached(options), self._wait(options)
+        value, source, nodes = max(
+            (0.0, Source.NONE, 0),
+            (match[0], Source.NGRAM, match[1]),
+            (cached[0], Source.CACHED, cached[1]),
+            (wait.value - MARGIN, Source.WAIT, wait.nodes),
+            key=operator.itemgetter(0),
+        )
+        for experience in (self._own, self._shared):
+            experience.worth.add(value)
+        fare = self._fare(options)
+        self._quiet = self._quiet + 1 if value <= fare else 0
+        if self._quiet:
+            source, nodes = Source.NONE, 0
+        until_probe = self._rounds_until_probe(wait, source)
+        if until_probe == 0 and not options.granted:
+            return self._probing(wait)
+        fan_out, depth = self._outlook(options, max(fare, match[0], wait.value))
+        runs = source is Source.NONE and fare > 0 and not fan_out
+        if runs:
+            most = options.run_ahead if options.stages else self._short_run()
+            return Plan(run_ahead=min(options.run_ahead, most if until_probe is None else until_probe, most))
+        if options.granted:
+            source, nodes = Source.NONE, 0
+        if options.granted > 1:
+            fan_out = depth = 0
+        tree = self._tree_nodes(depth, options)
+        return Plan(source, nodes, wait.depth if source is Source.WAIT else nodes, fan_out, depth, tree)
+
+    def _meanwhile(self, options: Options) -> Plan:
+        """What to draft while the target verifies what it has begun with."""
+        if self._guard.left:
+            return Plan()
+        fan_out, depth = self._outlook(options, self._match(options)[0])
+        return Plan(fan_out=fan_out, branch_depth=depth, branch_nodes=self._tree_nodes(depth, options))
+
+    def _fare(self, options: Options) -> float:
+        """Tokens that the round trip costs where the target may do without it: what a proposal must be worth; else 0.
+
+        It may where proposals are worth less on average: to wait for one would cost more than it brings.
+        """
+        fare = self.rate * self._costs.fare
+        return fare if options.run_ahead and self._own.worth.value < fare else 0.0
+
+    def _short_run(self) -> int:
+        """Rounds that may run ahead where a proposal may turn up.
+
+        A run is extended by the time that half of it is left, which must cover the round trip.
+        """
+        costs = self._costs
+        far = 2 * math.ceil(costs.trip / costs.plain.value) if costs.plain.value else 0
+        return max(SHORT_RUN, far, self._quiet // QUIET_ROUNDS)
+
+    def _rounds_until_probe(self, tried: _Shape, source: Source) -> int | None:
+        """Rounds before a model that isn't used should be tried again; None: it needn't be."""
+        if source not in (Source.NONE, Source.NGRAM) or not tried.nodes:
+            return None
+        verify = self._costs.verify
+        return self._probe.rounds_until(self._costs.wait(tried.depth) + verify.ms(1 + tried.nodes) - verify.ms(1))
+
+    def _probing(self, tried: _Shape) -> Plan:
+        """What would be the best, or the least bad, if it were as all that is known says."""
+        self._probes = True
+        self._probe.tried()
+        return Plan(Source.WAIT, tried.nodes, tried.depth)
+
+    def _match(self, options: Options) -> tuple[float, int]:
+        """Value and length of the match's best continuation."""
+        if options.match is None:
+            return 0.0, 0
+        return self._match_value(options.match.length, options.room)
+
+    def _match_value(self, length: int, room: int) -> tuple[float, int]:
+        chances = (self._own.by_match.chance(length + i) for i in range(min(room, MAX_MATCH_TOKENS)))
+        return self._best_chain(chances)
+
+    def _cached(self, options: Options) -> tuple[float, int]:
+        """Value and number of the cached proposal's first nodes that are worth their rows."""
+        if options.cached is None or not len(options.cached):
+            return 0.0, 0
+        return self._best_first(self._reached(options.cached))
+
+    def _reached(self, proposal: Proposal) -> list[float]:
+        """Chance of each node of a model's proposal."""
+        reached: list[float] = []
+        for node, chance in enumerate(self._node_chances(proposal)):
+            parent = proposal.parents[node]
+            reached.append(chance if parent == ROOT else chance * reached[parent])
+        return reached
+
+    def _wait(self, options: Options) -> _Shape:
+        """The best proposal to draft just in time, or the least bad; what is there already isn't drafted again."""
+        best = _Shape()
+        if not options.drafts or not options.waits or options.cached is not None:
+            return best
+        costs, rate = self._costs, self.rate
+        by_depth = self._depth_chances(options.room)
+        by_rank = [self._own.by_rank.chance(rank) for rank in range(2, MOST_LAST + 1)] if options.trees else []
+        chains, trees = expected_of_trees(by_depth, ()), expected_of_trees(by_depth, by_rank)
+        prices = self._row_prices(len(chains) + MOST_LAST)
+        for depth, (chain, tree) in enumerate(zip(chains, trees, strict=False), 1):
+            wait_price = rate * costs.wait(depth)
+            # As many nodes as steps are a chain.
+            for nodes, expected in enumerate((*chain, *tree[1:]), depth):
+                value = expected - prices[nodes] - wait_price
+                if value > best.value:
+                    best = _Shape(value, depth, nodes)
+        return best
+
+    def _outlook(self, options: Options, otherwise: float) -> tuple[int, int]:
+        """Fan-out and depth of outcome drafting; `otherwise` is what a round is worth without it."""
+        if not options.drafts or not options.fan_out:
+            return 0, 0
+        value, depth = self._best_chain(self._depth_chances(options.room))
+        gain = self._own.hits.value * max(0.0, value - otherwise)
+        # The drafting of all who share the step delays all of them: each answers for its own share of that.
+        cost = self.rate * max(0.0, self._costs.outlook.value)
+        return (options.fan_out, depth) if gain > cost else (0, 0)
+
+    def _tree_nodes(self, depth: int, options: Options) -> int:
+        """Nodes of a proposal so deep: second children where their chance exceeds a row's price."""
+        if not options.trees or not depth:
+            return depth
+        *_, before, after = self._row_prices(depth + 1)
+        price = after - before
+        reached = (1.0, *survival(self._depth_chances(depth)))
+        second = self._own.by_rank.chance(2)
+        extra = sum((above - below) * second > price for above, below in itertools.pairwise(reached))
+        return min(depth + extra, MAX_PROPOSAL_NODES)
+
+    def _depth_chances(self, room: int) -> list[float]:
+        return [self._own.by_depth.chance(depth) for depth in range(1, min(room, MAX_MODEL_TOKENS) + 1)]
+
+    def _node_chances(self, proposal: Proposal) -> list[float]:
+        """Chance of each node, given that its parent is accepted."""
+        if not self._coupled:
+            return [self._own.by_depth.chance(depth) for depth in proposal.depths]
+        tables = self._own.by_q
+        return [
+            tables[rank].chance(q) for rank, q in zip(_ranks(proposal), proposal.draft_probabilities, strict=True)
+        ]
+
+    def _best_chain(self, chances: Iterable[float]) -> tuple[float, int]:
+        return self._best_first(survival(chances))
+
+    def _best_first(self, reached: Sequence[float]) -> tuple[float, int]:
+        """The first n nodes of greatest value, n ≥ 1, and that value; (0, 0) when none is worth anything."""
+        best = (0.0, 0)
+        likely = list(itertools.takewhile(lambda chance: chance >= SMALLEST_CHANCE, reached))
+        prices = self._row_prices(len(likely))
+        for n, expected in enumerate(itertools.accumulate(likely), 1):
+            best = max(best, (expected - prices[n], n))
+        return best
+
+    def _row_prices(self, most: int) -> list[float]:
+        """Tokens that all sessions of the step lose while it computes n more rows, for n = 0 to `most`."""
+        each_ms = self.rate * self._sharers.value
+        return [each_ms * ms for ms in self._costs.verify.beyond(1 + self._other_rows.value, most)]
+
+    def _learn_acceptance(self, proposal: Proposal, path: Sequence[int]) -> None:
+        for depth, (node, taken) in enumerate(zip((ROOT, *path), (*path, None), strict=True), 1):
+            children = [child for child, parent in enumerate(proposal.parents) if parent == node]
+            if not children:
+                return
+            for experience in (self._own, self._shared):
+                experience.by_depth.add(depth, children[0] == taken)
+                for rank, child in enumerate(children[1:], 2):
+                    if taken not in children[: rank - 1]:
+                        experience.by_rank.add(rank, child == taken)
+                for rank, child in enumerate(children):
+                    q = proposal.draft_probabilities[child]
+                    experience.by_q[min(rank, RANKS - 1)].add(q, child == taken)
+
+    def _learn_costs(
+        self, plan: Plan, record: RoundRecord, proposal: Proposal | None, ms: float, *, first_draft: bool
+    ) -> None:
+        costs, target = self._costs, record.target
+        step_ms = target.forward_ms + target.sample_ms
+        if not record.ran_ahead:
+            queue = costs.queue_late if plan.source is Source.WAIT else costs.queue
+            queue.add(min(target.queue_ms, OUTLIER * step_ms))
+        beyond = costs.ahead if record.ran_ahead else costs.sent
+        beyond.add(max(0.0, ms - record.draft_wait_ms - step_ms))
+        own_rows = 1 + (len(proposal) if proposal is not None else 0)
+        waiting = 1 + (target.queue_ms / target.forward_ms if target.forward_ms > 0 else 0)
+        self._sharers.add(max(1, target.sessions) * min(waiting, OUTLIER))
+        self._other_rows.add(max(0, target.rows - own_rows))
+        costs.step.add(max(1, target.rows), step_ms)
+        if plan.fan_out:
+            costs.outlook.add(min(step_ms, OUTLIER * costs.verify.ms(target.rows)) - costs.verify.ms(target.rows))
+        else:
+            costs.verify.add(max(1, target.rows), step_ms)
+            if proposal is None:
+                measured = costs.plain_ahead if record.ran_ahead else costs.plain_sent
+                measured.add(ms)
+                costs.plain.add(ms if record.ran_ahead else max(0.0, ms - costs.fare))
+        if plan.source is Source.WAIT and proposal is not None and not first_draft:
+            level_ms = record.draft.forward_ms / max(1, record.proposed)
+            costs.draft_step.add(level_ms)
+            costs.draft_wire.add(max(0.0, record.draft_wait_ms - record.draft.forward_ms))
+
+
+def _ranks(proposal: Proposal) -> list[int]:
+    """Each node's place among its siblings, capped to what is told apart."""
+    seen: dict[int, int] = {}
+    ranks: list[int] = []
+    for parent in proposal.parents:
+        rank = seen.get(parent, 0)
+        seen[parent] = rank + 1
+        ranks.append(min(rank, RANKS - 1))
+    return ranks

@@ -1,0 +1,336 @@
+"""One request's session on the draft service. It never raises: a failing draft costs speed only."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from coordinator.sessions.peer import Peer
+from coordinator.sessions.speculation_cache import SpeculationCache
+from coordinator.text.sequence import Job
+from paceline.protocol.draft import (
+    Commit,
+    DraftBudget,
+    DraftCommand,
+    DraftedProposal,
+    DraftEvent,
+    DraftOpen,
+    Verifying,
+)
+from paceline.protocol.errors import InvalidInput, PacelineError, PeerUnavailable
+from paceline.protocol.proposal import MAX_PROPOSAL_NODES, NGRAM, Acceptance, Outcome, Proposal
+from paceline.protocol.records import StepTimings
+from paceline.protocol.session import Failure
+from paceline.protocol.target import Round
+from paceline.rpc.peer_link import DraftLink
+
+logger = logging.getLogger(__name__)
+
+RETRY_MIN_S = 0.25
+RETRY_MAX_S = 8.0
+MAX_ROUNDS_SKIPPED = 64
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """What a round gets to verify.
+
+    `hit`: it was drafted for this outcome before the outcome was known.
+    `miss`: this outcome was drafted for in vain, or not in time.
+    `first`: it is the first one of its session, which computed the text for it.
+    """
+
+    proposal: Proposal | None = None
+    hit: bool = False
+    miss: bool = False
+    first: bool = False
+    timings: StepTimings = field(default_factory=StepTimings)
+
+
+NOTHING = Drafted()
+
+
+@dataclass
+class Patience:
+    """Whether a round may wait for its proposal; n waits in vain are spread over 2^n rounds."""
+
+    rounds_to_skip: int = 0
+    next_skip: int = 1
+
+    def may_wait(self) -> bool:
+        """Ask once for each round."""
+        if not self.rounds_to_skip:
+            return True
+        self.rounds_to_skip -= 1
+        return False
+
+    def waited_in_vain(self) -> None:
+        """Skip the next rounds, twice as many as last time."""
+        self.rounds_to_skip = self.next_skip
+        self.next_skip = min(2 * self.next_skip, MAX_ROUNDS_SKIPPED)
+
+
+def _nobody() -> None:
+    """Nobody waits for it."""
+
+
+class DraftPeer(Peer[DraftCommand, DraftEvent]):
+    """The link to the draft service, and how long a round may wait for it."""
+
+    def __init__(self, link: DraftLink, *, timeout_s: float, vocab_size: int) -> None:
+        super().__init__(link)
+        self.timeout_s = timeout_s
+        self.vocab_size = vocab_size
+
+    def send(self, command: DraftCommand) -> None:
+        """Queue a command; raises `PeerUnavailable` when the link is down."""
+        self.link.send(command, urgent=isinstance(command, Commit | Verifying))
+
+
+class DraftSession:
+    """Asks for proposals and takes them; target-only whenever none is to be had.
+
+    States of the session: none (`_id` is None) → open → none again when the
+    draft fails, with a growing pause before the next try. After a wait in vain
+    the next rounds take what is there and don't wait: one round at first, twice
+    as many each time (`_patience`), until a proposal comes in time.
+    """
+
+    def __init__(self, peer: DraftPeer | None, job: Job, drafter: str) -> None:
+        self._peer = peer
+        self._job = job
+        self._drafter = drafter
+        self._id: int | None = None
+        self._cache = SpeculationCache()
+        self.on_prepared: Callable[[], None] = _nobody
+        """Called when a proposal for an outcome that is not known yet has come, or has grown."""
+        self._arrived = asyncio.Event()
+        self._budget = DraftBudget()
+        self._wanted = False
+        self._fresh = True
+        self._patience = Patience()
+        self._retry_at = 0.0
+        self._pause_s = RETRY_MIN_S
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the draft service holds the session."""
+        return self._id is not None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a draft can be asked for."""
+        return self._peer is not None and (self._id is not None or self._may_open(self._peer))
+
+    def open(self, committed: Sequence[int], budget: DraftBudget, traceparent: str) -> None:
+        """Begin with a prefix and, if the budget has tokens, ask for its proposal."""
+        self.settle(None)
+        self._fresh = True
+        self._expect(budget)
+        if self._peer is None:
+            return
+        if not self._may_open(self._peer):
+            self._wanted = False
+            return
+        job = self._job
+        try:
+            self._id = self._peer.attach(self)
+            self._peer.send(
+                DraftOpen(
+                    session_id=self._id,
+                    token_ids=tuple(committed),
+                    prompt_length=len(job.prompt),
+                    sampling=job.sampling,
+                    noise=job.noise,
+                    acceptance=job.acceptance,
+                    drafter=self._drafter,
+                    budget=budget,
+                    time_left_ms=job.time_left_ms,
+                    traceparent=traceparent,
+                    max_length=job.max_length,
+                    end_token_ids=tuple(sorted(job.eos_token_ids)),
+                )
+            )
+        except PeerUnavailable as error:
+            self._give_up(error.message)
+
+    def settle(self, outcome: Outcome | None) -> Drafted | None:
+        """Take note of how the round ended; returns the proposal that is there for it, if one is."""
+        self._cache.expect(outcome)
+        self._arrived.clear()
+        self._wanted = False
+        drafted = self._cache.take()
+        return None if drafted is None else self._checked(drafted, MAX_PROPOSAL_NODES, hit=True)
+
+    def prepared(self, round_: Round) -> Iterator[tuple[Outcome, Proposal]]:
+        """The proposals that are there for outcomes of a round, the likeliest first, up to one that is not sound."""
+        for outcome, drafted in self._cache.prepared(round_.base_length):
+            if fault := self._fault_in_outcome(outcome, round_):
+                self._give_up(fault)
+                return
+            checked = self._checked(drafted, MAX_PROPOSAL_NODES, hit=True)
+            if checked is not None and checked.proposal is not None:
+                yield outcome, checked.proposal
+
+    def commit(
+        self,
+        outcome: Outcome,
+        tokens: Sequence[int],
+        committed: Sequence[int],
+        budget: DraftBudget,
+        traceparent: str,
+    ) -> None:
+        """Tell the draft how the round ended, after `settle`; a budget with tokens asks for a proposal now.
+
+        `committed` is the whole sequence, `tokens` included; a session that was
+        lost is opened anew with it.
+        """
+        if self._id is None or self._peer is None:
+            self.open(committed, budget, traceparent)
+            return
+        self._expect(budget)
+        try:
+            self._peer.send(
+                Commit(
+                    session_id=self._id,
+                    outcome=outcome,
+                    token_ids=tuple(tokens),
+                    committed_length=len(committed) - len(tokens),
+                    budget=budget,
+                    traceparent=traceparent,
+                )
+            )
+        except PeerUnavailable as error:
+            self._give_up(error.message)
+
+    async def take(self) -> Drafted:
+        """The proposal that was asked for; waits for it as long as it may be worth it."""
+        if self._peer is None or self._id is None or not self._wanted:
+            return NOTHING
+        drafted = self._cache.take()
+        if drafted is None and self._patience.may_wait():
+            drafted = await self._wait(self._peer.timeout_s)
+        self._wanted = False
+        if drafted is None:
+            return NOTHING
+        self._patience = Patience()
+        first, self._fresh = self._fresh, False
+        checked = self._checked(drafted, self._budget.max_tokens, hit=False)
+        return NOTHING if checked is None else replace(checked, first=first)
+
+    def verifying(self, round_: Round, budget: DraftBudget) -> None:
+        """Tell the draft what left for the target, and what each outcome's proposal may cost."""
+        if self._id is None or self._peer is None:
+            return
+        proposal = round_.proposal
+        try:
+            if proposal is not None and proposal.drafter == NGRAM:
+                self._peer.send(Verifying(self._id, round_.base_length, proposal=proposal, budget=budget))
+            else:
+                known = (proposal.proposal_id, len(proposal)) if proposal is not None else (0, 0)
+                self._peer.send(Verifying(self._id, round_.base_length, *known, budget=budget))
+        except PeerUnavailable as error:
+            self._give_up(error.message)
+
+    def refused(self, error: PacelineError) -> None:
+        """The target refused what was proposed."""
+        if self._id is not None:
+            self._give_up(f"the target refused what it proposed: {error.message}")
+
+    def close(self) -> None:
+        """End the session on the draft service."""
+        if self._id is not None and self._peer is not None:
+            self._peer.detach(self._id)
+            self._id = None
+
+    def on_event(self, event: DraftEvent) -> None:
+        """Handle what the draft service sent for this session."""
+        if isinstance(event, Failure):
+            self._give_up(event.message)
+        elif isinstance(event, DraftedProposal):
+            if self._cache.put(event):
+                self._arrived.set()
+            else:
+                self.on_prepared()
+
+    def on_lost(self, error: PacelineError) -> None:
+        """The link broke, and this session with it."""
+        self._id = None
+        self._arrived.set()
+        logger.warning("draft lost, going on target-only: error=%s", error.message)
+
+    def _may_open(self, peer: DraftPeer) -> bool:
+        return peer.link.is_up and time.monotonic() >= self._retry_at
+
+    def _expect(self, budget: DraftBudget) -> None:
+        self._budget = budget
+        self._wanted = budget.max_tokens > 0
+
+    def _checked(self, drafted: DraftedProposal, longest: int, *, hit: bool) -> Drafted | None:
+        """What a round may use of what the draft sent; a fault in it ends the session."""
+        try:
+            proposal, timings = drafted.proposal, drafted.timings
+        except InvalidInput as error:
+            self._give_up(f"it sent a malformed proposal: {error.message}")
+            return None
+        if not len(proposal):
+            return None
+        if fault := self._fault_in(proposal, longest):
+            self._give_up(fault)
+            return None
+        self._pause_s = RETRY_MIN_S
+        return Drafted(proposal, hit, timings=timings)
+
+    async def _wait(self, timeout_s: float) -> DraftedProposal | None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._arrived.wait()
+        except TimeoutError:
+            self._patience.waited_in_vain()
+            logger.warning("draft is late, going on target-only: session=%s timeout_s=%g", self._id, timeout_s)
+        return self._cache.take()
+
+    def _give_up(self, reason: str) -> None:
+        """Drop the session and what it sent; the next commit after a pause opens it anew."""
+        logger.warning(
+            "draft failed, going on target-only: session=%s retry_in_s=%g error=%s", self._id, self._pause_s, reason
+        )
+        self.close()
+        self._cache.clear()
+        self._retry_at = time.monotonic() + self._pause_s
+        self._pause_s = min(2 * self._pause_s, RETRY_MAX_S)
+        self._arrived.set()
+
+    def _fault_in_outcome(self, outcome: Outcome, round_: Round) -> str:
+        """Why a round can't have an outcome that was drafted for; empty if it can."""
+        assert self._peer is not None
+        vocab_size = self._peer.vocab_size
+        nodes = len(round_.proposal) if round_.proposal else 0
+        if outcome.node >= nodes:
+            return f"it drafted for node {outcome.node} of a round that has {nodes}"
+        if outcome.next_token >= vocab_size:
+            return f"it drafted for a next token of {outcome.next_token}, outside [0, {vocab_size})"
+        return ""
+
+    def _fault_in(self, proposal: Proposal, longest: int) -> str:
+        """Why a proposal can't be sent to the target; empty if it can."""
+        assert self._peer is not None
+        vocab_size = self._peer.vocab_size
+        if any(not 0 <= token_id < vocab_size for token_id in proposal.token_ids):
+            return f"proposal {proposal.proposal_id} has a token id outside [0, {vocab_size})"
+        depth = max(proposal.depths, default=0)
+        if depth > longest:
+            return f"proposal {proposal.proposal_id} is {depth} tokens long, {longest} were wanted"
+        coupled = self._job.acceptance is Acceptance.COUPLED
+        if coupled and proposal.supports:
+            return f"proposal {proposal.proposal_id} has supports, which coupled takes none of"
+        if not coupled and len(proposal.supports) != len(proposal):
+            return f"proposal {proposal.proposal_id} lacks the supports that {self._job.acceptance.value} needs"
+        if not coupled and not proposal.is_chain:
+            return f"proposal {proposal.proposal_id} is a tree, {self._job.acceptance.value} takes chains"
+        if any(support.token_ids[-1] >= vocab_size for support in proposal.supports):
+            return f"proposal {proposal.proposal_id} has a support outside [0, {vocab_size})"
+        return ""

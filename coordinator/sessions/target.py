@@ -1,0 +1,365 @@
+"""One request's session on the target: rounds in, verdicts out, re-opened when it is lost.
+
+A target-only round may let the target run ahead: it begins the rounds behind it
+by itself, and their verdicts are here, or on their way, when they are asked for.
+A round of the run that is sent none the less lets the run go on for longer, so
+that a run that is extended in time never pauses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from coordinator.sessions.peer import Peer
+from coordinator.text.sequence import Job
+from paceline.protocol.codec import error_of
+from paceline.protocol.errors import (
+    InvalidInput,
+    Overloaded,
+    PacelineError,
+    PeerUnavailable,
+    PrefixMismatch,
+    ProtocolMismatch,
+    UnknownSession,
+)
+from paceline.protocol.proposal import ROOT, Acceptance, Outcome, Proposal
+from paceline.protocol.session import Failure
+from paceline.protocol.target import Round, Stage, TargetCommand, TargetEvent, TargetOpen, Verdict
+from paceline.rpc.peer_link import TargetLink
+
+logger = logging.getLogger(__name__)
+
+MAX_REFUSALS = 3
+"""Re-opens in a row that a live target may answer with PREFIX_MISMATCH or UNKNOWN_SESSION."""
+Dispatched = Callable[[Round], Awaitable[None]]
+"""Told of each round that was queued for the target; the verdict may come meanwhile."""
+
+
+def _nobody(error: PacelineError) -> None:
+    """Nobody wants to know."""
+
+
+class TargetPeer(Peer[TargetCommand, TargetEvent]):
+    """The link to the target, and how patient rounds are with it."""
+
+    def __init__(self, link: TargetLink, *, round_timeout_s: float, wait_s: float) -> None:
+        super().__init__(link)
+        self.round_timeout_s = round_timeout_s
+        self.wait_s = wait_s
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A round, its verdict, and whether the target had begun it by itself."""
+
+    round_: Round
+    verdict: Verdict
+    ran_ahead: bool
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """What the target does behind the round that was decided last.
+
+    Attributes:
+        granted: rounds that it may have begun by itself: the next ones, which can't carry a proposal.
+        begun: the proposal that it has begun the next round with.
+        stages: whether proposals may be staged with it.
+    """
+
+    granted: int = 0
+    begun: Proposal | None = None
+    stages: bool = False
+
+
+class TargetSession:
+    """Verifies one request's rounds, one at a time.
+
+    `_answers` has the verdicts to come by their rounds' base lengths: of the
+    round in flight, and of those that the target may begin behind it. `_staged`
+    has what was staged for the outcomes of the round in flight. `_refusal` is
+    the last answer that refused a command and left the session as it was;
+    nothing is staged for the round at `_alone_at`, which is sent again for one.
+    """
+
+    def __init__(self, peer: TargetPeer, job: Job) -> None:
+        self._peer = peer
+        self._job = job
+        self._id: int | None = None
+        self._answers: dict[int, asyncio.Future[Verdict]] = {}
+        self._staged: dict[Outcome, Proposal] = {}
+        self._refusal: InvalidInput | None = None
+        self._alone_at = -1
+        self.on_refused: Callable[[PacelineError], None] = _nobody
+        """Called when the target refused what was proposed, or staged: the round goes without."""
+        self._opened_before = False
+        self.verdict_at = 0.0
+        """When the last verdict came, by `perf_counter`: under load long before its request's turn."""
+        self._watcher: asyncio.TimerHandle | None = None
+
+    @property
+    def granted(self) -> int:
+        """Rounds that the target may have begun by itself: those whose verdicts are to come."""
+        return len(self._answers)
+
+    @property
+    def max_staged(self) -> int:
+        """Most proposals that may be staged for one round."""
+        welcome = self._peer.link.welcome
+        return welcome.max_staged if welcome else 0
+
+    def stage(self, round_: Round, proposals: Mapping[Outcome, Proposal]) -> None:
+        """Leave proposals with the target for outcomes of the round in flight; of no effect once it is answered."""
+        answer = self._answers.get(round_.base_length)
+        if self._id is None or answer is None or answer.done() or round_.base_length == self._alone_at:
+            return
+        self._staged |= proposals
+        self._peer.link.send(Stage(self._id, round_.base_length, tuple(proposals.items())), urgent=True)
+
+    def ahead(self, round_: Round, outcome: Outcome, verdict: Verdict) -> Ahead:
+        """What the target does behind a round, now that its outcome is known.
+
+        Raises:
+            ProtocolMismatch: the verdict names a round that nothing was staged for.
+        """
+        begun, staged = verdict.begun, self._staged.get(outcome)
+        if begun is None:
+            return Ahead(self.granted, stages=self.max_staged > 0)
+        if staged is None or begun.nodes > len(staged):
+            raise ProtocolMismatch(
+                f"session {self._id}: the target began round {begun.base_length} with {begun.nodes} nodes "
+                f"for {outcome}, {len(staged or ())} were staged for it"
+            )
+        followed = round_.behind(outcome, staged.first(begun.nodes))
+        if followed.base_length != begun.base_length:
+            raise ProtocolMismatch(
+                f"session {self._id}: the target began round {begun.base_length} behind {outcome}, "
+                f"expected {followed.base_length}"
+            )
+        return Ahead(begun=followed.proposal, stages=True)
+
+    async def verify(
+        self,
+        committed: Sequence[int],
+        accepted_node: int,
+        proposal: Proposal | None,
+        run_ahead: int,
+        traceparent: str,
+        dispatched: Dispatched,
+    ) -> Verified:
+        """Send one round, unless the target has begun it, and wait for its verdict.
+
+        A lost session is opened anew and the round sent again, with the same
+        proposal, so the verdict is the one that was lost (`exactness` §3: once
+        drawn, nothing is redrawn). A round that the target refuses for what was
+        proposed or staged was not drawn, and is sent again without.
+
+        Args:
+            committed: every committed token.
+            accepted_node: of the previous round's proposal.
+            proposal: what to verify; None for a round that the target was let to begin, and
+                what it began with where that was staged.
+            run_ahead: how many rounds behind this one the target may begin by itself.
+            traceparent: parent of the target's spans.
+            dispatched: is told of the round.
+
+        Raises:
+            PeerUnavailable: the target did not come back in time.
+            PacelineError: the target refused the session, or the round as it is.
+        """
+        deadline = time.monotonic() + self._peer.wait_s
+        refusals, lost = 0, False
+        while True:
+            try:
+                ran_ahead = len(committed) - 1 in self._answers
+                round_ = self._dispatch(committed, accepted_node, proposal, run_ahead, traceparent)
+                answer = self._answers[round_.base_length]
+                await dispatched(round_)
+                return Verified(round_, await self._verdict(round_, answer), ran_ahead)
+            except InvalidInput as error:
+                if not self._may_go_without(proposal, error, lost=lost):
+                    raise
+                proposal = None
+                self._leave_out(len(committed) - 1, error)
+            except (PeerUnavailable, Overloaded, PrefixMismatch, UnknownSession) as error:
+                lost = True
+                refusals += isinstance(error, PrefixMismatch | UnknownSession)
+                first_refused = isinstance(error, Overloaded) and not self._opened_before
+                if first_refused or refusals > MAX_REFUSALS or time.monotonic() >= deadline:
+                    raise
+                logger.warning(
+                    "target session lost, opening it anew: session=%s base_length=%d error=%s",
+                    self._id, len(committed) - 1, error.message,
+                )  # fmt: skip
+                self.close()
+                await self._until_reachable(error, deadline)
+
+    def close(self) -> None:
+        """End the session on the target, and its run; the next round opens it anew."""
+        self._answers.clear()
+        self._detach()
+
+    def on_event(self, event: TargetEvent) -> None:
+        """Handle what the target sent for this session."""
+        if isinstance(event, Failure):
+            error = error_of(event)
+            if event.session_closed:
+                self._detach()
+            elif isinstance(error, InvalidInput):
+                self._refusal = error
+            self._fail(error)
+        elif isinstance(event, Verdict) and event.base_length in self._answers:
+            self._opened_before = True
+            self.verdict_at = time.perf_counter()
+            answer = self._answers[event.base_length]
+            if event.begun is not None:
+                self._answers = {event.base_length: answer}
+                self._answers[event.begun.base_length] = asyncio.get_running_loop().create_future()
+            if not answer.done():
+                answer.set_result(event)
+
+    def on_lost(self, error: PacelineError) -> None:
+        """The link broke, and this session with it."""
+        self._id = None
+        self._fail(error)
+
+    def _dispatch(
+        self,
+        committed: Sequence[int],
+        accepted_node: int,
+        proposal: Proposal | None,
+        run_ahead: int,
+        traceparent: str,
+    ) -> Round:
+        """Send the round, behind an open if the session has none; nothing here waits.
+
+        A round that the target may have begun is sent only to let a run go on that ends soon.
+        """
+        self._staged = {}
+        base_length = len(committed) - 1
+        begun, ahead = base_length in self._answers, len(self._answers) - 1
+        fresh = self._id is None and not begun
+        if fresh:
+            self._id = self._open(committed, traceparent)
+        round_ = Round(
+            session_id=self._id or 0,
+            base_length=base_length,
+            accepted_node=ROOT if fresh else accepted_node,
+            committed=(committed[-1],),
+            proposal=proposal,
+            traceparent=traceparent,
+            run_ahead=min(run_ahead, self._most_ahead),
+        )
+        extends = self._id is not None and ahead <= round_.run_ahead // 2 < round_.run_ahead
+        if not begun or extends:
+            self._expect(round_)
+            # A session's first round must not overtake its open.
+            self._peer.link.send(round_, urgent=not fresh)
+        return round_
+
+    @property
+    def _most_ahead(self) -> int:
+        welcome = self._peer.link.welcome
+        return welcome.max_run_ahead if welcome else 0
+
+    def _expect(self, round_: Round) -> None:
+        """Verdicts will come for the round and for those that it lets the target begin."""
+        loop = asyncio.get_running_loop()
+        for base_length in range(round_.base_length, round_.base_length + round_.run_ahead + 1):
+            if base_length not in self._answers:
+                self._answers[base_length] = loop.create_future()
+
+    def _open(self, committed: Sequence[int], traceparent: str) -> int:
+        job = self._job
+        session_id = self._peer.attach(self)
+        self._peer.link.send(
+            TargetOpen(
+                session_id=session_id,
+                token_ids=tuple(committed),
+                prompt_length=len(job.prompt),
+                sampling=job.sampling,
+                noise=job.noise,
+                acceptance=job.acceptance,
+                time_left_ms=job.time_left_ms,
+                traceparent=traceparent,
+                max_length=job.max_length,
+                end_token_ids=tuple(sorted(job.eos_token_ids)),
+            ),
+            urgent=False,
+        )
+        return session_id
+
+    async def _verdict(self, round_: Round, answer: asyncio.Future[Verdict]) -> Verdict:
+        """Wait for the answer; a target whose whole link is silent for too long is dead.
+
+        A target that is only busy (a full queue, a long prompt, a long step) isn't
+        silent: it shows life as long as its event loop turns and its engine moves.
+        """
+        self._watch(round_)
+        try:
+            return await answer
+        finally:
+            self._answers.pop(round_.base_length, None)
+            if self._watcher is not None:
+                self._watcher.cancel()
+                self._watcher = None
+
+    def _watch(self, round_: Round) -> None:
+        """Look again and again, until the round is answered, whether anything came over the link."""
+        timeout = self._peer.round_timeout_s
+        if self._watcher is not None and self._peer.link.silent_s >= timeout:
+            self._peer.link.drop(self._silent(round_))
+        else:
+            self._watcher = asyncio.get_running_loop().call_later(timeout, self._watch, round_)
+
+    def _silent(self, round_: Round) -> PeerUnavailable:
+        link = self._peer.link
+        return PeerUnavailable(
+            f"{link.name} at {link.address} sent nothing for {self._peer.round_timeout_s:g} s "
+            f"(session {round_.session_id}, base length {round_.base_length})",
+            metadata={"peer": link.name, "address": link.address},
+        )
+
+    def _may_go_without(self, proposal: Proposal | None, error: InvalidInput, *, lost: bool) -> bool:
+        """Whether the round may be sent again without what was proposed or staged.
+
+        Where that changes draws (not in coupled acceptance), no verdict may have been drawn for the round: one
+        that was lost may have been.
+        """
+        coupled = self._job.acceptance is Acceptance.COUPLED
+        left_out = proposal is not None or bool(self._staged)
+        return error is self._refusal and left_out and (coupled or not lost)
+
+    def _leave_out(self, base_length: int, error: InvalidInput) -> None:
+        """The target may still verify the round that something was staged for: its session ends."""
+        logger.warning(
+            "target refused what was proposed, the round goes without: session=%s base_length=%d error=%s",
+            self._id, base_length, error.message,
+        )  # fmt: skip
+        self.close()
+        self._alone_at = base_length
+        self.on_refused(error)
+
+    async def _until_reachable(self, error: PacelineError, deadline: float) -> None:
+        remaining = deadline - time.monotonic()
+        if isinstance(error, Overloaded):
+            await asyncio.sleep(min(remaining, (error.retry_after_ms or 100) / 1e3))
+        await self._peer.link.wait_up(max(0.0, remaining))
+
+    def _detach(self) -> None:
+        if self._id is not None:
+            self._peer.detach(self._id)
+            self._id = None
+
+    def _fail(self, error: PacelineError) -> None:
+        """The round in flight fails and its run ends; verdicts that have come stay: what is drawn is drawn."""
+        for base_length, answer in [*self._answers.items()]:
+            if not answer.done():
+                answer.set_exception(error)
+                # Retrieved here so that a session closed before its answer is read stays quiet.
+                answer.exception()
+                del self._answers[base_length]

@@ -1,0 +1,1 @@
+"""Committed tokens, their text, and its way to the client."""

@@ -1,0 +1,110 @@
+"""Back-pressure between rounds and a client that reads slowly.
+
+Pending text coalesces into one write in flight. Past `MAX_UNREAD_BYTES` the
+rounds pause; after `FREE_AFTER_S` their KV is freed (and opened again on
+read), after `CANCEL_AFTER_S` the request is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from itertools import accumulate, chain
+
+from paceline.protocol.errors import Cancelled
+from paceline.protocol.generation import Tokens
+
+MAX_UNREAD_BYTES = 256 * 1024
+FREE_AFTER_S = 5.0
+CANCEL_AFTER_S = 60.0
+BYTES_PER_TOKEN = 12
+"""Upper bound of a token id, its provenance, where its text ends and their tags on the wire."""
+
+
+MOST_BYTES_PER_TOKEN = 1024
+"""Upper bound of a token with its log-probabilities, and text as tokens have it."""
+
+
+class Outbox:
+    """Holds what the client hasn't taken; one task drains it with `run`."""
+
+    def __init__(self, write: Callable[[Tokens], Awaitable[None]], free: Callable[[], None]) -> None:
+        self._write = write
+        self._free = free
+        self._pending: list[Tokens] = []
+        self._unread = 0
+        self._filled = asyncio.Event()
+        self._drained = asyncio.Event()
+        self._drained.set()
+
+    def put(self, tokens: Tokens) -> None:
+        """Add text; never blocks."""
+        self._pending.append(tokens)
+        self._unread += size_of(tokens)
+        self._drained.clear()
+        self._filled.set()
+
+    @property
+    def room(self) -> int:
+        """Tokens that may come before the rounds would pause: so many may be on their way."""
+        return max(0, MAX_UNREAD_BYTES - self._unread) // MOST_BYTES_PER_TOKEN
+
+    async def has_room(self) -> None:
+        """Return at once unless too much is unread; ask before each round.
+
+        Raises:
+            Cancelled: the client took nothing for `CANCEL_AFTER_S`.
+        """
+        if self._unread > MAX_UNREAD_BYTES:
+            await self._wait_for_reader()
+
+    async def run(self) -> None:
+        """Write whatever is pending, all at once, until cancelled."""
+        while True:
+            await self._filled.wait()
+            self._filled.clear()
+            batch, self._pending = self._pending, []
+            merged = merge(batch)
+            await self._write(merged)
+            self._unread -= sum(size_of(tokens) for tokens in batch)
+            if not self._pending:
+                self._drained.set()
+
+    async def drained(self) -> None:
+        """Return once everything is written."""
+        await self._drained.wait()
+
+    async def _wait_for_reader(self) -> None:
+        for patience, give_up in ((FREE_AFTER_S, self._free), (CANCEL_AFTER_S - FREE_AFTER_S, _cancel)):
+            try:
+                async with asyncio.timeout(patience):
+                    await self._drained.wait()
+                return
+            except TimeoutError:
+                give_up()
+        return
+
+
+def size_of(tokens: Tokens) -> int:
+    """Bytes that a message takes on the wire, from above."""
+    return len(tokens.text.encode()) + BYTES_PER_TOKEN * len(tokens.token_ids) * (1 + len(tokens.logprobs))
+
+
+def merge(batch: list[Tokens]) -> Tokens:
+    """One message for several."""
+    if len(batch) == 1:
+        return batch[0]
+    starts = accumulate((len(tokens.text) for tokens in batch), initial=0)
+    return Tokens(
+        token_ids=tuple(chain.from_iterable(tokens.token_ids for tokens in batch)),
+        text="".join(tokens.text for tokens in batch),
+        provenance=tuple(chain.from_iterable(tokens.provenance for tokens in batch)),
+        logprobs=tuple(chain.from_iterable(tokens.logprobs for tokens in batch)),
+        text_ends=tuple(
+            start + end for start, tokens in zip(starts, batch, strict=False) for end in tokens.text_ends
+        ),
+    )
+
+
+def _cancel() -> None:
+    raise Cancelled(f"the client left more than {MAX_UNREAD_BYTES} bytes unread for {CANCEL_AFTER_S:g} s")

@@ -1,0 +1,114 @@
+"""The committed tokens of one request: the only truth, from which every cache is rebuilt."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from coordinator.text.detokenizer import Detokenizer
+from paceline.models.tokenizer import Tokenizer
+from paceline.protocol.generation import FinishReason, Provenance, SpeculationSettings, Tokens
+from paceline.protocol.proposal import Acceptance, Proposal
+from paceline.protocol.sampling import MAX_TIME_LEFT_MS, NoiseKey, SamplingParams
+from paceline.protocol.target import RowLogprobs, Verdict
+from paceline.sampling.acceptance import Decision
+
+
+@dataclass(frozen=True)
+class Job:
+    """A checked request: everything that its rounds depend on."""
+
+    prompt: tuple[int, ...]
+    resumed: tuple[int, ...]
+    sampling: SamplingParams
+    noise: NoiseKey
+    acceptance: Acceptance
+    max_length: int
+    max_rows: int
+    """KV rows that the target has for it in any case, proposals included; at least `max_length`."""
+    stop: tuple[str, ...]
+    eos_token_ids: frozenset[int]
+    speculation: SpeculationSettings
+    deadline: float | None = None
+    """On the monotonic clock, seconds."""
+    traceparent: str = ""
+
+    @property
+    def time_left_ms(self) -> int | None:
+        """What is left of the client's deadline, in [1, `MAX_TIME_LEFT_MS`]; None: it set none."""
+        if self.deadline is None:
+            return None
+        return max(1, int(min((self.deadline - time.monotonic()) * 1e3, MAX_TIME_LEFT_MS)))
+
+
+class Sequence:
+    """Prompt and committed output, the text they make, and whether it has ended."""
+
+    def __init__(self, job: Job, tokenizer: Tokenizer) -> None:
+        self._job = job
+        self._detokenizer = Detokenizer(tokenizer, job.prompt, job.stop)
+        self.ids: list[int] = list(job.prompt)
+        self.finish_reason: FinishReason | None = None
+        for token_id in job.resumed:
+            self._append(token_id)
+
+    @property
+    def room(self) -> int:
+        """Tokens that may still be committed."""
+        return self._job.max_length - len(self.ids)
+
+    @property
+    def rows_left(self) -> int:
+        """Most nodes that the target has KV rows for behind the last committed token."""
+        return self._job.max_rows - len(self.ids)
+
+    def commit(self, decision: Decision, proposal: Proposal | None, verdict: Verdict) -> Tokens:
+        """Append a decision's tokens, up to the first that ends the text."""
+        provenance = (Provenance.ACCEPTED,) * len(decision.accepted) + (decision.provenance,)
+        text, ends = "", list[int]()
+        for token_id in decision.committed:
+            text += self._append(token_id)
+            ends.append(len(text))
+            if self.finish_reason is not None:
+                break
+        logprobs = _emitted_logprobs(decision, proposal, verdict, self._job.sampling)
+        kept = len(ends)
+        return Tokens(decision.committed[:kept], text, provenance[:kept], logprobs[:kept], tuple(ends))
+
+    def flush(self) -> str:
+        """Text held back until the end."""
+        return self._detokenizer.flush()
+
+    def _append(self, token_id: int) -> str:
+        self.ids.append(token_id)
+        generated = len(self.ids) - len(self._job.prompt)
+        text = self._detokenizer.push(token_id, may_stop=generated > self._job.sampling.min_tokens)
+        if self._detokenizer.stopped or token_id in self._job.eos_token_ids:
+            self.finish_reason = FinishReason.STOP
+        elif self.room <= 0:
+            self.finish_reason = FinishReason.LENGTH
+        return text
+
+
+def _emitted_logprobs(
+    decision: Decision, proposal: Proposal | None, verdict: Verdict, sampling: SamplingParams
+) -> tuple[RowLogprobs, ...]:
+    """One entry for each committed token, the token itself first, then the most probable ones.
+
+    A node's token is emitted by its parent's row; row 0 is the root's.
+    """
+    if sampling.logprobs is None:
+        return ()
+    path = proposal.path(decision.node) if proposal else ()
+    rows = (0, *(node + 1 for node in path))
+    return tuple(
+        _emitted_first(verdict.logprobs[row], token_id, sampling.logprobs)
+        for row, token_id in zip(rows, decision.committed, strict=True)
+    )
+
+
+def _emitted_first(row: RowLogprobs, token_id: int, top: int) -> RowLogprobs:
+    """The n most probable of the whole vocabulary are among a row's entries, each once."""
+    entries = sorted(zip(row.token_ids, row.logprobs, strict=True), key=lambda entry: -entry[1])[:top]
+    emitted = row.logprobs[row.token_ids.index(token_id)]
+    return RowLogprobs((token_id, *(each for each, _ in entries)), (emitted, *(logprob for _, logprob in entries)))

@@ -1,0 +1,215 @@
+"""Drafts for all sessions together: each turn applies what arrived and takes all unfinished work further.
+
+A session waits for a proposal (drafting), or prepares for the outcomes of the
+round that is being verified (speculating), or rests. The speculator lives on the
+event loop and owns the sessions' state; drafters are touched on the executor's
+thread only. A commit ends what its session was doing, which so costs one step at
+most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+
+from draft_service.drafters.catalogue import Catalogue
+from draft_service.session import Drafted, DraftSession, DraftTask, Grown, SpeculationTask, check_ids
+from draft_service.step import Job, News, begin_job, close_job, commit_job, open_job, run_turn, speculate_job
+from paceline.engine.executor import Executor
+from paceline.protocol.codec import failure_of
+from paceline.protocol.draft import Commit, DraftBudget, DraftedProposal, DraftOpen, DraftOpened, Verifying
+from paceline.protocol.errors import DeadlineExceeded, Overloaded, PacelineError
+from paceline.protocol.proposal import Outcome
+from paceline.rpc.sessions import SessionOwner
+from paceline.runtime import telemetry
+from paceline.sampling import processors
+
+RETRY_AFTER_MS = 200
+"""Hint sent with `Overloaded`; a session without a draft goes on target-only meanwhile."""
+
+
+class Speculator:
+    """Sessions in, proposals out. All methods run on the event loop and none blocks."""
+
+    def __init__(self, catalogue: Catalogue, executor: Executor, max_num_seqs: int) -> None:
+        self._catalogue = catalogue
+        self._executor = executor
+        self._max_num_seqs = max_num_seqs
+        self._keys = itertools.count(1)
+        self._jobs: list[Job] = []
+        self._drafting: dict[DraftSession, DraftTask] = {}
+        self._speculating: dict[DraftSession, SpeculationTask] = {}
+        self._expiries: dict[DraftSession, asyncio.TimerHandle] = {}
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.sessions = 0
+        self.steps = 0
+
+    @property
+    def queue_length(self) -> int:
+        """Proposals that are waited for."""
+        return len(self._drafting)
+
+    def open(self, owner: SessionOwner, facts: DraftOpen) -> DraftSession:
+        """Begin a session and, if its budget asks for one, its first proposal.
+
+        Raises:
+            InvalidInput: an unknown drafter, or a token outside the vocabulary.
+            Overloaded: too many sessions are open.
+        """
+        drafter = self._catalogue.pick(facts.drafter)
+        vocab_size = self._catalogue.fingerprint.vocab_size
+        check_ids("token_ids", facts.token_ids, vocab_size)
+        if vocab_size:
+            processors.check_ids(facts.sampling, facts.end_token_ids, vocab_size)
+        if self.sessions >= self._max_num_seqs:
+            raise Overloaded(f"{self._max_num_seqs} sessions are open", retry_after_ms=RETRY_AFTER_MS)
+        session = DraftSession(next(self._keys), owner, facts, drafter, vocab_size, len(facts.token_ids))
+        self.sessions += 1
+        self._idle.clear()
+        if facts.time_left_ms is not None:
+            loop = asyncio.get_running_loop()
+            self._expiries[session] = loop.call_later(facts.time_left_ms / 1e3, self._expire, session)
+        self._jobs.append(open_job(session))
+        self._begin(session, None, facts.budget, facts.traceparent)
+        return session
+
+    def commit(self, session: DraftSession, command: Commit) -> None:
+        """Take new committed tokens in and end what the session was doing.
+
+        The proposal for what is committed is drafted now, unless it was sent
+        ahead: then the coordinator has it, or will have it before it can ask.
+
+        Raises:
+            PrefixMismatch, InvalidInput: the commit is refused, the session stays as it is.
+        """
+        session.accept(command)
+        self._jobs.append(commit_job(session, command.token_ids))
+        self._stop(session)
+        self._wake.set()
+        if session.offer is None:
+            self._begin(session, command.outcome, command.budget, command.traceparent)
+
+    def verifying(self, session: DraftSession, command: Verifying) -> None:
+        """A round has left for the target: prepare for its outcomes, if its budget asks for that.
+
+        A drafting ends: its proposal would come too late for the round. A round
+        that is announced again goes on.
+
+        Raises:
+            PrefixMismatch, InvalidInput: it doesn't follow what the session holds.
+        """
+        if command == session.verifying:
+            return
+        session.note(command)
+        self._stop(session)
+        if command.budget.fan_out and command.budget.max_tokens:
+            task = self._speculating[session] = SpeculationTask(session, command)
+            self._jobs.append(speculate_job(task))
+            self._wake.set()
+
+    def close(self, session: DraftSession) -> None:
+        """End a session; what it holds is free when the running step ends."""
+        if session.closed:
+            return
+        session.closed = True
+        self.sessions -= 1
+        if not self.sessions:
+            self._idle.set()
+        self._stop(session)
+        expiry = self._expiries.pop(session, None)
+        if expiry is not None:
+            expiry.cancel()
+        self._jobs.append(close_job(session))
+        self._wake.set()
+
+    async def idle(self) -> None:
+        """Return once no session is open."""
+        await self._idle.wait()
+
+    async def run(self) -> None:
+        """Run turns until cancelled."""
+        loop = asyncio.get_running_loop()
+
+        def publish(news: News) -> None:
+            loop.call_soon_threadsafe(self._deliver, news)
+
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            jobs, self._jobs = [job for job in self._jobs if job.wanted], []
+            drafts, speculations = list(self._drafting.values()), list(self._speculating.values())
+            self.steps += await self._executor.run(run_turn, jobs, drafts, speculations, self._wake.is_set, publish)
+            self._rest()
+            if self._jobs or self._drafting or self._speculating:
+                self._wake.set()
+
+    def _stop(self, session: DraftSession) -> None:
+        """What the session was doing is of no more use; the running step's share of it is not sent."""
+        self._drafting.pop(session, None)
+        self._speculating.pop(session, None)
+
+    def _rest(self) -> None:
+        """Sessions whose speculation has nothing left to compute need no turns."""
+        for session, task in [*self._speculating.items()]:
+            if task.over:
+                del self._speculating[session]
+
+    def _begin(self, session: DraftSession, outcome: Outcome | None, budget: DraftBudget, traceparent: str) -> None:
+        self._wake.set()
+        if not budget.max_tokens:
+            return
+        task = DraftTask(session, outcome, budget, session.next_proposal_id(), time.monotonic(), traceparent)
+        self._drafting[session] = task
+        self._jobs.append(begin_job(task))
+
+    def _deliver(self, news: News) -> None:
+        for session, reused in news.opened.items():
+            self._send_opened(session, reused)
+        for session, error in news.failures.items():
+            self._fail(session, error)
+        for drafted in news.drafted:
+            self._send(drafted)
+        for grown in news.grown:
+            self._send_grown(grown)
+
+    def _send_opened(self, session: DraftSession, reused: int) -> None:
+        if not session.closed:
+            manifest = session.drafter.manifest
+            opened = DraftOpened(session.id, manifest.name, reused, manifest.feature_layers)
+            session.owner.send(opened, urgent=True)
+
+    def _send(self, drafted: Drafted) -> None:
+        task = drafted.task
+        if self._drafting.get(task.session) is not task:
+            return
+        del self._drafting[task.session]
+        timings = task.timings(time.monotonic())
+        session = task.session
+        session.sent(task.outcome, drafted.proposal)
+        session.owner.send(DraftedProposal(session.id, task.outcome, drafted.proposal, timings), urgent=True)
+        telemetry.record_step(task.traceparent, "draft", timings)
+
+    def _send_grown(self, grown: Grown) -> None:
+        """All of a step's proposals are queued before the writer runs, so they travel in one frame."""
+        task, session = grown.task, grown.task.session
+        if self._speculating.get(session) is not task:
+            return
+        for each in grown.prepared:
+            outcome = Outcome(task.verifying.base_length, each.node, each.next_token)
+            session.sent(outcome, each.proposal)
+            session.owner.send(DraftedProposal(session.id, outcome, each.proposal, grown.timings), urgent=True)
+
+    def _expire(self, session: DraftSession) -> None:
+        limit = session.facts.time_left_ms
+        self._fail(session, DeadlineExceeded(f"session {session.id}: its time_left_ms = {limit} ran out"))
+
+    def _fail(self, session: DraftSession, error: PacelineError) -> None:
+        """Tell the other side and end the session."""
+        if session.closed:
+            return
+        self.close(session)
+        session.owner.forget(session.id)
+        session.owner.send(failure_of(session.id, error, session_closed=True), urgent=False)

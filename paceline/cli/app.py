@@ -1,0 +1,77 @@
+"""The `paceline` command itself: one line for every error, whatever the command."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from paceline.cli.bench_simulated import bench
+from paceline.cli.train import train
+from paceline.protocol.errors import InvalidInput, PacelineError
+
+EXIT_ERROR = 1
+EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 130
+
+
+class _OneLineErrors(TyperGroup):
+    """Every error leaves as one line; typer's own frames hide the value among box characters."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        try:
+            code = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
+        except typer.TyperException as error:
+            _fail(_with_value(error, sys.argv[1:] if args is None else args), error.exit_code)
+        except InvalidInput as error:
+            _fail(error.message, EXIT_BAD_INPUT)
+        except PacelineError as error:
+            _fail(error.message, EXIT_ERROR)
+        except (KeyboardInterrupt, typer.Abort):
+            sys.exit(EXIT_INTERRUPTED)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _with_value(error: typer.TyperException, args: Sequence[str]) -> str:
+    """The error's message, with the value that was given: typer names the option alone."""
+    message = error.format_message()
+    options = set(getattr(getattr(error, "param", None), "opts", ()))
+    for name, value in zip(args, [*args[1:], ""], strict=True):
+        option, equals, inline = name.partition("=")
+        if option in options:
+            return f"{message} (given: {(inline if equals else value)!r})"
+    return message
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    typer.echo(f"paceline: error: {message}", err=True)
+    sys.exit(code)
+
+
+app = typer.Typer(
+    cls=_OneLineErrors,
+    context_settings={"auto_envvar_prefix": "PACELINE", "help_option_names": ["-h", "--help"]},
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    help="Speculative decoding as separate services: the text is exactly the target model's.",
+)
+app.add_typer(train, name="train")
+app.add_typer(bench, name="bench")
+
+
+@app.callback(invoke_without_command=True)
+def _root(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())

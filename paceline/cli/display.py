@@ -1,0 +1,166 @@
+"""How a generation looks: coloured text while it streams, statistics, and the JSON object."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from paceline.client import Generation
+from paceline.protocol.generation import Finished, GenerateEvent, Provenance, Started, Tokens
+from paceline.protocol.records import GenerationStats
+
+STYLES: Mapping[Provenance, str] = {
+    Provenance.ACCEPTED: "green",
+    Provenance.RECOVERED: "yellow",
+    Provenance.BONUS: "cyan",
+    Provenance.TARGET: "default",
+}
+MEANINGS: Mapping[Provenance, str] = {
+    Provenance.ACCEPTED: "accepted: drafted, and what the target would have written",
+    Provenance.RECOVERED: "recovered: the target's own, after a draft that missed",
+    Provenance.BONUS: "bonus: the target's own, after a draft accepted whole",
+    Provenance.TARGET: "target: the round carried no proposal",
+}
+
+
+def legend() -> Text:
+    """One line for each provenance, in its colour."""
+    lines = [Text(f"■ {meaning}", style=STYLES[provenance]) for provenance, meaning in MEANINGS.items()]
+    return Text("\n").join(lines)
+
+
+def coloured(tokens: Tokens) -> Text:
+    """The text of one message, each token's part in the colour of its provenance."""
+    if not tokens.text_ends:
+        return Text(tokens.text, style=STYLES[tokens.provenance[-1]] if tokens.provenance else "default")
+    styled = Text()
+    begin = 0
+    for provenance, end in zip(tokens.provenance, tokens.text_ends, strict=True):
+        styled.append(tokens.text[begin:end], style=STYLES[provenance])
+        begin = end
+    return styled
+
+
+class StreamDisplay:
+    """Writes events to a console as they arrive."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._last = Provenance.TARGET
+
+    def show(self, event: GenerateEvent) -> None:
+        """Write the text that an event carries."""
+        if isinstance(event, Tokens):
+            self._write(coloured(event))
+            self._last = event.provenance[-1] if event.provenance else self._last
+        elif isinstance(event, Finished):
+            self._write(Text(event.text + "\n", style=STYLES[self._last]))
+
+    def _write(self, text: Text) -> None:
+        self._console.print(text, end="", soft_wrap=True, highlight=False)
+
+
+class Collector:
+    """Joins a stream's events into the `Generation` that `Client.generate` would have returned."""
+
+    def __init__(self) -> None:
+        self._started: Started | None = None
+        self._tokens: list[Tokens] = []
+        self._finished: Finished | None = None
+
+    def add(self, event: GenerateEvent) -> None:
+        """Keep one event."""
+        if isinstance(event, Started):
+            self._started = event
+        elif isinstance(event, Tokens):
+            self._tokens.append(event)
+        else:
+            self._finished = event
+
+    def generation(self) -> Generation:
+        """The whole, once `Finished` has arrived."""
+        assert self._started is not None and self._finished is not None, "the stream ends with Finished"
+        return Generation(
+            text="".join(tokens.text for tokens in self._tokens) + self._finished.text,
+            token_ids=tuple(token_id for tokens in self._tokens for token_id in tokens.token_ids),
+            prompt_token_ids=self._started.prompt_token_ids,
+            finish_reason=self._finished.reason,
+            seed=self._started.seed,
+            provenance=tuple(origin for tokens in self._tokens for origin in tokens.provenance),
+            stats=self._finished.stats,
+        )
+
+
+def stats_table(stats: GenerationStats, seed: int) -> Table:
+    """The round statistics for people."""
+    table = Table(title="round statistics", title_justify="left", show_header=False)
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    accepted = f"{stats.num_accepted_draft_tokens} of {stats.num_draft_tokens} ({stats.draft_acceptance_rate:.0%})"
+    histogram = "  ".join(f"{j}:{steps}" for j, steps in enumerate(stats.acceptance_histogram)) or "-"
+    rows = (
+        ("rounds", str(stats.rounds)),
+        ("tokens committed", str(stats.committed)),
+        ("drafted tokens accepted", accepted),
+        ("mean acceptance length", f"{stats.mean_acceptance_length:.2f}"),
+        ("rounds by tokens accepted", histogram),
+        ("speculation cache hits / misses", f"{stats.cache_hits} / {stats.cache_misses}"),
+        ("time to first token", f"{stats.time_to_first_token_ms:.0f} ms"),
+        ("verify, median", f"{stats.verify_ms_p50:.1f} ms"),
+        ("draft wait, median", f"{stats.draft_wait_ms_p50:.1f} ms"),
+        ("tokens a second", f"{stats.tokens_per_second:.1f}"),
+        ("seed", str(seed)),
+    )
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def comparison(ours: Generation, plain: Generation) -> Text:
+    """Our speed beside target-only's, faster or not, and whether the tokens are the same.
+
+    Both ran on the same services, with one prompt and seed.
+    """
+    mine, theirs = ours.stats.tokens_per_second, plain.stats.tokens_per_second
+    ratio = f" ({mine / theirs:.2f} times)" if theirs > 0 else ""
+    same = "the same tokens" if ours.token_ids == plain.token_ids else "other tokens"
+    return Text(
+        f"with speculation  {mine:8.1f} tokens a second{ratio}\n"
+        f"target-only       {theirs:8.1f} tokens a second, {same}"
+    )
+
+
+def generation_json(generation: Generation) -> dict[str, object]:
+    """What `--json` prints; `stats.speculative_decoding` has the shape that vLLM returns per request."""
+    stats = generation.stats
+    return {
+        "text": generation.text,
+        "token_ids": list(generation.token_ids),
+        "prompt_token_ids": list(generation.prompt_token_ids),
+        "finish_reason": generation.finish_reason.value,
+        "seed": generation.seed,
+        "sample_index": generation.sample_index,
+        "provenance": [provenance.value for provenance in generation.provenance],
+        "stats": {
+            "rounds": stats.rounds,
+            "committed": stats.committed,
+            "cache_hits": stats.cache_hits,
+            "cache_misses": stats.cache_misses,
+            "time_to_first_token_ms": stats.time_to_first_token_ms,
+            "tokens_per_second": stats.tokens_per_second,
+            "verify_ms_p50": stats.verify_ms_p50,
+            "draft_wait_ms_p50": stats.draft_wait_ms_p50,
+            "speculative_decoding": {
+                "mean_acceptance_length": stats.mean_acceptance_length,
+                "draft_acceptance_rate": stats.draft_acceptance_rate,
+                "acceptance_histogram": list(stats.acceptance_histogram),
+                "num_spec_steps": stats.num_spec_steps,
+                "num_accepted_draft_tokens": stats.num_accepted_draft_tokens,
+                "num_draft_tokens": stats.num_draft_tokens,
+                "num_spec_tokens": stats.num_spec_tokens,
+            },
+        },
+    }

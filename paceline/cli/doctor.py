@@ -1,0 +1,206 @@
+"""`paceline doctor`: what is installed, what is cached, who answers, and whether they fit together."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from paceline.client import Client
+from paceline.protocol import codec
+from paceline.protocol.errors import PacelineError
+from paceline.protocol.generation import ModelDescription
+from paceline.protocol.handshake import ServiceStatus
+from paceline.rpc.channel import open_sync_channel
+from paceline.rpc.statuses import from_rpc_error
+from paceline.runtime.config import COORDINATOR_PORT, DRAFT_PORT, LOCALHOST, TARGET_PORT, PeerSettings
+from paceline.v1 import draft_service_pb2, draft_service_pb2_grpc, target_service_pb2, target_service_pb2_grpc
+
+BASE_PACKAGES = ("grpcio", "protobuf", "pydantic", "rich", "typer")
+ENGINE_PACKAGES = ("torch", "transformers", "numpy", "numba", "safetensors", "gguf")
+ROUND_TRIPS = 20
+SHOWN_DIGITS = 12
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the doctor's report; `ok` None is a fact without a judgement."""
+
+    subject: str
+    detail: str
+    ok: bool | None = None
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Whom to ask; `draft` None: no draft service is expected."""
+
+    coordinator: str = f"{LOCALHOST}:{COORDINATOR_PORT}"
+    draft: str | None = f"{LOCALHOST}:{DRAFT_PORT}"
+    target: str = f"{LOCALHOST}:{TARGET_PORT}"
+    tls_ca: Path | None = None
+    timeout_s: float = 3.0
+
+    def peer(self, address: str) -> PeerSettings:
+        """How to reach one of them."""
+        return PeerSettings(address=address, tls_ca=self.tls_ca)
+
+
+def has_engine() -> bool:
+    """Whether this installation can run a model."""
+    return all(util.find_spec(package) is not None for package in ("torch", "transformers", "numba"))
+
+
+def examine(addresses: Addresses) -> Iterator[Finding]:
+    """Report everything, in order, as it is found out."""
+    yield from _versions()
+    yield from _models()
+    statuses = []
+    workers = [("target", addresses.target)] + ([("draft", addresses.draft)] if addresses.draft else [])
+    for name, address in workers:
+        findings, status = _worker(name, addresses, address)
+        yield from findings
+        statuses.append(status)
+    yield from _coordinator(addresses)
+    yield from _tokenizers([status for status in statuses if status is not None])
+
+
+def _versions() -> Iterator[Finding]:
+    yield Finding("python", platform.python_version())
+    yield Finding("paceline", _version("paceline"), ok=True)
+    yield Finding("packages", ", ".join(f"{package} {_version(package)}" for package in BASE_PACKAGES))
+    if not has_engine():
+        yield Finding("engine", "not installed: this is a client (pip install 'paceline[engine]' to serve)")
+        return
+    yield Finding("engine", ", ".join(f"{package} {_version(package)}" for package in ENGINE_PACKAGES), ok=True)
+    yield Finding("devices", _devices())
+    yield Finding("between ranks", _backends())
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "missing"
+
+
+def _devices() -> str:
+    import os
+
+    import torch
+
+    found = [f"cpu ({os.cpu_count()} cores, {torch.get_num_threads()} torch threads)"]
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        found.append(f"cuda:{index} {properties.name} ({properties.total_memory >> 30} GiB)")
+    return ", ".join(found)
+
+
+def _backends() -> str:
+    """What the ranks of a tensor-parallel target can talk over."""
+    from torch import distributed
+
+    if not distributed.is_available():
+        return "nothing: this torch is built without distributed"
+    backends = {"gloo": distributed.is_gloo_available(), "nccl": distributed.is_nccl_available()}
+    return ", ".join(name for name, available in backends.items() if available) or "nothing"
+
+
+def _models() -> Iterator[Finding]:
+    if not has_engine():
+        return
+    from paceline.models.resolve import PULLABLE, is_pulled, model_home
+
+    yield Finding("model cache", str(model_home()))
+    for name in PULLABLE:
+        yield Finding(f"model {name}", "pulled" if is_pulled(name) else f"not pulled (paceline pull {name})")
+
+
+def _worker(name: str, addresses: Addresses, address: str) -> tuple[list[Finding], ServiceStatus | None]:
+    """Health, round trip and status of the target or draft service."""
+    with open_sync_channel(addresses.peer(address)) as channel:
+        health = _health(name, channel, address, addresses.timeout_s)
+        if not health[0].ok:
+            return health, None
+        try:
+            status = _status(name, channel, addresses.timeout_s)
+        except grpc.RpcError as error:
+            return [*health, Finding(f"{name} status", from_rpc_error(error).message, ok=False)], None
+    detail = (
+        f"{status.fingerprint.model or 'no model'}, {status.sessions} sessions, "
+        f"{status.kv_rows} of {status.max_kv_rows} KV rows, {status.resident_bytes >> 20} MiB resident"
+    )
+    return [*health, Finding(f"{name} status", detail)], status
+
+
+def _status(name: str, channel: grpc.Channel, timeout_s: float) -> ServiceStatus:
+    stub: Any
+    if name == "target":
+        stub = target_service_pb2_grpc.TargetServiceStub(channel)
+        reply = stub.GetTargetStatus(target_service_pb2.GetTargetStatusRequest(), timeout=timeout_s)
+    else:
+        stub = draft_service_pb2_grpc.DraftServiceStub(channel)
+        reply = stub.GetDraftStatus(draft_service_pb2.GetDraftStatusRequest(), timeout=timeout_s)
+    return codec.decode_service_status(reply.status)
+
+
+def _health(name: str, channel: grpc.Channel, address: str, timeout_s: float) -> list[Finding]:
+    stub = health_pb2_grpc.HealthStub(channel)
+    request = health_pb2.HealthCheckRequest()
+    try:
+        answer = stub.Check(request, timeout=timeout_s, wait_for_ready=True)
+        trips = [_timed_ms(lambda: stub.Check(request, timeout=timeout_s)) for _ in range(ROUND_TRIPS)]
+    except grpc.RpcError as error:
+        return [Finding(name, f"{address} does not answer: {from_rpc_error(error).message}", ok=False)]
+    state = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+    round_trip = Finding(
+        f"{name} round trip", f"{statistics.median(trips):.2f} ms, median of {ROUND_TRIPS} unary calls"
+    )
+    return [Finding(name, f"{address} is {state}", ok=state == "SERVING"), round_trip]
+
+
+def _timed_ms(call: Any) -> float:
+    begun = time.perf_counter()
+    call()
+    return (time.perf_counter() - begun) * 1e3
+
+
+def _coordinator(addresses: Addresses) -> Iterator[Finding]:
+    peer = addresses.peer(addresses.coordinator)
+    with open_sync_channel(peer) as channel:
+        health = _health("coordinator", channel, addresses.coordinator, addresses.timeout_s)
+    yield from health
+    if not health[0].ok:
+        return
+    try:
+        with Client(peer, timeout_s=addresses.timeout_s) as client:
+            models = client.describe_models()
+    except PacelineError as error:
+        yield Finding("models", error.message, ok=False)
+        return
+    for model in models:
+        yield from _links(model, draft_expected=addresses.draft is not None)
+
+
+def _links(model: ModelDescription, *, draft_expected: bool) -> Iterator[Finding]:
+    drafters = ", ".join(model.drafters) or "none"
+    yield Finding(f"served {model.name}", f"context {model.max_length} tokens, drafters: {drafters}")
+    yield Finding("link to the target", "up" if model.target_ready else "down", ok=model.target_ready)
+    if draft_expected:
+        yield Finding("link to the draft", "up" if model.draft_ready else "down", ok=model.draft_ready)
+
+
+def _tokenizers(statuses: list[ServiceStatus]) -> Iterator[Finding]:
+    """An empty fingerprint fits any vocabulary (an n-gram drafter)."""
+    fingerprints = {status.fingerprint.tokenizer for status in statuses if status.fingerprint.tokenizer}
+    shown = ", ".join(sorted(fingerprint[:SHOWN_DIGITS] for fingerprint in fingerprints))
+    if fingerprints:
+        yield Finding("tokenizers", f"sha256 {shown}", ok=len(fingerprints) == 1)

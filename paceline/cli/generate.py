@@ -1,0 +1,236 @@
+"""`paceline generate`: one request, streamed in colours or as JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from paceline.cli.app import app
+from paceline.cli.options import DEFAULT_COORDINATOR, Timeout, TlsCa
+from paceline.cli.serve import check_models
+from paceline.cli.support import example, need_engine
+from paceline.protocol.errors import InvalidInput, require
+from paceline.protocol.generation import ChatMessage, GenerateRequest, SpeculationSettings
+from paceline.protocol.proposal import AUTO, NONE, Acceptance
+from paceline.protocol.sampling import Grammar, GrammarKind, SamplingParams
+from paceline.runtime.config import DEFAULT_MODEL, PeerSettings
+from paceline.runtime.process import sigterm_interrupts
+
+if TYPE_CHECKING:
+    from paceline.client import Client, Generation
+    from paceline.local.services import Services
+
+
+DEFAULT_MAX_NEW_TOKENS = 128
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What `generate` was asked to do beside the request itself."""
+
+    request: GenerateRequest
+    as_json: bool
+    compare: bool
+    samples: int
+
+
+@app.command(
+    epilog=example(
+        'paceline generate --prompt "Once upon a time" --temperature 0.8 --seed 7',
+        'paceline generate --local --chat "Name three rivers." --drafter ngram --json',
+        'paceline generate --chat "Name a river." --json-schema \'{"type": "string", "maxLength": 20}\' -n 3',
+    )
+)
+def generate(
+    prompt: Annotated[str | None, typer.Option(help="Plain text to go on from.")] = None,
+    prompt_file: Annotated[Path | None, typer.Option(help="A file with that text.")] = None,
+    chat: Annotated[str | None, typer.Option(help="A user message, rendered with the chat template.")] = None,
+    system: Annotated[str | None, typer.Option(help="A system message before it.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = DEFAULT_MAX_NEW_TOKENS,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Keep the k most probable tokens; 0 keeps all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Keep the smallest set of tokens with this mass, in (0, 1].")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="Drop tokens below this share of the largest, in [0, 1].")] = 0.0,
+    repetition_penalty: Annotated[
+        float, typer.Option(help="Above 1: less of what prompt and text have, in [0.01, 100].")
+    ] = 1.0,
+    presence_penalty: Annotated[float, typer.Option(help="Less of what the text has, in [-2, 2].")] = 0.0,
+    frequency_penalty: Annotated[float, typer.Option(help="The same for each time, in [-2, 2].")] = 0.0,
+    logit_bias: Annotated[list[str] | None, typer.Option(help="ID=BIAS, in [-100, 100]; repeatable.")] = None,
+    bad_words: Annotated[
+        list[str] | None, typer.Option(help="Token ids ID,ID,… that never come; repeatable.")
+    ] = None,
+    min_tokens: Annotated[int, typer.Option(help="Tokens before the text may end.")] = 0,
+    json_schema: Annotated[
+        str | None, typer.Option(help="The text is JSON that fits this schema; @FILE reads it.")
+    ] = None,
+    regex: Annotated[str | None, typer.Option(help="The text matches this expression; @FILE reads it.")] = None,
+    lark: Annotated[str | None, typer.Option(help="The text is of this Lark grammar; @FILE reads it.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the generation; repeatable.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Fixes every draw.", show_default="drawn and reported")] = None,
+    n: Annotated[int, typer.Option("--n", "-n", help="Samples of the same prompt and seed.")] = 1,
+    acceptance: Annotated[Acceptance, typer.Option(help="The acceptance rule.")] = Acceptance.COUPLED,
+    drafter: Annotated[str | None, typer.Option(help="Which drafter, or none.", show_default="the first")] = None,
+    num_draft_tokens: Annotated[str, typer.Option(help="Tokens to propose each round, or auto.")] = AUTO,
+    coordinator: Annotated[str, typer.Option(help="HOST:PORT of a coordinator.")] = DEFAULT_COORDINATOR,
+    local: Annotated[bool, typer.Option("--local", help="Start services for this one command.")] = False,
+    model: Annotated[str, typer.Option(help="With --local: the target model.")] = DEFAULT_MODEL,
+    tls_ca: TlsCa = None,
+    timeout: Timeout = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a sample.")] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="Run again target-only and show both speeds.")] = False,
+) -> None:
+    """Generate text and stream it, coloured by where each token came from."""
+    messages = _messages(prompt, prompt_file, chat, system)
+    require(not (compare and (as_json or n > 1)), "compare", compare, "left out with --json and --n")
+    request = GenerateRequest(
+        prompt=_read_text("prompt_file", prompt_file) if prompt_file else prompt,
+        messages=messages,
+        sampling=SamplingParams(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            logit_bias=tuple(_bias(entry) for entry in logit_bias or ()),
+            bad_words=tuple(_word(entry) for entry in bad_words or ()),
+            min_tokens=min_tokens,
+            grammar=_grammar(json_schema, regex, lark),
+        ),
+        seed=seed,
+        max_new_tokens=max_new_tokens,
+        stop=tuple(stop or ()),
+        acceptance=acceptance,
+        # The services that --local starts have one drafter, whatever they call it.
+        speculation=_speculation(NONE if drafter == NONE else "" if local else drafter or "", num_draft_tokens),
+    )
+    wanted = _Wanted(request, as_json, compare, n)
+    if local:
+        with sigterm_interrupts(), _local_services(model, drafter or AUTO, quiet=as_json) as services:
+            _generate_at(PeerSettings(address=services.address), timeout, wanted)
+    else:
+        _generate_at(PeerSettings(address=coordinator, tls_ca=tls_ca), timeout, wanted)
+
+
+def _messages(
+    prompt: str | None, prompt_file: Path | None, chat: str | None, system: str | None
+) -> tuple[ChatMessage, ...]:
+    given = sum(value is not None for value in (prompt, prompt_file, chat))
+    require(given == 1, "inputs given", given, "exactly 1 of --prompt, --prompt-file and --chat")
+    require(system is None or chat is not None, "system", system, "given with --chat only")
+    require(chat != "", "chat", chat, "at least 1 character")
+    if chat is None:
+        return ()
+    before = () if system is None else (ChatMessage("system", system),)
+    return (*before, ChatMessage("user", chat))
+
+
+def _read_text(field: str, file: Path) -> str:
+    try:
+        return file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput.of(field, str(file), f"a readable UTF-8 file ({error})") from error
+
+
+def _bias(entry: str) -> tuple[int, float]:
+    token_id, _, bias = entry.partition("=")
+    try:
+        return int(token_id), float(bias)
+    except ValueError as error:
+        raise InvalidInput.of("logit_bias", entry, "ID=BIAS") from error
+
+
+def _word(entry: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(token_id) for token_id in entry.split(","))
+    except ValueError as error:
+        raise InvalidInput.of("bad_words", entry, "token ids, ID,ID,…") from error
+
+
+def _grammar(json_schema: str | None, regex: str | None, lark: str | None) -> Grammar | None:
+    texts = {GrammarKind.JSON_SCHEMA: json_schema, GrammarKind.REGEX: regex, GrammarKind.LARK: lark}
+    given = {kind: text for kind, text in texts.items() if text is not None}
+    require(len(given) <= 1, "grammars given", len(given), "at most 1 of --json-schema, --regex and --lark")
+    for kind, text in given.items():
+        return Grammar(kind, _read_text(kind.value, Path(text[1:])) if text.startswith("@") else text)
+    return None
+
+
+def _speculation(drafter: str, num_draft_tokens: str) -> SpeculationSettings:
+    tokens = None
+    if num_draft_tokens != AUTO:
+        digits = num_draft_tokens.lstrip("-").isdecimal()
+        require(digits, "num_draft_tokens", num_draft_tokens, "auto or an integer in [0, 64]")
+        tokens = int(num_draft_tokens)
+    off = drafter == NONE
+    return SpeculationSettings(off=off, drafter="" if off else drafter, num_draft_tokens=tokens)
+
+
+@contextlib.contextmanager
+def _local_services(model: str, drafter: str, *, quiet: bool) -> Iterator[Services]:
+    need_engine("generate --local")
+    from paceline.local.services import Services
+    from paceline.local.settings import ServeSettings
+
+    settings = ServeSettings(model=model, drafter=drafter, port=0, draft_port=0, target_port=0)
+    check_models(settings)
+
+    def announce(line: str) -> None:
+        if not quiet:
+            typer.echo(line, err=True)
+
+    with (
+        tempfile.TemporaryDirectory(prefix="paceline-") as folder,
+        Services(settings, Path(folder), announce, keeps_logs=False) as running,
+    ):
+        yield running
+
+
+def _generate_at(peer: PeerSettings, timeout_s: float | None, wanted: _Wanted) -> None:
+    from paceline.client import Client
+
+    with Client(peer, timeout_s=timeout_s) as client:
+        client.describe_models()  # an address where nobody listens fails at once; a broken stream would be resumed
+        if wanted.samples == 1 and not wanted.as_json:
+            _stream(client, wanted)
+            return
+        from paceline.cli.display import generation_json
+
+        for generation in client.generate_samples(wanted.samples, wanted.request):
+            if wanted.as_json:
+                typer.echo(json.dumps(generation_json(generation), ensure_ascii=False))
+            else:
+                typer.echo(f"--- sample {generation.sample_index}, seed {generation.seed}\n{generation.text}")
+
+
+def _stream(client: Client, wanted: _Wanted) -> None:
+    from paceline.cli import display
+
+    console = Console()
+    console.print(display.legend())
+    ours = _show_stream(client, wanted.request, console)
+    console.print(display.stats_table(ours.stats, ours.seed))
+    if wanted.compare:
+        off = SpeculationSettings(off=True)
+        plain = client.generate(replace(wanted.request, seed=ours.seed, speculation=off))
+        console.print(display.comparison(ours, plain))
+
+
+def _show_stream(client: Client, request: GenerateRequest, console: Console) -> Generation:
+    from paceline.cli.display import Collector, StreamDisplay
+
+    screen, collector = StreamDisplay(console), Collector()
+    for event in client.stream(request):
+        screen.show(event)
+        collector.add(event)
+    return collector.generation()

@@ -1,0 +1,19 @@
+"""The `paceline` command.
+
+Bad input is one line on stderr that names field, value and limit, and exit
+code 2. Nothing here imports the engine before a command needs it, so the base
+installation (the client) has every command and says what it lacks.
+"""
+
+from __future__ import annotations
+
+from paceline.cli import bench_simulated, generate, health, models, serve, services  # noqa: F401 - they add commands
+from paceline.cli.app import app
+
+
+def main() -> None:
+    """Entry point of the `paceline` command."""
+    app()
+
+
+__all__ = ["app", "main"]

@@ -1,0 +1,22 @@
+"""What the modules of the `paceline` command share."""
+
+from __future__ import annotations
+
+from paceline.protocol.errors import PacelineError
+
+
+def example(*commands: str) -> str:
+    """A help page's last lines."""
+    return "\n\n".join(["[bold]Example:[/bold]", *(f"[cyan]{command}[/cyan]" for command in commands)])
+
+
+def need_engine(command: str) -> None:
+    """Refuse a command that this installation is too small for.
+
+    Raises:
+        PacelineError: saying what to install.
+    """
+    from paceline.cli.doctor import has_engine
+
+    if not has_engine():
+        raise PacelineError(f"`paceline {command}` needs the engine: pip install 'paceline[engine]'")

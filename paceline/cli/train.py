@@ -1,0 +1,179 @@
+"""`paceline train …`: options, and nothing that needs the engine before a command runs."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from paceline.cli.support import example, need_engine
+from paceline.protocol.errors import require
+from paceline.runtime.config import DEFAULT_MODEL
+
+train = typer.Typer(help="Make models for this system.", no_args_is_help=True)
+
+
+AUTO = "auto"
+Threads = Annotated[int, typer.Option(help="Compute threads; 0: every core.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+
+
+class TrainLoss(StrEnum):
+    """What training makes small; `paceline.train.teacher.Loss` says what each is."""
+
+    KL = "kl"
+    NLA = "nla"
+    LK = "lk"
+
+
+class TrainDtype(StrEnum):
+    """Precisions of training."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+@train.command(
+    "draft",
+    epilog=example(
+        "paceline train draft --target smollm2-135m --out draft --self-generate 500000 --minutes 60",
+        "paceline train draft --target smollm2-135m --out narrow --data prompts.jsonl --init draft --tokens 400000",
+    ),
+)
+def train_draft(
+    out: Annotated[Path, typer.Option(help="Folder of the draft, its corpus and its checkpoint.")],
+    target: Annotated[str, typer.Option(help="The model to draft for.")] = DEFAULT_MODEL,
+    layers: Annotated[
+        str | None, typer.Option(help="Target layers to start from, such as 0,1,2,29.", show_default="0,1,2,last")
+    ] = None,
+    init: Annotated[
+        str | None,
+        typer.Option(help="A draft of this target to start from: a folder or default.", show_default="its layers"),
+    ] = None,
+    draft_vocab: Annotated[int, typer.Option(help="Most frequent ids that the draft may propose.")] = 16384,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="JSONL with prompt, messages or text; or .npz shards.", show_default="the target writes"),
+    ] = None,
+    self_generate: Annotated[int, typer.Option(help="Tokens that the target writes to learn from.")] = 100_000,
+    temperature_mix: Annotated[
+        str, typer.Option(help="TEMPERATURE:SHARE,… of the texts that the target writes.")
+    ] = "1:0.5,0.6:0.25,0:0.25",
+    max_length: Annotated[int, typer.Option(help="Longest text, in tokens.")] = 448,
+    loss: Annotated[TrainLoss, typer.Option(help="kl; nla, lk: after a warm-up on kl.")] = TrainLoss.LK,
+    minutes: Annotated[float, typer.Option(help="Training time; fixes the steps once a few are timed.")] = 10.0,
+    tokens: Annotated[int, typer.Option(help="Tokens to learn from, repeats counted; 0: --minutes decides.")] = 0,
+    learning_rate: Annotated[float, typer.Option(help="Peak of the cosine schedule.")] = 1e-3,
+    batch_rows: Annotated[int, typer.Option(help="Texts in a training step.")] = 8,
+    dtype: Annotated[TrainDtype, typer.Option(help="Precision of matrix products; auto: what is fast here.")] = (
+        TrainDtype.AUTO
+    ),
+    seed: Annotated[int, typer.Option(help="Seed of the texts and of their order.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the folder's checkpoint.")] = False,
+    evaluation_rows: Annotated[int, typer.Option(help="Held-out texts of each temperature in the tables.")] = 8,
+    threads: Threads = 0,
+    device: Device = AUTO,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run the code of a hub model's repository.")
+    ] = False,
+) -> None:
+    """Distil a small draft model from a target, with text that the target writes itself."""
+    need_engine("train draft")
+    require(minutes > 0, "minutes", minutes, "above 0")
+    require(evaluation_rows >= 1, "evaluation_rows", evaluation_rows, "at least 1")
+    chosen = _layer_numbers(layers)
+    from paceline.models.resolve import resolve_draft
+    from paceline.runtime.config import EngineSettings
+    from paceline.train import distill
+    from paceline.train import make_draft as command
+    from paceline.train.teacher import Loss
+    from paceline.train.writing import GenerationRecipe, parse_temperature_mix
+
+    mix = parse_temperature_mix(temperature_mix)
+    wanted = command.TrainDraft(
+        target=target,
+        out=out,
+        data=data,
+        self_generate=self_generate,
+        layers=chosen,
+        init=None if init is None else Path(resolve_draft(init, target)),
+        draft_vocab=draft_vocab,
+        generation=GenerationRecipe(seed=seed, max_length=max_length, temperature_mix=mix),
+        recipe=distill.TrainRecipe(
+            loss=Loss(loss.value),
+            tokens=tokens,
+            minutes=minutes,
+            learning_rate=learning_rate,
+            batch_rows=batch_rows,
+            seed=seed,
+            dtype=distill.fast_dtype(device) if dtype is TrainDtype.AUTO else dtype.value,
+        ),
+        resume=resume,
+        evaluation_rows=evaluation_rows,
+        engine=EngineSettings(threads=threads, device=device, trust_remote_code=trust_remote_code),
+    )
+    command.train_draft(wanted, Console(soft_wrap=True))
+    typer.echo(f"use it: paceline serve {target} --drafter model:{out}")
+
+
+@train.command(
+    "measure",
+    epilog=example(
+        "paceline train measure --draft draft --data draft/work/corpus --report acceptance.md",
+        "paceline train measure --draft default --draft narrow --data narrow/work/corpus",
+    ),
+)
+def measure_drafts(
+    draft: Annotated[list[str], typer.Option(help="A draft's folder, or default; repeatable, on the same texts.")],
+    data: Annotated[Path, typer.Option(help="Finished texts: JSONL with messages or text, or .npz shards.")],
+    target: Annotated[str, typer.Option(help="The model that they draft for.")] = DEFAULT_MODEL,
+    held_out: Annotated[
+        float, typer.Option(help="Share of the texts, the last ones, that training held out; 1: all are new to it.")
+    ] = 0.05,
+    rows: Annotated[int, typer.Option(help="Texts of each temperature.")] = 8,
+    report: Annotated[Path | None, typer.Option(help="Markdown file to write, a JSON file beside it.")] = None,
+    threads: Threads = 0,
+    device: Device = AUTO,
+) -> None:
+    """Replay texts through drafts as they are served: acceptance by depth, accepted length, size and cost."""
+    need_engine("train measure")
+    from paceline.runtime.config import EngineSettings
+    from paceline.train import measure
+
+    engine = EngineSettings(threads=threads, device=device)
+    wanted = measure.MeasureDrafts(tuple(draft), data, target, held_out, rows, report, engine)
+    measure.measure_drafts(wanted, Console(soft_wrap=True))
+
+
+class PackedWeights(StrEnum):
+    """How packed weights are written; `paceline.train.packing` says more."""
+
+    FLOAT16 = "float16"
+    INT8 = "int8"
+
+
+@train.command("pack", epilog=example("paceline train pack --draft draft --out shipped --weights int8"))
+def pack_draft(
+    draft: Annotated[Path, typer.Option(help="The draft's folder.")],
+    out: Annotated[Path, typer.Option(help="Folder of the copy.")],
+    weights: Annotated[PackedWeights, typer.Option(help="int8: a scale a row, half the size.")] = PackedWeights.INT8,
+) -> None:
+    """Copy a draft to be shipped: small, without the work folder, its files' SHA-256 in the manifest."""
+    need_engine("train pack")
+    from paceline.train import checkpoint, packing
+
+    manifest = checkpoint.pack_draft(draft, out, packing.WeightFormat(weights.value))
+    for name, digest in manifest.files.items():
+        typer.echo(f"{digest}  {out / name}")
+
+
+def _layer_numbers(listed: str | None) -> tuple[int, ...]:
+    if listed is None:
+        return ()
+    parts = listed.split(",")
+    require(all(part.strip().isdecimal() for part in parts), "layers", listed, "numbers with commas between")
+    return tuple(int(part) for part in parts)

@@ -1,0 +1,1 @@
+"""Compiled steps of few rows on CPUs."""

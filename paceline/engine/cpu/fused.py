@@ -1,0 +1,166 @@
+"""Decoder layers of the Llama shape with as few operations as their arithmetic needs.
+
+A step of few rows spends as long between its products as in them: thirty small
+operations a layer, each behind a Python module. A fused layer has one product
+for queries, keys and values, one for gate and up, and no module calls in
+between; in float32 on a CPU, what stands between is compiled. The numbers are the same up to the order
+in which a product sums; the engine's self-check compares them with the model's
+own forward pass.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers.activations import SiLUActivation
+
+from paceline.engine.cpu import row_math
+from paceline.engine.cpu.linear import SummedLinear
+from paceline.engine.forward import attend
+
+
+class FusedLayer(nn.Module):
+    """One pre-norm decoder layer: RMS norm, rotary attention, RMS norm, SiLU-gated MLP.
+
+    Args:
+        layer: a layer for which `can_fuse` holds; it is not used afterwards.
+    """
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        attention, mlp = layer.self_attn, layer.mlp
+        self.layer_idx: int = attention.layer_idx
+        self.scaling: float = attention.scaling
+        self.head_dim: int = attention.head_dim
+        self.heads = attention.q_proj.out_features // self.head_dim
+        self.kv_heads = attention.k_proj.out_features // self.head_dim
+        self.input_norm = FusedNorm(layer.input_layernorm)
+        self.mlp_norm = FusedNorm(layer.post_attention_layernorm)
+        self.qkv_proj = _joined(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.o_proj = attention.o_proj
+        self.gate_up_proj = _joined(mlp.gate_proj, mlp.up_proj)
+        self.down_proj = mlp.down_proj
+        self.between: Any = math_for(layer.input_layernorm.weight)
+
+    def forward(
+        self, hidden: torch.Tensor, *, position_embeddings: tuple[torch.Tensor, torch.Tensor], **_: Any
+    ) -> torch.Tensor:
+        """[1, rows, width] → the same; `position_embeddings` are cosines and sines, each [1, rows, head_dim]."""
+        hidden = hidden + self.o_proj(self._attention(self.input_norm(hidden), position_embeddings))
+        gated = self.between.gated(self.gate_up_proj(self.mlp_norm(hidden)))
+        projected: torch.Tensor = self.down_proj(gated)
+        return projected.add_(hidden)
+
+    def _attention(
+        self, normed: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]
+    ) -> torch.Tensor:
+        rotated = self.heads + self.kv_heads
+        joined = self.qkv_proj(normed).view(1, normed.shape[1], -1, self.head_dim)  # [1, rows, all heads, head_dim]
+        both = self.between.rotate(joined, *position_embeddings, rotated).transpose(1, 2)
+        value = joined[:, :, rotated:].transpose(1, 2)
+        output = attend(self, both[:, : self.heads], both[:, self.heads :], value, self.scaling)
+        return output.reshape(1, normed.shape[1], -1)
+
+
+class FusedNorm(nn.Module):
+    """RMS norm (arXiv 1910.07467).
+
+    Args:
+        norm: one that `is_norm` knows.
+    """
+
+    def __init__(self, norm: Any) -> None:
+        super().__init__()
+        self.weight: torch.Tensor = norm.weight.detach()
+        self.epsilon: float = norm.variance_epsilon
+        self.between: Any = math_for(self.weight)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[1, rows, width] → the same."""
+        normed: torch.Tensor = self.between.rms_norm(hidden, self.weight, self.epsilon)
+        return normed
+
+
+def is_norm(norm: nn.Module) -> bool:
+    """Whether a module is the RMS norm that `FusedNorm` computes."""
+    return type(norm).__name__ in _NORMS
+
+
+def can_fuse(layer: nn.Module) -> bool:
+    """Whether a layer is of the one shape that `FusedLayer` computes; anything else about it says no."""
+    parts = dict(layer.named_children())
+    if set(parts) != {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}:
+        return False
+    attention, mlp = dict(parts["self_attn"].named_children()), dict(parts["mlp"].named_children())
+    joined = [attention.pop(name, None) for name in ("q_proj", "k_proj", "v_proj")]
+    joined += [mlp.pop(name, None) for name in ("gate_proj", "up_proj")]
+    closing = [attention.pop("o_proj", None), mlp.pop("down_proj", None)]
+    activation = mlp.pop("act_fn", None)
+    norms = [parts["input_layernorm"], parts["post_attention_layernorm"]]
+    return (
+        not attention
+        and not mlp
+        and type(layer).__name__ in _LAYERS
+        and all(type(linear) is nn.Linear for linear in joined)
+        and all(type(linear) in (nn.Linear, SummedLinear) for linear in closing)
+        and type(activation) in (nn.SiLU, SiLUActivation)
+        and all(is_norm(norm) for norm in norms)
+    )
+
+
+_LAYERS = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer")
+_NORMS = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm")
+"""Whose forward passes were read; a class of another name may compute something else with the same parts."""
+
+
+@torch.inference_mode()
+def fuse_layers(model: nn.Module) -> None:
+    """Replace every layer that can be fused, and the norm behind the last."""
+    for stack in [module for module in model.modules() if isinstance(module, nn.ModuleList)]:
+        for index, layer in enumerate(stack):
+            if can_fuse(layer):
+                stack[index] = FusedLayer(layer)
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if is_norm(child):
+                setattr(parent, name, FusedNorm(child))
+
+
+def _joined(*linears: nn.Linear) -> nn.Linear:
+    """One product for several of the same input."""
+    weight = torch.cat([linear.weight.detach() for linear in linears])
+    with torch.device("meta"):
+        joined = nn.Linear(weight.shape[1], weight.shape[0], bias=linears[0].bias is not None)
+    joined.weight = nn.Parameter(weight, requires_grad=False)
+    if linears[0].bias is not None:
+        joined.bias = nn.Parameter(torch.cat([linear.bias.detach() for linear in linears]), requires_grad=False)
+    return joined
+
+
+def math_for(weight: torch.Tensor) -> Any:
+    """What computes between products: compiled loops in float32 on a CPU."""
+    compiles = weight.device.type == "cpu" and weight.dtype == torch.float32
+    return row_math if compiles else _LibraryMath
+
+
+class _LibraryMath:
+    """What `row_math` computes, for any device and dtype."""
+
+    @staticmethod
+    def rms_norm(rows: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+        return functional.rms_norm(rows, weight.shape, weight, epsilon)
+
+    @staticmethod
+    def rotate(joined: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, heads: int) -> torch.Tensor:
+        rotated = joined[:, :, :heads]
+        first, second = rotated.chunk(2, dim=-1)
+        turned = torch.cat((-second, first), dim=-1)
+        return (rotated * cosines.unsqueeze(2)).addcmul_(turned, sines.unsqueeze(2))
+
+    @staticmethod
+    def gated(joined: torch.Tensor) -> torch.Tensor:
+        gate, up = joined.chunk(2, dim=-1)
+        return functional.silu(gate).mul_(up)

@@ -1,0 +1,281 @@
+"""Attention of few rows of many sessions: one compiled pass over all of them.
+
+Library kernels are made for many queries of one session: a call for each
+session and layer takes longer to start than to compute, and its products are
+too small for theirs. Here a row takes a dot product, an exponential and a
+multiply-add per key that it sees, in one loop over all rows of a step, so keys
+that a row doesn't see cost nothing and no mask is made. Sums run in an order
+that depends on nothing but the number of keys.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from paceline.engine.cpu.row_math import ITEM, floats
+from paceline.engine.interface import ROOT, StepItem
+from paceline.engine.kv import SessionKV
+from paceline.runtime.compiled import compiled
+from paceline.sampling.exponential import REORDER, exp
+
+DTYPE = torch.float32
+"""What it computes in, and what keys and values must be."""
+
+FEW_KEYS = 4096
+"""Up to so many (row, key) pairs a session with several rows is faster here than in a library's product."""
+EVERY_KEY = sys.maxsize
+"""Whole steps in one compiled loop are faster than layers one by one, however long a prompt or a text is."""
+
+_NO_NAN = REORDER | {"nnan"}
+
+_float = np.float32
+
+
+def is_few(item: StepItem, few_keys: int) -> bool:
+    """Whether an item's rows are better computed here: one row, or few that see few.
+
+    `few_keys`: the most pairs of a row and a key that they may make; 0: nothing is computed here.
+    """
+    new = len(item.token_ids)
+    return few_keys > 0 if new == 1 else new * (item.base_length + new) <= few_keys
+
+
+@dataclass(frozen=True)
+class RowAttention:
+    """The rows of a step that are computed here, and which keys each sees.
+
+    `rows` [n, 5]: its index in the step, the address of its session's keys and values, their capacity,
+    the slot of its own key, and how many keys it sees from the first on. Behind those row i sees the
+    slots `others[starts[i]:starts[i + 1]]`.
+    """
+
+    rows: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    others: NDArray[np.int64]
+    scores: NDArray[np.float32]
+    """Room for the scores of the row that sees most keys."""
+
+    @classmethod
+    def of(cls, placed: Sequence[tuple[StepItem, SessionKV, int]]) -> RowAttention:
+        """Plan items with their sessions' rows and the index of their first row in the step."""
+        rows: list[tuple[int, int, int, int, int]] = []
+        starts, others = [0], []
+        for item, kv, low in placed:
+            # Compiled code writes where it is told to.
+            assert item.base_length + len(item.token_ids) <= kv.capacity
+            for index, (first, behind) in enumerate(_seen(item)):
+                rows.append((low + index, kv.address, kv.capacity, item.base_length + index, first))
+                others.extend(behind)
+                starts.append(len(others))
+        most = max((row[4] for row in rows), default=0) + len(others)
+        return cls(
+            np.array(rows, np.int64),
+            np.array(starts, np.int64),
+            np.array(others, np.int64),
+            np.empty(most, np.float32),
+        )
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,  # [1, heads, rows, head_dim]
+        key: torch.Tensor,  # [1, kv_heads, rows, head_dim]
+        value: torch.Tensor,  # [1, kv_heads, rows, head_dim]
+        scaling: float | None,
+        out: torch.Tensor,  # [1, rows, heads, head_dim], contiguous
+    ) -> None:
+        """Write the rows' keys and values behind the kept ones and their attention into `out`."""
+        head_dim, kv_heads = query.shape[3], key.shape[1]
+        scale = 1 / math.sqrt(head_dim) if scaling is None else scaling
+        _attend(
+            head_dim,
+            self.rows,
+            self.starts,
+            self.others,
+            layer,
+            kv_heads,
+            query.shape[1] // kv_heads,
+            (_strided(query), _strided(key), _strided(value)),
+            out.data_ptr(),
+            np.float32(scale),
+            self.scores,
+        )
+
+
+def _seen(item: StepItem) -> Iterator[tuple[int, list[int]]]:
+    """For every new row how many keys it sees from the first on, and the slots of those behind them."""
+    if item.is_chain:
+        yield from ((item.base_length + row + 1, []) for row in range(len(item.token_ids)))
+        return
+    for node in range(item.kept_tree, item.tree_rows):
+        path = []
+        while node != ROOT:
+            path.append(item.trunk + node)
+            node = item.parent_of(node)
+        yield item.trunk, path[::-1]
+
+
+def _strided(rows: torch.Tensor) -> tuple[int, int, int]:
+    """Address of [1, heads, rows, head_dim], elements from row to row and from head to head."""
+    assert rows.stride(3) == 1 and rows.dtype == DTYPE
+    return rows.data_ptr(), rows.stride(2), rows.stride(1)
+
+
+def _largest_of(scores: NDArray[np.float32], count: int) -> np.float32:
+    largest = scores[0]
+    for key in range(count):
+        largest = max(largest, scores[key])
+    return np.float32(largest)
+
+
+_largest = compiled(_largest_of, fastmath=_NO_NAN, inlined=True)
+"""Largest score; a NaN among them stays one in the exponentials."""
+
+
+def _dot_of(first: int, second: int, width: int) -> np.float32:
+    one, other = floats(first), floats(second)
+    total = _float(0)
+    for column in range(width):
+        total += one[column] * other[column]
+    return total
+
+
+_dot = compiled(_dot_of, fastmath=REORDER, inlined=True)
+
+
+def _add_weighted(out: int, row: int, weight: np.float32, width: int) -> None:
+    sums, held = floats(out), floats(row)
+    for column in range(width):
+        sums[column] += weight * held[column]
+
+
+_add = compiled(_add_weighted, fastmath=REORDER, inlined=True)
+
+
+def _add_four_weighted(out: int, row: int, weights: NDArray[np.float32], at: int, width: int) -> None:
+    """Four values that follow one another: the sums are loaded and stored once for all."""
+    sums, step = floats(out), ITEM * width
+    a, b, c, d = floats(row), floats(row + step), floats(row + 2 * step), floats(row + 3 * step)
+    for column in range(width):
+        sums[column] += (
+            weights[at] * a[column]
+            + weights[at + 1] * b[column]
+            + weights[at + 2] * c[column]
+            + weights[at + 3] * d[column]
+        )
+
+
+_add_four = compiled(_add_four_weighted, fastmath=REORDER, inlined=True)
+
+
+def _attend_one_row(
+    query: int,
+    keys: int,
+    values: int,
+    out: int,
+    first: int,
+    others: NDArray[np.int64],
+    width: int,
+    scale: np.float32,
+    scores: NDArray[np.float32],
+) -> None:
+    """One query head over the first keys and the others; addresses of [head_dim] and [capacity, head_dim]."""
+    step, count = ITEM * width, first + others.size
+    for key in range(first):
+        scores[key] = _dot(query, keys + key * step, width) * scale
+    for index in range(others.size):
+        scores[first + index] = _dot(query, keys + others[index] * step, width) * scale
+    largest = _largest(scores, count)
+    for key in range(count):
+        scores[key] = exp(scores[key] - largest)
+    total, sums = _float(0), floats(out)
+    for key in range(count):
+        total += scores[key]
+    for column in range(width):
+        sums[column] = _float(0)
+    fours = first // 4 * 4
+    for key in range(0, fours, 4):
+        _add_four(out, values + key * step, scores, key, width)
+    for key in range(fours, first):
+        _add(out, values + key * step, scores[key], width)
+    for index in range(others.size):
+        _add(out, values + others[index] * step, scores[first + index], width)
+    for column in range(width):
+        sums[column] /= total
+
+
+_attend_one = compiled(_attend_one_row, fastmath=REORDER, inlined=True)
+
+
+def _write_rows(
+    rows: NDArray[np.int64], first_head: int, kv_heads: int, width: int, given: tuple[int, int, int]
+) -> None:
+    """Copy the rows' own keys or values to their slots, from a head of the sessions' tensors on."""
+    start, from_row, from_head = given
+    for index in range(len(rows)):
+        row, address, capacity, slot, _ = rows[index]
+        for head in range(kv_heads):
+            held = floats(address + ITEM * width * ((first_head + head) * capacity + slot))
+            new = floats(start + ITEM * (row * from_row + head * from_head))
+            for column in range(width):
+                held[column] = new[column]
+
+
+_write = compiled(_write_rows, inlined=True)
+
+
+@compiled
+def attend_head(
+    query: int,
+    keys: int,
+    values: int,
+    out: int,
+    first: int,
+    others: NDArray[np.int64],
+    width: int,
+    scale: np.float32,
+    scores: NDArray[np.float32],
+) -> None:
+    """In compiled code: `_attend_one_row` with a width known to the compiler, where it is faster by a third."""
+    if width == 64:
+        _attend_one(query, keys, values, out, first, others, 64, scale, scores)
+    elif width == 128:
+        _attend_one(query, keys, values, out, first, others, 128, scale, scores)
+    else:
+        _attend_one(query, keys, values, out, first, others, width, scale, scores)
+
+
+@compiled
+def _attend(
+    width: int,
+    rows: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    others: NDArray[np.int64],
+    layer: int,
+    kv_heads: int,
+    groups: int,
+    given: tuple[tuple[int, int, int], tuple[int, int, int], tuple[int, int, int]],
+    out: int,
+    scale: np.float32,
+    scores: NDArray[np.float32],
+) -> None:
+    (query, query_row, query_head), key, value = given
+    before = layer * 2 * kv_heads
+    _write(rows, before, kv_heads, width, key)
+    _write(rows, before + kv_heads, kv_heads, width, value)
+    for index in range(len(rows)):
+        row, address, capacity, _, first = rows[index]
+        behind = others[starts[index] : starts[index + 1]]
+        for head in range(kv_heads * groups):
+            keys = address + ITEM * width * capacity * (before + head // groups)
+            values = keys + ITEM * width * capacity * kv_heads
+            own = query + ITEM * (row * query_row + head * query_head)
+            into = out + ITEM * width * (row * kv_heads * groups + head)
+            attend_head(own, keys, values, into, first, behind, width, scale, scores)

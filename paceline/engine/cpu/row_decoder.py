@@ -1,0 +1,185 @@
+"""A whole decoder step as one compiled loop that every thread runs.
+
+What `FusedLayer` computes operation by operation is computed here without
+returning to Python: the same products, norms, rotations and attention, row by
+row and in the same order, so a row's numbers are the same bits either way,
+whatever is beside it and however its text was cut into steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from paceline.engine.cpu.fused import FusedLayer, FusedNorm
+from paceline.engine.cpu.row_attention import RowAttention
+from paceline.engine.cpu.row_phases import _PHASES_OF_LAYER, _Own, _Shape, _Shared, decode_step
+from paceline.engine.cpu.row_products import PIECE, Kernel, PanelLinear, padded
+from paceline.engine.cpu.thread_pool import Crew, phases
+from paceline.engine.cpu.tiles import LANES
+
+_MODELS = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
+"""Whose forward passes were read: embeddings, layers, a norm and a head, with nothing in between."""
+_LINE = 16
+"""Numbers of a cache line."""
+
+
+class RowDecoder:
+    """Whole steps of any number of rows.
+
+    Args:
+        model: one for which `can_decode` holds.
+        crew: the threads that compute.
+        max_length: the longest session.
+    """
+
+    def __init__(self, model: PreTrainedModel, crew: Crew, max_length: int) -> None:
+        body: Any = model.model
+        head: Any = model.lm_head
+        layers: list[FusedLayer] = list(body.layers)
+        first = layers[0]
+        self._crew = crew
+        # Compiled code has addresses; these keep what is there.
+        self._modules = (layers, body.norm, head)
+        self._embeddings: torch.Tensor = body.embed_tokens.weight.detach()
+        self._angles = _Angles(body.rotary_emb, first.head_dim, max_length)
+        self._kernel: Kernel = head.kernel
+        self._weights = np.array([_addresses(layer) for layer in layers], np.int64)
+        norms = [norm for layer in layers for norm in (layer.input_norm, layer.mlp_norm)]
+        self._epsilons = np.array([norm.epsilon for norm in (*norms, body.norm)])
+        outputs = padded(head.out_features)
+        self._head = (body.norm.weight.data_ptr(), head.addresses, outputs)
+        self._logits: int = head.out_features
+        width, inner = self._embeddings.shape[1], first.down_proj.in_features
+        self._shape = _Shape(width, first.heads, first.kv_heads, first.head_dim, inner, np.float32(first.scaling))
+        widths = (width, first.qkv_proj.out_features, first.o_proj.in_features, inner)
+        self._room = _Room(crew.threads, widths, outputs)
+
+    @torch.inference_mode()
+    def logits(
+        self, token_ids: Sequence[int], positions: Sequence[int], wanted: Sequence[int], attention: RowAttention
+    ) -> torch.Tensor:
+        """Write the rows' keys and values; returns logits [len(wanted), tensor width], valid until the next step."""
+        rows, room = len(token_ids), self._room
+        room.fit(rows, len(wanted), attention.scores.size)
+        torch.index_select(self._embeddings, 0, torch.tensor(token_ids), out=room.hidden[:rows])
+        angles = self._angles.of(positions)
+        counters = phases(len(self._weights) * _PHASES_OF_LAYER + 1)
+        shared = room.shared(*angles)
+        seen = (attention.rows, attention.starts, attention.others)
+        which = (np.arange(rows), np.array(wanted, np.int64))
+
+        def work(thread: int, _held: object = angles) -> None:
+            own = room.own(thread)
+            decode_step(
+                counters,
+                self._kernel,
+                self._shape,
+                self._weights,
+                self._epsilons,
+                self._head,
+                seen,
+                which,
+                shared,
+                own,
+            )
+
+        self._crew.run(work)
+        return room.logits[: len(wanted), : self._logits]
+
+
+class _Room:
+    """What a step computes in, kept from step to step: fresh memory takes longer to be given than to be filled."""
+
+    def __init__(self, threads: int, widths: tuple[int, int, int, int], outputs: int) -> None:
+        self._threads, self._widths, self._outputs = threads, widths, outputs
+        self.hidden, self._joined, self._attended, self._gated, self._normed, self._gates = [torch.empty(0)] * 6
+        self._scores = np.empty((threads, 0), np.float32)
+        self.logits = torch.empty((0, outputs))
+
+    def fit(self, rows: int, wanted: int, keys: int) -> None:
+        """Have room for so many rows, rows with logits, and keys that a row sees."""
+        if rows > len(self.hidden):
+            count = _power_of_two(rows)
+            parts = (torch.empty((count, width)) for width in self._widths)
+            self.hidden, self._joined, self._attended, self._gated = parts
+            self._normed = torch.empty((self._threads, count, self._widths[0]))
+            self._gates = torch.empty((self._threads, 2, count, PIECE))
+        if wanted > len(self.logits):
+            self.logits = torch.empty((_power_of_two(wanted), self._outputs))
+        if keys > self._scores.shape[1]:
+            self._scores = np.empty((self._threads, _power_of_two(keys + _LINE)), np.float32)
+
+    def shared(self, cosines: torch.Tensor, sines: torch.Tensor) -> _Shared:
+        """What all threads use, with the rows' angles."""
+        parts = (self.hidden, self._joined, self._attended, self._gated, self.logits, cosines, sines)
+        return _Shared(*(part.data_ptr() for part in parts))
+
+    def own(self, thread: int) -> _Own:
+        """What one thread uses."""
+        return _Own(self._normed[thread].data_ptr(), self._gates[thread].data_ptr(), self._scores[thread])
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << (least - 1).bit_length()
+
+
+class _Angles:
+    """Cosines and sines of positions, as the model's own module gives them, computed once.
+
+    Some modules change their frequencies past the trained length, so none is asked for more than a session may reach.
+    """
+
+    def __init__(self, rotary: Any, head_dim: int, max_length: int) -> None:
+        self._rotary, self._head_dim, self._max_length = rotary, head_dim, max_length
+        self._cosines = self._sines = torch.empty((0, head_dim))
+
+    def of(self, positions: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Each [rows, head_dim]."""
+        last = max(positions)
+        if last >= len(self._cosines):
+            like = torch.empty((1, 1, self._head_dim))
+            count = max(last + 1, min(_power_of_two(last + 1), self._max_length))
+            cosines, sines = self._rotary(like, torch.arange(count)[None])
+            self._cosines, self._sines = cosines[0], sines[0]
+        index = torch.tensor(positions)
+        return self._cosines[index], self._sines[index]
+
+
+def can_decode(model: PreTrainedModel) -> bool:
+    """Whether a model whose layers were fused and laid out in panels is one that `RowDecoder` computes."""
+    if type(model).__name__ not in _MODELS:
+        return False
+    body: Any = model.model
+    return (
+        isinstance(model.lm_head, PanelLinear)
+        and isinstance(body.norm, FusedNorm)
+        and all(_is_known(layer) for layer in body.layers)
+    )
+
+
+def _is_known(layer: nn.Module) -> bool:
+    if not isinstance(layer, FusedLayer):
+        return False
+    products = (layer.qkv_proj, layer.o_proj, layer.gate_up_proj, layer.down_proj)
+    widths = (layer.qkv_proj.out_features, layer.down_proj.in_features, layer.down_proj.out_features)
+    return (
+        all(isinstance(product, PanelLinear) for product in products)
+        and layer.o_proj.bias is None
+        and layer.down_proj.bias is None
+        and all(width % LANES == 0 for width in widths)
+    )
+
+
+def _addresses(layer: FusedLayer) -> tuple[int, ...]:
+    before, behind = layer.input_norm.weight.data_ptr(), layer.mlp_norm.weight.data_ptr()
+    qkv, out, gate_up, down = (
+        cast(PanelLinear, product).addresses
+        for product in (layer.qkv_proj, layer.o_proj, layer.gate_up_proj, layer.down_proj)
+    )
+    return (before, *qkv, out[0], behind, *gate_up, down[0])

@@ -1,0 +1,254 @@
+"""Products of few rows with weights laid out for them, compiled for CPUs with vectors of 512 bits.
+
+A step of few rows is as fast as its weights can be read. They lie in panels of
+sixteen outputs, input by input, so that one vector of weights is read once for
+all rows and every row's sum stays in a register. A sum runs over its inputs in
+order whatever rows are beside it, so a row's numbers are the same bits in any
+step. Weights may be kept as integers of eight bits, each output with a scale of
+its own, which is a quarter of the bytes; inputs and sums are float32.
+"""
+
+from __future__ import annotations
+
+import mmap
+from contextlib import suppress
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from llvmlite import binding, ir
+from numba import types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from paceline.engine.cpu.row_math import ITEM, floats
+from paceline.engine.cpu.thread_pool import Crew, finish, phases, take, wait
+from paceline.engine.cpu.tiles import BYTE, LANES, MOST_ROWS, PANELS, Tile, tile
+from paceline.runtime.compiled import compiled, compiled_pointer
+
+PIECE = PANELS * LANES
+"""Most outputs of a piece."""
+STORED = (torch.float32, torch.int8)
+"""What weights may be kept in."""
+_LARGEST = 127
+HUGE_PAGE = 2 << 20
+
+
+def has_wide_vectors() -> bool:
+    """Whether this CPU has the instructions that the products are laid out for."""
+    try:
+        return bool(binding.get_host_cpu_features().get("avx512f", False))
+    except RuntimeError:  # LLVM can't tell what this CPU has
+        return False
+
+
+@compiled
+def pieces(outputs: int) -> int:
+    """Pieces of a product with so many outputs: the last are small, so that threads end together."""
+    panels = outputs // LANES
+    return (panels - 1) // PANELS + (1 if panels % PANELS == 1 else 2)
+
+
+@compiled
+def panels_of(piece: int, outputs: int) -> tuple[int, int]:
+    """The first panel of a piece, and how many it has."""
+    panels = outputs // LANES
+    whole = (panels - 1) // PANELS
+    if piece < whole:
+        return piece * PANELS, PANELS
+    rest = panels - whole * PANELS
+    half = (rest + 1) // 2
+    return (whole * PANELS, half) if piece == whole else (whole * PANELS + half, rest - half)
+
+
+def padded(outputs: int) -> int:
+    """Outputs with those that fill up the last panel."""
+    return -(-outputs // LANES) * LANES
+
+
+@compiled
+def panel_bytes(depth: int, item: int) -> int:
+    """In compiled code: bytes of a panel whose weights have `item` each, and of its scales."""
+    return depth * LANES * item + (LANES * ITEM if item == BYTE else 0)
+
+
+def _laid_out(weight: torch.Tensor) -> torch.Tensor:
+    """[outputs, inputs] → [panels, inputs, LANES]."""
+    return weight.view(-1, LANES, weight.shape[1]).transpose(1, 2).contiguous()
+
+
+def _rounded(weight: torch.Tensor) -> torch.Tensor:
+    """[outputs, inputs] → [panels, (inputs + ITEM) · LANES] bytes: integers, then the scales of the outputs."""
+    scales = weight.abs().amax(dim=1).clamp(min=torch.finfo(torch.float32).tiny) / _LARGEST
+    integers = _laid_out((weight / scales[:, None]).round()).to(torch.int8).flatten(1)
+    return torch.cat([integers, scales.view(-1, LANES).view(torch.int8)], dim=1)
+
+
+def _in_huge_pages(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that takes few entries of the processor's page tables, where the system has large pages to give."""
+    held = mmap.mmap(-1, tensor.nbytes + HUGE_PAGE)
+    with suppress(OSError, AttributeError):  # none to give, or no Linux
+        held.madvise(mmap.MADV_HUGEPAGE)
+    room = torch.frombuffer(held, dtype=torch.uint8)
+    start = -room.data_ptr() % HUGE_PAGE
+    copy = room[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+    return copy.copy_(tensor)
+
+
+class Kernel(NamedTuple):
+    """How weights are read, in compiled code: the address of `_multiply`, and the bytes of a weight."""
+
+    address: int
+    item: int
+
+
+class PanelLinear(torch.nn.Module):
+    """`nn.Linear` for inference on a CPU; its input and output are float32.
+
+    Args:
+        linear: what it computes.
+        crew: the threads that compute.
+        stored: what the weights are kept in.
+    """
+
+    def __init__(self, linear: torch.nn.Linear, crew: Crew, stored: torch.dtype) -> None:
+        super().__init__()
+        assert stored in STORED and linear.weight.dtype == torch.float32
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        weight = linear.weight.detach()
+        full = weight.new_zeros((padded(self.out_features), self.in_features))
+        full[: self.out_features] = weight
+        self.panels = _in_huge_pages(_laid_out(full) if stored == torch.float32 else _rounded(full))
+        """[panels, in_features, LANES], or as `_rounded` says."""
+        self.bias: torch.Tensor | None = None
+        if linear.bias is not None:
+            self.bias = full.new_zeros(full.shape[0])
+            self.bias[: self.out_features] = linear.bias.detach()
+        self.kernel = Kernel(_multiply_address(), stored.itemsize)
+        self._crew = crew
+
+    @property
+    def addresses(self) -> tuple[int, int]:
+        """Of the weights and of the bias, 0 without one."""
+        return self.panels.data_ptr(), 0 if self.bias is None else self.bias.data_ptr()
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """[..., in_features] → [..., out_features]."""
+        given = rows.reshape(-1, self.in_features).contiguous()
+        count, outputs = len(given), padded(self.out_features)
+        out = given.new_empty((count, outputs))
+        counters = phases(1)
+        read, written = (given.data_ptr(), count, self.in_features), (out.data_ptr(), outputs)
+
+        # A helper that is late still looks at the counters, so its job holds them.
+        def work(_: int) -> None:
+            _product(counters, self.kernel, self.addresses, read, written)
+
+        self._crew.run(work)
+        return out[:, : self.out_features].view(*rows.shape[:-1], self.out_features)
+
+
+def _multiply(
+    item: int, weights: int, depth: int, given: int, given_step: int, out: int, out_step: int, rows: int, panels: int
+) -> None:
+    """out[rows, panels] += given · weights, for any number of rows and as many panels as a piece has."""
+    step = panel_bytes(depth, item)
+    start = 0
+    while start < rows:
+        left = rows - start
+        groups = (left + MOST_ROWS - 1) // MOST_ROWS
+        count = (left + groups - 1) // groups  # even groups: a single row costs as much as two
+        wide = panels if panels < PANELS or count <= MOST_ROWS // 2 else PANELS // 2
+        x, y = given + start * given_step, out + start * out_step
+        for panel in range(0, panels, wide):
+            own, into = weights + panel * step, y + panel * LANES * ITEM
+            tile(count, wide, item, own, depth, x, given_step, into, out_step)
+        start += count
+
+
+@cache
+def _multiply_address() -> int:
+    return compiled_pointer(_multiply, 9)
+
+
+def _called(
+    typing: Any,
+    address: Any,
+    item: Any,
+    weights: Any,
+    depth: Any,
+    given: Any,
+    given_step: Any,
+    out: Any,
+    out_step: Any,
+    rows: Any,
+    panels: Any,
+) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [Tile.WORD] * 9)
+        builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), arguments[1:])
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 10), generate
+
+
+multiply: Any = intrinsic(_called)
+"""In compiled code: `_multiply` at an address, whose code is so compiled once and not into every caller."""
+
+
+def _begin_at(out: int, out_step: int, bias: int, rows: int, columns: int) -> None:
+    for row in range(rows):
+        made, added = floats(out + row * out_step), floats(bias)
+        for column in range(columns):
+            made[column] = added[column] if bias else np.float32(0)
+
+
+begin = compiled(_begin_at, inlined=True)
+"""In compiled code: what a product is added to, its bias or, at address 0, nothing."""
+
+
+@compiled
+def multiply_piece(
+    piece: int,
+    kernel: Kernel,
+    addresses: tuple[int, int],
+    read: tuple[int, int, int],
+    written: tuple[int, int],
+    adds: bool,
+) -> None:
+    """In compiled code: one piece of out = given · weights + bias, or of out += given · weights.
+
+    Args:
+        piece: which one, of `pieces(outputs)`.
+        kernel: how weights are read.
+        addresses: of the panels, and of the bias or 0.
+        read: address of [rows, depth], rows and depth.
+        written: address of [rows, outputs], and outputs, as many as panels have.
+        adds: whether to add to what is there, and no bias.
+    """
+    (weights, bias), (given, rows, depth), (out, outputs) = addresses, read, written
+    first, count = panels_of(piece, outputs)
+    column = first * LANES * ITEM
+    if not adds:
+        begin(out + column, outputs * ITEM, bias + column if bias else 0, rows, count * LANES)
+    own, step = weights + first * panel_bytes(depth, kernel.item), outputs * ITEM
+    multiply(kernel.address, kernel.item, own, depth, given, depth * ITEM, out + column, step, rows, count)
+
+
+@compiled
+def _product(
+    counters: NDArray[np.int64],
+    kernel: Kernel,
+    addresses: tuple[int, int],
+    read: tuple[int, int, int],
+    written: tuple[int, int],
+) -> None:
+    """A whole product, the one phase of its run."""
+    last = pieces(written[1])
+    piece = take(counters, 0)
+    while piece < last:
+        multiply_piece(piece, kernel, addresses, read, written, False)
+        finish(counters, 0)
+        piece = take(counters, 0)
+    wait(counters, 0, last)

@@ -1,0 +1,111 @@
+"""Threads that share compiled work, piece by piece.
+
+A step on a CPU has some two hundred phases of microseconds, each of which needs
+all of the one before. Library thread pools take ten microseconds to start each;
+here every thread runs the whole step, takes pieces of a phase from a counter
+and waits, awake, for the last of them. A thread that the machine has put aside
+holds up its one piece and no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from paceline.runtime.compiled import compiled
+
+Work = Callable[[int], None]
+"""What each thread runs, given its number; it must leave the interpreter's lock alone while it computes."""
+
+_declared: Any = cgutils.get_or_insert_function
+_LINE = 64
+"""Bytes of a cache line: counters that change apart lie apart."""
+_PHASE = 2 * _LINE
+_SPINS = 400
+"""Looks before a waiting thread offers its core to whoever wants it."""
+
+
+class Crew:
+    """The calling thread and helpers, which sleep between jobs."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self._helpers = ThreadPoolExecutor(max(threads - 1, 1), thread_name_prefix="crew")
+
+    def run(self, work: Work) -> None:
+        """Have every thread run `work`, whose pieces are taken from `phases`; returns when the caller's run does.
+
+        A helper that comes late finds nothing left to take, so nobody waits for it.
+        """
+        for number in range(1, self.threads):
+            self._helpers.submit(work, number)
+        work(0)
+
+
+def phases(count: int) -> NDArray[np.int64]:
+    """Counters of so many phases; each run needs its own, since a late helper still looks at them."""
+    return np.zeros((count, _PHASE // 8), np.int64)
+
+
+def _added(typing: Any, address: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        counter = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
+        return builder.atomic_rmw("add", counter, ir.Constant(ir.IntType(64), 1), "acq_rel")
+
+    return types.int64(types.int64), generate
+
+
+def _read(typing: Any, address: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.load_atomic(builder.inttoptr(arguments[0], ir.IntType(64).as_pointer()), "acquire", 8)
+
+    return types.int64(types.int64), generate
+
+
+def _yielded(typing: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(ir.IntType(32), [])
+        return builder.call(_declared(builder.module, kind, "sched_yield"), [])
+
+    return types.int32(), generate
+
+
+_increment: Any = intrinsic(_added)
+_look: Any = intrinsic(_read)
+_yield_core: Any = intrinsic(_yielded)
+
+
+def _take_of(counters: NDArray[np.int64], phase: int) -> int:
+    return int(_increment(counters.ctypes.data + phase * _PHASE))
+
+
+take = compiled(_take_of, inlined=True)
+"""In compiled code: the next piece of a phase; beyond its last, nothing is left."""
+
+
+def _finish_of(counters: NDArray[np.int64], phase: int) -> None:
+    _increment(counters.ctypes.data + phase * _PHASE + _LINE)
+
+
+finish = compiled(_finish_of, inlined=True)
+"""In compiled code: a piece that was taken is computed."""
+
+
+def _wait_of(counters: NDArray[np.int64], phase: int, pieces: int) -> None:
+    looks, finished = 0, counters.ctypes.data + phase * _PHASE + _LINE
+    while _look(finished) < pieces:
+        looks += 1
+        if looks > _SPINS:
+            _yield_core()
+
+
+wait = compiled(_wait_of, inlined=True)
+"""In compiled code: until all pieces of a phase are computed."""

@@ -1,0 +1,113 @@
+"""Attention of one step over the pages of its sessions, as a function of the step's integers; shapes are fixed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from paceline.engine.cuda.buckets import BITS, PAGE_ROWS, GroupShape
+from paceline.engine.cuda.layout import GroupFields, Layout, part
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Sessions that attend together, with what is the same in every layer."""
+
+    shape: GroupShape
+    source: torch.Tensor  # [queries]
+    held: torch.Tensor  # [sessions · length] rows of the pool; the zero row behind a session's last
+    mask: torch.Tensor  # [sessions, 1, groups · rows, length] additive
+
+
+@dataclass(frozen=True)
+class StaticAttention:
+    """Attention of one step: new rows are written to their places, then each group gathers what it reads."""
+
+    pool: torch.Tensor  # [layers, 2, pool rows, kv_heads, head_dim]
+    write: torch.Tensor  # [rows]
+    query: torch.Tensor  # [rows]
+    groups: tuple[_Group, ...]
+
+    def attend(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,  # [1, heads, rows, head_dim]
+        key: torch.Tensor,  # [1, kv_heads, rows, head_dim]
+        value: torch.Tensor,  # [1, kv_heads, rows, head_dim]
+        scaling: float | None,
+        extras: dict[str, Any],
+    ) -> torch.Tensor:  # [1, rows, heads, head_dim]
+        """Attention of one layer."""
+        layer = module.layer_idx
+        assert isinstance(layer, int)
+        held = self.pool[layer]
+        held[0].index_copy_(0, self.write, key[0].transpose(0, 1))
+        held[1].index_copy_(0, self.write, value[0].transpose(0, 1))
+        outputs = [_attend_group(group, query[0], held, scaling) for group in self.groups]
+        joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        return joined.index_select(0, self.query)[None]
+
+
+def static_attention(
+    inputs: torch.Tensor,
+    layout: Layout,
+    shapes: tuple[GroupShape, ...],
+    pool: torch.Tensor,
+    zero_row: int,
+    heads: int,
+) -> StaticAttention:
+    """What all layers of a step share; `heads` is how many query heads share a key head."""
+    groups = tuple(
+        _Group(
+            shape,
+            part(inputs, fields.source),
+            _held_rows(inputs, fields, shape, zero_row),
+            _mask(inputs, fields, shape, heads, pool.dtype),
+        )
+        for shape, fields in zip(shapes, layout.groups, strict=True)
+    )
+    return StaticAttention(pool, part(inputs, layout.write), part(inputs, layout.query), groups)
+
+
+def _held_rows(inputs: torch.Tensor, fields: GroupFields, shape: GroupShape, zero_row: int) -> torch.Tensor:
+    """[sessions · length]: where the pool has each key of each session."""
+    at = torch.arange(shape.length, device=inputs.device)
+    pages = part(inputs, fields.pages)[:, :, None]
+    rows = (pages * PAGE_ROWS + at[:PAGE_ROWS]).flatten(1)  # [sessions, length]
+    return rows.masked_fill(at >= part(inputs, fields.length)[:, None], zero_row).flatten()
+
+
+def _mask(
+    inputs: torch.Tensor, fields: GroupFields, shape: GroupShape, heads: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """[sessions, 1, heads · rows, length]: 0 where a query sees a key, -inf elsewhere."""
+    at = torch.arange(shape.length, device=inputs.device)
+    visible = at < part(inputs, fields.seen)[:, :, None]  # [sessions, rows, length]
+    if shape.words:
+        offset = at - part(inputs, fields.trunk)[:, None]  # [sessions, length]
+        inside = (offset >= 0) & (offset < shape.words * BITS)
+        word = (offset // BITS).masked_fill(~inside, 0)[:, None, :].expand(visible.shape)
+        bits = part(inputs, fields.bits).gather(2, word) >> (offset % BITS)[:, None, :]
+        visible = visible | (inside[:, None, :] & ((bits & 1) == 1))
+    mask = torch.zeros(visible.shape, dtype=dtype, device=inputs.device).masked_fill(~visible, float("-inf"))
+    return mask[:, None].repeat(1, 1, heads, 1)
+
+
+def _attend_group(
+    group: _Group, query: torch.Tensor, held: torch.Tensor, scaling: float | None
+) -> torch.Tensor:  # [queries, heads, head_dim]
+    """The heads that share keys become rows of one head, which reads each key once."""
+    sessions, rows = group.shape.sessions, group.shape.rows
+    heads, _, head_dim = query.shape
+    kv_heads = held.shape[2]
+    shared = heads // kv_heads
+    chosen = query.index_select(1, group.source).view(kv_heads, shared, sessions, rows, head_dim)
+    packed = chosen.permute(2, 0, 1, 3, 4).reshape(sessions, kv_heads, shared * rows, head_dim)
+    gathered = held.index_select(1, group.held).view(2, sessions, -1, kv_heads, head_dim).transpose(2, 3)
+    keys, values = gathered  # each [sessions, kv_heads, length, head_dim]
+    found = functional.scaled_dot_product_attention(packed, keys, values, attn_mask=group.mask, scale=scaling)
+    by_row = found.view(sessions, kv_heads, shared, rows, head_dim).permute(0, 3, 1, 2, 4)
+    return by_row.reshape(sessions * rows, heads, head_dim)

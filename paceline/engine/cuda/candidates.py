@@ -1,0 +1,121 @@
+"""Who won, decided on the host among a device's candidates, by the definition. Pure.
+
+`paceline.engine.cuda.noise` says why nobody else can have won. Where a row's candidates don't suffice (more
+ids than were brought lie within the margin, or scores overflow) the row is read whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.engine.cuda.noise import margin
+from paceline.engine.interface import Drawn, Logits, Ranked, Ranking
+from paceline.protocol.errors import InvalidInput
+from paceline.protocol.sampling import SamplingParams
+from paceline.sampling.distribution import probabilities, processed_scores
+from paceline.sampling.noise import Stream
+from paceline.sampling.racing import race_among, race_best
+
+Found = NDArray[np.float64]
+"""[n, 2 + 3 · count], as `race_candidates` has it."""
+_TINY = np.finfo(np.float32).tiny
+
+
+@dataclass(frozen=True)
+class RacedRows:
+    """One item's rows, raced on a device: a `Drawing` and `RankedRows`.
+
+    `whole` reads the item's logits [n, V], which are there until the next step.
+    """
+
+    ranking: Ranking
+    found: Found
+    vocab_size: int
+    whole: Callable[[], Logits]
+
+    def drawn(self) -> Drawn:
+        """The best token of each row."""
+        return Drawn(tuple(tokens[0] for tokens in self._best()))
+
+    def ranked(self) -> tuple[Ranked, ...]:
+        """The best tokens of each row with their softmax."""
+        made = []
+        for place, tokens in enumerate(self._best()):
+            brought = self._softmax_of_brought(tokens, self.found[place])
+            softmax = self._softmax_of_whole(tokens, place) if brought is None else brought
+            made.append(Ranked(tokens, tuple(np.clip(softmax, _TINY, 1).astype(np.float32).tolist())))
+        return tuple(made)
+
+    def _softmax_of_brought(self, tokens: tuple[int, ...], row: Found) -> Found | None:
+        """[len(tokens)]; None: the candidates don't tell."""
+        _, ids, logits = self._columns(row)
+        known = dict(zip(ids.tolist(), logits.tolist(), strict=True))
+        if not (np.isfinite(row[1]) and known.keys() >= {*tokens}):
+            return None
+        wanted = np.array([known[token] for token in tokens], np.float32)
+        scores = (wanted / self._softmax_temperature).astype(np.float64)
+        return np.asarray(np.exp(scores - row[1]), np.float64)
+
+    def _softmax_of_whole(self, tokens: tuple[int, ...], place: int) -> Found:
+        """[len(tokens)]"""
+        sampling = SamplingParams(temperature=float(self._softmax_temperature))
+        scores = processed_scores(self.whole()[place : place + 1], sampling)[0]
+        return probabilities(scores)[list(tokens)]
+
+    @property
+    def _softmax_temperature(self) -> np.float32:
+        return np.float32(self.ranking.temperature or 1)
+
+    def _best(self) -> list[tuple[int, ...]]:
+        largest = self.found[:, 0].astype(np.float32)
+        bad = largest[~np.isfinite(largest)]
+        if bad.size:
+            raise InvalidInput.of("largest logit", float(bad[0]), "finite")
+        if self._overflows(largest):
+            return self._best_of_whole()
+        best = [self._best_of_row(row, place) for place, row in enumerate(self.found)]
+        known = [tokens for tokens in best if tokens is not None]
+        return known if len(known) == len(best) else self._best_of_whole()
+
+    def _overflows(self, largest: NDArray[np.float32]) -> bool:
+        with np.errstate(over="ignore"):
+            return not (self.ranking.greedy or np.isfinite(largest / np.float32(self.ranking.temperature)).all())
+
+    def _columns(self, row: Found) -> tuple[Found, NDArray[np.intp], NDArray[np.float32]]:
+        """Values by the device's arithmetic, best first, ids and logits."""
+        values, ids, logits = row[2:].reshape(3, -1)
+        return values, ids.astype(np.intp), logits.astype(np.float32)
+
+    def _best_of_row(self, row: Found, place: int) -> tuple[int, ...] | None:
+        """None: more ids may be among the best than were brought."""
+        values, ids, logits = self._columns(row)
+        ranking = self.ranking
+        last = values[min(ranking.count, values.size) - 1]
+        least = last if ranking.greedy else last - margin(last)
+        if values.size < self.vocab_size and values[-1] >= least > -np.inf:
+            return None
+        near = (values >= least) & (logits > -np.inf)
+        if ranking.greedy:
+            return tuple(ids[near][np.lexsort((ids[near], -logits[near]))[: ranking.count]].tolist())
+        scores = logits[near] / np.float32(ranking.temperature)
+        position = ranking.positions[place]
+        return race_among(scores, ids[near], ranking.count, ranking.noise, Stream.DRAFT, position)
+
+    def _best_of_whole(self) -> list[tuple[int, ...]]:
+        ranking, logits = self.ranking, self.whole()
+        if ranking.greedy:
+            return [_largest(row, ranking.count) for row in logits]
+        scores = processed_scores(logits, SamplingParams(temperature=ranking.temperature))
+        return [
+            race_best(row, ranking.count, ranking.noise, Stream.DRAFT, position)
+            for row, position in zip(scores, ranking.positions, strict=True)
+        ]
+
+
+def _largest(logits: NDArray[np.float32], count: int) -> tuple[int, ...]:
+    order = np.argsort(-logits, kind="stable")[:count]
+    return tuple(order[logits[order] > -np.inf].tolist())

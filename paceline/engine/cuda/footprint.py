@@ -1,0 +1,39 @@
+"""What the static engine needs on its device beside weights and KV. Pure."""
+
+from __future__ import annotations
+
+from paceline.engine.cuda.buckets import FEW_ROWS, GATHERED_ROWS, PAGE_ROWS, count_bucket, length_bucket
+from paceline.engine.cuda.graphs import MAX_GRAPHS
+from paceline.engine.kv import KVShape
+from paceline.runtime.config import EngineSettings
+
+INPUT_INTEGERS = 1 << 20
+"""Of the static input buffer."""
+STATIC_ROWS = 256
+"""Rows with logits up to which a step has static outputs, and so a graph."""
+STATIC_FOUND = STATIC_ROWS * (2 + 3 * 128)
+"""Numbers of the static buffer of candidates."""
+RACED_AT_ONCE = 32
+"""Rows that race together; more would only need more memory."""
+_RACE_BYTES = 96
+"""Of one id of one racing row: its block of noise as 64-bit integers, and a few floats."""
+_MASK_BYTES = 24
+"""Of one key of one query, while its mask is made."""
+_GRAPH_BYTES = 2 << 20
+"""Of one graph's own launches."""
+
+
+def static_bytes(settings: EngineSettings, shape: KVShape, max_length: int, vocab_size: int) -> int:
+    """An upper bound of the static buffers, the padding page, and one step's gathered keys, mask and race."""
+    buffers = 8 * INPUT_INTEGERS + 4 * STATIC_ROWS * vocab_size + 8 * STATIC_FOUND + shape.row_bytes * PAGE_ROWS
+    longest = length_bucket(max_length)
+    gathered = max(GATHERED_ROWS, longest) * shape.row_bytes // shape.layers
+    chunk = count_bucket(max(settings.prefill_chunk, FEW_ROWS))
+    queries = max(GATHERED_ROWS * FEW_ROWS, longest * chunk)
+    mask = queries * (shape.groups * shape.dtype.itemsize + _MASK_BYTES)
+    return buffers + gathered + mask + RACED_AT_ONCE * vocab_size * _RACE_BYTES
+
+
+def graph_bytes(step_bytes: int) -> int:
+    """An upper bound of what graphs hold: one pool as large as a step, which they share, and their launches."""
+    return step_bytes + MAX_GRAPHS * _GRAPH_BYTES

@@ -1,0 +1,100 @@
+"""One array of 64-bit integers holds everything that a step is told; a layout says where. Pure.
+
+One array means one upload, and addresses that stay: a graph reads the same places at every replay.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from paceline.engine.cuda.buckets import StepShape
+
+
+@dataclass(frozen=True)
+class Field:
+    """A place in the array."""
+
+    start: int
+    shape: tuple[int, ...]
+
+    @property
+    def end(self) -> int:
+        """One past the last integer."""
+        return self.start + math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class GroupFields:
+    """Of one group that attends together."""
+
+    source: Field
+    """[queries]: the packed row of each query; padding points to row 0."""
+    pages: Field
+    """[sessions, pages]"""
+    length: Field
+    """[sessions]: KV rows, new ones included."""
+    trunk: Field
+    """[sessions]: where the rows that `bits` tell about begin."""
+    seen: Field
+    """[sessions, rows]: each query sees so many rows from the first on; at least 1."""
+    bits: Field
+    """[sessions, rows, words]: and these of the tree."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Places of a shape's integers."""
+
+    token_ids: Field
+    """[rows]"""
+    positions: Field
+    """[rows]"""
+    write: Field
+    """[rows]: the pool's row that takes each packed row's keys and values."""
+    query: Field
+    """[rows]: where the groups, one after another, have each packed row."""
+    wanted: Field
+    """[raced + plain]: packed rows that need logits."""
+    counters: Field
+    """[raced, 4]: position, tag, and the two words of the key."""
+    temperatures: Field
+    """[raced]: the bits of a float32; 0: greedy."""
+    groups: tuple[GroupFields, ...]
+    size: int
+
+
+@lru_cache(maxsize=4096)
+def layout_of(shape: StepShape) -> Layout:
+    """The layout of a shape."""
+    end = 0
+
+    def place(*size: int) -> Field:
+        nonlocal end
+        field = Field(end, size)
+        end = field.end
+        return field
+
+    rows = shape.rows
+    head = (place(rows), place(rows), place(rows), place(rows), place(shape.wanted))
+    race = (place(shape.raced, 4), place(shape.raced))
+    groups = tuple(
+        GroupFields(
+            source=place(group.queries),
+            pages=place(group.sessions, group.pages),
+            length=place(group.sessions),
+            trunk=place(group.sessions),
+            seen=place(group.sessions, group.rows),
+            bits=place(group.sessions, group.rows, group.words),
+        )
+        for group in shape.groups
+    )
+    return Layout(*head, *race, groups, end)
+
+
+def part(inputs: torch.Tensor, field: Field) -> torch.Tensor:
+    """A field of the array on the device, as a view."""
+    return inputs[field.start : field.end].view(field.shape)

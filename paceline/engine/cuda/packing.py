@@ -1,0 +1,158 @@
+"""From a plan to a shape and its integers. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.engine.cuda.buckets import BITS, LEAST_CANDIDATES, Group, StepShape, count_bucket, groups_of, mask_words
+from paceline.engine.cuda.layout import Field, GroupFields, layout_of
+from paceline.engine.cuda.noise import counter_of
+from paceline.engine.cuda.pages import Ids, PagePool
+from paceline.engine.interface import Ranking, StepItem, StepPlan
+from paceline.engine.ledger import depths
+from paceline.sampling.tree import ancestor_mask
+
+
+@dataclass(frozen=True)
+class PackedStep:
+    """A shape, its integers, and where each item's logit rows are among the raced or the plain ones."""
+
+    shape: StepShape
+    integers: Ids
+    starts: tuple[int, ...]
+    raced_rows: int
+    plain_rows: int
+
+
+def pack(plan: StepPlan, races: Sequence[Ranking | None], pool: PagePool, vocab_size: int) -> PackedStep:
+    """Lay a checked plan out.
+
+    Args:
+        plan: whose sessions hold pages in `pool`.
+        races: for each item how its logit rows are raced; None: their logits are wanted.
+        pool: where rows are.
+        vocab_size: bounds the candidates of a row.
+    """
+    items = plan.items
+    groups = groups_of(items)
+    lows = np.cumsum([0, *(len(item.token_ids) for item in items)]).tolist()
+    raced, plain, starts = _wanted(items, races, lows)
+    wanted_best = max((race.count for race in races if race is not None), default=0)
+    candidates = min(count_bucket(wanted_best + LEAST_CANDIDATES) if raced else 0, vocab_size)
+    shape = StepShape(
+        rows=count_bucket(plan.rows),
+        groups=tuple(group.shape for group in groups),
+        raced=count_bucket(len(raced)),
+        plain=count_bucket(len(plain)),
+        candidates=candidates,
+    )
+    layout = layout_of(shape)
+    integers = np.zeros(layout.size, np.int64)
+    _put(integers, layout.wanted, raced)
+    _put(integers, Field(layout.wanted.start + shape.raced, (shape.plain,)), plain)
+    _put_rows(integers, plan, pool, shape)
+    _put_races(integers, items, races, shape)
+    first_query = 0
+    for group, fields in zip(groups, layout.groups, strict=True):
+        _put_group(integers, group, fields, items, lows, pool)
+        _put_queries(integers, layout.query, group, items, lows, first_query)
+        first_query += group.shape.queries
+    return PackedStep(shape, integers, starts, len(raced), len(plain))
+
+
+def _wanted(
+    items: Sequence[StepItem], races: Sequence[Ranking | None], lows: Sequence[int]
+) -> tuple[list[int], list[int], tuple[int, ...]]:
+    """Packed rows that are raced, those whose logits are wanted, and where each item's begin among its kind."""
+    raced: list[int] = []
+    plain: list[int] = []
+    starts = []
+    for item, race, low in zip(items, races, lows, strict=False):
+        kind = plain if race is None else raced
+        starts.append(len(kind))
+        kind.extend(low + row for row in item.logit_rows)
+    return raced, plain, tuple(starts)
+
+
+def _put(integers: Ids, field: Field, values: Sequence[int] | NDArray[np.int64]) -> None:
+    integers[field.start : field.start + len(values)] = values
+
+
+def _view(integers: Ids, field: Field) -> Ids:
+    return integers[field.start : field.end].reshape(field.shape)
+
+
+def _put_rows(integers: Ids, plan: StepPlan, pool: PagePool, shape: StepShape) -> None:
+    """Tokens, positions and places of the new rows; padding is token 0 at position 0, written where nobody reads."""
+    layout = layout_of(shape)
+    write = _view(integers, layout.write)
+    write[:] = pool.scratch_row
+    low = 0
+    for item in plan.items:
+        count = len(item.token_ids)
+        high = low + count
+        _view(integers, layout.token_ids)[low:high] = item.token_ids
+        _view(integers, layout.positions)[low:high] = np.array(depths(item)) + (item.trunk - 1)
+        write[low:high] = pool.rows_of(item.session, np.arange(item.base_length, item.base_length + count))
+        low = high
+
+
+def _put_races(integers: Ids, items: Sequence[StepItem], races: Sequence[Ranking | None], shape: StepShape) -> None:
+    layout = layout_of(shape)
+    chosen = [race for race in races if race is not None]
+    counters = [counter_of(race.noise, position) for race in chosen for position in race.positions]
+    # Words of the key need 32 bits of the 64, so signs don't matter.
+    if counters:
+        _view(integers, layout.counters)[: len(counters)] = counters
+    temperatures = [np.float32(race.temperature) for race in chosen for _ in race.positions]
+    _put(integers, layout.temperatures, np.array(temperatures, np.float32).view(np.int32).astype(np.int64))
+
+
+def _put_group(
+    integers: Ids,
+    group: Group,
+    fields: GroupFields,
+    items: Sequence[StepItem],
+    lows: Sequence[int],
+    pool: PagePool,
+) -> None:
+    source = _view(integers, fields.source).reshape(group.shape.sessions, group.shape.rows)
+    pages = _view(integers, fields.pages)
+    seen, bits = _view(integers, fields.seen), _view(integers, fields.bits)
+    pages[:] = pool.pages
+    seen[:] = 1
+    for place, index in enumerate(group.items):
+        item = items[index]
+        count = len(item.token_ids)
+        held = pool.pages_of(item.session)[: group.shape.pages]
+        pages[place, : len(held)] = held
+        source[place, :count] = np.arange(lows[index], lows[index] + count)
+        _view(integers, fields.length)[place] = item.base_length + count
+        _view(integers, fields.trunk)[place] = item.trunk
+        if item.is_chain:
+            seen[place, :count] = np.arange(item.base_length + 1, item.base_length + count + 1)
+        else:
+            seen[place, :count] = item.trunk
+            own = _tree_bits(item)
+            bits[place, :count, : own.shape[1]] = own
+
+
+def _tree_bits(item: StepItem) -> Ids:
+    """[new rows, words]: which rows of the tree each new row sees, 64 to a word, the first in the lowest bit."""
+    seen = np.zeros((len(item.token_ids), mask_words(item) * BITS), np.bool_)
+    seen[:, : item.tree_rows] = ancestor_mask(item.parents)[item.kept_tree :]
+    return np.packbits(seen, axis=1, bitorder="little").view("<i8").astype(np.int64, copy=False)
+
+
+def _put_queries(
+    integers: Ids, field: Field, group: Group, items: Sequence[StepItem], lows: Sequence[int], first: int
+) -> None:
+    query = _view(integers, field)
+    for place, index in enumerate(group.items):
+        count = len(items[index].token_ids)
+        start = first + place * group.shape.rows
+        query[lows[index] : lows[index] + count] = np.arange(start, start + count)

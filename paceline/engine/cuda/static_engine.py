@@ -1,0 +1,233 @@
+"""The engine whose steps have few shapes: on a GPU each is a graph, and tokens are raced where the logits are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from transformers import PreTrainedModel
+
+from paceline.engine.blocks import BlockStore
+from paceline.engine.cuda.attention import static_attention
+from paceline.engine.cuda.buckets import PAGE_ROWS, StepShape
+from paceline.engine.cuda.candidates import RacedRows
+from paceline.engine.cuda.footprint import INPUT_INTEGERS, RACED_AT_ONCE, STATIC_FOUND, STATIC_ROWS
+from paceline.engine.cuda.graphs import DirectRunner, Runner, download, upload
+from paceline.engine.cuda.layout import layout_of, part
+from paceline.engine.cuda.noise import check_words, race_candidates
+from paceline.engine.cuda.packing import PackedStep, pack
+from paceline.engine.cuda.pages import PagePool, whole_pages
+from paceline.engine.forward import forward
+from paceline.engine.interface import (
+    NO_PREFIX,
+    Draw,
+    Drawing,
+    EngineInfo,
+    Logits,
+    Prefix,
+    RankedRows,
+    Ranking,
+    StepPlan,
+)
+from paceline.engine.kv import KVShape
+from paceline.engine.ledger import Ledger
+from paceline.engine.transformer import ComputeThreads
+from paceline.protocol.proposal import Acceptance
+from paceline.runtime.config import EngineSettings
+from paceline.sampling.acceptance import draw_positions
+
+
+class _Block(NamedTuple):
+    """A shared block's page, and its rows."""
+
+    page: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class _Buffers:
+    """What a step reads and writes on the device."""
+
+    inputs: torch.Tensor  # [layout.size] int64
+    logits: torch.Tensor  # [wanted, V] float32; the raced rows first
+    found: torch.Tensor  # [raced, 2 + 3 · candidates] float64
+
+
+class StaticEngine:
+    """A decoder behind the engine interface; `Engine`, `DrawingEngine` and `RankingEngine` say what it promises.
+
+    Coupled draws that temperature alone shapes are raced on the device; whatever else is asked for gets logits.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        info: EngineInfo,
+        kv_shape: KVShape,
+        settings: EngineSettings,
+        threads: int,
+        runner: Runner | None = None,
+    ) -> None:
+        """Take the pool and the static buffers.
+
+        Raises:
+            Unsupported: the device's integers are not the reference's.
+        """
+        check_words(kv_shape.device)
+        self.info = info
+        self._model = model
+        self._shape = kv_shape
+        self._threads = ComputeThreads(threads)
+        self._runner: Runner = DirectRunner() if runner is None else runner
+        self._direct = DirectRunner()
+        with torch.inference_mode():
+            self._pool = PagePool(kv_shape, info.max_kv_rows)
+            self._static = self._make_buffers(INPUT_INTEGERS, STATIC_ROWS, STATIC_FOUND)
+        self._ledger: Ledger[_Block] = Ledger(
+            vocab_size=info.fingerprint.vocab_size,
+            max_length=info.max_length,
+            max_kv_rows=info.max_kv_rows,
+            max_sessions=settings.max_num_seqs,
+            prefix_reuse=settings.prefix_reuse,
+            blocks=BlockStore(paged=True, release=lambda block: self._pool.release(block.page)),
+        )
+
+    @property
+    def kv_rows(self) -> int:  # noqa: D102
+        return self._ledger.kv_rows
+
+    @property
+    def cached_rows(self) -> int:
+        """Rows of shared blocks."""
+        return self._ledger.cached_rows
+
+    @property
+    def free_rows(self) -> int:
+        """Rows of pages that neither a session nor a block holds."""
+        return self._pool.free * PAGE_ROWS
+
+    @property
+    def graphs(self) -> int:
+        """Graphs captured so far."""
+        return self._runner.graphs
+
+    @torch.inference_mode()
+    def open(self, session: int, max_rows: int, prefix: Prefix = NO_PREFIX) -> int:  # noqa: D102
+        blocks = self._ledger.open(session, whole_pages(max_rows), prefix)
+        self._pool.open(session, max_rows)
+        self._pool.copy_in(session, [block.page for block in blocks])
+        return sum(block.rows for block in blocks)
+
+    def close(self, session: int) -> None:  # noqa: D102
+        self._ledger.close(session)
+        self._pool.close(session)
+
+    def step(self, plan: StepPlan) -> Sequence[Logits]:  # noqa: D102
+        answers = self._step(plan, [None] * len(plan.items))
+        return [answer for answer in answers if not isinstance(answer, RacedRows)]
+
+    def step_and_draw(self, plan: StepPlan, draws: Sequence[Draw | None]) -> Sequence[Logits | Drawing]:  # noqa: D102
+        rankings = [_ranking_of(draw) for draw in draws]
+        return self._step(plan, [*rankings, *[None] * (len(plan.items) - len(rankings))])
+
+    def step_and_rank(  # noqa: D102
+        self, plan: StepPlan, rankings: Sequence[Ranking | None]
+    ) -> Sequence[Logits | RankedRows]:
+        return self._step(plan, rankings)
+
+    @torch.inference_mode()
+    def _step(self, plan: StepPlan, rankings: Sequence[Ranking | None]) -> list[Logits | RacedRows]:
+        self._ledger.check(plan)
+        self._threads.bind()
+        self._pool.keep([(item.session, item.base_length, item.kept_rows) for item in plan.items])
+        self._ledger.apply(plan)
+        packed = pack(plan, rankings, self._pool, self.info.fingerprint.vocab_size)
+        buffers = self._run(packed)
+        raced = packed.shape.raced
+        found, logits = download(
+            (buffers.found[: packed.raced_rows], buffers.logits[raced : raced + packed.plain_rows])
+        )
+        self._ledger.share(plan, self._copy_block)
+        answers: list[Logits | RacedRows] = []
+        for item, ranking, start in zip(plan.items, rankings, packed.starts, strict=True):
+            rows = slice(start, start + len(item.logit_rows))
+            answers.append(
+                logits[rows]
+                if ranking is None
+                else RacedRows(ranking, found[rows], logits.shape[1], _Whole(buffers.logits[rows]))
+            )
+        return answers
+
+    def _run(self, packed: PackedStep) -> _Buffers:
+        """Compute a step in the static buffers, as a graph, or where it has no room there in its own."""
+        shape, integers = packed.shape, packed.integers
+        fits = shape.wanted <= STATIC_ROWS and _found_size(shape) <= STATIC_FOUND and len(integers) <= INPUT_INTEGERS
+        if not (shape.graphed and fits):
+            own = self._make_buffers(len(integers), shape.wanted, _found_size(shape))
+            buffers = _of_shape(own, shape)
+            upload(integers, self._shape.device, into=buffers.inputs)
+            self._direct.run(shape, lambda: self._compute(shape, buffers))
+            return buffers
+        buffers = _of_shape(self._static, shape)
+        upload(integers, self._shape.device, into=buffers.inputs)
+        self._runner.run(shape, lambda: self._compute(shape, buffers))
+        return buffers
+
+    def _compute(self, shape: StepShape, buffers: _Buffers) -> None:
+        """The whole step as a function of its buffers; nothing here may wait for the device."""
+        layout, inputs = layout_of(shape), buffers.inputs
+        attention = static_attention(
+            inputs, layout, shape.groups, self._pool.rows, self._pool.zero_row, self._shape.groups
+        )
+        ids, positions = part(inputs, layout.token_ids), part(inputs, layout.positions)
+        logits = forward(self._model, attention, ids[None], positions[None], part(inputs, layout.wanted))
+        buffers.logits.copy_(logits[:, : buffers.logits.shape[1]])
+        counters = part(inputs, layout.counters)
+        temperatures = part(inputs, layout.temperatures).to(torch.int32).view(torch.float32)
+        for start in range(0, shape.raced, RACED_AT_ONCE):
+            rows = slice(start, min(start + RACED_AT_ONCE, shape.raced))
+            raced = race_candidates(buffers.logits[rows], counters[rows], temperatures[rows], shape.candidates)
+            buffers.found[rows].copy_(raced)
+
+    def _make_buffers(self, integers: int, rows: int, found: int) -> _Buffers:
+        device = self._shape.device
+        return _Buffers(
+            torch.empty(integers, dtype=torch.int64, device=device),
+            torch.empty((rows, self.info.fingerprint.vocab_size), dtype=torch.float32, device=device),
+            torch.empty(found, dtype=torch.float64, device=device),
+        )
+
+    def _copy_block(self, session: int, start: int, end: int) -> _Block:
+        return _Block(self._pool.copy_out(session, start), end - start)
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """Reads rows of logits that are still on the device."""
+
+    logits: torch.Tensor
+
+    def __call__(self) -> Logits:
+        (rows,) = download((self.logits,))
+        return rows
+
+
+def _found_size(shape: StepShape) -> int:
+    return shape.raced * (2 + 3 * shape.candidates)
+
+
+def _of_shape(buffers: _Buffers, shape: StepShape) -> _Buffers:
+    """The parts that a shape uses; always the same addresses."""
+    return _Buffers(
+        buffers.inputs[: layout_of(shape).size],
+        buffers.logits[: shape.wanted],
+        buffers.found[: _found_size(shape)].view(shape.raced, 2 + 3 * shape.candidates),
+    )
+
+
+def _ranking_of(draw: Draw | None) -> Ranking | None:
+    if draw is None or draw.acceptance is not Acceptance.COUPLED:
+        return None
+    return Ranking(draw.noise, draw.temperature, draw_positions(draw.round_))

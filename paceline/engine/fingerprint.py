@@ -1,0 +1,69 @@
+"""The numeric fingerprint: what decides the bits of logits."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import torch
+from transformers import PreTrainedModel
+
+from paceline.engine.cpu.linear import can_pack
+from paceline.models.gguf import library_versions
+
+RAGGED = "ragged"
+"""In a numeric fingerprint: steps have whatever shape they have."""
+STATIC = "static, fused"
+"""Steps are padded to one of few shapes, and layers fused."""
+_SAMPLED_WEIGHTS = 64
+
+
+def numeric_fingerprint(
+    model: PreTrainedModel,
+    max_length: int,
+    row_shapes: str = RAGGED,
+    *,
+    ranks: int = 1,
+    device: torch.device | None = None,
+    panels: torch.dtype | None = None,
+) -> str:
+    """What decides the bits of logits: equal fingerprints may promise equal bits, others only equal laws.
+
+    `device`: where the model will run, if it isn't there yet; `panels`: as `panel_dtype` says.
+    """
+    device = device or model.device
+    packed = "packed" if panels is None else f"in panels of {panels}"
+    volatile = ("_name_or_path", "transformers_version", "quantization_config", "architectures")
+    config = {key: value for key, value in model.config.to_dict().items() if key not in volatile}
+    facts = {
+        "config": config,
+        "dtype": str(model.dtype),
+        "device": device.type,
+        "capability": _capability(device),
+        "threads": torch.get_num_threads(),
+        "tensor_parallel": ranks,
+        "row_shapes": row_shapes,
+        "layers": f"fused, {packed} and compiled" if device.type == "cpu" and can_pack(model) else "plain",
+        "max_length": max_length,
+        "libraries": library_versions(),
+        "weights": weights_digest(model),
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _capability(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return torch.backends.cpu.get_cpu_capability()
+
+
+@torch.inference_mode()
+def weights_digest(model: PreTrainedModel) -> str:
+    """Digest of every weight's name, shape and some evenly spaced values: cheap, and enough to tell models apart."""
+    digest = hashlib.sha256()
+    for name, weight in sorted(model.named_parameters()):
+        flat = weight.reshape(-1)
+        picked = torch.linspace(0, flat.numel() - 1, _SAMPLED_WEIGHTS, dtype=torch.float64).long()
+        values = flat[picked.to(flat.device)].double().cpu().numpy().tobytes()
+        digest.update(f"{name} {tuple(weight.shape)}".encode() + values)
+    return digest.hexdigest()

@@ -1,0 +1,1 @@
+"""Fixed shapes: logits are bit-identical whatever else is in the step."""

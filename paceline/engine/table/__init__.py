@@ -1,0 +1,1 @@
+"""Tiny engines with written-down distributions."""

@@ -1,0 +1,219 @@
+"""Tiny engines with written-down distributions, and engines that take a stated time.
+
+A row's logits depend on the hash of its whole token path, and the hash is kept
+per row where a real model keeps keys and values. So a wrong rollback, a wrong
+compaction or crossed sessions give wrong logits, as they would there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from functools import lru_cache
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.engine.interface import NO_PREFIX, Engine, EngineInfo, Logits, Prefix, StepItem, StepPlan
+from paceline.engine.ledger import Ledger
+from paceline.engine.wrapped import WrappedEngine
+from paceline.models.table_names import TableSpec
+from paceline.models.tokenizer import TableTokenizer
+from paceline.protocol.handshake import Fingerprint
+from paceline.runtime.config import EngineSettings
+
+_SET_TIMERSLACK = 29
+"""prctl's option; its argument is in nanoseconds."""
+_MODULUS = (1 << 61) - 1
+_MULTIPLIER = 0x9E3779B97F4A7C15 % _MODULUS
+_EMPTY_PATH = 0x243F6A8885A308D3 % _MODULUS
+
+
+_MANY_SESSIONS = EngineSettings(max_num_seqs=65536)
+
+
+class TableModel:
+    """The law: logits after a history are row `context_of(history)` of one table."""
+
+    def __init__(self, spec: TableSpec) -> None:
+        self.spec = spec
+        table = _normal_table(spec.seed, spec)
+        if spec.noise > 0:
+            table = (1 - spec.noise) * table + spec.noise * _normal_table(spec.noise_seed, spec)
+        table *= spec.sharpness * _levels(spec.seed, spec.sharpness_spread, spec.contexts)
+        if spec.disturb > 0:
+            table += _disturbance(spec)
+        if spec.invert:
+            table *= -1
+        self._table: NDArray[np.float32] = table.astype(np.float32)  # [contexts, V]
+
+    def logits(self, history: Sequence[int]) -> NDArray[np.float32]:
+        """Logits [V] of the token that follows `history` (at least one token)."""
+        recent = history[-self.spec.order :] if self.spec.order else history
+        value = _EMPTY_PATH
+        for token in recent:
+            value = extend_hash(value, token)
+        return self.row(value)
+
+    def row(self, path_hash: int) -> NDArray[np.float32]:
+        """Logits [V] for a path's hash; a view, not to be written to."""
+        return self.context(_mix(path_hash) % self.spec.contexts)
+
+    def context(self, number: int) -> NDArray[np.float32]:
+        """Logits [V] of one of the `contexts` rows of the table; a view, not to be written to."""
+        row: NDArray[np.float32] = self._table[number]
+        return row
+
+
+def extend_hash(path_hash: int, token: int) -> int:
+    """Hash of a path with one token more."""
+    return (path_hash * _MULTIPLIER + token + 1) % _MODULUS
+
+
+class TableEngine:
+    """A table model behind the engine interface; `Engine` says what its methods promise."""
+
+    def __init__(self, spec: TableSpec, settings: EngineSettings = _MANY_SESSIONS) -> None:
+        self._model = TableModel(spec)
+        self._order = spec.order
+        tokenizer = TableTokenizer(spec.vocab, spec.eos_token_id)
+        fingerprint = Fingerprint(spec.law, tokenizer.fingerprint, spec.vocab, f"table-1 {spec.law}")
+        self.info = EngineInfo(fingerprint, spec.max_length, spec.max_kv_rows)
+        self._ledger: Ledger[list[_Row]] = Ledger(
+            vocab_size=spec.vocab,
+            max_length=spec.max_length,
+            max_kv_rows=spec.max_kv_rows,
+            max_sessions=settings.max_num_seqs,
+            prefix_reuse=settings.prefix_reuse,
+            shaped=settings.reproducible,
+        )
+        self._paths: dict[int, list[_Row]] = {}
+
+    @property
+    def kv_rows(self) -> int:  # noqa: D102
+        return self._ledger.kv_rows
+
+    @property
+    def cached_rows(self) -> int:
+        """Rows of shared blocks."""
+        return self._ledger.cached_rows
+
+    def open(self, session: int, max_rows: int, prefix: Prefix = NO_PREFIX) -> int:  # noqa: D102
+        blocks = self._ledger.open(session, max_rows, prefix)
+        self._paths[session] = [row for rows in blocks for row in rows]
+        return len(self._paths[session])
+
+    def close(self, session: int) -> None:  # noqa: D102
+        self._ledger.close(session)
+        self._paths.pop(session, None)
+
+    def step(self, plan: StepPlan) -> Sequence[Logits]:  # noqa: D102
+        self._ledger.check(plan)
+        outputs = [self._step_item(item) for item in plan.items]
+        self._ledger.apply(plan)
+        self._ledger.share(plan, lambda session, start, end: self._paths[session][start:end])
+        return outputs
+
+    def _step_item(self, item: StepItem) -> Logits:
+        rows = self._paths[item.session]
+        start = item.base_length - len(item.kept_rows)
+        rows[start:] = [rows[row] for row in item.kept_rows]
+        for row, token in enumerate(item.token_ids, start=item.kept_tree):
+            parent = item.trunk + item.parent_of(row)
+            rows.append(self._extend(rows[parent] if parent >= 0 else (_EMPTY_PATH, ()), token))
+        logits = np.empty((len(item.logit_rows), self._model.spec.vocab), np.float32)
+        for out, row in enumerate(item.logit_rows):
+            logits[out] = self._model.row(rows[item.base_length + row][0])
+        return logits
+
+    def _extend(self, row: _Row, token: int) -> _Row:
+        path_hash, recent = row
+        if not self._order:
+            return extend_hash(path_hash, token), ()
+        recent = (*recent, token)[-self._order :]
+        value = _EMPTY_PATH
+        for each in recent:
+            value = extend_hash(value, each)
+        return value, recent
+
+
+_Row = tuple[int, tuple[int, ...]]
+"""What a row keeps of its ancestors: the hash, and with a finite order the last tokens."""
+
+
+class TimedEngine(WrappedEngine):
+    """Another engine whose step lasts at least `step_ms + row_ms · rows`.
+
+    The wait is a sleep in the executor's thread, so several timed services keep
+    their times on one core. Linux may end a sleep 50 µs late to spare wake-ups;
+    not this one.
+    """
+
+    def __init__(self, inner: Engine, step_ms: float, row_ms: float = 0.0) -> None:
+        super().__init__(inner)
+        self._step_ms = step_ms
+        self._row_ms = row_ms
+
+    def step(self, plan: StepPlan) -> Sequence[Logits]:  # noqa: D102
+        ends = time.perf_counter() + (self._step_ms + self._row_ms * plan.rows) / 1e3
+        logits = self._inner.step(plan)
+        _wake_on_time(threading.get_ident())
+        time.sleep(max(0.0, ends - time.perf_counter()))
+        return logits
+
+
+@lru_cache
+def _wake_on_time(thread_id: int) -> None:
+    """Let no sleep of the calling thread last longer than it must."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_TIMERSLACK, 1)
+
+
+def load_table(model: str, settings: EngineSettings = _MANY_SESSIONS) -> Engine:
+    """Build the engine of a `table:` name, timed if the name states a time."""
+    spec = TableSpec.parse(model)
+    engine = TableEngine(spec, settings)
+    if spec.step_ms or spec.row_ms:
+        return TimedEngine(engine, spec.step_ms, spec.row_ms)
+    return engine
+
+
+def _normal_table(seed: int, spec: TableSpec) -> NDArray[np.float64]:
+    return np.random.default_rng(seed).standard_normal((spec.contexts, spec.vocab))
+
+
+def _disturbance(spec: TableSpec) -> NDArray[np.float64]:
+    """What a draft's logits are off by [contexts, V]; heavy-tailed where `disturb_tail` says so."""
+    rng = np.random.default_rng((spec.noise_seed, spec.seed))
+    shape = (spec.contexts, spec.vocab)
+    off = rng.standard_normal(shape)
+    if spec.disturb_tail > 0:
+        # E[exp(2(t z - t²))] = 1, so the tail leaves the standard deviation as it is.
+        off *= np.exp(spec.disturb_tail * rng.standard_normal(shape) - spec.disturb_tail**2)
+    off *= spec.disturb * _levels(spec.noise_seed, spec.disturb_spread, spec.contexts)
+    return off
+
+
+def _levels(seed: int, spread: float, contexts: int) -> NDArray[np.float64]:
+    """exp(spread · z) [contexts, 1] with z the normal quantiles in a seeded order.
+
+    Quantiles and not draws, so that every seed gives the same mixture of contexts.
+    """
+    if not spread:
+        return np.ones((contexts, 1))
+    normal = NormalDist()
+    quantiles = np.array([normal.inv_cdf((i + 0.5) / contexts) for i in range(contexts)])
+    order = np.random.default_rng((seed, contexts)).permutation(contexts)
+    levels: NDArray[np.float64] = np.exp(spread * quantiles[order])[:, np.newaxis]
+    return levels
+
+
+def _mix(value: int) -> int:
+    """Spread a path hash over all bits, so that `% contexts` sees every token of the path."""
+    value ^= value >> 31
+    value = value * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
+    return value ^ value >> 29

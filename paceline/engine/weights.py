@@ -1,0 +1,130 @@
+"""A decoder's weights as transformers loads them: dtype, device, layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
+
+from paceline.engine.checks import refuse_config
+from paceline.engine.cpu.linear import cpu_has_bfloat16
+from paceline.engine.cpu.row_products import has_wide_vectors
+from paceline.engine.memory import available_ram, refuse_weights_beyond
+from paceline.models.gguf import quiet_loading
+from paceline.models.resolve import ResolvedModel
+from paceline.models.whole import load_whole, refusing_files
+from paceline.protocol.errors import InvalidInput, Unsupported
+from paceline.runtime.config import FAST_DTYPE, EngineSettings
+
+LOADABLE = "a decoder that transformers loads"
+
+
+def set_threads(threads: int) -> int:
+    """Set the calling thread's compute threads; 0 takes every core that torch sees. Returns the number."""
+    if threads > 0:
+        torch.set_num_threads(threads)
+    return torch.get_num_threads()
+
+
+def keep_layers(model: PreTrainedModel, layers: tuple[int, ...]) -> None:
+    """Drop every decoder layer but `layers`, and renumber those.
+
+    Raises:
+        InvalidInput: a layer that the model doesn't have.
+        Unsupported: the model's layers can't be told.
+    """
+    config: Any = model.config.get_text_config()
+    count: int = config.num_hidden_layers
+    if not layers or min(layers) < 0 or max(layers) >= count:
+        raise InvalidInput.of("layers", layers, f"in [0, {count - 1}]")
+    stacks = [
+        (parent, name)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if isinstance(child, torch.nn.ModuleList) and len(child) == count
+    ]
+    if len(stacks) != 1:
+        raise Unsupported(f"model type {config.model_type}: {len(stacks)} stacks of {count} layers, expected 1")
+    parent, name = stacks[0]
+    stack = getattr(parent, name)
+    kept = torch.nn.ModuleList([stack[layer] for layer in layers])
+    for index, layer in enumerate(kept):
+        for module in layer.modules():
+            if hasattr(module, "layer_idx"):
+                setattr(module, "layer_idx", index)  # noqa: B010  # nn.Module's own annotation forbids the plain form
+    setattr(parent, name, kept)
+    if getattr(config, "layer_types", None):
+        config.layer_types = [config.layer_types[layer] for layer in layers]
+    config.num_hidden_layers = len(layers)
+
+
+def load_decoder(
+    resolved: ResolvedModel, settings: EngineSettings, layers: tuple[int, ...] | None = None, *, on_host: bool = False
+) -> PreTrainedModel:
+    """Load a decoder's weights as transformers makes it, with every layer unless some are named.
+
+    `on_host`: leave the weights in host memory, though the dtype is the device's.
+
+    Raises:
+        InvalidInput: nothing that transformers loads, or not whole.
+        Unsupported: not a decoder that can be packed.
+    """
+    device = chosen_device(settings.device)
+    load_decoder_config(resolved, settings)  # refuses what it can before weights are read
+    common = {**resolved.arguments, "trust_remote_code": settings.trust_remote_code}
+    if device.type == "cpu":
+        refuse_weights_beyond(resolved.location, available_ram())
+    dtype: Any = chosen_dtype(settings.dtype, device)
+    with quiet_loading(), refusing_files(resolved, resolved.name, LOADABLE):
+        model: Any = load_whole(
+            resolved.name,
+            pretrained_model_name_or_path=resolved.location,
+            dtype=dtype,
+            attn_implementation="eager",
+            **common,
+        )
+    kept = layers if layers is not None else resolved.layers
+    if kept is not None:
+        keep_layers(model, kept)
+    return model if on_host else model.to(device)  # type: ignore[no-any-return]
+
+
+def load_decoder_config(resolved: ResolvedModel, settings: EngineSettings) -> PreTrainedConfig:
+    """A decoder's configuration, without its weights.
+
+    Raises:
+        InvalidInput: nothing that transformers loads as a decoder.
+        Unsupported: not a decoder that can be packed.
+    """
+    common = {**resolved.arguments, "trust_remote_code": settings.trust_remote_code}
+    with refusing_files(resolved, resolved.name, LOADABLE):
+        config = AutoConfig.from_pretrained(resolved.location, **common)
+    assert isinstance(config, PreTrainedConfig)
+    refuse_config(config)
+    brings_code = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not brings_code:
+        raise InvalidInput.of("model", resolved.name, f"{LOADABLE} (model type {config.model_type} is none)")
+    return config
+
+
+def chosen_device(name: str) -> torch.device:
+    """`auto`: a GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise InvalidInput.of("device", name, f"auto or a torch device ({error})") from error
+
+
+def chosen_dtype(name: str, device: torch.device) -> torch.dtype | str:
+    """`auto`: the checkpoint's own dtype on an accelerator, float32 on a CPU; `fast` trades precision there too."""
+    if name == FAST_DTYPE and device.type == "cpu":
+        # Weights in panels are rounded as they are laid out.
+        return torch.bfloat16 if cpu_has_bfloat16() and not has_wide_vectors() else torch.float32
+    if name in ("auto", FAST_DTYPE):
+        return "auto" if device.type == "cuda" else torch.float32
+    found = getattr(torch, name)
+    assert isinstance(found, torch.dtype)
+    return found

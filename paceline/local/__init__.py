@@ -1,0 +1,1 @@
+"""The services as child processes on this machine."""

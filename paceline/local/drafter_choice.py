@@ -1,0 +1,54 @@
+"""What `--drafter` may say: auto, ngram, model, none; auto and model with `:PATH` for a draft model of one's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.models.resolve import DEFAULT_DRAFT, resolve, resolve_draft, shipped_draft
+from paceline.protocol.errors import require
+from paceline.protocol.proposal import AUTO, NGRAM, NONE
+
+MODEL = "model"
+_LIMIT = "auto, ngram, model or none; auto:PATH or model:PATH names a draft model"
+
+
+@dataclass(frozen=True)
+class DrafterChoice:
+    """How requests are drafted for unless they choose: the kind, and the draft model if one was named."""
+
+    kind: str
+    model: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> DrafterChoice:
+        """Read `KIND` or `KIND:PATH`.
+
+        Raises:
+            InvalidInput: neither.
+        """
+        kind, separator, model = text.partition(":")
+        takes_model = kind in (AUTO, MODEL)
+        known = takes_model or kind in (NGRAM, NONE)
+        require(known and (not separator or (takes_model and model != "")), "drafter", text, _LIMIT)
+        return cls(kind, model)
+
+    def draft_model(self, target: str) -> str | None:
+        """What the draft service loads beside a target; None: none is needed.
+
+        `auto` for a target that no draft comes with is content with n-grams.
+        """
+        if self.kind not in (AUTO, MODEL):
+            return None
+        if not self.model and self.kind == AUTO and shipped_draft(target) is None:
+            return None
+        return self.model or DEFAULT_DRAFT
+
+    def check(self, target: str) -> None:
+        """Refuse a draft model that isn't there.
+
+        Raises:
+            InvalidInput: naming it.
+        """
+        model = self.draft_model(target)
+        if model is not None:
+            resolve(resolve_draft(model, target))

@@ -1,0 +1,202 @@
+"""One service as a child process: its configuration, log, port and end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from paceline.protocol.errors import InvalidInput, PacelineError
+from paceline.runtime.config import LOCALHOST, Config, load_config
+from paceline.runtime.process import BAD_CONFIGURATION, find_refusal
+
+LOG_LINES = 15
+HEALTH_SECONDS = 1.0
+STOP_SECONDS = 10.0
+SPIN_COUNT = 20_000
+ServiceName = Literal["target", "draft", "coordinator"]
+_MODULES: Mapping[ServiceName, str] = {
+    "target": "target_service",
+    "draft": "draft_service",
+    "coordinator": "coordinator",
+}
+
+
+class ServiceFailed(PacelineError):
+    """A service ended, or never came up; the message has its refusal, or the last lines of its log."""
+
+
+class ServiceRefused(ServiceFailed, InvalidInput):
+    """A service has refused what it was configured with; the message has the reason alone."""
+
+
+Flags = dict[str, object]
+
+
+def write_config(kind: type[Config], file: Path, flags: Flags) -> None:
+    """Write the flags that are set as a TOML file of dotted keys, checked against `kind`."""
+    load_config(kind, None, flags)
+    given = {key: value for key, value in flags.items() if value is not None}
+    file.write_text("".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in given.items()))
+
+
+@dataclass
+class ServiceProcess:
+    """One service as a child process, in a process group of its own.
+
+    `start` may be called again after `stop` or `kill`; the log is appended to.
+    `keeps_log`: whether the folder is there for the user to read, after a failure.
+    """
+
+    name: ServiceName
+    folder: Path
+    threads: int = 1
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    keeps_log: bool = True
+    _log_start: int = field(default=0, init=False)
+    _child: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    _started: float = field(default=0.0, init=False)
+
+    @property
+    def log_file(self) -> Path:
+        """Where the child's stdout and stderr go."""
+        return self.folder / f"{self.name}.log"
+
+    @property
+    def config_file(self) -> Path:
+        """The child's TOML configuration."""
+        return self.folder / f"{self.name}.toml"
+
+    @property
+    def port_file(self) -> Path:
+        """Written by the child with host:port once it is SERVING."""
+        return self.folder / f"{self.name}.port"
+
+    @property
+    def pid(self) -> int:
+        """The child's process id, which is its group's too."""
+        assert self._child is not None, "started"
+        return self._child.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """`None` while the child runs; negative: the signal that ended it."""
+        return None if self._child is None else self._child.poll()
+
+    @property
+    def since_start_s(self) -> float:
+        """Seconds since the child was started last."""
+        return time.monotonic() - self._started
+
+    @property
+    def address(self) -> str | None:
+        """host:port to connect to, once the child has written it."""
+        if not self.port_file.exists():
+            return None
+        host, _, port = self.port_file.read_text().strip().rpartition(":")
+        return f"{LOCALHOST if host in ('0.0.0.0', '[::]', '::') else host}:{port}"  # noqa: S104 - compared, not bound
+
+    def start(self) -> None:
+        """Start the child; returns before it serves."""
+        self._started = time.monotonic()
+        self.port_file.unlink(missing_ok=True)
+        command = [sys.executable, "-m", _MODULES[self.name], "--config", str(self.config_file)]
+        command += ["--port-file", str(self.port_file)]
+        with self.log_file.open("ab") as log:
+            self._log_start = log.tell()
+            # A group of its own: the terminal's Ctrl-C reaches the supervisor alone, which stops them in order.
+            self._child = subprocess.Popen(  # noqa: S603 - our own interpreter and modules
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=dict(self.environment) | _thread_environment(self.threads),
+                process_group=0,
+            )
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Wait for the child to end, for at most `timeout_s`; returns its exit code if it has."""
+        assert self._child is not None, "started"
+        try:
+            return self._child.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the child's whole group, if the child still runs."""
+        if self._child is not None and self._child.poll() is None:
+            os.killpg(self._child.pid, number)
+
+    def stop(self, grace_s: float = STOP_SECONDS) -> None:
+        """SIGTERM, then SIGKILL after `grace_s`; returns when the child is gone."""
+        if self._child is None:
+            return
+        self.signal(signal.SIGTERM)
+        try:
+            self.wait(grace_s)
+        finally:
+            self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL; returns when the child is gone."""
+        if self._child is not None:
+            self.signal(signal.SIGKILL)
+            self._child.wait()
+
+    def log_tail(self, lines: int = LOG_LINES) -> str:
+        """The last lines of the log."""
+        if not self.log_file.exists():
+            return ""
+        with self.log_file.open(errors="replace") as log:
+            return "".join(deque(log, maxlen=lines)).rstrip()
+
+    def failure(self, what: str) -> ServiceFailed:
+        """The error that names this service, with what it refused, or with the last lines of its log."""
+        refusal = self._refusal()
+        if refusal is None:
+            return ServiceFailed(f"{self.name} service {what}; last lines of {self.log_file}:\n{self.log_tail()}")
+        kind = ServiceRefused if self.exit_code == BAD_CONFIGURATION else ServiceFailed
+        return kind(f"{refusal}\nlog: {self.log_file}" if self.keeps_log else refusal)
+
+    def _refusal(self) -> str | None:
+        """What the child refused since it was started last."""
+        if not self.log_file.exists():
+            return None
+        with self.log_file.open("rb") as log:
+            log.seek(self._log_start)
+            return find_refusal(line.decode(errors="replace") for line in log)
+
+
+def _thread_environment(threads: int) -> dict[str, str]:
+    # A waiting thread spins across the microseconds between two layers, then sleeps: one that sleeps at once
+    # makes each layer wait for its wake-up, one that spins for good takes the cores of the other services.
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        "GOMP_SPINCOUNT": str(SPIN_COUNT),
+        "KMP_BLOCKTIME": "0",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def is_serving(address: str, timeout_s: float = HEALTH_SECONDS) -> bool:
+    """Whether grpc.health.v1 at `address` (plaintext) answers SERVING within `timeout_s`."""
+    with grpc.insecure_channel(address) as channel:
+        try:
+            answer = health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(), timeout=timeout_s, wait_for_ready=True
+            )
+        except grpc.RpcError:
+            return False
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)

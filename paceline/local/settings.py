@@ -1,0 +1,184 @@
+"""What `paceline serve` runs: its settings, the division of cores, and what each service is told."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from paceline.local.drafter_choice import MODEL, DrafterChoice
+from paceline.local.service_process import Flags
+from paceline.protocol.errors import InvalidInput, require
+from paceline.protocol.proposal import AUTO, NGRAM, NONE
+from paceline.runtime.config import (
+    COORDINATOR_PORT,
+    DEFAULT_MODEL,
+    DRAFT_PORT,
+    LOCALHOST,
+    TARGET_PORT,
+    CoordinatorConfig,
+    DraftConfig,
+    TargetConfig,
+    load_config,
+)
+
+MAX_RESTARTS = 1000
+SHARED_BELOW = 4
+"""Cores from which target and draft get cores of their own."""
+"""Turns that an OpenMP thread waits before it sleeps, about 0.1 ms."""
+
+
+@dataclass(frozen=True)
+class ServeSettings:
+    """What `paceline serve` runs. `None` and 0 leave a choice to the service; port 0 takes a free one."""
+
+    model: str = DEFAULT_MODEL
+    drafter: str = AUTO
+    num_draft_tokens: int | None = None
+    tensor_parallel_size: int | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    gpu_memory_utilization: float | None = None
+    dtype: str | None = None
+    reproducible: bool | None = None
+    trust_remote_code: bool | None = None
+    served_model_name: str | None = None
+    seed: int | None = None
+    host: str = LOCALHOST
+    port: int = COORDINATOR_PORT
+    draft_port: int = DRAFT_PORT
+    target_port: int = TARGET_PORT
+    max_restarts: int = 5
+
+    def __post_init__(self) -> None:
+        require(0 <= self.max_restarts <= MAX_RESTARTS, "max_restarts", self.max_restarts, f"in [0, {MAX_RESTARTS}]")
+        DrafterChoice.parse(self.drafter)
+
+    @property
+    def draft_model(self) -> str | None:
+        """What the draft service loads; None: there is no draft service."""
+        return DrafterChoice.parse(self.drafter).draft_model(self.model)
+
+
+@dataclass(frozen=True)
+class Cores:
+    """Compute threads of the two services that compute."""
+
+    target: int
+    draft: int
+
+
+def divide_cores(total: int, *, drafts: bool) -> Cores:
+    """Divide `total` cores: a drafting model gets a quarter, a target without one keeps them all.
+
+    Below four cores a quarter isn't worth what the target would lose: the target uses them all, and the draft
+    one of them while it waits (`coordinator_flags`). A draft's step is too short to gain from a second thread,
+    which would have to be woken, and the coordinator has work meanwhile.
+    """
+    if not drafts:
+        return Cores(target=total, draft=total)
+    if total < SHARED_BELOW:
+        return Cores(target=total, draft=1)
+    return Cores(target=total - total // 4, draft=total // 4)
+
+
+def available_cores(environment: Mapping[str, str]) -> int:
+    """Cores that this process may use, or fewer if OMP_NUM_THREADS says so."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    limit = environment.get("OMP_NUM_THREADS", "")
+    return min(cores, int(limit)) if limit.isdigit() and int(limit) > 0 else cores
+
+
+def speculative_drafter(text: str) -> tuple[str, int | None]:
+    """Read vLLM's `--speculative-config` JSON.
+
+    Returns:
+        The drafter as `--drafter` names it, and the tokens to propose if given.
+
+    Raises:
+        InvalidInput: not a JSON object, an unknown key or method, a model missing or out of place.
+    """
+    try:
+        given = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InvalidInput.of("speculative_config", text, f"JSON ({error})") from error
+    require(isinstance(given, dict), "speculative_config", text, "a JSON object")
+    known = ("method", "model", "num_speculative_tokens")
+    for key, value in given.items():
+        require(key in known, f"speculative_config.{key}", value, f"left out; known keys: {', '.join(known)}")
+    tokens = given.get("num_speculative_tokens")
+    tokens_ok = tokens is None or type(tokens) is int
+    require(tokens_ok, "speculative_config.num_speculative_tokens", tokens, "an integer")
+    return _method_drafter(given.get("method"), given.get("model")), tokens
+
+
+def _method_drafter(method: object, model: object) -> str:
+    methods = (AUTO, NGRAM, "draft_model", NONE)
+    require(method in methods, "speculative_config.method", method, f"one of {', '.join(methods)}")
+    if method == "draft_model":
+        given = isinstance(model, str) and model != ""
+        require(given, "speculative_config.model", model, "the drafting model's name or path")
+        return f"model:{model}"
+    require(model is None, "speculative_config.model", model, f"left out with method {method}")
+    return str(method)
+
+
+def target_flags(settings: ServeSettings, threads: int) -> Flags:
+    """The target service's settings, dotted keys as in `TargetConfig`."""
+    return _engine_flags(settings, threads) | {
+        "model": settings.model,
+        "tensor_parallel_size": settings.tensor_parallel_size,
+        "engine.reproducible": settings.reproducible,
+        "server.port": settings.target_port,
+    }
+
+
+def draft_flags(settings: ServeSettings, threads: int) -> Flags:
+    """The draft service's settings, dotted keys as in `DraftConfig`; its precision is its own affair."""
+    return _engine_flags(settings, threads) | {
+        "engine.dtype": None,
+        "drafters": [f"{MODEL}:{settings.draft_model}"],
+        "target_model": settings.model,
+        "server.port": settings.draft_port,
+    }
+
+
+def coordinator_flags(settings: ServeSettings, target: str, draft: str | None, cores: int) -> Flags:
+    """The coordinator's settings, dotted keys as in `CoordinatorConfig`."""
+    return {
+        "model": settings.model,
+        "served_model_name": settings.served_model_name,
+        "drafter": DrafterChoice.parse(settings.drafter).kind,
+        "num_draft_tokens": settings.num_draft_tokens,
+        # Drafting beside a target on the same cores takes from it more than it gives.
+        "fan_out": 0 if cores < SHARED_BELOW else None,
+        "seed": settings.seed,
+        "server.host": settings.host,
+        "server.port": settings.port,
+        "target.address": target,
+        "draft.address": draft,
+    }
+
+
+def _engine_flags(settings: ServeSettings, threads: int) -> Flags:
+    return {
+        "engine.threads": threads,
+        "engine.max_model_len": settings.max_model_len,
+        "engine.max_num_seqs": settings.max_num_seqs,
+        "engine.gpu_memory_utilization": settings.gpu_memory_utilization,
+        "engine.dtype": settings.dtype,
+        "engine.trust_remote_code": settings.trust_remote_code,
+    }
+
+
+def check_settings(settings: ServeSettings) -> None:
+    """Validate every service's configuration before a process starts.
+
+    Raises:
+        InvalidInput: naming key, value and limit.
+    """
+    load_config(TargetConfig, None, target_flags(settings, 1))
+    if settings.draft_model is not None:
+        load_config(DraftConfig, None, draft_flags(settings, 1))
+    load_config(CoordinatorConfig, None, coordinator_flags(settings, "checked:1", None, 1))

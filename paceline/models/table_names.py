@@ -1,0 +1,147 @@
+"""Names of table models: `table:vocab=64,seed=1,…`, parsed and checked in one place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from types import MappingProxyType
+
+from paceline.protocol.errors import InvalidInput
+
+PREFIX = "table:"
+
+_TEXT: Mapping[str, float] = MappingProxyType(
+    {"vocab": 2048, "contexts": 2048, "sharpness": 5.95, "sharpness_spread": 0.47}
+)
+LAWS: Mapping[str, Mapping[str, float]] = MappingProxyType(
+    {
+        "text": _TEXT,
+        "close": {**_TEXT, "disturb": 0.35, "disturb_spread": 0.42, "disturb_tail": 0.4},
+        "middling": {**_TEXT, "disturb": 0.95, "disturb_spread": 0.38, "disturb_tail": 0.44},
+        "poor": {**_TEXT, "disturb": 2.36, "disturb_spread": 0.42, "disturb_tail": 0.29},
+    }
+)
+"""Named laws: a target, `text`, and three drafts of it.
+
+Fitted (`python -m benchmarks.likeness --fit`) to what was measured at temperature 1 on SmolLM2-135M's own
+text with drafts of three qualities: overlap, coupled match, and how often the target's token is among
+the draft's best 1, 2, 4 and 8 under shared noise, after an accepted token and after a mismatch.
+"""
+
+
+def is_table(model: str) -> bool:
+    """Whether a model name is a table model's."""
+    return model == "table" or model.startswith(PREFIX)
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """A table model.
+
+    A text is certain here and open there, and a draft knows it here and not
+    there: the spreads say how much contexts differ.
+
+    Attributes:
+        vocab: vocabulary size; 257 and more reads text as bytes, fewer as letters.
+        seed: of the logit table.
+        contexts: rows of the table.
+        order: tokens of history that the law depends on; 0: all of them.
+        sharpness: standard deviation of the logits.
+        sharpness_spread: standard deviation, over contexts, of log sharpness; `sharpness` is the median.
+        noise: share of a second table, seeded `noise_seed`, mixed in.
+        disturb: standard deviation of what is added to the logits, seeded `noise_seed`.
+        disturb_spread: standard deviation, over contexts, of log disturb; `disturb` is the median.
+        disturb_tail: standard deviation, over the ids of a context, of log disturb.
+        invert: 1 negates the logits, which ranks tokens the opposite way.
+        max_length: context length in tokens.
+        max_kv_rows: KV budget in rows.
+        eos: id that ends a text; -1: id 256 where the vocabulary has it, else none.
+        step_ms, row_ms: time that a step waits, and adds for each row.
+    """
+
+    vocab: int = 64
+    seed: int = 1
+    contexts: int = 257
+    order: int = 0
+    sharpness: float = 2.0
+    sharpness_spread: float = 0.0
+    noise: float = 0.0
+    noise_seed: int = 2
+    disturb: float = 0.0
+    disturb_spread: float = 0.0
+    disturb_tail: float = 0.0
+    invert: int = 0
+    max_length: int = 4096
+    max_kv_rows: int = 1_000_000
+    eos: int = -1
+    step_ms: float = 0.0
+    row_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        limits: dict[str, tuple[float, float]] = {
+            "vocab": (2, 1 << 20),
+            "seed": (0, 2**63),
+            "contexts": (1, 1 << 20),
+            "order": (0, 1 << 20),
+            "sharpness": (0, 1e3),
+            "sharpness_spread": (0, 4),
+            "noise": (0, 1),
+            "noise_seed": (0, 2**63),
+            "disturb": (0, 1e3),
+            "disturb_spread": (0, 4),
+            "disturb_tail": (0, 4),
+            "invert": (0, 1),
+            "max_length": (1, 1 << 22),
+            "max_kv_rows": (1, 1 << 40),
+            "eos": (-1, self.vocab - 1),
+            "step_ms": (0, 60_000),
+            "row_ms": (0, 60_000),
+        }
+        for name, (low, high) in limits.items():
+            value = getattr(self, name)
+            if not (math.isfinite(value) and low <= value <= high):
+                raise InvalidInput.of(f"table {name}", value, f"in [{low:g}, {high:g}]")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The id that ends a text, if any."""
+        if self.eos >= 0:
+            return self.eos
+        return 256 if self.vocab > 256 else None
+
+    @property
+    def law(self) -> str:
+        """The canonical name of the distribution, without lengths, budgets and times."""
+        skipped = ("max_length", "max_kv_rows", "step_ms", "row_ms")
+        parts = [f"{f.name}={getattr(self, f.name):g}" for f in fields(self) if f.name not in skipped]
+        return PREFIX + ",".join(parts)
+
+    @classmethod
+    def parse(cls, model: str) -> TableSpec:
+        """Read `table:key=value,…`; `law=NAME` stands for the keys of a named law, later keys override it.
+
+        Raises:
+            InvalidInput: an unknown key or law, or a value outside its limits.
+        """
+        text = model.removeprefix("table").removeprefix(":")
+        kinds = {f.name: int if f.type == "int" else float for f in fields(cls)}
+        values: dict[str, int | float] = {}
+        for part in filter(None, text.split(",")):
+            key, _, value = part.partition("=")
+            if key == "law":
+                values |= _named_law(value)
+                continue
+            if key not in kinds:
+                raise InvalidInput.of("table key", key, f"one of law, {', '.join(kinds)}")
+            try:
+                values[key] = kinds[key](value)
+            except ValueError as error:
+                raise InvalidInput.of(f"table {key}", value, "a number") from error
+        return cls(**values)  # type: ignore[arg-type]  # kinds gave each key its own type
+
+
+def _named_law(name: str) -> Mapping[str, float]:
+    if name not in LAWS:
+        raise InvalidInput.of("table law", name, f"one of {', '.join(LAWS)}")
+    return LAWS[name]

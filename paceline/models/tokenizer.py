@@ -1,0 +1,182 @@
+"""Text to token ids and back, with one fingerprint that two services can compare."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from paceline.models.table_names import TableSpec, is_table
+from paceline.protocol.errors import Unsupported
+from paceline.protocol.generation import ChatMessage
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_BYTES = 256
+_LETTERS = 26
+_FURTHER_LETTERS = 0x4E00
+"""Where letters go on after z: printable, one code point each, stable under normalisation."""
+
+
+class Tokenizer(Protocol):
+    """What the coordinator needs of a vocabulary."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Real ids are [0, vocab_size): the tokenizer's own, never a padded tensor width."""
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Ids that end a text."""
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 over the sorted (token, id) pairs."""
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Ids of a prompt, with the special tokens that the tokenizer itself puts in front."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids; special tokens are skipped, bytes that are not UTF-8 become U+FFFD."""
+
+    def render_chat(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
+        """Ids of a chat, ending where the assistant's answer begins.
+
+        Raises:
+            Unsupported: the model has no chat template.
+        """
+
+
+def vocabulary_fingerprint(vocabulary: Mapping[str, int] | Iterable[tuple[str, int]]) -> str:
+    """SHA-256 over sorted (token, id) pairs, lengths included so that no two vocabularies run together."""
+    pairs = vocabulary.items() if isinstance(vocabulary, Mapping) else vocabulary
+    digest = hashlib.sha256()
+    for token, token_id in sorted(pairs):
+        raw = token.encode("utf-8", "surrogatepass")
+        digest.update(b"%d:%d:" % (len(raw), token_id) + raw)
+    return digest.hexdigest()
+
+
+class TableTokenizer:
+    """The tokenizer of table models.
+
+    At 257 ids and more, id < 256 is that byte and the rest are special. Fewer
+    ids are letters: a to z, then further code points; a character that is no
+    letter of the vocabulary is read as the letter at its code point modulo the
+    vocabulary size, so that any prompt can be read.
+    """
+
+    def __init__(self, vocab_size: int, eos_token_id: int | None) -> None:
+        self.vocab_size = vocab_size
+        self.eos_token_ids = frozenset() if eos_token_id is None else frozenset((eos_token_id,))
+        self._eos = eos_token_id
+        self._bytes = vocab_size > _BYTES
+        self._letters = () if self._bytes else tuple(_letter(i) for i in range(vocab_size))
+        self._ids = {letter: i for i, letter in enumerate(self._letters) if i != eos_token_id}
+        self.fingerprint = vocabulary_fingerprint((self._name(i), i) for i in range(vocab_size))
+
+    def encode(self, text: str) -> tuple[int, ...]:  # noqa: D102
+        if self._bytes:
+            return tuple(text.encode("utf-8", "replace"))
+        return tuple(self._letter_id(character) for character in text)
+
+    def decode(self, ids: Sequence[int]) -> str:  # noqa: D102
+        if self._bytes:
+            return bytes(i for i in ids if i < _BYTES and i != self._eos).decode("utf-8", "replace")
+        return "".join(self._letters[i] for i in ids if i != self._eos)
+
+    def render_chat(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:  # noqa: D102
+        turns = "".join(f"{message.role}: {message.content}\n" for message in messages)
+        return self.encode(f"{turns}assistant: ")
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether an id stands for no text."""
+        return token_id == self._eos or token_id >= (_BYTES if self._bytes else self.vocab_size)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The text of one id, or the name of a special one."""
+        if self._bytes and not self.is_special(token_id):
+            return bytes((token_id,))
+        return self._name(token_id).encode()
+
+    def _letter_id(self, character: str) -> int:
+        found = self._ids.get(character)
+        if found is not None:
+            return found
+        folded = ord(character) % self.vocab_size
+        return folded if folded != self._eos else (folded + 1) % self.vocab_size
+
+    def _name(self, token_id: int) -> str:
+        if token_id == self._eos:
+            return "<eos>"
+        if not self._bytes:
+            return self._letters[token_id]
+        return f"<0x{token_id:02X}>" if token_id < _BYTES else f"<special {token_id}>"
+
+
+class TransformersTokenizer:
+    """Any tokenizer that transformers loads."""
+
+    def __init__(self, inner: PreTrainedTokenizerBase, eos_token_ids: Iterable[int] = ()) -> None:
+        vocabulary: Mapping[str, int] = inner.get_vocab()
+        self.inner = inner
+        # Ids may have holes, so the largest id counts, not the number of tokens.
+        self.vocab_size = max(vocabulary.values()) + 1
+        own = inner.eos_token_id
+        self.eos_token_ids = frozenset(eos_token_ids) | (frozenset() if own is None else frozenset((int(own),)))
+        self.fingerprint = vocabulary_fingerprint(vocabulary)
+
+    def encode(self, text: str) -> tuple[int, ...]:  # noqa: D102
+        return tuple(self.inner.encode(text))
+
+    def decode(self, ids: Sequence[int]) -> str:  # noqa: D102
+        text = self.inner.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        assert isinstance(text, str)
+        return text
+
+    def render_chat(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:  # noqa: D102
+        if not self.inner.chat_template:
+            raise Unsupported("chat messages: the model has no chat template; send a prompt")
+        turns = [{"role": message.role, "content": message.content} for message in messages]
+        text = self.inner.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+        # The template writes its own special tokens.
+        return tuple(self.inner.encode(str(text), add_special_tokens=False))
+
+
+def load_tokenizer(model: str, *, trust_remote_code: bool = False) -> Tokenizer:
+    """Load the tokenizer of anything that names a model (`paceline.models.resolve.resolve`).
+
+    Raises:
+        InvalidInput: the name resolves to nothing that has a tokenizer.
+    """
+    if is_table(model):
+        spec = TableSpec.parse(model.partition("#")[0])
+        return TableTokenizer(spec.vocab, spec.eos_token_id)
+    from paceline.models.resolve import resolve
+    from paceline.models.whole import refusing_files
+
+    resolved = resolve(model)
+    from transformers import AutoTokenizer
+
+    arguments = {**resolved.arguments, "trust_remote_code": trust_remote_code}
+    with refusing_files(resolved, model, "a model with a tokenizer"):
+        inner = AutoTokenizer.from_pretrained(resolved.location, **arguments)
+    return TransformersTokenizer(inner, _generation_eos(resolved.location))
+
+
+def _generation_eos(location: str) -> frozenset[int]:
+    """End ids that the model's generation settings add to the tokenizer's own."""
+    from transformers import GenerationConfig
+
+    try:
+        found = GenerationConfig.from_pretrained(location).eos_token_id
+    except (OSError, ValueError):
+        return frozenset()
+    if found is None:
+        return frozenset()
+    return frozenset(found) if isinstance(found, list) else frozenset((int(found),))
+
+
+def _letter(index: int) -> str:
+    return chr(ord("a") + index) if index < _LETTERS else chr(_FURTHER_LETTERS + index - _LETTERS)

@@ -1,0 +1,149 @@
+"""Model files that are damaged, truncated or incomplete, refused by name."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.models.resolve import ResolvedModel
+from paceline.protocol.errors import DamagedFile, InvalidInput, PacelineError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+_LISTED_TENSORS = 3
+_LONG_LINE = 160
+_SENTENCE_END = re.compile(r"\.\s")
+
+
+@contextmanager
+def refusing_files(resolved: ResolvedModel, value: str, wanted: str) -> Iterator[None]:
+    """Refuse a model for what the libraries raise while they read its files.
+
+    Args:
+        resolved: the model.
+        value: its name, as shown to users.
+        wanted: what the files must be.
+
+    Raises:
+        DamagedFile: naming the file.
+        InvalidInput: transformers loads nothing from them; says why.
+    """
+    try:
+        yield
+    except PacelineError:
+        raise
+    except Exception as error:
+        damaged = _damaged_file(resolved, error)
+        if damaged is not None:
+            raise DamagedFile.at(*damaged) from error
+        if isinstance(error, OSError | ValueError | RuntimeError):
+            raise InvalidInput.of("model", value, f"{wanted} ({_gist(error)})") from error
+        raise
+
+
+def _gist(error: Exception) -> str:
+    """The first line of what transformers says, of a long one the first sentence: then comes all that it knows."""
+    if "trust_remote_code" in str(error):
+        return "it brings code of its own, which runs only with trust_remote_code = true"
+    line = str(error).strip().partition("\n")[0]
+    return line if len(line) <= _LONG_LINE else _SENTENCE_END.split(line)[0]
+
+
+def _damaged_file(resolved: ResolvedModel, error: Exception) -> tuple[Path, str] | None:
+    """The file whose bytes an error is about, and what they are; None: it is about something else."""
+    from safetensors import SafetensorError
+
+    if resolved.gguf_file is not None:
+        file = Path(resolved.location) / resolved.gguf_file
+        return None if (reason := _gguf_damage(file, error)) is None else (file, reason)
+    return (_damaged_safetensors(resolved), str(error)) if isinstance(error, SafetensorError) else None
+
+
+def _gguf_damage(file: Path, error: Exception) -> str | None:
+    for each in (error, error.__context__):
+        # transformers says of bytes that are no text that they are no JSON.
+        if isinstance(each, struct.error | UnicodeDecodeError):
+            return str(each)
+    from gguf import GGUFReader
+
+    try:
+        GGUFReader(file)
+    except Exception:  # noqa: BLE001  # whatever the bytes lead it to
+        return str(error)
+    return None
+
+
+def _damaged_safetensors(resolved: ResolvedModel) -> Path:
+    """The first of a model's files that can't be opened; their folder, if none is left."""
+    from safetensors import SafetensorError, safe_open
+    from transformers.utils import CONFIG_NAME
+    from transformers.utils.hub import cached_file
+
+    cached = cached_file(resolved.location, CONFIG_NAME) if resolved.kind == "hub" else None
+    folder = Path(resolved.location) if cached is None else Path(cached).parent
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(file, "pt"):
+                pass
+        except SafetensorError:
+            return file
+    return folder
+
+
+def load_whole(name: str, **arguments: Any) -> PreTrainedModel:
+    """Load a causal language model every tensor of which is its files'; transformers makes up what they lack.
+
+    Args:
+        name: shown to users.
+        arguments: as `from_pretrained` takes them.
+
+    Raises:
+        InvalidInput: tensors are missing or of another shape than the configuration's.
+    """
+    from transformers import AutoModelForCausalLM
+
+    library: Any = AutoModelForCausalLM  # its annotation knows of no loading info
+    loaded: PreTrainedModel
+    loaded, found = library.from_pretrained(
+        **arguments,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # so that they are named here
+    )
+    misshapen = {tensor: (stored, wanted) for tensor, stored, wanted in found["mismatched_keys"]}
+    refuse_incomplete("model", name, found["missing_keys"], misshapen)
+    return loaded
+
+
+def refuse_incomplete(
+    field: str,
+    value: str,
+    missing: Collection[str],
+    misshapen: Mapping[str, tuple[Collection[int], Collection[int]]],
+) -> None:
+    """Refuse weights that are not all there: what would stand in for them is random.
+
+    Args:
+        field: what has been loaded.
+        value: its name.
+        missing: names of tensors; a tied one whose other half is there is not missing.
+        misshapen: the stored shape and the configuration's of each tensor where they differ.
+
+    Raises:
+        InvalidInput: with the first few names, and how many there are.
+    """
+    shapes = [f"{name} {list(misshapen[name][0])}, not {list(misshapen[name][1])}" for name in sorted(misshapen)]
+    faults = {"tensors missing": sorted(missing), "tensors of another shape": shapes}
+    told = [f"{fault}: {_counted(tensors)}" for fault, tensors in faults.items() if tensors]
+    if told:
+        raise InvalidInput.of(field, value, f"whole; {'; '.join(told)}")
+
+
+def _counted(tensors: list[str]) -> str:
+    more = ["…"] if len(tensors) > _LISTED_TENSORS else []
+    return f"{len(tensors)} ({', '.join(tensors[:_LISTED_TENSORS] + more)})"

@@ -1,0 +1,98 @@
+"""Messages between coordinator and draft service."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.protocol.proposal import Acceptance, Outcome, Proposal
+from paceline.protocol.records import StepTimings
+from paceline.protocol.sampling import NoiseKey, SamplingParams
+from paceline.protocol.session import Close, Failure, Features, check_prefix
+
+
+@dataclass(frozen=True)
+class DraftBudget:
+    """What a proposal may cost; `max_tokens` 0 asks for none.
+
+    `tree_widths` make a static tree; without them more `max_nodes` than `max_tokens` make a dynamic
+    one. `fan_out`: outcomes to prepare for behind each node while a round is verified.
+    """
+
+    max_tokens: int = 0
+    tree_widths: tuple[int, ...] = ()
+    max_nodes: int = 0
+    fan_out: int = 0
+    deadline_ms: int | None = None
+
+
+@dataclass(frozen=True)
+class DraftOpen:
+    """Begins a session on the draft service and asks for the first proposal."""
+
+    session_id: int
+    token_ids: tuple[int, ...]
+    prompt_length: int
+    sampling: SamplingParams
+    noise: NoiseKey
+    acceptance: Acceptance
+    drafter: str = ""
+    budget: DraftBudget = DraftBudget()
+    time_left_ms: int | None = None
+    traceparent: str = ""
+    max_length: int = 0
+    end_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_prefix(self.token_ids, self.prompt_length, self.max_length)
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A round ended: `token_ids` follow the `committed_length` tokens before them."""
+
+    session_id: int
+    outcome: Outcome
+    token_ids: tuple[int, ...]
+    committed_length: int
+    budget: DraftBudget = DraftBudget()
+    features: Features | None = None
+    traceparent: str = ""
+
+
+@dataclass(frozen=True)
+class Verifying:
+    """What left for the target: by proposal id and node count, inline, or nothing; `budget` is each outcome's."""
+
+    session_id: int
+    base_length: int
+    proposal_id: int = 0
+    node_count: int = 0
+    proposal: Proposal | None = None
+    budget: DraftBudget = DraftBudget()
+
+
+@dataclass(frozen=True)
+class DraftOpened:
+    """The draft service serves the session with `drafter`."""
+
+    session_id: int
+    drafter: str
+    reused_tokens: int = 0
+    feature_layers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class DraftedProposal:
+    """A proposal and the outcome that it answers; `outcome` None answers the open.
+
+    Prepared ahead it is sent again, longer, under the same id whenever it has grown.
+    """
+
+    session_id: int
+    outcome: Outcome | None
+    proposal: Proposal
+    timings: StepTimings = StepTimings()
+
+
+DraftCommand = DraftOpen | Commit | Verifying | Close
+DraftEvent = DraftOpened | DraftedProposal | Failure

@@ -1,0 +1,201 @@
+"""Every error that crosses a process boundary, and the one table that maps it.
+
+An exception knows its `google.rpc.Code`, its stable upper-snake reason, and
+whether sending the same request again can do no harm. `paceline.rpc` turns it
+into a gRPC status with `ErrorInfo` (and `RetryInfo`), `paceline.protocol.codec` into a
+`Failure` inside a link; both rebuild the same exception on the other side with
+`from_wire`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum
+from pathlib import Path
+from typing import ClassVar
+
+
+class Code(IntEnum):
+    """The numbers of `google.rpc.Code` that Paceline uses."""
+
+    CANCELLED = 1
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+
+
+class PacelineError(Exception):
+    """Base of all typed errors.
+
+    Attributes:
+        metadata: the named facts of the message (field, value, limit, peer …).
+        retry_after_ms: set when the peer is overloaded.
+    """
+
+    code: ClassVar[Code] = Code.INTERNAL
+    reason: ClassVar[str] = "INTERNAL"
+    retry_safe: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        retry_after_ms: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.metadata = dict(metadata or {})
+        self.retry_after_ms = retry_after_ms
+
+
+class InternalError(PacelineError):
+    """A defect of ours; the message names the session and the log has the stack."""
+
+
+class InvalidInput(PacelineError):
+    """A value outside its limits. `InvalidInput.of` names field, value and limit."""
+
+    code = Code.INVALID_ARGUMENT
+    reason = "INVALID_INPUT"
+
+    @classmethod
+    def of(cls, field: str, value: object, limit: str) -> InvalidInput:
+        """Build the error for one field: `limit` reads after "must be"."""
+        shown = _shortened(repr(value))
+        return cls(
+            f"{field} = {shown}: must be {limit}",
+            metadata={"field": field, "value": shown, "limit": limit},
+        )
+
+
+class DamagedFile(InvalidInput):
+    """A model's file that holds something else than its format says; crosses a wire as `InvalidInput`."""
+
+    @classmethod
+    def at(cls, file: Path, reason: str) -> DamagedFile:
+        """Build the error for one file; `reason` is what the library that reads it says."""
+        return cls(
+            f"file {str(file)!r}: damaged or truncated ({reason}); fetch it again",
+            metadata={"field": "file", "value": str(file), "limit": "neither damaged nor truncated"},
+        )
+
+
+class PrefixMismatch(PacelineError):
+    """A round or commit that doesn't continue what the service holds."""
+
+    code = Code.FAILED_PRECONDITION
+    reason = "PREFIX_MISMATCH"
+    retry_safe = True
+
+
+class VocabularyMismatch(PacelineError):
+    """Two services whose tokenizers differ."""
+
+    code = Code.FAILED_PRECONDITION
+    reason = "VOCABULARY_MISMATCH"
+
+
+class ProtocolMismatch(PacelineError):
+    """A peer that speaks another protocol version, or breaks the order of a link."""
+
+    code = Code.FAILED_PRECONDITION
+    reason = "PROTOCOL_MISMATCH"
+
+
+class Unsupported(PacelineError):
+    """A feature that can't be served exactly, refused by name."""
+
+    code = Code.UNIMPLEMENTED
+    reason = "UNSUPPORTED"
+
+
+class UnknownSession(PacelineError):
+    """A message for a session that isn't open on the link."""
+
+    code = Code.NOT_FOUND
+    reason = "UNKNOWN_SESSION"
+    retry_safe = True
+
+
+class UnknownModel(PacelineError):
+    """A request for a model that isn't served."""
+
+    code = Code.NOT_FOUND
+    reason = "UNKNOWN_MODEL"
+
+
+class Overloaded(PacelineError):
+    """No room now; `retry_after_ms` says when to try again."""
+
+    code = Code.RESOURCE_EXHAUSTED
+    reason = "OVERLOADED"
+    retry_safe = True
+
+
+class PeerUnavailable(PacelineError):
+    """A peer that is dead, unreachable or silent; the message names it."""
+
+    code = Code.UNAVAILABLE
+    reason = "PEER_UNAVAILABLE"
+    retry_safe = True
+
+
+class DeadlineExceeded(PacelineError):
+    """The request's time ran out."""
+
+    code = Code.DEADLINE_EXCEEDED
+    reason = "DEADLINE_EXCEEDED"
+
+
+class Cancelled(PacelineError):
+    """The client cancelled, or left its text unread for too long."""
+
+    code = Code.CANCELLED
+    reason = "CANCELLED"
+
+
+_BY_REASON: dict[str, type[PacelineError]] = {
+    error.reason: error
+    for error in (
+        InternalError,
+        InvalidInput,
+        PrefixMismatch,
+        VocabularyMismatch,
+        ProtocolMismatch,
+        Unsupported,
+        UnknownSession,
+        UnknownModel,
+        Overloaded,
+        PeerUnavailable,
+        DeadlineExceeded,
+        Cancelled,
+    )
+}
+
+
+def from_wire(
+    reason: str,
+    message: str,
+    *,
+    metadata: Mapping[str, str] | None = None,
+    retry_after_ms: int | None = None,
+) -> PacelineError:
+    """Rebuild the exception that a peer sent; unknown reasons become `InternalError`."""
+    error = _BY_REASON.get(reason, InternalError)
+    return error(message, metadata=metadata, retry_after_ms=retry_after_ms)
+
+
+def _shortened(text: str, limit: int = 120) -> str:
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def require(condition: bool, name: str, value: object, limit: str) -> None:
+    """Raise `InvalidInput` naming field, value and limit unless the condition holds."""
+    if not condition:
+        raise InvalidInput.of(name, value, limit)

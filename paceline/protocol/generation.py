@@ -1,0 +1,149 @@
+"""What clients ask of a coordinator, and what they get."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from paceline.protocol.errors import require
+from paceline.protocol.handshake import Fingerprint
+from paceline.protocol.proposal import MAX_PROPOSAL_NODES, Acceptance
+from paceline.protocol.records import GenerationStats
+from paceline.protocol.sampling import NoiseKey, SamplingParams
+from paceline.protocol.target import RowLogprobs
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 256
+
+
+class Provenance(Enum):
+    """Where a committed token came from."""
+
+    ACCEPTED = "accepted"
+    RECOVERED = "recovered"
+    BONUS = "bonus"
+    TARGET = "target"
+
+
+class FinishReason(Enum):
+    """Why a generation ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True)
+class ChatMessage:
+    """One chat message; role is system, user or assistant."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True)
+class SpeculationSettings:
+    """Per-request speculation; None leaves the choice to the coordinator."""
+
+    off: bool = False
+    drafter: str = ""
+    num_draft_tokens: int | None = None
+    tree_widths: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        k = self.num_draft_tokens
+        require(k is None or 0 <= k <= MAX_PROPOSAL_NODES, "num_draft_tokens", k, f"in [0, {MAX_PROPOSAL_NODES}]")
+        require(all(w >= 1 for w in self.tree_widths), "tree_widths", self.tree_widths, "at least 1 at each depth")
+
+
+@dataclass(frozen=True)
+class GenerateRequest:
+    """One generation; exactly one of `prompt`, `messages` and `token_ids` is given."""
+
+    prompt: str | None = None
+    messages: tuple[ChatMessage, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    model: str = ""
+    sampling: SamplingParams = SamplingParams()
+    seed: int | None = None
+    max_new_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    acceptance: Acceptance = Acceptance.COUPLED
+    speculation: SpeculationSettings = SpeculationSettings()
+    resume_token_ids: tuple[int, ...] = ()
+    sample_index: int = 0
+
+    def __post_init__(self) -> None:
+        given = (self.prompt is not None) + bool(self.messages) + bool(self.token_ids)
+        require(given == 1, "inputs given", given, "exactly 1 of prompt, chat messages and token ids, not empty")
+        require(self.prompt != "", "prompt", self.prompt, "at least 1 character")
+        NoiseKey(self.seed or 0, self.sample_index)
+        self._check_length()
+        require(len(self.stop) <= MAX_STOP_STRINGS, "stop strings", len(self.stop), f"at most {MAX_STOP_STRINGS}")
+        for text in self.stop:
+            size_ok = 1 <= len(text) <= MAX_STOP_CHARACTERS
+            require(size_ok, "stop string", text, f"1 to {MAX_STOP_CHARACTERS} characters")
+        for message in self.messages:
+            known = message.role in ("system", "user", "assistant")
+            require(known, "role", message.role, "system, user or assistant")
+        resumable = not self.resume_token_ids or self.seed is not None
+        require(resumable, "seed", self.seed, "given with resume_token_ids")
+        wide = self.speculation.tree_widths and max(self.speculation.tree_widths) > 1
+        tree_ok = not wide or self.acceptance is Acceptance.COUPLED
+        require(tree_ok, "tree_widths", self.speculation.tree_widths, "1 at each depth unless acceptance is coupled")
+
+    def _check_length(self) -> None:
+        most = self.max_new_tokens
+        require(most is None or most >= 1, "max_new_tokens", most, "at least 1")
+        fewest = self.sampling.min_tokens
+        require(most is None or fewest <= most, "min_tokens", fewest, f"at most max_new_tokens = {most}")
+        ends = not (self.ignore_eos and self.sampling.grammar is not None)
+        require(ends, "ignore_eos", self.ignore_eos, "left out with a grammar, which ends the text")
+
+
+@dataclass(frozen=True)
+class Started:
+    """Opens a generation's stream."""
+
+    seed: int
+    prompt_token_ids: tuple[int, ...]
+    model: str
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Newly committed tokens and the text that became certain with them.
+
+    `text_ends[i]` counts the characters of `text` that were certain with token i; empty: not told.
+    """
+
+    token_ids: tuple[int, ...]
+    text: str
+    provenance: tuple[Provenance, ...]
+    logprobs: tuple[RowLogprobs, ...] = ()
+    text_ends: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Finished:
+    """Ends a generation's stream; `text` was held back until now."""
+
+    reason: FinishReason
+    text: str
+    stats: GenerationStats
+
+
+GenerateEvent = Started | Tokens | Finished
+
+
+@dataclass(frozen=True)
+class ModelDescription:
+    """A served model."""
+
+    name: str
+    target: Fingerprint
+    draft: Fingerprint
+    max_length: int
+    drafters: tuple[str, ...]
+    target_ready: bool
+    draft_ready: bool

@@ -1,0 +1,60 @@
+"""The first messages of a link, and what a service says it is doing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.protocol.proposal import MAX_PROPOSAL_NODES
+
+PROTOCOL_VERSION = 1
+MAX_FRAME_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What identifies a model to its peers; an empty tokenizer fits any vocabulary."""
+
+    model: str = ""
+    tokenizer: str = ""
+    vocab_size: int = 0
+    numeric: str = ""
+
+
+@dataclass(frozen=True)
+class Hello:
+    """First message of a link, from the coordinator."""
+
+    incarnation: str
+    fingerprint: Fingerprint = Fingerprint()
+    protocol_version: int = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """First message of a link, from the service."""
+
+    incarnation: str
+    fingerprint: Fingerprint
+    max_length: int
+    max_sessions: int
+    max_proposal_nodes: int = MAX_PROPOSAL_NODES
+    max_frame_bytes: int = MAX_FRAME_BYTES
+    drafters: tuple[str, ...] = ()
+    protocol_version: int = PROTOCOL_VERSION
+    max_run_ahead: int = 0
+    max_staged: int = 0
+
+
+@dataclass(frozen=True)
+class ServiceStatus:
+    """What a service is doing now."""
+
+    incarnation: str
+    fingerprint: Fingerprint
+    sessions: int
+    kv_rows: int
+    max_kv_rows: int
+    queue_length: int
+    steps: int
+    resident_bytes: int
+    frames_sent: int

@@ -1,0 +1,70 @@
+"""Where the time of steps, rounds and generations went."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class StepTimings:
+    """Durations of one answer on the service's own clock; `service_ms` covers the others."""
+
+    queue_ms: float = 0.0
+    forward_ms: float = 0.0
+    sample_ms: float = 0.0
+    service_ms: float = 0.0
+    rows: int = 0
+    sessions: int = 0
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """Where one round's time went; draft_wait + wire + target.service + accept = round_ms.
+
+    Of a round that ran ahead `round_ms` is the time between two verdicts; the target's part
+    began with the first of them, so the parts exceed the round by what that one was late.
+    """
+
+    base_length: int
+    round_ms: float
+    draft_wait_ms: float
+    wire_ms: float
+    target: StepTimings
+    accept_ms: float
+    proposed: int
+    accepted: int
+    cache_hit: bool
+    drafter: str = ""
+    draft: StepTimings = StepTimings()
+    cache_miss: bool = False
+    ran_ahead: bool = False
+
+
+@dataclass(frozen=True)
+class GenerationStats:
+    """Statistics of one generation; names follow what load tools read from vLLM."""
+
+    rounds: int = 0
+    committed: int = 0
+    cache_hits: int = 0
+    cache_misses: int = 0
+    time_to_first_token_ms: float = 0.0
+    tokens_per_second: float = 0.0
+    verify_ms_p50: float = 0.0
+    draft_wait_ms_p50: float = 0.0
+    num_spec_steps: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
+    acceptance_histogram: tuple[int, ...] = ()
+    num_spec_tokens: int = 0
+    records: tuple[RoundRecord, ...] = ()
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """1 + accepted ÷ steps that carried a proposal; 1 if none did."""
+        return 1 + self.num_accepted_draft_tokens / max(1, self.num_spec_steps)
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """Accepted ÷ proposed; 0 if nothing was proposed."""
+        return self.num_accepted_draft_tokens / max(1, self.num_draft_tokens)

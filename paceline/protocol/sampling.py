@@ -1,0 +1,155 @@
+"""How a request asks to be sampled. Every object checks its own limits when it is made."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+from paceline.protocol.errors import InvalidInput, require
+
+LIFE_SIGN_MS = 250
+"""A target that has sessions of a link open shows on it so often that it is alive."""
+MAX_TIME_LEFT_MS = (1 << 32) - 1
+"""Longest time that a service is told a request has left, 49.7 days: what the wire's field holds."""
+MAX_DRAFTER_BYTES = 512
+"""Of a drafter's name, which every round's record repeats: those of a whole text must fit one message."""
+MAX_TOP_LOGPROBS = 20
+MAX_TEMPERATURE = 100.0
+REPETITION_PENALTIES = (0.01, 100.0)
+MAX_PENALTY = 2.0
+"""Of presence and frequency, either sign, as OpenAI's API has it."""
+MAX_LOGIT_BIAS = 100.0
+MAX_LOGIT_BIAS_ENTRIES = 1024
+MAX_BAD_WORDS = 1024
+MAX_BAD_WORD_TOKENS = 64
+MAX_GRAMMAR_BYTES = 1 << 16
+MAX_SAMPLES = 128
+
+
+class GrammarKind(Enum):
+    """The notations that a grammar can be written in; the value is the field's name."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    LARK = "lark"
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """A formal language that the output must belong to; the target's library has the last word on its text."""
+
+    kind: GrammarKind
+    text: str
+
+    def __post_init__(self) -> None:
+        size = len(self.text.encode("utf-8", "surrogatepass"))
+        in_range = 1 <= size <= MAX_GRAMMAR_BYTES
+        require(in_range, f"{self.kind.value} bytes", size, f"in [1, {MAX_GRAMMAR_BYTES}]")
+        if self.kind is GrammarKind.JSON_SCHEMA:
+            self._check_json()
+
+    def _check_json(self) -> None:
+        try:
+            schema = json.loads(self.text)
+        except (ValueError, RecursionError) as error:
+            raise InvalidInput.of(self.kind.value, self.text, f"JSON ({error})") from error
+        require(isinstance(schema, dict), self.kind.value, self.text, "a JSON object")
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """The target's chain, applied in the order of `docs/sampling.md`.
+
+    temperature 0 is greedy: a point mass on the largest logit, ties to the lowest id. `logit_bias` is
+    kept as ascending (id, bias) pairs.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    logprobs: int | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    min_tokens: int = 0
+    grammar: Grammar | None = None
+
+    def __post_init__(self) -> None:
+        temperature_ok = math.isfinite(self.temperature) and 0 <= self.temperature <= MAX_TEMPERATURE
+        require(temperature_ok, "temperature", self.temperature, f"in [0, {MAX_TEMPERATURE:g}]")
+        require(self.top_k >= 0, "top_k", self.top_k, "at least 0 (0 keeps all)")
+        require(0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
+        require(0 <= self.min_p <= 1, "min_p", self.min_p, "in [0, 1]")
+        logprobs_ok = self.logprobs is None or 0 <= self.logprobs <= MAX_TOP_LOGPROBS
+        require(logprobs_ok, "logprobs", self.logprobs, f"in [0, {MAX_TOP_LOGPROBS}]")
+        self._check_penalties()
+        self._check_logit_bias()
+        self._check_bad_words()
+        require(self.min_tokens >= 0, "min_tokens", self.min_tokens, "at least 0")
+        # Behind a grammar's last token nothing but the end may come: both can't be kept.
+        decides = self.grammar is None or self.min_tokens == 0
+        require(decides, "min_tokens", self.min_tokens, "0 with a grammar, which decides where a text may end")
+
+    def _check_penalties(self) -> None:
+        low, high = REPETITION_PENALTIES
+        # A float32 of the wire may be a hair outside the decimal limit.
+        in_range = low * (1 - 1e-6) <= self.repetition_penalty <= high
+        require(in_range, "repetition_penalty", self.repetition_penalty, f"in [{low:g}, {high:g}]")
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            require(abs(value) <= MAX_PENALTY, name, value, f"in [-{MAX_PENALTY:g}, {MAX_PENALTY:g}]")
+
+    def _check_logit_bias(self) -> None:
+        object.__setattr__(self, "logit_bias", tuple(sorted(self.logit_bias)))
+        entries = len(self.logit_bias)
+        require(entries <= MAX_LOGIT_BIAS_ENTRIES, "logit_bias entries", entries, f"at most {MAX_LOGIT_BIAS_ENTRIES}")
+        distinct = len({token_id for token_id, _ in self.logit_bias})
+        require(distinct == entries, "logit_bias ids", entries, f"distinct ({distinct} are)")
+        for token_id, bias in self.logit_bias:
+            require(token_id >= 0, "logit_bias id", token_id, "at least 0")
+            in_range = abs(bias) <= MAX_LOGIT_BIAS
+            require(in_range, f"logit_bias of {token_id}", bias, f"in [-{MAX_LOGIT_BIAS:g}, {MAX_LOGIT_BIAS:g}]")
+
+    def _check_bad_words(self) -> None:
+        require(len(self.bad_words) <= MAX_BAD_WORDS, "bad_words", len(self.bad_words), f"at most {MAX_BAD_WORDS}")
+        for word in self.bad_words:
+            size_ok = 1 <= len(word) <= MAX_BAD_WORD_TOKENS
+            require(size_ok, "bad_words tokens", len(word), f"1 to {MAX_BAD_WORD_TOKENS} of each")
+            require(min(word) >= 0, "bad_words id", min(word), "at least 0")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the processed distribution is a point mass."""
+        return self.temperature == 0
+
+    @property
+    def penalises(self) -> bool:
+        """Whether logits change with the tokens that came before."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+    @property
+    def forbids(self) -> bool:
+        """Whether tokens are excluded before the filters look at the row."""
+        return bool(self.bad_words) or self.min_tokens > 0 or self.grammar is not None
+
+    @property
+    def plain(self) -> bool:
+        """Whether a row's distribution is a function of its logits alone, the same at every position."""
+        return not (self.penalises or self.forbids or self.logit_bias)
+
+
+@dataclass(frozen=True)
+class NoiseKey:
+    """What fixes every draw of one request, apart from stream and position."""
+
+    seed: int
+    sample_index: int = 0
+
+    def __post_init__(self) -> None:
+        require(0 <= self.seed < 1 << 64, "seed", self.seed, "in [0, 2^64)")
+        require(0 <= self.sample_index < 1 << 24, "sample_index", self.sample_index, "in [0, 2^24)")

@@ -1,0 +1,155 @@
+"""Messages between coordinator and target."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.protocol.errors import require
+from paceline.protocol.proposal import ROOT, Acceptance, Outcome, Proposal
+from paceline.protocol.records import StepTimings
+from paceline.protocol.sampling import NoiseKey, SamplingParams
+from paceline.protocol.session import Close, Failure, Features, check_prefix
+
+MAX_RUN_AHEAD = 64
+"""Rounds that a target may begin by itself behind one that was sent."""
+MAX_STAGED = 64
+"""Most proposals that may be staged for one round."""
+
+
+@dataclass(frozen=True)
+class TargetOpen:
+    """Begins a session on the target, which computes all but the last prefix token."""
+
+    session_id: int
+    token_ids: tuple[int, ...]
+    prompt_length: int
+    sampling: SamplingParams
+    noise: NoiseKey
+    acceptance: Acceptance
+    feature_layers: tuple[int, ...] = ()
+    time_left_ms: int | None = None
+    traceparent: str = ""
+    max_length: int = 0
+    end_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_prefix(self.token_ids, self.prompt_length, self.max_length)
+
+
+@dataclass(frozen=True)
+class Round:
+    """What the target keeps, what is new to it, what it verifies.
+
+    `base_length` counts KV rows kept (accepted rows of the previous round
+    included) and is the round key of rejection and block acceptance. `run_ahead`
+    counts the target-only rounds that the target may begin by itself behind it.
+    """
+
+    session_id: int
+    base_length: int
+    accepted_node: int
+    committed: tuple[int, ...]
+    proposal: Proposal | None = None
+    traceparent: str = ""
+    run_ahead: int = 0
+
+    def __post_init__(self) -> None:
+        require(len(self.committed) >= 1, "round committed tokens", len(self.committed), "at least 1")
+        require(self.base_length >= 0, "base_length", self.base_length, "at least 0")
+        require(self.accepted_node >= ROOT, "accepted_node", self.accepted_node, "at least -1")
+        require(0 <= self.run_ahead <= MAX_RUN_AHEAD, "run_ahead", self.run_ahead, f"in [0, {MAX_RUN_AHEAD}]")
+        alone = self.proposal is None or not self.run_ahead
+        require(alone, "run_ahead", self.run_ahead, "0 with a proposal")
+
+    @property
+    def first_position(self) -> int:
+        """Absolute position of the token that the root draws."""
+        return self.base_length + len(self.committed)
+
+    def following(self, drawn: int, traceparent: str = "") -> Round:
+        """The target-only round behind this one, which is target-only and drew `drawn`.
+
+        It is what a coordinator would send, so its draws are keyed alike whoever begins it.
+        """
+        return Round(self.session_id, self.first_position, ROOT, (drawn,), traceparent=traceparent)
+
+    def behind(self, outcome: Outcome, proposal: Proposal) -> Round:
+        """The round that a coordinator would send with this proposal if this one ended so.
+
+        Raises:
+            InvalidInput: the outcome's node is none of this round's.
+        """
+        nodes = len(self.proposal) if self.proposal else 0
+        require(outcome.node < nodes, "outcome node", outcome.node, f"in [-1, {nodes - 1}]")
+        kept = len(self.proposal.path(outcome.node)) if self.proposal else 0
+        base_length = self.first_position + kept
+        committed = (outcome.next_token,)
+        return Round(self.session_id, base_length, outcome.node, committed, proposal, self.traceparent)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Proposals for outcomes of the round at `base_length`: what the target may begin by itself behind it.
+
+    Coupled acceptance only, so a proposal is its tokens and their parents.
+    """
+
+    session_id: int
+    base_length: int
+    proposals: tuple[tuple[Outcome, Proposal], ...]
+
+    def __post_init__(self) -> None:
+        staged = len(self.proposals)
+        require(staged <= MAX_STAGED, "staged proposals", staged, f"at most {MAX_STAGED} for one round")
+        for outcome, proposal in self.proposals:
+            require(outcome.base_length == self.base_length, "outcome", outcome, f"of round {self.base_length}")
+            require(len(proposal) >= 1, "staged proposal nodes", len(proposal), "at least 1")
+
+
+@dataclass(frozen=True)
+class Begun:
+    """The round that the target began by itself with the first `nodes` nodes of what was drafted for the outcome."""
+
+    base_length: int
+    nodes: int
+
+
+@dataclass(frozen=True)
+class RowLogprobs:
+    """Log-probabilities of the unprocessed target distribution after one row."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the target drew for one round.
+
+    coupled: `token_ids[0]` follows the root, `token_ids[i + 1]` follows node i.
+    rejection, block: `token_ids[i]` is the recovered token for node i, the last
+    is the bonus; `target_probabilities[i]` is p(x_i); block adds
+    `residual_masses[i]` = S_i (`exactness`: S_0 … S_{k-1}).
+    """
+
+    session_id: int
+    base_length: int
+    token_ids: tuple[int, ...]
+    target_probabilities: tuple[float, ...] = ()
+    residual_masses: tuple[float, ...] = ()
+    logprobs: tuple[RowLogprobs, ...] = ()
+    timings: StepTimings = StepTimings()
+    begun: Begun | None = None
+
+
+@dataclass(frozen=True)
+class TargetOpened:
+    """The prefix is computed."""
+
+    session_id: int
+    reused_tokens: int = 0
+    timings: StepTimings = StepTimings()
+
+
+TargetCommand = TargetOpen | Round | Stage | Close
+TargetEvent = TargetOpened | Verdict | Features | Failure

@@ -1,0 +1,110 @@
+"""Messages of a link gathered into frames."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
+
+from paceline.protocol.errors import InvalidInput
+from paceline.protocol.handshake import MAX_FRAME_BYTES
+
+MESSAGE_OVERHEAD_BYTES = 8
+"""Tag and length of one message in its frame, from above."""
+Message = Any  # a generated protobuf message
+
+
+class InSession(Protocol):
+    """Every message of a link but the handshake names its session."""
+
+    @property
+    def session_id(self) -> int:
+        """The session that the message belongs to."""
+
+
+M = TypeVar("M", bound=InSession)
+
+
+class FrameWriter(Generic[M]):
+    """Gathers messages into frames; one write is in flight at a time, and none waits to be filled.
+
+    Belongs to one event loop; `send` never blocks. Urgent messages leave before
+    the others, but never before an earlier message of their own session.
+    """
+
+    def __init__(self, encode: Callable[[M], Message], frame: Callable[[list[Message]], Message]) -> None:
+        self._encode = encode
+        self._frame = frame
+        self._urgent: deque[tuple[Message, int]] = deque()
+        self._others: deque[tuple[Message, int, int]] = deque()
+        self._waiting_sessions: dict[int, int] = {}
+        self._filled = asyncio.Event()
+        self._closed = False
+        self.frames_sent = 0
+        """Frames that carried messages."""
+
+    def send(self, message: M, urgent: bool = False) -> None:
+        """Queue a message; dropped in silence once the writer is closed (the link's end is told elsewhere).
+
+        Raises:
+            InvalidInput: the message alone is larger than a frame.
+        """
+        if self._closed:
+            return
+        encoded = self._encode(message)
+        size = encoded.ByteSize() + MESSAGE_OVERHEAD_BYTES
+        if size > MAX_FRAME_BYTES:
+            raise InvalidInput.of(f"bytes of {type(message).__name__}", size, f"at most {MAX_FRAME_BYTES}")
+        session = message.session_id
+        if urgent and session not in self._waiting_sessions:
+            self._urgent.append((encoded, size))
+        else:
+            self._others.append((encoded, size, session))
+            self._waiting_sessions[session] = self._waiting_sessions.get(session, 0) + 1
+        self._filled.set()
+
+    def show_life(self) -> None:
+        """Have a frame written now, an empty one if nothing is pending: its reader sees that the writer is alive."""
+        if not self._closed:
+            self._filled.set()
+
+    async def run(self, write: Callable[[Message], Awaitable[None]]) -> NoReturn:
+        """Write whatever is pending, all at once, until cancelled or until `write` raises."""
+        while True:
+            await self._filled.wait()
+            messages = self._take()
+            await write(self._frame(messages))
+            self.frames_sent += bool(messages)
+
+    def close(self) -> None:
+        """Forget what is pending and what will be sent."""
+        self._closed = True
+        self._urgent.clear()
+        self._others.clear()
+        self._waiting_sessions.clear()
+        self._filled.clear()
+
+    def _take(self) -> list[Message]:
+        """What fits into one frame; at least one message if any is pending, as each fits alone."""
+        taken: list[Message] = []
+        room = MAX_FRAME_BYTES
+        while self._urgent and self._urgent[0][1] <= room:
+            message, size = self._urgent.popleft()
+            taken.append(message)
+            room -= size
+        while not self._urgent and self._others and self._others[0][1] <= room:
+            message, size, session = self._others.popleft()
+            taken.append(message)
+            room -= size
+            self._forget(session)
+        if not self._urgent and not self._others:
+            self._filled.clear()
+        return taken
+
+    def _forget(self, session: int) -> None:
+        left = self._waiting_sessions[session] - 1
+        if left:
+            self._waiting_sessions[session] = left
+        else:
+            del self._waiting_sessions[session]

@@ -1,0 +1,378 @@
+"""The coordinator's side of a link: connects, greets, reconnects with back-off."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable
+from typing import Any, Generic
+
+import grpc
+
+from paceline.protocol import codec
+from paceline.protocol.draft import DraftCommand, DraftEvent
+from paceline.protocol.errors import (
+    InternalError,
+    PacelineError,
+    PeerUnavailable,
+    ProtocolMismatch,
+    VocabularyMismatch,
+    from_wire,
+)
+from paceline.protocol.handshake import Hello, Welcome
+from paceline.protocol.session import Failure
+from paceline.protocol.target import TargetCommand, TargetEvent
+from paceline.rpc.channel import KEEPALIVE, Keepalive, open_channel
+from paceline.rpc.frames import FrameWriter, Message
+from paceline.rpc.link_kinds import (
+    DRAFT,
+    HANDSHAKE_TIMEOUT_S,
+    TARGET,
+    Command,
+    Event,
+    LinkKind,
+    check_fingerprint,
+    check_frame,
+    check_version,
+    first_to_end,
+)
+from paceline.rpc.statuses import from_rpc_error, unexpected
+from paceline.runtime.config import PeerSettings
+
+logger = logging.getLogger(__name__)
+
+
+RECONNECT_MIN_MS = 50.0
+RECONNECT_MAX_MS = 2_000.0
+MAX_SESSION_ID = (1 << 32) - 1
+
+
+class PeerLink(Generic[Command, Event]):
+    """Keeps one link to one peer: connects, greets, reconnects with back-off.
+
+    Set the callbacks before `start`; they are called on the event loop, must
+    not block, and an exception of theirs is logged and goes no further:
+    `on_up(welcome)` once a link stands, `on_event(event)` for each event (all
+    those of a frame in one go, before anything is written), `on_down(error)`
+    exactly once for each `on_up`, always with a `PeerUnavailable`. An event that can't be decoded reaches its
+    session as a `Failure`.
+
+    A refused handshake (`VocabularyMismatch`, `ProtocolMismatch`) is kept as
+    `last_error` and tried again with the longest back-off.
+
+    Args:
+        name: the peer's role in messages and logs: "target", "draft".
+        settings: where it is.
+        hello: what we expect to find.
+    """
+
+    def __init__(
+        self,
+        kind: LinkKind[Command, Event],
+        name: str,
+        settings: PeerSettings,
+        hello: Hello,
+        *,
+        reconnect_min_ms: float = RECONNECT_MIN_MS,
+        reconnect_max_ms: float = RECONNECT_MAX_MS,
+        keepalive: Keepalive = KEEPALIVE,
+    ) -> None:
+        self._kind = kind
+        self.name = name
+        self.address = settings.address
+        self._settings = settings
+        self._hello = hello
+        self._backoff = _Backoff(reconnect_min_ms / 1e3, reconnect_max_ms / 1e3)
+        self._keepalive = keepalive
+        self.on_up: Callable[[Welcome], None] = _ignore
+        self.on_event: Callable[[Event], None] = _ignore
+        self.on_down: Callable[[PacelineError], None] = _ignore
+        self.last_error: PacelineError | None = None
+        self._welcome: Welcome | None = None
+        self._writer: FrameWriter[Command] | None = None
+        self._up = asyncio.Event()
+        self._refused = asyncio.Event()
+        self._dropped: asyncio.Future[None] | None = None
+        self._runner: asyncio.Task[None] | None = None
+        self._last_session_id = 0
+        self._last_frame = time.monotonic()
+
+    @property
+    def is_up(self) -> bool:
+        """Whether a link stands now."""
+        return self._writer is not None
+
+    @property
+    def welcome(self) -> Welcome | None:
+        """The last welcome; it stays after the link is down. None: there was no link yet."""
+        return self._welcome
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the last frame arrived (or the link came up)."""
+        return time.monotonic() - self._last_frame
+
+    @property
+    def frames_sent(self) -> int:
+        """Frames written on the standing link; 0 when there is none."""
+        return self._writer.frames_sent if self._writer else 0
+
+    async def start(self) -> None:
+        """Begin to connect; returns at once."""
+        if self._runner is None:
+            self._runner = asyncio.create_task(self._run(), name=f"link to {self.name} at {self.address}")
+
+    async def close(self) -> None:
+        """End the link for good; `on_down` is called if it stood."""
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            runner.cancel()
+            await asyncio.gather(runner, return_exceptions=True)
+        self._set_down(PeerUnavailable(f"the link to {self._where} was closed", metadata=self._facts))
+
+    def send(self, command: Command, urgent: bool = False) -> None:
+        """Queue a command for the next frame; rounds, commits and the like are urgent.
+
+        Raises:
+            PeerUnavailable: the link is down.
+            InvalidInput: the command alone is larger than a frame.
+        """
+        if self._writer is None:
+            raise self._unavailable()
+        self._writer.send(command, urgent)
+
+    def next_session_id(self) -> int:
+        """A session id that no session of this link has had."""
+        self._last_session_id += 1
+        if self._last_session_id > MAX_SESSION_ID:
+            self._last_session_id = 1
+            # Only a new link may use an id again.
+            self.drop(PeerUnavailable(f"the link to {self._where} is out of session ids", metadata=self._facts))
+        return self._last_session_id
+
+    def drop(self, error: PacelineError) -> None:
+        """Give the standing link up, say because the peer is silent: `on_down(error)` now, then reconnect."""
+        self._set_down(error)
+        if self._dropped is not None and not self._dropped.done():
+            self._dropped.set_exception(error)
+
+    async def wait_up(self, timeout_s: float) -> Welcome:
+        """Wait until a link stands.
+
+        Raises:
+            VocabularyMismatch, ProtocolMismatch: the peer is there and doesn't fit; raised at once.
+            PeerUnavailable: it did not come up in time; names peer, address and the last error.
+        """
+        if self.is_up and self._welcome is not None:
+            return self._welcome
+        waiters = [asyncio.ensure_future(event.wait()) for event in (self._up, self._refused)]
+        try:
+            await asyncio.wait(waiters, timeout=max(0.0, timeout_s), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for waiter in waiters:
+                waiter.cancel()
+        if self.is_up and self._welcome is not None:
+            return self._welcome
+        if self._refused.is_set() and self.last_error is not None:
+            raise _fresh(self.last_error)
+        raise self._unavailable()
+
+    async def _run(self) -> None:
+        while True:
+            error = await self._link()
+            self._note(error)
+            self._set_down(error)
+            await asyncio.sleep(self._backoff.next_s(longest=self._refused.is_set()))
+
+    async def _link(self) -> PacelineError:
+        """Live through one link; returns why it ended."""
+        channel: grpc.aio.Channel | None = None
+        try:
+            channel = open_channel(self._settings, self._keepalive, section=f"{self.name}.")
+            call = getattr(self._kind.stub(channel), self._kind.method)()
+            welcome = await self._greet(call)
+            await self._use(call, welcome)
+        except PacelineError as error:
+            return error
+        except grpc.aio.AioRpcError as error:
+            return from_rpc_error(error, self._where)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # gRPC cancels a read of a call that it has cancelled itself.
+            return PeerUnavailable(f"the call to {self._where} was cancelled", metadata=self._facts)
+        except Exception as error:
+            logger.exception("link failed: peer=%s address=%s", self.name, self.address)
+            return unexpected(error)
+        finally:
+            if channel is not None:
+                await channel.close()
+        return PeerUnavailable(f"{self._where} ended the link", metadata=self._facts)
+
+    async def _greet(self, call: Any) -> Welcome:
+        try:
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+                await call.write(self._kind.request(hello=codec.encode_hello(self._hello)))
+                frame = await self._read(call)
+        except TimeoutError as error:
+            raise PeerUnavailable(
+                f"{self._where} did not answer within {HANDSHAKE_TIMEOUT_S:g} s", metadata=self._facts
+            ) from error
+        if frame is None or not frame.HasField("welcome") or frame.events:
+            raise ProtocolMismatch(f"the first frame from {self._where} must carry welcome and nothing else")
+        check_version(frame.welcome.protocol_version)
+        welcome = codec.decode_welcome(frame.welcome)
+        check_fingerprint(self._hello.fingerprint, welcome.fingerprint)
+        return welcome
+
+    async def _use(self, call: Any, welcome: Welcome) -> None:
+        writer = FrameWriter[Command](
+            self._kind.encode_command, lambda commands: self._kind.request(commands=commands)
+        )
+        self._dropped = asyncio.get_running_loop().create_future()
+        self._set_up(writer, welcome)
+        try:
+            await first_to_end(self._read_events(call), writer.run(call.write), self._dropped, at_end=writer.close)
+        except asyncio.InvalidStateError:
+            # A write to a call that has just ended; reading tells why it ended.
+            await self._read(call)
+        finally:
+            self._dropped.cancel()
+            call.cancel()
+
+    async def _read_events(self, call: Any) -> None:
+        while (frame := await self._read(call)) is not None:
+            self._last_frame = time.monotonic()
+            check_frame(frame)
+            if frame.HasField("welcome"):
+                raise ProtocolMismatch(f"a second welcome from {self._where}")
+            for message in frame.events:
+                self._deliver(message)
+
+    async def _read(self, call: Any) -> Message | None:
+        """The next frame; None at the end of the stream. Raises the status of a failed one."""
+        frame = await call.read()
+        return None if frame is grpc.aio.EOF else frame
+
+    def _deliver(self, message: Message) -> None:
+        session_id = codec.session_id_of(message)
+        try:
+            event: Any = self._kind.decode_event(message)
+        except PacelineError as error:
+            event = self._malformed(session_id, error)
+        if event.session_id == 0:
+            logger.warning("event without a session: peer=%s address=%s event=%s", self.name, self.address, event)
+            return
+        _call_back(self.on_event, event)
+
+    def _malformed(self, session_id: int, error: PacelineError) -> Failure:
+        logger.warning("malformed event: peer=%s session=%d error=%s", self.name, session_id, error)
+        wrapped = InternalError(f"{self._where} sent a malformed event: {error.message}", metadata=error.metadata)
+        return codec.failure_of(session_id, wrapped)
+
+    def _set_up(self, writer: FrameWriter[Command], welcome: Welcome) -> None:
+        self._writer, self._welcome = writer, welcome
+        self._last_frame = time.monotonic()
+        self.last_error = None
+        self._refused.clear()
+        self._backoff.reset()
+        self._up.set()
+        logger.info("link up: peer=%s address=%s incarnation=%s", self.name, self.address, welcome.incarnation)
+        _call_back(self.on_up, welcome)
+
+    def _set_down(self, error: PacelineError) -> None:
+        """End the standing link, if there is one; safe to call again."""
+        writer, self._writer = self._writer, None
+        if writer is None:
+            return
+        writer.close()
+        self._up.clear()
+        self.last_error = error
+        logger.warning(
+            "link down: peer=%s address=%s reason=%s error=%s", self.name, self.address, error.reason, error
+        )
+        _call_back(self.on_down, self._lost(error))
+
+    def _note(self, error: PacelineError) -> None:
+        """Keep why there is no link; log what is new."""
+        refused = isinstance(error, VocabularyMismatch | ProtocolMismatch)
+        news = self.last_error is None or self.last_error.reason != error.reason
+        self.last_error = error
+        if refused:
+            self._refused.set()
+        else:
+            self._refused.clear()
+        if news and not self.is_up:
+            logger.warning(
+                "no link: peer=%s address=%s reason=%s error=%s", self.name, self.address, error.reason, error
+            )
+
+    def _lost(self, error: PacelineError) -> PeerUnavailable:
+        """What a broken link means to its sessions, whatever broke it."""
+        if isinstance(error, PeerUnavailable):
+            return error
+        return PeerUnavailable(
+            f"the link to {self._where} broke: {error.message}", metadata={**self._facts, "cause": error.reason}
+        )
+
+    @property
+    def _where(self) -> str:
+        return f"{self.name} at {self.address}"
+
+    @property
+    def _facts(self) -> dict[str, str]:
+        return {"peer": self.name, "address": self.address}
+
+    def _unavailable(self) -> PeerUnavailable:
+        cause = f" ({self.last_error.message})" if self.last_error else ""
+        return PeerUnavailable(f"no link to {self._where}{cause}", metadata=self._facts)
+
+
+class TargetLink(PeerLink[TargetCommand, TargetEvent]):
+    """A `PeerLink` to a target service."""
+
+    def __init__(self, settings: PeerSettings, hello: Hello, *, name: str = "target", **options: Any) -> None:
+        super().__init__(TARGET, name, settings, hello, **options)
+
+
+class DraftLink(PeerLink[DraftCommand, DraftEvent]):
+    """A `PeerLink` to a draft service."""
+
+    def __init__(self, settings: PeerSettings, hello: Hello, *, name: str = "draft", **options: Any) -> None:
+        super().__init__(DRAFT, name, settings, hello, **options)
+
+
+class _Backoff:
+    """Doubling pauses between `min_s` and `max_s`, each shortened by up to half at random."""
+
+    def __init__(self, min_s: float, max_s: float) -> None:
+        self._min_s = min_s
+        self._max_s = max(min_s, max_s)
+        self._next_s = min_s
+
+    def reset(self) -> None:
+        self._next_s = self._min_s
+
+    def next_s(self, *, longest: bool) -> float:
+        pause = self._max_s if longest else self._next_s
+        self._next_s = min(self._max_s, 2 * self._next_s)
+        return pause * random.uniform(0.5, 1.0)  # noqa: S311 - spreads reconnects, no secret
+
+
+def _fresh(error: PacelineError) -> PacelineError:
+    """A copy to raise: one exception raised many times would gather tracebacks."""
+    return from_wire(error.reason, error.message, metadata=error.metadata, retry_after_ms=error.retry_after_ms)
+
+
+def _ignore(_: Any) -> None:
+    """The callback that isn't set."""
+
+
+def _call_back(callback: Callable[[Any], None], value: Any) -> None:
+    try:
+        callback(value)
+    except Exception:
+        logger.exception("callback of a link failed: callback=%s", getattr(callback, "__qualname__", callback))

@@ -1,0 +1,152 @@
+"""Typed errors as gRPC statuses: `google.rpc.Status` with `ErrorInfo`, and `RetryInfo` when overloaded.
+
+A status without our `ErrorInfo` was made by gRPC itself (a dead peer, a
+deadline, a cancelled call); `from_rpc_error` maps those by code.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+from google.protobuf import any_pb2
+from google.rpc import error_details_pb2, status_pb2
+
+from paceline.protocol.errors import (
+    Cancelled,
+    Code,
+    DeadlineExceeded,
+    InternalError,
+    InvalidInput,
+    Overloaded,
+    PacelineError,
+    PeerUnavailable,
+    Unsupported,
+    from_wire,
+)
+
+logger = logging.getLogger(__name__)
+
+DOMAIN = "paceline"
+DETAILS_KEY = "grpc-status-details-bin"
+MAX_MESSAGE_CHARACTERS = 1024
+"""Statuses travel in HTTP/2 headers, which gRPC bounds at 8 KiB."""
+
+Context = Any  # grpc.aio.ServicerContext of any request and response
+Answer = TypeVar("Answer")
+_GRPC_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+def to_status(error: PacelineError) -> status_pb2.Status:
+    """The `google.rpc.Status` of an error."""
+    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=_shortened(error.metadata))
+    status = status_pb2.Status(code=int(error.code), message=error.message[:MAX_MESSAGE_CHARACTERS])
+    status.details.append(_packed(info))
+    if error.retry_after_ms is not None:
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.FromMilliseconds(error.retry_after_ms)
+        status.details.append(_packed(retry))
+    return status
+
+
+def from_status(status: status_pb2.Status) -> PacelineError | None:
+    """The error that a status carries; None if it isn't one of ours."""
+    info = error_details_pb2.ErrorInfo()
+    retry = error_details_pb2.RetryInfo()
+    reason, retry_after_ms = "", None
+    for detail in status.details:
+        if detail.Unpack(info) and info.domain == DOMAIN:
+            reason = info.reason
+        elif detail.Unpack(retry):
+            retry_after_ms = retry.retry_delay.ToMilliseconds()
+    if not reason:
+        return None
+    return from_wire(reason, status.message, metadata=dict(info.metadata), retry_after_ms=retry_after_ms)
+
+
+def from_rpc_error(error: grpc.RpcError, peer: str = "") -> PacelineError:
+    """The typed error of a failed call, sync or async; `peer` names the other side in the message."""
+    metadata: Any = error.trailing_metadata() or ()
+    for key, value in metadata:
+        if key == DETAILS_KEY:
+            typed = from_status(status_pb2.Status.FromString(value))
+            if typed is not None:
+                return typed
+    kind = _kind_of(error.code(), error.details() or "")
+    details = error.details() or error.code().name
+    message = f"{peer}: {details}" if peer else details
+    return kind(message, metadata={"peer": peer} if peer else None)
+
+
+async def abort_with(context: Context, error: PacelineError) -> NoReturn:
+    """End a call with the error's status. Always raises (gRPC's own `AbortError`)."""
+    status = to_status(error)
+    await context.abort(
+        _GRPC_CODES[status.code],
+        status.message,
+        trailing_metadata=((DETAILS_KEY, status.SerializeToString()),),
+    )
+    raise AssertionError("abort returned")
+
+
+def typed_errors(
+    method: Callable[[Any, Any, Context], Awaitable[Answer]],
+) -> Callable[[Any, Any, Context], Awaitable[Answer]]:
+    """Decorate an async servicer method: its `PacelineError` becomes the call's status.
+
+    Anything else that it raises is a defect: logged with its stack and sent as
+    `InternalError`. Cancellation passes through.
+    """
+
+    @functools.wraps(method)
+    async def wrapper(self: Any, request: Any, context: Context) -> Answer:
+        try:
+            return await method(self, request, context)
+        except PacelineError as error:
+            await abort_with(context, error)
+        except grpc.aio.AbortError:
+            raise
+        except Exception as error:
+            logger.exception("call failed: method=%s peer=%s", method.__qualname__, context.peer())
+            await abort_with(context, unexpected(error))
+
+    return wrapper
+
+
+def unexpected(error: Exception) -> InternalError:
+    """What a peer may know of a defect: its kind; the log has the rest."""
+    return InternalError(f"unexpected {type(error).__name__}; the service's log has the stack")
+
+
+def _kind_of(code: grpc.StatusCode, details: str) -> type[PacelineError]:
+    """The error for a status that gRPC made itself."""
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return InvalidInput if "larger than max" in details else Overloaded
+    if code is grpc.StatusCode.CANCELLED:
+        # A peer that is stopped at once cancels its calls: for the caller it is gone.
+        ours = details.startswith(("Locally cancelled", "Channel closed"))
+        return Cancelled if ours else PeerUnavailable
+    if code is grpc.StatusCode.INTERNAL:
+        return PeerUnavailable if "RST_STREAM" in details else InternalError
+    return {
+        grpc.StatusCode.UNAVAILABLE: PeerUnavailable,
+        grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
+        grpc.StatusCode.UNIMPLEMENTED: Unsupported,
+        grpc.StatusCode.INVALID_ARGUMENT: InvalidInput,
+    }.get(code, InternalError)
+
+
+def _packed(message: Any) -> any_pb2.Any:
+    packed = any_pb2.Any()
+    packed.Pack(message)
+    return packed
+
+
+def _shortened(metadata: dict[str, str]) -> dict[str, str]:
+    return {key: value[:MAX_MESSAGE_CHARACTERS] for key, value in metadata.items()}
+
+
+assert all(int(code) in _GRPC_CODES for code in Code)

@@ -1,0 +1,1 @@
+"""What every process needs: settings, logs and exit codes, traces, compiled loops."""

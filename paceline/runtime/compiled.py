@@ -1,0 +1,95 @@
+"""Compiling hot loops with numba, their machine code kept on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numba
+from numba import types
+
+_Function = TypeVar("_Function", bound=Callable[..., object])
+_config: Any = numba.config
+_PACKAGE = Path(__file__).parents[1]
+
+
+def compiled(function: _Function, fastmath: Any = False, *, inlined: bool = False) -> _Function:
+    """Compile, with the machine code kept on disk where a folder for it is writable.
+
+    Args:
+        fastmath: what the compiler may assume or reorder, as numba's option of that name.
+        inlined: into every caller, so that what is constant there is constant here.
+    """
+    options: dict[str, Any] = {
+        "nogil": True,
+        "fastmath": fastmath,
+        "forceinline": inlined,
+        # Division by zero gives infinity; a check for it would keep loops from becoming vector instructions.
+        "error_model": "numpy",
+    }
+    folder = _folder()
+    if folder is None:
+        without: _Function = numba.njit(function, **options)
+        return without
+    with _kept_in(folder):
+        found: _Function = numba.njit(function, cache=True, **options)
+    return found
+
+
+def compiled_pointer(function: Callable[..., None], words: int) -> int:
+    """Compile a function of so many int64 and return its address.
+
+    What calls it by address doesn't hold its code: a large function is compiled once and not into every caller.
+    """
+    options: dict[str, Any] = {"nopython": True, "error_model": "numpy"}
+    folder = _folder()
+    signature = types.void(*[types.int64] * words)
+    if folder is None:
+        return _address(numba.cfunc(signature, **options)(function))
+    with _kept_in(folder):
+        return _address(numba.cfunc(signature, cache=True, **options)(function))
+
+
+def _address(made: Any) -> int:
+    return int(made.address)
+
+
+@cache
+def _folder() -> str | None:
+    """Where machine code of these very sources is kept; None: nowhere is writable.
+
+    Numba looks only at the file of a function for changes, and a function here holds constants and code of
+    other files: what was compiled against an older one would write where it must not.
+    """
+    named: str = _config.CACHE_DIR
+    beside = _PACKAGE if os.access(_PACKAGE, os.W_OK) else Path("~/.cache/paceline").expanduser()
+    folder = Path(named or beside / "__pycache__") / f"compiled-{_digest()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    return str(folder)
+
+
+def _digest() -> str:
+    digest = hashlib.sha256(numba.__version__.encode())
+    for file in sorted(_PACKAGE.rglob("*.py")):
+        source = file.read_bytes()
+        if b"paceline.runtime.compiled import" in source:
+            digest.update(str(file).encode() + source)
+    return digest.hexdigest()[:16]
+
+
+@contextmanager
+def _kept_in(folder: str) -> Iterator[None]:
+    before = _config.CACHE_DIR
+    _config.CACHE_DIR = folder
+    try:
+        yield
+    finally:
+        _config.CACHE_DIR = before

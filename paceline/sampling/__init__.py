@@ -1,0 +1,1 @@
+"""The mathematics of exact sampling: noise, races, processed distributions, acceptance. Pure."""

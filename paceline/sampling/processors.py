@@ -1,0 +1,278 @@
+"""What happens to logits before temperature: everything that depends on the tokens that came before.
+
+The order is transformers' own (`GenerationMixin._get_logits_processor`): logit bias, repetition
+penalty, frequency and presence penalty (vLLM's place and arithmetic), bad words, min tokens, grammar.
+`docs/sampling.md` states the semantics of each. All arithmetic is float32, one operation after the other, as there.
+
+A row is processed with its own history: prompt, committed tokens, and the drafted tokens on its
+path (`exactness` §5). State is kept for committed tokens alone; what a row needs beyond it is
+computed from its path and forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.protocol.errors import InvalidInput, require
+from paceline.protocol.sampling import SamplingParams
+
+Logits = NDArray[np.float32]
+Ids = NDArray[np.intp]
+
+_FIRST_CAPACITY = 64
+
+
+class Matcher(Protocol):
+    """A grammar's state after the committed output and the drafted tokens pushed behind it."""
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """Which tokens may come next [V]; end tokens where the text may end.
+
+        Raises:
+            InvalidInput: the grammar is too complex to follow.
+        """
+
+    def push(self, token_id: int) -> bool:
+        """Take one token; False, and no change, if the grammar forbids it or it ends the text."""
+
+    def pop(self, count: int) -> None:
+        """Take the last `count` tokens back."""
+
+
+class Processors:
+    """One session's processors; every call comes from one thread.
+
+    Args:
+        sampling: the chain.
+        prompt_length: tokens that are the prompt; what follows them was generated.
+        end_token_ids: tokens that end the text.
+        matcher: of the sampling's grammar, at its start; used by these processors alone.
+    """
+
+    def __init__(
+        self,
+        sampling: SamplingParams,
+        prompt_length: int,
+        end_token_ids: Sequence[int] = (),
+        matcher: Matcher | None = None,
+    ) -> None:
+        assert (matcher is None) == (sampling.grammar is None), "a grammar comes with its matcher"
+        self._sampling = sampling
+        self._prompt_length = prompt_length
+        self._ends = np.array(end_token_ids, np.intp)
+        self._bias = _Bias(sampling.logit_bias)
+        self._bad_words = _BadWords(sampling.bad_words)
+        self._counts = _Counts()
+        self._ids: list[int] = []
+        self._walk = None if matcher is None else _Walk(matcher)
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """Append committed tokens; the first call brings the whole prefix, prompt included.
+
+        Raises:
+            InvalidInput: the grammar forbids a token behind the prompt.
+        """
+        sampling = self._sampling
+        for token in token_ids:
+            generated = len(self._ids) >= self._prompt_length
+            self._ids.append(token)
+            if sampling.penalises and (generated or sampling.repetition_penalty != 1):
+                self._counts.add(token, generated)
+            if generated and self._walk is not None and not self._walk.commit(token):
+                assert sampling.grammar is not None, "it has a matcher"
+                limit = f"a token that the {sampling.grammar.kind.value} allows there"
+                raise InvalidInput.of(f"token at position {len(self._ids) - 1}", token, limit)
+
+    def process(self, logits: Logits, paths: Sequence[Sequence[int]]) -> Logits:
+        """Logits as temperature will see them.
+
+        Args:
+            logits: [rows, V]; not modified.
+            paths: for each row the tokens behind the committed ones, down to the one that the row follows.
+
+        Returns:
+            [rows, V], a new array. A row that can't be reached, since a token of its path is forbidden,
+            is left as it is; a row in which nothing is left to come is all -inf.
+        """
+        processed = logits.copy()
+        self._bias.add(processed)
+        if self._sampling.penalises:
+            self._penalise(processed, paths)
+        if self._sampling.forbids:
+            self._forbid(processed, logits, paths)
+        return processed
+
+    def _penalise(self, rows: Logits, paths: Sequence[Sequence[int]]) -> None:
+        """Committed tokens in all rows at once, then the tokens of each row's path, whose counts are its own."""
+        own = [self._counts.with_path(path) for path in paths]
+        before = [row[ids] for row, (ids, _) in zip(rows, own, strict=True)]
+        ids, counts = self._counts.ids, self._counts.generated
+        rows[:, ids] = self._penalised(rows[:, ids], counts)
+        for row, values, (ids, counts) in zip(rows, before, own, strict=True):
+            row[ids] = self._penalised(values, counts)
+
+    def _penalised(self, values: Logits, counts: NDArray[np.float32]) -> Logits:
+        """Values [.., n] of tokens that came before, `counts` [n] times in the output."""
+        sampling = self._sampling
+        if sampling.repetition_penalty != 1:
+            penalty = np.float32(sampling.repetition_penalty)
+            values = np.where(values < 0, values * penalty, values / penalty)
+        values = values - np.float32(sampling.frequency_penalty) * counts
+        return values - np.float32(sampling.presence_penalty) * (counts > 0).astype(np.float32)
+
+    def _forbid(self, rows: Logits, logits: Logits, paths: Sequence[Sequence[int]]) -> None:
+        rows[:, self._bad_words.single] = -np.inf
+        reached = [True] * len(paths)
+        try:
+            for place, path in enumerate(paths):
+                rows[place, self._bad_words.completed_by((*self._tail(), *path))] = -np.inf
+                if self._is_too_early(len(path)):
+                    rows[place, self._ends] = -np.inf
+                if self._walk is not None:
+                    reached[place] = self._walk.go(path)
+                    if reached[place]:
+                        rows[place, ~self._walk.allowed()] = -np.inf
+        finally:
+            if self._walk is not None:
+                self._walk.go(())
+        for place in np.flatnonzero(np.isneginf(rows.max(axis=1))).tolist():
+            reached[place] = reached[place] and self._can_reach(paths[place])
+        for place, can in enumerate(reached):
+            if not can:
+                rows[place] = logits[place]
+
+    def _can_reach(self, path: Sequence[int]) -> bool:
+        """Whether bad words and min tokens let a path through; the grammar was asked before."""
+        for depth, token in enumerate(path):
+            history = (*self._tail(), *path[:depth])
+            too_early = self._is_too_early(depth) and token in self._ends
+            if too_early or token in self._bad_words.single or token in self._bad_words.completed_by(history):
+                return False
+        return True
+
+    def _is_too_early(self, depth: int) -> bool:
+        return len(self._ids) + depth - self._prompt_length < self._sampling.min_tokens
+
+    def _tail(self) -> list[int]:
+        """The committed tokens that a bad word may begin with."""
+        return self._ids[-self._bad_words.longest_prefix :] if self._bad_words.longest_prefix else []
+
+
+def check_ids(sampling: SamplingParams, end_token_ids: Sequence[int], vocab_size: int) -> None:
+    """Refuse ids outside the vocabulary.
+
+    Raises:
+        InvalidInput: naming the field and the id.
+    """
+    named = [("end_token_ids", end_token_ids), ("logit_bias id", [token_id for token_id, _ in sampling.logit_bias])]
+    named += [("bad_words id", word) for word in sampling.bad_words]
+    for name, ids in named:
+        for token_id in ids:
+            require(0 <= token_id < vocab_size, name, token_id, f"in [0, {vocab_size}), the vocabulary")
+
+
+class _Bias:
+    """Added to single tokens' logits (transformers' SequenceBias of single tokens)."""
+
+    def __init__(self, pairs: Sequence[tuple[int, float]]) -> None:
+        self._ids = np.array([token_id for token_id, _ in pairs], np.intp)
+        self._values = np.array([bias for _, bias in pairs], np.float32)
+
+    def add(self, rows: Logits) -> None:
+        """To every row."""
+        if self._ids.size:
+            rows[:, self._ids] += self._values
+
+
+class _BadWords:
+    """Token sequences that may not be completed, over prompt and output (transformers' NoBadWords)."""
+
+    def __init__(self, words: Sequence[Sequence[int]]) -> None:
+        self.single = np.unique(np.array([word[0] for word in words if len(word) == 1], np.intp))
+        self.longest_prefix = max((len(word) for word in words), default=1) - 1
+        self._by_end: dict[int, list[tuple[tuple[int, ...], int]]] = {}
+        for word in words:
+            if len(word) > 1:
+                self._by_end.setdefault(word[-2], []).append((tuple(word[:-1]), word[-1]))
+
+    def completed_by(self, history: Sequence[int]) -> list[int]:
+        """Tokens that would complete a sequence of two or more."""
+        if not history:
+            return []
+        found = self._by_end.get(history[-1], ())
+        return [last for prefix, last in found if tuple(history[-len(prefix) :]) == prefix]
+
+
+class _Counts:
+    """The distinct tokens so far, and how often each was generated; grows by one token at a time."""
+
+    def __init__(self) -> None:
+        self._slots: dict[int, int] = {}
+        self._ids = np.empty(_FIRST_CAPACITY, np.intp)
+        self._generated = np.zeros(_FIRST_CAPACITY, np.float32)  # counts are exact up to 2^24
+
+    @property
+    def ids(self) -> Ids:
+        """[distinct]; a view."""
+        return self._ids[: len(self._slots)]
+
+    @property
+    def generated(self) -> NDArray[np.float32]:
+        """[distinct]; 0 for tokens of the prompt alone; a view."""
+        return self._generated[: len(self._slots)]
+
+    def add(self, token: int, generated: bool) -> None:
+        """Count one token."""
+        slot = self._slots.get(token)
+        if slot is None:
+            slot = self._slots[token] = len(self._slots)
+            if slot == self._ids.size:
+                self._ids = np.concatenate([self._ids, np.empty_like(self._ids)])
+                self._generated = np.concatenate([self._generated, np.zeros_like(self._generated)])
+            self._ids[slot] = token
+        self._generated[slot] += generated
+
+    def with_path(self, path: Sequence[int]) -> tuple[Ids, NDArray[np.float32]]:
+        """The path's distinct tokens and their counts, those of the path included."""
+        counts: dict[int, float] = {}
+        for token in path:
+            if token not in counts:
+                slot = self._slots.get(token)
+                counts[token] = 0.0 if slot is None else float(self._generated[slot])
+            counts[token] += 1
+        return np.array([*counts], np.intp), np.array([*counts.values()], np.float32)
+
+
+class _Walk:
+    """A matcher on its way along drafted paths; at the committed output in between."""
+
+    def __init__(self, matcher: Matcher) -> None:
+        self._matcher = matcher
+        self._at: list[int] = []
+
+    def commit(self, token: int) -> bool:
+        """Append a committed token; False if the grammar forbids it."""
+        assert not self._at, "it stands at the committed output"
+        return self._matcher.push(token)
+
+    def go(self, path: Sequence[int]) -> bool:
+        """Stand behind a path; False if the grammar forbids a token of it."""
+        common = 0
+        while common < min(len(path), len(self._at)) and path[common] == self._at[common]:
+            common += 1
+        if common < len(self._at):
+            self._matcher.pop(len(self._at) - common)
+            del self._at[common:]
+        for token in path[common:]:
+            if not self._matcher.push(token):
+                return False
+            self._at.append(token)
+        return True
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """Of the place where it stands."""
+        return self._matcher.allowed()

@@ -1,0 +1,396 @@
+"""The race that draws tokens: Gumbel-max over shared noise, with an exact prefilter."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.protocol.errors import InvalidInput, require
+from paceline.protocol.sampling import NoiseKey
+from paceline.runtime.compiled import compiled
+from paceline.sampling.noise import (
+    _ROUNDS,
+    _WEYL_0,
+    _WEYL_1,
+    BLOCK,
+    Address,
+    Stream,
+    Words,
+    address_of,
+    exponential_of,
+    exponentials,
+    philox_block,
+    philox_round,
+    uniform,
+)
+
+Scores = NDArray[np.float32] | NDArray[np.float64]
+"""[V] log-weights of a draw, unnormalised; -inf excludes an id."""
+CACHE_BYTES = 32 << 20
+"""Bound on the ceilings kept: 167 rows of 49,152 ids."""
+SHORT_ROW = 2048
+"""Rows of no more ids are raced together: what they need of noise is computed sooner than it is looked up."""
+SPARSE_SHARE = 8
+"""Rows whose survivors are at most 1/8 of the vocabulary skip the ceilings."""
+
+
+def race(scores: Scores, key: NoiseKey, stream: Stream, position: int, round_key: int = 0) -> int:
+    """Draw one token from log-weights [V].
+
+    Raises:
+        InvalidInput: no score is finite, or one is NaN or +inf.
+    """
+    return race_best(scores, 1, key, stream, position, round_key)[0]
+
+
+def race_best(
+    scores: Scores, m: int, key: NoiseKey, stream: Stream, position: int, round_key: int = 0
+) -> tuple[int, ...]:
+    """The m best of the race in order, the drawn token first; fewer if fewer ids survive.
+
+    Raises:
+        InvalidInput: no score is finite, or one is NaN or +inf; m < 1.
+    """
+    require(m >= 1, "m", m, "at least 1")
+    address = address_of(key, stream, position, round_key)
+    largest = float(scores.max(initial=-math.inf))  # NaN if any score is
+    if not math.isfinite(largest):
+        raise InvalidInput.of("largest score", largest, "finite")
+    survivors = int(np.count_nonzero(scores > -math.inf))
+    if survivors <= max(m, scores.size // SPARSE_SHARE):
+        ids = np.flatnonzero(scores > -math.inf)
+        order = np.argsort(-_perturbed(scores[ids], ids, *address), kind="stable")[:m]
+        return tuple(ids[order].tolist())
+    return tuple(_best_of_race(scores, _ceilings.row(address, 0, scores.size), m, 0, *address).tolist())
+
+
+def race_rows(
+    scores: Scores,
+    m: int,
+    key: NoiseKey,
+    stream: Stream,
+    positions: Sequence[int],
+    round_key: int = 0,
+    *,
+    divisor: float = 1.0,
+) -> NDArray[np.intp]:
+    """`race_best` of each row of log-weights [n, V], each at a position of its own.
+
+    Args:
+        scores: [n, V].
+        m: at least 1.
+        key, stream, round_key: of every row.
+        positions: [n].
+        divisor: the log-weights are the scores over it, in the scores' own precision.
+
+    Returns:
+        [n, m]; -1 where fewer ids survive.
+
+    Raises:
+        InvalidInput: as `race_best`.
+    """
+    require(m >= 1, "m", m, "at least 1")
+    best = np.full((len(scores), m), -1, np.intp)
+    if not positions:
+        return best
+    if scores.shape[1] > SHORT_ROW:
+        weights = scores if divisor == 1 else scores / scores.dtype.type(divisor)
+        for row, (found, position) in enumerate(zip(weights, positions, strict=True)):
+            ids = race_best(found, m, key, stream, position, round_key)
+            best[row, : len(ids)] = ids
+        return best
+    address, _ = (address_of(key, stream, position, round_key) for position in (min(positions), max(positions)))
+    over: Any = scores.dtype.type(divisor)
+    if not _best_of_rows(scores, over, np.array(positions), *address[1:], best):
+        require_finite("largest score", (scores / over).max(axis=1, initial=-math.inf))
+    return best
+
+
+def require_finite(name: str, largest: NDArray[np.floating]) -> None:
+    """Refuse rows by their largest values [n], the first that is not finite: NaN where a row holds one.
+
+    Raises:
+        InvalidInput: with that name.
+    """
+    if not np.isfinite(largest).all():
+        raise InvalidInput.of(name, float(largest[~np.isfinite(largest)][0]), "finite")
+
+
+def race_among(
+    scores: Scores,
+    ids: NDArray[np.intp],
+    m: int,
+    key: NoiseKey,
+    stream: Stream,
+    position: int,
+    round_key: int = 0,
+) -> tuple[int, ...]:
+    """The m best of a race in order, known to be among some ids: log-weights [n] of `ids` [n], all finite."""
+    values = _perturbed(scores, ids, *address_of(key, stream, position, round_key))
+    return tuple(ids[np.lexsort((ids, -values))[:m]].tolist())
+
+
+def race_part(
+    scores: Scores, first_id: int, key: NoiseKey, stream: Stream, position: int, round_key: int = 0
+) -> tuple[float, int]:
+    """The best of a part of the vocabulary, so that parts can be raced apart and compared.
+
+    The winner of the whole race is the part's best with the largest value, the lowest id among equals.
+
+    Args:
+        scores: log-weights of the ids first_id … first_id + n - 1.
+        first_id: a multiple of 4, so that no block of noise straddles two parts.
+
+    Returns:
+        The value `score - log E` and the global id of the part's best. Where the part has no finite
+        largest score: that score (-inf if nothing survives here, or the NaN or inf), and `first_id`.
+    """
+    require(first_id % BLOCK == 0, "first_id", first_id, f"a multiple of {BLOCK}")
+    largest = float(scores.max(initial=-math.inf))  # NaN if any score is
+    if not math.isfinite(largest):
+        return largest, first_id
+    address = address_of(key, stream, position, round_key)
+    ids = np.flatnonzero(scores > -math.inf)
+    if ids.size > max(1, scores.size // SPARSE_SHARE):
+        ids = _best_of_race(scores, _ceilings.row(address, first_id, scores.size), 1, first_id, *address)
+    values = _perturbed(scores[ids], ids + first_id, *address)
+    best = int(values.argmax())  # the first, so the lowest id, among equals
+    return float(values[best]), first_id + int(ids[best])
+
+
+def warm_up() -> None:
+    """Compile every kernel (or load it from the cache), so that no request pays for it."""
+    key = NoiseKey(seed=0)
+    uniform(key, Stream.ACCEPT, 0)
+    exponentials(key, Stream.DRAFT, 0, 8)
+    race_best(np.zeros(8 * SPARSE_SHARE, np.float32), 2, key, Stream.DRAFT, 0)
+    race_best(np.zeros(8 * SPARSE_SHARE, np.float64), 2, key, Stream.DRAFT, 0)
+    race_rows(np.zeros((1, 8), np.float32), 2, key, Stream.DRAFT, (0,))
+
+
+class _CeilingCache:
+    """The latest rows of ceilings, at most `CACHE_BYTES` of them."""
+
+    def __init__(self) -> None:
+        self._rows: OrderedDict[tuple[Address, int, int], NDArray[np.float32]] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def row(self, address: Address, first_id: int, count: int) -> NDArray[np.float32]:
+        """Upper bounds on -log E of `count` ids from `first_id` on; read-only."""
+        key = (address, first_id, count)
+        with self._lock:
+            row = self._rows.get(key)
+            if row is not None:
+                self._rows.move_to_end(key)
+                return row
+        row = _ceilings_of_row(first_id // BLOCK, count, *address)
+        with self._lock:
+            if key not in self._rows:
+                self._rows[key] = row
+                self._bytes += row.nbytes
+            while self._bytes > CACHE_BYTES and len(self._rows) > 1:
+                self._bytes -= self._rows.popitem(last=False)[1].nbytes
+        return row
+
+
+_ceilings = _CeilingCache()
+_LN2 = np.float32(math.log(2))
+_MANTISSA = np.float32(2.0**-23)
+_OFFSET = np.float32(127 + 31)
+_STRIDE = 128
+_SLACK, _RELATIVE_SLACK = 1e-3, 2.0**-22
+
+
+@compiled
+def _perturbed(
+    scores: Scores, ids: NDArray[np.intp], position: int, round_key: int, tag: int, key_low: int, key_high: int
+) -> NDArray[np.float64]:
+    """score - log E of the given ids, by the contract. `scores` and `ids` are [n]."""
+    c1, c2, c3 = np.uint32(position), np.uint32(round_key), np.uint32(tag)
+    k0, k1 = np.uint32(key_low), np.uint32(key_high)
+    values = np.empty(ids.size, np.float64)
+    for i in range(ids.size):
+        words = philox_block(np.uint32(ids[i] >> 2), c1, c2, c3, k0, k1)
+        values[i] = np.float64(scores[i]) - math.log(np.float64(exponential_of(words[ids[i] & 3])))
+    return values
+
+
+def _highest_of(scores: Scores, ceilings: NDArray[np.float32]) -> float:
+    highest: float = scores[0] + ceilings[0]
+    for i in range(1, scores.size):
+        bound = scores[i] + ceilings[i]
+        highest = bound if bound > highest else highest  # becomes a vector maximum
+    return highest
+
+
+_highest_bound = compiled(_highest_of, fastmath={"nnan", "nsz"})
+"""Largest of scores + ceilings; the caller knows that no score is NaN."""
+
+
+def _insert_in(values: NDArray[np.float64], best: NDArray[np.intp], value: float, index: int) -> None:
+    place = values.size - 1
+    if not value > values[place]:  # equals stay in front: they have lower ids
+        return
+    while place > 0 and value > values[place - 1]:
+        values[place], best[place] = values[place - 1], best[place - 1]
+        place -= 1
+    values[place], best[place] = value, index
+
+
+insert = compiled(_insert_in, inlined=True)
+"""In compiled code: take a value and its index in among the best so far, largest first, if it belongs there."""
+
+
+@compiled
+def _best_of_race(
+    scores: Scores,
+    ceilings: NDArray[np.float32],
+    m: int,
+    first_id: int,
+    position: int,
+    round_key: int,
+    tag: int,
+    key_low: int,
+    key_high: int,
+) -> NDArray[np.intp]:
+    """Indices of the m best of a row [n] in order, the ids from `first_id` on; -1 where fewer survive.
+
+    One pass, which skips what can't be among them. A bound may be too low by its rounding: 2^-24 of
+    itself, 1e-5 in the ceiling, 2^-24 in E.
+    """
+    c1, c2, c3 = np.uint32(position), np.uint32(round_key), np.uint32(tag)
+    k0, k1 = np.uint32(key_low), np.uint32(key_high)
+    values = np.full(m, -np.inf)
+    best = np.full(m, -1, np.intp)
+    for start in range(0, scores.size, _STRIDE):
+        end = min(start + _STRIDE, scores.size)
+        highest = np.float64(_highest_bound(scores[start:end], ceilings[start:end]))
+        if highest + _SLACK + _RELATIVE_SLACK * abs(highest) < values[m - 1]:
+            continue
+        for i in range(start, end):
+            bound = np.float64(scores[i] + ceilings[i])
+            if bound == -np.inf or bound + _SLACK + _RELATIVE_SLACK * abs(bound) < values[m - 1]:
+                continue
+            words = philox_block(np.uint32((first_id + i) >> 2), c1, c2, c3, k0, k1)
+            value = np.float64(scores[i]) - math.log(np.float64(exponential_of(words[i & 3])))
+            insert(values, best, value, i)
+    return best
+
+
+@compiled
+def _ceilings_of_words(words: Words) -> NDArray[np.float32]:
+    """Upper bounds on -log E of [n] integers.
+
+    With w = x >> 1 as a float32 of bits b, u >= w / 2^31 and log2 w >= b / 2^23 - 127
+    (log2(1 + m) >= m on the mantissa), at most 0.086 too low.
+    """
+    halves = np.empty(words.size, np.float32)
+    for i in range(words.size):
+        halves[i] = np.float32(np.int32(words[i] >> np.uint32(1)))
+    bits = halves.view(np.int32)
+    ceilings = np.empty(words.size, np.float32)
+    for i in range(words.size):
+        ceilings[i] = _LN2 * (_OFFSET - _MANTISSA * np.float32(bits[i]))
+    return ceilings
+
+
+_LANES = 1024
+"""Blocks mixed side by side: few enough for the first cache, enough to be worth setting a vector loop up."""
+
+
+@compiled
+def _mix(c0: Words, c1: Words, c2: Words, c3: Words, n: int, k0: np.uint32, k1: np.uint32) -> None:
+    """`philox_block` of n counters at once, in place."""
+    for _ in range(_ROUNDS):
+        for i in range(n):
+            c0[i], c1[i], c2[i], c3[i] = philox_round(c0[i], c1[i], c2[i], c3[i], k0, k1)
+        k0 = np.uint32(k0 + _WEYL_0)
+        k1 = np.uint32(k1 + _WEYL_1)
+
+
+@compiled
+def _ceilings_of_row(
+    first_block: int, count: int, position: int, round_key: int, tag: int, key_low: int, key_high: int
+) -> NDArray[np.float32]:
+    blocks = (count + 3) // 4
+    words = np.empty((blocks, 4), np.uint32)
+    c0, c1 = np.empty(_LANES, np.uint32), np.empty(_LANES, np.uint32)
+    c2, c3 = np.empty(_LANES, np.uint32), np.empty(_LANES, np.uint32)
+    for start in range(0, blocks, _LANES):
+        n = min(_LANES, blocks - start)
+        for i in range(n):
+            c0[i], c1[i] = np.uint32(first_block + start + i), np.uint32(position)
+            c2[i], c3[i] = np.uint32(round_key), np.uint32(tag)
+        _mix(c0, c1, c2, c3, n, np.uint32(key_low), np.uint32(key_high))
+        for i in range(n):
+            words[start + i, 0], words[start + i, 1] = c0[i], c1[i]
+            words[start + i, 2], words[start + i, 3] = c2[i], c3[i]
+    return _ceilings_of_words(words.reshape(-1)[:count])
+
+
+def _highest_score_of(scores: Scores) -> float:
+    highest: float = scores[0]
+    for i in range(1, scores.size):
+        highest = scores[i] if scores[i] > highest else highest  # becomes a vector maximum
+    return highest
+
+
+highest_score = compiled(_highest_score_of, fastmath={"nnan", "nsz"})
+"""In compiled code: the largest of some scores; the caller knows that none is NaN, or looks for it itself."""
+
+
+def _is_finite_of(scores: Scores) -> bool:
+    """Whether a row's largest score is finite, and none is NaN."""
+    unequal = 0
+    for i in range(scores.size):
+        unequal += scores[i] != scores[i]
+    if unequal:
+        return False
+    return math.isfinite(highest_score(scores))
+
+
+_is_finite = compiled(_is_finite_of)
+
+
+@compiled
+def _best_of_rows(
+    scores: Scores,
+    divisor: float,
+    positions: NDArray[np.int64],
+    round_key: int,
+    tag: int,
+    key_low: int,
+    key_high: int,
+    best: NDArray[np.intp],
+) -> bool:
+    """Put the m best of each row [n, V] over the divisor into `best` [n, m], in order; -1 where fewer survive.
+
+    Rows at one position race the same noise, whose ceilings are most of the work. Returns whether every row could be
+    raced.
+    """
+    count, size = scores.shape
+    ceilings = np.empty((count, size), np.float32)
+    weights = np.empty(size, scores.dtype)
+    for row in range(count):
+        for i in range(size):
+            weights[i] = scores[row, i] / divisor
+        if not _is_finite(weights):
+            return False
+        position, same = positions[row], row
+        for other in range(row):
+            if positions[other] == position:
+                same = other
+                break
+        if same == row:
+            ceilings[row] = _ceilings_of_row(0, size, position, round_key, tag, key_low, key_high)
+        best[row] = _best_of_race(
+            weights, ceilings[same], best.shape[1], 0, position, round_key, tag, key_low, key_high
+        )
+    return True

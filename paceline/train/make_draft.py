@@ -1,0 +1,225 @@
+"""`paceline train draft`: from a target's name to a draft's folder, with everything shown on the way.
+
+The folder keeps the work beside the draft: `work/corpus` (shards) and
+`work/checkpoint.pt`. A run that was stopped goes on with `--resume`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress, TaskID
+from transformers import PreTrainedModel
+
+from paceline.engine.loading import load_engine
+from paceline.engine.weights import set_threads
+from paceline.protocol.errors import require
+from paceline.runtime.config import DEFAULT_MODEL, EngineSettings
+from paceline.sampling.racing import warm_up
+from paceline.train import measure
+from paceline.train.checkpoint import (
+    WEIGHTS_FILE,
+    DraftManifest,
+    check_target,
+    copy_weights,
+    file_digest,
+    load_draft_engine,
+    load_manifest,
+    save_draft,
+    save_manifest,
+    with_results,
+)
+from paceline.train.corpus import Row, Split, TokenIds, count_learned, split_rows
+from paceline.train.distill import Distiller, Pace, StepReport, TrainRecipe, load_state, recipe_facts, run
+from paceline.train.progress import bar
+from paceline.train.student import Target, build_student, default_layers
+from paceline.train.user_data import UserData, read_data
+from paceline.train.vocabulary import DraftVocabulary, choose_vocabulary, coverage
+from paceline.train.writing import GenerationRecipe, Writer, self_generate
+
+DEFAULT_GENERATED_TOKENS = 100_000
+DEFAULT_DRAFT_VOCAB = 16384
+
+
+@dataclass(frozen=True)
+class TrainDraft:
+    """What the command was asked for.
+
+    Attributes:
+        data: JSONL file, `.npz` shard, or folder of shards; None: the target writes its own text.
+        self_generate: learned tokens to write; with JSONL prompts: at most that many.
+        layers: empty: those of `init`, or the first three and the last.
+        init: folder of a draft of the same target to start from; None: from the target's own layers.
+        evaluation_rows: held-out rows of each temperature in the final tables.
+    """
+
+    target: str = DEFAULT_MODEL
+    out: Path = Path("draft")
+    data: Path | None = None
+    self_generate: int = DEFAULT_GENERATED_TOKENS
+    layers: tuple[int, ...] = ()
+    init: Path | None = None
+    draft_vocab: int = DEFAULT_DRAFT_VOCAB
+    generation: GenerationRecipe = field(default_factory=GenerationRecipe)
+    recipe: TrainRecipe = field(default_factory=TrainRecipe)
+    pace: Pace = field(default_factory=Pace)
+    resume: bool = False
+    evaluation_rows: int = 8
+    engine: EngineSettings = field(default_factory=EngineSettings)
+
+    @property
+    def work(self) -> Path:
+        """Folder of what only training needs."""
+        return self.out / "work"
+
+    @property
+    def checkpoint(self) -> Path:
+        """File that `resume` goes on from."""
+        return self.work / "checkpoint.pt"
+
+
+def train_draft(wanted: TrainDraft, console: Console) -> DraftManifest:
+    """Make a draft and measure it.
+
+    Raises:
+        PacelineError: bad settings, a target that drafts can't be made from, unreadable data.
+    """
+    resumes = wanted.resume and wanted.checkpoint.exists()
+    require(resumes or not wanted.checkpoint.exists(), "out", str(wanted.out), "an unused folder, or give --resume")
+    wanted.work.mkdir(parents=True, exist_ok=True)
+    set_threads(wanted.engine.threads)
+    warm_up()
+    target = Target.load(wanted.target, wanted.engine)
+    layers = _layers(wanted, target)
+    data = _user_data(wanted, target)
+    split = split_rows(_all_rows(wanted, target, data, console))
+    size, ends = target.tokenizer.vocab_size, target.tokenizer.eos_token_ids
+    vocabulary = choose_vocabulary(split.train, min(wanted.draft_vocab, size), size, always=ends)
+    student = _first_student(wanted, target, layers, vocabulary)
+    distiller = Distiller(target.model, student, vocabulary, split, wanted.recipe)
+    if resumes:
+        distiller.restore(load_state(wanted.checkpoint))
+        console.print(f"resumed at step {distiller.step_number} of {distiller.total_steps or '?'}")
+    facts = _data_facts(wanted, data, split, vocabulary)
+    _train(wanted, distiller, replace(DraftManifest.of_target(target, layers, vocabulary), data=facts), console)
+    return _measure(wanted, split.held_out, console)
+
+
+def _layers(wanted: TrainDraft, target: Target) -> tuple[int, ...]:
+    """The target's layers that the student begins with."""
+    if wanted.init is None:
+        return wanted.layers or default_layers(target.model.config.get_text_config().num_hidden_layers)
+    manifest = load_manifest(wanted.init)
+    check_target(manifest, target, wanted.init.name)
+    agrees = wanted.layers in ((), manifest.layers)
+    require(agrees, "layers", wanted.layers, f"{manifest.layers}, as in {wanted.init.name}")
+    return manifest.layers
+
+
+def _user_data(wanted: TrainDraft, target: Target) -> UserData:
+    """What the user brought; empty: the target asks and answers."""
+    if wanted.data is None:
+        return UserData(())
+    return read_data(wanted.data, target.tokenizer, wanted.generation.max_length)
+
+
+def _all_rows(wanted: TrainDraft, target: Target, data: UserData, console: Console) -> list[Row]:
+    """Texts to learn from: the user's finished ones, and what the target writes."""
+    if data.rows and not data.prompts:
+        return list(data.rows)
+    return [*data.rows, *_write_rows(wanted, target, data.prompts, console)]
+
+
+def _write_rows(wanted: TrainDraft, target: Target, prompts: tuple[TokenIds, ...], console: Console) -> list[Row]:
+    settings = wanted.engine.model_copy(update={"max_num_seqs": max(wanted.generation.batch_rows, 1)})
+    writer = Writer(load_engine(wanted.target, settings), target.tokenizer, wanted.generation, prompts)
+    tokens = wanted.self_generate
+    with bar(console) as progress:
+        task = progress.add_task("writing text", total=tokens)
+
+        def show(done: int) -> None:
+            progress.update(task, completed=min(done, tokens))
+
+        return self_generate(writer, wanted.work / "corpus", tokens, target.weights, show)
+
+
+def _first_student(
+    wanted: TrainDraft, target: Target, layers: tuple[int, ...], vocabulary: DraftVocabulary
+) -> PreTrainedModel:
+    student = build_student(target.model, layers, vocabulary)
+    if wanted.init is not None:
+        copy_weights(wanted.init, student)
+    return student
+
+
+def _train(wanted: TrainDraft, distiller: Distiller, manifest: DraftManifest, console: Console) -> None:
+    def save() -> None:
+        made = replace(manifest, training=_training_facts(wanted, distiller), versions=measure.versions())
+        save_draft(wanted.out, distiller.student, distiller.vocabulary, made)
+
+    with bar(console) as progress:
+        task = progress.add_task("distilling", total=None)
+        for report in run(distiller, wanted.checkpoint, wanted.pace, save):
+            _show_step(progress, task, report)
+            if not console.is_terminal and report.step % wanted.pace.measure_steps == 0:
+                console.print(_step_line(report))
+    save()
+
+
+def _training_facts(wanted: TrainDraft, distiller: Distiller) -> dict[str, Any]:
+    start = {} if wanted.init is None else {"init_sha256": file_digest(wanted.init / WEIGHTS_FILE)}
+    return {
+        "command": measure.command_line(),
+        **start,
+        **recipe_facts(wanted.recipe),
+        "steps": distiller.step_number,
+        "total_steps": distiller.total_steps,
+        "tokens_seen": distiller.tokens_seen,
+        "seconds": round(distiller.seconds),
+        "held_out_overlap": round(distiller.held_out, 4),
+    }
+
+
+def _measure(wanted: TrainDraft, held_out: Sequence[Row], console: Console) -> DraftManifest:
+    """Evaluate the saved draft through the serving path, print the tables, and keep them in its manifest."""
+    target = load_engine(wanted.target, wanted.engine)
+    draft = load_draft_engine(str(wanted.out), wanted.engine, wanted.target)
+    rows = measure.first_of_each(held_out, wanted.evaluation_rows)
+    found = measure.measure_draft(target, draft, wanted.out, rows, console)
+    manifest = with_results(load_manifest(wanted.out), {**found.facts, "machine": measure.machine(wanted.engine)})
+    save_manifest(wanted.out, manifest)
+    measure.show(console, found)
+    return manifest
+
+
+def _show_step(progress: Progress, task: TaskID, report: StepReport) -> None:
+    total = report.total_steps or None
+    progress.update(task, completed=report.step, total=total, description=_step_line(report))
+
+
+def _step_line(report: StepReport) -> str:
+    left = f"{int(report.seconds_left) // 60}:{int(report.seconds_left) % 60:02}"
+    return (
+        f"step {report.step}/{report.total_steps or '?'} loss {report.loss:.3f} acceptance {report.acceptance:.3f} "
+        f"held-out {report.held_out:.3f} {report.tokens_per_second:.0f} tokens/s left {left}"
+    )
+
+
+def _data_facts(wanted: TrainDraft, data: UserData, split: Split, vocabulary: DraftVocabulary) -> dict[str, Any]:
+    source: dict[str, Any] = {"source": "self-generated" if wanted.data is None else wanted.data.name}
+    if wanted.data is not None and wanted.data.is_file():
+        source["sha256"] = file_digest(wanted.data)
+    if not data.rows or data.prompts:
+        source |= asdict(wanted.generation)
+    return {
+        **source,
+        "train_rows": len(split.train),
+        "train_tokens": count_learned(split.train),
+        "held_out_rows": len(split.held_out),
+        "held_out_tokens": count_learned(split.held_out),
+        "held_out_coverage": round(coverage(split.held_out, vocabulary), 4),
+    }

@@ -1,0 +1,239 @@
+"""The target as an author: prompts answered and chats written, in shards that can be resumed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.engine.interface import Engine, StepItem, StepPlan
+from paceline.models.tokenizer import Tokenizer
+from paceline.protocol.errors import InvalidInput, require
+from paceline.protocol.sampling import NoiseKey, SamplingParams
+from paceline.sampling.distribution import processed_scores
+from paceline.sampling.noise import Stream
+from paceline.sampling.racing import race
+from paceline.train.chat import ChatFrame, mark_thinking
+from paceline.train.corpus import Role, Row, TokenIds, count_learned, read_shards, replace_file, save_shard
+
+USER_TOP_P = 0.95
+RECIPE_FILE = "corpus.json"
+DEFAULT_MIX = ((1.0, 0.5), (0.6, 0.25), (0.0, 0.25))
+_GOLDEN = 0.6180339887498949
+_ADMITTED_ROWS = 512
+"""Most prompt rows that new sessions add to one step."""
+Report = Callable[[int], None]
+"""Called with the tokens written so far."""
+
+
+@dataclass(frozen=True)
+class GenerationRecipe:
+    """What decides self-generated text, beside the target."""
+
+    seed: int = 0
+    max_length: int = 448
+    user_tokens: int = 80
+    shard_rows: int = 64
+    batch_rows: int = 64
+    temperature_mix: tuple[tuple[float, float], ...] = DEFAULT_MIX
+    """(temperature of the assistant's turn, share of the rows)."""
+
+    def __post_init__(self) -> None:
+        require(self.max_length >= 8, "max_length", self.max_length, "at least 8")
+        require(self.shard_rows >= 1 and self.batch_rows >= 1, "shard_rows", self.shard_rows, "at least 1")
+        total = sum(share for _, share in self.temperature_mix)
+        require(abs(total - 1) < 1e-6, "temperature_mix", self.temperature_mix, "shares that sum to 1")
+
+    def temperature_of(self, row: int) -> float:
+        """Any stretch of rows holds the mix: the golden ratio spreads rows evenly over it."""
+        point, reached = (row * _GOLDEN) % 1, 0.0
+        for temperature, share in self.temperature_mix:
+            reached += share
+            if point < reached:
+                return temperature
+        return self.temperature_mix[-1][0]
+
+
+def parse_temperature_mix(text: str) -> tuple[tuple[float, float], ...]:
+    """`1:0.5,0.6:0.25,0:0.25` → pairs of temperature and share.
+
+    Raises:
+        InvalidInput: not of that form.
+    """
+    try:
+        pairs = [part.split(":") for part in text.split(",")]
+        mix = tuple((float(temperature), float(share)) for temperature, share in pairs)
+    except ValueError as error:
+        raise InvalidInput.of("temperature_mix", text, "TEMPERATURE:SHARE,… such as 1:0.5,0:0.5") from error
+    for temperature, _ in mix:
+        SamplingParams(temperature=temperature)
+    return mix
+
+
+class _Writing:
+    """A row being written by the target: the user's turn, then the assistant's."""
+
+    def __init__(self, index: int, recipe: GenerationRecipe, frame: ChatFrame, prompt: TokenIds | None) -> None:
+        self.index = index
+        self._recipe = recipe
+        self._frame = frame
+        self.tokens = list(frame.before if prompt is None else prompt)
+        self.roles = [int(Role.FORCED)] * len(self.tokens)
+        self.computed = 0
+        self.temperature = recipe.temperature_of(index)
+        self._asking = prompt is None
+        self._noise = NoiseKey(recipe.seed, index)
+        self._user = SamplingParams(temperature=1.0, top_p=USER_TOP_P)
+        self._assistant = SamplingParams(temperature=self.temperature)
+        self.ended = len(self.tokens) >= recipe.max_length
+
+    def next_item(self) -> StepItem:
+        new = tuple(self.tokens[self.computed :])
+        item = StepItem(self.index, self.computed, new, logit_rows=(len(new) - 1,))
+        self.computed = len(self.tokens)
+        return item
+
+    def grow(self, logits: NDArray[np.float32], eos: frozenset[int]) -> None:
+        """Append the token drawn from logits [1, V]."""
+        scores = processed_scores(logits, self._user if self._asking else self._assistant)[0]
+        token = race(scores, self._noise, Stream.DRAFT, len(self.tokens))
+        if not self._asking:
+            self._append(token, Role.ANSWER)
+            self.ended |= token in eos
+        elif token in eos:
+            self._answer()
+        else:
+            self._append(token, Role.USER)
+            if len(self.tokens) - len(self._frame.before) >= self._recipe.user_tokens:
+                self._answer()
+        self.ended |= len(self.tokens) >= self._recipe.max_length
+
+    def _answer(self) -> None:
+        self._asking = False
+        for token in self._frame.after:
+            self._append(token, Role.FORCED)
+
+    def _append(self, token: int, role: Role) -> None:
+        self.tokens.append(token)
+        self.roles.append(int(role))
+
+    def row(self, tokenizer: Tokenizer) -> Row:
+        length = self._recipe.max_length
+        roles = np.array(self.roles[:length], np.int8)
+        tokens = np.array(self.tokens[:length], np.int32)
+        return Row(tokens, mark_thinking(tokens, roles, tokenizer), self.temperature)
+
+
+@dataclass(frozen=True)
+class Writer:
+    """The target as an author: writes rows by number."""
+
+    engine: Engine
+    tokenizer: Tokenizer
+    recipe: GenerationRecipe
+    prompts: tuple[TokenIds, ...] = ()
+    """Row i answers prompt i; none: the target asks, too."""
+
+    def write(self, rows: range) -> Iterator[tuple[int, Row | None]]:
+        """Write rows in one running batch, yielding (row, None) a token and (row, text) when one ends."""
+        frame = ChatFrame((), ()) if self.prompts else ChatFrame.of(self.tokenizer)
+        waiting = [self._begin(index, frame) for index in rows]
+        waiting.reverse()
+        running: list[_Writing] = []
+        try:
+            while running or waiting:
+                self._admit(waiting, running)
+                yield from self._step(running)
+                for ended in [writing for writing in running if writing.ended]:
+                    self.engine.close(ended.index)
+                    running.remove(ended)
+                    yield ended.index, ended.row(self.tokenizer)
+        finally:
+            for writing in running:
+                self.engine.close(writing.index)
+
+    def _begin(self, index: int, frame: ChatFrame) -> _Writing:
+        return _Writing(index, self.recipe, frame, self.prompts[index] if self.prompts else None)
+
+    def _admit(self, waiting: list[_Writing], running: list[_Writing]) -> None:
+        room = _ADMITTED_ROWS
+        while waiting and len(running) < self.recipe.batch_rows and (room > 0):
+            writing = waiting.pop()
+            self.engine.open(writing.index, self.recipe.max_length)
+            running.append(writing)
+            room -= len(writing.tokens)
+
+    def _step(self, running: list[_Writing]) -> Iterator[tuple[int, None]]:
+        stepped = [writing for writing in running if not writing.ended]
+        if not stepped:
+            return
+        plan = StepPlan(tuple(writing.next_item() for writing in stepped))
+        for writing, logits in zip(stepped, self.engine.step(plan), strict=True):
+            writing.grow(logits, self.tokenizer.eos_token_ids)
+            yield writing.index, None
+
+
+def self_generate(writer: Writer, folder: Path, tokens: int, target: str, report: Report | None = None) -> list[Row]:
+    """Write shards until `tokens` learned tokens are there (or every prompt is answered).
+
+    Args:
+        writer: the target.
+        folder: of shards; those that are there count and are not written again.
+        tokens: wanted; at least one shard is written.
+        target: digest of the target, kept with the shards.
+        report: called with the tokens written so far.
+
+    Raises:
+        InvalidInput: the folder's shards come from another recipe, target or prompts.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    _check_recipe(folder / RECIPE_FILE, writer, target)
+    report = report or (lambda _: None)
+    rows: list[Row] = []
+    done, first = 0, 0
+    last = len(writer.prompts) or 1 << 24
+    while first < last and done < tokens:
+        numbers = range(first, min(first + writer.recipe.shard_rows, last))
+        file = folder / f"shard-{first // writer.recipe.shard_rows:05}.npz"
+        if not file.exists():
+            _write_shard(writer, numbers, file, partial(_report_from, report, done))
+        shard = read_shards(file)
+        rows += shard
+        done += count_learned(shard)
+        report(done)
+        first = numbers.stop
+    return rows
+
+
+def _report_from(report: Report, before: int, written: int) -> None:
+    report(before + written)
+
+
+def _write_shard(writer: Writer, numbers: range, file: Path, report: Report) -> None:
+    rows: dict[int, Row] = {}
+    for written, (index, row) in enumerate(writer.write(numbers)):
+        if row is not None:
+            rows[index] = row
+        report(written)
+    seed, vocab_size = writer.recipe.seed, writer.tokenizer.vocab_size
+    save_shard(file, [rows[index] for index in numbers], vocab_size, seed=seed, first_row=numbers.start)
+
+
+def _check_recipe(file: Path, writer: Writer, target: str) -> None:
+    prompts = hashlib.sha256(json.dumps(writer.prompts).encode()).hexdigest() if writer.prompts else None
+    wanted: dict[str, Any] = json.loads(
+        json.dumps({**asdict(writer.recipe), "target": target, "prompts_sha256": prompts})
+    )
+    wanted.pop("batch_rows")  # decides speed alone
+    if not file.exists():
+        replace_file(file, lambda temporary: temporary.write_text(json.dumps(wanted, indent=2) + "\n"))
+    found = json.loads(file.read_text())
+    for key, value in wanted.items():
+        require(found.get(key) == value, f"{file.name}: {key}", value, f"{found.get(key)!r}, as the shards there")

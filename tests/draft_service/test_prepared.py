@@ -1,0 +1,198 @@
+"""Proposals prepared for outcomes: the same as those drafted after them, and never computed twice."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draft_service.drafters.branch import Branch
+from draft_service.drafters.calibration import prior_chance
+from draft_service.drafters.draws import NextToken
+from draft_service.drafters.model import ModelDrafter
+from draft_service.drafters.tree import TREE_ROWS, DraftTree
+from paceline.protocol.draft import DraftBudget
+from paceline.protocol.errors import PrefixMismatch
+from paceline.protocol.proposal import ROOT, Acceptance, Proposal
+from paceline.protocol.sampling import SamplingParams
+from tests.draft_service.driving import PREFIX, SPEC, Driver, FreeRows, PathEngine, assert_prefix
+
+BUDGETS = (
+    DraftBudget(max_tokens=4, fan_out=3),
+    DraftBudget(max_tokens=1, fan_out=2),
+    DraftBudget(max_tokens=3, tree_widths=(3, 2), fan_out=2),
+    DraftBudget(max_tokens=4, tree_widths=(2, 2, 2), max_nodes=9, fan_out=2),
+    DraftBudget(max_tokens=4, max_nodes=11, fan_out=2),
+)
+
+
+def chosen_outcome(driver: Driver, source: random.Random) -> tuple[int, int]:
+    """Mostly one that was prepared; else any token after any node."""
+    if driver.prepared and source.random() < 0.7:
+        return source.choice([*driver.prepared])
+    nodes = 0 if driver.verified is None else len(driver.verified)
+    return source.randrange(ROOT, nodes), source.randrange(SPEC.vocab)
+
+
+def inline(source: random.Random) -> Proposal:
+    tokens = tuple(source.choices(range(SPEC.vocab), k=source.randint(1, 4)))
+    return Proposal(0, tokens, (1.0,) * len(tokens))
+
+
+def play(driver: Driver, seed: int, budget: DraftBudget, rounds: int = 4) -> None:
+    """Rounds of every kind; each prepared proposal must be what a session opened after its outcome drafts."""
+    source = random.Random(seed)
+    driver.draft(budget)
+    for _ in range(rounds):
+        kind = source.random()
+        if kind < 0.2:
+            driver.verify(budget, inline=inline(source))
+        else:
+            nodes = 0 if driver.offer is None or kind < 0.3 else source.randint(0, len(driver.offer))
+            driver.verify(budget, node_count=nodes)
+        driver.run(source.randint(0, 9))
+        hit = driver.commit(chosen_outcome(driver, source))
+        whole = driver.fresh(budget)
+        if hit is not None:
+            assert_prefix(hit, whole)
+        elif source.random() < 0.7:
+            assert driver.draft(budget) == _with_id(whole, driver.offer)
+
+
+def _with_id(proposal: Proposal, other: Proposal | None) -> Proposal:
+    assert other is not None
+    return Proposal(
+        other.proposal_id,
+        proposal.token_ids,
+        proposal.draft_probabilities,
+        proposal.parents,
+        proposal.supports,
+        proposal.drafter,
+    )
+
+
+@given(
+    seed=st.integers(0, 1 << 32),
+    acceptance=st.sampled_from(Acceptance),
+    budget=st.sampled_from(BUDGETS),
+    temperature=st.sampled_from([0.0, 0.7, 1.0]),
+)
+@settings(max_examples=80, deadline=None)
+def test_what_is_prepared_is_what_would_be_drafted(
+    seed: int, acceptance: Acceptance, budget: DraftBudget, temperature: float
+) -> None:
+    drafter = ModelDrafter(PathEngine(), 64, rows_per_step=1 + seed % 12, cost=FreeRows())
+    play(Driver(drafter, acceptance, SamplingParams(temperature, top_p=0.98), seed), seed, budget)
+
+
+class _KeyedByTheRoundBefore(Branch):
+    """Draws with the key of the round under verification, not of the one that will carry the proposal."""
+
+    def _children(self, index: int) -> tuple[float, list[NextToken]]:
+        node = self.node(index)
+        assert node.law is not None
+        before = self.root.position - 1
+        children = [*self._draws.proposed(node.law, 1, node.position + 1, before)]
+        return children[0].q, children
+
+
+def _learned() -> Callable[[float, int], float]:
+    """Chances that change with time, as those learned from commits do."""
+    calls = itertools.count()
+    return lambda best, rank: prior_chance(best, rank) ** (0.2 if next(calls) % 3 else 1.0)
+
+
+def _shifted(tree: DraftTree, trunk: int, nodes: list[Any]) -> None:
+    """Rows are thought to lie where they lay before the compaction."""
+    tree._trunk, tree._joined = trunk, []
+    tree._kept += nodes
+    if not tree.lag:
+        tree.root.row = trunk - 1
+    for row, node in enumerate(tree._kept, start=trunk):
+        node.row = row if node.row is None else node.row
+
+
+@pytest.mark.parametrize(
+    ("name", "mutant", "acceptance", "budget"),
+    [
+        ("speculation.Branch", _KeyedByTheRoundBefore, Acceptance.REJECTION, BUDGETS[0]),
+        ("branch.prior_chance", _learned(), Acceptance.COUPLED, BUDGETS[4]),
+        ("tree.DraftTree._place", _shifted, Acceptance.COUPLED, BUDGETS[0]),
+    ],
+    ids=["draws keyed by another round", "shape by learned chances", "rows not renumbered"],
+)
+def test_the_comparison_catches(
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    mutant: Callable[..., Any],
+    acceptance: Acceptance,
+    budget: DraftBudget,
+) -> None:
+    monkeypatch.setattr(f"draft_service.drafters.{name}", mutant)
+    with pytest.raises((AssertionError, PrefixMismatch)):
+        for seed in range(60):
+            play(
+                Driver(ModelDrafter(PathEngine(), 64, rows_per_step=3, cost=FreeRows()), acceptance, seed=seed),
+                seed,
+                budget,
+            )
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_no_row_is_computed_twice_while_it_can_be_reached(budget: DraftBudget) -> None:
+    engine = PathEngine()
+    driver = Driver(ModelDrafter(engine, 64, cost=FreeRows()))
+    source = random.Random(5)
+    driver.draft(budget)
+    for _ in range(12):
+        driver.verify(budget)
+        driver.run(5)
+        if driver.commit(chosen_outcome(driver, source)) is None:
+            driver.draft(budget)
+    alive: set[tuple[int, ...]] = set()
+    for _, path in engine.computed:
+        assert path not in alive
+        alive.add(path)
+    assert len(engine.held(1)) <= len(driver.committed) + TREE_ROWS
+
+
+def test_a_hit_needs_one_step_less_than_its_length() -> None:
+    """After a whole hit the first speculative step already computes outcomes: nothing is left to catch up."""
+    budget = DraftBudget(max_tokens=3, fan_out=2)
+    engine = PathEngine()
+    driver = Driver(ModelDrafter(engine, 64, cost=FreeRows()))
+    driver.draft(budget)
+    driver.verify(budget)
+    driver.run()
+    hit = driver.commit(max(driver.prepared, key=lambda outcome: len(driver.prepared[outcome])))
+    assert hit is not None
+    assert len(hit) == 3
+    before = len(engine.steps)
+    driver.verify(budget)
+    driver.run(1)
+    depths = {len(path) for _, path in engine.steps[before]}
+    assert min(depths) > len(driver.committed)
+    assert driver.prepared
+
+
+def test_rows_of_other_outcomes_are_dropped_by_a_commit() -> None:
+    budget = DraftBudget(max_tokens=3, fan_out=3)
+    engine = PathEngine()
+    driver = Driver(ModelDrafter(engine, 64, cost=FreeRows()))
+    driver.draft(budget)
+    driver.verify(budget)
+    driver.run()
+    held = len(engine.held(1))
+    hit = driver.commit(next(iter(driver.prepared)))
+    assert hit is not None
+    driver.verify(budget)
+    driver.run(1)
+    text = tuple(driver.committed)
+    assert len(engine.held(1)) < held
+    assert all(text[: len(path)] == path[: len(text)] for path in engine.held(1))
+    assert text[: len(PREFIX)] == PREFIX

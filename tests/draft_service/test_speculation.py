@@ -1,0 +1,276 @@
+"""What is drafted ahead first, how much of it, and what its order may look at."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from draft_service.drafters.calibration import Calibration
+from draft_service.drafters.cost import StepCost
+from draft_service.drafters.draws import NextToken, PreDrawnDraws
+from draft_service.drafters.model import ModelDrafter
+from draft_service.drafters.speculation import WORTHLESS, Speculation
+from draft_service.drafters.tree import TREE_ROWS
+from paceline.engine.table.engine import TableModel
+from paceline.models.table_names import TableSpec
+from paceline.protocol.draft import DraftBudget
+from paceline.protocol.proposal import ROOT, Acceptance, Proposal
+from paceline.protocol.sampling import NoiseKey, SamplingParams
+from paceline.protocol.target import Round
+from paceline.sampling.acceptance import draw_rejection
+from paceline.sampling.distribution import processed_scores
+from tests.draft_service.driving import PREFIX, SPEC, Driver, FreeRows, PathEngine
+
+K4 = DraftBudget(max_tokens=4, fan_out=3)
+
+
+def drafter(engine: PathEngine, rows: int = 16) -> ModelDrafter:
+    return ModelDrafter(engine, 64, rows_per_step=rows, cost=FreeRows())
+
+
+@pytest.mark.parametrize("budget", [K4, DraftBudget(max_tokens=3, tree_widths=(2, 2), fan_out=3)])
+def test_every_outcome_gets_its_proposal_most_probable_first(budget: DraftBudget) -> None:
+    driver = Driver(drafter(PathEngine(), rows=1))
+    tree = driver.draft(budget)
+    speculation = driver.verify(budget)
+    chances: list[float] = []
+    while speculation.best:
+        chances.append(speculation.best)
+        driver.run(1)
+    assert chances == sorted(chances, reverse=True)
+    assert chances[-1] >= WORTHLESS
+    by_node = [sum(outcome[0] == node for outcome in driver.prepared) for node in range(ROOT, len(tree))]
+    assert max(by_node) == budget.fan_out
+    for node, token in driver.prepared:
+        assert token not in {tree.token_ids[i] for i in range(len(tree)) if tree.parents[i] == node}
+
+
+def test_a_step_takes_the_most_probable_nodes_of_all_sessions() -> None:
+    engine = PathEngine()
+    shared = drafter(engine, rows=7)
+    drivers = [Driver(shared, session=i, prefix=(i, 2, 3)) for i in range(1, 6)]
+    for driver in drivers:
+        driver.draft(K4)
+    speculations = [driver.verify(K4) for driver in drivers]
+    while not all(each.done for each in speculations):
+        taken: list[float] = []
+        take = Speculation.take
+
+        def noted(self: Speculation, taken: list[float] = taken, take: Any = take) -> Any:
+            taken.append(self.best)
+            return take(self)
+
+        with mock.patch.object(Speculation, "take", noted):
+            waiting = sum(len(each._queue) for each in speculations)
+            shared.advance([], [each for each in speculations if not each.done])
+        assert len(taken) == len(engine.steps[-1]) == min(7, waiting)
+        assert taken == sorted(taken, reverse=True)
+    assert {session for session, _ in engine.computed} == set(range(1, 6))
+
+
+def test_waiting_sessions_come_first_and_speculation_fills_the_step() -> None:
+    engine = PathEngine()
+    shared = drafter(engine, rows=5)
+    ahead, waiting = Driver(shared, session=1), Driver(shared, session=2, prefix=(9, 8))
+    ahead.draft(K4)
+    speculation = ahead.verify(K4)
+    shared.advance([], [speculation])
+    drafting = waiting.begin(K4)
+    while not drafting.done:
+        shared.advance([drafting], [speculation])
+        sessions = [session for session, _ in engine.steps[-1]]
+        assert sessions[0] == 2
+        assert len(sessions) <= 5
+        assert 1 in sessions
+    assert len(drafting.proposal()) == 4
+
+
+def test_a_full_tree_ends_drafting_ahead() -> None:
+    engine = PathEngine()
+    budget = DraftBudget(max_tokens=16, fan_out=32)
+    driver = Driver(drafter(engine))
+    driver.draft(budget)
+    driver.verify(budget)
+    with mock.patch("draft_service.drafters.speculation.WORTHLESS", 0.0):
+        assert driver.run() < 30
+    held = [path for path in engine.held(1) if len(path) > len(PREFIX)]
+    assert len(held) == TREE_ROWS
+    assert driver.commit(next(iter(driver.prepared))) is not None
+    driver.verify(budget)
+    driver.run(2)
+    assert driver.prepared
+
+
+def test_the_context_ends_drafting_ahead() -> None:
+    engine = PathEngine(TableSpec(vocab=24, seed=3, max_length=12))
+    driver = Driver(ModelDrafter(engine, 64), prefix=tuple(range(8)))
+    driver.draft(K4)
+    driver.verify(K4)
+    driver.run()
+    assert all(outcome_length(driver, outcome) <= 12 for outcome in driver.prepared)
+    assert max(len(path) for _, path in engine.computed) <= 12
+    driver.commit(next(iter(driver.prepared)))
+    inline = Proposal(1, (1, 2, 3, 4, 5, 6), (1.0,) * 6)
+    driver.verify(K4, inline=inline)
+    driver.run()
+    assert max(len(path) for _, path in engine.computed) <= 12
+
+
+def outcome_length(driver: Driver, outcome: tuple[int, int]) -> int:
+    assert driver.verified is not None
+    path = driver.verified.path(outcome[0])
+    return len(driver.committed) + len(path) + 1 + len(driver.prepared[outcome])
+
+
+def lengths_by_step(acceptance: Acceptance, seed: int, *, disturb: bool) -> list[dict[tuple[int, int], int]]:
+    """How long each prepared proposal is after each step; `disturb` changes what branches draw, and nothing else."""
+    driver = Driver(drafter(PathEngine(), rows=3), acceptance, seed=seed)
+    driver.draft(K4)
+    proposed = PreDrawnDraws.proposed
+
+    def other(self: PreDrawnDraws, law: Any, width: int, position: int, round_key: int) -> Any:
+        first = proposed(self, law, width, position, round_key)[0]
+        others = [i for i, token in enumerate(law.support.token_ids) if token != first.token]
+        if not others:
+            return (first,)
+        return (NextToken(law.support.token_ids[others[0]], law.support.probabilities[others[0]]),)
+
+    lengths = []
+    with mock.patch.object(PreDrawnDraws, "proposed", other if disturb else proposed):
+        driver.verify(K4)
+        for _ in range(12):
+            driver.run(1)
+            lengths.append({outcome: len(proposal) for outcome, proposal in driver.prepared.items()})
+    return lengths
+
+
+@pytest.mark.parametrize("acceptance", [Acceptance.REJECTION, Acceptance.BLOCK])
+def test_how_far_pre_drawn_branches_are_drafted_does_not_depend_on_what_they_drew(acceptance: Acceptance) -> None:
+    for seed in range(6):
+        plain = lengths_by_step(acceptance, seed, disturb=False)
+        assert plain == lengths_by_step(acceptance, seed, disturb=True)
+        assert max(plain[-1].values()) >= 3
+
+
+def _by_what_was_drawn(self: Speculation) -> Any:
+    return self._calibration.chance
+
+
+def test_a_biased_order_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Speculation, "_odds", _by_what_was_drawn)
+    assert any(
+        lengths_by_step(Acceptance.REJECTION, seed, disturb=False)
+        != lengths_by_step(Acceptance.REJECTION, seed, disturb=True)
+        for seed in range(6)
+    )
+
+
+def _nothing_dropped(tree: Any, verified: Any) -> None:
+    return
+
+
+@pytest.mark.parametrize("mutated", [False, True])
+def test_pre_drawn_branches_start_from_rows_of_their_own(monkeypatch: pytest.MonkeyPatch, mutated: bool) -> None:
+    """Rows left from the round before would lengthen one branch, and delay its siblings, by what was drawn."""
+    if mutated:
+        monkeypatch.setattr("draft_service.drafters.model._drop_all_but", _nothing_dropped)
+    engine = PathEngine()
+    driver = Driver(drafter(engine), Acceptance.REJECTION)
+    driver.draft(K4)
+    driver.verify(K4)
+    driver.run()
+    whole = max(driver.prepared, key=lambda outcome: len(driver.prepared[outcome]))
+    driver.commit(whole)
+    driver.verify(K4, node_count=1)
+    driver.run(1)
+    assert driver.verified is not None
+    verified = {(*driver.committed, *driver.verified.token_ids)}
+    kept = {path for path in engine.held(1) if len(path) > len(driver.committed)} - verified
+    assert (kept <= {path for _, path in engine.steps[-1]}) is not mutated
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+def test_guesses_are_the_targets_own_tokens_where_draft_and_target_agree(greedy: bool) -> None:
+    """The bonus is drawn from the draft's stream, so an equal draft guesses it first; greedy: all agree."""
+    sampling = SamplingParams(0.0 if greedy else 1.0)
+    law, noise, hits = TableModel(SPEC), NoiseKey(7), 0
+    for first in range(SPEC.vocab):
+        driver = Driver(drafter(PathEngine()), Acceptance.REJECTION, sampling, 7, prefix=(first, 2))
+        proposal = driver.draft(DraftBudget(max_tokens=2, fan_out=1))
+        driver.verify(DraftBudget(max_tokens=1, fan_out=1))
+        driver.run()
+        histories = [(first, 2, *proposal.token_ids[:depth]) for depth in range(3)]
+        rows = [processed_scores(law.logits(history)[None], sampling)[0] for history in histories]
+
+        _, tokens = draw_rejection(np.stack(rows), Round(1, 1, ROOT, (2,), proposal), noise)
+        hits += (1, tokens[2]) in driver.prepared
+    assert hits >= SPEC.vocab - 1
+
+
+def test_calibration_learns_and_starts_sane() -> None:
+    fresh = Calibration()
+    assert fresh.chance(0.99, 1) > fresh.chance(0.3, 1) > fresh.chance(0.3, 2) > fresh.chance(0.3, 3) > 0
+    assert sum(fresh.chance(0.3, rank) for rank in range(1, 60)) < 1
+    for i in range(1000):
+        fresh.observe(0.95, (2, 2, 1, None)[i % 4])
+    assert fresh.chance(0.95, 2) == pytest.approx(0.5, abs=0.02)
+    assert fresh.chance(0.95, 1) == pytest.approx(0.25, abs=0.02)
+    assert fresh.chance(0.3, 1) == Calibration().chance(0.3, 1)
+    assert fresh.average() == pytest.approx(0.25, abs=0.02)
+    for _ in range(20_000):
+        fresh.observe(0.95, 1)
+    assert fresh.chance(0.95, 1) > 0.95
+
+
+def test_a_session_learns_from_its_commits() -> None:
+    """A draft that is never right learns that, and then prefers its second guesses."""
+    shared = drafter(PathEngine())
+    driver = Driver(shared)
+    for _ in range(60):
+        driver.draft(DraftBudget(max_tokens=1, fan_out=4))
+        speculation = driver.verify(DraftBudget(max_tokens=1, fan_out=4), node_count=0)
+        second = speculation._rankings[speculation.session.tree.root][1][1]
+        driver.commit((ROOT, second))
+    learned = shared._calibrations[Acceptance.COUPLED]
+    seen = [q for q in (0.1, 0.3, 0.4, 0.6, 0.7) if learned.chance(q, 1) < Calibration().chance(q, 1)]
+    assert len(seen) >= 3
+    assert all(learned.chance(q, 2) > learned.chance(q, 1) for q in seen[1:3])
+
+
+def test_rows_that_cost_time_are_taken_while_they_pay() -> None:
+    cost = StepCost()
+    assert cost.is_worth(0.001, 10, 5.0)
+    for rows in (1, 2, 4, 8) * 5:
+        cost.observe(rows, 10 + 2 * rows)
+    assert cost.fixed == pytest.approx(10, rel=1e-3)
+    assert cost.per_row == pytest.approx(2, rel=1e-3)
+    # One certain row: 12 ms. A second one of chance c gains while c / 2 > 1 / 12.
+    assert cost.is_worth(0.17, 1, 1.0)
+    assert not cost.is_worth(0.16, 1, 1.0)
+    assert cost.is_worth(0.0, 0, 0.0)
+    for rows in (1, 2, 4, 8) * 100:
+        cost.observe(rows, 10 - 0.1 * rows)
+    assert cost.per_row == 0
+
+
+def test_what_a_commit_drops_is_freed_without_the_collector() -> None:
+    driver = Driver(drafter(PathEngine()))
+    driver.draft(K4)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            driver.verify(K4)
+            driver.run(2)
+            assert driver.speculation is not None
+            assert not driver.speculation.done, "a commit comes while there is more to compute"
+            driver.commit(next(iter(driver.prepared)))
+        driver.speculation = None
+        collected = gc.collect()
+    finally:
+        gc.enable()
+    assert collected == 0

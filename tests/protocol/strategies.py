@@ -1,0 +1,319 @@
+"""Hypothesis strategies for every object that crosses the wire. Floats that the wire holds as float32 are float32."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from paceline.protocol import sampling as t
+from paceline.protocol.draft import Commit, DraftBudget, DraftedProposal, DraftOpen, DraftOpened, Verifying
+from paceline.protocol.errors import Code
+from paceline.protocol.generation import (
+    ChatMessage,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    ModelDescription,
+    Provenance,
+    SpeculationSettings,
+    Started,
+    Tokens,
+)
+from paceline.protocol.handshake import Fingerprint, Hello, ServiceStatus, Welcome
+from paceline.protocol.proposal import Acceptance, Outcome, Proposal, SparseDistribution
+from paceline.protocol.records import GenerationStats, RoundRecord, StepTimings
+from paceline.protocol.session import Close, Failure, Features
+from paceline.protocol.target import (
+    MAX_RUN_AHEAD,
+    Begun,
+    Round,
+    RowLogprobs,
+    Stage,
+    TargetOpen,
+    TargetOpened,
+    Verdict,
+)
+
+U32 = st.integers(0, (1 << 32) - 1)
+U64 = st.integers(0, (1 << 64) - 1)
+SESSION = st.integers(1, (1 << 32) - 1)
+IDS = st.lists(U32, max_size=12).map(tuple)
+SOME_IDS = st.lists(U32, min_size=1, max_size=12).map(tuple)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+MS = st.floats(0, 1e6, width=32, allow_subnormal=False)
+UNIT = st.floats(0.0009765625, 1, width=32)
+TRACE = st.sampled_from(["", "00-" + "a" * 32 + "-" + "b" * 16 + "-01"])
+WIDTHS = st.lists(st.integers(1, 64), max_size=5).map(tuple)
+LAYERS = st.lists(st.integers(0, 100), max_size=4).map(tuple)
+
+fingerprints = st.builds(Fingerprint, TEXT, TEXT, U32, TEXT)
+hellos = st.builds(Hello, TEXT, fingerprints, U32)
+LIMIT = st.integers(1, (1 << 32) - 1)
+welcomes = st.builds(
+    Welcome,
+    TEXT,
+    fingerprints,
+    LIMIT,
+    LIMIT,
+    LIMIT,
+    LIMIT,
+    st.lists(TEXT, max_size=3).map(tuple),
+    st.just(1),
+    U32,
+    U32,
+)
+samplings = st.builds(
+    t.SamplingParams,
+    st.floats(0, 100, width=32),
+    U32,
+    UNIT,
+    st.floats(0, 1, width=32),
+    st.none() | st.integers(0, 20),
+    st.floats(0.015625, 100, width=32),
+    st.floats(-2, 2, width=32),
+    st.floats(-2, 2, width=32),
+    st.dictionaries(U32, st.floats(-100, 100, width=32), max_size=3).map(lambda bias: tuple(bias.items())),
+    st.lists(st.lists(U32, min_size=1, max_size=4).map(tuple), max_size=3).map(tuple),
+    st.just(0),
+    st.none() | st.builds(t.Grammar, st.sampled_from(list(t.GrammarKind)), st.just("{}")),
+) | st.builds(t.SamplingParams, min_tokens=U32)
+noises = st.builds(t.NoiseKey, U64, st.integers(0, (1 << 24) - 1))
+acceptances = st.sampled_from(list(Acceptance))
+timings = st.builds(StepTimings, MS, MS, MS, MS, U32, U32)
+outcomes = st.builds(Outcome, U32, st.integers(-1, 63), U32)
+budgets = st.builds(
+    DraftBudget,
+    st.integers(0, 64),
+    WIDTHS,
+    st.integers(0, 64),
+    st.integers(0, 64),
+    st.none() | U32,
+)
+logprob_rows = st.lists(st.tuples(U32, st.floats(-1e4, 0, width=32)), max_size=5).map(
+    lambda pairs: RowLogprobs(tuple(i for i, _ in pairs), tuple(x for _, x in pairs))
+)
+
+
+@st.composite
+def supports(draw: st.DrawFn) -> SparseDistribution:
+    """Powers of two are float32 and sum to 1."""
+    ids = sorted(draw(st.sets(U32, min_size=1, max_size=9)))
+    halves = [2.0 ** -(i + 1) for i in range(len(ids) - 1)]
+    return SparseDistribution(tuple(ids), (*halves, 2.0 ** -(len(ids) - 1)))
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> Proposal:
+    with_supports = draw(st.lists(supports(), max_size=8))
+    picks = [draw(st.integers(0, len(s.token_ids) - 1)) for s in with_supports]
+    return Proposal(
+        draw(st.integers(1, (1 << 64) - 1)),
+        tuple(s.token_ids[i] for s, i in zip(with_supports, picks, strict=True)),
+        tuple(s.probabilities[i] for s, i in zip(with_supports, picks, strict=True)),
+        supports=tuple(with_supports),
+        drafter=draw(TEXT),
+    )
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> Proposal:
+    nodes = draw(st.integers(0, 64))
+    return Proposal(
+        draw(st.integers(1, (1 << 64) - 1)),
+        tuple(draw(st.lists(U32, min_size=nodes, max_size=nodes))),
+        tuple(draw(st.lists(UNIT, min_size=nodes, max_size=nodes))),
+        tuple(draw(st.integers(-1, node - 1)) for node in range(nodes)),
+        drafter=draw(TEXT),
+    )
+
+
+proposals = chains() | trees()
+
+
+@st.composite
+def features(draw: st.DrawFn) -> Features:
+    dtype, size = draw(st.sampled_from([("float32", 4), ("bfloat16", 2), ("float16", 2)]))
+    rows, layers, hidden = (draw(st.integers(0, 3)) for _ in range(3))
+    count = rows * layers * hidden * size
+    return Features(
+        draw(SESSION),
+        draw(U32),
+        dtype,
+        (rows, layers, hidden),
+        tuple(range(layers)),
+        draw(st.binary(min_size=count, max_size=count)),
+    )
+
+
+@st.composite
+def prefixes(draw: st.DrawFn) -> tuple[tuple[int, ...], int]:
+    ids = draw(SOME_IDS)
+    return ids, draw(st.integers(1, len(ids)))
+
+
+failures = st.builds(
+    Failure,
+    U32,
+    st.sampled_from([int(code) for code in Code]),
+    TEXT,
+    TEXT,
+    st.dictionaries(TEXT, TEXT, max_size=3),
+    st.none() | U32,
+    st.booleans(),
+    st.booleans(),
+)
+closes = st.builds(Close, SESSION)
+target_opens = prefixes().flatmap(
+    lambda prefix: st.builds(
+        TargetOpen,
+        SESSION,
+        st.just(prefix[0]),
+        st.just(prefix[1]),
+        samplings,
+        noises,
+        acceptances,
+        LAYERS,
+        st.none() | U32,
+        TRACE,
+        st.just(0),
+        IDS,
+    )
+)
+rounds = st.builds(Round, SESSION, U32, st.integers(-1, 63), SOME_IDS, st.none() | proposals, TRACE) | st.builds(
+    Round, SESSION, U32, st.integers(-1, 63), SOME_IDS, st.none(), TRACE, st.integers(0, MAX_RUN_AHEAD)
+)
+verdicts = st.builds(
+    Verdict,
+    SESSION,
+    U32,
+    SOME_IDS,
+    st.lists(st.floats(0, 1), max_size=8).map(tuple),
+    st.lists(st.floats(0, 1), max_size=8).map(tuple),
+    st.lists(logprob_rows, max_size=3).map(tuple),
+    timings,
+    st.none() | st.builds(Begun, U32, U32),
+)
+
+
+@st.composite
+def stages(draw: st.DrawFn) -> Stage:
+    """What is staged is tokens and their parents."""
+    base_length = draw(U32)
+    staged = []
+    for proposal in draw(st.lists(trees().filter(len), max_size=3)):
+        outcome = Outcome(base_length, draw(st.integers(-1, 63)), draw(U32))
+        certain = (1.0,) * len(proposal)
+        staged.append((outcome, Proposal(0, proposal.token_ids, certain, proposal.parents)))
+    return Stage(draw(SESSION), base_length, tuple(staged))
+
+
+target_openeds = st.builds(TargetOpened, SESSION, U32, timings)
+target_commands = target_opens | rounds | stages() | closes
+target_events = verdicts | target_openeds | features() | failures
+draft_opens = prefixes().flatmap(
+    lambda prefix: st.builds(
+        DraftOpen,
+        SESSION,
+        st.just(prefix[0]),
+        st.just(prefix[1]),
+        samplings,
+        noises,
+        acceptances,
+        TEXT,
+        budgets,
+        st.none() | U32,
+        TRACE,
+        st.just(0),
+        IDS,
+    )
+)
+commits = st.builds(Commit, SESSION, outcomes, SOME_IDS, U32, budgets, st.none() | features(), TRACE)
+verifyings = st.builds(Verifying, SESSION, U32, U64, st.integers(0, 64), st.none(), budgets) | st.builds(
+    Verifying, SESSION, U32, st.just(0), st.integers(0, 64), proposals, budgets
+)
+draft_commands = draft_opens | commits | verifyings | closes
+draft_openeds = st.builds(DraftOpened, SESSION, TEXT, U32, LAYERS)
+drafteds = st.builds(DraftedProposal, SESSION, st.none() | outcomes, proposals, timings)
+draft_events = draft_openeds | drafteds | failures
+
+PROMPT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+messages = st.builds(ChatMessage, st.sampled_from(["system", "user", "assistant"]), TEXT)
+inputs = (
+    st.fixed_dictionaries({"prompt": PROMPT})
+    | st.fixed_dictionaries({"messages": st.lists(messages, min_size=1, max_size=3).map(tuple)})
+    | st.fixed_dictionaries({"token_ids": SOME_IDS})
+)
+speculations = st.builds(
+    SpeculationSettings,
+    st.booleans(),
+    TEXT,
+    st.none() | st.integers(0, 64),
+    st.lists(st.just(1), max_size=3).map(tuple),
+)
+
+
+@st.composite
+def generate_requests(draw: st.DrawFn) -> GenerateRequest:
+    return GenerateRequest(
+        **draw(inputs),
+        model=draw(TEXT),
+        sampling=(sampling := draw(samplings)),
+        seed=draw(U64),
+        max_new_tokens=draw(st.none() | st.integers(max(1, sampling.min_tokens), (1 << 32) - 1)),
+        stop=tuple(draw(st.lists(PROMPT, max_size=3))),
+        ignore_eos=draw(st.booleans()) and sampling.grammar is None,
+        acceptance=draw(acceptances),
+        speculation=draw(speculations),
+        resume_token_ids=draw(IDS),
+        sample_index=draw(st.integers(0, (1 << 24) - 1)),
+    )
+
+
+BOOL = st.booleans()
+records = st.builds(RoundRecord, U32, MS, MS, MS, timings, MS, U32, U32, BOOL, TEXT, timings, ran_ahead=BOOL)
+statistics = st.builds(
+    GenerationStats,
+    U32,
+    U32,
+    U32,
+    U32,
+    MS,
+    MS,
+    MS,
+    MS,
+    U32,
+    U32,
+    U32,
+    IDS,
+    U32,
+    st.lists(records, max_size=3).map(tuple),
+)
+
+
+@st.composite
+def generated_tokens(draw: st.DrawFn) -> Tokens:
+    count = draw(st.integers(0, 4))
+    rows = count if draw(st.booleans()) else 0
+    return Tokens(
+        tuple(draw(st.lists(U32, min_size=count, max_size=count))),
+        draw(TEXT),
+        tuple(draw(st.lists(st.sampled_from(list(Provenance)), min_size=count, max_size=count))),
+        tuple(draw(st.lists(logprob_rows, min_size=rows, max_size=rows))),
+    )
+
+
+generate_events = (
+    st.builds(Started, U64, IDS, TEXT)
+    | generated_tokens()
+    | st.builds(Finished, st.sampled_from(list(FinishReason)), TEXT, statistics)
+)
+service_statuses = st.builds(ServiceStatus, TEXT, fingerprints, U32, U32, U32, U32, U64, U64, U64)
+model_descriptions = st.builds(
+    ModelDescription,
+    TEXT,
+    fingerprints,
+    fingerprints,
+    U32,
+    st.lists(TEXT, max_size=3).map(tuple),
+    st.booleans(),
+    st.booleans(),
+)

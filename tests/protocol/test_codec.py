@@ -1,0 +1,490 @@
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinator.policy.prefetch import MAX_STAGED_NODES
+from paceline.protocol import codec
+from paceline.protocol import sampling as t
+from paceline.protocol.draft import (
+    Commit,
+    DraftBudget,
+    DraftCommand,
+    DraftedProposal,
+    DraftEvent,
+    DraftOpen,
+    DraftOpened,
+    Verifying,
+)
+from paceline.protocol.errors import InvalidInput, Unsupported
+from paceline.protocol.generation import GenerateRequest
+from paceline.protocol.proposal import Acceptance, Outcome, Proposal, SparseDistribution
+from paceline.protocol.records import StepTimings
+from paceline.protocol.session import Close, Failure, Features
+from paceline.protocol.target import (
+    Begun,
+    Round,
+    Stage,
+    TargetCommand,
+    TargetEvent,
+    TargetOpen,
+    TargetOpened,
+    Verdict,
+)
+from paceline.v1 import draft_service_pb2 as draft_pb
+from paceline.v1 import generation_service_pb2 as generation_pb
+from paceline.v1 import target_service_pb2 as target_pb
+from paceline.v1 import types_pb2 as pb
+from tests.protocol import strategies as some
+
+Encode = Callable[[Any], Any]
+Decode = Callable[[Any], Any]
+
+PAIRS: dict[str, tuple[Encode, Decode, st.SearchStrategy[Any]]] = {
+    "hello": (codec.encode_hello, codec.decode_hello, some.hellos),
+    "welcome": (codec.encode_welcome, codec.decode_welcome, some.welcomes),
+    "target_command": (codec.encode_target_command, codec.decode_target_command, some.target_commands),
+    "target_event": (codec.encode_target_event, codec.decode_target_event, some.target_events),
+    "draft_command": (codec.encode_draft_command, codec.decode_draft_command, some.draft_commands),
+    "draft_event": (codec.encode_draft_event, codec.decode_draft_event, some.draft_events),
+    "generate_request": (codec.encode_generate_request, codec.decode_generate_request, some.generate_requests()),
+    "generate_event": (codec.encode_generate_event, codec.decode_generate_event, some.generate_events),
+    "service_status": (codec.encode_service_status, codec.decode_service_status, some.service_statuses),
+    "model_description": (codec.encode_model_description, codec.decode_model_description, some.model_descriptions),
+}
+TRACE = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
+SAMPLING = pb.SamplingParams()
+
+
+@pytest.mark.parametrize("name", PAIRS)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_every_message_comes_back_as_it_went(name: str, data: st.DataObject) -> None:
+    encode, decode, strategy = PAIRS[name]
+    value = data.draw(strategy)
+    message = encode(value)
+    again = type(message).FromString(message.SerializeToString())
+    assert decode(again) == value
+
+
+@settings(max_examples=60, deadline=None)
+@given(temperature=st.floats(0.01, 100), top_p=st.floats(0.01, 1))
+def test_float32_rounding_happens_once(temperature: float, top_p: float) -> None:
+    request = GenerateRequest(prompt="x", sampling=t.SamplingParams(temperature, top_p=top_p))
+    first = codec.decode_generate_request(codec.encode_generate_request(request)).sampling
+    opened = TargetOpen(1, (1,), 1, first, t.NoiseKey(1), Acceptance.COUPLED)
+    second = codec.decode_target_command(codec.encode_target_command(opened))
+    assert isinstance(second, TargetOpen)
+    assert second.sampling == first
+    assert first.temperature == struct.unpack("f", struct.pack("f", temperature))[0]
+
+
+def test_unset_sampling_means_temperature_1_and_everything_kept() -> None:
+    message = generation_pb.GenerateRequest(prompt="x")
+    request = codec.decode_generate_request(message)
+    assert request == GenerateRequest(prompt="x")
+    assert request.sampling == t.SamplingParams(1.0, 0, 1.0, 0.0, None)
+    assert request.acceptance is Acceptance.COUPLED
+    greedy = generation_pb.GenerateRequest(prompt="x", sampling=pb.SamplingParams(temperature=0), seed=0)
+    assert codec.decode_generate_request(greedy).sampling.greedy
+    assert codec.decode_generate_request(greedy).seed == 0
+
+
+def _proposal(**changes: Any) -> pb.Proposal:
+    values: dict[str, Any] = {"proposal_id": 1, "token_ids": [4, 5], "draft_probabilities": [0.5, 0.5]}
+    return pb.Proposal(**{**values, **changes})
+
+
+def _round(**changes: Any) -> target_pb.TargetCommand:
+    values: dict[str, Any] = {"session_id": 3, "base_length": 2, "accepted_node": -1, "committed": [1]}
+    return target_pb.TargetCommand(round=target_pb.Round(**{**values, **changes}))
+
+
+def _support(*entries: tuple[int, float]) -> pb.SparseDistribution:
+    return pb.SparseDistribution(token_ids=[i for i, _ in entries], probabilities=[q for _, q in entries])
+
+
+def _open(**changes: Any) -> target_pb.TargetCommand:
+    values: dict[str, Any] = {
+        "session_id": 3,
+        "token_ids": [1, 2],
+        "prompt_length": 1,
+        "sampling": SAMPLING,
+        "acceptance": pb.ACCEPTANCE_COUPLED,
+    }
+    return target_pb.TargetCommand(open=target_pb.TargetOpen(**{**values, **changes}))
+
+
+def _draft_open(**changes: Any) -> draft_pb.DraftCommand:
+    values: dict[str, Any] = {
+        "session_id": 3,
+        "token_ids": [1],
+        "prompt_length": 1,
+        "acceptance": pb.ACCEPTANCE_COUPLED,
+    }
+    return draft_pb.DraftCommand(open=draft_pb.DraftOpen(**{**values, **changes}))
+
+
+def _commit(**changes: Any) -> draft_pb.DraftCommand:
+    values: dict[str, Any] = {"session_id": 3, "outcome": pb.Outcome(node=-1), "token_ids": [1]}
+    return draft_pb.DraftCommand(commit=draft_pb.Commit(**{**values, **changes}))
+
+
+def _stage(**changes: Any) -> target_pb.TargetCommand:
+    staged = target_pb.StagedProposal(**{"node": -1, "token_ids": [1, 2], **changes})
+    return target_pb.TargetCommand(stage=target_pb.Stage(session_id=3, base_length=4, proposals=[staged]))
+
+
+def _verdict(**changes: Any) -> target_pb.TargetEvent:
+    values: dict[str, Any] = {"session_id": 3, "token_ids": [1]}
+    return target_pb.TargetEvent(verdict=target_pb.Verdict(**{**values, **changes}))
+
+
+def _generate(**changes: Any) -> generation_pb.GenerateRequest:
+    return generation_pb.GenerateRequest(**{"prompt": "x", **changes})
+
+
+def _sampling(**values: Any) -> pb.SamplingParams:
+    return pb.SamplingParams(**values)
+
+
+FEATURES: dict[str, Any] = {
+    "session_id": 3,
+    "dtype": "float32",
+    "shape": [1, 1, 2],
+    "layer_ids": [0],
+    "data": b"12345678",
+}
+
+
+def _features(**changes: Any) -> target_pb.TargetEvent:
+    return target_pb.TargetEvent(features=pb.Features(**{**FEATURES, **changes}))
+
+
+BAD: list[tuple[Decode, Any, str]] = [
+    (codec.decode_target_command, target_pb.TargetCommand(), "target command"),
+    (codec.decode_target_event, target_pb.TargetEvent(), "target event"),
+    (codec.decode_draft_command, draft_pb.DraftCommand(), "draft command"),
+    (codec.decode_draft_event, draft_pb.DraftEvent(), "draft event"),
+    (codec.decode_generate_event, generation_pb.GenerateResponse(), "generate event"),
+    (codec.decode_generate_request, generation_pb.GenerateRequest(), "input"),
+    (codec.decode_generate_request, _generate(prompt=""), "prompt"),
+    (
+        codec.decode_generate_request,
+        generation_pb.GenerateRequest(chat=generation_pb.ChatInput()),
+        "chat messages",
+    ),
+    (codec.decode_generate_request, generation_pb.GenerateRequest(tokens=generation_pb.TokenInput()), "token_ids"),
+    (codec.decode_generate_request, _generate(sampling=_sampling(temperature=-1)), "temperature"),
+    (codec.decode_generate_request, _generate(sampling=_sampling(temperature=math.nan)), "temperature"),
+    (codec.decode_generate_request, _generate(sampling=_sampling(temperature=math.inf)), "temperature"),
+    (codec.decode_generate_request, _generate(sampling=_sampling(top_p=1.5)), "top_p"),
+    (codec.decode_generate_request, _generate(sampling=_sampling(top_p=0)), "top_p"),
+    (codec.decode_generate_request, _generate(sampling=_sampling(min_p=math.nan)), "min_p"),
+    (codec.decode_generate_request, _generate(sampling=_sampling(logprobs=21)), "logprobs"),
+    (codec.decode_generate_request, _generate(sampling=_sampling(repetition_penalty=0)), "repetition_penalty"),
+    (codec.decode_generate_request, _generate(sampling=_sampling(presence_penalty=3)), "presence_penalty"),
+    (codec.decode_generate_request, _generate(sampling=_sampling(frequency_penalty=math.nan)), "frequency_penalty"),
+    (codec.decode_generate_request, _generate(sampling=_sampling(logit_bias={7: 101})), "logit_bias of 7"),
+    (codec.decode_generate_request, _generate(sampling=_sampling(bad_words=[{}])), "bad_words tokens"),
+    (codec.decode_generate_request, _generate(sampling=_sampling(min_tokens=9), max_new_tokens=8), "min_tokens"),
+    (codec.decode_generate_request, _generate(sampling=_sampling(grammar=pb.Grammar())), "grammar"),
+    (codec.decode_generate_request, _generate(sampling=_sampling(grammar=pb.Grammar(regex=""))), "regex bytes"),
+    (codec.decode_generate_request, _generate(sampling=_sampling(grammar={"json_schema": "{"})), "json_schema"),
+    (
+        codec.decode_generate_request,
+        _generate(sampling=_sampling(grammar=pb.Grammar(regex="a"), min_tokens=1)),
+        "min_tokens",
+    ),
+    (
+        codec.decode_generate_request,
+        _generate(sampling=_sampling(grammar=pb.Grammar(regex="a")), ignore_eos=True),
+        "ignore_eos",
+    ),
+    (codec.decode_generate_request, _generate(sample_index=1 << 24), "sample_index"),
+    (codec.decode_generate_request, _generate(max_new_tokens=0), "max_new_tokens"),
+    (codec.decode_generate_request, _generate(acceptance=99), "acceptance"),
+    (codec.decode_generate_request, _generate(stop=["x"] * 17), "stop strings"),
+    (codec.decode_generate_request, _generate(stop=[""]), "stop string"),
+    (codec.decode_generate_request, _generate(resume_token_ids=[1]), "seed"),
+    (
+        codec.decode_generate_request,
+        _generate(speculation=generation_pb.SpeculationSettings(num_draft_tokens=65)),
+        "num_draft_tokens",
+    ),
+    (
+        codec.decode_generate_request,
+        _generate(speculation=generation_pb.SpeculationSettings(tree_widths=[0])),
+        "tree_widths",
+    ),
+    (codec.decode_target_command, _open(session_id=0), "session_id"),
+    (codec.decode_target_command, _open(token_ids=[]), "prefix length"),
+    (codec.decode_target_command, _open(prompt_length=0), "prompt_length"),
+    (codec.decode_target_command, _open(prompt_length=3), "prompt_length"),
+    (codec.decode_target_command, _open(acceptance=pb.ACCEPTANCE_UNSPECIFIED), "acceptance"),
+    (codec.decode_target_command, _open(sample_index=1 << 24), "sample_index"),
+    (codec.decode_target_command, _open(feature_layers=range(65)), "feature_layers"),
+    (codec.decode_target_command, _stage(node=-2), "staged node"),
+    (
+        codec.decode_target_command,
+        target_pb.TargetCommand(stage=target_pb.Stage(session_id=3, proposals=[{"token_ids": [1]}] * 65)),
+        "staged proposals",
+    ),
+    (codec.decode_target_command, _stage(token_ids=[]), "staged proposal nodes"),
+    (codec.decode_target_command, _stage(token_ids=[1] * 65), "proposal nodes"),
+    (codec.decode_target_command, _stage(parents=[-1, 7]), "proposal parent of node 1"),
+    (codec.decode_target_command, _round(committed=[]), "round committed tokens"),
+    (codec.decode_target_command, _round(accepted_node=-2), "accepted_node"),
+    (codec.decode_target_command, _round(proposal=_proposal(proposal_id=0)), "proposal_id"),
+    (codec.decode_target_command, _round(proposal=_proposal(drafter="é" * 257)), "proposal drafter bytes"),
+    (codec.decode_target_command, _round(proposal=_proposal(parents=[-1, 7])), "proposal parent of node 1"),
+    (codec.decode_target_command, _round(proposal=_proposal(parents=[-1])), "proposal parents"),
+    (codec.decode_target_command, _round(proposal=_proposal(draft_probabilities=[0.5])), "draft_probabilities"),
+    (
+        codec.decode_target_command,
+        _round(proposal=_proposal(draft_probabilities=[0.5, 0.0])),
+        "draft_probability",
+    ),
+    (
+        codec.decode_target_command,
+        _round(proposal=_proposal(token_ids=[1] * 65, draft_probabilities=[1] * 65)),
+        "proposal nodes",
+    ),
+    (
+        codec.decode_target_command,
+        _round(proposal=_proposal(supports=[_support((4, 0.5), (9, 0.4)), _support((5, 0.5), (9, 0.5))])),
+        "sum of support probabilities",
+    ),
+    (
+        codec.decode_target_command,
+        _round(proposal=_proposal(supports=[_support((3, 0.5), (9, 0.5)), _support((5, 0.5), (9, 0.5))])),
+        "q of drafted token 4",
+    ),
+    (
+        codec.decode_target_command,
+        _round(proposal=_proposal(supports=[_support((9, 0.5), (4, 0.5)), _support((5, 0.5), (9, 0.5))])),
+        "support token_ids",
+    ),
+    (
+        codec.decode_target_command,
+        _round(proposal=_proposal(supports=[_support(*((i, 1 / 257) for i in range(257)))] * 2)),
+        "support entries",
+    ),
+    (codec.decode_target_command, _round(proposal=_proposal(supports=[_support((4, 1.0))])), "proposal supports"),
+    (
+        codec.decode_target_command,
+        _round(proposal=_proposal(parents=[-1, -1], supports=[_support((4, 0.5), (5, 0.5))] * 2)),
+        "proposal parents",
+    ),
+    (codec.decode_draft_command, _draft_open(budget=draft_pb.DraftBudget(max_tokens=65)), "budget max_tokens"),
+    (codec.decode_draft_command, _draft_open(budget=draft_pb.DraftBudget(max_nodes=65)), "budget max_nodes"),
+    (codec.decode_draft_command, _draft_open(budget=draft_pb.DraftBudget(fan_out=65)), "budget fan_out"),
+    (codec.decode_draft_command, _draft_open(budget=draft_pb.DraftBudget(tree_widths=[1] * 65)), "tree_widths"),
+    (codec.decode_draft_command, draft_pb.DraftCommand(commit=draft_pb.Commit(session_id=1)), "commit outcome"),
+    (codec.decode_draft_command, _commit(token_ids=[]), "commit token_ids"),
+    (codec.decode_draft_command, _commit(outcome=pb.Outcome(node=64)), "outcome node"),
+    (
+        codec.decode_draft_command,
+        draft_pb.DraftCommand(verifying=draft_pb.Verifying(session_id=1, proposal_id=2, proposal=_proposal())),
+        "verifying proposal_id",
+    ),
+    (
+        codec.decode_draft_command,
+        draft_pb.DraftCommand(verifying=draft_pb.Verifying(session_id=1, proposal_id=2, node_count=65)),
+        "verifying node_count",
+    ),
+    (
+        codec.decode_draft_event,
+        draft_pb.DraftEvent(proposal=draft_pb.DraftedProposal(session_id=1)),
+        "drafted proposal",
+    ),
+    (codec.decode_target_event, _verdict(token_ids=[]), "verdict token_ids"),
+    (codec.decode_target_event, _verdict(target_probabilities=[math.nan]), "target_probability"),
+    (codec.decode_target_event, _verdict(residual_masses=[-0.5]), "residual_mass"),
+    (
+        codec.decode_target_event,
+        _verdict(logprobs=[target_pb.RowLogprobs(token_ids=[1], logprobs=[])]),
+        "row logprobs",
+    ),
+    (
+        codec.decode_target_event,
+        _verdict(timings=target_pb.StepTimings(queue_ms=math.inf)),
+        "timings queue_ms",
+    ),
+    (codec.decode_target_event, _features(dtype="int8"), "features dtype"),
+    (codec.decode_target_event, _features(shape=[1, 2]), "features shape"),
+    (codec.decode_target_event, _features(layer_ids=[]), "features layer_ids"),
+    (codec.decode_target_event, _features(data=b"1"), "features bytes"),
+    (codec.decode_welcome, pb.Welcome(protocol_version=1), "welcome.max_length"),
+]
+
+
+@pytest.mark.parametrize(("decode", "message", "field"), BAD, ids=[f"{i}-{bad[2]}" for i, bad in enumerate(BAD)])
+def test_bad_input_names_field_value_and_limit(decode: Decode, message: Any, field: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        decode(message)
+    error = caught.value
+    assert error.metadata["field"] == field
+    assert error.metadata["value"]
+    assert error.metadata["limit"]
+    assert error.message == f"{field} = {error.metadata['value']}: must be {error.metadata['limit']}"
+
+
+A, B = "a" * 32, "b" * 16
+
+
+@pytest.mark.parametrize(
+    ("sent", "taken"),
+    [
+        (f"00-{A}-{B}-01", f"00-{A}-{B}-01"),
+        (f"00-{A}-{B}-00", f"00-{A}-{B}-00"),
+        (f"cc-{A}-{B}-01", f"00-{A}-{B}-01"),
+        (f"cc-{A}-{B}-01-what the future brings{'x' * 1000}", f"00-{A}-{B}-01"),
+        (f"cc-{A}-{B}-01.", ""),
+        (f"00-{A}-{B}-01-x", ""),
+        (f"ff-{A}-{B}-01", ""),
+        (f"00-{A.upper()}-{B}-01", ""),
+        (f"00-{'0' * 32}-{B}-01", ""),
+        (f"00-{A}-{'0' * 16}-01", ""),
+        (f"00-{A}-{B}-1", ""),
+        (f"00-{A}-{B}-01\n", ""),
+        ("x" * 65, ""),
+        ("", ""),
+    ],
+)
+def test_a_trace_context_is_taken_as_w3c_says_and_ignored_where_it_is_not_valid(sent: str, taken: str) -> None:
+    trace = pb.TraceContext(traceparent=sent)
+    messages: list[tuple[Decode, Any]] = [
+        (codec.decode_target_command, _open(trace=trace)),
+        (codec.decode_target_command, _round(trace=trace)),
+        (codec.decode_draft_command, _draft_open(trace=trace)),
+        (codec.decode_draft_command, _commit(trace=trace)),
+    ]
+    assert [decode(message).traceparent for decode, message in messages] == [taken] * 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"prompt": "\ud800"}, "prompt"),
+        ({"prompt": None, "token_ids": (-1,)}, "token_ids"),
+        ({"prompt": None, "token_ids": (1 << 32,)}, "token_ids"),
+        ({"sampling": t.SamplingParams(top_k=1 << 32)}, "top_k"),
+        ({"max_new_tokens": 1 << 32}, "max_new_tokens"),
+        ({"sampling": t.SamplingParams(min_tokens=1 << 32)}, "min_tokens"),
+        ({"sampling": t.SamplingParams(logit_bias=((1 << 32, 1.0),))}, "logit_bias id"),
+        ({"sampling": t.SamplingParams(bad_words=((1, 1 << 32),))}, "bad_words id"),
+        ({"sampling": t.SamplingParams(grammar=t.Grammar(t.GrammarKind.LARK, "\ud800"))}, "lark"),
+        ({"stop": ("\udfff",)}, "stop"),
+    ],
+)
+def test_what_the_wire_cannot_hold_is_refused_by_name(changes: dict[str, Any], field: str) -> None:
+    request = GenerateRequest(**{"prompt": "x", **changes})
+    with pytest.raises(InvalidInput) as caught:
+        codec.encode_generate_request(request)
+    assert caught.value.metadata["field"] == field
+
+
+@pytest.mark.parametrize("name", ["generate request", "sampling"])
+def test_a_parameter_of_another_version_is_refused_and_never_ignored(name: str) -> None:
+    field_99 = b"\x98\x06\x01"
+    message = _generate()
+    if name == "sampling":
+        message.sampling.MergeFromString(field_99)
+    else:
+        message.MergeFromString(field_99)
+    with pytest.raises(Unsupported, match=f"{name} field number 99"):
+        codec.decode_generate_request(message)
+    with pytest.raises(Unsupported, match="sampling field number 99"):
+        codec.decode_target_command(_open(sampling=pb.SamplingParams.FromString(field_99)))
+
+
+def test_session_of_a_malformed_message_is_readable() -> None:
+    assert codec.session_id_of(_round(committed=[])) == 3
+    assert codec.session_id_of(_verdict(token_ids=[])) == 3
+    assert codec.session_id_of(_draft_open(token_ids=[])) == 3
+    assert codec.session_id_of(draft_pb.DraftEvent(failure=pb.Failure(session_id=5))) == 5
+    assert codec.session_id_of(target_pb.TargetCommand()) == 0
+
+
+def test_unknown_failure_codes_are_internal() -> None:
+    event = codec.decode_target_event(target_pb.TargetEvent(failure=pb.Failure(session_id=1, code=77)))
+    assert isinstance(event, Failure)
+    assert event.code == 13
+
+
+LARGE_ID = 131_071
+K = 8
+TIMINGS = StepTimings(1.5, 20.25, 0.75, 22.5, 576, 64)
+
+
+def _chain(entries: int) -> Proposal:
+    if not entries:
+        return Proposal(1 << 20, (LARGE_ID,) * K, (0.123,) * K, drafter="model:smollm2-135m")
+    ids = tuple(range(LARGE_ID - entries + 1, LARGE_ID + 1))
+    q = struct.unpack("f", struct.pack("f", 1 / entries))[0]
+    support = SparseDistribution(ids, (q,) * entries)
+    return Proposal(1 << 20, (LARGE_ID,) * K, (q,) * K, supports=(support,) * K, drafter="model:smollm2-135m")
+
+
+def _staged(session: int, base: int, longest: int) -> Stage:
+    """As many outcomes as may be staged for a round, with proposals so long; each is sent once."""
+    outcomes = [Outcome(base, node, LARGE_ID) for node in range(MAX_STAGED_NODES // longest)]
+    return Stage(session, base, tuple((each, _chain(0).first(longest)) for each in outcomes))
+
+
+def _edges(proposal: Proposal, verdict: Verdict, *staged: Stage) -> dict[str, int]:
+    """Serialised bytes of one session and round on each edge, both ways together."""
+    session, base = 1 << 20, 131_000
+    round_ = Round(session, base, K - 1, (LARGE_ID,), proposal, TRACE)
+    outcome = Outcome(base, K - 1, LARGE_ID)
+    commit = Commit(session, outcome, (LARGE_ID,) * (K + 1), base, DraftBudget(K, fan_out=4), traceparent=TRACE)
+    verifying = Verifying(session, base, 1 << 20, K, budget=DraftBudget(K, fan_out=4))
+    drafted = DraftedProposal(session, outcome, proposal, TIMINGS)
+    stages = [codec.encode_target_command(each) for each in staged]
+    target: list[Any] = [codec.encode_target_command(round_), codec.encode_target_event(verdict)]
+    draft: list[Any] = [
+        codec.encode_draft_command(commit),
+        codec.encode_draft_command(verifying),
+        codec.encode_draft_event(drafted),
+    ]
+    return {
+        "target": target_pb.VerifyRequest(commands=target[:1]).ByteSize()
+        + sum(target_pb.VerifyRequest(commands=[each]).ByteSize() for each in stages)
+        + target_pb.VerifyResponse(events=target[1:]).ByteSize(),
+        "draft": draft_pb.DraftRequest(commands=draft[:2]).ByteSize()
+        + draft_pb.DraftResponse(events=draft[2:]).ByteSize(),
+    }
+
+
+def test_coupled_round_takes_less_than_500_bytes_on_each_edge() -> None:
+    verdict = Verdict(1 << 20, 131_000, (LARGE_ID,) * (K + 1), timings=TIMINGS)
+    for edge, size in _edges(_chain(0), verdict).items():
+        assert size < 500, edge
+    begun = replace(verdict, begun=Begun(131_000 + K + 1, K))
+    assert _edges(_chain(0), begun, _staged(1 << 20, 131_000, K))["target"] < 500
+
+
+@pytest.mark.parametrize(("entries", "limit"), [(32, 3_000), (256, 20_000)])
+def test_rejection_round_takes_less_than_20_kilobytes_on_each_edge(entries: int, limit: int) -> None:
+    verdict = Verdict(
+        1 << 20, 131_000, (LARGE_ID,) * (K + 1), (0.123456789,) * K, (0.123456789,) * K, timings=TIMINGS
+    )
+    for edge, size in _edges(_chain(entries), verdict).items():
+        assert size < limit, edge
+
+
+def test_every_wire_type_has_a_round_trip() -> None:
+    """A new domain type must get a strategy: its class name appears in one of the unions."""
+    covered = {TargetOpen, Round, Stage, Close, TargetOpened, Verdict, Features, Failure}
+    covered |= {DraftOpen, Commit, Verifying, DraftOpened, DraftedProposal}
+    unions = (TargetCommand, TargetEvent, DraftCommand, DraftEvent)
+    assert {kind for union in unions for kind in union.__args__} == covered
+    assert all("session_id" in {field.name for field in fields(kind)} for kind in covered)

@@ -1,0 +1,132 @@
+"""Grammars: what the library is given, what it refuses, and that it is asked once."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+
+import numpy as np
+import pytest
+
+from paceline.models.tokenizer import TableTokenizer, Tokenizer
+from paceline.protocol.errors import InvalidInput, Unsupported
+from paceline.protocol.sampling import Grammar, GrammarKind
+from paceline.sampling.grammar import Grammars
+
+BYTES = TableTokenizer(260, 256)
+LETTERS = TableTokenizer(30, 29)
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 4},
+        "price": {"type": "integer", "minimum": 0, "maximum": 999},
+        "kind": {"enum": ["a", "bc"]},
+        "tags": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2},
+    },
+    "required": ["name", "price", "kind"],
+    "additionalProperties": False,
+}
+
+
+def regex(text: str) -> Grammar:
+    return Grammar(GrammarKind.REGEX, text)
+
+
+def test_random_walks_through_a_schema_are_documents_that_fit_it() -> None:
+    grammars = Grammars(lambda: BYTES)
+    for seed in range(30):
+        rng = random.Random(seed)
+        matcher = grammars.matcher(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA)), (256,))
+        output: list[int] = []
+        while True:
+            ids = np.flatnonzero(matcher.allowed()).tolist()
+            assert ids, "a walk never gets stuck"
+            # White space is allowed without end: prefer what goes on.
+            token = rng.choice([i for i in ids if i not in tuple(b" \n\r\t")] or ids)
+            if token == 256:
+                break
+            assert matcher.push(token)
+            output.append(token)
+        document = json.loads(bytes(output))
+        assert {"name", "price", "kind"} <= set(document) <= {"name", "price", "kind", "tags"}
+        assert 0 <= document["price"] <= 999
+        assert document["kind"] in ("a", "bc")
+
+
+def test_pushes_that_are_taken_back_leave_no_trace() -> None:
+    grammars, rng = Grammars(lambda: LETTERS), random.Random(2)
+    grammar = regex("(ab|c[d-f]+|gh{2,4})*")
+    used = grammars.matcher(grammar, (29,))
+    kept: list[int] = []
+    for _ in range(60):
+        depth = 0
+        for _ in range(rng.randrange(5)):
+            depth += used.push(rng.choice(np.flatnonzero(used.allowed()).tolist()))
+        used.pop(depth)
+        token = rng.choice([i for i in np.flatnonzero(used.allowed()).tolist() if i != 29])
+        assert used.push(token)
+        kept.append(token)
+        fresh = grammars.matcher(grammar, (29,))
+        assert all(fresh.push(each) for each in kept)
+        assert np.array_equal(used.allowed(), fresh.allowed())
+
+
+def test_a_forbidden_token_and_an_end_change_nothing() -> None:
+    matcher = Grammars(lambda: LETTERS).matcher(regex("ab?"), (29,))
+    assert not matcher.push(1)
+    assert matcher.push(0)
+    assert not matcher.push(29)
+    assert np.flatnonzero(matcher.allowed()).tolist() == [1, 29]
+
+
+def test_the_table_is_made_once_and_matchers_are_apart() -> None:
+    loads: list[int] = []
+
+    def load() -> Tokenizer:
+        loads.append(1)
+        return LETTERS
+
+    grammars = Grammars(load)
+    first, second = grammars.matcher(regex("ab"), (29,)), grammars.matcher(regex("ab"), (29,))
+    assert first.push(0)
+    assert np.flatnonzero(second.allowed()).tolist() == [0]
+    assert len(loads) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "names"),
+    [
+        (GrammarKind.REGEX, "(a", "regex = '(a': must be a grammar that can be followed"),
+        (GrammarKind.LARK, "start: foo", "unknown name"),
+        (GrammarKind.LARK, "start: (", "lark = 'start: ('"),
+        (GrammarKind.JSON_SCHEMA, '{"type": "nope"}', "json_schema = "),
+        (GrammarKind.JSON_SCHEMA, '{"not": {"type": "string"}}', 'Unimplemented keys: ["not"]'),
+    ],
+)
+def test_bad_grammars_are_refused_by_field(kind: GrammarKind, text: str, names: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        Grammars(lambda: BYTES).matcher(Grammar(kind, text), (256,))
+    assert names in caught.value.message
+    assert caught.value.metadata["field"] == kind.value
+
+
+def test_ends_must_be_the_tokenizers_own() -> None:
+    with pytest.raises(InvalidInput, match="end_token_ids"):
+        Grammars(lambda: LETTERS).matcher(regex("a"), (28,))
+    with pytest.raises(Unsupported, match="no token that ends a text"):
+        Grammars(lambda: TableTokenizer(30, None)).matcher(regex("a"), ())
+
+
+def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(Unsupported, match=r"paceline\[grammar\]"):
+        Grammars(lambda: LETTERS).matcher(regex("a"), (29,))
+
+
+def test_a_long_chain_of_rules_does_not_end_the_process() -> None:
+    rules = "".join(f'r{i}: "a" r{i + 1}\n' for i in range(3500))
+    lark = f'start: r0\n{rules}r3500: "b"'
+    matcher = Grammars(lambda: BYTES).matcher(Grammar(GrammarKind.LARK, lark), (256,))
+    assert all(matcher.push(ord("a")) for _ in range(50))
+    assert np.flatnonzero(matcher.allowed()).tolist() == [ord("a")]

@@ -1,0 +1,62 @@
+"""Shapes of proposals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.protocol.errors import InvalidInput
+from paceline.protocol.proposal import ROOT, Proposal, SparseDistribution
+from paceline.sampling.tree import ancestor_mask, child_with_token, children, is_leaf, longest_path, trimmed
+
+parent_lists = st.lists(st.integers(0, 63), max_size=20).map(
+    lambda raw: tuple(value % (node + 1) - 1 for node, value in enumerate(raw))
+)
+
+
+@given(parent_lists)
+def test_mask_is_self_and_ancestors(parents: tuple[int, ...]) -> None:
+    mask = ancestor_mask(parents)
+    proposal = Proposal(1, (0,) * len(parents), (1.0,) * len(parents), parents)
+    assert mask.shape == (len(parents), len(parents))
+    for node in range(len(parents)):
+        assert np.flatnonzero(mask[node]).tolist() == list(proposal.path(node))
+    assert mask.sum(axis=1).tolist() == list(proposal.depths)
+
+
+@given(parent_lists)
+def test_children_partition_the_nodes(parents: tuple[int, ...]) -> None:
+    nodes = [child for node in range(ROOT, len(parents)) for child in children(parents, node)]
+    assert sorted(nodes) == list(range(len(parents)))
+    assert [is_leaf(parents, n) for n in range(len(parents))] == [
+        not children(parents, n) for n in range(len(parents))
+    ]
+
+
+def test_child_with_token_looks_below_the_node_only() -> None:
+    proposal = Proposal(1, (5, 6, 5, 5, 6), (1.0,) * 5, (-1, -1, 0, 1, 0))
+    assert child_with_token(proposal, ROOT, 5) == 0
+    assert child_with_token(proposal, ROOT, 7) is None
+    assert child_with_token(proposal, 0, 5) == 2
+    assert child_with_token(proposal, 0, 6) == 4
+    assert child_with_token(proposal, 1, 6) is None
+    assert child_with_token(proposal, 2, 5) is None
+
+
+def test_longest_path() -> None:
+    assert longest_path(Proposal(1, (), ())) == 0
+    assert longest_path(Proposal(1, (5, 6, 5, 5), (1.0,) * 4, (-1, -1, 0, 2))) == 3
+
+
+def test_trimming_keeps_the_first_nodes_and_their_numbers() -> None:
+    tree = Proposal(9, (5, 6, 7, 8), (0.5, 0.4, 0.3, 0.2), (-1, -1, 0, 1), drafter="d")
+    assert trimmed(tree, 3) == Proposal(9, (5, 6, 7), (0.5, 0.4, 0.3), (-1, -1, 0), drafter="d")
+    assert len(trimmed(tree, 0)) == 0
+    assert trimmed(tree, 4) == tree
+    support = SparseDistribution((5, 6), (0.5, 0.5))
+    chain = Proposal(9, (5, 6), (0.5, 0.5), supports=(support, support))
+    assert trimmed(chain, 1).supports == (support,)
+    with pytest.raises(InvalidInput, match="node_count = 5"):
+        trimmed(tree, 5)

@@ -1,0 +1,137 @@
+"""How the tree reads: `python -m tools.structure [--tree FOLDER]`, for this checkout or another one.
+
+Counts product code only: Python that git tracks, without tests and without generated stubs. Modules and
+imports are those that grimp finds. Duplicates are runs of six or more lines that pylint's similarity
+checker finds twice, comments, docstrings, imports and signatures aside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import statistics
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import grimp
+from pylint.checkers.symilar import Symilar
+
+PACKAGES = ("paceline", "coordinator", "draft_service", "target_service", "benchmarks", "tools")
+GENERATED = "paceline/v1/"
+LONG_FILE = 400
+LONG_FUNCTION = 35
+SHARED_LINES = 6
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file of the product: its path in the tree, and its text."""
+
+    path: str
+    text: str
+
+    @property
+    def lines(self) -> int:
+        """All of them, blank ones too."""
+        return len(self.text.splitlines())
+
+
+def product(tree: Path) -> list[Source]:
+    """Every tracked module of the product."""
+    listed = subprocess.run(["git", "ls-files", "*.py"], cwd=tree, capture_output=True, text=True, check=True)
+    paths = [path for path in listed.stdout.split() if path.partition("/")[0] in PACKAGES]
+    return [Source(path, (tree / path).read_text()) for path in paths if not path.startswith(GENERATED)]
+
+
+def room_of(path: str) -> str:
+    """The package that a file is counted under: two levels deep in `paceline`, one elsewhere."""
+    parts = path.split("/")
+    return "/".join(parts[:2]) if parts[0] == "paceline" and len(parts) > 2 else parts[0]
+
+
+def functions(sources: Sequence[Source]) -> Iterator[Function]:
+    """Every function and method."""
+    for source in sources:
+        yield from (node for node in ast.walk(ast.parse(source.text)) if isinstance(node, Function))
+
+
+def classes_twice(sources: Sequence[Source]) -> dict[str, list[str]]:
+    """Names that more than one module gives to a class, a leading underscore aside."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for source in sources:
+        for node in ast.parse(source.text).body:
+            if isinstance(node, ast.ClassDef):
+                found[node.name.lstrip("_")].append(source.path)
+    return {name: paths for name, paths in sorted(found.items()) if len(paths) > 1}
+
+
+def upward_imports(tree: Path) -> list[str]:
+    """Imports that must go before no two siblings, at any depth, import each other in a circle."""
+    sys.path.insert(0, str(tree))
+    roots = [name for name in PACKAGES if (tree / name / "__init__.py").exists()]
+    graph = grimp.build_graph(roots[0], *roots[1:], cache_dir=None)
+    for module in [module for module in graph.modules if module.startswith("paceline.v1.")]:
+        graph.remove_module(module)
+    parents = [module for module in graph.modules if graph.find_children(module)]
+    pairs = {pair for parent in parents for pair in graph.nominate_cycle_breakers(parent)}
+    return sorted(f"{importer} -> {imported}" for importer, imported in pairs)
+
+
+def duplicates(tree: Path, sources: Sequence[Source]) -> int:
+    """Pairs of places that share a run of lines."""
+    checker = Symilar(SHARED_LINES, True, True, True, True)  # ignoring comments, docstrings, imports, signatures
+    for source in sources:
+        with (tree / source.path).open() as stream:
+            checker.append_stream(source.path, stream)
+    return sum(len(places) * (len(places) - 1) // 2 for _, places in checker._compute_sims())
+
+
+def report(tree: Path) -> str:
+    """All figures, as Markdown."""
+    sources = product(tree)
+    rooms: Counter[str] = Counter()
+    for source in sources:
+        rooms[room_of(source.path)] += source.lines
+    lengths = [(node.end_lineno or node.lineno) - node.lineno + 1 for node in functions(sources)]
+    long_files = [f"{source.path} ({source.lines})" for source in sources if source.lines > LONG_FILE]
+    loose = [source.path for source in sources if re.fullmatch(r"paceline/\w+\.py", source.path)]
+    upward, twice = upward_imports(tree), classes_twice(sources)
+    facts = {
+        "lines of product code": str(sum(rooms.values())),
+        "files": str(len(sources)),
+        f"files over {LONG_FILE} lines": _counted(long_files),
+        "loose files in paceline/": _counted(loose),
+        "imports that close a circle or point upwards": _counted(upward),
+        "class names that occur twice": _counted(list(twice)),
+        f"pairs that share {SHARED_LINES} lines": str(duplicates(tree, sources)),
+        "lines of a function: median, 90th percentile": (
+            f"{statistics.median(lengths):g}, {statistics.quantiles(lengths, n=10)[8]:g}"
+        ),
+        f"functions over {LONG_FUNCTION} lines": str(sum(length > LONG_FUNCTION for length in lengths)),
+        "words of the README": str(len((tree / "README.md").read_text().split())),
+    }
+    lines = ["| what | figure |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in facts.items()), ""]
+    lines += ["| package | lines |", "| --- | --- |", *(f"| {room} | {rooms[room]} |" for room in sorted(rooms))]
+    return "\n".join(lines) + "\n"
+
+
+def _counted(found: Sequence[str]) -> str:
+    return f"{len(found)}: {', '.join(found)}" if found else "0"
+
+
+def main() -> None:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tree", type=Path, default=Path(), help="A checkout; default: the current folder.")
+    sys.stdout.write(report(parser.parse_args().tree.resolve()))
+
+
+if __name__ == "__main__":
+    main()
