@@ -25,7 +25,7 @@ from benchmarks.reporting.reports import write_report
 from benchmarks.reporting.tables import markdown_table
 from benchmarks.simulated.headless import HeadlessRun
 from benchmarks.simulated.replay import FAN_OUT, K
-from benchmarks.simulated.services import TimedPair, TimedServices, drafted, request
+from benchmarks.simulated.services import SimulatedPair, SimulatedServices, drafted, request
 from paceline.client import AsyncClient
 from paceline.local.service_process import write_config
 from paceline.protocol.handshake import ServiceStatus
@@ -33,7 +33,7 @@ from paceline.protocol.records import GenerationStats
 from paceline.runtime.config import CoordinatorConfig
 from paceline.runtime.process import sigterm_interrupts
 
-PAIR = TimedPair("law=middling", 30.0, 2.54)
+PAIR = SimulatedPair("law=middling", 30.0, 2.54)
 SESSIONS = (1, 16, 64)
 HEADLESS_SECONDS = 300.0
 FULL_SESSIONS = 16
@@ -78,7 +78,7 @@ class Meter:
     draft: ServiceStatus
 
     @classmethod
-    def read(cls, services: TimedServices, coordinators: Sequence[str]) -> Meter:
+    def read(cls, services: SimulatedServices, coordinators: Sequence[str]) -> Meter:
         """Read all."""
         cpu = {label: services.cpu_seconds(label) for label in (*coordinators, "draft", "target")}
         return cls(time.perf_counter(), cpu, services.status("target"), services.status("draft"))
@@ -105,7 +105,7 @@ def tokens_of(sessions: int, tokens: int) -> int:
     return tokens * max(1, FULL_SESSIONS // sessions)
 
 
-def measure(services: TimedServices, sessions: int, coordinators: int, tokens: int) -> Cost:
+def measure(services: SimulatedServices, sessions: int, coordinators: int, tokens: int) -> Cost:
     """A wave after one that isn't counted."""
     labels = [f"coordinator-{number}" for number in range(coordinators)]
     tokens = tokens_of(sessions, tokens)
@@ -134,7 +134,7 @@ def measure(services: TimedServices, sessions: int, coordinators: int, tokens: i
     )
 
 
-def measure_headless(services: TimedServices, sessions: int, tokens: int, folder: Path) -> HeadlessCost:
+def measure_headless(services: SimulatedServices, sessions: int, tokens: int, folder: Path) -> HeadlessCost:
     """The same wave by a coordinator that has no clients.
 
     Raises:
@@ -182,7 +182,7 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=Path("docs/reports"))
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name, TimedServices(Path(name) / "services", PAIR) as services:
+    with tempfile.TemporaryDirectory() as name, SimulatedServices(Path(name) / "services", PAIR) as services:
         costs = [measure(services, sessions, 1, given.tokens) for sessions in given.sessions]
         costs += [measure(services, sessions, 2, given.tokens) for sessions in given.sessions if sessions > 1]
         headless = [measure_headless(services, sessions, given.tokens, Path(name)) for sessions in given.sessions]

@@ -23,7 +23,7 @@ from benchmarks.prompts import load_prompts
 from benchmarks.reporting.reports import write_report
 from benchmarks.reporting.tables import markdown_table, verdict
 from benchmarks.simulated.distributions import law_hit_rate
-from benchmarks.simulated.services import Pair, TimedPair, TimedServices, drafted, is_hit, request
+from benchmarks.simulated.services import ModelPair, SimulatedPair, SimulatedServices, drafted, is_hit, request
 from paceline.client import Client
 from paceline.local.service_process import Flags
 from paceline.models.resolve import DEFAULT_DRAFT, resolve_draft
@@ -129,7 +129,7 @@ def timed_rates(draft: str, given: argparse.Namespace, folder: Path) -> Iterator
     def asked(number: int) -> GenerateRequest:
         return request(number, given.tokens, drafted(K))
 
-    yield from rates_of(draft, TimedPair(f"law={draft}", VERIFY_MS, DRAFT_MS), asked, given, folder)
+    yield from rates_of(draft, SimulatedPair(f"law={draft}", VERIFY_MS, DRAFT_MS), asked, given, folder)
 
 
 def real_rates(given: argparse.Namespace, folder: Path) -> Iterator[HitRate]:
@@ -144,9 +144,9 @@ def real_rates(given: argparse.Namespace, folder: Path) -> Iterator[HitRate]:
     yield from rates_of(SHIPPED, RealPair(given.model), asked, given, folder)
 
 
-def rates_of(draft: str, pair: Pair, asked: Asked, given: argparse.Namespace, folder: Path) -> Iterator[HitRate]:
+def rates_of(draft: str, pair: ModelPair, asked: Asked, given: argparse.Namespace, folder: Path) -> Iterator[HitRate]:
     """One pair at every fan-out and temperature."""
-    with TimedServices(folder, pair) as services:
+    with SimulatedServices(folder, pair) as services:
         for fan_out in given.fan_outs:
             rounds = given.bar_rounds if (draft, fan_out) in BARS else given.rounds
             flags: Flags = {"fan_out": fan_out}

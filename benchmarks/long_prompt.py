@@ -75,7 +75,7 @@ class LongPrompt:
     first_token_ms: float
 
 
-async def stream(client: AsyncClient, ids: tuple[int, ...], tokens: int, wrote: asyncio.Semaphore) -> Stream:
+async def stream(client: AsyncClient, ids: tuple[int, ...], tokens: int, wrote: asyncio.Semaphore) -> TokenStream:
     """One session; `wrote` is released with each token."""
     arrivals: list[float] = []
     request = GenerateRequest(token_ids=ids, sampling=GREEDY, max_new_tokens=tokens, ignore_eos=True)
@@ -84,12 +84,12 @@ async def stream(client: AsyncClient, ids: tuple[int, ...], tokens: int, wrote: 
             arrivals.append(time.perf_counter())
             wrote.release()
         elif isinstance(event, Finished):
-            return Stream(arrivals, event)
+            return TokenStream(arrivals, event)
     raise AssertionError("the stream ended unfinished")
 
 
 @dataclass(frozen=True)
-class Stream:
+class TokenStream:
     """A session's arrivals, one a token, and its statistics."""
 
     arrivals: Sequence[float]

@@ -24,7 +24,7 @@ from benchmarks.prompts import load_prompts
 from benchmarks.reporting.reports import write_report
 from benchmarks.reporting.tables import markdown_table, verdict
 from benchmarks.simulated.headless import Generate, Links, SilentContext, with_coordinator
-from benchmarks.simulated.services import MODEL_DRAFTER, Pair, TimedServices
+from benchmarks.simulated.services import MODEL_DRAFTER, ModelPair, SimulatedServices
 from paceline.local.service_process import write_config
 from paceline.protocol import codec
 from paceline.protocol.generation import GenerateRequest, SpeculationSettings
@@ -58,7 +58,7 @@ class RoundBytes:
     temperature: float
     rounds: int
     round: float
-    stage: float
+    prefetch: float
     verdict: float
     commit: float
     verifying: float
@@ -69,7 +69,7 @@ class RoundBytes:
     @property
     def with_target(self) -> float:
         """Round, stage and verdict."""
-        return self.round + self.stage + self.verdict
+        return self.round + self.prefetch + self.verdict
 
     @property
     def with_draft(self) -> float:
@@ -137,7 +137,7 @@ def measure(config: CoordinatorConfig, case: str, temperature: float, asked: Seq
         temperature=temperature,
         rounds=rounds,
         round=mean["round"],
-        stage=mean["stage"],
+        prefetch=mean["stage"],
         verdict=mean["verdict"],
         commit=mean["commit"],
         verifying=mean["verifying"],
@@ -156,7 +156,7 @@ def table(rows: Sequence[RoundBytes]) -> str:
                 "temperature": row.temperature,
                 "rounds": row.rounds,
                 "round": row.round,
-                "stage": row.stage,
+                "stage": row.prefetch,
                 "verdict": row.verdict,
                 "target, both": row.with_target,
                 "bar": verdict(-row.with_target, -row.bar).replace("bar -", "bar "),
@@ -178,10 +178,10 @@ def asked_of(kinds: Sequence[str], tokens: int) -> list[GenerateRequest]:
 
 
 def run(
-    pair: Pair, temperatures: Sequence[float], asked: Sequence[GenerateRequest], folder: Path
+    pair: ModelPair, temperatures: Sequence[float], asked: Sequence[GenerateRequest], folder: Path
 ) -> list[RoundBytes]:
     """Every case at every temperature."""
-    with TimedServices(folder, pair) as services:
+    with SimulatedServices(folder, pair) as services:
         file = folder / "coordinator.toml"
         write_config(CoordinatorConfig, file, services.coordinator_flags() | {"fan_out": FAN_OUT})
         config = load_config(CoordinatorConfig, file, {})

@@ -85,7 +85,7 @@ class Found:
         assert grown <= self.allowed_growth, f"grown by {grown} bytes, planned {self.allowed_growth}"
 
 
-class Pair:
+class SoakPair:
     """A target, and a coordinator that can be killed and replaced."""
 
     def __init__(self, folder: Path, soak: Soak) -> None:
@@ -97,7 +97,7 @@ class Pair:
         write_config(TargetConfig, self.target.config_file, flags | {"engine.kv_bytes": soak.kv_bytes})
 
     @contextmanager
-    def running(self) -> Iterator[Pair]:
+    def running(self) -> Iterator[SoakPair]:
         """Both up, and stopped in the end."""
         try:
             self.target.start()
@@ -178,7 +178,7 @@ async def use(client: AsyncClient, request: GenerateRequest, cancel_after: int |
 
 
 async def run_wave(
-    pair: Pair, soak: Soak, numbers: range, source: random.Random, found: Found, *, kill: bool
+    pair: SoakPair, soak: Soak, numbers: range, source: random.Random, found: Found, *, kill: bool
 ) -> None:
     """Run requests at once; with `kill` the coordinator dies once a third of them have ended."""
     async with AsyncClient(pair.address, resume_wait_s=0) as client:
@@ -199,7 +199,7 @@ async def run_wave(
         watch.cancel()
 
 
-async def _watch(pair: Pair, found: Found) -> None:
+async def _watch(pair: SoakPair, found: Found) -> None:
     while True:
         _note(await asyncio.to_thread(pair.status), found)
         await asyncio.sleep(POLL_SECONDS)
@@ -214,7 +214,7 @@ def _note(status: ServiceStatus, found: Found) -> None:
 def run(soak: Soak, folder: Path) -> Found:
     """All waves, then wait until the target holds nothing, or for `END_SECONDS`."""
     source, found = random.Random(soak.seed), Found()  # noqa: S311 - no secret
-    with Pair(folder, soak).running() as pair:
+    with SoakPair(folder, soak).running() as pair:
         found.resident_before, found.allowed_growth = pair.status().resident_bytes, pair.planned_growth()
         begun = time.monotonic()
         for place, first in enumerate(range(0, soak.sessions, soak.wave)):

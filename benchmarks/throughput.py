@@ -29,7 +29,7 @@ from typing import Protocol
 
 from benchmarks.peers.install import PEERS, peers_home
 from benchmarks.peers.process import PeerProcess, WaveAnswer
-from benchmarks.peers.run import PeerSettings, peer_worker_process
+from benchmarks.peers.run import PeerRunSettings, peer_worker_process
 from benchmarks.prompts import load_prompts
 from benchmarks.reporting.environment import load_average
 from benchmarks.reporting.figures import Spread
@@ -54,7 +54,7 @@ WARM_UP_TOKENS = 4
 Prompts = Sequence[tuple[int, ...]]
 
 
-class Contestant(Protocol):
+class BatchContestant(Protocol):
     """Something that generates many texts at once."""
 
     @property
@@ -94,7 +94,7 @@ class OurServices:
 
 
 @dataclass(frozen=True)
-class Peer:
+class BatchPeer:
     """A peer's worker."""
 
     name: str
@@ -105,7 +105,7 @@ class Peer:
 
 
 @dataclass(frozen=True)
-class Wave:
+class BatchWave:
     """One contestant, one wave; `same_as_ours`: texts equal to ours of the same prompts."""
 
     contestant: str
@@ -123,10 +123,10 @@ class Wave:
 
 
 @dataclass
-class Run:
+class BatchRun:
     """What has been measured, and who failed why."""
 
-    waves: list[Wave] = field(default_factory=list)
+    waves: list[BatchWave] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
 
@@ -152,13 +152,15 @@ class PromptSource:
 
 
 @contextlib.contextmanager
-def start_all(given: argparse.Namespace, threads: int, folder: Path, run: Run) -> Iterator[list[Contestant]]:
+def start_all(
+    given: argparse.Namespace, threads: int, folder: Path, run: BatchRun
+) -> Iterator[list[BatchContestant]]:
     """Start ours and every peer that can be started; who can't is noted with the reason."""
     with ExitStack() as stack:
         settings = ServeSettings(model=given.model, drafter=NONE, port=0, draft_port=0, target_port=0)
         services = stack.enter_context(Services(settings, folder / OURS))
-        contestants: list[Contestant] = [OurServices(services.address)]
-        peers = PeerSettings(model=given.model, home=peers_home(), folder=folder, threads=threads)
+        contestants: list[BatchContestant] = [OurServices(services.address)]
+        peers = PeerRunSettings(model=given.model, home=peers_home(), folder=folder, threads=threads)
         for system, mode in PEER_MODES:
             name = f"{system} {mode}"
             if system not in given.peers or mode in given.without:
@@ -170,11 +172,13 @@ def start_all(given: argparse.Namespace, threads: int, folder: Path, run: Run) -
                 run.failures[name] = error.message
                 continue
             run.versions[system] = ", ".join(f"{key} {value}" for key, value in process.facts.items())
-            contestants.append(Peer(name, process))
+            contestants.append(BatchPeer(name, process))
         yield contestants
 
 
-def measure(given: argparse.Namespace, contestants: list[Contestant], prompts: PromptSource, run: Run) -> None:
+def measure(
+    given: argparse.Namespace, contestants: list[BatchContestant], prompts: PromptSource, run: BatchRun
+) -> None:
     """Warm everybody up with the largest wave, then take turns; who fails drops out."""
     alive = list(contestants)
     for contestant in contestants:
@@ -195,7 +199,7 @@ def measure(given: argparse.Namespace, contestants: list[Contestant], prompts: P
 
 
 def _try(
-    contestant: Contestant, alive: list[Contestant], run: Run, prompts: Prompts, tokens: int
+    contestant: BatchContestant, alive: list[BatchContestant], run: BatchRun, prompts: Prompts, tokens: int
 ) -> WaveAnswer | None:
     try:
         answer = contestant.generate_wave(prompts, tokens)
@@ -209,8 +213,8 @@ def _try(
         return None
 
 
-def _wave(name: str, answer: WaveAnswer, prompts: Prompts, repetition: int, ours: WaveAnswer | None) -> Wave:
-    return Wave(
+def _wave(name: str, answer: WaveAnswer, prompts: Prompts, repetition: int, ours: WaveAnswer | None) -> BatchWave:
+    return BatchWave(
         contestant=name,
         sessions=len(prompts),
         repetition=repetition,
@@ -226,15 +230,15 @@ def note(line: str) -> None:
     sys.stderr.write(line + "\n")
 
 
-def table(waves: Sequence[Wave]) -> str:
+def table(waves: Sequence[BatchWave]) -> str:
     """Medians with extremes, and ours over each other, wave by wave."""
-    cells: dict[tuple[int, str], list[Wave]] = {}
+    cells: dict[tuple[int, str], list[BatchWave]] = {}
     for wave in waves:
         cells.setdefault((wave.sessions, wave.contestant), []).append(wave)
     return markdown_table([_row(each, cells[sessions, OURS]) for (sessions, _), each in sorted(cells.items())])
 
 
-def _row(waves: Sequence[Wave], ours: Sequence[Wave]) -> dict[str, object]:
+def _row(waves: Sequence[BatchWave], ours: Sequence[BatchWave]) -> dict[str, object]:
     speed = Spread.of([wave.tokens_per_second for wave in waves])
     our_speed: Mapping[int, float] = {wave.repetition: wave.tokens_per_second for wave in ours}
     ratios = Spread.of([our_speed[wave.repetition] / wave.tokens_per_second for wave in waves])
@@ -251,7 +255,7 @@ def _row(waves: Sequence[Wave], ours: Sequence[Wave]) -> dict[str, object]:
     }
 
 
-def report(run: Run) -> str:
+def report(run: BatchRun) -> str:
     """The table, and who is missing from it."""
     text = table(run.waves)
     if run.failures:
@@ -273,7 +277,7 @@ def main() -> None:
     parser.add_argument("--without", nargs="*", default=[], help="Modes of peers that are left out.")
     parser.add_argument("--out", type=Path, default=Path("docs/reports"))
     given = parser.parse_args()
-    run, threads = Run(), available_cores(os.environ)
+    run, threads = BatchRun(), available_cores(os.environ)
     before = load_average()
     try:
         with tempfile.TemporaryDirectory() as folder, start_all(given, threads, Path(folder), run) as contestants:

@@ -44,7 +44,7 @@ async def serve(config: CoordinatorConfig) -> None:
     settings = CoordinatorSettings(
         model=config.served_model_name or config.model,
         drafting=DraftingSettings(
-            config.drafter, config.num_draft_tokens, config.fan_out, config.run_ahead, config.max_staged
+            config.drafter, config.num_draft_tokens, config.fan_out, config.lease, config.max_prefetched
         ),
         seed=config.seed,
         max_concurrent_requests=config.max_concurrent_requests,
@@ -103,10 +103,10 @@ def main(
     fan_out: Annotated[
         int | None, typer.Option(help="Next tokens to draft for while a round is verified; 0: none.")
     ] = None,
-    run_ahead: Annotated[
+    lease: Annotated[
         int | None, typer.Option(help="Rounds the target may begin by itself where nothing is proposed; 0: none.")
     ] = None,
-    max_staged: Annotated[
+    max_prefetched: Annotated[
         int | None, typer.Option(help="Proposals left with the target for one round's outcomes; 0: none.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of requests that bring none; default: drawn.")] = None,
@@ -134,8 +134,8 @@ def main(
         "drafter": drafter,
         "num_draft_tokens": num_draft_tokens,
         "fan_out": fan_out,
-        "run_ahead": run_ahead,
-        "max_staged": max_staged,
+        "lease": lease,
+        "max_prefetched": max_prefetched,
         "seed": seed,
         "server.host": host,
         "server.port": port,

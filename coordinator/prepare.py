@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from coordinator.text.sequence import Job
+from coordinator.text.sequence import GenerationTask
 from paceline.models.tokenizer import Tokenizer
 from paceline.protocol.errors import UnknownModel, Unsupported, require
 from paceline.protocol.generation import GenerateRequest
@@ -28,7 +28,7 @@ class ServedModel:
 
 def prepare(
     request: GenerateRequest, model: ServedModel, *, deadline: float | None = None, traceparent: str = ""
-) -> Job:
+) -> GenerationTask:
     """Check a request and fix everything that its rounds depend on.
 
     Raises:
@@ -45,7 +45,7 @@ def prepare(
     _check_sampling(request, model.tokenizer)
     _check_drafter(request, model.drafters)
     seed = request.seed if request.seed is not None else model.seed
-    return Job(
+    return GenerationTask(
         prompt=prompt,
         resumed=request.resume_token_ids,
         sampling=request.sampling,

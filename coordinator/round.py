@@ -21,11 +21,11 @@ from collections.abc import Callable
 from functools import partial
 
 from coordinator.policy.drafting import Drafting
-from coordinator.policy.prefetch import Staging
+from coordinator.policy.prefetch import Prefetching
 from coordinator.sessions.target import TargetSession
 from coordinator.stats import StatsBuilder
 from coordinator.text.outbox import Outbox
-from coordinator.text.sequence import Job, Sequence
+from coordinator.text.sequence import GenerationTask, Sequence
 from paceline.protocol.generation import Tokens
 from paceline.protocol.proposal import ROOT
 from paceline.protocol.records import RoundRecord
@@ -35,7 +35,7 @@ from paceline.sampling import acceptance
 
 
 async def run_rounds(
-    job: Job,
+    task: GenerationTask,
     sequence: Sequence,
     target: TargetSession,
     drafting: Drafting,
@@ -50,13 +50,13 @@ async def run_rounds(
     """
     accepted_node, decided = ROOT, time.perf_counter()
     unsettled: list[Callable[[], None]] = []
-    staging = Staging(target, drafting)
+    prefetching = Prefetching(target, drafting)
     target.on_refused = drafting.refused
 
     async def dispatched(round_: Round) -> None:
         await asyncio.sleep(0)  # the link's writer runs: nothing stands between the round and the wire
         drafting.verifying(round_)
-        staging.watch(round_)
+        prefetching.watch(round_)
         _settle_all(unsettled)
 
     drafting.open(sequence, trace.traceparent)
@@ -67,16 +67,16 @@ async def run_rounds(
         round_trace = trace.start_round()
         drafted = await drafting.take(partial(_settle_all, unsettled))
         sent = time.perf_counter()
-        run_ahead = min(drafting.run_ahead, outbox.room)
+        lease = min(drafting.lease, outbox.room)
         answer = await target.verify(
-            sequence.ids, accepted_node, drafted.proposal, run_ahead, round_trace.traceparent, dispatched
+            sequence.ids, accepted_node, drafted.proposal, lease, round_trace.traceparent, dispatched
         )
         verified = time.perf_counter()
-        if answer.ran_ahead:
+        if answer.self_started:
             clock = sent = decided + (clock - free)  # it began with the verdict before it
-        staging.end()
+        prefetching.end()
         round_, verdict = answer.round_, answer.verdict
-        decision = acceptance.decide(job.acceptance, round_, verdict, job.noise)
+        decision = acceptance.decide(task.acceptance, round_, verdict, task.noise)
         tokens = sequence.commit(decision, round_.proposal, verdict)
         accepted_node = decision.node
         decided = time.perf_counter()
@@ -93,7 +93,7 @@ async def run_rounds(
             cache_miss=drafted.miss,
             drafter=round_.proposal.drafter if round_.proposal else "",
             draft=drafted.timings,
-            ran_ahead=answer.ran_ahead,
+            self_started=answer.self_started,
         )
         path = round_.proposal.path(decision.node) if round_.proposal else ()
         drafting.learn(record, round_.proposal, path)

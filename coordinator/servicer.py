@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from coordinator.policy.cost_model import Knowledge
+from coordinator.policy.cost_model import CostModel
 from coordinator.policy.drafting import Drafting, DraftingSettings
 from coordinator.prepare import ServedModel, prepare
 from coordinator.round import run_rounds
@@ -19,7 +19,7 @@ from coordinator.sessions.draft import DraftPeer
 from coordinator.sessions.target import TargetPeer, TargetSession
 from coordinator.stats import StatsBuilder
 from coordinator.text.outbox import Outbox
-from coordinator.text.sequence import Job, Sequence
+from coordinator.text.sequence import GenerationTask, Sequence
 from paceline.models.tokenizer import Tokenizer
 from paceline.protocol import codec
 from paceline.protocol.errors import InternalError, Overloaded
@@ -57,7 +57,7 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         self._tokenizer = tokenizer
         self._target = target
         self._draft = draft
-        self._knowledge = Knowledge()
+        self._cost_model = CostModel()
         self._running = 0
 
     @typed_errors
@@ -69,12 +69,12 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         try:
             wanted = codec.decode_generate_request(request)
             await self._target.link.wait_up(self._target.wait_s)
-            job = prepare(wanted, self._served(), deadline=_deadline(context), traceparent=_traceparent(context))
+            task = prepare(wanted, self._served(), deadline=_deadline(context), traceparent=_traceparent(context))
 
             async def write(event: GenerateEvent) -> None:
                 await context.write(codec.encode_generate_event(event))
 
-            await self._stream(job, write, arrived)
+            await self._stream(task, write, arrived)
         finally:
             self._running -= 1
 
@@ -95,10 +95,10 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         )
         return pb.DescribeModelsResponse(models=[codec.encode_model_description(description)])
 
-    async def _stream(self, job: Job, write: Write, arrived: float) -> None:
-        sequence = Sequence(job, self._tokenizer)
-        target = TargetSession(self._target, job)
-        drafting = Drafting(job, self._draft, self._knowledge, self._settings.drafting)
+    async def _stream(self, task: GenerationTask, write: Write, arrived: float) -> None:
+        sequence = Sequence(task, self._tokenizer)
+        target = TargetSession(self._target, task)
+        drafting = Drafting(task, self._draft, self._cost_model, self._settings.drafting)
         stats = StatsBuilder(arrived)
 
         def free() -> None:
@@ -106,12 +106,12 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
             drafting.close()
 
         async def rounds(outbox: Outbox) -> None:
-            with telemetry.start_generation(job.traceparent) as trace:
-                await run_rounds(job, sequence, target, drafting, outbox, stats, trace)
+            with telemetry.start_generation(task.traceparent) as trace:
+                await run_rounds(task, sequence, target, drafting, outbox, stats, trace)
             await outbox.drained()
 
         try:
-            await write(Started(job.noise.seed, job.prompt, self._settings.model))
+            await write(Started(task.noise.seed, task.prompt, self._settings.model))
             await _with_writer(rounds, Outbox(write, free))
         finally:
             free()

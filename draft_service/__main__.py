@@ -63,7 +63,7 @@ async def _serve_on(executor: Executor, config: DraftConfig) -> None:
 
     async def drain() -> None:
         if serving is not None:
-            await serving.speculator.idle()
+            await serving.scheduler.idle()
 
     try:
         await run_server(config.server, register, [SERVICE], stop, on_drain=drain)

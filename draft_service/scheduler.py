@@ -14,8 +14,17 @@ import itertools
 import time
 
 from draft_service.drafters.catalogue import Catalogue
-from draft_service.session import Drafted, DraftSession, DraftTask, Grown, SpeculationTask, check_ids
-from draft_service.step import Job, News, begin_job, close_job, commit_job, open_job, run_turn, speculate_job
+from draft_service.session import DraftingSession, DraftTask, FinishedDraft, Grown, SpeculationTask, check_ids
+from draft_service.step import (
+    SessionCall,
+    StepResults,
+    begin_call,
+    close_call,
+    commit_call,
+    open_call,
+    run_step,
+    speculate_call,
+)
 from paceline.engine.executor import Executor
 from paceline.protocol.codec import failure_of
 from paceline.protocol.draft import Commit, DraftBudget, DraftedProposal, DraftOpen, DraftOpened, Verifying
@@ -29,7 +38,7 @@ RETRY_AFTER_MS = 200
 """Hint sent with `Overloaded`; a session without a draft goes on target-only meanwhile."""
 
 
-class Speculator:
+class DraftScheduler:
     """Sessions in, proposals out. All methods run on the event loop and none blocks."""
 
     def __init__(self, catalogue: Catalogue, executor: Executor, max_num_seqs: int) -> None:
@@ -37,10 +46,10 @@ class Speculator:
         self._executor = executor
         self._max_num_seqs = max_num_seqs
         self._keys = itertools.count(1)
-        self._jobs: list[Job] = []
-        self._drafting: dict[DraftSession, DraftTask] = {}
-        self._speculating: dict[DraftSession, SpeculationTask] = {}
-        self._expiries: dict[DraftSession, asyncio.TimerHandle] = {}
+        self._jobs: list[SessionCall] = []
+        self._drafting: dict[DraftingSession, DraftTask] = {}
+        self._speculating: dict[DraftingSession, SpeculationTask] = {}
+        self._expiries: dict[DraftingSession, asyncio.TimerHandle] = {}
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -52,7 +61,7 @@ class Speculator:
         """Proposals that are waited for."""
         return len(self._drafting)
 
-    def open(self, owner: SessionOwner, facts: DraftOpen) -> DraftSession:
+    def open(self, owner: SessionOwner, facts: DraftOpen) -> DraftingSession:
         """Begin a session and, if its budget asks for one, its first proposal.
 
         Raises:
@@ -66,17 +75,17 @@ class Speculator:
             processors.check_ids(facts.sampling, facts.end_token_ids, vocab_size)
         if self.sessions >= self._max_num_seqs:
             raise Overloaded(f"{self._max_num_seqs} sessions are open", retry_after_ms=RETRY_AFTER_MS)
-        session = DraftSession(next(self._keys), owner, facts, drafter, vocab_size, len(facts.token_ids))
+        session = DraftingSession(next(self._keys), owner, facts, drafter, vocab_size, len(facts.token_ids))
         self.sessions += 1
         self._idle.clear()
         if facts.time_left_ms is not None:
             loop = asyncio.get_running_loop()
             self._expiries[session] = loop.call_later(facts.time_left_ms / 1e3, self._expire, session)
-        self._jobs.append(open_job(session))
+        self._jobs.append(open_call(session))
         self._begin(session, None, facts.budget, facts.traceparent)
         return session
 
-    def commit(self, session: DraftSession, command: Commit) -> None:
+    def commit(self, session: DraftingSession, command: Commit) -> None:
         """Take new committed tokens in and end what the session was doing.
 
         The proposal for what is committed is drafted now, unless it was sent
@@ -86,13 +95,13 @@ class Speculator:
             PrefixMismatch, InvalidInput: the commit is refused, the session stays as it is.
         """
         session.accept(command)
-        self._jobs.append(commit_job(session, command.token_ids))
+        self._jobs.append(commit_call(session, command.token_ids))
         self._stop(session)
         self._wake.set()
         if session.offer is None:
             self._begin(session, command.outcome, command.budget, command.traceparent)
 
-    def verifying(self, session: DraftSession, command: Verifying) -> None:
+    def verifying(self, session: DraftingSession, command: Verifying) -> None:
         """A round has left for the target: prepare for its outcomes, if its budget asks for that.
 
         A drafting ends: its proposal would come too late for the round. A round
@@ -107,10 +116,10 @@ class Speculator:
         self._stop(session)
         if command.budget.fan_out and command.budget.max_tokens:
             task = self._speculating[session] = SpeculationTask(session, command)
-            self._jobs.append(speculate_job(task))
+            self._jobs.append(speculate_call(task))
             self._wake.set()
 
-    def close(self, session: DraftSession) -> None:
+    def close(self, session: DraftingSession) -> None:
         """End a session; what it holds is free when the running step ends."""
         if session.closed:
             return
@@ -122,7 +131,7 @@ class Speculator:
         expiry = self._expiries.pop(session, None)
         if expiry is not None:
             expiry.cancel()
-        self._jobs.append(close_job(session))
+        self._jobs.append(close_call(session))
         self._wake.set()
 
     async def idle(self) -> None:
@@ -133,20 +142,20 @@ class Speculator:
         """Run turns until cancelled."""
         loop = asyncio.get_running_loop()
 
-        def publish(news: News) -> None:
-            loop.call_soon_threadsafe(self._deliver, news)
+        def publish(results: StepResults) -> None:
+            loop.call_soon_threadsafe(self._deliver, results)
 
         while True:
             await self._wake.wait()
             self._wake.clear()
-            jobs, self._jobs = [job for job in self._jobs if job.wanted], []
+            calls, self._jobs = [call for call in self._jobs if call.wanted], []
             drafts, speculations = list(self._drafting.values()), list(self._speculating.values())
-            self.steps += await self._executor.run(run_turn, jobs, drafts, speculations, self._wake.is_set, publish)
+            self.steps += await self._executor.run(run_step, calls, drafts, speculations, self._wake.is_set, publish)
             self._rest()
             if self._jobs or self._drafting or self._speculating:
                 self._wake.set()
 
-    def _stop(self, session: DraftSession) -> None:
+    def _stop(self, session: DraftingSession) -> None:
         """What the session was doing is of no more use; the running step's share of it is not sent."""
         self._drafting.pop(session, None)
         self._speculating.pop(session, None)
@@ -157,31 +166,33 @@ class Speculator:
             if task.over:
                 del self._speculating[session]
 
-    def _begin(self, session: DraftSession, outcome: Outcome | None, budget: DraftBudget, traceparent: str) -> None:
+    def _begin(
+        self, session: DraftingSession, outcome: Outcome | None, budget: DraftBudget, traceparent: str
+    ) -> None:
         self._wake.set()
         if not budget.max_tokens:
             return
         task = DraftTask(session, outcome, budget, session.next_proposal_id(), time.monotonic(), traceparent)
         self._drafting[session] = task
-        self._jobs.append(begin_job(task))
+        self._jobs.append(begin_call(task))
 
-    def _deliver(self, news: News) -> None:
-        for session, reused in news.opened.items():
+    def _deliver(self, results: StepResults) -> None:
+        for session, reused in results.opened.items():
             self._send_opened(session, reused)
-        for session, error in news.failures.items():
+        for session, error in results.failures.items():
             self._fail(session, error)
-        for drafted in news.drafted:
+        for drafted in results.drafted:
             self._send(drafted)
-        for grown in news.grown:
+        for grown in results.grown:
             self._send_grown(grown)
 
-    def _send_opened(self, session: DraftSession, reused: int) -> None:
+    def _send_opened(self, session: DraftingSession, reused: int) -> None:
         if not session.closed:
             manifest = session.drafter.manifest
             opened = DraftOpened(session.id, manifest.name, reused, manifest.feature_layers)
             session.owner.send(opened, urgent=True)
 
-    def _send(self, drafted: Drafted) -> None:
+    def _send(self, drafted: FinishedDraft) -> None:
         task = drafted.task
         if self._drafting.get(task.session) is not task:
             return
@@ -202,11 +213,11 @@ class Speculator:
             session.sent(outcome, each.proposal)
             session.owner.send(DraftedProposal(session.id, outcome, each.proposal, grown.timings), urgent=True)
 
-    def _expire(self, session: DraftSession) -> None:
+    def _expire(self, session: DraftingSession) -> None:
         limit = session.facts.time_left_ms
         self._fail(session, DeadlineExceeded(f"session {session.id}: its time_left_ms = {limit} ran out"))
 
-    def _fail(self, session: DraftSession, error: PacelineError) -> None:
+    def _fail(self, session: DraftingSession, error: PacelineError) -> None:
         """Tell the other side and end the session."""
         if session.closed:
             return

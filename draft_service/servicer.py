@@ -10,8 +10,8 @@ import grpc
 import psutil
 
 from draft_service.drafters.catalogue import Catalogue
-from draft_service.scheduler import Speculator
-from draft_service.session import DraftSession
+from draft_service.scheduler import DraftScheduler
+from draft_service.session import DraftingSession
 from paceline.engine.executor import Executor
 from paceline.protocol import codec
 from paceline.protocol.draft import Commit, DraftEvent, DraftOpen, Verifying
@@ -30,7 +30,7 @@ class DraftServicer(pb_grpc.DraftServiceServicer):
 
     def __init__(self, catalogue: Catalogue, executor: Executor, max_num_seqs: int) -> None:
         self._catalogue = catalogue
-        self.speculator = Speculator(catalogue, executor, max_num_seqs)
+        self.scheduler = DraftScheduler(catalogue, executor, max_num_seqs)
         self._welcome = Welcome(
             incarnation=secrets.token_hex(8),
             fingerprint=catalogue.fingerprint,
@@ -39,7 +39,7 @@ class DraftServicer(pb_grpc.DraftServiceServicer):
             drafters=catalogue.names,
         )
         self._links = Links(serve_draft_link, self._connect)
-        self.runner = asyncio.create_task(self.speculator.run(), name="draft speculator")
+        self.runner = asyncio.create_task(self.scheduler.run(), name="draft speculator")
 
     async def close(self) -> None:
         """Stop drafting.
@@ -59,14 +59,14 @@ class DraftServicer(pb_grpc.DraftServiceServicer):
         """Serve one link."""
         await self._links.serve(context, self._welcome)
 
-    def _connect(self, writer: FrameWriter[DraftEvent]) -> LinkSessions[DraftSession]:
-        return LinkSessions(DraftOpen, self.speculator, self._handle, writer)
+    def _connect(self, writer: FrameWriter[DraftEvent]) -> LinkSessions[DraftingSession]:
+        return LinkSessions(DraftOpen, self.scheduler, self._handle, writer)
 
-    def _handle(self, session: DraftSession, command: Commit | Verifying) -> None:
+    def _handle(self, session: DraftingSession, command: Commit | Verifying) -> None:
         if isinstance(command, Commit):
-            self.speculator.commit(session, command)
+            self.scheduler.commit(session, command)
         else:
-            self.speculator.verifying(session, command)
+            self.scheduler.verifying(session, command)
 
     @typed_errors
     async def GetDraftStatus(  # noqa: N802
@@ -80,11 +80,11 @@ class DraftServicer(pb_grpc.DraftServiceServicer):
         return ServiceStatus(
             incarnation=self._welcome.incarnation,
             fingerprint=self._welcome.fingerprint,
-            sessions=self.speculator.sessions,
+            sessions=self.scheduler.sessions,
             kv_rows=self._catalogue.kv_rows,
             max_kv_rows=self._catalogue.max_kv_rows,
-            queue_length=self.speculator.queue_length,
-            steps=self.speculator.steps,
+            queue_length=self.scheduler.queue_length,
+            steps=self.scheduler.steps,
             resident_bytes=psutil.Process().memory_info().rss,
             frames_sent=self._links.frames_sent,
         )

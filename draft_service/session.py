@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from draft_service.drafters.interface import AnyDrafter, Drafting, DraftingContext, Prepared, Speculating
+from draft_service.drafters.interface import AnyDrafter, Draft, DraftingContext, Prepared, Speculating
 from paceline.protocol.draft import Commit, DraftBudget, DraftOpen, Verifying
 from paceline.protocol.errors import PrefixMismatch, require
 from paceline.protocol.proposal import ROOT, Acceptance, Outcome, Proposal
@@ -23,7 +23,7 @@ class Offer:
 
 
 @dataclass(eq=False)
-class DraftSession:
+class DraftingSession:
     """A session's state; changed on the event loop only. `key` is its number in its drafter.
 
     `verifying` is what left for the target since the last commit: the outcome
@@ -137,13 +137,13 @@ class DraftTask:
     clock, seconds.
     """
 
-    session: DraftSession
+    session: DraftingSession
     outcome: Outcome | None
     budget: DraftBudget
     proposal_id: int
     arrived: float
     traceparent: str
-    drafting: Drafting | None = None
+    drafting: Draft | None = None
     begun: float = 0.0
     forward_ms: float = 0.0
     sample_ms: float = 0.0
@@ -176,7 +176,7 @@ class SpeculationTask:
     `speculating` is None before it has begun, and where the drafter prepares nothing.
     """
 
-    session: DraftSession
+    session: DraftingSession
     verifying: Verifying
     speculating: Speculating | None = None
     begun: bool = False
@@ -198,7 +198,7 @@ class Grown:
 
 
 @dataclass(frozen=True)
-class Drafted:
+class FinishedDraft:
     """A task's proposal, done or as far as it got by its deadline."""
 
     task: DraftTask

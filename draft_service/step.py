@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from draft_service.drafters.interface import AnyDrafter
-from draft_service.session import Drafted, DraftSession, DraftTask, Grown, SpeculationTask
+from draft_service.session import DraftingSession, DraftTask, FinishedDraft, Grown, SpeculationTask
 from paceline.protocol.errors import InternalError, PacelineError
 from paceline.protocol.records import StepTimings
 
@@ -20,10 +20,10 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Job:
+class SessionCall:
     """A call of a session's drafter; jobs of a session run in the order in which they were made."""
 
-    session: DraftSession
+    session: DraftingSession
     run: Callable[[], int | None]
     opens: bool = False
     """Whether `run` opens the session and returns how many prefix tokens were reused."""
@@ -36,16 +36,16 @@ class Job:
 
 
 @dataclass
-class News:
+class StepResults:
     """What came of the jobs or of a step: somebody is waiting to hear of it, if there is any.
 
     `opened` tells how many prefix tokens each opened session reused; a session
     named in `failures` can't be used again.
     """
 
-    opened: dict[DraftSession, int] = field(default_factory=dict)
-    failures: dict[DraftSession, PacelineError] = field(default_factory=dict)
-    drafted: list[Drafted] = field(default_factory=list)
+    opened: dict[DraftingSession, int] = field(default_factory=dict)
+    failures: dict[DraftingSession, PacelineError] = field(default_factory=dict)
+    drafted: list[FinishedDraft] = field(default_factory=list)
     grown: list[Grown] = field(default_factory=list)
 
     def __bool__(self) -> bool:
@@ -53,39 +53,41 @@ class News:
 
 
 @dataclass
-class _Group:
+class _DrafterBatch:
     """The unfinished work of one drafter: one batched step."""
 
     drafts: list[DraftTask] = field(default_factory=list)
     speculations: list[SpeculationTask] = field(default_factory=list)
 
     @property
-    def sessions(self) -> list[DraftSession]:
+    def sessions(self) -> list[DraftingSession]:
         return [*(task.session for task in self.drafts), *(task.session for task in self.speculations)]
 
 
-def open_job(session: DraftSession) -> Job:
+def open_call(session: DraftingSession) -> SessionCall:
     """Begin a session in its drafter."""
     facts = session.facts
-    return Job(session, lambda: session.drafter.open(session.key, facts.token_ids, session.context), opens=True)
+    return SessionCall(
+        session, lambda: session.drafter.open(session.key, facts.token_ids, session.context), opens=True
+    )
 
 
-def commit_job(session: DraftSession, token_ids: Sequence[int]) -> Job:
+def commit_call(session: DraftingSession, token_ids: Sequence[int]) -> SessionCall:
     """Append committed tokens."""
-    return Job(session, lambda: session.drafter.commit(session.key, token_ids))
+    return SessionCall(session, lambda: session.drafter.commit(session.key, token_ids))
 
 
-def begin_job(task: DraftTask) -> Job:
+def begin_call(task: DraftTask) -> SessionCall:
     """Start a task's drafting."""
 
     def begin() -> None:
         task.begun = time.monotonic()
         task.drafting = task.session.drafter.begin(task.session.key, task.budget, task.proposal_id)
 
-    return Job(task.session, begin)
+    return SessionCall(task.session, begin)
 
 
-def speculate_job(task: SpeculationTask) -> Job:
+def speculate_call(task: SpeculationTask) -> SessionCall:
     """Start to prepare for a round's outcomes."""
 
     def speculate() -> None:
@@ -93,20 +95,20 @@ def speculate_job(task: SpeculationTask) -> Job:
         task.begun = True
         task.speculating = session.drafter.speculate(session.key, task.verifying, session.next_proposal_id)
 
-    return Job(task.session, speculate)
+    return SessionCall(task.session, speculate)
 
 
-def close_job(session: DraftSession) -> Job:
+def close_call(session: DraftingSession) -> SessionCall:
     """Forget a session in its drafter."""
-    return Job(session, lambda: session.drafter.close(session.key), closes=True)
+    return SessionCall(session, lambda: session.drafter.close(session.key), closes=True)
 
 
-def run_turn(
-    jobs: Sequence[Job],
+def run_step(
+    calls: Sequence[SessionCall],
     drafts: Sequence[DraftTask],
     speculations: Sequence[SpeculationTask],
     interrupted: Callable[[], bool],
-    publish: Callable[[News], object],
+    publish: Callable[[StepResults], object],
 ) -> int:
     """Apply the jobs, then advance all work, a step at a time for each drafter.
 
@@ -123,59 +125,61 @@ def run_turn(
     Returns:
         How many steps were taken.
     """
-    steps, news = 0, News()
-    for job in jobs:
-        if job.session not in news.failures:
-            _run(job, news)
+    steps, results = 0, StepResults()
+    for call in calls:
+        if call.session not in results.failures:
+            _run(call, results)
     while True:
-        _read(drafts, speculations, news)
-        if news:
-            publish(news)
-            drafts, speculations = _unfinished(drafts, speculations, news)
-            news = News()
+        _read(drafts, speculations, results)
+        if results:
+            publish(results)
+            drafts, speculations = _unfinished(drafts, speculations, results)
+            results = StepResults()
         if steps and interrupted():
             return steps
-        taken = sum(_advance(*each, news) for each in _by_drafter(drafts, speculations).items())
-        if not taken and not news:
+        taken = sum(_advance(*each, results) for each in _by_drafter(drafts, speculations).items())
+        if not taken and not results:
             return steps
         steps += taken
 
 
 def _unfinished(
-    drafts: Sequence[DraftTask], speculations: Sequence[SpeculationTask], news: News
+    drafts: Sequence[DraftTask], speculations: Sequence[SpeculationTask], results: StepResults
 ) -> tuple[list[DraftTask], list[SpeculationTask]]:
-    drafted = {each.task for each in news.drafted}
+    drafted = {each.task for each in results.drafted}
     return (
-        [task for task in drafts if task not in drafted and task.session not in news.failures],
-        [task for task in speculations if task.session not in news.failures],
+        [task for task in drafts if task not in drafted and task.session not in results.failures],
+        [task for task in speculations if task.session not in results.failures],
     )
 
 
-def _run(job: Job, news: News) -> None:
+def _run(call: SessionCall, results: StepResults) -> None:
     try:
-        reused = job.run()
-        if job.opens:
-            news.opened[job.session] = reused or 0
+        reused = call.run()
+        if call.opens:
+            results.opened[call.session] = reused or 0
     except PacelineError as error:
-        news.failures[job.session] = error
+        results.failures[call.session] = error
     except Exception as error:
-        logger.exception("drafter failed: session=%d", job.session.id)
-        news.failures[job.session] = _internal(job.session, error)
+        logger.exception("drafter failed: session=%d", call.session.id)
+        results.failures[call.session] = _internal(call.session, error)
 
 
-def _by_drafter(drafts: Sequence[DraftTask], speculations: Sequence[SpeculationTask]) -> dict[AnyDrafter, _Group]:
-    groups: dict[AnyDrafter, _Group] = {}
+def _by_drafter(
+    drafts: Sequence[DraftTask], speculations: Sequence[SpeculationTask]
+) -> dict[AnyDrafter, _DrafterBatch]:
+    groups: dict[AnyDrafter, _DrafterBatch] = {}
     for task in drafts:
         if task.drafting is not None and not task.drafting.done:
-            groups.setdefault(task.session.drafter, _Group()).drafts.append(task)
+            groups.setdefault(task.session.drafter, _DrafterBatch()).drafts.append(task)
     for speculation in speculations:
         work = speculation.speculating
         if work is not None and not work.done:
-            groups.setdefault(speculation.session.drafter, _Group()).speculations.append(speculation)
+            groups.setdefault(speculation.session.drafter, _DrafterBatch()).speculations.append(speculation)
     return groups
 
 
-def _advance(drafter: AnyDrafter, group: _Group, news: News) -> bool:
+def _advance(drafter: AnyDrafter, group: _DrafterBatch, results: StepResults) -> bool:
     """Take a step; says whether it computed any rows."""
     begun = time.monotonic()
     try:
@@ -186,7 +190,7 @@ def _advance(drafter: AnyDrafter, group: _Group, news: News) -> bool:
         names = ",".join(str(session.id) for session in group.sessions)
         logger.exception("draft step failed: drafter=%s sessions=%s", drafter.manifest.name, names)
         for session in group.sessions:
-            news.failures[session] = _internal(session, error)
+            results.failures[session] = _internal(session, error)
         return False
     step_ms = (time.monotonic() - begun) * 1e3
     batch = len(group.sessions)
@@ -199,14 +203,14 @@ def _advance(drafter: AnyDrafter, group: _Group, news: News) -> bool:
     return rows > 0
 
 
-def _read(drafts: Sequence[DraftTask], speculations: Sequence[SpeculationTask], news: News) -> None:
+def _read(drafts: Sequence[DraftTask], speculations: Sequence[SpeculationTask], results: StepResults) -> None:
     now = time.monotonic()
     for task in drafts:
-        if task.session not in news.failures and _is_over(task, now):
-            _read_draft(task, news)
+        if task.session not in results.failures and _is_over(task, now):
+            _read_draft(task, results)
     for speculation in speculations:
-        if speculation.session not in news.failures and speculation.speculating is not None:
-            _read_grown(speculation, news)
+        if speculation.session not in results.failures and speculation.speculating is not None:
+            _read_grown(speculation, results)
 
 
 def _is_over(task: DraftTask, now: float) -> bool:
@@ -214,30 +218,30 @@ def _is_over(task: DraftTask, now: float) -> bool:
     return task.drafting.done or (task.deadline is not None and now >= task.deadline)
 
 
-def _read_draft(task: DraftTask, news: News) -> None:
+def _read_draft(task: DraftTask, results: StepResults) -> None:
     begun = time.monotonic()
     assert task.drafting is not None, "its begin job ran"
     try:
         proposal = task.drafting.proposal()
     except Exception as error:
         logger.exception("reading a proposal failed: session=%d", task.session.id)
-        news.failures[task.session] = _internal(task.session, error)
+        results.failures[task.session] = _internal(task.session, error)
         return
     task.sample_ms = (time.monotonic() - begun) * 1e3
-    news.drafted.append(Drafted(task, proposal))
+    results.drafted.append(FinishedDraft(task, proposal))
 
 
-def _read_grown(task: SpeculationTask, news: News) -> None:
+def _read_grown(task: SpeculationTask, results: StepResults) -> None:
     assert task.speculating is not None, "checked before"
     try:
         prepared = task.speculating.take_grown()
     except Exception as error:
         logger.exception("reading prepared proposals failed: session=%d", task.session.id)
-        news.failures[task.session] = _internal(task.session, error)
+        results.failures[task.session] = _internal(task.session, error)
         return
     if prepared:
-        news.grown.append(Grown(task, prepared, task.timings))
+        results.grown.append(Grown(task, prepared, task.timings))
 
 
-def _internal(session: DraftSession, error: Exception) -> InternalError:
+def _internal(session: DraftingSession, error: Exception) -> InternalError:
     return InternalError(f"session {session.id}: unexpected {type(error).__name__}; the service's log has the stack")

@@ -23,7 +23,7 @@ TELLING_ROWS = 16
 
 
 @dataclass(frozen=True)
-class Hold:
+class Window:
     """Whom a step waits for, and until when at most."""
 
     awaited: frozenset[int] = frozenset()
@@ -31,7 +31,7 @@ class Hold:
 
 
 @dataclass
-class Returns:
+class BatchingWindow:
     """Who is away, and how long each usually is. Times are seconds on the monotonic clock."""
 
     _usual_s: dict[int, float] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Returns:
         """Whether one of these is still to come back."""
         return not sessions.isdisjoint(self._left_at)
 
-    def hold(self, ready: int, now: float, prefix_rows: int = 0) -> Hold:
+    def hold(self, ready: int, now: float, prefix_rows: int = 0) -> Window:
         """Hold the next step for as many as pay: a step's length for each, against the time lost by all before it.
 
         It is taken to be as long as the last, or as the prefix rows that wait for it make it: a prompt
@@ -88,7 +88,7 @@ class Returns:
             if gain > best:
                 best, awaited, held = gain, place, due
         chosen = frozenset(session for _, session in order[:awaited])
-        return Hold(chosen, held + max((self._patience(session, step_s) for session in chosen), default=0.0))
+        return Window(chosen, held + max((self._patience(session, step_s) for session in chosen), default=0.0))
 
     def _patience(self, session: int, step_s: float) -> float:
         return max(self._usual(session) * (LATE - 1), step_s * LATE_STEPS)

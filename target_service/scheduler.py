@@ -35,12 +35,12 @@ from paceline.protocol.errors import (
 )
 from paceline.protocol.records import StepTimings
 from paceline.protocol.sampling import Grammar
-from paceline.protocol.target import Round, Stage, TargetOpen, TargetOpened, Verdict
+from paceline.protocol.target import Prefetch, Round, TargetOpen, TargetOpened, Verdict
 from paceline.rpc.sessions import SessionOwner
 from paceline.runtime import telemetry
 from paceline.runtime.config import EngineSettings
 from paceline.sampling.grammar import Grammars
-from target_service.batching import Returns
+from target_service.batching import BatchingWindow
 from target_service.prefixes import PendingPrefixes
 from target_service.session import Session, check_open, make_processors, rows_to_reserve, shared_prefix
 from target_service.step import PrefillWork, RoundWork, Step, StepResult, gather_step, internal, make_room, run_step
@@ -58,7 +58,7 @@ _Events = list[tuple[Session, Verdict | TargetOpened | PacelineError]]
 """What is to be sent, and who has failed."""
 
 
-class Scheduler:
+class TargetScheduler:
     """Sessions in, verdicts out. All public methods run on the event loop and none blocks.
 
     A session waits for its grammar, if it has one (`_compiling`), then for room
@@ -96,7 +96,7 @@ class Scheduler:
         self._expiries: dict[int, asyncio.TimerHandle] = {}
         self._admitted = 0
         self._no_room = False
-        self._returns = Returns()
+        self._window = BatchingWindow()
         self._prefixes = PendingPrefixes()
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
@@ -154,7 +154,7 @@ class Scheduler:
             raise UnknownSession(f"session {session.id} has ended")
         with self._lock:
             before = session.pending
-            self._returns.back(session.key, time.monotonic())
+            self._window.back(session.key, time.monotonic())
             verdict = session.accept(round_, self._engine.info, time.monotonic())
             if verdict is not None:
                 self._send([(session, verdict)])
@@ -164,14 +164,14 @@ class Scheduler:
             if session.key in self._ready:
                 self._wake.set()
 
-    def stage(self, session: Session, stage: Stage) -> None:
+    def prefetch(self, session: Session, prefetch: Prefetch) -> None:
         """Keep proposals for outcomes of a round.
 
         Raises:
             InvalidInput: they are refused, the session stays as it is.
         """
         with self._lock:
-            session.stage(stage, self._engine.info)
+            session.prefetch(prefetch, self._engine.info)
 
     def close(self, session: Session) -> None:
         """End a session; its KV is free when the running step ends."""
@@ -181,7 +181,7 @@ class Scheduler:
             session.closed = True
             self._opening.pop(session.key, None)
             self._ready.pop(session.key, None)
-            self._returns.gone(session.key)
+            self._window.gone(session.key)
             self._prefixes.end(session)
             if session.admitted:
                 self._closing.append(session)
@@ -260,8 +260,8 @@ class Scheduler:
         if not kept:
             return
         left = sum(session.prefill_left for session in self._opening.values())
-        hold = self._returns.hold(kept, time.monotonic(), min(left, self._settings.prefill_chunk))
-        while self._returns.is_away(hold.awaited) and (left_s := hold.until - time.monotonic()) > 0:
+        hold = self._window.hold(kept, time.monotonic(), min(left, self._settings.prefill_chunk))
+        while self._window.is_away(hold.awaited) and (left_s := hold.until - time.monotonic()) > 0:
             self._wake.clear()
             try:
                 async with asyncio.timeout(left_s):
@@ -356,9 +356,9 @@ class Scheduler:
         for work in step.rounds:
             self._ready.pop(work.session.key, None)
 
-    def _go_on(self, begun: Step, publish: Callable[[_Events], None]) -> None:
+    def _go_on(self, self_started: Step, publish: Callable[[_Events], None]) -> None:
         """On the executor's thread: run the step that has begun, then the next, while nobody is needed for it."""
-        step: Step | None = begun
+        step: Step | None = self_started
         while step is not None:
             self._engaged = time.monotonic()
             try:
@@ -380,12 +380,12 @@ class Scheduler:
         """Whether a step can begin with nobody let in, freed or waited for before it."""
         if self._stopped or not self._ready or self._waiting or self._opening or self._closing:
             return False
-        return not self._returns.hold(len(self._ready), time.monotonic()).awaited
+        return not self._window.hold(len(self._ready), time.monotonic()).awaited
 
     def _take_in(self, step: Step, result: StepResult) -> _Events:
         """What a step says of its sessions, and whose next round it leaves ready; returns what is to be sent."""
         self.steps += 1
-        self._returns.stepped(result.seconds, sum(work.prefix_rows for work in step.prefixes))
+        self._window.stepped(result.seconds, sum(work.prefix_rows for work in step.prefixes))
         events: _Events = []
         for prefix in step.prefixes:
             events += self._advance_prefix(prefix, step, result)
@@ -400,25 +400,25 @@ class Scheduler:
         session = work.session
         if session.closed:
             return []
-        timings = _timings(step, result, work.pending.arrived, result.begun, result.forward_ms)
+        timings = _timings(step, result, work.pending.arrived, result.self_started, result.forward_ms)
         verdict = session.remember(work.round_, replace(verdict, timings=timings), self._engine.info)
         self._run_ahead(session)
         if session.key not in self._ready:
-            self._returns.answered(session.key, time.monotonic())
+            self._window.answered(session.key, time.monotonic())
         if work.round_.traceparent:
             telemetry.record_step(work.round_.traceparent, "verify", timings)
         return [(session, verdict)]
 
     def _run_ahead(self, session: Session) -> None:
         """Let a session go on without its coordinator, if it may: nobody waits for it to come back."""
-        if session.run_ahead(self._engine.info, time.monotonic()):
+        if session.lease(self._engine.info, time.monotonic()):
             self._ready[session.key] = session
 
     def _advance_prefix(self, work: RoundWork | PrefillWork, step: Step, result: StepResult) -> _Events:
         session = work.session
         session.prefilled += work.prefix_rows
         session.forward_ms += result.forward_ms
-        session.first_step = session.first_step or result.begun
+        session.first_step = session.first_step or result.self_started
         if session.closed:
             return []
         self._prefixes.computed(session)
@@ -460,10 +460,10 @@ def _opened(session: Session, timings: StepTimings) -> TargetOpened:
     return TargetOpened(session.id, session.reused, replace(timings, queue_ms=queue_ms, service_ms=service_ms))
 
 
-def _timings(step: Step, result: StepResult, arrived: float, begun: float, forward_ms: float) -> StepTimings:
+def _timings(step: Step, result: StepResult, arrived: float, self_started: float, forward_ms: float) -> StepTimings:
     """A step's rounds leave together, so each waits for the draws of all of them."""
     return StepTimings(
-        queue_ms=max(0.0, begun - arrived) * 1e3,
+        queue_ms=max(0.0, self_started - arrived) * 1e3,
         forward_ms=forward_ms,
         sample_ms=result.sample_ms,
         service_ms=(time.monotonic() - arrived) * 1e3,

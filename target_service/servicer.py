@@ -15,7 +15,7 @@ from paceline.protocol import codec
 from paceline.protocol.errors import InternalError, PeerUnavailable
 from paceline.protocol.handshake import ServiceStatus, Welcome
 from paceline.protocol.sampling import LIFE_SIGN_MS
-from paceline.protocol.target import MAX_RUN_AHEAD, MAX_STAGED, Round, Stage, TargetEvent, TargetOpen
+from paceline.protocol.target import MAX_LEASE, MAX_PREFETCHED, Prefetch, Round, TargetEvent, TargetOpen
 from paceline.rpc.frames import FrameWriter
 from paceline.rpc.link import serve_target_link
 from paceline.rpc.sessions import Links, LinkSessions
@@ -24,7 +24,7 @@ from paceline.runtime.config import EngineSettings
 from paceline.sampling.grammar import Grammars
 from paceline.v1 import target_service_pb2 as pb
 from paceline.v1 import target_service_pb2_grpc as pb_grpc
-from target_service.scheduler import Scheduler
+from target_service.scheduler import TargetScheduler
 from target_service.session import Session
 
 
@@ -41,14 +41,14 @@ class TargetServicer(pb_grpc.TargetServiceServicer):
         grammars: Grammars | None = None,
     ) -> None:
         self._engine = engine
-        self.scheduler = Scheduler(engine, executor, settings, max_queue, step_timeout_s, grammars)
+        self.scheduler = TargetScheduler(engine, executor, settings, max_queue, step_timeout_s, grammars)
         self._welcome = Welcome(
             incarnation=secrets.token_hex(8),
             fingerprint=engine.info.fingerprint,
             max_length=engine.info.longest_session,
             max_sessions=settings.max_num_seqs,
-            max_run_ahead=MAX_RUN_AHEAD,
-            max_staged=MAX_STAGED,
+            max_lease=MAX_LEASE,
+            max_prefetched=MAX_PREFETCHED,
         )
         self._links = Links(serve_target_link, self._connect)
         self.runner = asyncio.create_task(self.scheduler.run(), name="target scheduler")
@@ -77,11 +77,11 @@ class TargetServicer(pb_grpc.TargetServiceServicer):
         await self._links.serve(context, self._welcome)
 
     def _connect(self, writer: FrameWriter[TargetEvent]) -> LinkSessions[Session]:
-        def handle(session: Session, command: Round | Stage) -> None:
+        def handle(session: Session, command: Round | Prefetch) -> None:
             if isinstance(command, Round):
                 self.scheduler.submit(session, command)
             else:
-                self.scheduler.stage(session, command)
+                self.scheduler.prefetch(session, command)
 
         return LinkSessions(TargetOpen, self.scheduler, handle, writer)
 

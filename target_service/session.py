@@ -9,7 +9,7 @@ from paceline.engine.blocks import BlockKey, prefix_keys
 from paceline.engine.interface import NO_PREFIX, EngineInfo, Prefix, StepItem
 from paceline.protocol.errors import PrefixMismatch, Unsupported, require
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES, ROOT, Acceptance, Outcome, Proposal
-from paceline.protocol.target import MAX_STAGED, Begun, Round, Stage, TargetOpen, Verdict
+from paceline.protocol.target import MAX_PREFETCHED, Prefetch, Round, SelfStarted, TargetOpen, Verdict
 from paceline.rpc.sessions import SessionOwner
 from paceline.runtime.config import EngineSettings
 from paceline.sampling import acceptance, processors
@@ -33,7 +33,7 @@ class AnsweredRound:
 
 
 @dataclass(frozen=True)
-class Grant:
+class Lease:
     """How far a session may run ahead: the last position that it may draw; and the parent of its rounds' spans."""
 
     until: int = 0
@@ -48,7 +48,7 @@ class Session:
     of the prefix, of which the first `reused` came from other sessions; after
     the first round, the rows of `last.round_` behind its base length. `run` has
     what was answered from the round on that was sent last: that one, and those
-    that ran ahead from it, as far as `grant` goes. `staged` has rounds that may
+    that ran ahead from it, as far as `leasing` goes. `prefetched` has rounds that may
     be begun behind the waiting one, by its outcomes, and `next` the one that came true.
     `forward_ms` sums the steps that computed the prefix. `keys`, `awaits` and
     `claimed` belong to `PendingPrefixes`: the blocks of the prefix, the one that
@@ -74,8 +74,8 @@ class Session:
     pending: PendingRound | None = None
     last: AnsweredRound | None = field(default=None, repr=False)
     run: list[AnsweredRound] = field(default_factory=list, repr=False)
-    grant: Grant = Grant()
-    staged: dict[Outcome, Round] = field(default_factory=dict, repr=False)
+    leasing: Lease = Lease()
+    prefetched: dict[Outcome, Round] = field(default_factory=dict, repr=False)
     next: Round | None = field(default=None, repr=False)
     processors: Processors | None = field(default=None, repr=False)
 
@@ -120,12 +120,12 @@ class Session:
         self._check_continues(round_)
         check_round(round_, self.facts.acceptance, info, self.max_rows)
         self.pending = PendingRound(round_, now)
-        self.staged = {}
+        self.prefetched = {}
         self.run.clear()
-        self.grant = _grant(round_)
+        self.leasing = _lease_of(round_)
         return None
 
-    def stage(self, stage: Stage, info: EngineInfo) -> None:
+    def prefetch(self, prefetch: Prefetch, info: EngineInfo) -> None:
         """Keep proposals for outcomes of the waiting round; those for another round come too late.
 
         Raises:
@@ -133,15 +133,20 @@ class Session:
         """
         mode = self.facts.acceptance
         require(mode is Acceptance.COUPLED, "stage", mode.value, "for coupled acceptance only")
-        if self.pending is None or self.pending.round_.base_length != stage.base_length:
+        if self.pending is None or self.pending.round_.base_length != prefetch.base_length:
             return
         waiting = self.pending.round_
-        staged = {outcome: waiting.behind(outcome, proposal) for outcome, proposal in stage.proposals}
-        for round_ in staged.values():
+        prefetched = {outcome: waiting.behind(outcome, proposal) for outcome, proposal in prefetch.proposals}
+        for round_ in prefetched.values():
             check_round(round_, mode, info, self.max_rows)
-        staged = self.staged | staged
-        require(len(staged) <= MAX_STAGED, "staged proposals", len(staged), f"at most {MAX_STAGED} for one round")
-        self.staged = staged
+        prefetched = self.prefetched | prefetched
+        require(
+            len(prefetched) <= MAX_PREFETCHED,
+            "staged proposals",
+            len(prefetched),
+            f"at most {MAX_PREFETCHED} for one round",
+        )
+        self.prefetched = prefetched
         # Who stages for a round has the verdicts before it, and won't ask for those again.
         self.run.clear()
 
@@ -151,16 +156,16 @@ class Session:
         Returns:
             The verdict, which says what is begun behind it if that was staged.
         """
-        self.next = self._staged_for(round_, verdict, info)
+        self.next = self._prefetched_for(round_, verdict, info)
         if self.next is not None and self.next.proposal is not None:
-            verdict = replace(verdict, begun=Begun(self.next.base_length, len(self.next.proposal)))
+            verdict = replace(verdict, self_started=SelfStarted(self.next.base_length, len(self.next.proposal)))
         self.pending = None
-        self.staged = {}
+        self.prefetched = {}
         self.last = AnsweredRound(round_, verdict)
         self.run.append(self.last)
         return verdict
 
-    def run_ahead(self, info: EngineInfo, now: float) -> bool:
+    def lease(self, info: EngineInfo, now: float) -> bool:
         """Begin the round behind the last one, if it was staged or granted and the text goes on; says whether it has.
 
         It is one that would be taken if it were sent: what is staged was checked when it came, and a granted round
@@ -170,43 +175,45 @@ class Session:
             return False
         round_, self.next = self.next, None
         if round_ is None:
-            round_ = self._granted(self.last, info)
+            round_ = self._leased(self.last, info)
         else:
             # It ends the run that was granted: who staged it knows no later round of that.
-            self.grant = _grant(round_)
+            self.leasing = _lease_of(round_)
         if round_ is None:
             return False
         self.pending = PendingRound(round_, now)
         return True
 
-    def _granted(self, last: AnsweredRound, info: EngineInfo) -> Round | None:
+    def _leased(self, last: AnsweredRound, info: EngineInfo) -> Round | None:
         drawn = last.verdict.token_ids[-1]
         position = last.round_.first_position + 1
-        runs = last.round_.proposal is None and position <= self.grant.until
+        runs = last.round_.proposal is None and position <= self.leasing.until
         if not runs or self._has_ended(drawn, position, info):
             return None
-        return last.round_.following(drawn, self.grant.traceparent)
+        return last.round_.following(drawn, self.leasing.traceparent)
 
     def _has_ended(self, drawn: int, position: int, info: EngineInfo) -> bool:
         """Whether the text ends with a token, before `position`."""
         return drawn in self.facts.end_token_ids or position >= (self.facts.max_length or info.longest_session)
 
-    def _staged_for(self, round_: Round, verdict: Verdict, info: EngineInfo) -> Round | None:
+    def _prefetched_for(self, round_: Round, verdict: Verdict, info: EngineInfo) -> Round | None:
         """What was staged for the outcome that the verdict gives the round."""
-        if not self.staged:
+        if not self.prefetched:
             return None
         decision = acceptance.decide(self.facts.acceptance, round_, verdict, self.facts.noise)
-        staged = self.staged.get(decision.outcome(round_.base_length))
-        if staged is None or any(self._has_ended(each, staged.first_position, info) for each in decision.committed):
+        prefetched = self.prefetched.get(decision.outcome(round_.base_length))
+        if prefetched is None or any(
+            self._has_ended(each, prefetched.first_position, info) for each in decision.committed
+        ):
             return None
-        return staged
+        return prefetched
 
     def _extend(self, round_: Round, seen: int) -> None:
         """Who sends a round has the verdicts before it, and won't ask for those again."""
         del self.run[:seen]
-        grant = _grant(round_)
-        if grant.until > self.grant.until:
-            self.grant = grant
+        leasing = _lease_of(round_)
+        if leasing.until > self.leasing.until:
+            self.leasing = leasing
 
     def round_item(self, round_: Round) -> StepItem:
         """The rows of a round: its committed tokens, then its proposal's nodes; logits from the root on.
@@ -355,8 +362,8 @@ def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
         require(0 <= token_id < vocab_size, name, token_id, f"in [0, {vocab_size}), the vocabulary")
 
 
-def _grant(round_: Round) -> Grant:
-    return Grant(round_.first_position + round_.run_ahead, round_.traceparent)
+def _lease_of(round_: Round) -> Lease:
+    return Lease(round_.first_position + round_.lease, round_.traceparent)
 
 
 def _require_same(held: Round, got: Round, state: str) -> None:

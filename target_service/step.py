@@ -79,10 +79,10 @@ class Step:
 
 @dataclass(frozen=True)
 class StepResult:
-    """One answer for each round, in order; `begun` on the monotonic clock, seconds."""
+    """One answer for each round, in order; `self_started` on the monotonic clock, seconds."""
 
     answers: tuple[Verdict | PacelineError, ...]
-    begun: float
+    self_started: float
     forward_ms: float
     sample_ms: float
 
@@ -155,12 +155,12 @@ def run_step(engine: Engine, step: Step) -> StepResult:
         PeerUnavailable: a rank is gone; no session of the engine can be used again.
         Exception: whatever the engine raised; no session of the step can be used again.
     """
-    begun = time.monotonic()
+    self_started = time.monotonic()
     outputs = _forward(engine, step)
     forwarded = time.monotonic()
     answers = tuple(_verify(work, output) for work, output in zip(step.rounds, outputs, strict=False))
     ended = time.monotonic()
-    return StepResult(answers, begun, (forwarded - begun) * 1e3, (ended - forwarded) * 1e3)
+    return StepResult(answers, self_started, (forwarded - self_started) * 1e3, (ended - forwarded) * 1e3)
 
 
 def _forward(engine: Engine, step: Step) -> Sequence[Logits | Drawing]:

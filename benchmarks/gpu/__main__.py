@@ -71,7 +71,7 @@ class GpuCase:
 
 
 @dataclass(frozen=True)
-class Load:
+class ServiceLoad:
     """What a case runs: sessions behind a prefix, and rows for each."""
 
     sessions: int
@@ -130,7 +130,7 @@ class Bench:
     """One model, and the engines on it; one engine at a time holds a pool."""
 
     def __init__(
-        self, shape: str, device: torch.device, dtype: torch.dtype, loads: Sequence[Load], rounds: int
+        self, shape: str, device: torch.device, dtype: torch.dtype, loads: Sequence[ServiceLoad], rounds: int
     ) -> None:
         """Make the model, and check an engine of it as the service would."""
         self.shape = shape
@@ -156,13 +156,13 @@ class Bench:
             self_check(engine, self._reference)
         return engine
 
-    def floor_ms(self, load: Load, bandwidth: float) -> float:
+    def floor_ms(self, load: ServiceLoad, bandwidth: float) -> float:
         """Of one step."""
         kv = load.sessions * (load.length + load.rows) * self.facts.kv_shape.row_bytes
         return (self.weights + kv) / bandwidth * 1e3
 
 
-def steps_ms(engine: StaticEngine, load: Load, steps: int) -> tuple[float, float]:
+def steps_ms(engine: StaticEngine, load: ServiceLoad, steps: int) -> tuple[float, float]:
     """Medians of a step whose rows are drawn, and of one whose logits are brought to the host."""
     plan, draws = load.plan, load.draws(engine.info.fingerprint.vocab_size)
 
@@ -181,7 +181,7 @@ def steps_ms(engine: StaticEngine, load: Load, steps: int) -> tuple[float, float
     return found
 
 
-def measure(bench: Bench, loads: Sequence[Load], steps: int, bandwidth: float) -> list[GpuCase]:
+def measure(bench: Bench, loads: Sequence[ServiceLoad], steps: int, bandwidth: float) -> list[GpuCase]:
     """All cases of one model."""
     direct = bench.engine(graphs=False)
     without = [steps_ms(direct, load, steps)[0] for load in loads]
@@ -228,7 +228,7 @@ def run(arguments: argparse.Namespace) -> str:
     graphs = device.type == "cuda"
     bandwidth = copy_bandwidth(device)
     pairs = [(sessions, rows) for sessions in arguments.sessions for rows in arguments.rows]
-    loads = [Load(sessions, rows, arguments.length) for sessions, rows in pairs]
+    loads = [ServiceLoad(sessions, rows, arguments.length) for sessions, rows in pairs]
     cases: list[GpuCase] = []
     for shape in arguments.shape:
         bench = Bench(shape, device, getattr(torch, arguments.dtype), loads, arguments.steps)

@@ -22,7 +22,7 @@ from benchmarks.peers import worker as peer_worker
 from benchmarks.peers.install import PEERS, clean_environment, interpreter, is_installed
 from benchmarks.peers.process import Answer, PeerFailed, PeerProcess
 from benchmarks.prompts import Prompt
-from benchmarks.speed.groups import Runner, cpu_seconds
+from benchmarks.speed.groups import GenerationRunner, cpu_seconds
 from paceline.models.tokenizer import Tokenizer
 from paceline.protocol.errors import PacelineError, require
 from paceline.protocol.generation import GenerateRequest, SpeculationSettings
@@ -57,7 +57,7 @@ class Contestant(Protocol):
 class OurContestant:
     """Paceline with one drafter, or none; the client's own CPU time counts too."""
 
-    group: Runner
+    group: GenerationRunner
     num_draft_tokens: int | None = None
     system: str = OURS
 
@@ -209,7 +209,7 @@ def _run(contestant: Contestant, prompt: Prompt, number: int, plan: ContestPlan,
 
 
 @dataclass(frozen=True)
-class PeerSettings:
+class PeerRunSettings:
     """How peers are started.
 
     Attributes:
@@ -228,7 +228,7 @@ class PeerSettings:
 @contextmanager
 def start_peers(
     names: Sequence[str],
-    settings: PeerSettings,
+    settings: PeerRunSettings,
     contest: Contest,
     announce: Callable[[str], None] = lambda line: None,
 ) -> Iterator[list[PeerContestant]]:
@@ -250,7 +250,7 @@ def start_peers(
         yield started
 
 
-def peer_worker_process(name: str, mode: str, settings: PeerSettings) -> PeerProcess:
+def peer_worker_process(name: str, mode: str, settings: PeerRunSettings) -> PeerProcess:
     """A peer's worker in one of its modes, one for waves included; it starts when its context is entered.
 
     Raises:
@@ -273,7 +273,7 @@ def peer_worker_process(name: str, mode: str, settings: PeerSettings) -> PeerPro
     return PeerProcess(f"{name} {mode}", command, _environment(name, settings.threads), log)
 
 
-def _peer_model(name: str, settings: PeerSettings) -> str:
+def _peer_model(name: str, settings: PeerRunSettings) -> str:
     if name == "llama-cpp":
         return str(peer_models.float32_gguf(settings.model, settings.home))
     return peer_models.hf_folder(settings.model)

@@ -25,7 +25,7 @@ from benchmarks.reporting.figures import Spread
 from benchmarks.reporting.plots import Bars, Plot
 from benchmarks.reporting.tables import markdown_table, median_with_lower_bound, verdict
 from benchmarks.simulated.replay import FAN_OUT, K
-from benchmarks.simulated.services import OFF, TimedPair, TimedServices, drafted, request
+from benchmarks.simulated.services import OFF, SimulatedPair, SimulatedServices, drafted, request
 from paceline.client import AsyncClient
 from paceline.protocol.errors import require
 from paceline.protocol.generation import Finished, SpeculationSettings, Tokens
@@ -35,8 +35,8 @@ BAR = 0.97
 """At `BAR_SESSIONS` for all requests together; for each of them, beside target-only, at any load."""
 BAR_SESSIONS = 64
 PAIRS = {
-    "rows cost little": TimedPair("law=middling", 20.0, 2.0, target_row_ms=0.05, draft_row_ms=0.02),
-    "rows cost much": TimedPair("law=middling", 20.0, 2.0, target_row_ms=0.5, draft_row_ms=0.02),
+    "rows cost little": SimulatedPair("law=middling", 20.0, 2.0, target_row_ms=0.05, draft_row_ms=0.02),
+    "rows cost much": SimulatedPair("law=middling", 20.0, 2.0, target_row_ms=0.5, draft_row_ms=0.02),
 }
 SESSIONS = (1, 2, 4, 8, 16, 32, 64)
 MAX_SESSIONS = 256
@@ -208,7 +208,7 @@ def _row(name: str, sessions: int, mode: str, waves: Sequence[Wave]) -> LoadRow:
 
 
 @asynccontextmanager
-async def clients_of(services: TimedServices) -> AsyncIterator[Mapping[str, AsyncClient]]:
+async def clients_of(services: SimulatedServices) -> AsyncIterator[Mapping[str, AsyncClient]]:
     """A client for each mode; auto learns on a coordinator that serves it alone."""
     async with AsyncExitStack() as stack:
         fixed = stack.enter_context(services.coordinator("fixed", {"fan_out": FAN_OUT}))
@@ -222,7 +222,7 @@ async def run(plan: LoadPlan, folder: Path, advance: Advance) -> LoadResults:
     rows: list[LoadRow] = []
     comparisons: list[Comparison] = []
     for number, (name, pair) in enumerate(PAIRS.items()):
-        with TimedServices(folder / str(number), pair) as services:
+        with SimulatedServices(folder / str(number), pair) as services:
             async with clients_of(services) as clients:
                 for sessions in plan.sessions:
                     found, comparison = await measure(clients, name, sessions, plan.waves, plan.tokens)

@@ -12,15 +12,15 @@ from benchmarks.reporting.tables import median_with_lower_bound, verdict
 from benchmarks.simulated.analytic import expected_hit_rate, overlap_ceiling, overlap_gain, whole_proposal_gain
 from benchmarks.simulated.distributions import LAW_OF_ACCEPTANCE, law_chances
 from benchmarks.simulated.replay import FAN_OUT, SPECULATION, K, losses, pooled, replay, run_pair
-from benchmarks.simulated.services import TimedPair, TimedServices, request
+from benchmarks.simulated.services import SimulatedPair, SimulatedServices, request
 from paceline.client import Client
 
 GAIN_TOLERANCE = 0.95
 EFFICIENCY_GRID = (
-    (TimedPair("law=middling", 11.45, 2.54), 0.92),
-    (TimedPair("law=close", 11.45, 2.54), 0.92),
-    (TimedPair("law=middling", 30.0, 2.54), 0.97),
-    (TimedPair("law=close", 30.0, 2.54), 0.97),
+    (SimulatedPair("law=middling", 11.45, 2.54), 0.92),
+    (SimulatedPair("law=close", 11.45, 2.54), 0.92),
+    (SimulatedPair("law=middling", 30.0, 2.54), 0.97),
+    (SimulatedPair("law=close", 30.0, 2.54), 0.97),
 )
 """Pairs and their bars; 11.45 and 2.54 ms were measured on the best published system."""
 VERIFY_MS = (30.0, 11.45)
@@ -39,7 +39,7 @@ class Efficiency:
     generations: int
     rounds: int
     hit_rate: float
-    begun_rate: float
+    self_started_rate: float
     of_ideal: float
     of_ideal_lower: float
     of_perfect_cache: float
@@ -87,11 +87,11 @@ class Gain:
 
 
 def measure_efficiency(
-    pair: TimedPair, bar: float, echo_ms: float, generations: int, tokens: int, folder: Path
+    pair: SimulatedPair, bar: float, echo_ms: float, generations: int, tokens: int, folder: Path
 ) -> Efficiency:
     """Run `generations` after one that isn't counted."""
     with (
-        TimedServices(folder, pair) as services,
+        SimulatedServices(folder, pair) as services,
         services.coordinator("on", {"fan_out": FAN_OUT}) as address,
         Client(address) as client,
     ):
@@ -109,14 +109,14 @@ def measure_efficiency(
         generations=generations,
         rounds=together.rounds,
         hit_rate=together.hit_rate,
-        begun_rate=together.begun_rate,
+        self_started_rate=together.self_started_rate,
         of_ideal=of_ideal,
         of_ideal_lower=lower,
         of_perfect_cache=of_perfect,
         tokens_per_second=speed,
         bar=bar,
         echo_ms=echo_ms,
-        begun_ms=lost.begun,
+        begun_ms=lost.self_started,
         wire_ms=lost.wire,
         target_ms=lost.target,
         deciding_ms=lost.deciding,
@@ -124,10 +124,10 @@ def measure_efficiency(
     )
 
 
-def measure_gain(acceptance: float, pair: TimedPair, pairs: int, tokens: int, folder: Path) -> Gain:
+def measure_gain(acceptance: float, pair: SimulatedPair, pairs: int, tokens: int, folder: Path) -> Gain:
     """Run interleaved pairs after one that isn't counted."""
     with (
-        TimedServices(folder, pair) as services,
+        SimulatedServices(folder, pair) as services,
         services.coordinator("on", {"fan_out": FAN_OUT}) as on_address,
         services.coordinator("off", {"fan_out": 0}) as off_address,
         Client(on_address) as on,
@@ -156,10 +156,10 @@ def measure_gain(acceptance: float, pair: TimedPair, pairs: int, tokens: int, fo
     )
 
 
-def gain_grid() -> list[tuple[float, TimedPair]]:
+def gain_grid() -> list[tuple[float, SimulatedPair]]:
     """Acceptances and pairs of the second table."""
     return [
-        (acceptance, TimedPair(LAW_OF_ACCEPTANCE[acceptance], verify_ms, share * verify_ms / K))
+        (acceptance, SimulatedPair(LAW_OF_ACCEPTANCE[acceptance], verify_ms, share * verify_ms / K))
         for verify_ms in VERIFY_MS
         for acceptance in GAIN_ACCEPTANCES
         for share in GAIN_SHARES
@@ -174,7 +174,7 @@ def efficiency_row(row: Efficiency) -> dict[str, object]:
         "T_draft ms": row.draft_ms,
         "rounds": row.rounds,
         "hit rate": row.hit_rate,
-        "begun by the target": row.begun_rate,
+        "begun by the target": row.self_started_rate,
         "of the ideal": row.of_ideal,
         "lower bound": row.of_ideal_lower,
         "bar": verdict(row.of_ideal_lower, row.bar),

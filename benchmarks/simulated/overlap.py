@@ -49,7 +49,7 @@ from benchmarks.simulated.local import (
 )
 from benchmarks.simulated.remote import Detour, Remote, measure_detours, measure_remotes, remote_plot, remote_rows
 from benchmarks.simulated.replay import FAN_OUT, K
-from benchmarks.simulated.services import TimedPair
+from benchmarks.simulated.services import SimulatedPair
 from paceline.protocol.errors import require
 
 GRIDS = ("efficiency", "gain", "delay")
@@ -82,13 +82,13 @@ class OverlapPlan:
         require(self.tokens >= 2, "tokens", self.tokens, "at least 2")
 
     @property
-    def efficiencies(self) -> list[tuple[TimedPair, float]]:
+    def efficiencies(self) -> list[tuple[SimulatedPair, float]]:
         """Pairs of the first grid with their bars."""
         found = [(pair, bar) for pair, bar in EFFICIENCY_GRID if pair.verify_ms in self.verify_ms]
         return found if "efficiency" in self.grids else []
 
     @property
-    def gains(self) -> list[tuple[float, TimedPair]]:
+    def gains(self) -> list[tuple[float, SimulatedPair]]:
         """Cells of the second grid."""
         if "gain" not in self.grids:
             return []

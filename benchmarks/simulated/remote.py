@@ -20,7 +20,7 @@ from benchmarks.simulated.delay import DelayProxy
 from benchmarks.simulated.distributions import LAW_OF_ACCEPTANCE, law_match
 from benchmarks.simulated.echo import echo_ms, echo_server
 from benchmarks.simulated.replay import FAN_OUT, SPECULATION, pooled, replay, run_pair
-from benchmarks.simulated.services import OFF, TimedPair, TimedServices, request
+from benchmarks.simulated.services import OFF, SimulatedPair, SimulatedServices, request
 from paceline.client import Client
 from paceline.protocol.generation import GenerateRequest
 from paceline.protocol.sampling import SamplingParams
@@ -102,10 +102,10 @@ def measure_detours() -> list[Detour]:
 
 
 @dataclass(frozen=True)
-class Place:
+class DelayedPlace:
     """Two coordinators on the same services, with overlap and without, and what stands between."""
 
-    pair: TimedPair
+    pair: SimulatedPair
     acceptance: float
     on: Client
     off: Client
@@ -161,10 +161,10 @@ def measure_remotes(verify_ms: float, acceptances: Sequence[float], folder: Path
     """Every cell of one T_verify; each draft's first pair of generations isn't counted."""
     for acceptance in acceptances:
         law = LAW_OF_ACCEPTANCE[acceptance]
-        pair = TimedPair(law, verify_ms, DRAFT_MS)
+        pair = SimulatedPair(law, verify_ms, DRAFT_MS)
         matches = {temperature: law_match(law, temperature) for temperature in TEMPERATURES}
         with (
-            TimedServices(folder / f"{acceptance}", pair) as services,
+            SimulatedServices(folder / f"{acceptance}", pair) as services,
             DelayProxy(services.address("target")) as to_target,
             DelayProxy(services.address("draft")) as to_draft,
         ):
@@ -175,7 +175,7 @@ def measure_remotes(verify_ms: float, acceptances: Sequence[float], folder: Path
                 Client(on_address) as on,
                 Client(off_address) as off,
             ):
-                place = Place(pair, acceptance, on, off, (to_target, to_draft))
+                place = DelayedPlace(pair, acceptance, on, off, (to_target, to_draft))
                 run_pair(on, off, sampled(0, TOKENS, 1.0))
                 for one_way_ms in ONE_WAY_MS:
                     for temperature, match in matches.items():

@@ -22,12 +22,12 @@ SPECULATION = drafted(K)
 
 
 @dataclass(frozen=True)
-class Replay:
+class RoundReplay:
     """Generations after their first rounds, and the same rounds at no cost of coordination. Seconds."""
 
     rounds: int
     hits: int
-    begun: int
+    self_started: int
     tokens: int
     seconds: float
     ideal_seconds: float
@@ -39,9 +39,9 @@ class Replay:
         return self.hits / self.rounds
 
     @property
-    def begun_rate(self) -> float:
+    def self_started_rate(self) -> float:
         """Share of the rounds that the target began by itself, with a proposal that was staged."""
-        return self.begun / self.rounds
+        return self.self_started / self.rounds
 
     @property
     def tokens_per_second(self) -> float:
@@ -59,7 +59,7 @@ class Replay:
         return self.perfect_seconds / self.seconds
 
 
-def replay(stats: GenerationStats, verify_ms: float, one_way_ms: float = 0.0) -> Replay:
+def replay(stats: GenerationStats, verify_ms: float, one_way_ms: float = 0.0) -> RoundReplay:
     """Replay a generation's records.
 
     The first round is left out, as it is of `tokens_per_second`: it waits for both services' prefixes.
@@ -73,13 +73,13 @@ def replay(stats: GenerationStats, verify_ms: float, one_way_ms: float = 0.0) ->
     trip_ms = 2 * one_way_ms
     misses = [record for record in records if not is_hit(record)]
     drafting_ms = sum(record.draft.forward_ms + (trip_ms if record.proposed else 0.0) for record in misses)
-    begun = sum(record.ran_ahead for record in records)
-    perfect_ms = verify_ms * len(records) + trip_ms * (len(records) - begun)
+    self_started = sum(record.self_started for record in records)
+    perfect_ms = verify_ms * len(records) + trip_ms * (len(records) - self_started)
     tokens = stats.committed - first.accepted - 1
-    return Replay(
+    return RoundReplay(
         rounds=len(records),
         hits=len(records) - len(misses),
-        begun=begun,
+        self_started=self_started,
         tokens=tokens,
         seconds=tokens / stats.tokens_per_second,
         ideal_seconds=(perfect_ms + drafting_ms) / 1e3,
@@ -87,12 +87,12 @@ def replay(stats: GenerationStats, verify_ms: float, one_way_ms: float = 0.0) ->
     )
 
 
-def pooled(replays: Sequence[Replay]) -> Replay:
+def pooled(replays: Sequence[RoundReplay]) -> RoundReplay:
     """Several generations as one."""
-    return Replay(
+    return RoundReplay(
         rounds=sum(each.rounds for each in replays),
         hits=sum(each.hits for each in replays),
-        begun=sum(each.begun for each in replays),
+        self_started=sum(each.self_started for each in replays),
         tokens=sum(each.tokens for each in replays),
         seconds=sum(each.seconds for each in replays),
         ideal_seconds=sum(each.ideal_seconds for each in replays),
@@ -112,7 +112,7 @@ class Losses:
         drafting: of a miss: its wait for the draft beyond the steps that the draft took for it; 0 without misses.
     """
 
-    begun: float
+    self_started: float
     wire: float
     target: float
     deciding: float
@@ -123,10 +123,10 @@ def losses(records: Sequence[RoundRecord], verify_ms: float) -> Losses:
     """Of rounds after the first, at least one of them a hit."""
     hits = [record for record in records if is_hit(record)]
     misses = [record for record in records if not is_hit(record) and record.proposed]
-    begun = [record.round_ms - verify_ms for record in hits if record.ran_ahead]
-    sent = [record for record in hits if not record.ran_ahead]
+    self_started = [record.round_ms - verify_ms for record in hits if record.self_started]
+    sent = [record for record in hits if not record.self_started]
     return Losses(
-        begun=median(begun) if begun else 0.0,
+        self_started=median(self_started) if self_started else 0.0,
         wire=median(record.wire_ms for record in sent) if sent else 0.0,
         target=median(record.target.service_ms - verify_ms for record in hits),
         deciding=median(record.draft_wait_ms + record.accept_ms for record in sent) if sent else 0.0,

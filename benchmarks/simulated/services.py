@@ -32,7 +32,7 @@ MODEL_DRAFTER = "model"
 OFF = SpeculationSettings(off=True)
 
 
-class Pair(Protocol):
+class ModelPair(Protocol):
     """Names of a target's and a draft's models."""
 
     @property
@@ -45,7 +45,7 @@ class Pair(Protocol):
 
 
 @dataclass(frozen=True)
-class TimedPair:
+class SimulatedPair:
     """A target and a draft of it: named laws with stated times, milliseconds."""
 
     draft_law: str
@@ -69,19 +69,19 @@ def _timed(law: str, step_ms: float, row_ms: float) -> str:
     return f"table:{law},step_ms={step_ms:g},row_ms={row_ms:g}"
 
 
-class TimedServices:
+class SimulatedServices:
     """A target and a draft service; coordinators come and go beside them. A context manager.
 
     Raises (on entering, and from `coordinator`):
         ServiceFailed: a service ended or did not come up, with the last lines of its log.
     """
 
-    def __init__(self, folder: Path, pair: Pair) -> None:
+    def __init__(self, folder: Path, pair: ModelPair) -> None:
         self.pair = pair
         self._folder = folder
         self._processes: dict[str, ServiceProcess] = {}
 
-    def __enter__(self) -> TimedServices:
+    def __enter__(self) -> SimulatedServices:
         try:
             target: Flags = {"model": self.pair.target, "server.port": 0}
             draft: Flags = {"drafters": [f"model:{self.pair.draft}"], "server.port": 0}

@@ -22,7 +22,7 @@ from paceline.protocol.proposal import NONE
 WARM_UP_TOKENS = 24
 
 
-class Runner(Protocol):
+class GenerationRunner(Protocol):
     """Something that generates, one request at a time."""
 
     @property
@@ -42,7 +42,7 @@ class Runner(Protocol):
 
 
 @dataclass(frozen=True)
-class Group:
+class ServiceGroup:
     """A running coordinator and what is known of the processes behind it."""
 
     name: str
@@ -65,7 +65,7 @@ class Group:
 @contextmanager
 def start_groups(
     model: str, drafters: Sequence[str], folder: Path, announce: Callable[[str], None] = lambda line: None
-) -> Iterator[dict[str, Group]]:
+) -> Iterator[dict[str, ServiceGroup]]:
     """Run a group for each drafter and one without (`none`, our fastest target-only), and stop them at the end.
 
     Raises:
@@ -82,14 +82,14 @@ def start_groups(
         yield groups
 
 
-def _group(drafter: str, services: Services, client: Client) -> Group:
+def _group(drafter: str, services: Services, client: Client) -> ServiceGroup:
     threads = {name: process.threads for name, process in services.processes.items()}
     pids = [process.pid for process in services.processes.values()]
-    return Group(drafter, client, threads["target"], threads.get("draft", 0), pids)
+    return ServiceGroup(drafter, client, threads["target"], threads.get("draft", 0), pids)
 
 
 @contextmanager
-def connect(address: str, drafters: Sequence[str]) -> Iterator[dict[str, Group]]:
+def connect(address: str, drafters: Sequence[str]) -> Iterator[dict[str, ServiceGroup]]:
     """The same for a running coordinator: one group stands for all drafters.
 
     Raises (on entering):
@@ -97,7 +97,7 @@ def connect(address: str, drafters: Sequence[str]) -> Iterator[dict[str, Group]]
     """
     with Client(address) as client:
         client.describe_models()
-        yield {drafter: Group(drafter, client) for drafter in dict.fromkeys([NONE, *drafters])}
+        yield {drafter: ServiceGroup(drafter, client) for drafter in dict.fromkeys([NONE, *drafters])}
 
 
 def cpu_seconds(processes: Sequence[int]) -> float:

@@ -9,13 +9,13 @@ from typing import Any
 from benchmarks.reporting.environment import as_markdown
 from benchmarks.reporting.figures import RowCosts, Spread, ceiling, lower_bound, percentile
 from benchmarks.reporting.plots import Bars, Plot
-from benchmarks.speed.groups import Runner
-from benchmarks.speed.run import Pair, Run
+from benchmarks.speed.groups import GenerationRunner
+from benchmarks.speed.run import SpeedPair, SpeedRun
 from paceline.protocol.proposal import NONE
 
 
 @dataclass(frozen=True)
-class Costs:
+class TargetStepCosts:
     """What target steps cost, by compute threads and rows."""
 
     by_threads: Mapping[int, RowCosts]
@@ -24,7 +24,7 @@ class Costs:
     """Drafter → compute threads of its target."""
 
     @classmethod
-    def of(cls, pairs: Sequence[Pair], groups: Mapping[str, Runner]) -> Costs:
+    def of(cls, pairs: Sequence[SpeedPair], groups: Mapping[str, GenerationRunner]) -> TargetStepCosts:
         """Fold every step of every run by the threads that computed it."""
         steps: dict[int, list[tuple[int, float]]] = {}
         fastest = groups[NONE].target_threads
@@ -41,7 +41,7 @@ class Costs:
         """t(1) of our fastest target-only."""
         return self.by_threads[self.fastest].at(1)
 
-    def ceiling(self, runs: Sequence[Run], threads: int) -> float:
+    def ceiling(self, runs: Sequence[SpeedRun], threads: int) -> float:
         """What `runs` could gain over our fastest target-only if their target had `threads`; 0: rows not measured."""
         rows = [rows for run in runs for rows, _ in run.steps]
         costs = self.by_threads.get(threads)
@@ -106,16 +106,16 @@ class SpeedRow:
         return self.ratio.median / self.ceiling if self.ceiling else 0.0
 
 
-def speed_rows(pairs: Sequence[Pair], costs: Costs) -> list[SpeedRow]:
+def speed_rows(pairs: Sequence[SpeedPair], costs: TargetStepCosts) -> list[SpeedRow]:
     """One row for each kind, temperature and variant, in the order in which they first ran."""
-    cells: dict[tuple[str, float, str], list[Pair]] = {}
+    cells: dict[tuple[str, float, str], list[SpeedPair]] = {}
     for pair in pairs:
         turn = pair.turn
         cells.setdefault((turn.prompt.kind, turn.temperature, turn.variant.name), []).append(pair)
     return [_row(*key, cell, costs) for key, cell in cells.items()]
 
 
-def _row(kind: str, temperature: float, variant: str, pairs: Sequence[Pair], costs: Costs) -> SpeedRow:
+def _row(kind: str, temperature: float, variant: str, pairs: Sequence[SpeedPair], costs: TargetStepCosts) -> SpeedRow:
     drafted, plain = [pair.drafted for pair in pairs], [pair.plain for pair in pairs]
     split = [pair.split for pair in pairs if pair.split]
     threads = costs.drafting[pairs[0].turn.variant.drafter]
@@ -147,12 +147,12 @@ def _row(kind: str, temperature: float, variant: str, pairs: Sequence[Pair], cos
     )
 
 
-def _speeds(runs: Sequence[Run]) -> Spread:
+def _speeds(runs: Sequence[SpeedRun]) -> Spread:
     return Spread.of([run.tokens_per_second for run in runs])
 
 
-def _drafting_figures(runs: Sequence[Run]) -> dict[str, Any]:
-    def total(figure: Callable[[Run], int]) -> int:
+def _drafting_figures(runs: Sequence[SpeedRun]) -> dict[str, Any]:
+    def total(figure: Callable[[SpeedRun], int]) -> int:
         return sum(figure(run) for run in runs)
 
     rounds, hits = max(1, total(lambda run: run.rounds)), total(lambda run: run.cache_hits)
@@ -166,7 +166,7 @@ def _drafting_figures(runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def _latencies(drafted: Sequence[Run], plain: Sequence[Run]) -> dict[str, Any]:
+def _latencies(drafted: Sequence[SpeedRun], plain: Sequence[SpeedRun]) -> dict[str, Any]:
     waits = [wait for run in drafted for wait in run.draft_wait_ms]
     verifies = [taken for run in drafted for taken in run.verify_ms]
     return {
@@ -182,11 +182,13 @@ def _latencies(drafted: Sequence[Run], plain: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def _output_token_ms(runs: Sequence[Run]) -> list[float]:
+def _output_token_ms(runs: Sequence[SpeedRun]) -> list[float]:
     return [1e3 / run.tokens_per_second for run in runs if run.tokens_per_second > 0]
 
 
-def speed_json(facts: Mapping[str, str], rows: Sequence[SpeedRow], pairs: Sequence[Pair], costs: Costs) -> Any:
+def speed_json(
+    facts: Mapping[str, str], rows: Sequence[SpeedRow], pairs: Sequence[SpeedPair], costs: TargetStepCosts
+) -> Any:
     """Everything that the Markdown says, and each pair's own figures."""
     return {
         "facts": dict(facts),
@@ -199,7 +201,7 @@ def speed_json(facts: Mapping[str, str], rows: Sequence[SpeedRow], pairs: Sequen
     }
 
 
-def _pair_json(pair: Pair) -> dict[str, Any]:
+def _pair_json(pair: SpeedPair) -> dict[str, Any]:
     turn = pair.turn
     runs = {"plain": pair.plain, "drafted": pair.drafted} | ({"split": pair.split} if pair.split else {})
     figures = (
@@ -249,7 +251,7 @@ DETAIL_HEADS = (
 )
 
 
-def speed_markdown(facts: Mapping[str, str], rows: Sequence[SpeedRow], costs: Costs) -> str:
+def speed_markdown(facts: Mapping[str, str], rows: Sequence[SpeedRow], costs: TargetStepCosts) -> str:
     """The report."""
     parts = ["# Speed beside target-only\n", as_markdown(facts)]
     parts += [table(HEADS, [_main_cells(row) for row in rows])]
@@ -325,7 +327,7 @@ def _detail_cells(row: SpeedRow) -> list[str]:
     ]
 
 
-def _costs_table(costs: Costs) -> str:
+def _costs_table(costs: TargetStepCosts) -> str:
     def cells(threads: int, of: RowCosts) -> list[str]:
         listed = ", ".join(f"{rows}: {taken:.1f} ({of.samples[rows]})" for rows, taken in of.median_ms.items())
         return [str(threads) if threads else "unknown", listed]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from benchmarks.prompts import Prompt
-from benchmarks.speed.groups import WARM_UP_TOKENS, Runner
+from benchmarks.speed.groups import WARM_UP_TOKENS, GenerationRunner
 from paceline.client import Generation
 from paceline.protocol.errors import require
 from paceline.protocol.generation import GenerateRequest, SpeculationSettings
@@ -136,7 +136,7 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Run:
+class SpeedRun:
     """The figures of one side: a generation, or several in a row; lists have one entry a round.
 
     Attributes:
@@ -162,7 +162,7 @@ class Run:
     draft_wait_ms: tuple[float, ...]
 
     @classmethod
-    def of(cls, generations: Sequence[Generation], wall_s: float) -> Run:
+    def of(cls, generations: Sequence[Generation], wall_s: float) -> SpeedRun:
         """Keep what reports are made of."""
         stats = [generation.stats for generation in generations]
         records = [record for each in stats for record in each.records]
@@ -199,13 +199,13 @@ def _first_tokens(stats: GenerationStats) -> int:
 
 
 @dataclass(frozen=True)
-class Pair:
+class SpeedPair:
     """One turn's runs; `split` None: the drafter's services have the fastest's own threads."""
 
     turn: Turn
-    plain: Run
-    drafted: Run
-    split: Run | None = None
+    plain: SpeedRun
+    drafted: SpeedRun
+    split: SpeedRun | None = None
 
     @property
     def ratio(self) -> float:
@@ -240,14 +240,14 @@ def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
     return None if len(one) == len(other) else min(len(one), len(other))
 
 
-def measure(runner: Runner, requests: Sequence[GenerateRequest]) -> Run:
+def measure(runner: GenerationRunner, requests: Sequence[GenerateRequest]) -> SpeedRun:
     """Run generations one after the other under the client's clock."""
     begun = time.perf_counter()
     generations = [runner.generate(request) for request in requests]
-    return Run.of(generations, time.perf_counter() - begun)
+    return SpeedRun.of(generations, time.perf_counter() - begun)
 
 
-def run_turn(turn: Turn, groups: Mapping[str, Runner]) -> Pair:
+def run_turn(turn: Turn, groups: Mapping[str, GenerationRunner]) -> SpeedPair:
     """Run one turn on `none` and on the variant's own services."""
     fastest, drafting = groups[NONE], groups[turn.variant.drafter]
     off = turn.requests(SpeculationSettings(off=True))
@@ -255,10 +255,10 @@ def run_turn(turn: Turn, groups: Mapping[str, Runner]) -> Pair:
     if drafting.target_threads != fastest.target_threads:
         sides.insert(1, ("split", drafting, off))
     runs = {name: measure(runner, requests) for name, runner, requests in sides[:: -1 if turn.backwards else 1]}
-    return Pair(turn, runs["plain"], runs["drafted"], runs.get("split"))
+    return SpeedPair(turn, runs["plain"], runs["drafted"], runs.get("split"))
 
 
-def warm_up(plan: SpeedPlan, groups: Mapping[str, Runner]) -> None:
+def warm_up(plan: SpeedPlan, groups: Mapping[str, GenerationRunner]) -> None:
     """A short generation of each kind of work that will be timed, on each group."""
     prompt = next(iter(plan.prompts.values()))[0]
     for variant in (Variant(NONE), *plan.variants):
@@ -268,8 +268,8 @@ def warm_up(plan: SpeedPlan, groups: Mapping[str, Runner]) -> None:
 
 
 def run_speed(
-    plan: SpeedPlan, groups: Mapping[str, Runner], on_pair: Callable[[Pair], None] = lambda pair: None
-) -> list[Pair]:
+    plan: SpeedPlan, groups: Mapping[str, GenerationRunner], on_pair: Callable[[SpeedPair], None] = lambda pair: None
+) -> list[SpeedPair]:
     """Run the whole plan; `on_pair` sees each pair as it is done.
 
     Raises:

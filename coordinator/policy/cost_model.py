@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from coordinator.policy.estimates import Confidence, Mean, RowCost
+from coordinator.policy.estimates import Confidence, Mean, StepCostTable
 from coordinator.policy.throttle import Throttle
 
 MATCH_EDGES = (3.0, 4.0, 5.0, 7.0, 10.0, 16.0, 32.0)
@@ -42,7 +42,7 @@ def _by_rank() -> Confidence:
 
 
 @dataclass(frozen=True)
-class Experience:
+class AcceptanceStatistics:
     """What became of the proposals of one drafter, under one way of sampling.
 
     Attributes:
@@ -62,9 +62,9 @@ class Experience:
     hits: Mean = field(default_factory=lambda: Mean(0.7, 4.0))
     worth: Mean = field(default_factory=lambda: Mean(1.0, 1.0))
 
-    def child(self) -> Experience:
+    def child(self) -> AcceptanceStatistics:
         """Where one request begins, to learn on for itself."""
-        return Experience(
+        return AcceptanceStatistics(
             self.by_match.child(REQUEST_WEIGHT),
             tuple(table.child(REQUEST_WEIGHT) for table in self.by_q),
             self.by_depth.child(REQUEST_WEIGHT),
@@ -75,7 +75,7 @@ class Experience:
 
 
 @dataclass(frozen=True)
-class Costs:
+class RoundCosts:
     """Time that things take, whoever's request it is; milliseconds.
 
     Attributes:
@@ -92,9 +92,9 @@ class Costs:
             when the step that others share may have left without it.
     """
 
-    verify: RowCost = field(default_factory=RowCost)
-    step: RowCost = field(default_factory=RowCost)
-    outlook: Mean = field(default_factory=lambda: Mean(0.0, 1.0))
+    verify: StepCostTable = field(default_factory=StepCostTable)
+    step: StepCostTable = field(default_factory=StepCostTable)
+    outcome_drafting: Mean = field(default_factory=lambda: Mean(0.0, 1.0))
     plain: Mean = field(default_factory=lambda: Mean(0.0, 0.0))
     plain_sent: Mean = field(default_factory=lambda: Mean(0.0, 0.0))
     plain_ahead: Mean = field(default_factory=lambda: Mean(0.0, 0.0))
@@ -129,14 +129,14 @@ class Costs:
         return max(0.0, self.draft_wire.value + depth * self.draft_step.value + later)
 
 
-class Knowledge:
+class CostModel:
     """All that a coordinator has measured; its requests read and add. One per coordinator."""
 
     def __init__(self) -> None:
-        self.costs = Costs()
+        self.costs = RoundCosts()
         self.throttle = Throttle()
-        self._experiences: dict[tuple[str, bool], Experience] = {}
+        self._statistics_of: dict[tuple[str, bool], AcceptanceStatistics] = {}
 
-    def of(self, drafter: str, greedy: bool) -> Experience:
+    def of(self, drafter: str, greedy: bool) -> AcceptanceStatistics:
         """What became of a drafter's proposals; greedy and sampled texts differ too much to share."""
-        return self._experiences.setdefault((drafter, greedy), Experience())
+        return self._statistics_of.setdefault((drafter, greedy), AcceptanceStatistics())

@@ -15,12 +15,12 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from coordinator.policy.cost_model import Knowledge
+from coordinator.policy.cost_model import CostModel
 from coordinator.policy.request_policy import Options, Plan, RequestPolicy, Source
 from coordinator.policy.throttle import Level
 from coordinator.sessions.draft import NOTHING, Drafted, DraftPeer, DraftSession
-from coordinator.sessions.target import Ahead
-from coordinator.text.sequence import Job, Sequence
+from coordinator.sessions.target import TargetNext
+from coordinator.text.sequence import GenerationTask, Sequence
 from paceline.protocol.draft import DraftBudget
 from paceline.protocol.errors import PacelineError
 from paceline.protocol.proposal import (
@@ -38,9 +38,9 @@ from paceline.protocol.records import RoundRecord
 from paceline.protocol.target import Round
 from paceline.sampling.ngram import Match, NgramIndex
 
-RUN_AHEAD = 16
+LEASE = 16
 """Rounds that may run ahead where nothing will be proposed for as long; a setting may say less."""
-STAGED = 24
+PREFETCHED = 24
 """Proposals to leave with the target for the outcomes of one round; no others are looked at for it."""
 UNTOLD_TOKENS = 16
 """Tokens of a run after which the draft service hears of them at the latest: it would have to catch up on more."""
@@ -57,19 +57,19 @@ class DraftingSettings:
         drafter: `auto`, `ngram`, a drafter of the draft service, or `none`.
         num_draft_tokens: tokens to propose; None: the policy chooses each round.
         fan_out: next tokens per accepted node to draft for while a round is verified; 0: none.
-        run_ahead: most rounds that the target may begin by itself, where nothing is proposed; 0: none.
-        max_staged: most proposals to leave with the target for the outcomes of one round; 0: none.
+        lease: most rounds that the target may begin by itself, where nothing is proposed; 0: none.
+        max_prefetched: most proposals to leave with the target for the outcomes of one round; 0: none.
     """
 
     drafter: str = AUTO
     num_draft_tokens: int | None = None
     fan_out: int = 4
-    run_ahead: int = RUN_AHEAD
-    max_staged: int = STAGED
+    lease: int = LEASE
+    max_prefetched: int = PREFETCHED
 
 
 @dataclass(frozen=True)
-class Staged:
+class Prefetched:
     """What the target may begin with if the round in flight has this outcome; `grows`: it may become longer."""
 
     outcome: Outcome
@@ -78,7 +78,7 @@ class Staged:
 
 
 @dataclass(frozen=True)
-class _Untold:
+class PendingCommit:
     """Committed tokens that the draft service has not heard of, the last ones of `committed`.
 
     `outcome` is their last round's. `awaited`: it drafts for that round's outcomes, so it must be told of it alone.
@@ -96,7 +96,7 @@ class _Untold:
         """Whether it can't wait for what the next rounds commit."""
         return self.awaited or len(self.token_ids) >= UNTOLD_TOKENS
 
-    def after(self, before: _Untold | None) -> _Untold:
+    def after(self, before: PendingCommit | None) -> PendingCommit:
         """These tokens and those before them."""
         return self if before is None else replace(self, token_ids=before.token_ids + self.token_ids)
 
@@ -104,30 +104,32 @@ class _Untold:
 class Drafting:
     """One request's drafters and the plan of its next round."""
 
-    def __init__(self, job: Job, peer: DraftPeer | None, knowledge: Knowledge, settings: DraftingSettings) -> None:
-        wanted = job.speculation
+    def __init__(
+        self, task: GenerationTask, peer: DraftPeer | None, cost_model: CostModel, settings: DraftingSettings
+    ) -> None:
+        wanted = task.speculation
         name = wanted.drafter or settings.drafter
-        self._session = DraftSession(peer, job, "" if name == AUTO else name)
+        self._session = DraftSession(peer, task, "" if name == AUTO else name)
         self._fixed = wanted.num_draft_tokens if wanted.num_draft_tokens is not None else settings.num_draft_tokens
         self._widths = wanted.tree_widths
         self._off = wanted.off or name == NONE
         self._uses_model = peer is not None and name != NGRAM and self._fixed != 0 and not self._off
-        self._coupled = job.acceptance is Acceptance.COUPLED
+        self._coupled = task.acceptance is Acceptance.COUPLED
         self._fan_out = settings.fan_out if self._uses_model else 0
-        self._throttle = knowledge.throttle
+        self._throttle = cost_model.throttle
         self._follows = self._fixed is None and not self._off
-        self._run_ahead = settings.run_ahead
-        self._max_staged = settings.max_staged
-        self._policy = RequestPolicy(knowledge, name, job.acceptance, greedy=job.sampling.temperature == 0)
+        self._run_ahead = settings.lease
+        self._max_prefetched = settings.max_prefetched
+        self._policy = RequestPolicy(cost_model, name, task.acceptance, greedy=task.sampling.temperature == 0)
         self._ngrams = NgramIndex() if name in (NGRAM, AUTO) and not self._off else None
         self._match: Match | None = None
         self._cached: Drafted | None = None
         self._missed = False
         self._entered = self._first_draft = False
-        self._untold: _Untold | None = None
-        self._granted = 0
-        self._begun: Proposal | None = None
-        self._target_stages = False
+        self._pending: PendingCommit | None = None
+        self._leased = 0
+        self._self_started: Proposal | None = None
+        self._target_prefetches = False
         self._room = self._rows_left = 0
         self._rests = self._winds_up = False
         self._plan = TARGET_ONLY
@@ -144,9 +146,9 @@ class Drafting:
             self._session.open(sequence.ids, self._wanted_now(), traceparent)
 
     @property
-    def run_ahead(self) -> int:
+    def lease(self) -> int:
         """Rounds behind the planned one that the target may begin by itself."""
-        return self._plan.run_ahead
+        return self._plan.lease
 
     async def take(self, asked: Callable[[], None]) -> Drafted:
         """The planned proposal; an n-gram match stands in for a draft that doesn't come.
@@ -161,9 +163,9 @@ class Drafting:
 
     async def _planned(self, asked: Callable[[], None]) -> Drafted:
         plan = self._plan
-        if self._begun is not None:
+        if self._self_started is not None:
             timings = self._cached.timings if self._cached is not None else NOTHING.timings
-            return Drafted(self._begun, hit=self._begun.drafter != NGRAM, timings=timings)
+            return Drafted(self._self_started, hit=self._self_started.drafter != NGRAM, timings=timings)
         if plan.source is Source.WAIT:
             self._tell()
             await asyncio.sleep(0)  # the link's writer runs
@@ -183,16 +185,16 @@ class Drafting:
         """Tell the draft service what the last rounds committed and, if it is to draft for this one's
         outcomes, what left for the target. Of rounds that run ahead it hears together."""
         plan = self._plan
-        goes_on = self._granted > 1 or plan.run_ahead > 0
-        if not goes_on or self._untold is None or self._untold.must_leave:
+        goes_on = self._leased > 1 or plan.lease > 0
+        if not goes_on or self._pending is None or self._pending.must_leave:
             self._tell()
         if plan.fan_out:
             budget = DraftBudget(plan.branch_depth, self._widths, plan.branch_nodes, plan.fan_out)
             self._session.verifying(round_, budget)
 
-    def max_staged(self, round_: Round) -> int:
+    def max_prefetched(self, round_: Round) -> int:
         """Most proposals to leave with the target for a round's outcomes: it takes bare tokens, so coupled ones."""
-        return self._max_staged if self._stages and (self.copies(round_) or self.drafts_outcomes) else 0
+        return self._max_prefetched if self._prefetches and (self.copies(round_) or self.drafts_outcomes) else 0
 
     @property
     def drafts_outcomes(self) -> bool:
@@ -204,8 +206,8 @@ class Drafting:
         return self._match is not None and (round_.proposal is None or round_.proposal.drafter == NGRAM)
 
     @property
-    def _stages(self) -> bool:
-        return self._coupled and not self._off and self._max_staged > 0
+    def _prefetches(self) -> bool:
+        return self._coupled and not self._off and self._max_prefetched > 0
 
     def on_prepared(self, call: Callable[[], None]) -> None:
         """Have `call` called when a proposal for an outcome that is not known yet has come, or has grown."""
@@ -216,33 +218,35 @@ class Drafting:
 
         Asked when the round has left, or some time after the verdict has come with which the target began it.
         """
-        sent = self._begun is None and not self._granted
+        sent = self._self_started is None and not self._leased
         due_ms = self._policy.verdict_due_ms(len(round_.proposal) if round_.proposal else 0, sent=sent)
         return due_ms if sent else due_ms - since_verdict_ms
 
-    def staged(self, round_: Round) -> Iterator[Staged]:
+    def prefetched(self, round_: Round) -> Iterator[Prefetched]:
         """Proposals for outcomes of the round in flight, the likeliest first, as far as they are worth verifying."""
         copied = self._copied_on(round_)
         if copied is not None:
             yield copied
         plan = self._plan
         longest = max(plan.branch_depth, plan.branch_nodes)
-        for outcome, prepared in islice(self._session.prepared(round_), self._max_staged):
+        for outcome, prepared in islice(self._session.prepared(round_), self._max_prefetched):
             if copied is None or outcome != copied.outcome:
                 proposal = self._fitting(prepared, round_, outcome)
                 worth = proposal if self._fixed is not None else self._policy.worth_verifying(proposal)
                 if worth is not None and len(worth):
-                    yield Staged(outcome, worth, grows=len(prepared) < longest)
+                    yield Prefetched(outcome, worth, grows=len(prepared) < longest)
 
-    def commit(self, outcome: Outcome, tokens: Seq[int], sequence: Sequence, ahead: Ahead, traceparent: str) -> None:
+    def commit(
+        self, outcome: Outcome, tokens: Seq[int], sequence: Sequence, ahead: TargetNext, traceparent: str
+    ) -> None:
         """Take in what a round committed and plan the next, as far as the target has not begun it.
 
         The draft service is told by `take` if the plan waits for it, else by `verifying`, behind the round.
         """
-        granted = self._granted = ahead.granted
-        self._begun, self._target_stages = ahead.begun, ahead.stages
+        leased = self._leased = ahead.leased
+        self._self_started, self._target_prefetches = ahead.self_started, ahead.prefetches
         rested, self._rests = self._rests, self._off or self._level is Level.NONE
-        self._winds_up = granted > 0 and not self._rests and (rested or self._winds_up)
+        self._winds_up = leased > 0 and not self._rests and (rested or self._winds_up)
         if self._rests:
             self._rest(sequence)
             return
@@ -253,13 +257,13 @@ class Drafting:
         drafted_for = self._plan.fan_out > 0
         self._missed = drafted_for and self._cached is None
         self._plan = self._next_plan(sequence)
-        before, self._untold = self._untold, None
+        before, self._pending = self._pending, None
         if self._level is not Level.FULL:
             self._session.close()
         elif self._session.is_open or self._needs_session():
             budget = self._wanted_now()
-            untold = _Untold(outcome, tuple(tokens), sequence.ids, budget, traceparent, drafted_for)
-            self._untold = untold.after(before)
+            untold = PendingCommit(outcome, tuple(tokens), sequence.ids, budget, traceparent, drafted_for)
+            self._pending = untold.after(before)
 
     def learn(self, record: RoundRecord, proposal: Proposal | None, path: Seq[int]) -> None:
         """Take in what the running plan cost and gave; call before `commit`."""
@@ -283,7 +287,7 @@ class Drafting:
             self._throttle.leave(_now_ms(), follows=self._follows, off=self._off)
 
     def _tell(self) -> None:
-        told, self._untold = self._untold, None
+        told, self._pending = self._pending, None
         if told is not None:
             self._session.commit(told.outcome, told.token_ids, told.committed, told.budget, told.traceparent)
 
@@ -292,7 +296,7 @@ class Drafting:
             self._ngrams.extend(committed[len(self._ngrams) :])
             self._match = self._ngrams.longest_match()
 
-    def _copied_on(self, round_: Round) -> Staged | None:
+    def _copied_on(self, round_: Round) -> Prefetched | None:
         """The match followed on behind the round, for the case that all of it and the token after is as it says."""
         if self._match is None or not self.copies(round_):
             return None
@@ -304,13 +308,13 @@ class Drafting:
         if expected[:k] != proposed or (round_.proposal and not round_.proposal.is_chain) or nodes <= 0:
             return None
         following = self._match.continuation(k + 1 + nodes)[k + 1 :]
-        return Staged(outcome, Proposal(1 + self._rounds, following, (1.0,) * nodes, drafter=NGRAM), grows=False)
+        return Prefetched(outcome, Proposal(1 + self._rounds, following, (1.0,) * nodes, drafter=NGRAM), grows=False)
 
     def _copied_nodes(self, length: int, k: int, room: int) -> int:
         """How far to follow a match on behind a round that has its first k tokens."""
         if self._fixed is not None:
             return min(room, self._fixed) if k else 0
-        return self._policy.worth_copying(length + k + 1, room) if k else self._policy.worth_staging(length, room)
+        return self._policy.worth_copying(length + k + 1, room) if k else self._policy.worth_prefetching(length, room)
 
     def _room_behind(self, round_: Round, outcome: Outcome) -> int:
         """Most tokens of a proposal for an outcome of the round in flight."""
@@ -324,20 +328,20 @@ class Drafting:
     def _next_plan(self, sequence: Sequence) -> Plan:
         self._room, self._rows_left = sequence.room, sequence.rows_left
         plan = self._open_plan(sequence)
-        if self._begun is None:
+        if self._self_started is None:
             return plan
-        source = Source.NGRAM if self._begun.drafter == NGRAM else Source.CACHED
-        depth = max(self._begun.depths)
-        return replace(plan, source=source, nodes=len(self._begun), depth=depth, run_ahead=0)
+        source = Source.NGRAM if self._self_started.drafter == NGRAM else Source.CACHED
+        depth = max(self._self_started.depths)
+        return replace(plan, source=source, nodes=len(self._self_started), depth=depth, lease=0)
 
     def _open_plan(self, sequence: Sequence) -> Plan:
-        run_ahead = max(0, min(sequence.room - 1, self._run_ahead))
+        lease = max(0, min(sequence.room - 1, self._run_ahead))
         if self._off or self._fixed == 0:
-            return Plan(run_ahead=run_ahead)
+            return Plan(lease=lease)
         if self._level is not Level.FULL:
-            run_ahead = min(run_ahead, self._throttle.rounds_left(_now_ms()))
+            lease = min(lease, self._throttle.rounds_left(_now_ms()))
         if self._level is Level.NONE:
-            return Plan(run_ahead=run_ahead)
+            return Plan(lease=lease)
         room = max(0, min(sequence.room - 1, MAX_PROPOSAL_NODES))
         if not room:
             return TARGET_ONLY
@@ -354,10 +358,10 @@ class Drafting:
                 waits=self._rounds > 0,
                 fan_out=self._fan_out,
                 trees=self._coupled,
-                granted=self._granted,
-                run_ahead=run_ahead,
-                begun=self._begun is not None,
-                stages=self._stages and self._target_stages and self._ngrams is not None,
+                leased=self._leased,
+                lease=lease,
+                self_started=self._self_started is not None,
+                prefetches=self._prefetches and self._target_prefetches and self._ngrams is not None,
             )
         )
 
@@ -386,7 +390,7 @@ class Drafting:
     def _rest(self, sequence: Sequence) -> None:
         """Cost no more than target-only while nothing may be drafted; index and session catch up after."""
         self._session.close()
-        self._match = self._cached = self._untold = None
+        self._match = self._cached = self._pending = None
         self._missed = False
         self._plan = self._next_plan(sequence)
 

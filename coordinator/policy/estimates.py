@@ -43,7 +43,7 @@ class _Bucket:
     ms: Mean
 
 
-class RowCost:
+class StepCostTable:
     """Milliseconds of a step by its rows: means in buckets of rows, straight lines between them."""
 
     def __init__(self) -> None:

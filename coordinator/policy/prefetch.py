@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from coordinator.policy.drafting import Drafting, Staged
+from coordinator.policy.drafting import Drafting, Prefetched
 from coordinator.sessions.target import TargetSession
 from paceline.protocol.proposal import Outcome
 from paceline.protocol.target import Round
@@ -24,7 +24,7 @@ EARLY_SHARE = 0.1
 """What doesn't grow any more leaves earlier, by this share of the time until the verdict."""
 
 
-class Staging:
+class Prefetching:
     """Watches one request's rounds, one at a time."""
 
     def __init__(self, target: TargetSession, drafting: Drafting) -> None:
@@ -42,14 +42,14 @@ class Staging:
     def watch(self, round_: Round) -> None:
         """A round is in flight: what follows an n-gram match is staged at once."""
         self.end()
-        self._most = min(self._drafting.max_staged(round_), self._target.max_staged)
+        self._most = min(self._drafting.max_prefetched(round_), self._target.max_prefetched)
         if not self._most:
             return
         self._round, self._sent, self._nodes_left = round_, {}, MAX_STAGED_NODES
         if self._drafting.drafts_outcomes:
             self._wait_for_outcomes(round_)
         if self._drafting.copies(round_):
-            self._stage()
+            self._prefetch()
 
     def end(self) -> None:
         """The round is answered."""
@@ -75,38 +75,38 @@ class Staging:
         Steps take longer now and then, and under load a round may wait for its step.
         """
         self._open, self._is_last = True, is_last
-        self._stage()
+        self._prefetch()
 
     def _prepared(self) -> None:
         """Something came; what comes with it is staged with it."""
         if self._timers and self._soon is None:
-            self._soon = asyncio.get_running_loop().call_soon(self._stage_what_came)
+            self._soon = asyncio.get_running_loop().call_soon(self._prefetch_what_came)
 
-    def _stage_what_came(self) -> None:
+    def _prefetch_what_came(self) -> None:
         self._soon = None
         if self._open:
-            self._stage()
+            self._prefetch()
 
-    def _stage(self) -> None:
+    def _prefetch(self) -> None:
         if self._round is None:
             return
         chosen = {
-            staged.outcome: staged.proposal
-            for staged in self._drafting.staged(self._round)
-            if (self._is_last or not staged.grows) and self._takes(staged)
+            prefetched.outcome: prefetched.proposal
+            for prefetched in self._drafting.prefetched(self._round)
+            if (self._is_last or not prefetched.grows) and self._takes(prefetched)
         }
         if chosen:
-            self._target.stage(self._round, chosen)
+            self._target.prefetch(self._round, chosen)
 
-    def _takes(self, staged: Staged) -> bool:
+    def _takes(self, prefetched: Prefetched) -> bool:
         """Whether it is sent; then it is counted."""
-        before = self._sent.get(staged.outcome, 0)
-        nodes = len(staged.proposal)
+        before = self._sent.get(prefetched.outcome, 0)
+        nodes = len(prefetched.proposal)
         # Half of the room is kept for what those that are sent now may grow by.
-        room = self._nodes_left - (MAX_STAGED_NODES // 2 if staged.grows and not before else 0)
+        room = self._nodes_left - (MAX_STAGED_NODES // 2 if prefetched.grows and not before else 0)
         full = not before and len(self._sent) >= self._most
         if full or nodes <= before or nodes > room:
             return False
-        self._sent[staged.outcome] = nodes
+        self._sent[prefetched.outcome] = nodes
         self._nodes_left -= nodes
         return True

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from coordinator.policy.cost_model import RANKS, Knowledge
+from coordinator.policy.cost_model import RANKS, CostModel
 from coordinator.policy.estimates import Mean
 from coordinator.policy.growth import MOST_LAST, SMALLEST_CHANCE, expected_of_trees
 from coordinator.policy.restraint import Guard, Probe
@@ -70,7 +70,7 @@ class Plan:
         depth: longest path of a proposal that is drafted just in time; fewer than `nodes` makes a tree.
         fan_out: next tokens per accepted node to draft for meanwhile; 0: none.
         branch_depth, branch_nodes: longest path and most nodes of an outcome's proposal.
-        run_ahead: rounds behind this one that the target may begin by itself.
+        lease: rounds behind this one that the target may begin by itself.
     """
 
     source: Source = Source.NONE
@@ -79,7 +79,7 @@ class Plan:
     fan_out: int = 0
     branch_depth: int = 0
     branch_nodes: int = 0
-    run_ahead: int = 0
+    lease: int = 0
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Options:
         fan_out: most next tokens per accepted node that outcome drafting may prepare; 0: it is off.
         trees: whether proposals may be trees.
         granted: rounds, this one included, that the target may have begun: they are target-only, come what may.
-        run_ahead: most rounds behind this one that the target may begin.
+        lease: most rounds behind this one that the target may begin.
         begun: whether the target has begun the round: only what is drafted meanwhile is open.
         stages: whether matches may be staged for the rounds of a run, which then misses none.
     """
@@ -107,14 +107,14 @@ class Options:
     waits: bool = True
     fan_out: int = 0
     trees: bool = False
-    granted: int = 0
-    run_ahead: int = 0
-    begun: bool = False
-    stages: bool = False
+    leased: int = 0
+    lease: int = 0
+    self_started: bool = False
+    prefetches: bool = False
 
 
 @dataclass(frozen=True)
-class _Shape:
+class _ProposalShape:
     """A proposal that could be drafted just in time, and its value: it may be negative, so that it can be a probe."""
 
     value: float = -math.inf
@@ -130,10 +130,10 @@ def survival(chances: Iterable[float]) -> list[float]:
 class RequestPolicy:
     """Plans one request's rounds and learns from what became of them."""
 
-    def __init__(self, knowledge: Knowledge, drafter: str, acceptance: Acceptance, *, greedy: bool) -> None:
-        self._costs = knowledge.costs
+    def __init__(self, cost_model: CostModel, drafter: str, acceptance: Acceptance, *, greedy: bool) -> None:
+        self._costs = cost_model.costs
         self._coupled = acceptance is Acceptance.COUPLED
-        self._shared = knowledge.of(drafter, greedy)
+        self._shared = cost_model.of(drafter, greedy)
         self._own = self._shared.child()
         plain = self._costs.plain
         self._tokens = Mean(1.0, 4.0, limit=30.0)
@@ -144,7 +144,7 @@ class RequestPolicy:
         self._probe = Probe()
         self._quiet = 0
         self._probes = False
-        self._outlook_was_on = False
+        self._outcome_drafting_was_on = False
 
     @property
     def rate(self) -> float:
@@ -153,20 +153,20 @@ class RequestPolicy:
 
     def plan(self, options: Options) -> Plan:
         """What the next round should do."""
-        if self._outlook_was_on:
-            for experience in (self._own, self._shared):
-                experience.hits.add(float(options.cached is not None))
+        if self._outcome_drafting_was_on:
+            for statistics in (self._own, self._shared):
+                statistics.hits.add(float(options.cached is not None))
         if options.room <= 0:
             plan = Plan()
-        elif options.begun:
+        elif options.self_started:
             plan = self._meanwhile(options)
         elif self._costs.plain.weight < LEAST_PLAIN:
             plan = Plan()
         elif self._guard.holds():
-            plan = Plan(run_ahead=min(options.run_ahead, self._guard.left))
+            plan = Plan(lease=min(options.lease, self._guard.left))
         else:
             plan = self._best(options)
-        self._outlook_was_on = plan.fan_out > 0
+        self._outcome_drafting_was_on = plan.fan_out > 0
         return plan
 
     def worth_verifying(self, proposal: Proposal) -> Proposal | None:
@@ -178,7 +178,7 @@ class RequestPolicy:
         """How far to follow a match of this length, if what came before was as it says."""
         return self._match_value(length, room)[1]
 
-    def worth_staging(self, length: int, room: int) -> int:
+    def worth_prefetching(self, length: int, room: int) -> int:
         """How far to follow a match behind its next token, which must come first; 0: not worth the message."""
         value, nodes = self._match_value(length + 1, room)
         return nodes if self._own.by_match.chance(length) * value > self.rate * MESSAGE_MS else 0
@@ -196,8 +196,8 @@ class RequestPolicy:
         """Hold a match's continuation against what was committed after it, whether it was proposed or not."""
         guesses = match.continuation(len(committed))
         for i, (guess, token) in enumerate(zip(guesses, committed, strict=True)):
-            for experience in (self._own, self._shared):
-                experience.by_match.add(match.length + i, guess == token)
+            for statistics in (self._own, self._shared):
+                statistics.by_match.add(match.length + i, guess == token)
             if guess != token:
                 return
 
@@ -241,23 +241,23 @@ class RequestPolicy:
             (wait.value - MARGIN, Source.WAIT, wait.nodes),
             key=operator.itemgetter(0),
         )
-        for experience in (self._own, self._shared):
-            experience.worth.add(value)
+        for statistics in (self._own, self._shared):
+            statistics.worth.add(value)
         fare = self._fare(options)
         self._quiet = self._quiet + 1 if value <= fare else 0
         if self._quiet:
             source, nodes = Source.NONE, 0
         until_probe = self._rounds_until_probe(wait, source)
-        if until_probe == 0 and not options.granted:
+        if until_probe == 0 and not options.leased:
             return self._probing(wait)
-        fan_out, depth = self._outlook(options, max(fare, match[0], wait.value))
+        fan_out, depth = self._outcome_drafting(options, max(fare, match[0], wait.value))
         runs = source is Source.NONE and fare > 0 and not fan_out
         if runs:
-            most = options.run_ahead if options.stages else self._short_run()
-            return Plan(run_ahead=min(options.run_ahead, most if until_probe is None else until_probe, most))
-        if options.granted:
+            most = options.lease if options.prefetches else self._short_run()
+            return Plan(lease=min(options.lease, most if until_probe is None else until_probe, most))
+        if options.leased:
             source, nodes = Source.NONE, 0
-        if options.granted > 1:
+        if options.leased > 1:
             fan_out = depth = 0
         tree = self._tree_nodes(depth, options)
         return Plan(source, nodes, wait.depth if source is Source.WAIT else nodes, fan_out, depth, tree)
@@ -266,7 +266,7 @@ class RequestPolicy:
         """What to draft while the target verifies what it has begun with."""
         if self._guard.left:
             return Plan()
-        fan_out, depth = self._outlook(options, self._match(options)[0])
+        fan_out, depth = self._outcome_drafting(options, self._match(options)[0])
         return Plan(fan_out=fan_out, branch_depth=depth, branch_nodes=self._tree_nodes(depth, options))
 
     def _fare(self, options: Options) -> float:
@@ -275,7 +275,7 @@ class RequestPolicy:
         It may where proposals are worth less on average: to wait for one would cost more than it brings.
         """
         fare = self.rate * self._costs.fare
-        return fare if options.run_ahead and self._own.worth.value < fare else 0.0
+        return fare if options.lease and self._own.worth.value < fare else 0.0
 
     def _short_run(self) -> int:
         """Rounds that may run ahead where a proposal may turn up.
@@ -286,14 +286,14 @@ class RequestPolicy:
         far = 2 * math.ceil(costs.trip / costs.plain.value) if costs.plain.value else 0
         return max(SHORT_RUN, far, self._quiet // QUIET_ROUNDS)
 
-    def _rounds_until_probe(self, tried: _Shape, source: Source) -> int | None:
+    def _rounds_until_probe(self, tried: _ProposalShape, source: Source) -> int | None:
         """Rounds before a model that isn't used should be tried again; None: it needn't be."""
         if source not in (Source.NONE, Source.NGRAM) or not tried.nodes:
             return None
         verify = self._costs.verify
         return self._probe.rounds_until(self._costs.wait(tried.depth) + verify.ms(1 + tried.nodes) - verify.ms(1))
 
-    def _probing(self, tried: _Shape) -> Plan:
+    def _probing(self, tried: _ProposalShape) -> Plan:
         """What would be the best, or the least bad, if it were as all that is known says."""
         self._probes = True
         self._probe.tried()
@@ -323,9 +323,9 @@ class RequestPolicy:
             reached.append(chance if parent == ROOT else chance * reached[parent])
         return reached
 
-    def _wait(self, options: Options) -> _Shape:
+    def _wait(self, options: Options) -> _ProposalShape:
         """The best proposal to draft just in time, or the least bad; what is there already isn't drafted again."""
-        best = _Shape()
+        best = _ProposalShape()
         if not options.drafts or not options.waits or options.cached is not None:
             return best
         costs, rate = self._costs, self.rate
@@ -339,17 +339,17 @@ class RequestPolicy:
             for nodes, expected in enumerate((*chain, *tree[1:]), depth):
                 value = expected - prices[nodes] - wait_price
                 if value > best.value:
-                    best = _Shape(value, depth, nodes)
+                    best = _ProposalShape(value, depth, nodes)
         return best
 
-    def _outlook(self, options: Options, otherwise: float) -> tuple[int, int]:
+    def _outcome_drafting(self, options: Options, otherwise: float) -> tuple[int, int]:
         """Fan-out and depth of outcome drafting; `otherwise` is what a round is worth without it."""
         if not options.drafts or not options.fan_out:
             return 0, 0
         value, depth = self._best_chain(self._depth_chances(options.room))
         gain = self._own.hits.value * max(0.0, value - otherwise)
         # The drafting of all who share the step delays all of them: each answers for its own share of that.
-        cost = self.rate * max(0.0, self._costs.outlook.value)
+        cost = self.rate * max(0.0, self._costs.outcome_drafting.value)
         return (options.fan_out, depth) if gain > cost else (0, 0)
 
     def _tree_nodes(self, depth: int, options: Options) -> int:
@@ -397,24 +397,24 @@ class RequestPolicy:
             children = [child for child, parent in enumerate(proposal.parents) if parent == node]
             if not children:
                 return
-            for experience in (self._own, self._shared):
-                experience.by_depth.add(depth, children[0] == taken)
+            for statistics in (self._own, self._shared):
+                statistics.by_depth.add(depth, children[0] == taken)
                 for rank, child in enumerate(children[1:], 2):
                     if taken not in children[: rank - 1]:
-                        experience.by_rank.add(rank, child == taken)
+                        statistics.by_rank.add(rank, child == taken)
                 for rank, child in enumerate(children):
                     q = proposal.draft_probabilities[child]
-                    experience.by_q[min(rank, RANKS - 1)].add(q, child == taken)
+                    statistics.by_q[min(rank, RANKS - 1)].add(q, child == taken)
 
     def _learn_costs(
         self, plan: Plan, record: RoundRecord, proposal: Proposal | None, ms: float, *, first_draft: bool
     ) -> None:
         costs, target = self._costs, record.target
         step_ms = target.forward_ms + target.sample_ms
-        if not record.ran_ahead:
+        if not record.self_started:
             queue = costs.queue_late if plan.source is Source.WAIT else costs.queue
             queue.add(min(target.queue_ms, OUTLIER * step_ms))
-        beyond = costs.ahead if record.ran_ahead else costs.sent
+        beyond = costs.ahead if record.self_started else costs.sent
         beyond.add(max(0.0, ms - record.draft_wait_ms - step_ms))
         own_rows = 1 + (len(proposal) if proposal is not None else 0)
         waiting = 1 + (target.queue_ms / target.forward_ms if target.forward_ms > 0 else 0)
@@ -422,13 +422,15 @@ class RequestPolicy:
         self._other_rows.add(max(0, target.rows - own_rows))
         costs.step.add(max(1, target.rows), step_ms)
         if plan.fan_out:
-            costs.outlook.add(min(step_ms, OUTLIER * costs.verify.ms(target.rows)) - costs.verify.ms(target.rows))
+            costs.outcome_drafting.add(
+                min(step_ms, OUTLIER * costs.verify.ms(target.rows)) - costs.verify.ms(target.rows)
+            )
         else:
             costs.verify.add(max(1, target.rows), step_ms)
             if proposal is None:
-                measured = costs.plain_ahead if record.ran_ahead else costs.plain_sent
+                measured = costs.plain_ahead if record.self_started else costs.plain_sent
                 measured.add(ms)
-                costs.plain.add(ms if record.ran_ahead else max(0.0, ms - costs.fare))
+                costs.plain.add(ms if record.self_started else max(0.0, ms - costs.fare))
         if plan.source is Source.WAIT and proposal is not None and not first_draft:
             level_ms = record.draft.forward_ms / max(1, record.proposed)
             costs.draft_step.add(level_ms)

@@ -52,7 +52,7 @@ class Level(IntEnum):
 
 
 @dataclass
-class _Window:
+class _LoadWindow:
     """What has run since requests of another kind or number came, or another level.
 
     `settling`: rounds still to come that may have begun before: they tell of neither. `looks`: whether they are on
@@ -71,7 +71,7 @@ class _Window:
 
 
 @dataclass
-class _Load:
+class _LoadLevel:
     """What is known at one number of running requests, roughly."""
 
     speeds: dict[Level, Mean] = field(default_factory=dict)
@@ -97,18 +97,18 @@ class _Load:
         """Whether every level has been looked at often enough."""
         return all(self.looks[level] >= FIRST_LOOKS for level in Level if level != self.best())
 
-    def pause_for(self, window: _Window) -> float:
+    def pause_for(self, window: _LoadWindow) -> float:
         """Request time at the best level that makes up for a window, by what it cost beyond that level."""
         best_ms = window.tokens / self.speeds[self.best()].value
         return max(0.0, window.request_ms - best_ms) / PROBE_SHARE
 
-    def is_hopeless(self, measured: Level, window: _Window) -> bool:
+    def is_hopeless(self, measured: Level, window: _LoadWindow) -> bool:
         """Whether a look at a level has shown already that it is far behind."""
         if not self.speeds or measured == self.best():
             return False
         return window.tokens < self.speeds[self.best()].value * window.request_ms / HOPELESS
 
-    def learn(self, measured: Level, window: _Window, *, whole: bool) -> None:
+    def learn(self, measured: Level, window: _LoadWindow, *, whole: bool) -> None:
         """Take a window in and choose the level of the next.
 
         A look that ended early tells that a level is behind, not how far: whole ones take its place.
@@ -124,7 +124,7 @@ class _Load:
             self._pause(measured, window)
         self.level = self._next_level()
 
-    def _pause(self, looked_at: Level, window: _Window) -> None:
+    def _pause(self, looked_at: Level, window: _LoadWindow) -> None:
         self.looks[looked_at] += 1
         if self.looks[looked_at] <= FIRST_LOOKS:
             self.pause_ms += FIRST_PAUSE * window.request_ms
@@ -151,9 +151,9 @@ class Throttle:
     """One per coordinator; times are the caller's clock, milliseconds."""
 
     def __init__(self) -> None:
-        self._loads: dict[int, _Load] = {}
+        self._loads: dict[int, _LoadLevel] = {}
         self._running = self._free = self._off = 0
-        self._window = _Window()
+        self._window = _LoadWindow()
         self._latest = 0.0
 
     @property
@@ -183,12 +183,12 @@ class Throttle:
             load = self._load()
             before = load.level
             load.learn(measured, window, whole=whole)
-            self._window = _Window() if load.level == before else self._settling(looks=True)
+            self._window = _LoadWindow() if load.level == before else self._settling(looks=True)
 
     def forget(self, now: float) -> None:
         """What has run until now says nothing of the level in force."""
         self._pass(now)
-        self._window = _Window(self._window.settling, self._window.looks)
+        self._window = _LoadWindow(self._window.settling, self._window.looks)
 
     def rounds_left(self, now: float) -> int:
         """Rounds that each target-only request has before another level may be looked at, or this one was."""
@@ -201,19 +201,19 @@ class Throttle:
             left = max(left, (load.left_ms - window.request_ms) * load.speeds[load.level].value)
         return int(left / max(1, self._running))
 
-    def _settling(self, *, looks: bool = False) -> _Window:
-        return _Window(SETTLING_ROUNDS * self._running, looks)
+    def _settling(self, *, looks: bool = False) -> _LoadWindow:
+        return _LoadWindow(SETTLING_ROUNDS * self._running, looks)
 
-    def _settle(self, window: _Window) -> None:
+    def _settle(self, window: _LoadWindow) -> None:
         window.settling -= 1
         if window.settling:
             return
         load = self._load()
         if window.looks and load.speeds and load.is_known():
             load.pause_ms += load.pause_for(window)
-        self._window = _Window()
+        self._window = _LoadWindow()
 
-    def _is_hopeless(self, window: _Window, measured: Level) -> bool:
+    def _is_hopeless(self, window: _LoadWindow, measured: Level) -> bool:
         return window.rounds >= FEWEST_ROUNDS * self._running and self._load().is_hopeless(measured, window)
 
     @property
@@ -240,10 +240,10 @@ class Throttle:
             return Level.NONE
         return self._load().level if self._free == self._running else None
 
-    def _load(self) -> _Load:
+    def _load(self) -> _LoadLevel:
         """Of as many requests as run now; one that nothing is known of takes the best level of the nearest other."""
         size = self._size
-        load = self._loads.setdefault(size, _Load())
+        load = self._loads.setdefault(size, _LoadLevel())
         if not load.speeds:
             known = [other for other, each in self._loads.items() if each.speeds]
             nearest = min(known, key=lambda other: (abs(other - size), other), default=None)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from coordinator.sessions.peer import Peer
 from coordinator.sessions.speculation_cache import SpeculationCache
-from coordinator.text.sequence import Job
+from coordinator.text.sequence import GenerationTask
 from paceline.protocol.draft import (
     Commit,
     DraftBudget,
@@ -99,9 +99,9 @@ class DraftSession:
     as many each time (`_patience`), until a proposal comes in time.
     """
 
-    def __init__(self, peer: DraftPeer | None, job: Job, drafter: str) -> None:
+    def __init__(self, peer: DraftPeer | None, task: GenerationTask, drafter: str) -> None:
         self._peer = peer
-        self._job = job
+        self._task = task
         self._drafter = drafter
         self._id: int | None = None
         self._cache = SpeculationCache()
@@ -135,23 +135,23 @@ class DraftSession:
         if not self._may_open(self._peer):
             self._wanted = False
             return
-        job = self._job
+        task = self._task
         try:
             self._id = self._peer.attach(self)
             self._peer.send(
                 DraftOpen(
                     session_id=self._id,
                     token_ids=tuple(committed),
-                    prompt_length=len(job.prompt),
-                    sampling=job.sampling,
-                    noise=job.noise,
-                    acceptance=job.acceptance,
+                    prompt_length=len(task.prompt),
+                    sampling=task.sampling,
+                    noise=task.noise,
+                    acceptance=task.acceptance,
                     drafter=self._drafter,
                     budget=budget,
-                    time_left_ms=job.time_left_ms,
+                    time_left_ms=task.time_left_ms,
                     traceparent=traceparent,
-                    max_length=job.max_length,
-                    end_token_ids=tuple(sorted(job.eos_token_ids)),
+                    max_length=task.max_length,
+                    end_token_ids=tuple(sorted(task.eos_token_ids)),
                 )
             )
         except PeerUnavailable as error:
@@ -324,13 +324,13 @@ class DraftSession:
         depth = max(proposal.depths, default=0)
         if depth > longest:
             return f"proposal {proposal.proposal_id} is {depth} tokens long, {longest} were wanted"
-        coupled = self._job.acceptance is Acceptance.COUPLED
+        coupled = self._task.acceptance is Acceptance.COUPLED
         if coupled and proposal.supports:
             return f"proposal {proposal.proposal_id} has supports, which coupled takes none of"
         if not coupled and len(proposal.supports) != len(proposal):
-            return f"proposal {proposal.proposal_id} lacks the supports that {self._job.acceptance.value} needs"
+            return f"proposal {proposal.proposal_id} lacks the supports that {self._task.acceptance.value} needs"
         if not coupled and not proposal.is_chain:
-            return f"proposal {proposal.proposal_id} is a tree, {self._job.acceptance.value} takes chains"
+            return f"proposal {proposal.proposal_id} is a tree, {self._task.acceptance.value} takes chains"
         if any(support.token_ids[-1] >= vocab_size for support in proposal.supports):
             return f"proposal {proposal.proposal_id} has a support outside [0, {vocab_size})"
         return ""

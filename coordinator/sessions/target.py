@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from coordinator.sessions.peer import Peer
-from coordinator.text.sequence import Job
+from coordinator.text.sequence import GenerationTask
 from paceline.protocol.codec import error_of
 from paceline.protocol.errors import (
     InvalidInput,
@@ -28,7 +28,7 @@ from paceline.protocol.errors import (
 )
 from paceline.protocol.proposal import ROOT, Acceptance, Outcome, Proposal
 from paceline.protocol.session import Failure
-from paceline.protocol.target import Round, Stage, TargetCommand, TargetEvent, TargetOpen, Verdict
+from paceline.protocol.target import Prefetch, Round, TargetCommand, TargetEvent, TargetOpen, Verdict
 from paceline.rpc.peer_link import TargetLink
 
 logger = logging.getLogger(__name__)
@@ -58,11 +58,11 @@ class Verified:
 
     round_: Round
     verdict: Verdict
-    ran_ahead: bool
+    self_started: bool
 
 
 @dataclass(frozen=True)
-class Ahead:
+class TargetNext:
     """What the target does behind the round that was decided last.
 
     Attributes:
@@ -71,27 +71,27 @@ class Ahead:
         stages: whether proposals may be staged with it.
     """
 
-    granted: int = 0
-    begun: Proposal | None = None
-    stages: bool = False
+    leased: int = 0
+    self_started: Proposal | None = None
+    prefetches: bool = False
 
 
 class TargetSession:
     """Verifies one request's rounds, one at a time.
 
     `_answers` has the verdicts to come by their rounds' base lengths: of the
-    round in flight, and of those that the target may begin behind it. `_staged`
+    round in flight, and of those that the target may begin behind it. `_prefetched`
     has what was staged for the outcomes of the round in flight. `_refusal` is
     the last answer that refused a command and left the session as it was;
     nothing is staged for the round at `_alone_at`, which is sent again for one.
     """
 
-    def __init__(self, peer: TargetPeer, job: Job) -> None:
+    def __init__(self, peer: TargetPeer, task: GenerationTask) -> None:
         self._peer = peer
-        self._job = job
+        self._task = task
         self._id: int | None = None
         self._answers: dict[int, asyncio.Future[Verdict]] = {}
-        self._staged: dict[Outcome, Proposal] = {}
+        self._prefetched: dict[Outcome, Proposal] = {}
         self._refusal: InvalidInput | None = None
         self._alone_at = -1
         self.on_refused: Callable[[PacelineError], None] = _nobody
@@ -102,52 +102,52 @@ class TargetSession:
         self._watcher: asyncio.TimerHandle | None = None
 
     @property
-    def granted(self) -> int:
+    def leased(self) -> int:
         """Rounds that the target may have begun by itself: those whose verdicts are to come."""
         return len(self._answers)
 
     @property
-    def max_staged(self) -> int:
+    def max_prefetched(self) -> int:
         """Most proposals that may be staged for one round."""
         welcome = self._peer.link.welcome
-        return welcome.max_staged if welcome else 0
+        return welcome.max_prefetched if welcome else 0
 
-    def stage(self, round_: Round, proposals: Mapping[Outcome, Proposal]) -> None:
+    def prefetch(self, round_: Round, proposals: Mapping[Outcome, Proposal]) -> None:
         """Leave proposals with the target for outcomes of the round in flight; of no effect once it is answered."""
         answer = self._answers.get(round_.base_length)
         if self._id is None or answer is None or answer.done() or round_.base_length == self._alone_at:
             return
-        self._staged |= proposals
-        self._peer.link.send(Stage(self._id, round_.base_length, tuple(proposals.items())), urgent=True)
+        self._prefetched |= proposals
+        self._peer.link.send(Prefetch(self._id, round_.base_length, tuple(proposals.items())), urgent=True)
 
-    def ahead(self, round_: Round, outcome: Outcome, verdict: Verdict) -> Ahead:
+    def ahead(self, round_: Round, outcome: Outcome, verdict: Verdict) -> TargetNext:
         """What the target does behind a round, now that its outcome is known.
 
         Raises:
             ProtocolMismatch: the verdict names a round that nothing was staged for.
         """
-        begun, staged = verdict.begun, self._staged.get(outcome)
-        if begun is None:
-            return Ahead(self.granted, stages=self.max_staged > 0)
-        if staged is None or begun.nodes > len(staged):
+        self_started, prefetched = verdict.self_started, self._prefetched.get(outcome)
+        if self_started is None:
+            return TargetNext(self.leased, prefetches=self.max_prefetched > 0)
+        if prefetched is None or self_started.nodes > len(prefetched):
             raise ProtocolMismatch(
-                f"session {self._id}: the target began round {begun.base_length} with {begun.nodes} nodes "
-                f"for {outcome}, {len(staged or ())} were staged for it"
+                f"session {self._id}: the target started round {self_started.base_length} by itself "
+                f"with {self_started.nodes} nodes for {outcome}, {len(prefetched or ())} were prefetched for it"
             )
-        followed = round_.behind(outcome, staged.first(begun.nodes))
-        if followed.base_length != begun.base_length:
+        followed = round_.behind(outcome, prefetched.first(self_started.nodes))
+        if followed.base_length != self_started.base_length:
             raise ProtocolMismatch(
-                f"session {self._id}: the target began round {begun.base_length} behind {outcome}, "
+                f"session {self._id}: the target began round {self_started.base_length} behind {outcome}, "
                 f"expected {followed.base_length}"
             )
-        return Ahead(begun=followed.proposal, stages=True)
+        return TargetNext(self_started=followed.proposal, prefetches=True)
 
     async def verify(
         self,
         committed: Sequence[int],
         accepted_node: int,
         proposal: Proposal | None,
-        run_ahead: int,
+        lease: int,
         traceparent: str,
         dispatched: Dispatched,
     ) -> Verified:
@@ -163,7 +163,7 @@ class TargetSession:
             accepted_node: of the previous round's proposal.
             proposal: what to verify; None for a round that the target was let to begin, and
                 what it began with where that was staged.
-            run_ahead: how many rounds behind this one the target may begin by itself.
+            lease: how many rounds behind this one the target may begin by itself.
             traceparent: parent of the target's spans.
             dispatched: is told of the round.
 
@@ -175,11 +175,11 @@ class TargetSession:
         refusals, lost = 0, False
         while True:
             try:
-                ran_ahead = len(committed) - 1 in self._answers
-                round_ = self._dispatch(committed, accepted_node, proposal, run_ahead, traceparent)
+                self_started = len(committed) - 1 in self._answers
+                round_ = self._dispatch(committed, accepted_node, proposal, lease, traceparent)
                 answer = self._answers[round_.base_length]
                 await dispatched(round_)
-                return Verified(round_, await self._verdict(round_, answer), ran_ahead)
+                return Verified(round_, await self._verdict(round_, answer), self_started)
             except InvalidInput as error:
                 if not self._may_go_without(proposal, error, lost=lost):
                     raise
@@ -216,9 +216,9 @@ class TargetSession:
             self._opened_before = True
             self.verdict_at = time.perf_counter()
             answer = self._answers[event.base_length]
-            if event.begun is not None:
+            if event.self_started is not None:
                 self._answers = {event.base_length: answer}
-                self._answers[event.begun.base_length] = asyncio.get_running_loop().create_future()
+                self._answers[event.self_started.base_length] = asyncio.get_running_loop().create_future()
             if not answer.done():
                 answer.set_result(event)
 
@@ -232,17 +232,17 @@ class TargetSession:
         committed: Sequence[int],
         accepted_node: int,
         proposal: Proposal | None,
-        run_ahead: int,
+        lease: int,
         traceparent: str,
     ) -> Round:
         """Send the round, behind an open if the session has none; nothing here waits.
 
         A round that the target may have begun is sent only to let a run go on that ends soon.
         """
-        self._staged = {}
+        self._prefetched = {}
         base_length = len(committed) - 1
-        begun, ahead = base_length in self._answers, len(self._answers) - 1
-        fresh = self._id is None and not begun
+        self_started, ahead = base_length in self._answers, len(self._answers) - 1
+        fresh = self._id is None and not self_started
         if fresh:
             self._id = self._open(committed, traceparent)
         round_ = Round(
@@ -252,42 +252,42 @@ class TargetSession:
             committed=(committed[-1],),
             proposal=proposal,
             traceparent=traceparent,
-            run_ahead=min(run_ahead, self._most_ahead),
+            lease=min(lease, self._most_leased),
         )
-        extends = self._id is not None and ahead <= round_.run_ahead // 2 < round_.run_ahead
-        if not begun or extends:
+        extends = self._id is not None and ahead <= round_.lease // 2 < round_.lease
+        if not self_started or extends:
             self._expect(round_)
             # A session's first round must not overtake its open.
             self._peer.link.send(round_, urgent=not fresh)
         return round_
 
     @property
-    def _most_ahead(self) -> int:
+    def _most_leased(self) -> int:
         welcome = self._peer.link.welcome
-        return welcome.max_run_ahead if welcome else 0
+        return welcome.max_lease if welcome else 0
 
     def _expect(self, round_: Round) -> None:
         """Verdicts will come for the round and for those that it lets the target begin."""
         loop = asyncio.get_running_loop()
-        for base_length in range(round_.base_length, round_.base_length + round_.run_ahead + 1):
+        for base_length in range(round_.base_length, round_.base_length + round_.lease + 1):
             if base_length not in self._answers:
                 self._answers[base_length] = loop.create_future()
 
     def _open(self, committed: Sequence[int], traceparent: str) -> int:
-        job = self._job
+        task = self._task
         session_id = self._peer.attach(self)
         self._peer.link.send(
             TargetOpen(
                 session_id=session_id,
                 token_ids=tuple(committed),
-                prompt_length=len(job.prompt),
-                sampling=job.sampling,
-                noise=job.noise,
-                acceptance=job.acceptance,
-                time_left_ms=job.time_left_ms,
+                prompt_length=len(task.prompt),
+                sampling=task.sampling,
+                noise=task.noise,
+                acceptance=task.acceptance,
+                time_left_ms=task.time_left_ms,
                 traceparent=traceparent,
-                max_length=job.max_length,
-                end_token_ids=tuple(sorted(job.eos_token_ids)),
+                max_length=task.max_length,
+                end_token_ids=tuple(sorted(task.eos_token_ids)),
             ),
             urgent=False,
         )
@@ -330,8 +330,8 @@ class TargetSession:
         Where that changes draws (not in coupled acceptance), no verdict may have been drawn for the round: one
         that was lost may have been.
         """
-        coupled = self._job.acceptance is Acceptance.COUPLED
-        left_out = proposal is not None or bool(self._staged)
+        coupled = self._task.acceptance is Acceptance.COUPLED
+        left_out = proposal is not None or bool(self._prefetched)
         return error is self._refusal and left_out and (coupled or not lost)
 
     def _leave_out(self, base_length: int, error: InvalidInput) -> None:

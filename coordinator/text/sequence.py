@@ -15,7 +15,7 @@ from paceline.sampling.acceptance import Decision
 
 
 @dataclass(frozen=True)
-class Job:
+class GenerationTask:
     """A checked request: everything that its rounds depend on."""
 
     prompt: tuple[int, ...]
@@ -44,23 +44,23 @@ class Job:
 class Sequence:
     """Prompt and committed output, the text they make, and whether it has ended."""
 
-    def __init__(self, job: Job, tokenizer: Tokenizer) -> None:
-        self._job = job
-        self._detokenizer = Detokenizer(tokenizer, job.prompt, job.stop)
-        self.ids: list[int] = list(job.prompt)
+    def __init__(self, task: GenerationTask, tokenizer: Tokenizer) -> None:
+        self._task = task
+        self._detokenizer = Detokenizer(tokenizer, task.prompt, task.stop)
+        self.ids: list[int] = list(task.prompt)
         self.finish_reason: FinishReason | None = None
-        for token_id in job.resumed:
+        for token_id in task.resumed:
             self._append(token_id)
 
     @property
     def room(self) -> int:
         """Tokens that may still be committed."""
-        return self._job.max_length - len(self.ids)
+        return self._task.max_length - len(self.ids)
 
     @property
     def rows_left(self) -> int:
         """Most nodes that the target has KV rows for behind the last committed token."""
-        return self._job.max_rows - len(self.ids)
+        return self._task.max_rows - len(self.ids)
 
     def commit(self, decision: Decision, proposal: Proposal | None, verdict: Verdict) -> Tokens:
         """Append a decision's tokens, up to the first that ends the text."""
@@ -71,7 +71,7 @@ class Sequence:
             ends.append(len(text))
             if self.finish_reason is not None:
                 break
-        logprobs = _emitted_logprobs(decision, proposal, verdict, self._job.sampling)
+        logprobs = _emitted_logprobs(decision, proposal, verdict, self._task.sampling)
         kept = len(ends)
         return Tokens(decision.committed[:kept], text, provenance[:kept], logprobs[:kept], tuple(ends))
 
@@ -81,9 +81,9 @@ class Sequence:
 
     def _append(self, token_id: int) -> str:
         self.ids.append(token_id)
-        generated = len(self.ids) - len(self._job.prompt)
-        text = self._detokenizer.push(token_id, may_stop=generated > self._job.sampling.min_tokens)
-        if self._detokenizer.stopped or token_id in self._job.eos_token_ids:
+        generated = len(self.ids) - len(self._task.prompt)
+        text = self._detokenizer.push(token_id, may_stop=generated > self._task.sampling.min_tokens)
+        if self._detokenizer.stopped or token_id in self._task.eos_token_ids:
             self.finish_reason = FinishReason.STOP
         elif self.room <= 0:
             self.finish_reason = FinishReason.LENGTH

@@ -54,7 +54,7 @@ class Prepared:
     proposal: Proposal
 
 
-class Drafting(Protocol):
+class Draft(Protocol):
     """A proposal in the making."""
 
     @property
@@ -81,7 +81,7 @@ class Speculating(Protocol):
         """
 
 
-D = TypeVar("D", bound=Drafting)
+D = TypeVar("D", bound=Draft)
 S = TypeVar("S", bound=Speculating)
 
 

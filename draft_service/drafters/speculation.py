@@ -36,7 +36,7 @@ WORTHLESS = 1e-3
 
 
 @dataclass(eq=False)
-class _Prepared:
+class _OutcomeBranch:
     """An outcome's branch; `queued` of its nodes were queued, `floor` is the chance of the last of them."""
 
     node: int
@@ -54,7 +54,7 @@ class _Entry:
     urgency: float
     order: int
     node: Node = field(compare=False)
-    outcome: _Prepared | None = field(compare=False, default=None)
+    outcome: _OutcomeBranch | None = field(compare=False, default=None)
 
 
 class Speculation:
@@ -83,10 +83,10 @@ class Speculation:
         self._proposed = _children_among(verified)
         self._chances: dict[Node, float] = {}
         self._rankings: dict[Node, tuple[float, tuple[int, ...]]] = {}
-        self._outcomes: dict[Node, _Prepared] = {}
+        self._outcomes: dict[Node, _OutcomeBranch] = {}
         self._queue: list[_Entry] = []
         self._taken: list[_Entry] = []
-        self._grown: dict[_Prepared, None] = {}
+        self._grown: dict[_OutcomeBranch, None] = {}
         self._orders = 0
         self._reach(self._tree.root, 1.0)
 
@@ -190,17 +190,17 @@ class Speculation:
     def _prepare(self, node: Node, token: int, weight: float) -> None:
         root = node.child(token)
         branch = Branch(root, self.session.shape(self._budget, root), self._draws, self._odds())
-        outcome = self._outcomes[root] = _Prepared(self._indices[node], weight, branch, weight)
+        outcome = self._outcomes[root] = _OutcomeBranch(self._indices[node], weight, branch, weight)
         if branch.nodes:
             self._grown[outcome] = None
         self._queue_nodes(outcome)
 
-    def _grow(self, outcome: _Prepared) -> None:
+    def _grow(self, outcome: _OutcomeBranch) -> None:
         if outcome.branch.grow():
             self._grown[outcome] = None
         self._queue_nodes(outcome)
 
-    def _queue_nodes(self, outcome: _Prepared) -> None:
+    def _queue_nodes(self, outcome: _OutcomeBranch) -> None:
         """Queue what would add to a branch; in its own order, since a node out of turn adds nothing."""
         branch = outcome.branch
         for index in branch.wanted():
@@ -211,7 +211,7 @@ class Speculation:
                 if worth >= WORTHLESS:
                     self._push(branch.node(index), worth, outcome)
 
-    def _push(self, node: Node, chance: float, outcome: _Prepared | None) -> None:
+    def _push(self, node: Node, chance: float, outcome: _OutcomeBranch | None) -> None:
         if self._may_compute(node):
             self._orders += 1
             heapq.heappush(self._queue, _Entry(-chance, self._orders, node, outcome))
@@ -225,7 +225,7 @@ class Speculation:
         average = self._calibration.average()
         return lambda best, rank: average
 
-    def _read(self, outcome: _Prepared) -> Prepared:
+    def _read(self, outcome: _OutcomeBranch) -> Prepared:
         outcome.proposal_id = outcome.proposal_id or self._next_id()
         proposal = outcome.branch.proposal(outcome.proposal_id, self._drafter)
         return Prepared(outcome.node, outcome.branch.root.token, proposal)

@@ -25,9 +25,9 @@ from paceline.runtime.config import DEFAULT_MODEL
 from paceline.runtime.process import sigterm_interrupts
 
 if TYPE_CHECKING:
-    from benchmarks.peers.run import Contest, ContestPlan, PeerSettings
-    from benchmarks.speed.groups import Group
-    from benchmarks.speed.run import Pair, SpeedPlan, Variant
+    from benchmarks.peers.run import Contest, ContestPlan, PeerRunSettings
+    from benchmarks.speed.groups import ServiceGroup
+    from benchmarks.speed.run import SpeedPair, SpeedPlan, Variant
 
 bench = typer.Typer(
     help="Measure: beside target-only, beside other systems, and on timed models.", no_args_is_help=True
@@ -97,11 +97,11 @@ def speed(
 
 
 def _run_speed(
-    model: str, plan: SpeedPlan, groups: dict[str, Group], out: Path, report_name: str, console: Console
+    model: str, plan: SpeedPlan, groups: dict[str, ServiceGroup], out: Path, report_name: str, console: Console
 ) -> Path:
     from benchmarks.reporting.environment import describe, load_average
     from benchmarks.reporting.files import write_report
-    from benchmarks.speed.report import Costs, speed_json, speed_markdown, speed_plots, speed_rows
+    from benchmarks.speed.report import TargetStepCosts, speed_json, speed_markdown, speed_plots, speed_rows
     from benchmarks.speed.run import Variant, run_speed
 
     facts = describe() | {
@@ -111,18 +111,18 @@ def _run_speed(
         "compute threads": "; ".join(f"{Variant(name).name}: {group.split}" for name, group in groups.items()),
         "load average before": load_average(),
     }
-    done: list[Pair] = []
+    done: list[SpeedPair] = []
     try:
         with progress_bar(console, "pairs", len(plan)) as advance:
 
-            def note(pair: Pair) -> None:
+            def note(pair: SpeedPair) -> None:
                 done.append(pair)
                 advance(f"{pair.turn.prompt.kind} T={pair.turn.temperature:g} {pair.turn.variant.name}")
 
             run_speed(plan, groups, note)
     finally:  # what was measured before a failure or Ctrl-C is worth its report
         if done:
-            costs = Costs.of(done, groups)
+            costs = TargetStepCosts.of(done, groups)
             rows = speed_rows(done, costs)
             values = speed_json(facts, rows, done, costs)
             markdown = speed_markdown(facts, rows, costs)
@@ -131,7 +131,9 @@ def _run_speed(
 
 
 @contextmanager
-def _groups(model: str, drafters: Sequence[str], url: str | None, console: Console) -> Iterator[dict[str, Group]]:
+def _groups(
+    model: str, drafters: Sequence[str], url: str | None, console: Console
+) -> Iterator[dict[str, ServiceGroup]]:
     from benchmarks.speed.groups import connect, start_groups
     from paceline.models.resolve import resolve
 
@@ -256,7 +258,7 @@ def peers(
         _install(names, home)
         return
     need_engine("bench peers")
-    from benchmarks.peers.run import ContestPlan, PeerSettings
+    from benchmarks.peers.run import ContestPlan, PeerRunSettings
     from benchmarks.prompts import KINDS, load_prompts
 
     plan = ContestPlan(load_prompts(listed(kind) if kind is not None else KINDS), passes, tokens)
@@ -264,7 +266,7 @@ def peers(
     count = None if num_draft_tokens == "auto" else count_of("num_draft_tokens", num_draft_tokens)
     threads = _use_cores(cores)
     with tempfile.TemporaryDirectory(prefix="paceline-peers-") as folder:
-        settings = PeerSettings(model, home, Path(folder), threads, draft, peer_draft_tokens)
+        settings = PeerRunSettings(model, home, Path(folder), threads, draft, peer_draft_tokens)
         report = _run_peers(settings, plan, _Contestants(split_drafters(drafter), count, names), out, name)
     typer.echo(f"report: {report}")
 
@@ -304,7 +306,7 @@ def _use_cores(cores: int) -> int:
     return cores or len(available)
 
 
-def _run_peers(settings: PeerSettings, plan: ContestPlan, listed: _Contestants, out: Path, name: str) -> Path:
+def _run_peers(settings: PeerRunSettings, plan: ContestPlan, listed: _Contestants, out: Path, name: str) -> Path:
     from benchmarks.peers.report import peers_json, peers_markdown, peers_plots
     from benchmarks.peers.run import Contest
     from benchmarks.reporting.environment import describe, load_average
@@ -327,7 +329,7 @@ def _run_peers(settings: PeerSettings, plan: ContestPlan, listed: _Contestants, 
     return written
 
 
-def _hold_contest(settings: PeerSettings, plan: ContestPlan, listed: _Contestants, contest: Contest) -> None:
+def _hold_contest(settings: PeerRunSettings, plan: ContestPlan, listed: _Contestants, contest: Contest) -> None:
     from benchmarks.peers.run import Contestant, OurContestant, run_contest, start_peers
     from paceline.models.tokenizer import load_tokenizer
 

@@ -47,7 +47,7 @@ def refuse_rope(config: Any, max_length: int) -> None:
 
 
 @dataclass
-class _Probe:
+class _AttentionProbe:
     """Attends a row to itself alone, noting what each layer passes to attention."""
 
     max_length: int
@@ -97,7 +97,7 @@ def probe_kv_shape(model: PreTrainedModel, max_length: int) -> KVShape:
     """
     if not model.is_backend_compatible():
         raise Unsupported(f"{type(model).__name__}: does not use transformers' attention interface")
-    probe = _Probe(max_length)
+    probe = _AttentionProbe(max_length)
     packed_forward(model, probe, [0], [0], [0])
     layers: int = model.config.get_text_config().num_hidden_layers
     if sorted(probe.shapes) != list(range(layers)):

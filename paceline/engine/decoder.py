@@ -27,7 +27,7 @@ from paceline.engine.cpu.fused import fuse_layers
 from paceline.engine.cpu.linear import can_pack, pack_linears
 from paceline.engine.cpu.row_decoder import RowDecoder, can_decode
 from paceline.engine.cpu.row_products import PanelLinear, has_wide_vectors
-from paceline.engine.cpu.thread_pool import Crew
+from paceline.engine.cpu.thread_pool import ThreadPool
 from paceline.engine.cuda.buckets import PAGE_ROWS
 from paceline.engine.cuda.graphs import GraphRunner, runner_for
 from paceline.engine.cuda.static_engine import StaticEngine
@@ -116,9 +116,9 @@ def panel_dtype(model: PreTrainedModel, settings: EngineSettings) -> torch.dtype
 
 def in_panels(model: PreTrainedModel, stored: torch.dtype, max_length: int) -> RowDecoder | None:
     """Lay a fused model's weights out in panels, and compile its steps if its shape is known."""
-    crew = Crew(torch.get_num_threads())
-    pack_linears(model, lambda linear: PanelLinear(linear, crew, stored))
-    return RowDecoder(model, crew, max_length) if can_decode(model) else None
+    pool = ThreadPool(torch.get_num_threads())
+    pack_linears(model, lambda linear: PanelLinear(linear, pool, stored))
+    return RowDecoder(model, pool, max_length) if can_decode(model) else None
 
 
 def _check_many_rows(engine: TransformerEngine, reference: PlainReference) -> None:

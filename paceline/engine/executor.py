@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class _Job:
+class _Call:
     run: Callable[[], Any]
     answer: asyncio.Future[Any]
     loop: asyncio.AbstractEventLoop
@@ -44,7 +44,7 @@ class Executor:
     """One named thread; jobs run in the order they were given."""
 
     def __init__(self, name: str = "engine") -> None:
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._jobs: SimpleQueue[_Call | None] = SimpleQueue()
         self._thread = Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
         self._closed = False
@@ -62,7 +62,7 @@ class Executor:
             raise RuntimeError("the executor is closed")
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
-        self._jobs.put(_Job(partial(fn, *args, **kwargs), answer, loop))
+        self._jobs.put(_Call(partial(fn, *args, **kwargs), answer, loop))
         return await answer
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ RETRY_AFTER_MS = 100
 
 
 @dataclass
-class _Session:
+class _SessionRows:
     """`parents` are the absolute parents of the rows from `base` on; rows before it form a chain.
 
     A session that shares has a `chain`, the tokens of its rows, and the keys of
@@ -66,7 +66,7 @@ class Ledger(Generic[Rows]):
         self._max_sessions = max_sessions
         self._prefix_reuse = prefix_reuse
         self._shaped = shaped
-        self._sessions: dict[int, _Session] = {}
+        self._sessions: dict[int, _SessionRows] = {}
         self._reserved = 0
         self._blocks: BlockStore[Rows] = BlockStore() if blocks is None else blocks
 
@@ -95,7 +95,7 @@ class Ledger(Generic[Rows]):
             Overloaded: no room now.
         """
         self._check_room(session, max_rows)
-        opened = _Session(max_rows, prefix)
+        opened = _SessionRows(max_rows, prefix)
         self._sessions[session] = opened
         self._reserved += max_rows
         blocks = self._begin(opened) if prefix.token_ids and self._prefix_reuse else []
@@ -122,7 +122,7 @@ class Ledger(Generic[Rows]):
                 self._share_block(item.session, session, key, copy)
 
     def _share_block(
-        self, number: int, session: _Session, key: BlockKey, copy: Callable[[int, int, int], Rows]
+        self, number: int, session: _SessionRows, key: BlockKey, copy: Callable[[int, int, int], Rows]
     ) -> None:
         known = self._blocks.match([key])
         if known:
@@ -133,7 +133,7 @@ class Ledger(Generic[Rows]):
             self._blocks.put(key, copy(number, key.start, key.end))
         session.used.append(key)
 
-    def _begin(self, session: _Session) -> list[Rows]:
+    def _begin(self, session: _SessionRows) -> list[Rows]:
         keys = prefix_keys(session.prefix, shaped=self._shaped)
         found = self._blocks.match([key for key in keys if key.end <= session.max_rows])
         session.chain = BlockChain(keys, found, session.prefix.prompt_rows if self._shaped else None)
@@ -187,7 +187,7 @@ class Ledger(Generic[Rows]):
         _check_kept_rows(item, session)
         self._check_new_rows(item, session)
 
-    def _check_new_rows(self, item: StepItem, session: _Session) -> None:
+    def _check_new_rows(self, item: StepItem, session: _SessionRows) -> None:
         new, name = len(item.token_ids), f"session {item.session}"
         if item.base_length + new > session.max_rows:
             raise InvalidInput.of(f"{name} rows", item.base_length + new, f"at most {session.max_rows}")
@@ -199,7 +199,7 @@ class Ledger(Generic[Rows]):
             raise InvalidInput.of(f"{name} length", length, f"at most {self._max_length}, the model's context")
 
 
-def _settled(item: StepItem, session: _Session) -> int:
+def _settled(item: StepItem, session: _SessionRows) -> int:
     """Rows, from the first on, that are not going to be rolled back: the trunk, and what follows it in the prefix."""
     chained = next((row for row in range(item.tree_rows) if item.parent_of(row) != row - 1), item.tree_rows)
     return max(item.trunk, min(len(session.prefix.token_ids), item.trunk + chained))
@@ -231,7 +231,7 @@ def depths(item: StepItem) -> tuple[int, ...]:
     return tuple(found[item.kept_tree :])
 
 
-def _check_kept_rows(item: StepItem, session: _Session) -> None:
+def _check_kept_rows(item: StepItem, session: _SessionRows) -> None:
     """Kept rows must exist and hang together as stated: a row's keys hold its own ancestors, not its neighbours."""
     start = item.base_length - len(item.kept_rows)
     if start < 0 or item.base_length > session.rows:

@@ -48,11 +48,11 @@ from paceline.protocol.records import GenerationStats, RoundRecord, StepTimings
 from paceline.protocol.sampling import MAX_DRAFTER_BYTES, Grammar, GrammarKind, NoiseKey, SamplingParams
 from paceline.protocol.session import Close, Failure, Features
 from paceline.protocol.target import (
-    MAX_STAGED,
-    Begun,
+    MAX_PREFETCHED,
+    Prefetch,
     Round,
     RowLogprobs,
-    Stage,
+    SelfStarted,
     TargetCommand,
     TargetEvent,
     TargetOpen,
@@ -122,8 +122,8 @@ def encode_welcome(welcome: Welcome) -> pb.Welcome:
         max_proposal_nodes=welcome.max_proposal_nodes,
         max_frame_bytes=welcome.max_frame_bytes,
         drafters=welcome.drafters,
-        max_run_ahead=welcome.max_run_ahead,
-        max_staged=welcome.max_staged,
+        max_lease=welcome.max_lease,
+        max_prefetched=welcome.max_prefetched,
     )
 
 
@@ -141,8 +141,8 @@ def decode_welcome(message: pb.Welcome) -> Welcome:
         max_frame_bytes=message.max_frame_bytes,
         drafters=tuple(message.drafters),
         protocol_version=message.protocol_version,
-        max_run_ahead=message.max_run_ahead,
-        max_staged=message.max_staged,
+        max_lease=message.max_lease,
+        max_prefetched=message.max_prefetched,
     )
 
 
@@ -170,8 +170,8 @@ def encode_target_command(command: TargetCommand) -> target_pb.TargetCommand:
         return target_pb.TargetCommand(round=_encode_round(command))
     if isinstance(command, TargetOpen):
         return target_pb.TargetCommand(open=_encode_target_open(command))
-    if isinstance(command, Stage):
-        return target_pb.TargetCommand(stage=_encode_stage(command))
+    if isinstance(command, Prefetch):
+        return target_pb.TargetCommand(prefetch=_encode_prefetch(command))
     return target_pb.TargetCommand(close=pb.Close(session_id=command.session_id))
 
 
@@ -182,8 +182,8 @@ def decode_target_command(message: target_pb.TargetCommand) -> TargetCommand:
         return _decode_round(message.round)
     if kind == "open":
         return _decode_target_open(message.open)
-    if kind == "stage":
-        return _decode_stage(message.stage)
+    if kind == "prefetch":
+        return _decode_prefetch(message.prefetch)
     if kind == "close":
         return Close(_session(message.close.session_id))
     raise InvalidInput.of("target command", kind, "one of round, open, stage, close")
@@ -261,7 +261,7 @@ def _encode_round(command: Round) -> target_pb.Round:
         committed=command.committed,
         proposal=None if command.proposal is None else _encode_proposal(command.proposal),
         trace=_encode_trace(command.traceparent),
-        run_ahead=command.run_ahead,
+        lease=command.lease,
     )
 
 
@@ -273,13 +273,13 @@ def _decode_round(message: target_pb.Round) -> Round:
         committed=tuple(message.committed),
         proposal=_decode_proposal(message.proposal) if message.HasField("proposal") else None,
         traceparent=_decode_trace(message.trace),
-        run_ahead=message.run_ahead,
+        lease=message.lease,
     )
 
 
-def _encode_stage(command: Stage) -> target_pb.Stage:
-    staged = (
-        target_pb.StagedProposal(
+def _encode_prefetch(command: Prefetch) -> target_pb.Prefetch:
+    prefetched = (
+        target_pb.PrefetchedProposal(
             node=outcome.node,
             next_token=outcome.next_token,
             token_ids=proposal.token_ids,
@@ -287,19 +287,19 @@ def _encode_stage(command: Stage) -> target_pb.Stage:
         )
         for outcome, proposal in command.proposals
     )
-    return target_pb.Stage(session_id=command.session_id, base_length=command.base_length, proposals=staged)
+    return target_pb.Prefetch(session_id=command.session_id, base_length=command.base_length, proposals=prefetched)
 
 
-def _decode_stage(message: target_pb.Stage) -> Stage:
+def _decode_prefetch(message: target_pb.Prefetch) -> Prefetch:
     count = len(message.proposals)
-    require(count <= MAX_STAGED, "staged proposals", count, f"at most {MAX_STAGED} for one round")
-    staged = []
+    require(count <= MAX_PREFETCHED, "staged proposals", count, f"at most {MAX_PREFETCHED} for one round")
+    prefetched = []
     for each in message.proposals:
         require(each.node >= ROOT, "staged node", each.node, "at least -1")
         certain = (1.0,) * len(each.token_ids)
         proposal = Proposal(0, tuple(each.token_ids), certain, tuple(each.parents))
-        staged.append((Outcome(message.base_length, each.node, each.next_token), proposal))
-    return Stage(_session(message.session_id), message.base_length, tuple(staged))
+        prefetched.append((Outcome(message.base_length, each.node, each.next_token), proposal))
+    return Prefetch(_session(message.session_id), message.base_length, tuple(prefetched))
 
 
 def _encode_verdict(event: Verdict) -> target_pb.Verdict:
@@ -311,12 +311,12 @@ def _encode_verdict(event: Verdict) -> target_pb.Verdict:
         residual_masses=event.residual_masses,
         logprobs=[_encode_logprobs(row) for row in event.logprobs],
         timings=_encode_timings(event.timings),
-        begun=None if event.begun is None else _encode_begun(event.begun),
+        self_started=None if event.self_started is None else _encode_self_started(event.self_started),
     )
 
 
-def _encode_begun(begun: Begun) -> target_pb.Begun:
-    return target_pb.Begun(base_length=begun.base_length, nodes=begun.nodes)
+def _encode_self_started(self_started: SelfStarted) -> target_pb.SelfStarted:
+    return target_pb.SelfStarted(base_length=self_started.base_length, nodes=self_started.nodes)
 
 
 def _decode_verdict(message: target_pb.Verdict) -> Verdict:
@@ -333,7 +333,9 @@ def _decode_verdict(message: target_pb.Verdict) -> Verdict:
         residual_masses=tuple(message.residual_masses),
         logprobs=tuple(_decode_logprobs(row) for row in message.logprobs),
         timings=_decode_timings(message.timings),
-        begun=Begun(message.begun.base_length, message.begun.nodes) if message.HasField("begun") else None,
+        self_started=SelfStarted(message.self_started.base_length, message.self_started.nodes)
+        if message.HasField("self_started")
+        else None,
     )
 
 
@@ -739,7 +741,7 @@ def _encode_record(record: RoundRecord) -> generation_pb.RoundRecord:
         cache_miss=record.cache_miss,
         drafter=record.drafter,
         draft=_encode_timings(record.draft),
-        ran_ahead=record.ran_ahead,
+        self_started=record.self_started,
     )
 
 
@@ -757,7 +759,7 @@ def _decode_record(message: generation_pb.RoundRecord) -> RoundRecord:
         cache_miss=message.cache_miss,
         drafter=message.drafter,
         draft=_decode_timings(message.draft),
-        ran_ahead=message.ran_ahead,
+        self_started=message.self_started,
     )
 
 

@@ -41,8 +41,8 @@ class Welcome:
     max_frame_bytes: int = MAX_FRAME_BYTES
     drafters: tuple[str, ...] = ()
     protocol_version: int = PROTOCOL_VERSION
-    max_run_ahead: int = 0
-    max_staged: int = 0
+    max_lease: int = 0
+    max_prefetched: int = 0
 
 
 @dataclass(frozen=True)

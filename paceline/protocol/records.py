@@ -37,7 +37,7 @@ class RoundRecord:
     drafter: str = ""
     draft: StepTimings = StepTimings()
     cache_miss: bool = False
-    ran_ahead: bool = False
+    self_started: bool = False
 
 
 @dataclass(frozen=True)

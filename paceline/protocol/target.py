@@ -10,9 +10,9 @@ from paceline.protocol.records import StepTimings
 from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.protocol.session import Close, Failure, Features, check_prefix
 
-MAX_RUN_AHEAD = 64
+MAX_LEASE = 64
 """Rounds that a target may begin by itself behind one that was sent."""
-MAX_STAGED = 64
+MAX_PREFETCHED = 64
 """Most proposals that may be staged for one round."""
 
 
@@ -41,7 +41,7 @@ class Round:
     """What the target keeps, what is new to it, what it verifies.
 
     `base_length` counts KV rows kept (accepted rows of the previous round
-    included) and is the round key of rejection and block acceptance. `run_ahead`
+    included) and is the round key of rejection and block acceptance. `lease`
     counts the target-only rounds that the target may begin by itself behind it.
     """
 
@@ -51,15 +51,15 @@ class Round:
     committed: tuple[int, ...]
     proposal: Proposal | None = None
     traceparent: str = ""
-    run_ahead: int = 0
+    lease: int = 0
 
     def __post_init__(self) -> None:
         require(len(self.committed) >= 1, "round committed tokens", len(self.committed), "at least 1")
         require(self.base_length >= 0, "base_length", self.base_length, "at least 0")
         require(self.accepted_node >= ROOT, "accepted_node", self.accepted_node, "at least -1")
-        require(0 <= self.run_ahead <= MAX_RUN_AHEAD, "run_ahead", self.run_ahead, f"in [0, {MAX_RUN_AHEAD}]")
-        alone = self.proposal is None or not self.run_ahead
-        require(alone, "run_ahead", self.run_ahead, "0 with a proposal")
+        require(0 <= self.lease <= MAX_LEASE, "lease", self.lease, f"in [0, {MAX_LEASE}]")
+        alone = self.proposal is None or not self.lease
+        require(alone, "lease", self.lease, "0 with a proposal")
 
     @property
     def first_position(self) -> int:
@@ -88,7 +88,7 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Stage:
+class Prefetch:
     """Proposals for outcomes of the round at `base_length`: what the target may begin by itself behind it.
 
     Coupled acceptance only, so a proposal is its tokens and their parents.
@@ -99,15 +99,17 @@ class Stage:
     proposals: tuple[tuple[Outcome, Proposal], ...]
 
     def __post_init__(self) -> None:
-        staged = len(self.proposals)
-        require(staged <= MAX_STAGED, "staged proposals", staged, f"at most {MAX_STAGED} for one round")
+        prefetched = len(self.proposals)
+        require(
+            prefetched <= MAX_PREFETCHED, "staged proposals", prefetched, f"at most {MAX_PREFETCHED} for one round"
+        )
         for outcome, proposal in self.proposals:
             require(outcome.base_length == self.base_length, "outcome", outcome, f"of round {self.base_length}")
             require(len(proposal) >= 1, "staged proposal nodes", len(proposal), "at least 1")
 
 
 @dataclass(frozen=True)
-class Begun:
+class SelfStarted:
     """The round that the target began by itself with the first `nodes` nodes of what was drafted for the outcome."""
 
     base_length: int
@@ -139,7 +141,7 @@ class Verdict:
     residual_masses: tuple[float, ...] = ()
     logprobs: tuple[RowLogprobs, ...] = ()
     timings: StepTimings = StepTimings()
-    begun: Begun | None = None
+    self_started: SelfStarted | None = None
 
 
 @dataclass(frozen=True)
@@ -151,5 +153,5 @@ class TargetOpened:
     timings: StepTimings = StepTimings()
 
 
-TargetCommand = TargetOpen | Round | Stage | Close
+TargetCommand = TargetOpen | Round | Prefetch | Close
 TargetEvent = TargetOpened | Verdict | Features | Failure

@@ -135,10 +135,10 @@ class CoordinatorConfig(_Settings):
     fan_out: int = Field(
         4, ge=0, le=64, description="Next tokens per accepted node to draft for while a round is verified; 0: none."
     )
-    run_ahead: int = Field(
+    lease: int = Field(
         16, ge=0, le=64, description="Most rounds the target may begin by itself where nothing is proposed; 0: none."
     )
-    max_staged: int = Field(
+    max_prefetched: int = Field(
         24, ge=0, le=64, description="Most proposals left with the target for one round's outcomes; 0: none."
     )
     seed: int | None = Field(None, ge=0, lt=1 << 64, description="Seed of requests that bring none; unset: drawn.")

@@ -206,7 +206,7 @@ class _LiveRound(RoundTrace):
                 "paceline.cache_hit": record.cache_hit,
                 "paceline.cache_miss": record.cache_miss,
                 "paceline.drafter": record.drafter,
-                "paceline.ran_ahead": record.ran_ahead,
+                "paceline.self_started": record.self_started,
                 "paceline.wire_ms": record.wire_ms,
             }
         )

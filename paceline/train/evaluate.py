@@ -62,7 +62,7 @@ def coupled_match(p: Distribution, q: Distribution) -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class Replay:
+class HeldOutReplay:
     """One text replayed: what its positions say, in order."""
 
     accepted: NDArray[np.float64]  # [positions] probability that the emitted token had been proposed
@@ -71,7 +71,7 @@ class Replay:
     roles: NDArray[np.int8]  # [positions]
 
 
-def replay(target: Engine, draft: Engine, row: Row, temperature: float) -> Replay:
+def replay(target: Engine, draft: Engine, row: Row, temperature: float) -> HeldOutReplay:
     """Replay a text that was written at `temperature`; positions are those of the learned tokens."""
     params = SamplingParams(temperature=temperature)
     figures: list[tuple[float, float, float]] = []
@@ -86,7 +86,7 @@ def replay(target: Engine, draft: Engine, row: Row, temperature: float) -> Repla
     learned = learned[learned > 0]
     _each_position(target, draft, row, learned, measure)
     accepted, overlaps, matches = np.array(figures, np.float64).reshape(-1, 3).T
-    return Replay(accepted, overlaps, matches, row.roles[learned])
+    return HeldOutReplay(accepted, overlaps, matches, row.roles[learned])
 
 
 def _each_position(
@@ -169,7 +169,7 @@ def acceptance_tables(
     tables: list[AcceptanceTable] = []
     done = 0
     for temperature in sorted({row.temperature for row in rows}):
-        replays: list[Replay] = []
+        replays: list[HeldOutReplay] = []
         for row in (row for row in rows if row.temperature == temperature):
             replays.append(replay(target, draft, row, temperature))
             done += 1
@@ -183,12 +183,12 @@ def acceptance_tables(
     return tuple(tables)
 
 
-def _part(whole: Replay, role: Role) -> Replay:
+def _part(whole: HeldOutReplay, role: Role) -> HeldOutReplay:
     chosen = whole.roles == role
-    return Replay(whole.accepted[chosen], whole.overlaps[chosen], whole.matches[chosen], whole.roles[chosen])
+    return HeldOutReplay(whole.accepted[chosen], whole.overlaps[chosen], whole.matches[chosen], whole.roles[chosen])
 
 
-def _table(temperature: float, part: str, replays: Sequence[Replay]) -> AcceptanceTable:
+def _table(temperature: float, part: str, replays: Sequence[HeldOutReplay]) -> AcceptanceTable:
     lengths: list[float] = []
     for k in range(1, MAX_K + 1):
         rounds, reached = _all_rounds(replays, k)
@@ -209,7 +209,7 @@ def _table(temperature: float, part: str, replays: Sequence[Replay]) -> Acceptan
     )
 
 
-def _all_rounds(replays: Sequence[Replay], k: int) -> tuple[float, NDArray[np.float64]]:
+def _all_rounds(replays: Sequence[HeldOutReplay], k: int) -> tuple[float, NDArray[np.float64]]:
     counted = [rounds_of(each.accepted, k) for each in replays]
     return sum(rounds for rounds, _ in counted), np.sum([reached for _, reached in counted], axis=0)
 

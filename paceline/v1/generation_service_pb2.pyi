@@ -157,7 +157,7 @@ class GenerationStats(_message.Message):
     def __init__(self, rounds: _Optional[int] = ..., committed: _Optional[int] = ..., cache_hits: _Optional[int] = ..., cache_misses: _Optional[int] = ..., time_to_first_token_ms: _Optional[float] = ..., tokens_per_second: _Optional[float] = ..., verify_ms_p50: _Optional[float] = ..., draft_wait_ms_p50: _Optional[float] = ..., num_spec_steps: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_draft_tokens: _Optional[int] = ..., acceptance_histogram: _Optional[_Iterable[int]] = ..., num_spec_tokens: _Optional[int] = ..., records: _Optional[_Iterable[_Union[RoundRecord, _Mapping]]] = ...) -> None: ...
 
 class RoundRecord(_message.Message):
-    __slots__ = ("base_length", "round_ms", "draft_wait_ms", "wire_ms", "target", "accept_ms", "proposed", "accepted", "cache_hit", "drafter", "draft", "cache_miss", "ran_ahead")
+    __slots__ = ("base_length", "round_ms", "draft_wait_ms", "wire_ms", "target", "accept_ms", "proposed", "accepted", "cache_hit", "drafter", "draft", "cache_miss", "self_started")
     BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     ROUND_MS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_WAIT_MS_FIELD_NUMBER: _ClassVar[int]
@@ -170,7 +170,7 @@ class RoundRecord(_message.Message):
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
     CACHE_MISS_FIELD_NUMBER: _ClassVar[int]
-    RAN_AHEAD_FIELD_NUMBER: _ClassVar[int]
+    SELF_STARTED_FIELD_NUMBER: _ClassVar[int]
     base_length: int
     round_ms: float
     draft_wait_ms: float
@@ -183,8 +183,8 @@ class RoundRecord(_message.Message):
     drafter: str
     draft: _target_service_pb2.StepTimings
     cache_miss: bool
-    ran_ahead: bool
-    def __init__(self, base_length: _Optional[int] = ..., round_ms: _Optional[float] = ..., draft_wait_ms: _Optional[float] = ..., wire_ms: _Optional[float] = ..., target: _Optional[_Union[_target_service_pb2.StepTimings, _Mapping]] = ..., accept_ms: _Optional[float] = ..., proposed: _Optional[int] = ..., accepted: _Optional[int] = ..., cache_hit: _Optional[bool] = ..., drafter: _Optional[str] = ..., draft: _Optional[_Union[_target_service_pb2.StepTimings, _Mapping]] = ..., cache_miss: _Optional[bool] = ..., ran_ahead: _Optional[bool] = ...) -> None: ...
+    self_started: bool
+    def __init__(self, base_length: _Optional[int] = ..., round_ms: _Optional[float] = ..., draft_wait_ms: _Optional[float] = ..., wire_ms: _Optional[float] = ..., target: _Optional[_Union[_target_service_pb2.StepTimings, _Mapping]] = ..., accept_ms: _Optional[float] = ..., proposed: _Optional[int] = ..., accepted: _Optional[int] = ..., cache_hit: _Optional[bool] = ..., drafter: _Optional[str] = ..., draft: _Optional[_Union[_target_service_pb2.StepTimings, _Mapping]] = ..., cache_miss: _Optional[bool] = ..., self_started: _Optional[bool] = ...) -> None: ...
 
 class DescribeModelsRequest(_message.Message):
     __slots__ = ()

@@ -16,16 +16,16 @@ class VerifyRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[_types_pb2.Hello, _Mapping]] = ..., commands: _Optional[_Iterable[_Union[TargetCommand, _Mapping]]] = ...) -> None: ...
 
 class TargetCommand(_message.Message):
-    __slots__ = ("round", "open", "close", "stage")
+    __slots__ = ("round", "open", "close", "prefetch")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
-    STAGE_FIELD_NUMBER: _ClassVar[int]
+    PREFETCH_FIELD_NUMBER: _ClassVar[int]
     round: Round
     open: TargetOpen
     close: _types_pb2.Close
-    stage: Stage
-    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., open: _Optional[_Union[TargetOpen, _Mapping]] = ..., close: _Optional[_Union[_types_pb2.Close, _Mapping]] = ..., stage: _Optional[_Union[Stage, _Mapping]] = ...) -> None: ...
+    prefetch: Prefetch
+    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., open: _Optional[_Union[TargetOpen, _Mapping]] = ..., close: _Optional[_Union[_types_pb2.Close, _Mapping]] = ..., prefetch: _Optional[_Union[Prefetch, _Mapping]] = ...) -> None: ...
 
 class TargetOpen(_message.Message):
     __slots__ = ("session_id", "token_ids", "prompt_length", "sampling", "seed", "sample_index", "acceptance", "feature_layers", "time_left_ms", "trace", "max_length", "end_token_ids")
@@ -56,34 +56,34 @@ class TargetOpen(_message.Message):
     def __init__(self, session_id: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_length: _Optional[int] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., seed: _Optional[int] = ..., sample_index: _Optional[int] = ..., acceptance: _Optional[_Union[_types_pb2.Acceptance, str]] = ..., feature_layers: _Optional[_Iterable[int]] = ..., time_left_ms: _Optional[int] = ..., trace: _Optional[_Union[_types_pb2.TraceContext, _Mapping]] = ..., max_length: _Optional[int] = ..., end_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Round(_message.Message):
-    __slots__ = ("session_id", "base_length", "accepted_node", "committed", "proposal", "trace", "run_ahead")
+    __slots__ = ("session_id", "base_length", "accepted_node", "committed", "proposal", "trace", "lease")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_NODE_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     PROPOSAL_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
-    RUN_AHEAD_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
     session_id: int
     base_length: int
     accepted_node: int
     committed: _containers.RepeatedScalarFieldContainer[int]
     proposal: _types_pb2.Proposal
     trace: _types_pb2.TraceContext
-    run_ahead: int
-    def __init__(self, session_id: _Optional[int] = ..., base_length: _Optional[int] = ..., accepted_node: _Optional[int] = ..., committed: _Optional[_Iterable[int]] = ..., proposal: _Optional[_Union[_types_pb2.Proposal, _Mapping]] = ..., trace: _Optional[_Union[_types_pb2.TraceContext, _Mapping]] = ..., run_ahead: _Optional[int] = ...) -> None: ...
+    lease: int
+    def __init__(self, session_id: _Optional[int] = ..., base_length: _Optional[int] = ..., accepted_node: _Optional[int] = ..., committed: _Optional[_Iterable[int]] = ..., proposal: _Optional[_Union[_types_pb2.Proposal, _Mapping]] = ..., trace: _Optional[_Union[_types_pb2.TraceContext, _Mapping]] = ..., lease: _Optional[int] = ...) -> None: ...
 
-class Stage(_message.Message):
+class Prefetch(_message.Message):
     __slots__ = ("session_id", "base_length", "proposals")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     PROPOSALS_FIELD_NUMBER: _ClassVar[int]
     session_id: int
     base_length: int
-    proposals: _containers.RepeatedCompositeFieldContainer[StagedProposal]
-    def __init__(self, session_id: _Optional[int] = ..., base_length: _Optional[int] = ..., proposals: _Optional[_Iterable[_Union[StagedProposal, _Mapping]]] = ...) -> None: ...
+    proposals: _containers.RepeatedCompositeFieldContainer[PrefetchedProposal]
+    def __init__(self, session_id: _Optional[int] = ..., base_length: _Optional[int] = ..., proposals: _Optional[_Iterable[_Union[PrefetchedProposal, _Mapping]]] = ...) -> None: ...
 
-class StagedProposal(_message.Message):
+class PrefetchedProposal(_message.Message):
     __slots__ = ("node", "next_token", "token_ids", "parents")
     NODE_FIELD_NUMBER: _ClassVar[int]
     NEXT_TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -126,7 +126,7 @@ class TargetOpened(_message.Message):
     def __init__(self, session_id: _Optional[int] = ..., reused_tokens: _Optional[int] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("session_id", "base_length", "token_ids", "target_probabilities", "residual_masses", "logprobs", "timings", "begun")
+    __slots__ = ("session_id", "base_length", "token_ids", "target_probabilities", "residual_masses", "logprobs", "timings", "self_started")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -134,7 +134,7 @@ class Verdict(_message.Message):
     RESIDUAL_MASSES_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
-    BEGUN_FIELD_NUMBER: _ClassVar[int]
+    SELF_STARTED_FIELD_NUMBER: _ClassVar[int]
     session_id: int
     base_length: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -142,10 +142,10 @@ class Verdict(_message.Message):
     residual_masses: _containers.RepeatedScalarFieldContainer[float]
     logprobs: _containers.RepeatedCompositeFieldContainer[RowLogprobs]
     timings: StepTimings
-    begun: Begun
-    def __init__(self, session_id: _Optional[int] = ..., base_length: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., target_probabilities: _Optional[_Iterable[float]] = ..., residual_masses: _Optional[_Iterable[float]] = ..., logprobs: _Optional[_Iterable[_Union[RowLogprobs, _Mapping]]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., begun: _Optional[_Union[Begun, _Mapping]] = ...) -> None: ...
+    self_started: SelfStarted
+    def __init__(self, session_id: _Optional[int] = ..., base_length: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., target_probabilities: _Optional[_Iterable[float]] = ..., residual_masses: _Optional[_Iterable[float]] = ..., logprobs: _Optional[_Iterable[_Union[RowLogprobs, _Mapping]]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., self_started: _Optional[_Union[SelfStarted, _Mapping]] = ...) -> None: ...
 
-class Begun(_message.Message):
+class SelfStarted(_message.Message):
     __slots__ = ("base_length", "nodes")
     BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]

@@ -105,7 +105,7 @@ class Hello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., incarnation: _Optional[str] = ..., fingerprint: _Optional[_Union[Fingerprint, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol_version", "incarnation", "fingerprint", "max_length", "max_sessions", "max_proposal_nodes", "max_frame_bytes", "drafters", "max_run_ahead", "max_staged")
+    __slots__ = ("protocol_version", "incarnation", "fingerprint", "max_length", "max_sessions", "max_proposal_nodes", "max_frame_bytes", "drafters", "max_lease", "max_prefetched")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -114,8 +114,8 @@ class Welcome(_message.Message):
     MAX_PROPOSAL_NODES_FIELD_NUMBER: _ClassVar[int]
     MAX_FRAME_BYTES_FIELD_NUMBER: _ClassVar[int]
     DRAFTERS_FIELD_NUMBER: _ClassVar[int]
-    MAX_RUN_AHEAD_FIELD_NUMBER: _ClassVar[int]
-    MAX_STAGED_FIELD_NUMBER: _ClassVar[int]
+    MAX_LEASE_FIELD_NUMBER: _ClassVar[int]
+    MAX_PREFETCHED_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     incarnation: str
     fingerprint: Fingerprint
@@ -124,9 +124,9 @@ class Welcome(_message.Message):
     max_proposal_nodes: int
     max_frame_bytes: int
     drafters: _containers.RepeatedScalarFieldContainer[str]
-    max_run_ahead: int
-    max_staged: int
-    def __init__(self, protocol_version: _Optional[int] = ..., incarnation: _Optional[str] = ..., fingerprint: _Optional[_Union[Fingerprint, _Mapping]] = ..., max_length: _Optional[int] = ..., max_sessions: _Optional[int] = ..., max_proposal_nodes: _Optional[int] = ..., max_frame_bytes: _Optional[int] = ..., drafters: _Optional[_Iterable[str]] = ..., max_run_ahead: _Optional[int] = ..., max_staged: _Optional[int] = ...) -> None: ...
+    max_lease: int
+    max_prefetched: int
+    def __init__(self, protocol_version: _Optional[int] = ..., incarnation: _Optional[str] = ..., fingerprint: _Optional[_Union[Fingerprint, _Mapping]] = ..., max_length: _Optional[int] = ..., max_sessions: _Optional[int] = ..., max_proposal_nodes: _Optional[int] = ..., max_frame_bytes: _Optional[int] = ..., drafters: _Optional[_Iterable[str]] = ..., max_lease: _Optional[int] = ..., max_prefetched: _Optional[int] = ...) -> None: ...
 
 class SparseDistribution(_message.Message):
     __slots__ = ("token_ids", "probabilities")

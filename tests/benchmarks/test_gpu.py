@@ -46,7 +46,7 @@ def test_the_bytes_of_a_step() -> None:
 
 
 def test_the_floor_counts_weights_once_and_keys_for_each_session() -> None:
-    loads = [gpu.Load(3, 4, 20)]
+    loads = [gpu.ServiceLoad(3, 4, 20)]
     bench = gpu.Bench("tiny", torch.device("cpu"), torch.float32, loads, 2)
     row_bytes = 2 * 2 * 2 * 16 * 4
     assert bench.floor_ms(loads[0], 1e6) == pytest.approx((bench.weights + 3 * 24 * row_bytes) / 1e3)

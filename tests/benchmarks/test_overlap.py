@@ -14,15 +14,15 @@ from benchmarks.reporting.tables import markdown_table, median_with_lower_bound
 from benchmarks.simulated.delay import DelayProxy
 from benchmarks.simulated.distributions import LAW_OF_ACCEPTANCE, law_match
 from benchmarks.simulated.overlap import Results
-from benchmarks.simulated.remote import Place, Remote
+from benchmarks.simulated.remote import DelayedPlace, Remote
 from benchmarks.simulated.replay import SPECULATION, losses, pooled, replay, run_pair
-from benchmarks.simulated.services import TimedPair, TimedServices, request
+from benchmarks.simulated.services import SimulatedPair, SimulatedServices, request
 from paceline.client import Client
 from paceline.local.service_process import write_config
 from paceline.protocol.records import GenerationStats, RoundRecord, StepTimings
 from paceline.runtime.config import CoordinatorConfig, load_config
 
-FAST = TimedPair("law=middling", 6.0, 0.5)
+FAST = SimulatedPair("law=middling", 6.0, 0.5)
 
 
 def record(hit: bool, forward_ms: float, accepted: int = 2, proposed: int = 4) -> RoundRecord:
@@ -75,17 +75,19 @@ def test_losses_are_what_rounds_take_beyond_their_replay() -> None:
     assert found.target == pytest.approx(1.5)
     assert (found.deciding, found.drafting) == (0.2, 2.0)
     assert losses(hits, 30.0).drafting == 0.0
-    begun = [replace(hit, ran_ahead=True, round_ms=ms) for hit, ms in zip(hits, (31.0, 30.75, 34.0), strict=True)]
-    assert (losses(hits, 30.0).begun, losses(begun, 30.0).begun) == (0.0, 1.0)
-    assert (losses(begun, 30.0).wire, losses([*hits, *begun], 30.0).wire) == (0.0, 0.7)
+    self_started = [
+        replace(hit, self_started=True, round_ms=ms) for hit, ms in zip(hits, (31.0, 30.75, 34.0), strict=True)
+    ]
+    assert (losses(hits, 30.0).self_started, losses(self_started, 30.0).self_started) == (0.0, 1.0)
+    assert (losses(self_started, 30.0).wire, losses([*hits, *self_started], 30.0).wire) == (0.0, 0.7)
 
 
 def test_a_round_that_the_target_began_pays_no_way_to_it() -> None:
     sent = [record(True, 8.0) for _ in range(4)]
-    begun = [sent[0], *(replace(each, ran_ahead=True) for each in sent[1:])]
+    self_started = [sent[0], *(replace(each, self_started=True) for each in sent[1:])]
     stats = GenerationStats(rounds=4, committed=12, tokens_per_second=100.0)
-    paid, saved = (replay(replace(stats, records=tuple(each)), 30.0, one_way_ms=5.0) for each in (sent, begun))
-    assert (paid.begun_rate, saved.begun_rate) == (0.0, 1.0)
+    paid, saved = (replay(replace(stats, records=tuple(each)), 30.0, one_way_ms=5.0) for each in (sent, self_started))
+    assert (paid.self_started_rate, saved.self_started_rate) == (0.0, 1.0)
     assert paid.ideal_seconds == pytest.approx(3 * 0.040)
     assert saved.ideal_seconds == pytest.approx(3 * 0.030)
 
@@ -108,12 +110,12 @@ def test_tables_have_a_line_for_each_row() -> None:
 
 
 @pytest.fixture(scope="module")
-def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TimedServices]:
-    with TimedServices(tmp_path_factory.mktemp("timed"), FAST) as running:
+def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedServices]:
+    with SimulatedServices(tmp_path_factory.mktemp("timed"), FAST) as running:
         yield running
 
 
-def test_overlap_changes_no_text_and_its_replay_is_faster_than_the_run(services: TimedServices) -> None:
+def test_overlap_changes_no_text_and_its_replay_is_faster_than_the_run(services: SimulatedServices) -> None:
     with (
         services.coordinator("on", {"fan_out": 4}) as on_address,
         services.coordinator("off", {"fan_out": 0}) as off_address,
@@ -134,7 +136,7 @@ def test_overlap_changes_no_text_and_its_replay_is_faster_than_the_run(services:
     assert 0.8 < rate.predicted < 1
 
 
-def test_frames_are_counted_with_clients_and_without(services: TimedServices, tmp_path: Path) -> None:
+def test_frames_are_counted_with_clients_and_without(services: SimulatedServices, tmp_path: Path) -> None:
     cost = frames.measure(services, sessions=4, coordinators=2, tokens=8)
     assert cost.rounds >= 4
     assert cost.target_frames_per_step > 0
@@ -144,7 +146,7 @@ def test_frames_are_counted_with_clients_and_without(services: TimedServices, tm
     assert headless.coordinator_cpu_ms > 0
 
 
-def test_bytes_of_a_round_are_weighed_by_message(services: TimedServices, tmp_path: Path) -> None:
+def test_bytes_of_a_round_are_weighed_by_message(services: SimulatedServices, tmp_path: Path) -> None:
     file = tmp_path / "coordinator.toml"
     write_config(CoordinatorConfig, file, services.coordinator_flags() | {"fan_out": 2})
     config = load_config(CoordinatorConfig, file, {})
@@ -160,7 +162,7 @@ def test_bytes_of_a_round_are_weighed_by_message(services: TimedServices, tmp_pa
     assert flat.proposals > chain.proposals, "supports are sent"
 
 
-def test_a_cell_at_a_distance_has_the_same_text_and_slower_rounds(services: TimedServices) -> None:
+def test_a_cell_at_a_distance_has_the_same_text_and_slower_rounds(services: SimulatedServices) -> None:
     with (
         DelayProxy(services.address("target")) as to_target,
         DelayProxy(services.address("draft")) as to_draft,
@@ -171,7 +173,7 @@ def test_a_cell_at_a_distance_has_the_same_text_and_slower_rounds(services: Time
         Client(on_address) as on,
         Client(off_address) as off,
     ):
-        place = Place(FAST, 0.7, on, off, (to_target, to_draft))
+        place = DelayedPlace(FAST, 0.7, on, off, (to_target, to_draft))
         cell = place.measure(10.0, 0.0, match=0.7, generations=1, tokens=24)
     # A round can't be shorter than T_verify and a round trip: that much is no matter of load.
     assert cell.tokens_per_second <= cell.tokens_per_round * 1e3 / (FAST.verify_ms + 2 * 10.0)

@@ -21,7 +21,7 @@ from benchmarks.peers.install import PEERS, install_peer, is_installed
 from benchmarks.peers.models import write_float32
 from benchmarks.peers.process import PeerFailed, PeerProcess
 from benchmarks.peers.report import duels, peer_rows, peers_json, peers_markdown
-from benchmarks.peers.run import Contest, ContestPlan, OurContestant, PeerContestant, PeerSettings, run_contest
+from benchmarks.peers.run import Contest, ContestPlan, OurContestant, PeerContestant, PeerRunSettings, run_contest
 from benchmarks.prompts import Prompt
 from benchmarks.speed.groups import cpu_seconds
 from paceline.cli import bench as command
@@ -145,7 +145,7 @@ def test_stop_ids_end_answers_and_are_not_counted(stack: ExitStack, tmp_path: Pa
 
 def test_a_peer_that_is_not_installed_is_named_with_what_to_do(tmp_path: Path) -> None:
     contest = Contest()
-    settings = PeerSettings(TARGET, tmp_path, tmp_path, 1)
+    settings = PeerRunSettings(TARGET, tmp_path, tmp_path, 1)
     with peers.start_peers(["llama-cpp", "transformers"], settings, contest) as started:
         assert started == []
     assert set(contest.failures) == {

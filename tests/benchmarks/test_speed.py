@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 from benchmarks.prompts import KINDS, Prompt, load_prompts
 from benchmarks.reporting.plots import can_plot, draw
-from benchmarks.speed.groups import Runner
-from benchmarks.speed.report import Costs, SpeedRow, speed_json, speed_markdown, speed_plots, speed_rows
-from benchmarks.speed.run import Pair, Run, SpeedPlan, Variant, first_difference, run_speed
+from benchmarks.speed.groups import GenerationRunner
+from benchmarks.speed.report import SpeedRow, TargetStepCosts, speed_json, speed_markdown, speed_plots, speed_rows
+from benchmarks.speed.run import SpeedPair, SpeedPlan, SpeedRun, Variant, first_difference, run_speed
 from paceline.cli.bench import split_drafters
 from paceline.cli.main import app
 from paceline.local.services import Services
@@ -42,9 +42,9 @@ def plan(**changes: object) -> SpeedPlan:
     return SpeedPlan(**(fields | changes))  # type: ignore[arg-type]
 
 
-def fakes(**changes: object) -> tuple[dict[str, Runner], list[tuple[str, GenerateRequest]]]:
+def fakes(**changes: object) -> tuple[dict[str, GenerationRunner], list[tuple[str, GenerateRequest]]]:
     calls: list[tuple[str, GenerateRequest]] = []
-    groups: dict[str, Runner] = {
+    groups: dict[str, GenerationRunner] = {
         "none": FakeRunner("none", 2, calls),
         "ngram": FakeRunner("ngram", 2, calls),
         "model:x": FakeRunner("model:x", 1, calls, **changes),  # type: ignore[arg-type]
@@ -89,7 +89,7 @@ def test_answers_that_end_run_one_after_the_other_and_count_once() -> None:
 def test_every_figure_of_the_report() -> None:
     groups, _ = fakes()
     pairs = run_speed(plan(), groups)
-    rows = speed_rows(pairs, Costs.of(pairs, groups))
+    rows = speed_rows(pairs, TargetStepCosts.of(pairs, groups))
     ngram, model = rows
     assert (ngram.kind, ngram.variant, ngram.pairs, ngram.tokens) == ("chat", "ngram", 4, 64)
     assert (ngram.plain.median, ngram.drafted.median, ngram.split.count) == (20.0, 50.0, 0)
@@ -107,7 +107,7 @@ def test_every_figure_of_the_report() -> None:
 def test_the_ceiling_with_all_cores_is_unknown_where_no_such_step_was_measured() -> None:
     groups, _ = fakes()
     pairs = run_speed(plan(variants=(Variant("model:x"),)), groups)
-    (row,) = speed_rows(pairs, Costs.of(pairs, groups))
+    (row,) = speed_rows(pairs, TargetStepCosts.of(pairs, groups))
     assert row.ceiling == pytest.approx(3)
     assert row.ceiling_all_cores == 0
 
@@ -117,7 +117,7 @@ def mutated_rows(acceptance: Acceptance, temperature: float) -> tuple[list[Speed
     groups, _ = fakes(drafted_text=(0, 1, 2, 3, 4, 99, *range(6, 16)))
     wanted = plan(variants=(Variant("model:x", acceptance),), temperatures=(temperature,))
     pairs = run_speed(wanted, groups)
-    costs = Costs.of(pairs, groups)
+    costs = TargetStepCosts.of(pairs, groups)
     rows = speed_rows(pairs, costs)
     return rows, speed_markdown({}, rows, costs)
 
@@ -143,16 +143,16 @@ def test_first_difference() -> None:
 
 
 def test_the_first_rounds_tokens_are_not_counted_as_decoded() -> None:
-    run = Run.of([generation(range(7), [record(5, 3), record(5, 2)], 30.0)], 1.0)
+    run = SpeedRun.of([generation(range(7), [record(5, 3), record(5, 2)], 30.0)], 1.0)
     assert run.decoded_tokens == 3
     assert run.decode_s == pytest.approx(0.1)
 
 
 def test_json_holds_each_pair(tmp_path: Path) -> None:
     groups, _ = fakes()
-    pairs: list[Pair] = []
+    pairs: list[SpeedPair] = []
     run_speed(plan(), groups, pairs.append)
-    costs = Costs.of(pairs, groups)
+    costs = TargetStepCosts.of(pairs, groups)
     values = json.loads(json.dumps(speed_json({"machine": "two cores"}, speed_rows(pairs, costs), pairs, costs)))
     assert values["facts"] == {"machine": "two cores"}
     assert values["row_costs_ms"] == {"1": {"1": 30.0, "5": 40.0}, "2": {"1": 30.0, "5": 40.0}}
@@ -163,7 +163,7 @@ def test_json_holds_each_pair(tmp_path: Path) -> None:
 def test_plots_have_a_bar_for_each_drafter_and_kind_with_its_ceiling(tmp_path: Path) -> None:
     groups, _ = fakes()
     pairs = run_speed(plan(temperatures=(0.0, 1.0)), groups)
-    cold, warm = speed_plots(speed_rows(pairs, Costs.of(pairs, groups)))
+    cold, warm = speed_plots(speed_rows(pairs, TargetStepCosts.of(pairs, groups)))
     assert [bars.label for bars in cold.bars] == ["ngram", "model:x"]
     assert [value.median for bars in warm.bars for value in bars.values if value] == [2.5, 2.5]
     assert list(cold.bars[0].marks) == [3.0]

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from benchmarks.simulated import load
 from benchmarks.simulated.local import Efficiency, Gain
 from benchmarks.simulated.overlap import OverlapPlan, Results
-from benchmarks.simulated.services import TimedPair
+from benchmarks.simulated.services import SimulatedPair
 from paceline.cli.main import app
 from paceline.protocol.errors import InvalidInput
 
@@ -50,7 +50,7 @@ def test_a_plan_counts_its_cells() -> None:
 
 
 def test_load_writes_a_report_with_every_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "PAIRS", {"fast": TimedPair("law=middling", 2.0, 0.5)})
+    monkeypatch.setattr(load, "PAIRS", {"fast": SimulatedPair("law=middling", 2.0, 0.5)})
     result = runner.invoke(
         app, ["bench", "load", "--sessions", "2", "--waves", "1", "--tokens", "4", "--out", str(tmp_path)]
     )

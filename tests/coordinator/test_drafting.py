@@ -10,14 +10,14 @@ from unittest import mock
 
 import pytest
 
-from coordinator.policy.cost_model import Knowledge
+from coordinator.policy.cost_model import CostModel
 from coordinator.policy.drafting import UNTOLD_TOKENS, Drafting, DraftingSettings
 from coordinator.policy.request_policy import LEAST_PLAIN, Options, Plan
 from coordinator.policy.throttle import Level, Throttle
 from coordinator.sessions.draft import DraftPeer
-from coordinator.sessions.target import Ahead
-from coordinator.text.sequence import Job, Sequence
-from draft_service.session import DraftSession
+from coordinator.sessions.target import TargetNext
+from coordinator.text.sequence import GenerationTask, Sequence
+from draft_service.session import DraftingSession
 from paceline.models.tokenizer import TableTokenizer
 from paceline.protocol.draft import Commit, DraftedProposal, DraftOpen, Verifying
 from paceline.protocol.generation import SpeculationSettings
@@ -76,11 +76,11 @@ class Request:
     def __init__(
         self,
         speculation: SpeculationSettings = MODEL,
-        run_ahead: int = 16,
+        lease: int = 16,
         acceptance: Acceptance = Acceptance.COUPLED,
         max_rows: int = 124,
     ) -> None:
-        job = Job(
+        task = GenerationTask(
             prompt=PROMPT,
             resumed=(),
             sampling=SamplingParams(),
@@ -93,19 +93,19 @@ class Request:
             speculation=speculation,
         )
         self.link, self.throttle = RecordingLink(), FixedThrottle()
-        knowledge = self.knowledge = Knowledge()
-        knowledge.throttle = self.throttle
+        cost_model = self.cost_model = CostModel()
+        cost_model.throttle = self.throttle
         for _ in range(LEAST_PLAIN):
-            knowledge.costs.plain.add(10.0)
+            cost_model.costs.plain.add(10.0)
         peer = DraftPeer(cast(DraftLink, self.link), timeout_s=1.0, vocab_size=VOCAB)
-        self.drafting = Drafting(job, peer, knowledge, DraftingSettings(fan_out=4, run_ahead=run_ahead))
-        self.sequence = Sequence(job, TableTokenizer(VOCAB, None))
+        self.drafting = Drafting(task, peer, cost_model, DraftingSettings(fan_out=4, lease=lease))
+        self.sequence = Sequence(task, TableTokenizer(VOCAB, None))
         self.drafting.open(self.sequence, "")
 
-    def commit(self, tokens: Seq[int], granted: int = 0) -> None:
+    def commit(self, tokens: Seq[int], leased: int = 0) -> None:
         base = len(self.sequence.ids) - 1
         self.sequence.ids += tokens
-        self.drafting.commit(Outcome(base, ROOT, tokens[-1]), tokens, self.sequence, Ahead(granted), "")
+        self.drafting.commit(Outcome(base, ROOT, tokens[-1]), tokens, self.sequence, TargetNext(leased), "")
 
     def drafts(self, outcome: Outcome, proposal: Proposal) -> None:
         """A proposal arrives."""
@@ -170,26 +170,26 @@ def test_a_request_that_proposes_nothing_runs_ahead_and_never_past_its_length(
     speculation: SpeculationSettings,
 ) -> None:
     request = Request(speculation)
-    assert request.drafting.run_ahead == 16
+    assert request.drafting.lease == 16
     while request.sequence.room > 1:
-        request.commit((5,), granted=3)
-        assert request.drafting.run_ahead == min(16, request.sequence.room - 1)
-    assert Request(speculation, run_ahead=0).drafting.run_ahead == 0
+        request.commit((5,), leased=3)
+        assert request.drafting.lease == min(16, request.sequence.room - 1)
+    assert Request(speculation, lease=0).drafting.lease == 0
 
 
 def test_a_request_with_a_drafter_does_not_run_ahead_at_first(request_: Request) -> None:
     request_.commit((5,))
-    assert request_.drafting.run_ahead == 0
+    assert request_.drafting.lease == 0
 
 
 def test_of_a_run_the_draft_hears_at_its_end_and_of_a_long_one_meanwhile(request_: Request) -> None:
-    request_.commit((5,), granted=4)
+    request_.commit((5,), leased=4)
     request_.dispatched()
     request_.link.take()
     for number in range(40):
-        request_.commit((number % VOCAB,), granted=4)
+        request_.commit((number % VOCAB,), leased=4)
         request_.dispatched()
-    request_.commit((9,), granted=1)
+    request_.commit((9,), leased=1)
     request_.dispatched()
     commits = [command for command in request_.link.sent if isinstance(command, Commit)]
     assert [len(commit.token_ids) for commit in commits] == [UNTOLD_TOKENS, UNTOLD_TOKENS, 41 - 2 * UNTOLD_TOKENS]
@@ -207,19 +207,19 @@ def test_what_the_draft_prepares_outcomes_for_is_told_before_a_run(request_: Req
     request_.commit((5,))
     request_.dispatched()
     assert request_.link.take()[-1] is Verifying
-    for granted in (3, 2, 1):
-        request_.commit((6,), granted)
+    for leased in (3, 2, 1):
+        request_.commit((6,), leased)
         request_.dispatched()
     commits = [command for command in request_.link.sent if isinstance(command, Commit)]
     assert [len(commit.token_ids) for commit in commits] == [1, 2]
 
 
 def test_a_verdict_is_due_from_when_its_round_left_or_from_when_the_target_began_it(request_: Request) -> None:
-    request_.knowledge.costs.step.add(1, 20.0)
+    request_.cost_model.costs.step.add(1, 20.0)
     round_ = Round(1, len(PROMPT), ROOT, (5,))
     request_.commit((5,))
     assert request_.drafting.verdict_due_ms(round_, since_verdict_ms=7.0) == 20.0
-    request_.commit((5,), granted=1)
+    request_.commit((5,), leased=1)
     assert request_.drafting.verdict_due_ms(round_, since_verdict_ms=7.0) == 13.0
 
 
@@ -227,18 +227,18 @@ def test_under_load_a_run_ends_before_another_level_is_looked_at(request_: Reque
     request_.throttle.fixed = Level.NONE
     for left in (1000, 7, 0):
         request_.throttle.left = left
-        request_.commit((5,), granted=1)
-        assert request_.drafting.run_ahead == min(16, left)
+        request_.commit((5,), leased=1)
+        assert request_.drafting.lease == min(16, left)
 
 
 def test_so_does_a_run_of_a_request_that_may_only_copy(request_: Request) -> None:
     request_.throttle.fixed = Level.NGRAM
-    request_.knowledge.costs.sent.add(30.0)  # a trip to be saved
+    request_.cost_model.costs.sent.add(30.0)  # a trip to be saved
     runs = []
     for left in (1000, 3, 0):
         request_.throttle.left = left
-        request_.commit((5,), granted=1)
-        runs.append(request_.drafting.run_ahead)
+        request_.commit((5,), leased=1)
+        runs.append(request_.drafting.lease)
     assert runs[0] > 3
     assert runs[1:] == [3, 0]
 
@@ -250,10 +250,10 @@ def test_rounds_left_of_a_run_are_no_evidence_for_the_level_in_force(request_: R
     throttle.forget = lambda now: told.append("forget")
     request_.throttle.fixed = Level.NONE
     request_.commit((5,))
-    assert request_.drafting.run_ahead == 16
+    assert request_.drafting.lease == 16
     request_.throttle.fixed = Level.FULL
-    for granted in (2, 1, 0):
-        request_.commit((6,), granted)
+    for leased in (2, 1, 0):
+        request_.commit((6,), leased)
         request_.drafting.learn(record(), None, ())
     assert told == ["forget", "forget", "add"]
 
@@ -269,9 +269,9 @@ class RandomPolicy:
         self._random = random.Random(seed)
 
     def plan(self, options: Options) -> Plan:
-        if options.granted <= 1 and self._random.random() < 0.3:
+        if options.leased <= 1 and self._random.random() < 0.3:
             return Plan(fan_out=4, branch_depth=2, branch_nodes=2)
-        return Plan(run_ahead=min(options.run_ahead, self._random.choice((0, 0, 1, 3, 20))))
+        return Plan(lease=min(options.lease, self._random.choice((0, 0, 1, 3, 20))))
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -280,13 +280,13 @@ def test_the_draft_can_follow_whatever_runs_ahead(seed: int) -> None:
     request = Request()
     drafting: Any = request.drafting
     drafting._policy = RandomPolicy(seed)
-    granted = 0
+    leased = 0
     for number in range(50):
-        request.commit((number % VOCAB,), granted)
+        request.commit((number % VOCAB,), leased)
         request.dispatched()
-        granted = max(granted - 1, request.drafting.run_ahead, 0)
+        leased = max(leased - 1, request.drafting.lease, 0)
     opened, *commands = request.link.sent
-    session = DraftSession(1, mock.Mock(), opened, mock.Mock(), VOCAB, len(opened.token_ids))
+    session = DraftingSession(1, mock.Mock(), opened, mock.Mock(), VOCAB, len(opened.token_ids))
     for command in commands:
         if isinstance(command, Commit):
             session.accept(command)
@@ -301,19 +301,21 @@ NGRAMS = SpeculationSettings(drafter="ngram")
 def test_a_match_is_staged_behind_a_round_of_a_run_for_the_outcome_that_it_expects() -> None:
     request = Request(NGRAMS)
     for token in (7, 8, 9, 10, 11, 12, 13) * 3:
-        request.commit((token,), granted=3)
+        request.commit((token,), leased=3)
     round_ = Round(1, len(request.sequence.ids) - 1, ROOT, (13,))
-    (staged,) = request.drafting.staged(round_)
-    assert staged.outcome == Outcome(round_.base_length, ROOT, 7)
-    assert staged.proposal.token_ids[:6] == (8, 9, 10, 11, 12, 13)
-    assert not staged.grows
+    (prefetched,) = request.drafting.prefetched(round_)
+    assert prefetched.outcome == Outcome(round_.base_length, ROOT, 7)
+    assert prefetched.proposal.token_ids[:6] == (8, 9, 10, 11, 12, 13)
+    assert not prefetched.grows
     room = request.sequence.room
-    assert len(staged.proposal) <= room - 2, "a token of the round, and one behind the proposal"
+    assert len(prefetched.proposal) <= room - 2, "a token of the round, and one behind the proposal"
     proposed = Round(1, round_.base_length, ROOT, (13,), chain(7, 8))
-    (staged,) = request.drafting.staged(proposed)
-    assert staged.outcome == Outcome(round_.base_length, 1, 9)
-    assert staged.proposal.token_ids[:4] == (10, 11, 12, 13)
-    assert not [*request.drafting.staged(Round(1, round_.base_length, ROOT, (13,), chain(7, 9)))], "not the match's"
+    (prefetched,) = request.drafting.prefetched(proposed)
+    assert prefetched.outcome == Outcome(round_.base_length, 1, 9)
+    assert prefetched.proposal.token_ids[:4] == (10, 11, 12, 13)
+    assert not [*request.drafting.prefetched(Round(1, round_.base_length, ROOT, (13,), chain(7, 9)))], (
+        "not the match's"
+    )
 
 
 @pytest.mark.parametrize(
@@ -337,9 +339,11 @@ def test_what_was_wrongly_prepared_ends_the_draft_once_and_is_never_staged(
     sound = Outcome(base, 1, 3), Proposal(1, (4,), (0.5,))
     for outcome, proposal in (sound, (Outcome(base, node, token), drafted), (Outcome(base, ROOT, 1), drafted)):
         cast(Any, request.link).on_event(DraftedProposal(1, outcome, proposal))
-    assert [(staged.outcome, staged.proposal) for staged in request.drafting.staged(round_)] == [sound]
+    assert [(prefetched.outcome, prefetched.proposal) for prefetched in request.drafting.prefetched(round_)] == [
+        sound
+    ]
     assert request.link.take() == [Close]
-    assert [*request.drafting.staged(round_)] == [], "nothing of a draft that is not trusted"
+    assert [*request.drafting.prefetched(round_)] == [], "nothing of a draft that is not trusted"
     assert caplog.text.count("draft failed") == 1
 
 
@@ -350,20 +354,22 @@ def test_nothing_is_staged_where_a_proposal_is_more_than_tokens(acceptance: Acce
         request.commit((token,))
     round_ = Round(1, len(request.sequence.ids) - 1, ROOT, (10,))
     assert request.drafting.copies(round_)
-    assert request.drafting.max_staged(round_) == 0
-    assert Request(NGRAMS).drafting.max_staged(round_) == 0, "no match"
+    assert request.drafting.max_prefetched(round_) == 0
+    assert Request(NGRAMS).drafting.max_prefetched(round_) == 0, "no match"
 
 
 def test_what_the_target_has_begun_with_is_the_round_whatever_the_plan_was() -> None:
     request = Request(NGRAMS)
-    begun = chain(4, 5, 6)
+    self_started = chain(4, 5, 6)
     base = len(request.sequence.ids) - 1
     request.sequence.ids += (9,)
-    request.drafting.commit(Outcome(base, ROOT, 9), (9,), request.sequence, Ahead(begun=begun, stages=True), "")
+    request.drafting.commit(
+        Outcome(base, ROOT, 9), (9,), request.sequence, TargetNext(self_started=self_started, prefetches=True), ""
+    )
     drafted = asyncio.run(request.drafting.take(lambda: None))
-    assert drafted.proposal == begun
+    assert drafted.proposal == self_started
     assert not drafted.hit
-    assert request.drafting.run_ahead == 0
+    assert request.drafting.lease == 0
 
 
 TREE = Proposal(1, tuple(range(9)), (0.5,) * 9, (ROOT, ROOT, ROOT, 0, 0, 1, 1, 2, 2))
@@ -396,9 +402,9 @@ def test_a_staged_proposal_is_cut_to_the_rows_behind_its_outcome(max_rows: int, 
     round_ = Round(1, len(request.sequence.ids) - 1, ROOT, (5,), chain(8, 9))
     outcome = Outcome(round_.base_length, accepted - 1, 7)
     request.drafts(outcome, TREE)
-    (staged,) = request.drafting.staged(round_)
-    assert staged.proposal == TREE.first(nodes)
-    assert round_.behind(outcome, staged.proposal).first_position == 55
+    (prefetched,) = request.drafting.prefetched(round_)
+    assert prefetched.proposal == TREE.first(nodes)
+    assert round_.behind(outcome, prefetched.proposal).first_position == 55
 
 
 @pytest.mark.parametrize(("max_rows", "nodes"), [(60, 5), (124, 8)])

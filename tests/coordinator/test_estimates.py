@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.policy.estimates import DECAY, Confidence, Mean, RowCost
+from coordinator.policy.estimates import DECAY, Confidence, Mean, StepCostTable
 
 
 def test_a_mean_begins_at_its_prior_and_forgets() -> None:
@@ -23,14 +23,14 @@ def test_a_mean_begins_at_its_prior_and_forgets() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 200), st.floats(1, 100)), max_size=30), st.integers(1, 300))
 def test_more_rows_never_look_cheaper(steps: list[tuple[int, float]], rows: int) -> None:
-    cost = RowCost()
+    cost = StepCostTable()
     for at, ms in steps:
         cost.add(at, ms)
     assert cost.ms(rows + 1) >= cost.ms(rows) - 1e-9 >= -1e-9
 
 
 def test_row_costs_follow_straight_lines_between_what_was_seen() -> None:
-    cost = RowCost()
+    cost = StepCostTable()
     for _ in range(50):
         cost.add(1, 20.0)
         cost.add(9, 28.0)
@@ -40,7 +40,7 @@ def test_row_costs_follow_straight_lines_between_what_was_seen() -> None:
 
 
 def test_one_stall_does_not_move_a_row_cost_far() -> None:
-    cost = RowCost()
+    cost = StepCostTable()
     for _ in range(50):
         cost.add(4, 10.0)
     cost.add(4, 5000.0)

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from coordinator.policy.cost_model import Knowledge
+from coordinator.policy.cost_model import CostModel
 from coordinator.policy.request_policy import (
     LEAST_PLAIN,
     MARGIN,
@@ -45,9 +45,9 @@ def record(rows: int = 1, accepted: int = 0, proposed: int = 0, sessions: int = 
     return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
 
 
-def fresh(knowledge: Knowledge, acceptance: Acceptance = Acceptance.COUPLED, sessions: int = 1) -> RequestPolicy:
+def fresh(cost_model: CostModel, acceptance: Acceptance = Acceptance.COUPLED, sessions: int = 1) -> RequestPolicy:
     """A request that has run target-only for a while."""
-    policy = RequestPolicy(knowledge, "auto", acceptance, greedy=True)
+    policy = RequestPolicy(cost_model, "auto", acceptance, greedy=True)
     for _ in range(30):
         policy.learn(Plan(), record(rows=sessions, sessions=sessions), None, ())
     return policy
@@ -55,15 +55,15 @@ def fresh(knowledge: Knowledge, acceptance: Acceptance = Acceptance.COUPLED, ses
 
 def taught(
     share: float | None = None, step_ms: float = 1.0, acceptance: Acceptance = Acceptance.COUPLED
-) -> tuple[Knowledge, RequestPolicy]:
+) -> tuple[CostModel, RequestPolicy]:
     """Knows what rows cost and, if a share is given, a model whose tokens are each accepted with that chance."""
-    knowledge = Knowledge()
+    cost_model = CostModel()
     for rows in range(1, 81):
         for _ in range(30):
-            knowledge.costs.verify.add(rows, PLAIN_MS + ROW_MS * (rows - 1))
+            cost_model.costs.verify.add(rows, PLAIN_MS + ROW_MS * (rows - 1))
     if share is not None:
-        accepts(fresh(knowledge, acceptance), share, step_ms)
-    return knowledge, fresh(knowledge, acceptance)
+        accepts(fresh(cost_model, acceptance), share, step_ms)
+    return cost_model, fresh(cost_model, acceptance)
 
 
 def accepts(policy: RequestPolicy, share: float, step_ms: float, k: int = 8) -> None:
@@ -90,10 +90,10 @@ def test_survival_is_a_running_product() -> None:
 
 
 def test_nothing_is_drafted_before_it_is_known_what_it_must_beat() -> None:
-    knowledge = Knowledge()
+    cost_model = CostModel()
     options = Options(room=60, match=Match(40, (5,) * 64), drafts=True, fan_out=4)
     for _ in range(LEAST_PLAIN):
-        policy = RequestPolicy(knowledge, "auto", Acceptance.COUPLED, greedy=True)
+        policy = RequestPolicy(cost_model, "auto", Acceptance.COUPLED, greedy=True)
         assert policy.plan(options) == Plan()
         policy.learn(Plan(), record(), None, ())
     assert policy.plan(options).source is Source.NGRAM
@@ -112,7 +112,7 @@ def test_a_proposal_is_not_waited_for_on_a_hunch() -> None:
 
 
 def test_a_wait_is_dear_where_the_step_that_others_share_leaves_meanwhile() -> None:
-    knowledge, policy = taught(0.5)
+    cost_model, policy = taught(0.5)
     options = Options(room=60, drafts=True)
     assert settled(policy, options).source is Source.WAIT
     before = policy._wait(options).value
@@ -120,50 +120,50 @@ def test_a_wait_is_dear_where_the_step_that_others_share_leaves_meanwhile() -> N
     for _ in range(100):
         seen = record(9, 1, 8, target=late, draft_wait_ms=9.0, draft=StepTimings(forward_ms=8.0))
         policy.learn(Plan(Source.WAIT, 8, 8), dataclasses.replace(seen, round_ms=50.0), None, ())
-    assert knowledge.costs.wait(1) > PLAIN_MS / 2
+    assert cost_model.costs.wait(1) > PLAIN_MS / 2
     assert policy._wait(options).value < before
     assert settled(policy, options).source is Source.NONE
 
 
 def test_a_queue_that_every_round_stands_in_is_no_reason_not_to_wait() -> None:
-    knowledge, policy = taught(0.7)
-    alone = knowledge.costs.wait(4)
+    cost_model, policy = taught(0.7)
+    alone = cost_model.costs.wait(4)
     for plan in (Plan(), Plan(Source.WAIT, 8, 8)):
         for _ in range(100):
             target = dataclasses.replace(record(9).target, queue_ms=PLAIN_MS)
             policy.learn(plan, record(target=target, round_ms=2 * PLAIN_MS), None, ())
-    assert knowledge.costs.wait(4) == pytest.approx(alone)
+    assert cost_model.costs.wait(4) == pytest.approx(alone)
 
 
 def test_what_the_target_begins_by_itself_stands_in_no_queue_and_hides_none() -> None:
     """A round that missed must be sent, with a draft or without: those are what a wait is held against."""
-    knowledge, policy = taught(0.7)
-    alone = knowledge.costs.wait(4)
+    cost_model, policy = taught(0.7)
+    alone = cost_model.costs.wait(4)
     late = dataclasses.replace(record(9).target, queue_ms=PLAIN_MS)
     for _ in range(100):
-        policy.learn(Plan(), record(9, ran_ahead=True), None, ())
+        policy.learn(Plan(), record(9, self_started=True), None, ())
         policy.learn(Plan(), record(9, target=late), None, ())
         policy.learn(Plan(Source.WAIT, 8, 8), record(9, target=late), None, ())
-    assert knowledge.costs.wait(4) == pytest.approx(alone)
+    assert cost_model.costs.wait(4) == pytest.approx(alone)
 
 
 def test_a_draft_that_comes_while_the_round_would_have_stood_in_a_queue_costs_less() -> None:
-    knowledge, policy = taught(0.7)
-    alone = knowledge.costs.wait(4)
+    cost_model, policy = taught(0.7)
+    alone = cost_model.costs.wait(4)
     queued = dataclasses.replace(record(9).target, queue_ms=3.0)
     for _ in range(400):
         policy.learn(Plan(), record(9, target=queued), None, ())
         policy.learn(Plan(Source.WAIT, 8, 8), record(9), None, ())
-    assert knowledge.costs.wait(4) == pytest.approx(alone - 3.0, abs=0.1)
-    assert knowledge.costs.wait(0) == 0.0
+    assert cost_model.costs.wait(4) == pytest.approx(alone - 3.0, abs=0.1)
+    assert cost_model.costs.wait(0) == 0.0
 
 
 def test_what_all_who_draft_add_to_a_step_is_not_laid_on_each_of_them() -> None:
     plans = []
     for sessions in (1, 32):
-        knowledge, _ = taught(0.8)
-        policy = fresh(knowledge, sessions=sessions)
-        knowledge.costs.outlook.value = 0.05 * PLAIN_MS
+        cost_model, _ = taught(0.8)
+        policy = fresh(cost_model, sessions=sessions)
+        cost_model.costs.outcome_drafting.value = 0.05 * PLAIN_MS
         plans.append(settled(policy, Options(room=60, drafts=True, waits=False, fan_out=4)))
     assert [plan.fan_out for plan in plans] == [4, 4]
 
@@ -203,9 +203,9 @@ def test_outcomes_are_drafted_ahead_when_waiting_is_too_slow_and_overlap_is_free
 
 
 def test_outcomes_are_not_drafted_where_that_slows_the_target_down() -> None:
-    knowledge, policy = taught(0.4)
+    cost_model, policy = taught(0.4)
     for _ in range(60):
-        knowledge.costs.outlook.add(2 * PLAIN_MS)
+        cost_model.costs.outcome_drafting.add(2 * PLAIN_MS)
     assert policy.plan(Options(room=60, drafts=True, fan_out=4)).fan_out == 0
 
 
@@ -218,8 +218,8 @@ def test_a_cached_proposal_is_cut_where_its_rows_stop_paying() -> None:
 
 
 def test_many_sessions_make_rows_dear() -> None:
-    knowledge, alone = taught(0.6)
-    crowded = fresh(knowledge, sessions=40)
+    cost_model, alone = taught(0.6)
+    crowded = fresh(cost_model, sessions=40)
     cached = Proposal(1, (7,) * 8, (0.5,) * 8, drafter="model")
     options = Options(room=60, cached=cached, drafts=True)
     assert crowded.plan(options).nodes < alone.plan(options).nodes
@@ -252,10 +252,10 @@ def test_second_children_are_asked_for_when_they_pay() -> None:
 
 
 def test_what_one_request_learned_the_next_one_knows() -> None:
-    knowledge, _ = taught(0.02)
-    other = RequestPolicy(knowledge, "auto", Acceptance.COUPLED, greedy=False)
+    cost_model, _ = taught(0.02)
+    other = RequestPolicy(cost_model, "auto", Acceptance.COUPLED, greedy=False)
     other.learn(Plan(), record(), None, ())
-    assert settled(fresh(knowledge), Options(room=60, drafts=True)).source is Source.NONE
+    assert settled(fresh(cost_model), Options(room=60, drafts=True)).source is Source.NONE
     assert other.plan(Options(room=60, drafts=True)).source is Source.WAIT
 
 
@@ -269,8 +269,8 @@ def test_a_model_that_was_dropped_is_probed_again() -> None:
 
 
 def test_drafting_that_turned_out_slow_is_stopped_whatever_it_promises() -> None:
-    knowledge, policy = taught(0.9)
-    knowledge.costs.plain.add(PLAIN_MS)
+    cost_model, policy = taught(0.9)
+    cost_model.costs.plain.add(PLAIN_MS)
     cached = Proposal(1, (7,) * 4, (0.9,) * 4, drafter="model")
     options = Options(room=60, cached=cached, drafts=True, fan_out=4)
     assert policy.plan(options).source is Source.CACHED
@@ -279,15 +279,15 @@ def test_drafting_that_turned_out_slow_is_stopped_whatever_it_promises() -> None
     assert policy.plan(options) == Plan()
 
 
-RUN = Options(room=60, run_ahead=16)
+RUN = Options(room=60, lease=16)
 TRIP_MS = 3.0
 
 
-def sent_and_ahead(knowledge: Knowledge) -> None:
+def sent_and_ahead(cost_model: CostModel) -> None:
     """Rounds that are sent take a round trip longer."""
     for _ in range(30):
-        knowledge.costs.sent.add(TRIP_MS)
-        knowledge.costs.ahead.add(0.0)
+        cost_model.costs.sent.add(TRIP_MS)
+        cost_model.costs.ahead.add(0.0)
 
 
 def run_for(policy: RequestPolicy, options: Options, rounds: int) -> list[Plan]:
@@ -295,67 +295,67 @@ def run_for(policy: RequestPolicy, options: Options, rounds: int) -> list[Plan]:
     plans = []
     for _ in range(rounds):
         plans.append(policy.plan(options))
-        policy.learn(plans[-1], record(ran_ahead=plans[-1].run_ahead > 0), None, ())
+        policy.learn(plans[-1], record(self_started=plans[-1].lease > 0), None, ())
     return plans
 
 
 def test_what_never_has_a_proposal_runs_ahead_by_little_and_soon() -> None:
-    knowledge, policy = taught()
-    sent_and_ahead(knowledge)
+    cost_model, policy = taught()
+    sent_and_ahead(cost_model)
     plans = run_for(policy, RUN, 30)
-    assert [plan.run_ahead for plan in plans[:3]] == [0, 0, 0]
-    assert all(SHORT_RUN <= plan.run_ahead <= 30 // QUIET_ROUNDS for plan in plans[10:])
-    assert policy.plan(dataclasses.replace(RUN, run_ahead=2)).run_ahead == 2
+    assert [plan.lease for plan in plans[:3]] == [0, 0, 0]
+    assert all(SHORT_RUN <= plan.lease <= 30 // QUIET_ROUNDS for plan in plans[10:])
+    assert policy.plan(dataclasses.replace(RUN, lease=2)).lease == 2
 
 
 def test_where_matches_can_be_staged_a_run_is_as_long_as_it_may_be() -> None:
-    knowledge, policy = taught()
-    sent_and_ahead(knowledge)
-    plans = run_for(policy, dataclasses.replace(RUN, stages=True), 30)
-    assert all(plan.run_ahead == RUN.run_ahead for plan in plans[10:])
+    cost_model, policy = taught()
+    sent_and_ahead(cost_model)
+    plans = run_for(policy, dataclasses.replace(RUN, prefetches=True), 30)
+    assert all(plan.lease == RUN.lease for plan in plans[10:])
 
 
 def test_a_match_is_staged_where_it_is_worth_the_message() -> None:
     _, policy = taught()
-    assert policy.worth_staging(40, 30) > 4
-    assert policy.worth_staging(40, 1) == 1
+    assert policy.worth_prefetching(40, 30) > 4
+    assert policy.worth_prefetching(40, 1) == 1
     for _ in range(200):
         policy.learn_match(Match(2, (5,) * 64), (6,))
-    assert policy.worth_staging(2, 30) == 0
+    assert policy.worth_prefetching(2, 30) == 0
 
 
 def test_runs_grow_while_nothing_is_worth_proposing_and_are_short_again_after_what_was() -> None:
-    knowledge, policy = taught()
-    sent_and_ahead(knowledge)
-    lengths = [plan.run_ahead for plan in run_for(policy, RUN, 100)][10:]
+    cost_model, policy = taught()
+    sent_and_ahead(cost_model)
+    lengths = [plan.lease for plan in run_for(policy, RUN, 100)][10:]
     assert lengths == sorted(lengths)
-    assert lengths[-1] == min(RUN.run_ahead, 100 // QUIET_ROUNDS)
+    assert lengths[-1] == min(RUN.lease, 100 // QUIET_ROUNDS)
     assert policy.plan(dataclasses.replace(RUN, match=Match(40, (5,) * 64))).source is Source.NGRAM
-    assert next(plan.run_ahead for plan in run_for(policy, RUN, 30) if plan.run_ahead) < lengths[-1]
+    assert next(plan.lease for plan in run_for(policy, RUN, 30) if plan.lease) < lengths[-1]
 
 
 def test_without_a_round_trip_to_save_nothing_runs_ahead() -> None:
     _, policy = taught()
-    assert not any(plan.run_ahead for plan in run_for(policy, dataclasses.replace(RUN, run_ahead=0), 30))
-    knowledge, policy = taught()
-    knowledge.costs.ahead.add(1e3)
-    assert not any(plan.run_ahead for plan in run_for(policy, RUN, 30))
+    assert not any(plan.lease for plan in run_for(policy, dataclasses.replace(RUN, lease=0), 30))
+    cost_model, policy = taught()
+    cost_model.costs.ahead.add(1e3)
+    assert not any(plan.lease for plan in run_for(policy, RUN, 30))
 
 
 def test_a_match_ends_the_run_and_is_proposed_behind_it() -> None:
-    knowledge, policy = taught()
-    sent_and_ahead(knowledge)
+    cost_model, policy = taught()
+    sent_and_ahead(cost_model)
     match = Match(40, (5,) * 64)
     run_for(policy, RUN, 20)
-    inside = policy.plan(dataclasses.replace(RUN, match=match, granted=2))
-    assert (inside.source, inside.run_ahead) == (Source.NONE, 0)
+    inside = policy.plan(dataclasses.replace(RUN, match=match, leased=2))
+    assert (inside.source, inside.lease) == (Source.NONE, 0)
     assert policy.plan(dataclasses.replace(RUN, match=match)).source is Source.NGRAM
-    assert policy.plan(RUN).run_ahead == 0, "where there was something to propose there may be more"
+    assert policy.plan(RUN).lease == 0, "where there was something to propose there may be more"
 
 
 def test_where_the_target_runs_ahead_a_proposal_must_be_worth_the_round_trip() -> None:
-    knowledge, policy = taught()
-    sent_and_ahead(knowledge)
+    cost_model, policy = taught()
+    sent_and_ahead(cost_model)
     for _ in range(400):
         policy.learn_match(Match(4, (5,) * 64), (5,))
         policy.learn_match(Match(4, (5,) * 64), (6,))
@@ -364,37 +364,37 @@ def test_where_the_target_runs_ahead_a_proposal_must_be_worth_the_round_trip() -
     weak = dataclasses.replace(RUN, match=Match(4, (5,) * 64))
     assert policy.plan(weak).source is Source.NGRAM, "where every round is sent a third of a token is worth its row"
     for _ in range(200):
-        knowledge.costs.sent.add(PLAIN_MS)
+        cost_model.costs.sent.add(PLAIN_MS)
     run_for(policy, RUN, 20)
     assert policy.plan(weak).source is Source.NONE
 
 
 def test_a_run_ends_in_time_for_a_probe() -> None:
-    knowledge, policy = taught(0.02)
-    sent_and_ahead(knowledge)
+    cost_model, policy = taught(0.02)
+    sent_and_ahead(cost_model)
     options = dataclasses.replace(RUN, drafts=True)
-    granted, probes, ran = 0, [], 0
+    leased, probes, ran = 0, [], 0
     for number in range(400):
-        plan = policy.plan(dataclasses.replace(options, granted=granted))
-        assert not (granted and plan.source is not Source.NONE), "a round that was begun carries no proposal"
-        ran += granted > 0
-        granted = max(granted - 1, plan.run_ahead)
+        plan = policy.plan(dataclasses.replace(options, leased=leased))
+        assert not (leased and plan.source is not Source.NONE), "a round that was begun carries no proposal"
+        ran += leased > 0
+        leased = max(leased - 1, plan.lease)
         if plan.source is Source.WAIT:
             probes.append(number)
-        policy.learn(plan, record(ran_ahead=granted > 0), None, ())
+        policy.learn(plan, record(self_started=leased > 0), None, ())
     assert len(probes) >= 3
     assert ran > 200
 
 
 def test_what_the_guard_holds_runs_ahead_as_long_as_it_holds() -> None:
-    knowledge, policy = taught(0.9)
-    knowledge.costs.plain.add(PLAIN_MS)
+    cost_model, policy = taught(0.9)
+    cost_model.costs.plain.add(PLAIN_MS)
     cached = Proposal(1, (7,) * 4, (0.9,) * 4, drafter="model")
     while not policy._guard.left:
         policy.learn(Plan(Source.CACHED, 4), record(5, 0, 4, round_ms=3 * PLAIN_MS), cached, ())
     grants = []
     while (plan := policy.plan(dataclasses.replace(RUN, cached=cached, drafts=True))).source is Source.NONE:
-        grants.append(plan.run_ahead)
+        grants.append(plan.lease)
     assert grants == list(range(GUARD_PAUSE[0] - 1, -1, -1))
 
 
@@ -403,11 +403,11 @@ def test_how_far_a_run_goes_does_not_depend_on_draft_probabilities(acceptance: A
     """`exactness` §7, with the same check that the test can fail."""
 
     def grants(rule: Acceptance, q: float) -> list[int]:
-        knowledge, policy = taught(0.02, acceptance=rule)
-        sent_and_ahead(knowledge)
+        cost_model, policy = taught(0.02, acceptance=rule)
+        sent_and_ahead(cost_model)
         cached = Proposal(1, (7,) * 8, (q,) * 8, drafter="model")
         policy.plan(dataclasses.replace(RUN, cached=cached))
-        return [plan.run_ahead for plan in run_for(policy, RUN, 30)]
+        return [plan.lease for plan in run_for(policy, RUN, 30)]
 
     assert grants(acceptance, 0.01) == grants(acceptance, 0.99)
     assert grants(Acceptance.COUPLED, 0.01) != grants(Acceptance.COUPLED, 0.99)
@@ -415,47 +415,47 @@ def test_how_far_a_run_goes_does_not_depend_on_draft_probabilities(acceptance: A
 
 def test_a_target_only_token_costs_what_it_costs_where_the_target_runs_ahead() -> None:
     """The guard and the marginal rule must not compare drafting with a round trip that nobody need pay."""
-    knowledge = Knowledge()
-    policy = RequestPolicy(knowledge, "auto", Acceptance.COUPLED, greedy=True)
+    cost_model = CostModel()
+    policy = RequestPolicy(cost_model, "auto", Acceptance.COUPLED, greedy=True)
     for _ in range(60):
-        policy.learn(Plan(), record(ran_ahead=True, round_ms=PLAIN_MS), None, ())
+        policy.learn(Plan(), record(self_started=True, round_ms=PLAIN_MS), None, ())
         policy.learn(Plan(), record(round_ms=PLAIN_MS + TRIP_MS), None, ())
-    assert knowledge.costs.trip == pytest.approx(TRIP_MS)
+    assert cost_model.costs.trip == pytest.approx(TRIP_MS)
     for _ in range(300):
         policy.learn(Plan(), record(round_ms=PLAIN_MS + TRIP_MS), None, ())
-    assert knowledge.costs.plain.value == pytest.approx(PLAIN_MS, rel=0.01)
+    assert cost_model.costs.plain.value == pytest.approx(PLAIN_MS, rel=0.01)
 
 
 def test_what_a_step_takes_longer_for_being_sent_is_part_of_the_fare() -> None:
-    knowledge = Knowledge()
-    policy = RequestPolicy(knowledge, "auto", Acceptance.COUPLED, greedy=True)
+    cost_model = CostModel()
+    policy = RequestPolicy(cost_model, "auto", Acceptance.COUPLED, greedy=True)
     slower = 1.5
     cold = dataclasses.replace(record().target, forward_ms=PLAIN_MS + slower)
     for _ in range(60):
-        policy.learn(Plan(), record(ran_ahead=True, round_ms=PLAIN_MS), None, ())
+        policy.learn(Plan(), record(self_started=True, round_ms=PLAIN_MS), None, ())
         policy.learn(Plan(), record(round_ms=PLAIN_MS + slower + TRIP_MS, target=cold), None, ())
-    assert knowledge.costs.trip == pytest.approx(TRIP_MS)
-    assert knowledge.costs.fare == pytest.approx(TRIP_MS + slower)
-    assert knowledge.costs.plain.value == pytest.approx(PLAIN_MS, rel=0.01)
+    assert cost_model.costs.trip == pytest.approx(TRIP_MS)
+    assert cost_model.costs.fare == pytest.approx(TRIP_MS + slower)
+    assert cost_model.costs.plain.value == pytest.approx(PLAIN_MS, rel=0.01)
 
 
 def test_the_wait_for_a_first_draft_is_no_measure_of_the_next() -> None:
     """The draft service computes the whole text for it."""
-    knowledge, policy = taught(0.6)
-    before = dataclasses.asdict(knowledge.costs)
+    cost_model, policy = taught(0.6)
+    before = dataclasses.asdict(cost_model.costs)
     plan = Plan(Source.WAIT, 2, 2)
     late = record(3, 1, 2, draft_wait_ms=500.0, round_ms=PLAIN_MS + 501)
     policy.learn(plan, late, Proposal(1, (1, 2), (0.5, 0.5), drafter="model"), (0,), first_draft=True)
-    assert dataclasses.asdict(knowledge.costs)["draft_wire"] == before["draft_wire"]
-    assert dataclasses.asdict(knowledge.costs)["draft_step"] == before["draft_step"]
+    assert dataclasses.asdict(cost_model.costs)["draft_wire"] == before["draft_wire"]
+    assert dataclasses.asdict(cost_model.costs)["draft_step"] == before["draft_step"]
     policy.learn(plan, late, Proposal(1, (1, 2), (0.5, 0.5), drafter="model"), (0,))
-    assert knowledge.costs.draft_wire.value > before["draft_wire"]["value"] + 5
+    assert cost_model.costs.draft_wire.value > before["draft_wire"]["value"] + 5
 
 
 def test_at_a_distance_a_run_is_long_enough_to_be_extended_in_time() -> None:
-    knowledge, policy = taught()
-    knowledge.costs.plain.add(PLAIN_MS)
+    cost_model, policy = taught()
+    cost_model.costs.plain.add(PLAIN_MS)
     for _ in range(400):
-        knowledge.costs.sent.add(3.4 * PLAIN_MS)
-        knowledge.costs.ahead.add(0.0)
-    assert [policy.plan(RUN).run_ahead for _ in range(15)][-1] == 8
+        cost_model.costs.sent.add(3.4 * PLAIN_MS)
+        cost_model.costs.ahead.add(0.0)
+    assert [policy.plan(RUN).lease for _ in range(15)][-1] == 8

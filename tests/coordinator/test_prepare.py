@@ -47,8 +47,8 @@ def test_ids_and_lengths_are_checked_against_the_model(sampling: SamplingParams,
 
 @pytest.mark.parametrize(("tokens", "rows"), [(10, 76), (33, 99), (34, 100), (35, 100), (98, 100)])
 def test_rows_are_counted_on_for_a_proposal_as_far_as_the_target_announces(tokens: int, rows: int) -> None:
-    job = prepare(request(SamplingParams(), max_new_tokens=tokens), ENDLESS)
-    assert (job.max_length, job.max_rows) == (2 + tokens, rows)
+    task = prepare(request(SamplingParams(), max_new_tokens=tokens), ENDLESS)
+    assert (task.max_length, task.max_rows) == (2 + tokens, rows)
 
 
 def test_the_sample_keys_the_noise() -> None:
@@ -57,9 +57,9 @@ def test_the_sample_keys_the_noise() -> None:
 
 @pytest.mark.parametrize("left_s", [-1.0, 0.0, 10.0, 4_294_968.0, 5e6, 1e300, math.inf])
 def test_what_is_left_of_a_deadline_is_what_the_services_can_be_told(left_s: float) -> None:
-    job = prepare(request(SamplingParams()), ENDING, deadline=time.monotonic() + left_s)
+    task = prepare(request(SamplingParams()), ENDING, deadline=time.monotonic() + left_s)
     most = min(max(1, left_s * 1e3), MAX_TIME_LEFT_MS)
-    assert job.time_left_ms is not None
-    assert most - 5_000 <= job.time_left_ms <= most
-    opened = TargetOpen(1, (1,), 1, job.sampling, job.noise, job.acceptance, time_left_ms=job.time_left_ms)
+    assert task.time_left_ms is not None
+    assert most - 5_000 <= task.time_left_ms <= most
+    opened = TargetOpen(1, (1,), 1, task.sampling, task.noise, task.acceptance, time_left_ms=task.time_left_ms)
     assert codec.decode_target_command(codec.encode_target_command(opened)) == opened

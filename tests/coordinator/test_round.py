@@ -7,14 +7,14 @@ from typing import Any, cast
 
 import pytest
 
-from coordinator.policy.cost_model import Knowledge
+from coordinator.policy.cost_model import CostModel
 from coordinator.policy.drafting import Drafting, DraftingSettings
 from coordinator.round import run_rounds
 from coordinator.sessions.target import TargetPeer, TargetSession
 from coordinator.stats import StatsBuilder
 from coordinator.text import outbox as outbox_module
 from coordinator.text.outbox import MOST_BYTES_PER_TOKEN, Outbox
-from coordinator.text.sequence import Job, Sequence
+from coordinator.text.sequence import GenerationTask, Sequence
 from paceline.models.tokenizer import TableTokenizer
 from paceline.protocol.generation import SpeculationSettings, Tokens
 from paceline.protocol.proposal import Acceptance
@@ -36,26 +36,26 @@ class AnsweringLink(RecordingLink):
         super().__init__()
         self.computed = len(PROMPT) - 2
         """Base length of the last round that was answered."""
-        self.granted = self.computed
+        self.leased = self.computed
         self._running: asyncio.Task[None] | None = None
 
     def send(self, command: TargetCommand, urgent: bool = False) -> None:
         super().send(command, urgent)
         if isinstance(command, Round):
-            self.granted = max(self.granted, command.base_length + command.run_ahead)
+            self.leased = max(self.leased, command.base_length + command.lease)
             if self._running is None or self._running.done():
                 self._running = asyncio.create_task(self._run(command.session_id))
 
     async def _run(self, session_id: int) -> None:
-        while self.computed < self.granted:
+        while self.computed < self.leased:
             await asyncio.sleep(0)
             self.computed += 1
             cast(Any, self).on_event(Verdict(session_id, self.computed, (7,)))
 
 
-def request(link: RecordingLink) -> tuple[Job, Sequence, TargetSession, Drafting]:
+def request(link: RecordingLink) -> tuple[GenerationTask, Sequence, TargetSession, Drafting]:
     """A target-only request."""
-    job = Job(
+    task = GenerationTask(
         prompt=PROMPT,
         resumed=(),
         sampling=SamplingParams(),
@@ -68,15 +68,15 @@ def request(link: RecordingLink) -> tuple[Job, Sequence, TargetSession, Drafting
         speculation=SpeculationSettings(off=True),
     )
     peer = TargetPeer(cast(TargetLink, link), round_timeout_s=10, wait_s=10)
-    drafting = Drafting(job, None, Knowledge(), DraftingSettings())
-    return job, Sequence(job, TableTokenizer(VOCAB, None)), TargetSession(peer, job), drafting
+    drafting = Drafting(task, None, CostModel(), DraftingSettings())
+    return task, Sequence(task, TableTokenizer(VOCAB, None)), TargetSession(peer, task), drafting
 
 
 async def test_a_client_that_does_not_read_bounds_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbox_module, "MAX_UNREAD_BYTES", 5 * MOST_BYTES_PER_TOKEN)
     monkeypatch.setattr(outbox_module, "BYTES_PER_TOKEN", MOST_BYTES_PER_TOKEN)
     link = AnsweringLink()
-    job, sequence, target, drafting = request(link)
+    task, sequence, target, drafting = request(link)
     read = asyncio.Event()
 
     async def write(tokens: Tokens) -> None:
@@ -85,7 +85,7 @@ async def test_a_client_that_does_not_read_bounds_the_run(monkeypatch: pytest.Mo
     outbox = Outbox(write, target.close)
     writer = asyncio.create_task(outbox.run())
     rounds = asyncio.create_task(
-        run_rounds(job, sequence, target, drafting, outbox, StatsBuilder(0.0), GenerationTrace())
+        run_rounds(task, sequence, target, drafting, outbox, StatsBuilder(0.0), GenerationTrace())
     )
     for _ in range(500):
         await asyncio.sleep(0)
@@ -100,7 +100,7 @@ async def test_a_client_that_does_not_read_bounds_the_run(monkeypatch: pytest.Mo
 
 async def test_a_whole_text_takes_few_messages() -> None:
     link = AnsweringLink()
-    job, sequence, target, drafting = request(link)
+    task, sequence, target, drafting = request(link)
     stats = StatsBuilder(0.0)
 
     async def write(tokens: Tokens) -> None:
@@ -108,12 +108,12 @@ async def test_a_whole_text_takes_few_messages() -> None:
 
     outbox = Outbox(write, target.close)
     writer = asyncio.create_task(outbox.run())
-    await run_rounds(job, sequence, target, drafting, outbox, stats, GenerationTrace())
+    await run_rounds(task, sequence, target, drafting, outbox, stats, GenerationTrace())
     writer.cancel()
     assert len(sequence.ids) == len(PROMPT) + LENGTH
     sent = [command for command in link.sent if isinstance(command, Round)]
     assert len(sent) <= 1 + LENGTH / 8
     records = stats.build().records
     assert [record.base_length for record in records] == [len(PROMPT) - 1 + place for place in range(LENGTH)]
-    assert [record.ran_ahead for record in records] == [False] + [True] * (LENGTH - 1)
-    assert link.granted == len(PROMPT) + LENGTH - 2, "nothing is granted beyond the text"
+    assert [record.self_started for record in records] == [False] + [True] * (LENGTH - 1)
+    assert link.leased == len(PROMPT) + LENGTH - 2, "nothing is granted beyond the text"

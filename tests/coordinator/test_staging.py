@@ -9,14 +9,14 @@ from typing import Any, cast
 
 import pytest
 
-from coordinator.policy.drafting import Drafting, Staged
-from coordinator.policy.prefetch import MAX_STAGED_NODES, Staging
+from coordinator.policy.drafting import Drafting, Prefetched
+from coordinator.policy.prefetch import MAX_STAGED_NODES, Prefetching
 from coordinator.sessions.target import TargetSession, Verified
 from paceline.protocol.errors import ProtocolMismatch
 from paceline.protocol.handshake import Welcome
 from paceline.protocol.proposal import ROOT, Outcome, Proposal
 from paceline.protocol.session import Close
-from paceline.protocol.target import Begun, Round, Stage, TargetOpen, Verdict
+from paceline.protocol.target import Prefetch, Round, SelfStarted, TargetOpen, Verdict
 from tests.coordinator.test_target_session import RecordingLink, Request
 
 BASE = 2
@@ -41,11 +41,11 @@ class Prepared:
         self.drafts_outcomes = True
         self.copied = False
         self.due_ms = SOON_MS
-        self.begun = False
-        self.there: dict[Outcome, Staged] = {}
+        self.self_started = False
+        self.there: dict[Outcome, Prefetched] = {}
         self.came: Any = None
 
-    def max_staged(self, round_: Round) -> int:
+    def max_prefetched(self, round_: Round) -> int:
         return self.most
 
     def copies(self, round_: Round) -> bool:
@@ -55,28 +55,28 @@ class Prepared:
         self.came = call
 
     def verdict_due_ms(self, round_: Round, since_verdict_ms: float) -> float:
-        return self.due_ms - (since_verdict_ms if self.begun else 0.0)
+        return self.due_ms - (since_verdict_ms if self.self_started else 0.0)
 
-    def staged(self, round_: Round) -> list[Staged]:
+    def prefetched(self, round_: Round) -> list[Prefetched]:
         return [*self.there.values()]
 
     def has(self, token: int, *tokens: int, grows: bool = False) -> None:
         """A proposal has come, or has grown."""
-        self.there[outcome(token)] = Staged(outcome(token), proposal(*tokens), grows)
+        self.there[outcome(token)] = Prefetched(outcome(token), proposal(*tokens), grows)
         self.came()
 
 
 class Recording:
     """Stands for a session on the target."""
 
-    max_staged = 64
+    max_prefetched = 64
     verdict_at = 0.0
 
     def __init__(self) -> None:
         self.sent: list[Mapping[Outcome, Proposal]] = []
         self.changed = asyncio.Event()
 
-    def stage(self, round_: Round, proposals: Mapping[Outcome, Proposal]) -> None:
+    def prefetch(self, round_: Round, proposals: Mapping[Outcome, Proposal]) -> None:
         self.sent.append(proposals)
         self.changed.set()
 
@@ -89,10 +89,10 @@ class Recording:
         return {key.next_token: value.token_ids for key, value in sent.items()}
 
 
-def watching(most: int = 16, due_ms: float = SOON_MS) -> tuple[Prepared, Recording, Staging]:
+def watching(most: int = 16, due_ms: float = SOON_MS) -> tuple[Prepared, Recording, Prefetching]:
     drafting, target = Prepared(), Recording()
     drafting.most, drafting.due_ms = most, due_ms
-    return drafting, target, Staging(cast(TargetSession, target), cast(Drafting, drafting))
+    return drafting, target, Prefetching(cast(TargetSession, target), cast(Drafting, drafting))
 
 
 async def test_what_is_whole_leaves_before_what_still_grows() -> None:
@@ -117,7 +117,7 @@ async def test_what_comes_late_is_staged_at_once_and_what_has_grown_again() -> N
 
 async def test_a_round_that_the_target_began_long_before_its_turn_came_is_due_so_much_sooner() -> None:
     drafting, target, watch = watching(due_ms=60_000.0)
-    drafting.begun = True
+    drafting.self_started = True
     target.verdict_at = time.perf_counter() - 60.0
     drafting.has(7, 1, grows=True)
     watch.watch(ROUND)
@@ -148,7 +148,7 @@ async def test_nothing_is_staged_for_a_round_that_is_answered() -> None:
 async def test_what_comes_when_the_verdict_should_be_there_is_staged_all_the_same() -> None:
     """Under load a round waits for its step, and nobody knows for how long."""
     drafting, target, watch = watching(due_ms=60_000.0)
-    drafting.begun = True
+    drafting.self_started = True
     target.verdict_at = time.perf_counter() - 61.0
     drafting.has(7, 1)
     watch.watch(ROUND)
@@ -211,51 +211,51 @@ class StagingRequest(Request):
             await asyncio.sleep(0)
         return task
 
-    async def begins(self, staged: Proposal, begun: Begun, token: int = 7) -> Verified:
+    async def begins(self, prefetched: Proposal, self_started: SelfStarted, token: int = 7) -> Verified:
         """Stage a proposal for the first round's outcome; its verdict says what the target began."""
         task = await self.pending()
         round_ = Round(1, BASE, ROOT, (3,))
-        self.session.stage(round_, {outcome(token): staged})
-        cast(Any, self.link).on_event(Verdict(1, BASE, (token,), begun=begun))
+        self.session.prefetch(round_, {outcome(token): prefetched})
+        cast(Any, self.link).on_event(Verdict(1, BASE, (token,), self_started=self_started))
         self.ids.append(token)
         return await task
 
 
 async def test_a_begun_round_is_waited_for_and_not_sent() -> None:
     request = StagingRequest()
-    first = await request.begins(proposal(4, 5, 6), Begun(BASE + 1, 2))
+    first = await request.begins(proposal(4, 5, 6), SelfStarted(BASE + 1, 2))
     assert [type(command).__name__ for command in request.link.take()] == ["TargetOpen", "Round", "Stage"]
     ahead = request.session.ahead(first.round_, outcome(7), first.verdict)
-    assert ahead.begun == proposal(4, 5)
-    assert ahead.granted == 0
+    assert ahead.self_started == proposal(4, 5)
+    assert ahead.leased == 0
     cast(Any, request.link).on_event(Verdict(1, BASE + 1, (4, 5, 9)))
-    second = await (await request.pending(ahead.begun))
-    assert second.ran_ahead
+    second = await (await request.pending(ahead.self_started))
+    assert second.self_started
     assert second.verdict.token_ids == (4, 5, 9)
     assert request.link.take() == []
 
 
 async def test_a_begun_round_that_is_lost_is_sent_with_what_it_had() -> None:
     request = StagingRequest()
-    first = await request.begins(proposal(4, 5, 6), Begun(BASE + 1, 2))
-    begun = request.session.ahead(first.round_, outcome(7), first.verdict).begun
+    first = await request.begins(proposal(4, 5, 6), SelfStarted(BASE + 1, 2))
+    self_started = request.session.ahead(first.round_, outcome(7), first.verdict).self_started
     request.link.take()
     request.lose()
-    task = await request.pending(begun)
+    task = await request.pending(self_started)
     _, sent = request.link.take()
     assert isinstance(sent, Round)
     assert (sent.base_length, sent.proposal) == (BASE + 1, proposal(4, 5))
     cast(Any, request.link).on_event(Verdict(2, BASE + 1, (4, 5, 9)))
-    assert not (await task).ran_ahead
+    assert not (await task).self_started
 
 
 @pytest.mark.parametrize(
-    "begun", [Begun(BASE + 1, 4), Begun(BASE + 2, 2)], ids=["more than was staged", "another round"]
+    "begun", [SelfStarted(BASE + 1, 4), SelfStarted(BASE + 2, 2)], ids=["more than was staged", "another round"]
 )
-async def test_a_target_that_begins_what_was_not_staged_is_refused(begun: Begun) -> None:
+async def test_a_target_that_begins_what_was_not_staged_is_refused(self_started: SelfStarted) -> None:
     request = StagingRequest()
-    first = await request.begins(proposal(4, 5, 6), begun)
-    with pytest.raises(ProtocolMismatch, match=f"the target began round {begun.base_length}"):
+    first = await request.begins(proposal(4, 5, 6), self_started)
+    with pytest.raises(ProtocolMismatch, match=f"the target began round {self_started.base_length}"):
         request.session.ahead(first.round_, outcome(7), first.verdict)
     with pytest.raises(ProtocolMismatch, match="0 were staged"):
         request.session.ahead(first.round_, outcome(8), first.verdict)
@@ -263,37 +263,37 @@ async def test_a_target_that_begins_what_was_not_staged_is_refused(begun: Begun)
 
 async def test_nothing_is_sent_for_a_round_that_is_not_in_flight() -> None:
     request = StagingRequest()
-    await request.begins(proposal(4), Begun(BASE + 1, 1))
+    await request.begins(proposal(4), SelfStarted(BASE + 1, 1))
     request.link.take()
-    request.session.stage(ROUND, {outcome(7): proposal(4)})
-    request.session.stage(Round(1, 9, ROOT, (3,)), {Outcome(9, ROOT, 7): proposal(4)})
-    assert not [command for command in request.link.take() if isinstance(command, Stage)]
+    request.session.prefetch(ROUND, {outcome(7): proposal(4)})
+    request.session.prefetch(Round(1, 9, ROOT, (3,)), {Outcome(9, ROOT, 7): proposal(4)})
+    assert not [command for command in request.link.take() if isinstance(command, Prefetch)]
 
 
 def test_a_target_that_says_nothing_of_it_takes_none() -> None:
     request = StagingRequest()
-    assert request.session.max_staged == 0
-    request.link.welcome = Welcome("1", request.link.welcome.fingerprint, 256, 8, max_staged=9)
-    assert request.session.max_staged == 9
+    assert request.session.max_prefetched == 0
+    request.link.welcome = Welcome("1", request.link.welcome.fingerprint, 256, 8, max_prefetched=9)
+    assert request.session.max_prefetched == 9
 
 
 async def test_a_round_for_which_a_stage_is_refused_is_sent_again_and_nothing_is_staged_for_it() -> None:
     request = StagingRequest()
     task = await request.pending(proposal(4, 5))
     round_ = Round(1, BASE, ROOT, (3,), proposal(4, 5))
-    request.session.stage(round_, {outcome(7): proposal(8)})
+    request.session.prefetch(round_, {outcome(7): proposal(8)})
     request.link.take()
     await request.refuse()
     closed, opened, sent = request.link.take()
     assert [type(each) for each in (closed, opened)] == [Close, TargetOpen]
     assert isinstance(sent, Round)
     assert (sent.base_length, sent.proposal) == (BASE, None)
-    request.session.stage(sent, {outcome(7): proposal(8)})
+    request.session.prefetch(sent, {outcome(7): proposal(8)})
     assert request.link.take() == []
     request.answer(BASE, session=2)
     assert (await task).verdict.token_ids == (7,)
     request.ids.append(7)
     following = await request.pending()
-    request.session.stage(Round(2, BASE + 1, ROOT, (7,)), {Outcome(BASE + 1, ROOT, 9): proposal(8)})
-    assert [type(command) for command in request.link.take()] == [Round, Stage]
+    request.session.prefetch(Round(2, BASE + 1, ROOT, (7,)), {Outcome(BASE + 1, ROOT, 9): proposal(8)})
+    assert [type(command) for command in request.link.take()] == [Round, Prefetch]
     following.cancel()

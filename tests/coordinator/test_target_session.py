@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from coordinator.sessions.target import TargetPeer, TargetSession, Verified
-from coordinator.text.sequence import Job
+from coordinator.text.sequence import GenerationTask
 from paceline.protocol.codec import failure_of
 from paceline.protocol.errors import InvalidInput, PeerUnavailable
 from paceline.protocol.generation import SpeculationSettings
@@ -24,15 +24,15 @@ PROPOSAL = Proposal(1, (4, 5), (1.0, 1.0))
 
 
 class RecordingLink:
-    """Stands for a link that is up, to a target that lets `max_run_ahead` rounds run ahead."""
+    """Stands for a link that is up, to a target that lets `max_lease` rounds run ahead."""
 
     is_up = True
     name = "target"
     address = "nowhere"
     silent_s = 0.0
 
-    def __init__(self, max_run_ahead: int = 64) -> None:
-        self.welcome = Welcome("1", Fingerprint(), 256, 8, max_run_ahead=max_run_ahead)
+    def __init__(self, max_lease: int = 64) -> None:
+        self.welcome = Welcome("1", Fingerprint(), 256, 8, max_lease=max_lease)
         self.sent: list[TargetCommand] = []
         self._last_id = 0
 
@@ -56,7 +56,7 @@ class Request:
     """Commits whatever its verdicts draw."""
 
     def __init__(self, link: RecordingLink, acceptance: Acceptance = Acceptance.COUPLED) -> None:
-        job = Job(
+        task = GenerationTask(
             prompt=PROMPT,
             resumed=(),
             sampling=SamplingParams(),
@@ -70,14 +70,14 @@ class Request:
         )
         self.link = link
         self.peer = TargetPeer(cast(TargetLink, link), round_timeout_s=10, wait_s=10)
-        self.session = TargetSession(self.peer, job)
+        self.session = TargetSession(self.peer, task)
         self.ids = [*PROMPT]
 
-    async def round(self, run_ahead: int = 0, proposal: Proposal | None = None) -> Verified:
+    async def round(self, lease: int = 0, proposal: Proposal | None = None) -> Verified:
         async def dispatched(round_: Round) -> None:
             await asyncio.sleep(0)
 
-        verified = await self.session.verify(self.ids, ROOT, proposal, run_ahead, "", dispatched)
+        verified = await self.session.verify(self.ids, ROOT, proposal, lease, "", dispatched)
         self.ids += verified.verdict.token_ids
         return verified
 
@@ -100,43 +100,43 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-async def pending(request: Request, run_ahead: int = 0, proposal: Proposal | None = None) -> asyncio.Task[Verified]:
+async def pending(request: Request, lease: int = 0, proposal: Proposal | None = None) -> asyncio.Task[Verified]:
     """A round that waits for its verdict."""
-    task = asyncio.create_task(request.round(run_ahead, proposal))
+    task = asyncio.create_task(request.round(lease, proposal))
     await turns()
     return task
 
 
 def bases(commands: list[TargetCommand]) -> list[tuple[int, int]]:
     """Base length and grant of the rounds among some commands."""
-    return [(command.base_length, command.run_ahead) for command in commands if isinstance(command, Round)]
+    return [(command.base_length, command.lease) for command in commands if isinstance(command, Round)]
 
 
 async def test_the_rounds_of_a_run_are_waited_for_and_not_sent() -> None:
     request = Request(RecordingLink())
-    first = await pending(request, run_ahead=3)
+    first = await pending(request, lease=3)
     assert bases(request.link.take()) == [(2, 3)]
     for base in (2, 3, 4):
         request.answer(base, token=base)
-    assert not (await first).ran_ahead
-    assert request.session.granted == 3
-    assert (await request.round()).ran_ahead
+    assert not (await first).self_started
+    assert request.session.leased == 3
+    assert (await request.round()).self_started
     assert (await request.round()).verdict.token_ids == (4,)
     last = await pending(request)
     request.answer(5)
-    assert (await last).ran_ahead
-    assert request.session.granted == 0
+    assert (await last).self_started
+    assert request.session.leased == 0
     assert bases(request.link.take()) == []
     behind = await pending(request)
     assert bases(request.link.take()) == [(6, 0)]
     request.answer(6)
-    assert not (await behind).ran_ahead
+    assert not (await behind).self_started
 
 
 async def test_a_run_is_extended_before_it_ends_and_not_at_every_round() -> None:
     request = Request(RecordingLink())
     for base in range(2, 42):
-        task = await pending(request, run_ahead=8)
+        task = await pending(request, lease=8)
         request.answer(base)
         await task
     sent = bases(request.link.take())
@@ -144,22 +144,22 @@ async def test_a_run_is_extended_before_it_ends_and_not_at_every_round() -> None
 
 
 async def test_a_target_is_granted_no_more_than_it_takes() -> None:
-    request = Request(RecordingLink(max_run_ahead=2))
-    task = await pending(request, run_ahead=16)
+    request = Request(RecordingLink(max_lease=2))
+    task = await pending(request, lease=16)
     assert bases(request.link.take()) == [(2, 2)]
     request.answer(2)
     await task
-    silent = Request(RecordingLink(max_run_ahead=0))
-    task = await pending(silent, run_ahead=16)
+    silent = Request(RecordingLink(max_lease=0))
+    task = await pending(silent, lease=16)
     assert bases(silent.link.take()) == [(2, 0)]
-    assert silent.session.granted == 1, "the round itself"
+    assert silent.session.leased == 1, "the round itself"
     silent.answer(2)
     await task
 
 
 async def test_a_link_lost_in_a_run_keeps_what_has_come_and_sends_the_rest_again() -> None:
     request = Request(RecordingLink())
-    first = await pending(request, run_ahead=4)
+    first = await pending(request, lease=4)
     for base in (2, 3):
         request.answer(base, token=base)
     await first
@@ -167,21 +167,21 @@ async def test_a_link_lost_in_a_run_keeps_what_has_come_and_sends_the_rest_again
     request.lose()
     assert (await request.round()).verdict.token_ids == (3,), "what was drawn is not drawn again"
     assert request.link.take() == []
-    again = await pending(request, run_ahead=2)
+    again = await pending(request, lease=2)
     opened, sent = request.link.take()
     assert isinstance(opened, TargetOpen)
     assert opened.token_ids == (*PROMPT, 2, 3)
     assert bases([sent]) == [(4, 2)]
     request.answer(4, session=2)
-    assert not (await again).ran_ahead
+    assert not (await again).self_started
 
 
 async def test_a_link_lost_while_a_run_is_waited_for_opens_anew() -> None:
     request = Request(RecordingLink())
-    first = await pending(request, run_ahead=4)
+    first = await pending(request, lease=4)
     request.answer(2)
     await first
-    second = await pending(request, run_ahead=4)
+    second = await pending(request, lease=4)
     request.link.take()
     request.lose()
     for _ in range(5):
@@ -196,13 +196,13 @@ async def test_a_link_lost_while_a_run_is_waited_for_opens_anew() -> None:
 @pytest.mark.parametrize("late", [3, 4])
 async def test_verdicts_of_a_run_that_was_closed_are_dropped(late: int) -> None:
     request = Request(RecordingLink())
-    first = await pending(request, run_ahead=4)
+    first = await pending(request, lease=4)
     request.answer(2)
     await first
     request.session.close()
     assert isinstance(request.link.take()[-1], Close)
     request.answer(late, token=9)
-    assert request.session.granted == 0
+    assert request.session.leased == 0
     again = await pending(request)
     request.answer(3, token=5, session=2)
     assert (await again).verdict.token_ids == (5,)
@@ -224,7 +224,7 @@ async def test_a_round_whose_proposal_is_refused_is_sent_again_without(acceptanc
     assert told == ["rows = 9: must be at most 8"]
     request.answer(2, session=2)
     verified = await task
-    assert (verified.round_, verified.ran_ahead) == (sent, False)
+    assert (verified.round_, verified.self_started) == (sent, False)
     again = await pending(request, proposal=PROPOSAL)
     (sent,) = request.link.take()
     assert isinstance(sent, Round)

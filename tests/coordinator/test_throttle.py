@@ -128,10 +128,10 @@ def test_what_the_way_to_a_look_and_back_costs_counts_as_the_looks() -> None:
     machine = Turning(4)
     rates = {Level.NONE: 1.0, Level.NGRAM: 0.8, Level.FULL: 0.25}
     machine.run(50_000, rates)
-    begun, machine.rounds = machine.now, 0
+    self_started, machine.rounds = machine.now, 0
     machine.run(400_000, rates)
-    lost = machine.now - begun - machine.rounds * MS_PER_ROUND
-    assert 0 < lost < 0.0125 * (machine.now - begun)
+    lost = machine.now - self_started - machine.rounds * MS_PER_ROUND
+    assert 0 < lost < 0.0125 * (machine.now - self_started)
 
 
 def test_a_first_look_at_a_bad_time_does_not_count_for_long() -> None:

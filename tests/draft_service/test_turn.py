@@ -7,8 +7,8 @@ from typing import cast
 import pytest
 
 from draft_service.drafters.model import ModelDrafter
-from draft_service.session import DraftSession, DraftTask, SpeculationTask
-from draft_service.step import News, begin_job, open_job, run_turn, speculate_job
+from draft_service.session import DraftingSession, DraftTask, SpeculationTask
+from draft_service.step import StepResults, begin_call, open_call, run_step, speculate_call
 from paceline.protocol.draft import DraftBudget, DraftOpen, Verifying
 from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import NoiseKey, SamplingParams
@@ -24,15 +24,15 @@ class Service:
     def __init__(self) -> None:
         self.engine = PathEngine()
         self.drafter = ModelDrafter(self.engine, prefill_chunk=64, cost=FreeRows())
-        self.news: list[News] = []
+        self.results: list[StepResults] = []
 
-    def session(self, key: int) -> DraftSession:
+    def session(self, key: int) -> DraftingSession:
         """An opened session."""
         sampling = SamplingParams(temperature=0.9)
         facts = DraftOpen(key, PREFIX, len(PREFIX), sampling, NoiseKey(key), Acceptance.COUPLED, "")
-        session = DraftSession(key, cast(SessionOwner, None), facts, self.drafter, 24, len(PREFIX))
-        run_turn([open_job(session)], [], [], never, self.news.append)
-        assert [*self.news.pop().opened] == [session]
+        session = DraftingSession(key, cast(SessionOwner, None), facts, self.drafter, 24, len(PREFIX))
+        run_step([open_call(session)], [], [], never, self.results.append)
+        assert [*self.results.pop().opened] == [session]
         return session
 
     def drafting(self, key: int = 1) -> DraftTask:
@@ -56,30 +56,30 @@ def service() -> Service:
 
 def test_a_turn_goes_on_until_the_proposal_is_whole(service: Service) -> None:
     task = service.drafting()
-    assert run_turn([begin_job(task)], [task], [], never, service.news.append) == DEPTH
-    (news,) = service.news
-    assert [len(each.proposal) for each in news.drafted] == [DEPTH]
+    assert run_step([begin_call(task)], [task], [], never, service.results.append) == DEPTH
+    (results,) = service.results
+    assert [len(each.proposal) for each in results.drafted] == [DEPTH]
     assert len(service.engine.steps) == DEPTH
 
 
 def test_a_turn_ends_behind_the_step_in_which_something_arrives(service: Service) -> None:
     task, steps = service.drafting(), service.engine.steps
-    assert run_turn([begin_job(task)], [task], [], lambda: len(steps) == 2, service.news.append) == 2
-    assert not service.news
-    assert run_turn([], [task], [], never, service.news.append) == DEPTH - 2
-    assert len(service.news.pop().drafted) == 1
+    assert run_step([begin_call(task)], [task], [], lambda: len(steps) == 2, service.results.append) == 2
+    assert not service.results
+    assert run_step([], [task], [], never, service.results.append) == DEPTH - 2
+    assert len(service.results.pop().drafted) == 1
 
 
 def test_what_a_step_adds_is_told_before_the_next_step(service: Service) -> None:
     task = service.speculation()
     told: list[tuple[int, dict[int, int]]] = []
 
-    def publish(news: News) -> None:
+    def publish(results: StepResults) -> None:
         told.append(
-            (len(service.engine.steps), {each.next_token: len(each.proposal) for each in news.grown[0].prepared})
+            (len(service.engine.steps), {each.next_token: len(each.proposal) for each in results.grown[0].prepared})
         )
 
-    steps = run_turn([speculate_job(task)], [], [task], never, publish)
+    steps = run_step([speculate_call(task)], [], [task], never, publish)
     assert [at for at, _ in told] == [*range(2, steps + 1)], (
         "the first computes the root, whose children are outcomes"
     )
@@ -88,9 +88,9 @@ def test_what_a_step_adds_is_told_before_the_next_step(service: Service) -> None
 
 def test_a_proposal_that_is_whole_is_told_once_while_others_go_on(service: Service) -> None:
     draft, other = service.drafting(), service.speculation()
-    steps = run_turn([begin_job(draft), speculate_job(other)], [draft], [other], never, service.news.append)
-    assert [len(news.drafted) for news in service.news if news.drafted] == [1]
-    assert service.news[-1].grown
+    steps = run_step([begin_call(draft), speculate_call(other)], [draft], [other], never, service.results.append)
+    assert [len(results.drafted) for results in service.results if results.drafted] == [1]
+    assert service.results[-1].grown
     assert steps > DEPTH
 
 
@@ -99,13 +99,13 @@ def test_a_session_that_fails_is_told_once_and_the_others_go_on(
 ) -> None:
     draft, other = service.drafting(), service.speculation()
     monkeypatch.setattr(service.drafter, "begin", lambda *_: 1 / 0)
-    run_turn([begin_job(draft), speculate_job(other)], [draft], [other], never, service.news.append)
-    first, *later = service.news
+    run_step([begin_call(draft), speculate_call(other)], [draft], [other], never, service.results.append)
+    first, *later = service.results
     assert [*first.failures] == [draft.session]
     assert later
-    assert all(news.grown and not news.failures for news in later)
+    assert all(results.grown and not results.failures for results in later)
 
 
 def test_a_turn_without_work_ends(service: Service) -> None:
-    assert run_turn([], [], [], never, service.news.append) == 0
-    assert not service.news
+    assert run_step([], [], [], never, service.results.append) == 0
+    assert not service.results

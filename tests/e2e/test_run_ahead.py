@@ -40,7 +40,7 @@ def ahead(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture(scope="module")
 def sent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Sends every round."""
-    flags: dict[str, object] = {"run_ahead": 0}
+    flags: dict[str, object] = {"lease": 0}
     with Cluster(
         tmp_path_factory.mktemp("sent"), target_model=TARGET, drafters=(), coordinator_flags=flags
     ) as running:
@@ -52,9 +52,9 @@ def request(length: int = 60, **changes: object) -> GenerateRequest:
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
-def which_ran_ahead(generation: Generation) -> list[bool]:
+def which_self_started(generation: Generation) -> list[bool]:
     """For each round, whether the target began it by itself."""
-    return [record.ran_ahead for record in generation.stats.records]
+    return [record.self_started for record in generation.stats.records]
 
 
 @pytest.mark.parametrize("acceptance", list(Acceptance))
@@ -73,8 +73,8 @@ async def test_the_text_is_that_of_rounds_that_are_sent(
         assert (one.token_ids, one.text, one.finish_reason) == (other.token_ids, other.text, other.finish_reason)
         assert one.logprobs == other.logprobs
         assert set(one.provenance) == {Provenance.TARGET}
-        assert not any(which_ran_ahead(other))
-        assert which_ran_ahead(one) == [False] + [True] * (len(one.token_ids) - 1)
+        assert not any(which_self_started(other))
+        assert which_self_started(one) == [False] + [True] * (len(one.token_ids) - 1)
     assert {FinishReason.STOP, FinishReason.LENGTH} <= {one.finish_reason for one in ran}, "runs end in both ways"
     ahead.wait_idle()
 
@@ -98,7 +98,7 @@ async def test_a_text_ends_at_its_length_wherever_that_falls_in_a_run(ahead: Clu
         one = await client.generate(request(length, ignore_eos=True))
     assert len(one.token_ids) == length
     assert one.finish_reason is FinishReason.LENGTH
-    assert which_ran_ahead(one) == [False] + [True] * (length - 1)
+    assert which_self_started(one) == [False] + [True] * (length - 1)
     ahead.wait_idle()
 
 
@@ -111,7 +111,7 @@ async def test_records_of_a_run_are_the_times_between_verdicts(tmp_path_factory:
         generation = client.generate(request(40, ignore_eos=True))
     records = generation.stats.records[1:]
     assert len(records) == 39
-    assert all(record.ran_ahead for record in records)
+    assert all(record.self_started for record in records)
     assert min(record.wire_ms for record in records) >= 0
     assert all(record.target.forward_ms >= 12 and record.draft_wait_ms == 0 for record in records)
     assert sum(record.round_ms for record in records) == pytest.approx(

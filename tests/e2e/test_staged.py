@@ -26,16 +26,16 @@ TREE = SpeculationSettings(drafter="model", tree_widths=(3, 2, 1))
 
 
 @pytest.fixture(scope="module")
-def staging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def prefetching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Leaves proposals with the target, as by default."""
     with Cluster(tmp_path_factory.mktemp("staging"), target_model=TIMED, drafters=(f"model:{NEAR}",)) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def sending(staging: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def sending(prefetching: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A second coordinator on the same services, that sends every round; its address."""
-    with second_coordinator(staging, tmp_path_factory.mktemp("sending"), {"max_staged": 0}) as address:
+    with second_coordinator(prefetching, tmp_path_factory.mktemp("sending"), {"max_prefetched": 0}) as address:
         yield address
 
 
@@ -44,19 +44,19 @@ def request(speculation: SpeculationSettings = MODEL, length: int = LENGTH, **ch
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
-def begun(generation: Generation) -> int:
+def self_started(generation: Generation) -> int:
     """Rounds that the target began with a proposal."""
-    return sum(record.ran_ahead and record.proposed > 0 for record in generation.stats.records)
+    return sum(record.self_started and record.proposed > 0 for record in generation.stats.records)
 
 
 @pytest.mark.parametrize("name", SAMPLINGS)
-async def test_the_text_is_that_of_rounds_that_are_sent(staging: Cluster, sending: str, name: str) -> None:
+async def test_the_text_is_that_of_rounds_that_are_sent(prefetching: Cluster, sending: str, name: str) -> None:
     requests = [
         request(speculation, sampling=SAMPLINGS[name], seed=seed, sample_index=seed % 2)
         for speculation in (MODEL, TREE, SpeculationSettings(), replace(MODEL, num_draft_tokens=1))
         for seed in range(3)
     ]
-    async with staging.async_client() as one, AsyncClient(sending) as other:
+    async with prefetching.async_client() as one, AsyncClient(sending) as other:
         left = [await one.generate(each) for each in requests]  # among many at once nothing would be staged
         sent = await asyncio.gather(*(other.generate(each) for each in requests))
     for ours, theirs in zip(left, sent, strict=True):
@@ -66,17 +66,17 @@ async def test_the_text_is_that_of_rounds_that_are_sent(staging: Cluster, sendin
             theirs.finish_reason,
         )
         assert ours.logprobs == theirs.logprobs
-        assert begun(theirs) == 0
+        assert self_started(theirs) == 0
     if name != "grammar":
-        assert sum(map(begun, left)) > 0.2 * sum(each.stats.rounds for each in left)
-    staging.wait_idle()
+        assert sum(map(self_started, left)) > 0.2 * sum(each.stats.rounds for each in left)
+    prefetching.wait_idle()
 
 
-async def test_most_hits_of_a_close_draft_are_begun_by_the_target(staging: Cluster) -> None:
-    async with staging.async_client() as client:
+async def test_most_hits_of_a_close_draft_are_begun_by_the_target(prefetching: Cluster) -> None:
+    async with prefetching.async_client() as client:
         one = await client.generate(request(ignore_eos=True, length=150))
-    assert begun(one) > 0.5 * one.stats.cache_hits > 0
-    records = [record for record in one.stats.records if record.ran_ahead]
+    assert self_started(one) > 0.5 * one.stats.cache_hits > 0
+    records = [record for record in one.stats.records if record.self_started]
     assert all(record.cache_hit and record.draft_wait_ms == 0 for record in records)
     assert sum(record.accepted for record in records) > 0
 
@@ -92,43 +92,43 @@ async def test_a_copy_goes_on_without_the_coordinator(tmp_path_factory: pytest.T
                 await client.generate(replace(copied, speculation=speculation)) for speculation in speculations
             ]
     assert auto.token_ids == fixed.token_ids == plain.token_ids
-    assert begun(auto) > 0
-    assert begun(fixed) >= fixed.stats.rounds // 3
+    assert self_started(auto) > 0
+    assert self_started(fixed) >= fixed.stats.rounds // 3
 
 
 @pytest.mark.parametrize("acceptance", [Acceptance.REJECTION, Acceptance.BLOCK])
 async def test_nothing_is_staged_where_more_than_tokens_would_be_needed(
-    staging: Cluster, acceptance: Acceptance
+    prefetching: Cluster, acceptance: Acceptance
 ) -> None:
-    async with staging.async_client() as client:
+    async with prefetching.async_client() as client:
         one = await client.generate(request(acceptance=acceptance, ignore_eos=True))
-    assert begun(one) == 0
+    assert self_started(one) == 0
     assert one.stats.cache_hits > 0
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 5, 6, 7, 11])
-async def test_a_text_ends_at_its_length_wherever_that_falls(staging: Cluster, length: int) -> None:
-    async with staging.async_client() as client:
+async def test_a_text_ends_at_its_length_wherever_that_falls(prefetching: Cluster, length: int) -> None:
+    async with prefetching.async_client() as client:
         one = await client.generate(request(length=length, ignore_eos=True))
         whole = await client.generate(request(length=20, ignore_eos=True))
     assert one.token_ids == whole.token_ids[:length]
     assert one.finish_reason is FinishReason.LENGTH
-    staging.wait_idle()
+    prefetching.wait_idle()
 
 
-async def test_a_stop_string_ends_the_text_and_what_was_begun(staging: Cluster, sending: str) -> None:
-    async with staging.async_client() as one, AsyncClient(sending) as other:
+async def test_a_stop_string_ends_the_text_and_what_was_begun(prefetching: Cluster, sending: str) -> None:
+    async with prefetching.async_client() as one, AsyncClient(sending) as other:
         whole = await other.generate(request(ignore_eos=True))
         for start in range(5, 40, 7):
             stop = (whole.text[start : start + 2],)
             ours = await one.generate(request(ignore_eos=True, stop=stop))
             assert ours.text == whole.text[: whole.text.index(stop[0])]
             assert ours.finish_reason is FinishReason.STOP
-    staging.wait_idle()
+    prefetching.wait_idle()
 
 
-async def test_a_cancel_inside_a_begun_round_frees_the_session(staging: Cluster) -> None:
-    async with staging.async_client() as client:
+async def test_a_cancel_inside_a_begun_round_frees_the_session(prefetching: Cluster) -> None:
+    async with prefetching.async_client() as client:
         stream = client.stream(request(length=2000, ignore_eos=True))
         seen = 0
         async for event in stream:
@@ -136,7 +136,7 @@ async def test_a_cancel_inside_a_begun_round_frees_the_session(staging: Cluster)
             if seen == 8:
                 break
         await stream.aclose()
-        staging.wait_idle()
+        prefetching.wait_idle()
         assert len((await client.generate(request(length=8, ignore_eos=True))).token_ids) == 8
 
 
@@ -150,7 +150,7 @@ async def test_services_that_die_meanwhile_come_back_to_the_same_text(
         with cluster:
             with cluster.client() as client:
                 whole = client.generate(wanted)
-            assert begun(whole) > 0
+            assert self_started(whole) > 0
             blows = [(30, lambda: proxy.cut()), (70, lambda: _restart(cluster, "target"))]
             blows.append((110, lambda: _restart(cluster, "draft")))
             ids: list[int] = []

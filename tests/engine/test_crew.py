@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from paceline.engine.cpu.thread_pool import Crew, finish, phases, take, wait
+from paceline.engine.cpu.thread_pool import ThreadPool, finish, phases, take, wait
 from paceline.runtime.compiled import compiled
 
 PIECES = 500
@@ -40,28 +40,28 @@ def expected() -> NDArray[np.int64]:
     return sums
 
 
-def run(crew: Crew) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def run(pool: ThreadPool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     counters, sums, done = phases(PHASES), np.zeros((PHASES, PIECES), np.int64), np.zeros((PHASES, PIECES), np.int64)
     sums[0] = np.arange(PIECES)
-    crew.run(lambda thread: chained(counters, sums, done, thread))
+    pool.run(lambda thread: chained(counters, sums, done, thread))
     return sums, done
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_every_piece_is_computed_once_and_phases_follow_one_another(threads: int) -> None:
-    crew = Crew(threads)
+    pool = ThreadPool(threads)
     for _ in range(20):
-        sums, done = run(crew)
+        sums, done = run(pool)
         np.testing.assert_array_equal(sums, expected())
         assert set(Counter(done[1:].ravel().tolist())) <= {1 << (8 * thread) for thread in range(threads)}
 
 
 def test_a_helper_that_comes_late_is_not_waited_for_and_changes_nothing() -> None:
-    crew, late = Crew(2), threading.Event()
-    crew._helpers.submit(late.wait)
-    first, done = run(crew)
+    pool, late = ThreadPool(2), threading.Event()
+    pool._helpers.submit(late.wait)
+    first, done = run(pool)
     assert done[1:].max() == 1, "the caller's own thread did every piece"
     late.set()
-    second, _ = run(crew)
+    second, _ = run(pool)
     np.testing.assert_array_equal(first, expected())
     np.testing.assert_array_equal(second, expected())

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from paceline.engine.cpu.row_products import HUGE_PAGE, PanelLinear, has_wide_vectors, panels_of, pieces
-from paceline.engine.cpu.thread_pool import Crew
+from paceline.engine.cpu.thread_pool import ThreadPool
 from paceline.engine.cpu.tiles import LANES, MOST_ROWS, PANELS
 
 pytestmark = pytest.mark.skipif(not has_wide_vectors(), reason="this CPU has no vectors of 512 bits")
@@ -20,7 +20,7 @@ def made(
 ) -> tuple[torch.nn.Linear, PanelLinear]:
     torch.manual_seed(outputs)
     plain = torch.nn.Linear(inputs, outputs, bias=bias).requires_grad_(False)
-    return plain, PanelLinear(plain, Crew(2), stored)
+    return plain, PanelLinear(plain, ThreadPool(2), stored)
 
 
 @pytest.mark.parametrize("outputs", OUTPUTS)
@@ -52,7 +52,7 @@ def test_weights_begin_where_a_large_page_may() -> None:
 def test_an_output_without_weights_stays_its_bias() -> None:
     plain = torch.nn.Linear(16, 20).requires_grad_(False)
     plain.weight[3] = 0
-    panels = PanelLinear(plain, Crew(1), torch.int8)
+    panels = PanelLinear(plain, ThreadPool(1), torch.int8)
     assert panels(torch.randn(1, 2, 16))[0, :, 3].tolist() == [plain.bias[3].item()] * 2
 
 

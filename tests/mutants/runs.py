@@ -50,11 +50,11 @@ class Runs:
         self.processors = make_processors(self.facts, None)
         self.ids = list(PROMPT)
 
-    def text(self, run_ahead: int) -> tuple[int, ...]:
+    def text(self, lease: int) -> tuple[int, ...]:
         """Send rounds that let so many run ahead, until the text ends."""
         while self.ids[-1] != END and len(self.ids) < self.facts.max_length:
-            self.granted = Round(1, len(self.ids) - 1, ROOT, (self.ids[-1],), run_ahead=run_ahead)
-            self.session.accept(self.granted, INFO, 0.0)
+            self.leased = Round(1, len(self.ids) - 1, ROOT, (self.ids[-1],), lease=lease)
+            self.session.accept(self.leased, INFO, 0.0)
             while self.session.pending is not None:
                 verdict = self.answer(self.session.pending.round_)
                 self.ids += verdict.token_ids
@@ -66,7 +66,7 @@ class Runs:
         self.processors.advance(self.committed(round_))
         verdict = verify(MODEL.logits(self.ids)[np.newaxis], self.facts, self.drawn_as(round_), self.processors)
         self.session.remember(round_, replace(verdict, base_length=round_.base_length), INFO)
-        self.session.run_ahead(INFO, 0.0)
+        self.session.lease(INFO, 0.0)
         return verdict
 
     # Seams.
@@ -84,7 +84,7 @@ class KeyedByItsGrant(Runs):
     """Every draw of a run carries the round key of the round that was sent."""
 
     def drawn_as(self, round_: Round) -> Round:
-        base_length = self.granted.base_length
+        base_length = self.leased.base_length
         return replace(round_, base_length=base_length, committed=(0,) * (round_.first_position - base_length))
 
 
@@ -92,14 +92,14 @@ class AtItsGrantsPosition(Runs):
     """The position does not move on in a run."""
 
     def drawn_as(self, round_: Round) -> Round:
-        return replace(round_, base_length=self.granted.base_length)
+        return replace(round_, base_length=self.leased.base_length)
 
 
 class ProcessorsDontSeeTheRun(Runs):
     """Penalties count what the coordinator sent, and none of the run's own tokens."""
 
     def committed(self, round_: Round) -> tuple[int, ...]:
-        sent = round_.base_length == self.granted.base_length
+        sent = round_.base_length == self.leased.base_length
         return super().committed(round_) if sent else ()
 
 

@@ -8,7 +8,7 @@ from paceline.protocol.errors import PrefixMismatch
 from paceline.protocol.proposal import Acceptance
 from target_service.session import Session
 from tests.e2e.statistics import LEVEL, chi_square_p
-from tests.mutants import mutants, processed, runs, stages
+from tests.mutants import mutants, prefetches, processed, runs
 from tests.mutants.rounds import BlockRounds, Rounds, enumerate_law
 
 LENGTH = 4
@@ -73,19 +73,19 @@ def test_the_processed_law_gives_the_mutant_away(mutant: type[processed.Processe
 
 REJECTION = (Acceptance.REJECTION, Acceptance.BLOCK)
 SEEDS = range(12)
-RUN_AHEAD = (1, 3, 64)
+LEASE = (1, 3, 64)
 
 
-def run_texts(algorithm: type[runs.Runs], acceptance: Acceptance, run_ahead: int) -> list[tuple[int, ...]]:
-    return [algorithm(acceptance, seed).text(run_ahead) for seed in SEEDS]
+def run_texts(algorithm: type[runs.Runs], acceptance: Acceptance, lease: int) -> list[tuple[int, ...]]:
+    return [algorithm(acceptance, seed).text(lease) for seed in SEEDS]
 
 
 @pytest.mark.parametrize("acceptance", list(Acceptance))
 def test_a_run_draws_the_text_of_rounds_that_are_sent(acceptance: Acceptance) -> None:
     sent = run_texts(runs.Runs, acceptance, 0)
     assert {len(text) < runs.LENGTH for text in sent} == {True, False}, "some end early and some do not"
-    for run_ahead in RUN_AHEAD:
-        assert run_texts(runs.Runs, acceptance, run_ahead) == sent
+    for lease in LEASE:
+        assert run_texts(runs.Runs, acceptance, lease) == sent
 
 
 @pytest.mark.parametrize(
@@ -105,15 +105,15 @@ def test_the_text_gives_the_run_away(mutant: type[runs.Runs], acceptances: tuple
         assert run_texts(mutant, acceptance, 64) != run_texts(runs.Runs, acceptance, 0)
 
 
-def staged_text(algorithm: type[stages.Stages], seed: int) -> tuple[int, ...] | str:
+def staged_text(algorithm: type[prefetches.Stages], seed: int) -> tuple[int, ...] | str:
     """The text, or that the session refused to go on where the coordinator was."""
     try:
-        return algorithm(seed, stages=True).text()
+        return algorithm(seed, prefetches=True).text()
     except PrefixMismatch:
         return "refused"
 
 
-def staged_texts(algorithm: type[stages.Stages]) -> list[tuple[int, ...] | str]:
+def staged_texts(algorithm: type[prefetches.Stages]) -> list[tuple[int, ...] | str]:
     return [staged_text(algorithm, seed) for seed in range(24)]
 
 
@@ -123,25 +123,27 @@ def target_only_texts() -> list[tuple[int, ...] | str]:
 
 def test_begun_rounds_draw_the_text_of_rounds_that_are_sent() -> None:
     sent: list[tuple[int, ...] | str] = []
-    begun = 0
+    self_started = 0
     for seed in range(24):
-        one = stages.Stages(seed, stages=True)
-        assert one.text() == stages.Stages(seed, stages=False).text()
-        sent.append(stages.Stages(seed, stages=False).text())
-        begun += one.begun
+        one = prefetches.Stages(seed, prefetches=True)
+        assert one.text() == prefetches.Stages(seed, prefetches=False).text()
+        sent.append(prefetches.Stages(seed, prefetches=False).text())
+        self_started += one.self_started
     assert sent == target_only_texts()
-    assert begun > 24, "about half of the rounds"
+    assert self_started > 24, "about half of the rounds"
 
 
 @pytest.mark.parametrize(
     "kind",
     [
-        stages.WhateverTheNode,
-        stages.WhateverTheNextToken,
-        stages.KeepsTheFirstNodes,
-        stages.KeyedAsIfAllWereAccepted,
+        prefetches.WhateverTheNode,
+        prefetches.WhateverTheNextToken,
+        prefetches.KeepsTheFirstNodes,
+        prefetches.KeyedAsIfAllWereAccepted,
     ],
 )
 def test_the_text_or_a_refusal_gives_away_a_round_that_should_not_have_begun(kind: type[Session]) -> None:
-    assert staged_texts(stages.mutant(stages.SeamedSession)) == target_only_texts(), "the seam itself is exact"
-    assert staged_texts(stages.mutant(kind)) != target_only_texts()
+    assert staged_texts(prefetches.mutant(prefetches.SeamedSession)) == target_only_texts(), (
+        "the seam itself is exact"
+    )
+    assert staged_texts(prefetches.mutant(kind)) != target_only_texts()

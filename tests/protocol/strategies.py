@@ -23,11 +23,11 @@ from paceline.protocol.proposal import Acceptance, Outcome, Proposal, SparseDist
 from paceline.protocol.records import GenerationStats, RoundRecord, StepTimings
 from paceline.protocol.session import Close, Failure, Features
 from paceline.protocol.target import (
-    MAX_RUN_AHEAD,
-    Begun,
+    MAX_LEASE,
+    Prefetch,
     Round,
     RowLogprobs,
-    Stage,
+    SelfStarted,
     TargetOpen,
     TargetOpened,
     Verdict,
@@ -179,7 +179,7 @@ target_opens = prefixes().flatmap(
     )
 )
 rounds = st.builds(Round, SESSION, U32, st.integers(-1, 63), SOME_IDS, st.none() | proposals, TRACE) | st.builds(
-    Round, SESSION, U32, st.integers(-1, 63), SOME_IDS, st.none(), TRACE, st.integers(0, MAX_RUN_AHEAD)
+    Round, SESSION, U32, st.integers(-1, 63), SOME_IDS, st.none(), TRACE, st.integers(0, MAX_LEASE)
 )
 verdicts = st.builds(
     Verdict,
@@ -190,24 +190,24 @@ verdicts = st.builds(
     st.lists(st.floats(0, 1), max_size=8).map(tuple),
     st.lists(logprob_rows, max_size=3).map(tuple),
     timings,
-    st.none() | st.builds(Begun, U32, U32),
+    st.none() | st.builds(SelfStarted, U32, U32),
 )
 
 
 @st.composite
-def stages(draw: st.DrawFn) -> Stage:
+def prefetches(draw: st.DrawFn) -> Prefetch:
     """What is staged is tokens and their parents."""
     base_length = draw(U32)
-    staged = []
+    prefetched = []
     for proposal in draw(st.lists(trees().filter(len), max_size=3)):
         outcome = Outcome(base_length, draw(st.integers(-1, 63)), draw(U32))
         certain = (1.0,) * len(proposal)
-        staged.append((outcome, Proposal(0, proposal.token_ids, certain, proposal.parents)))
-    return Stage(draw(SESSION), base_length, tuple(staged))
+        prefetched.append((outcome, Proposal(0, proposal.token_ids, certain, proposal.parents)))
+    return Prefetch(draw(SESSION), base_length, tuple(prefetched))
 
 
 target_openeds = st.builds(TargetOpened, SESSION, U32, timings)
-target_commands = target_opens | rounds | stages() | closes
+target_commands = target_opens | rounds | prefetches() | closes
 target_events = verdicts | target_openeds | features() | failures
 draft_opens = prefixes().flatmap(
     lambda prefix: st.builds(
@@ -269,7 +269,7 @@ def generate_requests(draw: st.DrawFn) -> GenerateRequest:
 
 
 BOOL = st.booleans()
-records = st.builds(RoundRecord, U32, MS, MS, MS, timings, MS, U32, U32, BOOL, TEXT, timings, ran_ahead=BOOL)
+records = st.builds(RoundRecord, U32, MS, MS, MS, timings, MS, U32, U32, BOOL, TEXT, timings, self_started=BOOL)
 statistics = st.builds(
     GenerationStats,
     U32,

@@ -29,9 +29,9 @@ from paceline.protocol.proposal import Acceptance, Outcome, Proposal, SparseDist
 from paceline.protocol.records import StepTimings
 from paceline.protocol.session import Close, Failure, Features
 from paceline.protocol.target import (
-    Begun,
+    Prefetch,
     Round,
-    Stage,
+    SelfStarted,
     TargetCommand,
     TargetEvent,
     TargetOpen,
@@ -137,9 +137,9 @@ def _commit(**changes: Any) -> draft_pb.DraftCommand:
     return draft_pb.DraftCommand(commit=draft_pb.Commit(**{**values, **changes}))
 
 
-def _stage(**changes: Any) -> target_pb.TargetCommand:
-    staged = target_pb.StagedProposal(**{"node": -1, "token_ids": [1, 2], **changes})
-    return target_pb.TargetCommand(stage=target_pb.Stage(session_id=3, base_length=4, proposals=[staged]))
+def _prefetch(**changes: Any) -> target_pb.TargetCommand:
+    prefetched = target_pb.PrefetchedProposal(**{"node": -1, "token_ids": [1, 2], **changes})
+    return target_pb.TargetCommand(prefetch=target_pb.Prefetch(session_id=3, base_length=4, proposals=[prefetched]))
 
 
 def _verdict(**changes: Any) -> target_pb.TargetEvent:
@@ -231,15 +231,15 @@ BAD: list[tuple[Decode, Any, str]] = [
     (codec.decode_target_command, _open(acceptance=pb.ACCEPTANCE_UNSPECIFIED), "acceptance"),
     (codec.decode_target_command, _open(sample_index=1 << 24), "sample_index"),
     (codec.decode_target_command, _open(feature_layers=range(65)), "feature_layers"),
-    (codec.decode_target_command, _stage(node=-2), "staged node"),
+    (codec.decode_target_command, _prefetch(node=-2), "staged node"),
     (
         codec.decode_target_command,
-        target_pb.TargetCommand(stage=target_pb.Stage(session_id=3, proposals=[{"token_ids": [1]}] * 65)),
+        target_pb.TargetCommand(prefetch=target_pb.Prefetch(session_id=3, proposals=[{"token_ids": [1]}] * 65)),
         "staged proposals",
     ),
-    (codec.decode_target_command, _stage(token_ids=[]), "staged proposal nodes"),
-    (codec.decode_target_command, _stage(token_ids=[1] * 65), "proposal nodes"),
-    (codec.decode_target_command, _stage(parents=[-1, 7]), "proposal parent of node 1"),
+    (codec.decode_target_command, _prefetch(token_ids=[]), "staged proposal nodes"),
+    (codec.decode_target_command, _prefetch(token_ids=[1] * 65), "proposal nodes"),
+    (codec.decode_target_command, _prefetch(parents=[-1, 7]), "proposal parent of node 1"),
     (codec.decode_target_command, _round(committed=[]), "round committed tokens"),
     (codec.decode_target_command, _round(accepted_node=-2), "accepted_node"),
     (codec.decode_target_command, _round(proposal=_proposal(proposal_id=0)), "proposal_id"),
@@ -434,13 +434,13 @@ def _chain(entries: int) -> Proposal:
     return Proposal(1 << 20, (LARGE_ID,) * K, (q,) * K, supports=(support,) * K, drafter="model:smollm2-135m")
 
 
-def _staged(session: int, base: int, longest: int) -> Stage:
+def _prefetched(session: int, base: int, longest: int) -> Prefetch:
     """As many outcomes as may be staged for a round, with proposals so long; each is sent once."""
     outcomes = [Outcome(base, node, LARGE_ID) for node in range(MAX_STAGED_NODES // longest)]
-    return Stage(session, base, tuple((each, _chain(0).first(longest)) for each in outcomes))
+    return Prefetch(session, base, tuple((each, _chain(0).first(longest)) for each in outcomes))
 
 
-def _edges(proposal: Proposal, verdict: Verdict, *staged: Stage) -> dict[str, int]:
+def _edges(proposal: Proposal, verdict: Verdict, *prefetched: Prefetch) -> dict[str, int]:
     """Serialised bytes of one session and round on each edge, both ways together."""
     session, base = 1 << 20, 131_000
     round_ = Round(session, base, K - 1, (LARGE_ID,), proposal, TRACE)
@@ -448,7 +448,7 @@ def _edges(proposal: Proposal, verdict: Verdict, *staged: Stage) -> dict[str, in
     commit = Commit(session, outcome, (LARGE_ID,) * (K + 1), base, DraftBudget(K, fan_out=4), traceparent=TRACE)
     verifying = Verifying(session, base, 1 << 20, K, budget=DraftBudget(K, fan_out=4))
     drafted = DraftedProposal(session, outcome, proposal, TIMINGS)
-    stages = [codec.encode_target_command(each) for each in staged]
+    prefetches = [codec.encode_target_command(each) for each in prefetched]
     target: list[Any] = [codec.encode_target_command(round_), codec.encode_target_event(verdict)]
     draft: list[Any] = [
         codec.encode_draft_command(commit),
@@ -457,7 +457,7 @@ def _edges(proposal: Proposal, verdict: Verdict, *staged: Stage) -> dict[str, in
     ]
     return {
         "target": target_pb.VerifyRequest(commands=target[:1]).ByteSize()
-        + sum(target_pb.VerifyRequest(commands=[each]).ByteSize() for each in stages)
+        + sum(target_pb.VerifyRequest(commands=[each]).ByteSize() for each in prefetches)
         + target_pb.VerifyResponse(events=target[1:]).ByteSize(),
         "draft": draft_pb.DraftRequest(commands=draft[:2]).ByteSize()
         + draft_pb.DraftResponse(events=draft[2:]).ByteSize(),
@@ -468,8 +468,8 @@ def test_coupled_round_takes_less_than_500_bytes_on_each_edge() -> None:
     verdict = Verdict(1 << 20, 131_000, (LARGE_ID,) * (K + 1), timings=TIMINGS)
     for edge, size in _edges(_chain(0), verdict).items():
         assert size < 500, edge
-    begun = replace(verdict, begun=Begun(131_000 + K + 1, K))
-    assert _edges(_chain(0), begun, _staged(1 << 20, 131_000, K))["target"] < 500
+    self_started = replace(verdict, self_started=SelfStarted(131_000 + K + 1, K))
+    assert _edges(_chain(0), self_started, _prefetched(1 << 20, 131_000, K))["target"] < 500
 
 
 @pytest.mark.parametrize(("entries", "limit"), [(32, 3_000), (256, 20_000)])
@@ -483,7 +483,7 @@ def test_rejection_round_takes_less_than_20_kilobytes_on_each_edge(entries: int,
 
 def test_every_wire_type_has_a_round_trip() -> None:
     """A new domain type must get a strategy: its class name appears in one of the unions."""
-    covered = {TargetOpen, Round, Stage, Close, TargetOpened, Verdict, Features, Failure}
+    covered = {TargetOpen, Round, Prefetch, Close, TargetOpened, Verdict, Features, Failure}
     covered |= {DraftOpen, Commit, Verifying, DraftOpened, DraftedProposal}
     unions = (TargetCommand, TargetEvent, DraftCommand, DraftEvent)
     assert {kind for union in unions for kind in union.__args__} == covered

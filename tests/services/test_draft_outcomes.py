@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from draft_service import scheduler as speculator
+from draft_service import scheduler as scheduler
 from draft_service.drafters.model import ROWS_PER_STEP
 from draft_service.servicer import DraftServicer
 from paceline.protocol.draft import Commit, DraftBudget, DraftedProposal, DraftOpened, Verifying
@@ -79,7 +79,7 @@ async def arrived(events: Events) -> None:
 async def settled(events: Events, servicer: DraftServicer) -> dict[Outcome, Proposal]:
     """Let the service work until it rests; returns what it has sent ahead for session 1."""
     await arrived(events)
-    working = servicer.speculator
+    working = servicer.scheduler
     await eventually(lambda: not working._speculating and not working.queue_length, "the service rests")
     await arrived(events)
     found: dict[Outcome, Proposal] = {}
@@ -315,7 +315,7 @@ async def test_closing_frees_branches() -> None:
         await settled(events, servicer)
         await eventually(lambda: engine.kv_rows == 0, "all rows are free")
         assert servicer.status().sessions == 0
-        assert not servicer.speculator._speculating
+        assert not servicer.scheduler._speculating
 
 
 async def test_a_step_that_fails_while_speculating_fails_its_session_alone() -> None:
@@ -361,9 +361,9 @@ async def test_sessions_share_steps_and_drafts_come_first() -> None:
 async def test_prepared_proposals_after_a_commit_are_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutation of the test above: a speculator that sends a stopped speculation's results is noticed."""
 
-    def keeps(self: speculator.Speculator, session: Any) -> None:
+    def keeps(self: scheduler.DraftScheduler, session: Any) -> None:
         self._drafting.pop(session, None)
 
-    monkeypatch.setattr(speculator.Speculator, "_stop", keeps)
+    monkeypatch.setattr(scheduler.DraftScheduler, "_stop", keeps)
     with pytest.raises(AssertionError):
         await test_a_commit_ends_speculation_within_a_step()

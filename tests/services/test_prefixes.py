@@ -16,8 +16,8 @@ from paceline.protocol.proposal import MAX_PROPOSAL_NODES, ROOT
 from paceline.protocol.sampling import NoiseKey
 from paceline.protocol.session import Close, Failure
 from paceline.protocol.target import Round, TargetOpened, Verdict
-from target_service.batching import Hold, Returns
-from target_service.scheduler import Scheduler
+from target_service.batching import BatchingWindow, Window
+from target_service.scheduler import TargetScheduler
 from target_service.session import Session
 from tests.services.harness import (
     Events,
@@ -129,13 +129,13 @@ async def test_a_prompt_of_4000_tokens_delays_four_streams_by_one_chunk_at_most(
     prompt = tuple(random.Random(4).choices(range(32), k=4000))
     texts: dict[int, list[int]] = {i: [i, 2, 3] for i in range(1, 5)}
     arrived: list[tuple[int, int]] = []
-    submit = Scheduler.submit
+    submit = TargetScheduler.submit
 
-    def noting(self: Scheduler, session: Session, round_: Round) -> None:
+    def noting(self: TargetScheduler, session: Session, round_: Round) -> None:
         arrived.append((session.key, len(engine.plans)))
         submit(self, session, round_)
 
-    monkeypatch.setattr(Scheduler, "submit", noting)
+    monkeypatch.setattr(TargetScheduler, "submit", noting)
     async with (
         target_service(engine, prefill_chunk=128) as (_, address),
         linked(target_link(address)) as events,
@@ -175,13 +175,13 @@ async def test_a_chunk_waits_for_streams_that_are_about_to_be_back(monkeypatch: 
     """A step of the prompt alone would cost each of them a whole chunk, the first one as any other."""
     engine = SlowEngine(LONG)
     holds: list[tuple[int, int]] = []
-    decide = Returns.hold
+    decide = BatchingWindow.hold
 
-    def noting(self: Returns, ready: int, now: float, prefix_rows: int = 0) -> Hold:
+    def noting(self: BatchingWindow, ready: int, now: float, prefix_rows: int = 0) -> Window:
         holds.append((prefix_rows, sum(plan.rows >= 128 for plan in engine.plans)))
         return decide(self, ready, now, prefix_rows)
 
-    monkeypatch.setattr(Returns, "hold", noting)
+    monkeypatch.setattr(BatchingWindow, "hold", noting)
     prompt = tuple(random.Random(5).choices(range(32), k=20 * 128))
     texts: dict[int, list[int]] = {i: [i, 2, 3] for i in range(1, 5)}
     async with (

@@ -17,7 +17,7 @@ from paceline.models.tokenizer import TableTokenizer
 from paceline.protocol.proposal import ROOT, Acceptance
 from paceline.protocol.sampling import Grammar, GrammarKind, NoiseKey, SamplingParams
 from paceline.protocol.session import Close, Failure
-from paceline.protocol.target import MAX_RUN_AHEAD, Round, TargetOpened, Verdict
+from paceline.protocol.target import MAX_LEASE, Round, TargetOpened, Verdict
 from paceline.sampling.grammar import Grammars
 from paceline.v1 import target_service_pb2 as pb
 from target_service.servicer import TargetServicer
@@ -69,8 +69,8 @@ async def target(
         yield servicer, events
 
 
-def sent(text: Sequence[int], run_ahead: int = 0, session: int = 1) -> Round:
-    return Round(session, len(text) - 1, ROOT, (text[-1],), run_ahead=run_ahead)
+def sent(text: Sequence[int], lease: int = 0, session: int = 1) -> Round:
+    return Round(session, len(text) - 1, ROOT, (text[-1],), lease=lease)
 
 
 async def run_of(events: Events, text: Sequence[int], rounds: int, session: int = 1) -> list[Verdict]:
@@ -115,7 +115,7 @@ async def test_a_run_draws_what_sent_rounds_draw(name: str, acceptance: Acceptan
             one_by_one.append(await verdict_of(events, sent(text)))
             text += one_by_one[-1].token_ids
         events.link.send(target_open(2, PREFIX, **facts))
-        events.link.send(sent(PREFIX, MAX_RUN_AHEAD, session=2))
+        events.link.send(sent(PREFIX, MAX_LEASE, session=2))
         run = await run_of(events, PREFIX, len(one_by_one), session=2)
         events.link.send(Close(2))
         events.link.send(target_open(3, PREFIX))
@@ -137,7 +137,7 @@ async def test_a_run_ends_where_it_was_granted_to_and_a_proposal_goes_on_behind_
         behind = Round(1, len(text) - 1, ROOT, (text[-1],), chain(own[4:7]))
         verdict = await verdict_of(events, behind)
         text += verdict.token_ids
-        after = Round(1, len(text) - 1, 2, (text[-1],), run_ahead=0)
+        after = Round(1, len(text) - 1, 2, (text[-1],), lease=0)
         text += (await verdict_of(events, after)).token_ids
     assert text[len(PREFIX) :] == own
 
@@ -222,9 +222,9 @@ async def test_a_run_ends_early(changes: dict[str, Any], rounds: int) -> None:
         events.link.send(target_open(1, PREFIX, **changes))
         text = [*PREFIX]
         while len(text) < len(PREFIX) + rounds:
-            events.link.send(sent(text, MAX_RUN_AHEAD))
+            events.link.send(sent(text, MAX_LEASE))
             left = len(PREFIX) + rounds - len(text)
-            text += drawn(await run_of(events, text, min(MAX_RUN_AHEAD + 1, left)))
+            text += drawn(await run_of(events, text, min(MAX_LEASE + 1, left)))
         events.link.send(target_open(2, PREFIX))
         await verdict_of(events, first_round(2, PREFIX))
         assert servicer.status().queue_length == 0
@@ -236,7 +236,7 @@ async def test_a_run_ends_with_what_the_kv_budget_holds_of_the_context() -> None
     spec = TableSpec(vocab=32, seed=3, max_length=64, max_kv_rows=20)
     async with target(RecordingEngine(spec)) as (servicer, events):
         events.link.send(target_open(1, PREFIX))
-        events.link.send(sent(PREFIX, MAX_RUN_AHEAD))
+        events.link.send(sent(PREFIX, MAX_LEASE))
         run = await run_of(events, PREFIX, 20 - len(PREFIX))
         await eventually(lambda: servicer.status().queue_length == 0, "nothing is left to verify")
         again = await verdict_of(events, sent([*PREFIX, *drawn(run)[:-1]]))
@@ -251,7 +251,7 @@ async def test_a_session_that_is_closed_in_a_run_frees_its_rows() -> None:
     engine = PacedEngine(steps=4)
     async with target(engine) as (servicer, events):
         events.link.send(target_open(1, PREFIX))
-        events.link.send(sent(PREFIX, MAX_RUN_AHEAD))
+        events.link.send(sent(PREFIX, MAX_LEASE))
         await events.of(Verdict, 1)
         events.link.send(Close(1))
         await eventually(lambda: servicer.status().sessions == 0, "the session is closed")
@@ -285,7 +285,7 @@ async def test_a_service_that_stops_ends_its_runs_with_the_step_that_runs() -> N
     engine = PacedEngine(steps=4)
     async with target(engine) as (servicer, events):
         events.link.send(target_open(1, PREFIX))
-        events.link.send(sent(PREFIX, MAX_RUN_AHEAD))
+        events.link.send(sent(PREFIX, MAX_LEASE))
         await run_of(events, PREFIX, 3)
         await servicer.close()
         servicer.runner = asyncio.create_task(asyncio.sleep(WAIT_S))  # what the harness will close
@@ -300,7 +300,7 @@ async def test_a_cut_link_ends_the_runs_of_its_sessions() -> None:
         async with linked(target_link(events.link.address)) as cut:
             for session in (1, 2):
                 cut.link.send(target_open(session, PREFIX))
-                cut.link.send(sent(PREFIX, MAX_RUN_AHEAD, session))
+                cut.link.send(sent(PREFIX, MAX_LEASE, session))
             await cut.of(Verdict, 2)
         engine.let(1)
         await eventually(lambda: engine.kv_rows == 0, "the cut link's rows are free")
@@ -311,7 +311,7 @@ async def test_time_runs_out_inside_a_run() -> None:
     engine = PacedEngine(steps=5)
     async with target(engine) as (_, events):
         events.link.send(target_open(1, PREFIX, time_left_ms=200))
-        events.link.send(sent(PREFIX, MAX_RUN_AHEAD))
+        events.link.send(sent(PREFIX, MAX_LEASE))
         await run_of(events, PREFIX, 4)
         failure = await events.of(Failure, 1)
         engine.let(1)
@@ -342,8 +342,8 @@ async def test_a_step_that_fails_in_a_run_fails_its_sessions_only() -> None:
     ("message", "text"),
     [
         (
-            pb.Round(session_id=1, base_length=4, accepted_node=-1, committed=[5], run_ahead=65),
-            "run_ahead = 65: must be in [0, 64]",
+            pb.Round(session_id=1, base_length=4, accepted_node=-1, committed=[5], lease=65),
+            "lease = 65: must be in [0, 64]",
         ),
         (
             pb.Round(
@@ -351,10 +351,10 @@ async def test_a_step_that_fails_in_a_run_fails_its_sessions_only() -> None:
                 base_length=4,
                 accepted_node=-1,
                 committed=[5],
-                run_ahead=1,
+                lease=1,
                 proposal={"proposal_id": 1, "token_ids": [1], "draft_probabilities": [1.0]},
             ),
-            "run_ahead = 1: must be 0 with a proposal",
+            "lease = 1: must be 0 with a proposal",
         ),
     ],
 )
@@ -411,16 +411,16 @@ async def test_no_step_is_held_for_a_session_that_runs_ahead() -> None:
     """It is ready at once, and on its way back only when its run has ended."""
     engine = PacedEngine(steps=3)
     async with target(engine) as (servicer, events):
-        returns = servicer.scheduler._returns
+        window = servicer.scheduler._window
         events.link.send(target_open(1, PREFIX))
         events.link.send(sent(PREFIX, 5))
         await run_of(events, PREFIX, 3)
         assert servicer.status().queue_length == 0, "it is in the step that runs"
-        assert not returns.is_away(frozenset({1}))
+        assert not window.is_away(frozenset({1}))
         engine.let(100)
         for _ in range(3):
             await events.of(Verdict, 1)
-        assert returns.is_away(frozenset({1}))
+        assert window.is_away(frozenset({1}))
 
 
 async def test_a_run_and_a_long_prompt_go_on_together() -> None:

@@ -12,7 +12,7 @@ import pytest
 from paceline.protocol import sampling as t
 from paceline.protocol.proposal import ROOT, Acceptance, Outcome, Proposal
 from paceline.protocol.session import Close, Failure
-from paceline.protocol.target import Begun, Round, Stage, TargetCommand, TargetOpened, Verdict
+from paceline.protocol.target import Prefetch, Round, SelfStarted, TargetCommand, TargetOpened, Verdict
 from paceline.sampling.acceptance import decide
 from paceline.v1 import target_service_pb2 as pb
 from target_service.servicer import TargetServicer
@@ -51,11 +51,11 @@ def along(text: Sequence[int], shape: str = "chain", session: int = 1) -> list[R
     return rounds
 
 
-def stage(round_: Round, *behind: Round) -> Stage:
+def prefetch(round_: Round, *behind: Round) -> Prefetch:
     """What lets the target begin one of these rounds behind another."""
     base = round_.base_length
-    staged = [(Outcome(base, each.accepted_node, each.committed[0]), proposal_of(each)) for each in behind]
-    return Stage(round_.session_id, base, tuple(staged))
+    prefetched = [(Outcome(base, each.accepted_node, each.committed[0]), proposal_of(each)) for each in behind]
+    return Prefetch(round_.session_id, base, tuple(prefetched))
 
 
 def proposal_of(round_: Round) -> Proposal:
@@ -63,8 +63,8 @@ def proposal_of(round_: Round) -> Proposal:
     return round_.proposal
 
 
-def begun(round_: Round) -> Begun:
-    return Begun(round_.base_length, len(proposal_of(round_)))
+def self_started(round_: Round) -> SelfStarted:
+    return SelfStarted(round_.base_length, len(proposal_of(round_)))
 
 
 def written(rounds: Sequence[Round], verdicts: Sequence[Verdict]) -> list[int]:
@@ -92,9 +92,9 @@ class Paced:
             self.events.link.send(command)
         assert (await self.events.of(Failure, 99)).reason == "UNKNOWN_SESSION"
 
-    async def verdict(self, round_: Round, *stages: Stage) -> Verdict:
+    async def verdict(self, round_: Round, *prefetches: Prefetch) -> Verdict:
         """Send a round with all that is staged for it, and let the target take one step."""
-        await self.handled(round_, *stages)
+        await self.handled(round_, *prefetches)
         self.engine.let(1)
         return await self.events.of(Verdict, round_.session_id)
 
@@ -104,16 +104,16 @@ class Paced:
         for round_, behind in zip(rounds, (*rounds[1:], None), strict=True):
             if behind is not None:
                 missed = replace(behind, committed=(wrong(behind.committed[0]),), proposal=chain([1] * 9))
-                await self.handled(stage(round_, missed, behind))
+                await self.handled(prefetch(round_, missed, behind))
             self.engine.let(1)
             verdict = await self.events.of(Verdict, round_.session_id)
             assert verdict.base_length == round_.base_length
-            assert verdict.begun == (begun(behind) if behind else None)
+            assert verdict.self_started == (self_started(behind) if behind else None)
             yield verdict
 
     async def begin(self, first: Round, second: Round) -> None:
         """Bring a session to where its second round was begun and is in a step that waits."""
-        assert (await self.verdict(first, stage(first, second))).begun == begun(second)
+        assert (await self.verdict(first, prefetch(first, second))).self_started == self_started(second)
         await eventually(lambda: self.servicer.status().queue_length == 0, "the begun round is in a step")
 
     async def refuses(self, reason: str, text: str, *commands: TargetCommand) -> None:
@@ -165,7 +165,7 @@ async def test_begun_rounds_go_on_for_long_and_what_was_answered_is_forgotten() 
         async for verdict in at.relayed(rounds):
             verdicts.append(verdict)
             assert len(session.run) <= 2
-            assert (session.staged, session.next) == ({}, None)
+            assert (session.prefetched, session.next) == ({}, None)
     assert len(verdicts) == 40
     assert written(rounds, verdicts) == OWN
 
@@ -174,10 +174,10 @@ async def test_what_was_staged_before_the_prefix_is_computed_is_begun() -> None:
     engine = PacedEngine(steps=0)
     first, second = rounds = along(OWN[:6])
     async with target(engine) as (servicer, events):
-        await Paced(servicer, engine, events).handled(target_open(1, PREFIX), first, stage(first, second))
+        await Paced(servicer, engine, events).handled(target_open(1, PREFIX), first, prefetch(first, second))
         engine.let(100)
         verdicts = [await events.of(Verdict, 1) for _ in rounds]
-    assert verdicts[0].begun == begun(second)
+    assert verdicts[0].self_started == self_started(second)
     assert written(rounds, verdicts) == OWN[:6]
 
 
@@ -185,36 +185,36 @@ async def test_nothing_is_begun_for_an_outcome_that_was_not_staged() -> None:
     first, second = rounds = along(OWN[:6])
     nodes = [replace(second, accepted_node=node) for node in (ROOT, 0, 2)]
     async with paced() as at:
-        others = stage(first, *nodes, replace(second, committed=(wrong(second.committed[0]),)))
+        others = prefetch(first, *nodes, replace(second, committed=(wrong(second.committed[0]),)))
         verdicts = [await at.verdict(first, others)]
         at.engine.let(100)
         await still_serves(at.events)
         assert not at.events.has(Verdict)
         assert len(rounds_of(at.engine, 1)) == 1, "the target waits for the next round"
         verdicts.append(await verdict_of(at.events, second))
-    assert verdicts[0].begun is None
+    assert verdicts[0].self_started is None
     assert written(rounds, verdicts) == OWN[:6]
 
 
 @pytest.mark.parametrize("lengths", [(1, 3), (3, 1)])
 async def test_a_later_stage_takes_the_place_of_an_earlier_one(lengths: Sequence[int]) -> None:
     first = sent(PREFIX)
-    stages = [stage(first, Round(1, 5, ROOT, (OWN[0],), chain(OWN[1 : 1 + length]))) for length in lengths]
+    prefetches = [prefetch(first, Round(1, 5, ROOT, (OWN[0],), chain(OWN[1 : 1 + length]))) for length in lengths]
     async with paced() as at:
-        assert (await at.verdict(first, *stages)).begun == Begun(5, lengths[-1])
+        assert (await at.verdict(first, *prefetches)).self_started == SelfStarted(5, lengths[-1])
         at.engine.let(1)
         assert (await at.events.of(Verdict, 1)).token_ids == tuple(OWN[1 : 2 + lengths[-1]])
 
 
 async def test_a_stage_for_a_round_that_does_not_wait_is_ignored() -> None:
     first, second, third = along(OWN[:9])
-    late, early, last = stage(first, second), stage(second, third), replace(third, proposal=None)
+    late, early, last = prefetch(first, second), prefetch(second, third), replace(third, proposal=None)
     async with paced() as at:
         await at.handled(late)
         verdicts = [await at.verdict(first, early)]
         await at.handled(late, early)
         verdicts += [await at.verdict(second, late), await at.verdict(last, late, early)]
-    assert [verdict.begun for verdict in verdicts] == [None] * 3
+    assert [verdict.self_started for verdict in verdicts] == [None] * 3
     assert written([first, second, last], verdicts) == OWN[:7]
 
 
@@ -238,7 +238,7 @@ async def test_a_begun_round_that_is_sent_as_well_changes_nothing() -> None:
     verdicts: list[Verdict] = []
     async with paced() as at:
         await at.begin(first, second)
-        await at.handled(*copies(second), stage(second, third))
+        await at.handled(*copies(second), prefetch(second, third))
         for round_ in (second, third):
             for other in others_than(round_):
                 await at.refuses("PREFIX_MISMATCH", "waits for its verdict", other)
@@ -250,7 +250,7 @@ async def test_a_begun_round_that_is_sent_as_well_changes_nothing() -> None:
                 assert await verdict_of(at.events, copy) == verdicts[-1]
             for other in others_than(round_):
                 await at.refuses("PREFIX_MISMATCH", "was answered", other)
-    assert [verdict.begun for verdict in verdicts] == [begun(third), None]
+    assert [verdict.self_started for verdict in verdicts] == [self_started(third), None]
     assert written([second, third], verdicts) == OWN[3:9]
     assert [item.base_length for item in rounds_of(at.engine, 1)] == [4, 7, 10], "each is computed once"
 
@@ -271,30 +271,30 @@ FORCED = t.SamplingParams(logit_bias=((END, 100.0),))
 async def test_no_round_is_begun_behind_the_end_of_the_text(changes: dict[str, Any], begins: bool) -> None:
     behind = [Round(1, 5, ROOT, (token,), chain([1, 2])) for token in (END, OWN[0])]
     async with paced(**changes) as at:
-        verdict = await at.verdict(sent(PREFIX), stage(sent(PREFIX), *behind))
+        verdict = await at.verdict(sent(PREFIX), prefetch(sent(PREFIX), *behind))
         at.engine.let(100)
         await still_serves(at.events)
         assert len(rounds_of(at.engine, 1)) == 1 + begins
-    assert verdict.begun == (Begun(5, 2) if begins else None)
+    assert verdict.self_started == (SelfStarted(5, 2) if begins else None)
 
 
 async def test_a_staged_round_goes_before_the_run_that_was_granted_and_ends_it() -> None:
-    granted = [sent([*PREFIX, *OWN[:count]]) for count in range(3)]
-    first = replace(granted[0], run_ahead=9)
-    staged = replace(granted[2], proposal=chain(OWN[2:4]))
+    leased = [sent([*PREFIX, *OWN[:count]]) for count in range(3)]
+    first = replace(leased[0], lease=9)
+    prefetched = replace(leased[2], proposal=chain(OWN[2:4]))
     async with paced() as at:
         verdicts = [await at.verdict(first)]
-        await at.handled(stage(granted[1], staged))
+        await at.handled(prefetch(leased[1], prefetched))
         at.engine.let(2)
         verdicts += [await at.events.of(Verdict, 1) for _ in range(2)]
         await at.handled()
         assert not at.events.has(Verdict), "the run is over"
-        extended = replace(granted[1], run_ahead=9)
+        extended = replace(leased[1], lease=9)
         assert await verdict_of(at.events, extended) == verdicts[1], "and stays so"
         behind = Round(1, 9, 1, (verdicts[2].token_ids[-1],))
         verdicts.append(await at.verdict(behind))
-    assert [verdict.begun for verdict in verdicts] == [None, begun(staged), None, None]
-    assert written([first, granted[1], staged, behind], verdicts) == OWN[:6]
+    assert [verdict.self_started for verdict in verdicts] == [None, self_started(prefetched), None, None]
+    assert written([first, leased[1], prefetched, behind], verdicts) == OWN[:6]
 
 
 STRAY = replace(sent(PREFIX), proposal=chain([wrong(OWN[0])] * 3))
@@ -322,10 +322,10 @@ async def test_a_malformed_stage_is_refused_as_a_whole_and_harms_nobody(changes:
     async with paced(max_length=8) as at:
         await at.opened(2)
         await at.handled(STRAY)
-        raw(at.events, pb.TargetCommand(stage={"session_id": 1, "base_length": 4, "proposals": [GOOD, bad]}))
+        raw(at.events, pb.TargetCommand(prefetch={"session_id": 1, "base_length": 4, "proposals": [GOOD, bad]}))
         await at.refuses("INVALID_INPUT", text)
-        assert (await at.verdict(STRAY)).begun is None, "nothing is kept of a stage that is refused"
-        assert (await at.verdict(after, stage(after, behind))).begun == begun(behind)
+        assert (await at.verdict(STRAY)).self_started is None, "nothing is kept of a stage that is refused"
+        assert (await at.verdict(after, prefetch(after, behind))).self_started == self_started(behind)
         at.engine.let(100)
         assert (await at.events.of(Verdict, 1)).token_ids[0] == OWN[2]
         assert (await verdict_of(at.events, sent(PREFIX, session=2))).token_ids == (OWN[0],)
@@ -337,13 +337,13 @@ async def test_all_stages_of_a_round_together_have_as_many_outcomes_as_the_welco
     met = (Outcome(4, ROOT, OWN[0]), chain(OWN[1:3]))
     async with paced() as at:
         assert at.events.link.welcome is not None
-        assert at.events.link.welcome.max_staged == len(missed) == 64
-        await at.handled(STRAY, Stage(1, 4, tuple(missed[:40])))
+        assert at.events.link.welcome.max_prefetched == len(missed) == 64
+        await at.handled(STRAY, Prefetch(1, 4, tuple(missed[:40])))
         await at.refuses(
-            "INVALID_INPUT", "staged proposals = 65: must be at most 64", Stage(1, 4, (met, *missed[40:]))
+            "INVALID_INPUT", "staged proposals = 65: must be at most 64", Prefetch(1, 4, (met, *missed[40:]))
         )
-        verdict = await at.verdict(STRAY, Stage(1, 4, (met, *missed[41:])), Stage(1, 4, (met, *missed[:9])))
-        assert verdict.begun == Begun(5, 2), "what is staged again counts once"
+        verdict = await at.verdict(STRAY, Prefetch(1, 4, (met, *missed[41:])), Prefetch(1, 4, (met, *missed[:9])))
+        assert verdict.self_started == SelfStarted(5, 2), "what is staged again counts once"
         at.engine.let(1)
         assert (await at.events.of(Verdict, 1)).token_ids == tuple(OWN[1:4])
 
@@ -353,9 +353,9 @@ async def test_nothing_is_staged_unless_acceptance_is_coupled(acceptance: Accept
     first = sent(PREFIX)
     behind = [Round(1, 5, ROOT, (token,), chain([1, 2])) for token in range(32)]
     async with paced(acceptance=acceptance) as at:
-        await at.refuses("INVALID_INPUT", "for coupled acceptance only", first, stage(first, *behind))
+        await at.refuses("INVALID_INPUT", "for coupled acceptance only", first, prefetch(first, *behind))
         verdict = await at.verdict(first)
-        assert verdict.begun is None
+        assert verdict.self_started is None
         assert (await at.verdict(sent([*PREFIX, *verdict.token_ids]))).base_length == 5
 
 
@@ -397,9 +397,9 @@ async def test_a_step_that_fails_in_a_begun_round_fails_its_session_only() -> No
 
 async def test_no_step_is_held_for_a_session_whose_next_round_has_begun() -> None:
     async with paced() as at:
-        returns = at.servicer.scheduler._returns
+        window = at.servicer.scheduler._window
         await at.begin(*along(OWN[:6]))
-        assert not returns.is_away(frozenset({1}))
+        assert not window.is_away(frozenset({1}))
         at.engine.let(1)
         await at.events.of(Verdict, 1)
-        assert returns.is_away(frozenset({1})), "nothing was staged behind its last round"
+        assert window.is_away(frozenset({1})), "nothing was staged behind its last round"

@@ -18,9 +18,9 @@ from transformers import PreTrainedModel
 
 from paceline.engine.cpu.fused import FusedLayer, FusedNorm
 from paceline.engine.cpu.row_attention import RowAttention
-from paceline.engine.cpu.row_phases import _PHASES_OF_LAYER, _Own, _Shape, _Shared, decode_step
+from paceline.engine.cpu.row_phases import _PHASES_OF_LAYER, _DecoderShape, _Own, _Shared, decode_step
 from paceline.engine.cpu.row_products import PIECE, Kernel, PanelLinear, padded
-from paceline.engine.cpu.thread_pool import Crew, phases
+from paceline.engine.cpu.thread_pool import ThreadPool, phases
 from paceline.engine.cpu.tiles import LANES
 
 _MODELS = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
@@ -38,12 +38,12 @@ class RowDecoder:
         max_length: the longest session.
     """
 
-    def __init__(self, model: PreTrainedModel, crew: Crew, max_length: int) -> None:
+    def __init__(self, model: PreTrainedModel, pool: ThreadPool, max_length: int) -> None:
         body: Any = model.model
         head: Any = model.lm_head
         layers: list[FusedLayer] = list(body.layers)
         first = layers[0]
-        self._crew = crew
+        self._pool = pool
         # Compiled code has addresses; these keep what is there.
         self._modules = (layers, body.norm, head)
         self._embeddings: torch.Tensor = body.embed_tokens.weight.detach()
@@ -56,9 +56,11 @@ class RowDecoder:
         self._head = (body.norm.weight.data_ptr(), head.addresses, outputs)
         self._logits: int = head.out_features
         width, inner = self._embeddings.shape[1], first.down_proj.in_features
-        self._shape = _Shape(width, first.heads, first.kv_heads, first.head_dim, inner, np.float32(first.scaling))
+        self._shape = _DecoderShape(
+            width, first.heads, first.kv_heads, first.head_dim, inner, np.float32(first.scaling)
+        )
         widths = (width, first.qkv_proj.out_features, first.o_proj.in_features, inner)
-        self._room = _Room(crew.threads, widths, outputs)
+        self._room = _Room(pool.threads, widths, outputs)
 
     @torch.inference_mode()
     def logits(
@@ -89,7 +91,7 @@ class RowDecoder:
                 own,
             )
 
-        self._crew.run(work)
+        self._pool.run(work)
         return room.logits[: len(wanted), : self._logits]
 
 

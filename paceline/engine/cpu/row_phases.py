@@ -28,7 +28,7 @@ _INPUT_NORM, _QKV, _QKV_BIAS, _OUT, _MLP_NORM, _GATE_UP, _GATE_UP_BIAS, _DOWN = 
 """Columns of the layers' addresses."""
 
 
-class _Shape(NamedTuple):
+class _DecoderShape(NamedTuple):
     """Of a decoder, in compiled code."""
 
     width: int
@@ -69,7 +69,7 @@ _Seen = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 def decode_step(
     counters: NDArray[np.int64],
     kernel: Kernel,
-    shape: _Shape,
+    shape: _DecoderShape,
     layers: NDArray[np.int64],
     epsilons: NDArray[np.float64],
     head: tuple[int, tuple[int, int], int],
@@ -101,7 +101,7 @@ def decode_step(
     _normed_product(counters, phase, kernel, shape, norm, wanted, addresses, shared, written, own)
 
 
-def _norm_rows(shape: _Shape, norm: _Norm, which: NDArray[np.int64], hidden: int, normed: int) -> None:
+def _norm_rows(shape: _DecoderShape, norm: _Norm, which: NDArray[np.int64], hidden: int, normed: int) -> None:
     weight, epsilon = norm
     row_bytes = shape.width * ITEM
     for index in range(len(which)):
@@ -117,7 +117,7 @@ def _normed_product(
     counters: NDArray[np.int64],
     phase: int,
     kernel: Kernel,
-    shape: _Shape,
+    shape: _DecoderShape,
     norm: _Norm,
     which: NDArray[np.int64],
     addresses: tuple[int, int],
@@ -162,7 +162,7 @@ def _gated_product(
     counters: NDArray[np.int64],
     phase: int,
     kernel: Kernel,
-    shape: _Shape,
+    shape: _DecoderShape,
     norm: _Norm,
     which: NDArray[np.int64],
     addresses: tuple[int, int],
@@ -184,7 +184,7 @@ def _gated_product(
 
 @compiled
 def _gate_piece(
-    piece: int, kernel: Kernel, shape: _Shape, addresses: tuple[int, int], rows: int, gated: int, own: _Own
+    piece: int, kernel: Kernel, shape: _DecoderShape, addresses: tuple[int, int], rows: int, gated: int, own: _Own
 ) -> None:
     weights, bias = addresses
     first, count = panels_of(piece, shape.inner)
@@ -201,7 +201,12 @@ def _gate_piece(
 
 @compiled
 def _place(
-    counters: NDArray[np.int64], phase: int, shape: _Shape, layer: int, rows: NDArray[np.int64], shared: _Shared
+    counters: NDArray[np.int64],
+    phase: int,
+    shape: _DecoderShape,
+    layer: int,
+    rows: NDArray[np.int64],
+    shared: _Shared,
 ) -> None:
     """Rotate queries and keys, and put keys and values where their sessions hold them; a piece is a row."""
     heads, kv_heads, head_bytes = shape.heads, shape.kv_heads, shape.head_dim * ITEM
@@ -222,7 +227,7 @@ def _place(
 
 @compiled
 def _attend(
-    counters: NDArray[np.int64], phase: int, shape: _Shape, layer: int, seen: _Seen, shared: _Shared, own: _Own
+    counters: NDArray[np.int64], phase: int, shape: _DecoderShape, layer: int, seen: _Seen, shared: _Shared, own: _Own
 ) -> None:
     """Attention; a piece is a query head of a row."""
     rows, starts, others = seen

@@ -23,7 +23,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from paceline.engine.cpu.row_math import ITEM, floats
-from paceline.engine.cpu.thread_pool import Crew, finish, phases, take, wait
+from paceline.engine.cpu.thread_pool import ThreadPool, finish, phases, take, wait
 from paceline.engine.cpu.tiles import BYTE, LANES, MOST_ROWS, PANELS, Tile, tile
 from paceline.runtime.compiled import compiled, compiled_pointer
 
@@ -112,7 +112,7 @@ class PanelLinear(torch.nn.Module):
         stored: what the weights are kept in.
     """
 
-    def __init__(self, linear: torch.nn.Linear, crew: Crew, stored: torch.dtype) -> None:
+    def __init__(self, linear: torch.nn.Linear, pool: ThreadPool, stored: torch.dtype) -> None:
         super().__init__()
         assert stored in STORED and linear.weight.dtype == torch.float32
         self.in_features, self.out_features = linear.in_features, linear.out_features
@@ -126,7 +126,7 @@ class PanelLinear(torch.nn.Module):
             self.bias = full.new_zeros(full.shape[0])
             self.bias[: self.out_features] = linear.bias.detach()
         self.kernel = Kernel(_multiply_address(), stored.itemsize)
-        self._crew = crew
+        self._pool = pool
 
     @property
     def addresses(self) -> tuple[int, int]:
@@ -145,7 +145,7 @@ class PanelLinear(torch.nn.Module):
         def work(_: int) -> None:
             _product(counters, self.kernel, self.addresses, read, written)
 
-        self._crew.run(work)
+        self._pool.run(work)
         return out[:, : self.out_features].view(*rows.shape[:-1], self.out_features)
 
 

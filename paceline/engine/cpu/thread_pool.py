@@ -33,7 +33,7 @@ _SPINS = 400
 """Looks before a waiting thread offers its core to whoever wants it."""
 
 
-class Crew:
+class ThreadPool:
     """The calling thread and helpers, which sleep between jobs."""
 
     def __init__(self, threads: int) -> None:

@@ -13,7 +13,7 @@ from paceline.engine.cuda.layout import GroupFields, Layout, part
 
 
 @dataclass(frozen=True)
-class _Group:
+class _GroupPages:
     """Sessions that attend together, with what is the same in every layer."""
 
     shape: GroupShape
@@ -29,7 +29,7 @@ class StaticAttention:
     pool: torch.Tensor  # [layers, 2, pool rows, kv_heads, head_dim]
     write: torch.Tensor  # [rows]
     query: torch.Tensor  # [rows]
-    groups: tuple[_Group, ...]
+    groups: tuple[_GroupPages, ...]
 
     def attend(
         self,
@@ -61,7 +61,7 @@ def static_attention(
 ) -> StaticAttention:
     """What all layers of a step share; `heads` is how many query heads share a key head."""
     groups = tuple(
-        _Group(
+        _GroupPages(
             shape,
             part(inputs, fields.source),
             _held_rows(inputs, fields, shape, zero_row),
@@ -97,7 +97,7 @@ def _mask(
 
 
 def _attend_group(
-    group: _Group, query: torch.Tensor, held: torch.Tensor, scaling: float | None
+    group: _GroupPages, query: torch.Tensor, held: torch.Tensor, scaling: float | None
 ) -> torch.Tensor:  # [queries, heads, head_dim]
     """The heads that share keys become rows of one head, which reads each key once."""
     sessions, rows = group.shape.sessions, group.shape.rows

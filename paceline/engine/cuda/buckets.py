@@ -84,14 +84,14 @@ class StepShape:
 
 
 @dataclass(frozen=True)
-class Group:
+class SessionGroup:
     """Which items of a plan attend together, by index."""
 
     shape: GroupShape
     items: tuple[int, ...]
 
 
-def groups_of(items: Sequence[StepItem]) -> tuple[Group, ...]:
+def groups_of(items: Sequence[StepItem]) -> tuple[SessionGroup, ...]:
     """Divide the items of a step: few new rows from many, and short sessions from long ones."""
     few = [i for i, item in enumerate(items) if len(item.token_ids) <= FEW_ROWS]
     many = [i for i, item in enumerate(items) if len(item.token_ids) > FEW_ROWS]
@@ -119,9 +119,9 @@ def _by_length(items: Sequence[StepItem], indices: Sequence[int]) -> list[list[i
     return parts
 
 
-def _group(items: Sequence[StepItem], indices: Sequence[int]) -> Group:
+def _group(items: Sequence[StepItem], indices: Sequence[int]) -> SessionGroup:
     chosen = [items[i] for i in indices]
-    return Group(
+    return SessionGroup(
         GroupShape(
             sessions=count_bucket(len(chosen)),
             rows=count_bucket(max(len(item.token_ids) for item in chosen)),

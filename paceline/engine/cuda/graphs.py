@@ -40,7 +40,7 @@ def download(tensors: Sequence[torch.Tensor]) -> list[NDArray[Any]]:
     return [host.numpy() for host in hosts]
 
 
-class Runner(Protocol):
+class StepRunner(Protocol):
     """Runs steps. `body` must be a function of buffers whose addresses stay, and of the shape alone."""
 
     @property
@@ -108,6 +108,6 @@ class GraphRunner:
         current.wait_stream(self._stream)
 
 
-def runner_for(device: torch.device, *, graphs: bool) -> Runner:
+def runner_for(device: torch.device, *, graphs: bool) -> StepRunner:
     """The runner of a device."""
     return GraphRunner(device) if graphs and device.type == "cuda" else DirectRunner()

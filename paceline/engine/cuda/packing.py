@@ -8,7 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.engine.cuda.buckets import BITS, LEAST_CANDIDATES, Group, StepShape, count_bucket, groups_of, mask_words
+from paceline.engine.cuda.buckets import (
+    BITS,
+    LEAST_CANDIDATES,
+    SessionGroup,
+    StepShape,
+    count_bucket,
+    groups_of,
+    mask_words,
+)
 from paceline.engine.cuda.layout import Field, GroupFields, layout_of
 from paceline.engine.cuda.noise import counter_of
 from paceline.engine.cuda.pages import Ids, PagePool
@@ -114,7 +122,7 @@ def _put_races(integers: Ids, items: Sequence[StepItem], races: Sequence[Ranking
 
 def _put_group(
     integers: Ids,
-    group: Group,
+    group: SessionGroup,
     fields: GroupFields,
     items: Sequence[StepItem],
     lows: Sequence[int],
@@ -149,7 +157,7 @@ def _tree_bits(item: StepItem) -> Ids:
 
 
 def _put_queries(
-    integers: Ids, field: Field, group: Group, items: Sequence[StepItem], lows: Sequence[int], first: int
+    integers: Ids, field: Field, group: SessionGroup, items: Sequence[StepItem], lows: Sequence[int], first: int
 ) -> None:
     query = _view(integers, field)
     for place, index in enumerate(group.items):

@@ -14,7 +14,7 @@ from paceline.engine.cuda.attention import static_attention
 from paceline.engine.cuda.buckets import PAGE_ROWS, StepShape
 from paceline.engine.cuda.candidates import RacedRows
 from paceline.engine.cuda.footprint import INPUT_INTEGERS, RACED_AT_ONCE, STATIC_FOUND, STATIC_ROWS
-from paceline.engine.cuda.graphs import DirectRunner, Runner, download, upload
+from paceline.engine.cuda.graphs import DirectRunner, StepRunner, download, upload
 from paceline.engine.cuda.layout import layout_of, part
 from paceline.engine.cuda.noise import check_words, race_candidates
 from paceline.engine.cuda.packing import PackedStep, pack
@@ -39,7 +39,7 @@ from paceline.runtime.config import EngineSettings
 from paceline.sampling.acceptance import draw_positions
 
 
-class _Block(NamedTuple):
+class _PageBlock(NamedTuple):
     """A shared block's page, and its rows."""
 
     page: int
@@ -68,7 +68,7 @@ class StaticEngine:
         kv_shape: KVShape,
         settings: EngineSettings,
         threads: int,
-        runner: Runner | None = None,
+        runner: StepRunner | None = None,
     ) -> None:
         """Take the pool and the static buffers.
 
@@ -80,12 +80,12 @@ class StaticEngine:
         self._model = model
         self._shape = kv_shape
         self._threads = ComputeThreads(threads)
-        self._runner: Runner = DirectRunner() if runner is None else runner
+        self._runner: StepRunner = DirectRunner() if runner is None else runner
         self._direct = DirectRunner()
         with torch.inference_mode():
             self._pool = PagePool(kv_shape, info.max_kv_rows)
             self._static = self._make_buffers(INPUT_INTEGERS, STATIC_ROWS, STATIC_FOUND)
-        self._ledger: Ledger[_Block] = Ledger(
+        self._ledger: Ledger[_PageBlock] = Ledger(
             vocab_size=info.fingerprint.vocab_size,
             max_length=info.max_length,
             max_kv_rows=info.max_kv_rows,
@@ -199,8 +199,8 @@ class StaticEngine:
             torch.empty(found, dtype=torch.float64, device=device),
         )
 
-    def _copy_block(self, session: int, start: int, end: int) -> _Block:
-        return _Block(self._pool.copy_out(session, start), end - start)
+    def _copy_block(self, session: int, start: int, end: int) -> _PageBlock:
+        return _PageBlock(self._pool.copy_out(session, start), end - start)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from paceline.engine.interface import NO_PREFIX, Draw, Drawing, Drawn, Engine, Logits, Prefix, StepPlan
 from paceline.engine.parallel.draws import Share, combine, draw_part, summarise, vocabulary_shares
 from paceline.engine.parallel.group import Bytes, RankGroup
-from paceline.engine.parallel.wire import Beat, Close, Command, Open, Step, Stop, decode, encode
+from paceline.engine.parallel.wire import Beat, CloseCommand, Command, Open, StepCommand, Stop, decode, encode
 from paceline.engine.wrapped import WrappedEngine
 from paceline.protocol.errors import PacelineError, PeerUnavailable
 
@@ -59,14 +59,14 @@ class ParallelEngine(WrappedEngine):
 
     def close(self, session: int) -> None:  # noqa: D102
         self._inner.close(session)
-        self._tell(Close(session))
+        self._tell(CloseCommand(session))
 
     def step(self, plan: StepPlan) -> Sequence[Logits]:  # noqa: D102
         answers = self.step_and_draw(plan, ())
         return [answer for answer in answers if isinstance(answer, np.ndarray)]
 
     def step_and_draw(self, plan: StepPlan, draws: Sequence[Draw | None]) -> Sequence[Logits | Drawing]:  # noqa: D102
-        step = Step(plan, tuple(draws))
+        step = StepCommand(plan, tuple(draws))
         command = encode(step)
         with self._turn:
             self._refuse_lost()
@@ -121,9 +121,9 @@ def follow(engine: Engine, group: RankGroup) -> None:
         match decode(group.hear()):
             case Open(session, max_rows, prefix):
                 engine.open(session, max_rows, prefix)
-            case Close(session):
+            case CloseCommand(session):
                 engine.close(session)
-            case Step() as step:
+            case StepCommand() as step:
                 try:
                     run_step(engine, group, step)
                 except PacelineError as error:
@@ -134,7 +134,7 @@ def follow(engine: Engine, group: RankGroup) -> None:
                 return
 
 
-def run_step(engine: Engine, group: RankGroup, step: Step) -> Sequence[Logits | Drawing]:
+def run_step(engine: Engine, group: RankGroup, step: StepCommand) -> Sequence[Logits | Drawing]:
     """One rank's part of a step.
 
     Returns:

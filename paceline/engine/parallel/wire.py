@@ -33,14 +33,14 @@ class Open:
 
 
 @dataclass(frozen=True)
-class Close:
+class CloseCommand:
     """`Engine.close`."""
 
     session: int
 
 
 @dataclass(frozen=True)
-class Step:
+class StepCommand:
     """`DrawingEngine.step_and_draw`."""
 
     plan: StepPlan
@@ -57,8 +57,8 @@ class Stop:
     """The ranks' work is done."""
 
 
-Command = Open | Close | Step | Beat | Stop
-_KINDS: tuple[type[Command], ...] = (Open, Close, Step, Beat, Stop)
+Command = Open | CloseCommand | StepCommand | Beat | Stop
+_KINDS: tuple[type[Command], ...] = (Open, CloseCommand, StepCommand, Beat, Stop)
 
 _Put = Callable[[Any, list[int]], None]
 _Take = Callable[[Iterator[int]], Any]

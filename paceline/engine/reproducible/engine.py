@@ -41,7 +41,7 @@ Rows = slice | torch.Tensor
 
 
 @dataclass(frozen=True)
-class _Group:
+class _BucketGroup:
     """Rows of a pass that attend over a session's first `length` keys; the first stands at `offset` in its tile."""
 
     rows: Rows
@@ -56,12 +56,12 @@ class _Group:
 
 
 @dataclass(frozen=True)
-class _Branch:
+class _PaddedBranch:
     """A path of a tree: its keys take the slots [first, first + len(path)) while its groups attend."""
 
     path: torch.Tensor
     first: int
-    groups: tuple[_Group, ...]
+    groups: tuple[_BucketGroup, ...]
 
 
 @dataclass(frozen=True)
@@ -71,14 +71,14 @@ class _Chain:
     kv: SessionKV
     rows: slice
     first: int
-    groups: tuple[_Group, ...]
+    groups: tuple[_BucketGroup, ...]
 
     def write(self, layer: int, new: torch.Tensor) -> None:
         """Put the keys and values of the pass, [2, kv_heads, rows, head_dim], where they belong."""
         end = self.first + self.rows.stop - self.rows.start
         self.kv.keys_and_values(layer)[:, :, self.first : end] = new[:, :, self.rows]
 
-    def turns(self, layer: int) -> Iterator[tuple[torch.Tensor, tuple[_Group, ...]]]:
+    def turns(self, layer: int) -> Iterator[tuple[torch.Tensor, tuple[_BucketGroup, ...]]]:
         """The session's keys and values as they must be for each turn's groups."""
         yield self.kv.keys_and_values(layer), self.groups
 
@@ -91,14 +91,14 @@ class _Tree:
     rows: slice
     start: int
     keys: torch.Tensor  # [layers, 2, kv_heads, tree rows, head_dim]
-    branches: tuple[_Branch, ...]
+    branches: tuple[_PaddedBranch, ...]
 
     def write(self, layer: int, new: torch.Tensor) -> None:
         """Put the keys and values of the pass, [2, kv_heads, rows, head_dim], where they belong."""
         end = self.start + self.rows.stop - self.rows.start
         self.keys[layer][:, :, self.start : end] = new[:, :, self.rows]
 
-    def turns(self, layer: int) -> Iterator[tuple[torch.Tensor, tuple[_Group, ...]]]:
+    def turns(self, layer: int) -> Iterator[tuple[torch.Tensor, tuple[_BucketGroup, ...]]]:
         """The session's keys and values as they must be for each turn's groups."""
         held = self.kv.keys_and_values(layer)
         for branch in self.branches:
@@ -135,7 +135,7 @@ class _PassAttention:
 
 
 def _attend_tiles(
-    group: _Group, query: torch.Tensor, held: torch.Tensor, scaling: float | None
+    group: _BucketGroup, query: torch.Tensor, held: torch.Tensor, scaling: float | None
 ) -> torch.Tensor:  # [heads, count, head_dim]
     """Attention in tiles of one shape.
 
@@ -247,12 +247,12 @@ class ReproducibleEngine(TransformerEngine):
             assert tree is not None, "made for every item that branches"
             yield _Tree(kv, slice(turn, end), middle - root, tree, self._branches(placed, middle, positions))
 
-    def _branches(self, placed: Placed, start: int, positions: Sequence[int]) -> tuple[_Branch, ...]:
+    def _branches(self, placed: Placed, start: int, positions: Sequence[int]) -> tuple[_PaddedBranch, ...]:
         item = placed.item
         root, shift = chained(item), placed.at - placed.start
         device = self._kv_shape.device
         return tuple(
-            _Branch(
+            _PaddedBranch(
                 torch.tensor([row - root for row in path], device=device),
                 item.base_length + root,
                 self._groups([row + shift for row in rows], positions, 0),
@@ -260,7 +260,7 @@ class ReproducibleEngine(TransformerEngine):
             for path, rows in tree_paths(item, start, placed.end)
         )
 
-    def _groups(self, rows: Sequence[int], positions: Sequence[int], offset: int) -> tuple[_Group, ...]:
+    def _groups(self, rows: Sequence[int], positions: Sequence[int], offset: int) -> tuple[_BucketGroup, ...]:
         """Groups of rows of a pass, on one path, by bucket."""
         own = [positions[row] for row in rows]
         groups = []
@@ -270,7 +270,9 @@ class ReproducibleEngine(TransformerEngine):
                 where = slice(rows[start], rows[end - 1] + 1)
             shift = (offset + start) % TILE_ROWS
             length = bucket(own[start] + 1)
-            groups.append(_Group(where, end - start, shift, length, self._tile_mask(own[start:end], shift, length)))
+            groups.append(
+                _BucketGroup(where, end - start, shift, length, self._tile_mask(own[start:end], shift, length))
+            )
         return tuple(groups)
 
     def _tile_mask(self, positions: Sequence[int], offset: int, length: int) -> torch.Tensor:

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.engine.interface import ROOT, Draw, StepItem, StepPlan
 from paceline.engine.parallel import wire
-from paceline.engine.parallel.wire import Beat, Close, Command, Open, Step, Stop, decode, encode
+from paceline.engine.parallel.wire import Beat, CloseCommand, Command, Open, StepCommand, Stop, decode, encode
 from paceline.protocol.proposal import Acceptance, Proposal, SparseDistribution
 from paceline.protocol.sampling import NoiseKey
 from paceline.protocol.target import Round
@@ -17,7 +17,7 @@ from paceline.protocol.target import Round
 SUPPORTS = (SparseDistribution((5, 9), (0.25, 0.75)), SparseDistribution((1, 2), (0.7, 0.3)))
 PROPOSAL = Proposal(7, (5, 1), (0.25, 0.7), supports=SUPPORTS)
 TREE = Proposal(7, (5, 1, 2), (1.0, 1.0, 1.0), (ROOT, ROOT, 1), drafter="n-gram é")
-STEP = Step(
+STEP = StepCommand(
     StepPlan(
         (
             StepItem(1 << 40, 3, (4, 5, 1), logit_rows=(0, 1, 2)),
@@ -32,7 +32,7 @@ STEP = Step(
 )
 
 
-@pytest.mark.parametrize("command", [Open(3, 900), Close(1 << 33), STEP, Beat(), Stop()])
+@pytest.mark.parametrize("command", [Open(3, 900), CloseCommand(1 << 33), STEP, Beat(), Stop()])
 def test_every_command_comes_back_as_it_was(command: Command) -> None:
     ints = encode(command)
     assert ints.dtype == np.int64

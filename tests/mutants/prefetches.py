@@ -13,7 +13,7 @@ import numpy as np
 
 from paceline.protocol.proposal import ROOT, Acceptance, Outcome, Proposal
 from paceline.protocol.sampling import NoiseKey
-from paceline.protocol.target import Round, Stage, TargetOpen, Verdict
+from paceline.protocol.target import Prefetch, Round, TargetOpen, Verdict
 from paceline.sampling import acceptance
 from target_service.session import Session, make_processors, rows_to_reserve
 from target_service.verifier import verify
@@ -26,7 +26,7 @@ PARENTS = ((-1, 0, 1), (-1, -1, 0, 1), (-1, 0, -1, 2))
 class Stages:
     """The exact algorithm."""
 
-    def __init__(self, seed: int, *, stages: bool) -> None:
+    def __init__(self, seed: int, *, prefetches: bool) -> None:
         self.facts = TargetOpen(
             session_id=1,
             token_ids=PROMPT,
@@ -42,8 +42,8 @@ class Stages:
         self.processors = make_processors(self.facts, None)
         self.ids = list(PROMPT)
         self.rng = np.random.default_rng(seed)
-        self.stages = stages
-        self.begun = 0
+        self.prefetches = prefetches
+        self.self_started = 0
 
     def text(self) -> tuple[int, ...]:
         """Send each round that the target has not begun, until the text ends; what is behind the end is cut off."""
@@ -53,13 +53,13 @@ class Stages:
                 self.session.accept(Round(1, len(self.ids) - 1, node, (self.ids[-1],), self.proposal()), INFO, 0.0)
             assert self.session.pending is not None, "it was sent, or it was begun"
             round_ = self.session.pending.round_
-            if self.stages:
-                self.session.stage(self.staged(round_), INFO)
+            if self.prefetches:
+                self.session.prefetch(self.prefetched(round_), INFO)
             verdict = self.session.remember(round_, self.answer(round_), INFO)
             decision = acceptance.decide(Acceptance.COUPLED, round_, verdict, self.facts.noise)
             node = decision.node
             self.ids += decision.committed
-            self.begun += self.session.run_ahead(INFO, 0.0)
+            self.self_started += self.session.lease(INFO, 0.0)
         return tuple(self.ids[len(PROMPT) : self.end()])
 
     def ended(self) -> bool:
@@ -76,12 +76,12 @@ class Stages:
         parents = PARENTS[self.rng.integers(len(PARENTS))]
         return Proposal(1, tuple(map(int, self.rng.integers(0, 3, len(parents)))), (1.0,) * len(parents), parents)
 
-    def staged(self, round_: Round) -> Stage:
+    def prefetched(self, round_: Round) -> Prefetch:
         """For half of the outcomes."""
         nodes = range(ROOT, len(round_.proposal) if round_.proposal else 0)
         outcomes = [Outcome(round_.base_length, node, token) for node in nodes for token in range(VOCAB)]
         chosen = [each for each in outcomes if self.rng.random() < 0.5]
-        return Stage(1, round_.base_length, tuple((outcome, self.proposal()) for outcome in chosen))
+        return Prefetch(1, round_.base_length, tuple((outcome, self.proposal()) for outcome in chosen))
 
     def answer(self, round_: Round) -> Verdict:
         """A step: each row's logits follow the rows that the session kept, which are all that the target has."""
@@ -115,10 +115,12 @@ class SeamedSession(Session):
     def found_by(self, outcome: Outcome) -> tuple[int, ...]:
         return outcome.base_length, outcome.node, outcome.next_token
 
-    def _staged_for(self, round_: Round, verdict: Verdict, info: object) -> Round | None:
+    def _prefetched_for(self, round_: Round, verdict: Verdict, info: object) -> Round | None:
         decision = acceptance.decide(self.facts.acceptance, round_, verdict, self.facts.noise)
         wanted = self.found_by(decision.outcome(round_.base_length))
-        return next((staged for outcome, staged in self.staged.items() if self.found_by(outcome) == wanted), None)
+        return next(
+            (prefetched for outcome, prefetched in self.prefetched.items() if self.found_by(outcome) == wanted), None
+        )
 
 
 class WhateverTheNode(SeamedSession):
@@ -138,21 +140,21 @@ class WhateverTheNextToken(SeamedSession):
 class KeepsTheFirstNodes(SeamedSession):
     """The round behind keeps as many rows as were accepted, and not those of the accepted path."""
 
-    def _staged_for(self, round_: Round, verdict: Verdict, info: object) -> Round | None:
-        staged = super()._staged_for(round_, verdict, info)
-        if staged is None or staged.accepted_node == ROOT or round_.proposal is None:
-            return staged
-        return replace(staged, accepted_node=len(round_.proposal.path(staged.accepted_node)) - 1)
+    def _prefetched_for(self, round_: Round, verdict: Verdict, info: object) -> Round | None:
+        prefetched = super()._prefetched_for(round_, verdict, info)
+        if prefetched is None or prefetched.accepted_node == ROOT or round_.proposal is None:
+            return prefetched
+        return replace(prefetched, accepted_node=len(round_.proposal.path(prefetched.accepted_node)) - 1)
 
 
 class KeyedAsIfAllWereAccepted(SeamedSession):
     """The round behind begins where the whole proposal would end."""
 
-    def _staged_for(self, round_: Round, verdict: Verdict, info: object) -> Round | None:
-        staged = super()._staged_for(round_, verdict, info)
-        if staged is None or round_.proposal is None:
-            return staged
-        return replace(staged, base_length=round_.first_position + max(round_.proposal.depths))
+    def _prefetched_for(self, round_: Round, verdict: Verdict, info: object) -> Round | None:
+        prefetched = super()._prefetched_for(round_, verdict, info)
+        if prefetched is None or round_.proposal is None:
+            return prefetched
+        return replace(prefetched, base_length=round_.first_position + max(round_.proposal.depths))
 
 
 def mutant(kind: type[Session]) -> type[Stages]:
