@@ -61,28 +61,30 @@ class DraftScheduler:
         """Proposals that are waited for."""
         return len(self._drafting)
 
-    def open(self, owner: SessionOwner, facts: DraftOpen) -> DraftingSession:
+    def open(self, owner: SessionOwner, command: DraftOpen) -> DraftingSession:
         """Begin a session and, if its budget asks for one, its first proposal.
 
         Raises:
             InvalidInput: an unknown drafter, or a token outside the vocabulary.
             Overloaded: too many sessions are open.
         """
-        drafter = self._catalogue.pick(facts.drafter)
+        facts = command.spec
+        drafter = self._catalogue.pick(command.drafter)
         vocab_size = self._catalogue.fingerprint.vocab_size
         check_ids("token_ids", facts.token_ids, vocab_size)
         if vocab_size:
             processors.check_ids(facts.sampling, facts.end_token_ids, vocab_size)
         if self.sessions >= self._max_num_seqs:
             raise Overloaded(f"{self._max_num_seqs} sessions are open", retry_after_ms=RETRY_AFTER_MS)
-        session = DraftingSession(next(self._keys), owner, facts, drafter, vocab_size, len(facts.token_ids))
+        key, length = next(self._keys), len(facts.token_ids)
+        session = DraftingSession(key, command.session_id, owner, facts, drafter, vocab_size, length)
         self.sessions += 1
         self._idle.clear()
         if facts.time_left_ms is not None:
             loop = asyncio.get_running_loop()
             self._expiries[session] = loop.call_later(facts.time_left_ms / 1e3, self._expire, session)
         self._jobs.append(open_call(session))
-        self._begin(session, None, facts.budget, facts.traceparent)
+        self._begin(session, None, command.budget, facts.traceparent)
         return session
 
     def commit(self, session: DraftingSession, command: Commit) -> None:

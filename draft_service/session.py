@@ -6,11 +6,12 @@ import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from draft_service.drafters.interface import AnyDrafter, Draft, DraftingContext, Prepared, Speculating
-from paceline.protocol.draft import Commit, DraftBudget, DraftOpen, Verifying
+from draft_service.drafters.interface import AnyDrafter, Draft, Prepared, Speculating
+from paceline.protocol.draft import Commit, DraftBudget, Verifying
 from paceline.protocol.errors import PrefixMismatch, require
 from paceline.protocol.proposal import ROOT, Acceptance, Outcome, Proposal
 from paceline.protocol.records import StepTimings
+from paceline.protocol.session import SessionSpec
 from paceline.rpc.sessions import SessionOwner
 
 
@@ -24,7 +25,7 @@ class Offer:
 
 @dataclass(eq=False)
 class DraftingSession:
-    """A session's state; changed on the event loop only. `key` is its number in its drafter.
+    """A session's state; changed on the event loop only. `key` is its number in its drafter, `id` that on its link.
 
     `verifying` is what left for the target since the last commit: the outcome
     that the next commit brings must be one of its outcomes. `offer` is the
@@ -33,8 +34,9 @@ class DraftingSession:
     """
 
     key: int
+    id: int
     owner: SessionOwner
-    facts: DraftOpen
+    facts: SessionSpec
     drafter: AnyDrafter
     vocab_size: int
     committed_length: int
@@ -45,24 +47,6 @@ class DraftingSession:
     last_id: int = 0
     ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     """Proposal ids; taken on both threads."""
-
-    @property
-    def id(self) -> int:
-        """The session's number on its link."""
-        return self.facts.session_id
-
-    @property
-    def context(self) -> DraftingContext:
-        """What the session's draws depend on."""
-        facts = self.facts
-        return DraftingContext(
-            facts.sampling,
-            facts.noise,
-            facts.acceptance,
-            facts.max_length,
-            facts.prompt_length,
-            facts.end_token_ids,
-        )
 
     def next_proposal_id(self) -> int:
         """Unique within the session, from 1."""

@@ -66,10 +66,7 @@ class _DrafterBatch:
 
 def open_call(session: DraftingSession) -> SessionCall:
     """Begin a session in its drafter."""
-    facts = session.facts
-    return SessionCall(
-        session, lambda: session.drafter.open(session.key, facts.token_ids, session.context), opens=True
-    )
+    return SessionCall(session, lambda: session.drafter.open(session.key, session.facts), opens=True)
 
 
 def commit_call(session: DraftingSession, token_ids: Sequence[int]) -> SessionCall:

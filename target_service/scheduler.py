@@ -115,7 +115,7 @@ class TargetScheduler:
         engaged = self._engaged
         return engaged is None or time.monotonic() - engaged < self._step_timeout_s
 
-    def open(self, owner: SessionOwner, facts: TargetOpen) -> Session:
+    def open(self, owner: SessionOwner, command: TargetOpen) -> Session:
         """Begin a session; it may wait for room.
 
         Raises:
@@ -123,7 +123,8 @@ class TargetScheduler:
             Overloaded: the queue is full.
         """
         info = self._engine.info
-        check_open(facts, info)
+        check_open(command, info)
+        facts = command.spec
         if facts.sampling.grammar is not None and self._grammars is None:
             raise Unsupported("grammar: this target knows no tokenizer")
         if len(self._compiling) + len(self._waiting) >= self._max_queue:
@@ -132,7 +133,7 @@ class TargetScheduler:
             )
         prefix, keys = shared_prefix(facts, self._settings)
         rows = rows_to_reserve(facts, info)
-        session = Session(next(self._keys), owner, facts, rows, time.monotonic(), prefix, keys)
+        session = Session(next(self._keys), command.session_id, owner, facts, rows, time.monotonic(), prefix, keys)
         self._begin(session)
         self.sessions += 1
         self._idle.clear()

@@ -9,6 +9,7 @@ from paceline.engine.blocks import BlockKey, prefix_keys
 from paceline.engine.interface import NO_PREFIX, EngineInfo, Prefix, StepItem
 from paceline.protocol.errors import PrefixMismatch, Unsupported, require
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES, ROOT, Acceptance, Outcome, Proposal
+from paceline.protocol.session import SessionSpec
 from paceline.protocol.target import MAX_PREFETCHED, Prefetch, Round, SelfStarted, TargetOpen, Verdict
 from paceline.rpc.sessions import SessionOwner
 from paceline.runtime.config import EngineSettings
@@ -44,7 +45,7 @@ class Lease:
 class Session:
     """A session's state; changed under the scheduler's lock.
 
-    `key` is its number in the engine. Its KV holds the first `prefilled` tokens
+    `key` is its number in the engine, `id` that on its link. Its KV holds the first `prefilled` tokens
     of the prefix, of which the first `reused` came from other sessions; after
     the first round, the rows of `last.round_` behind its base length. `run` has
     what was answered from the round on that was sent last: that one, and those
@@ -57,8 +58,9 @@ class Session:
     """
 
     key: int
+    id: int
     owner: SessionOwner
-    facts: TargetOpen
+    facts: SessionSpec
     max_rows: int
     arrived: float
     prefix: Prefix = NO_PREFIX
@@ -78,11 +80,6 @@ class Session:
     prefetched: dict[Outcome, Round] = field(default_factory=dict, repr=False)
     next: Round | None = field(default=None, repr=False)
     processors: Processors | None = field(default=None, repr=False)
-
-    @property
-    def id(self) -> int:
-        """The session's number on its link."""
-        return self.facts.session_id
 
     @property
     def prefill_length(self) -> int:
@@ -286,15 +283,15 @@ class Session:
             )
 
 
-def check_open(facts: TargetOpen, info: EngineInfo) -> None:
+def check_open(command: TargetOpen, info: EngineInfo) -> None:
     """Refuse a session that could never be served.
 
     Raises:
         InvalidInput: a token id outside the vocabulary, or a session longer than context or KV budget.
         Unsupported: hidden states are asked for.
     """
-    if facts.feature_layers:
-        layers = list(facts.feature_layers)
+    facts, layers = command.spec, list(command.feature_layers)
+    if layers:
         raise Unsupported(f"feature_layers = {layers}: this target sends no hidden states")
     limit = info.longest_session
     length = max(len(facts.token_ids), facts.max_length)
@@ -304,7 +301,7 @@ def check_open(facts: TargetOpen, info: EngineInfo) -> None:
     processors.check_ids(facts.sampling, facts.end_token_ids, vocab_size)
 
 
-def make_processors(facts: TargetOpen, matcher: Matcher | None) -> Processors | None:
+def make_processors(facts: SessionSpec, matcher: Matcher | None) -> Processors | None:
     """What a session's logits go through before temperature; None: nothing."""
     if facts.sampling.plain:
         return None
@@ -330,13 +327,13 @@ def check_round(round_: Round, acceptance: Acceptance, info: EngineInfo, max_row
         _check_acceptance(proposal, acceptance, vocab_size)
 
 
-def rows_to_reserve(facts: TargetOpen, info: EngineInfo) -> int:
+def rows_to_reserve(facts: SessionSpec, info: EngineInfo) -> int:
     """KV rows of a session: the longest it may become and the largest proposal at its end, if the budget has them."""
     length = facts.max_length or info.longest_session
     return min(length + MAX_PROPOSAL_NODES, info.max_kv_rows)
 
 
-def shared_prefix(facts: TargetOpen, settings: EngineSettings) -> tuple[Prefix, tuple[BlockKey, ...]]:
+def shared_prefix(facts: SessionSpec, settings: EngineSettings) -> tuple[Prefix, tuple[BlockKey, ...]]:
     """What the engine is told of a session's prefix, and the keys of its blocks where prefixes are shared.
 
     The prompt's last token is the root of the first round, so its row is a round's and not the prompt's.

@@ -12,7 +12,8 @@ from paceline.engine.interface import Draw, Drawing, Logits
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.proposal import ROOT, Acceptance
 from paceline.protocol.sampling import SamplingParams
-from paceline.protocol.target import Round, RowLogprobs, TargetOpen, Verdict
+from paceline.protocol.session import SessionSpec
+from paceline.protocol.target import Round, RowLogprobs, Verdict
 from paceline.sampling import acceptance
 from paceline.sampling.distribution import (
     LEAST_SHARED_TEMPERATURE,
@@ -25,7 +26,7 @@ from paceline.sampling.processors import Processors
 from paceline.sampling.tree import children
 
 
-def verify(logits: Logits, facts: TargetOpen, round_: Round, processors: Processors | None = None) -> Verdict:
+def verify(logits: Logits, facts: SessionSpec, round_: Round, processors: Processors | None = None) -> Verdict:
     """Draw the verdict of one round; timings are left to the caller.
 
     Args:
@@ -56,7 +57,7 @@ def verify(logits: Logits, facts: TargetOpen, round_: Round, processors: Process
     )
 
 
-def _draw_coupled(processed: Logits, facts: TargetOpen, round_: Round) -> tuple[int, ...]:
+def _draw_coupled(processed: Logits, facts: SessionSpec, round_: Round) -> tuple[int, ...]:
     if facts.sampling.greedy:
         return greedy_tokens(processed)
     scores, divisor = divided_scores(processed, facts.sampling)
@@ -75,7 +76,7 @@ def _process(logits: Logits, round_: Round, processors: Processors) -> Logits:
     return processed
 
 
-def draw_of(facts: TargetOpen, round_: Round, vocab_size: int) -> Draw | None:
+def draw_of(facts: SessionSpec, round_: Round, vocab_size: int) -> Draw | None:
     """How an engine may draw the round where its logits are; None: it takes whole rows.
 
     Temperature alone keeps every id's score its own. Whatever else a request asks for (filters,
@@ -106,7 +107,7 @@ def drawn_verdict(drawing: Drawing, round_: Round) -> Verdict:
     )
 
 
-def _logprobs(logits: Logits, facts: TargetOpen, round_: Round, drawn: tuple[int, ...]) -> tuple[RowLogprobs, ...]:
+def _logprobs(logits: Logits, facts: SessionSpec, round_: Round, drawn: tuple[int, ...]) -> tuple[RowLogprobs, ...]:
     """One for each row: the proposed children and the drawn token may be emitted there, then the top n."""
     top = facts.sampling.logprobs
     if top is None:

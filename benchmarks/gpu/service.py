@@ -16,7 +16,7 @@ from paceline.protocol.errors import InternalError
 from paceline.protocol.handshake import Hello
 from paceline.protocol.proposal import ROOT, Acceptance, Proposal
 from paceline.protocol.sampling import NoiseKey, SamplingParams
-from paceline.protocol.session import Close, Failure
+from paceline.protocol.session import Close, Failure, SessionSpec
 from paceline.protocol.target import Round, TargetOpen, Verdict
 from paceline.rpc.peer_link import TargetLink
 from paceline.rpc.server import run_server
@@ -55,8 +55,7 @@ class _Sender:
         """Open every session and send its first round."""
         for session in range(1, sessions + 1):
             self.left[session] = self.rounds + WARM_UP_ROUNDS
-            facts = TargetOpen(
-                session,
+            spec = SessionSpec(
                 (1,) * self.length,
                 self.length,
                 SamplingParams(),
@@ -64,7 +63,7 @@ class _Sender:
                 Acceptance.COUPLED,
                 max_length=self.length + self.rows + self.rounds + WARM_UP_ROUNDS,
             )
-            self.link.send(facts)
+            self.link.send(TargetOpen(session, spec))
             self._send(session, self.length - 1, 1)
 
     def on_event(self, event: Any) -> None:

@@ -135,25 +135,10 @@ class DraftSession:
         if not self._may_open(self._peer):
             self._wanted = False
             return
-        task = self._task
         try:
             self._id = self._peer.attach(self)
-            self._peer.send(
-                DraftOpen(
-                    session_id=self._id,
-                    token_ids=tuple(committed),
-                    prompt_length=len(task.prompt),
-                    sampling=task.sampling,
-                    noise=task.noise,
-                    acceptance=task.acceptance,
-                    drafter=self._drafter,
-                    budget=budget,
-                    time_left_ms=task.time_left_ms,
-                    traceparent=traceparent,
-                    max_length=task.max_length,
-                    end_token_ids=tuple(sorted(task.eos_token_ids)),
-                )
-            )
+            spec = self._task.spec(committed, traceparent)
+            self._peer.send(DraftOpen(self._id, spec, self._drafter, budget))
         except PeerUnavailable as error:
             self._give_up(error.message)
 

@@ -274,23 +274,8 @@ class TargetSession:
                 self._answers[base_length] = loop.create_future()
 
     def _open(self, committed: Sequence[int], traceparent: str) -> int:
-        task = self._task
         session_id = self._peer.attach(self)
-        self._peer.link.send(
-            TargetOpen(
-                session_id=session_id,
-                token_ids=tuple(committed),
-                prompt_length=len(task.prompt),
-                sampling=task.sampling,
-                noise=task.noise,
-                acceptance=task.acceptance,
-                time_left_ms=task.time_left_ms,
-                traceparent=traceparent,
-                max_length=task.max_length,
-                end_token_ids=tuple(sorted(task.eos_token_ids)),
-            ),
-            urgent=False,
-        )
+        self._peer.link.send(TargetOpen(session_id, self._task.spec(committed, traceparent)), urgent=False)
         return session_id
 
     async def _verdict(self, round_: Round, answer: asyncio.Future[Verdict]) -> Verdict:

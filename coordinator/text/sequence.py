@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from coordinator.text.detokenizer import Detokenizer
@@ -10,6 +11,7 @@ from paceline.models.tokenizer import Tokenizer
 from paceline.protocol.generation import FinishReason, Provenance, SpeculationSettings, Tokens
 from paceline.protocol.proposal import Acceptance, Proposal
 from paceline.protocol.sampling import MAX_TIME_LEFT_MS, NoiseKey, SamplingParams
+from paceline.protocol.session import SessionSpec
 from paceline.protocol.target import RowLogprobs, Verdict
 from paceline.sampling.acceptance import Decision
 
@@ -39,6 +41,20 @@ class GenerationTask:
         if self.deadline is None:
             return None
         return max(1, int(min((self.deadline - time.monotonic()) * 1e3, MAX_TIME_LEFT_MS)))
+
+    def spec(self, committed: Iterable[int], traceparent: str) -> SessionSpec:
+        """What a session is opened with that goes on behind the committed tokens."""
+        return SessionSpec(
+            token_ids=tuple(committed),
+            prompt_length=len(self.prompt),
+            sampling=self.sampling,
+            noise=self.noise,
+            acceptance=self.acceptance,
+            time_left_ms=self.time_left_ms,
+            traceparent=traceparent,
+            max_length=self.max_length,
+            end_token_ids=tuple(sorted(self.eos_token_ids)),
+        )
 
 
 class Sequence:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from paceline.protocol.draft import DraftBudget, Verifying
-from paceline.protocol.proposal import Acceptance, Proposal
-from paceline.protocol.sampling import NoiseKey, SamplingParams
+from paceline.protocol.proposal import Proposal
+from paceline.protocol.session import SessionSpec
 
 
 @dataclass(frozen=True)
@@ -27,22 +27,6 @@ class DrafterManifest:
     feature_layers: tuple[int, ...] = ()
     reduced_vocabulary: bool = False
     trees: bool = False
-
-
-@dataclass(frozen=True)
-class DraftingContext:
-    """What a session's draws depend on, and how long it may become; constant while the session is open.
-
-    `max_length` counts tokens, prompt and output; 0: as long as the drafter can hold. The first
-    `prompt_length` tokens are the prompt; `end_token_ids` end the text.
-    """
-
-    sampling: SamplingParams
-    noise: NoiseKey
-    acceptance: Acceptance
-    max_length: int = 0
-    prompt_length: int = 0
-    end_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -95,7 +79,7 @@ class Drafter(Protocol[D, S]):
     def manifest(self) -> DrafterManifest:
         """Constant."""
 
-    def open(self, session: int, prefix: Sequence[int], context: DraftingContext) -> int:
+    def open(self, session: int, spec: SessionSpec) -> int:
         """Begin a session; returns how many prefix tokens were reused.
 
         Raises:

@@ -19,7 +19,7 @@ from draft_service.drafters.branch import Branch
 from draft_service.drafters.calibration import Calibration
 from draft_service.drafters.cost import StepCost
 from draft_service.drafters.draws import Law, draws_of, ranked_law
-from draft_service.drafters.interface import DrafterManifest, DraftingContext
+from draft_service.drafters.interface import DrafterManifest
 from draft_service.drafters.names import MODEL
 from draft_service.drafters.speculation import Speculation
 from draft_service.drafters.state import SessionState
@@ -29,6 +29,7 @@ from paceline.protocol.draft import DraftBudget, Verifying
 from paceline.protocol.errors import InvalidInput, PacelineError
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES, ROOT, Acceptance, Proposal
 from paceline.protocol.sampling import Grammar
+from paceline.protocol.session import SessionSpec
 from paceline.sampling.grammar import Grammars
 from paceline.sampling.processors import Matcher, Processors
 
@@ -131,26 +132,26 @@ class ModelDrafter:
         self._sessions: dict[int, SessionState] = {}
         self._speculations: dict[int, Speculation] = {}
 
-    def open(self, session: int, prefix: Sequence[int], context: DraftingContext) -> int:
+    def open(self, session: int, spec: SessionSpec) -> int:
         """Reserve the session's rows; the first step computes the prefix, in chunks.
 
         Raises:
             InvalidInput: the prefix is longer than the drafter's context.
             Overloaded: the KV budget has no room now.
         """
-        info = self._engine.info
+        info, prefix = self._engine.info, spec.token_ids
         if len(prefix) > info.max_length:
             raise InvalidInput.of("prefix length", len(prefix), f"at most {info.max_length}, the drafter's context")
-        processors = self._processors(context)
-        max_length = min(context.max_length or info.max_length, info.max_length)
+        processors = self._processors(spec)
+        max_length = min(spec.max_length or info.max_length, info.max_length)
         max_rows = min(max_length + TREE_ROWS, info.max_kv_rows)
         self._engine.open(session, max_rows)
-        draws = draws_of(context.acceptance, context.sampling, context.noise, info.fingerprint.vocab_size)
+        draws = draws_of(spec.acceptance, spec.sampling, spec.noise, info.fingerprint.vocab_size)
         # Where the budget is short of rows, the largest proposal still fits behind the last token drafted for.
         longest = min(max_length, max_rows - MAX_PROPOSAL_NODES)
         tree = DraftTree(session, prefix, max_rows)
-        calibration = self._calibrations[context.acceptance]
-        state = SessionState(tree, draws, calibration, context.acceptance, longest, processors=processors)
+        calibration = self._calibrations[spec.acceptance]
+        state = SessionState(tree, draws, calibration, spec.acceptance, longest, processors=processors)
         state.follow(prefix)
         self._sessions[session] = state
         return 0
@@ -207,15 +208,15 @@ class ModelDrafter:
             return self._engine.step(plan)
         return self._engine.step_and_rank(plan, [each.ranking() for each in work])
 
-    def _processors(self, context: DraftingContext) -> Processors | None:
+    def _processors(self, spec: SessionSpec) -> Processors | None:
         """The target's own chain before temperature; a grammar that can't be followed here is left out."""
-        sampling, matcher = context.sampling, None
+        sampling, matcher = spec.sampling, None
         if sampling.grammar is not None:
-            matcher = self._matcher(sampling.grammar, context.end_token_ids)
+            matcher = self._matcher(sampling.grammar, spec.end_token_ids)
             sampling = sampling if matcher else replace(sampling, grammar=None)
         if sampling.plain:
             return None
-        return Processors(sampling, context.prompt_length, context.end_token_ids, matcher)
+        return Processors(sampling, spec.prompt_length, spec.end_token_ids, matcher)
 
     def _matcher(self, grammar: Grammar, end_token_ids: Sequence[int]) -> Matcher | None:
         if self._grammars is None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.protocol.proposal import Acceptance, Outcome, Proposal
+from paceline.protocol.proposal import Outcome, Proposal
 from paceline.protocol.records import StepTimings
-from paceline.protocol.sampling import NoiseKey, SamplingParams
-from paceline.protocol.session import Close, Failure, Features, check_prefix
+from paceline.protocol.session import Close, Failure, Features, SessionSpec
 
 
 @dataclass(frozen=True)
@@ -15,7 +14,7 @@ class DraftBudget:
     """What a proposal may cost; `max_tokens` 0 asks for none.
 
     `tree_widths` make a static tree; without them more `max_nodes` than `max_tokens` make a dynamic
-    one. `fan_out`: outcomes to prepare for behind each node while a round is verified.
+    one. `fan_out`: outcomes to draft for behind each node while a round is verified.
     """
 
     max_tokens: int = 0
@@ -27,23 +26,12 @@ class DraftBudget:
 
 @dataclass(frozen=True)
 class DraftOpen:
-    """Begins a session on the draft service and asks for the first proposal."""
+    """Opens a session on the draft service and asks for the first proposal."""
 
     session_id: int
-    token_ids: tuple[int, ...]
-    prompt_length: int
-    sampling: SamplingParams
-    noise: NoiseKey
-    acceptance: Acceptance
+    spec: SessionSpec
     drafter: str = ""
     budget: DraftBudget = DraftBudget()
-    time_left_ms: int | None = None
-    traceparent: str = ""
-    max_length: int = 0
-    end_token_ids: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_prefix(self.token_ids, self.prompt_length, self.max_length)
 
 
 @dataclass(frozen=True)
@@ -61,7 +49,7 @@ class Commit:
 
 @dataclass(frozen=True)
 class Verifying:
-    """What left for the target: by proposal id and node count, inline, or nothing; `budget` is each outcome's."""
+    """What was sent to the target: by proposal id and node count, inline, or nothing; `budget` is each outcome's."""
 
     session_id: int
     base_length: int
@@ -85,7 +73,7 @@ class DraftOpened:
 class DraftedProposal:
     """A proposal and the outcome that it answers; `outcome` None answers the open.
 
-    Prepared ahead it is sent again, longer, under the same id whenever it has grown.
+    One for an outcome that is not known yet is sent again, longer, under the same id whenever it has grown.
     """
 
     session_id: int

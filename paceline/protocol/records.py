@@ -21,8 +21,8 @@ class StepTimings:
 class RoundRecord:
     """Where one round's time went; draft_wait + wire + target.service + accept = round_ms.
 
-    Of a round that ran ahead `round_ms` is the time between two verdicts; the target's part
-    began with the first of them, so the parts exceed the round by what that one was late.
+    Of a self-started round `round_ms` is the time between two verdicts. The target's part began with
+    the first of them, so the parts exceed the round by how late that one was.
     """
 
     base_length: int

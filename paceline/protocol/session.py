@@ -2,10 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from paceline.protocol.errors import require
+from paceline.protocol.proposal import Acceptance
+from paceline.protocol.sampling import NoiseKey, SamplingParams
+
+
+@dataclass(frozen=True)
+class SessionSpec:
+    """What the sessions of one request have in common on both services: what they continue, and how.
+
+    The first `prompt_length` of `token_ids` are the prompt, the others output. `max_length` counts the tokens
+    that prompt and output may become; 0: the service's context length. `end_token_ids` end the text.
+    """
+
+    token_ids: tuple[int, ...]
+    prompt_length: int
+    sampling: SamplingParams
+    noise: NoiseKey
+    acceptance: Acceptance
+    time_left_ms: int | None = None
+    traceparent: str = ""
+    max_length: int = 0
+    end_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        prefix = len(self.token_ids)
+        require(prefix >= 1, "prefix length", prefix, "at least 1 token")
+        require(1 <= self.prompt_length <= prefix, "prompt_length", self.prompt_length, f"in [1, {prefix}]")
+        long_enough = self.max_length == 0 or self.max_length >= prefix
+        require(long_enough, "max_length", self.max_length, f"at least the prefix's {prefix} tokens, or 0")
 
 
 @dataclass(frozen=True)
@@ -39,12 +67,3 @@ class Failure:
     retry_after_ms: int | None = None
     retry_safe: bool = False
     session_closed: bool = False
-
-
-def check_prefix(token_ids: Sequence[int], prompt_length: int, max_length: int) -> None:
-    """Refuse an empty prefix, and lengths that don't fit it."""
-    require(len(token_ids) >= 1, "prefix length", len(token_ids), "at least 1 token")
-    in_range = 1 <= prompt_length <= len(token_ids)
-    require(in_range, "prompt_length", prompt_length, f"in [1, {len(token_ids)}]")
-    long_enough = max_length == 0 or max_length >= len(token_ids)
-    require(long_enough, "max_length", max_length, f"at least the prefix's {len(token_ids)} tokens, or 0")

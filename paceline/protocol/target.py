@@ -5,35 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.protocol.errors import require
-from paceline.protocol.proposal import ROOT, Acceptance, Outcome, Proposal
+from paceline.protocol.proposal import ROOT, Outcome, Proposal
 from paceline.protocol.records import StepTimings
-from paceline.protocol.sampling import NoiseKey, SamplingParams
-from paceline.protocol.session import Close, Failure, Features, check_prefix
+from paceline.protocol.session import Close, Failure, Features, SessionSpec
 
 MAX_LEASE = 64
-"""Rounds that a target may begin by itself behind one that was sent."""
+"""Most target-only rounds that a target may start by itself behind one that was sent."""
 MAX_PREFETCHED = 64
-"""Most proposals that may be staged for one round."""
+"""Most proposals that may be prefetched for one round."""
 
 
 @dataclass(frozen=True)
 class TargetOpen:
-    """Begins a session on the target, which computes all but the last prefix token."""
+    """Opens a session on the target, which computes all but the last prefix token."""
 
     session_id: int
-    token_ids: tuple[int, ...]
-    prompt_length: int
-    sampling: SamplingParams
-    noise: NoiseKey
-    acceptance: Acceptance
+    spec: SessionSpec
     feature_layers: tuple[int, ...] = ()
-    time_left_ms: int | None = None
-    traceparent: str = ""
-    max_length: int = 0
-    end_token_ids: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_prefix(self.token_ids, self.prompt_length, self.max_length)
 
 
 @dataclass(frozen=True)
@@ -42,7 +30,7 @@ class Round:
 
     `base_length` counts KV rows kept (accepted rows of the previous round
     included) and is the round key of rejection and block acceptance. `lease`
-    counts the target-only rounds that the target may begin by itself behind it.
+    counts the target-only rounds that the target may start by itself behind it.
     """
 
     session_id: int
@@ -69,7 +57,7 @@ class Round:
     def following(self, drawn: int, traceparent: str = "") -> Round:
         """The target-only round behind this one, which is target-only and drew `drawn`.
 
-        It is what a coordinator would send, so its draws are keyed alike whoever begins it.
+        It is what a coordinator would send, so its draws are keyed alike whoever starts it.
         """
         return Round(self.session_id, self.first_position, ROOT, (drawn,), traceparent=traceparent)
 
@@ -89,7 +77,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Prefetch:
-    """Proposals for outcomes of the round at `base_length`: what the target may begin by itself behind it.
+    """Proposals for outcomes of the round at `base_length`: with them the target may start the next by itself.
 
     Coupled acceptance only, so a proposal is its tokens and their parents.
     """
@@ -100,17 +88,16 @@ class Prefetch:
 
     def __post_init__(self) -> None:
         prefetched = len(self.proposals)
-        require(
-            prefetched <= MAX_PREFETCHED, "staged proposals", prefetched, f"at most {MAX_PREFETCHED} for one round"
-        )
+        few = prefetched <= MAX_PREFETCHED
+        require(few, "prefetched proposals", prefetched, f"at most {MAX_PREFETCHED} for one round")
         for outcome, proposal in self.proposals:
             require(outcome.base_length == self.base_length, "outcome", outcome, f"of round {self.base_length}")
-            require(len(proposal) >= 1, "staged proposal nodes", len(proposal), "at least 1")
+            require(len(proposal) >= 1, "prefetched proposal nodes", len(proposal), "at least 1")
 
 
 @dataclass(frozen=True)
 class SelfStarted:
-    """The round that the target began by itself with the first `nodes` nodes of what was drafted for the outcome."""
+    """The round that the target started by itself with the first `nodes` nodes prefetched for the outcome."""
 
     base_length: int
     nodes: int

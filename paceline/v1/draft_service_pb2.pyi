@@ -1,4 +1,3 @@
-from paceline.v1 import target_service_pb2 as _target_service_pb2
 from paceline.v1 import types_pb2 as _types_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -29,34 +28,16 @@ class DraftCommand(_message.Message):
     def __init__(self, commit: _Optional[_Union[Commit, _Mapping]] = ..., verifying: _Optional[_Union[Verifying, _Mapping]] = ..., open: _Optional[_Union[DraftOpen, _Mapping]] = ..., close: _Optional[_Union[_types_pb2.Close, _Mapping]] = ...) -> None: ...
 
 class DraftOpen(_message.Message):
-    __slots__ = ("session_id", "token_ids", "prompt_length", "sampling", "seed", "sample_index", "acceptance", "drafter", "budget", "time_left_ms", "trace", "max_length", "end_token_ids")
+    __slots__ = ("session_id", "spec", "drafter", "budget")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    PROMPT_LENGTH_FIELD_NUMBER: _ClassVar[int]
-    SAMPLING_FIELD_NUMBER: _ClassVar[int]
-    SEED_FIELD_NUMBER: _ClassVar[int]
-    SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
-    ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     BUDGET_FIELD_NUMBER: _ClassVar[int]
-    TIME_LEFT_MS_FIELD_NUMBER: _ClassVar[int]
-    TRACE_FIELD_NUMBER: _ClassVar[int]
-    MAX_LENGTH_FIELD_NUMBER: _ClassVar[int]
-    END_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     session_id: int
-    token_ids: _containers.RepeatedScalarFieldContainer[int]
-    prompt_length: int
-    sampling: _types_pb2.SamplingParams
-    seed: int
-    sample_index: int
-    acceptance: _types_pb2.Acceptance
+    spec: _types_pb2.SessionSpec
     drafter: str
     budget: DraftBudget
-    time_left_ms: int
-    trace: _types_pb2.TraceContext
-    max_length: int
-    end_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, session_id: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_length: _Optional[int] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., seed: _Optional[int] = ..., sample_index: _Optional[int] = ..., acceptance: _Optional[_Union[_types_pb2.Acceptance, str]] = ..., drafter: _Optional[str] = ..., budget: _Optional[_Union[DraftBudget, _Mapping]] = ..., time_left_ms: _Optional[int] = ..., trace: _Optional[_Union[_types_pb2.TraceContext, _Mapping]] = ..., max_length: _Optional[int] = ..., end_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, session_id: _Optional[int] = ..., spec: _Optional[_Union[_types_pb2.SessionSpec, _Mapping]] = ..., drafter: _Optional[str] = ..., budget: _Optional[_Union[DraftBudget, _Mapping]] = ...) -> None: ...
 
 class DraftBudget(_message.Message):
     __slots__ = ("max_tokens", "tree_widths", "max_nodes", "fan_out", "deadline_ms")
@@ -145,8 +126,8 @@ class DraftedProposal(_message.Message):
     session_id: int
     outcome: _types_pb2.Outcome
     proposal: _types_pb2.Proposal
-    timings: _target_service_pb2.StepTimings
-    def __init__(self, session_id: _Optional[int] = ..., outcome: _Optional[_Union[_types_pb2.Outcome, _Mapping]] = ..., proposal: _Optional[_Union[_types_pb2.Proposal, _Mapping]] = ..., timings: _Optional[_Union[_target_service_pb2.StepTimings, _Mapping]] = ...) -> None: ...
+    timings: _types_pb2.StepTimings
+    def __init__(self, session_id: _Optional[int] = ..., outcome: _Optional[_Union[_types_pb2.Outcome, _Mapping]] = ..., proposal: _Optional[_Union[_types_pb2.Proposal, _Mapping]] = ..., timings: _Optional[_Union[_types_pb2.StepTimings, _Mapping]] = ...) -> None: ...
 
 class GetDraftStatusRequest(_message.Message):
     __slots__ = ()

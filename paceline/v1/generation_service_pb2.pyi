@@ -1,4 +1,3 @@
-from paceline.v1 import target_service_pb2 as _target_service_pb2
 from paceline.v1 import types_pb2 as _types_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -110,9 +109,9 @@ class GeneratedTokens(_message.Message):
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     text: str
     provenance: _containers.RepeatedScalarFieldContainer[_types_pb2.Provenance]
-    logprobs: _containers.RepeatedCompositeFieldContainer[_target_service_pb2.RowLogprobs]
+    logprobs: _containers.RepeatedCompositeFieldContainer[_types_pb2.RowLogprobs]
     text_ends: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., provenance: _Optional[_Iterable[_Union[_types_pb2.Provenance, str]]] = ..., logprobs: _Optional[_Iterable[_Union[_target_service_pb2.RowLogprobs, _Mapping]]] = ..., text_ends: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., provenance: _Optional[_Iterable[_Union[_types_pb2.Provenance, str]]] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.RowLogprobs, _Mapping]]] = ..., text_ends: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GenerationFinished(_message.Message):
     __slots__ = ("reason", "text", "stats")
@@ -175,16 +174,16 @@ class RoundRecord(_message.Message):
     round_ms: float
     draft_wait_ms: float
     wire_ms: float
-    target: _target_service_pb2.StepTimings
+    target: _types_pb2.StepTimings
     accept_ms: float
     proposed: int
     accepted: int
     cache_hit: bool
     drafter: str
-    draft: _target_service_pb2.StepTimings
+    draft: _types_pb2.StepTimings
     cache_miss: bool
     self_started: bool
-    def __init__(self, base_length: _Optional[int] = ..., round_ms: _Optional[float] = ..., draft_wait_ms: _Optional[float] = ..., wire_ms: _Optional[float] = ..., target: _Optional[_Union[_target_service_pb2.StepTimings, _Mapping]] = ..., accept_ms: _Optional[float] = ..., proposed: _Optional[int] = ..., accepted: _Optional[int] = ..., cache_hit: _Optional[bool] = ..., drafter: _Optional[str] = ..., draft: _Optional[_Union[_target_service_pb2.StepTimings, _Mapping]] = ..., cache_miss: _Optional[bool] = ..., self_started: _Optional[bool] = ...) -> None: ...
+    def __init__(self, base_length: _Optional[int] = ..., round_ms: _Optional[float] = ..., draft_wait_ms: _Optional[float] = ..., wire_ms: _Optional[float] = ..., target: _Optional[_Union[_types_pb2.StepTimings, _Mapping]] = ..., accept_ms: _Optional[float] = ..., proposed: _Optional[int] = ..., accepted: _Optional[int] = ..., cache_hit: _Optional[bool] = ..., drafter: _Optional[str] = ..., draft: _Optional[_Union[_types_pb2.StepTimings, _Mapping]] = ..., cache_miss: _Optional[bool] = ..., self_started: _Optional[bool] = ...) -> None: ...
 
 class DescribeModelsRequest(_message.Message):
     __slots__ = ()

@@ -28,32 +28,14 @@ class TargetCommand(_message.Message):
     def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., open: _Optional[_Union[TargetOpen, _Mapping]] = ..., close: _Optional[_Union[_types_pb2.Close, _Mapping]] = ..., prefetch: _Optional[_Union[Prefetch, _Mapping]] = ...) -> None: ...
 
 class TargetOpen(_message.Message):
-    __slots__ = ("session_id", "token_ids", "prompt_length", "sampling", "seed", "sample_index", "acceptance", "feature_layers", "time_left_ms", "trace", "max_length", "end_token_ids")
+    __slots__ = ("session_id", "spec", "feature_layers")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    PROMPT_LENGTH_FIELD_NUMBER: _ClassVar[int]
-    SAMPLING_FIELD_NUMBER: _ClassVar[int]
-    SEED_FIELD_NUMBER: _ClassVar[int]
-    SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
-    ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
     FEATURE_LAYERS_FIELD_NUMBER: _ClassVar[int]
-    TIME_LEFT_MS_FIELD_NUMBER: _ClassVar[int]
-    TRACE_FIELD_NUMBER: _ClassVar[int]
-    MAX_LENGTH_FIELD_NUMBER: _ClassVar[int]
-    END_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     session_id: int
-    token_ids: _containers.RepeatedScalarFieldContainer[int]
-    prompt_length: int
-    sampling: _types_pb2.SamplingParams
-    seed: int
-    sample_index: int
-    acceptance: _types_pb2.Acceptance
+    spec: _types_pb2.SessionSpec
     feature_layers: _containers.RepeatedScalarFieldContainer[int]
-    time_left_ms: int
-    trace: _types_pb2.TraceContext
-    max_length: int
-    end_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, session_id: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_length: _Optional[int] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., seed: _Optional[int] = ..., sample_index: _Optional[int] = ..., acceptance: _Optional[_Union[_types_pb2.Acceptance, str]] = ..., feature_layers: _Optional[_Iterable[int]] = ..., time_left_ms: _Optional[int] = ..., trace: _Optional[_Union[_types_pb2.TraceContext, _Mapping]] = ..., max_length: _Optional[int] = ..., end_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, session_id: _Optional[int] = ..., spec: _Optional[_Union[_types_pb2.SessionSpec, _Mapping]] = ..., feature_layers: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Round(_message.Message):
     __slots__ = ("session_id", "base_length", "accepted_node", "committed", "proposal", "trace", "lease")
@@ -122,8 +104,8 @@ class TargetOpened(_message.Message):
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     session_id: int
     reused_tokens: int
-    timings: StepTimings
-    def __init__(self, session_id: _Optional[int] = ..., reused_tokens: _Optional[int] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ...) -> None: ...
+    timings: _types_pb2.StepTimings
+    def __init__(self, session_id: _Optional[int] = ..., reused_tokens: _Optional[int] = ..., timings: _Optional[_Union[_types_pb2.StepTimings, _Mapping]] = ...) -> None: ...
 
 class Verdict(_message.Message):
     __slots__ = ("session_id", "base_length", "token_ids", "target_probabilities", "residual_masses", "logprobs", "timings", "self_started")
@@ -140,10 +122,10 @@ class Verdict(_message.Message):
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     target_probabilities: _containers.RepeatedScalarFieldContainer[float]
     residual_masses: _containers.RepeatedScalarFieldContainer[float]
-    logprobs: _containers.RepeatedCompositeFieldContainer[RowLogprobs]
-    timings: StepTimings
+    logprobs: _containers.RepeatedCompositeFieldContainer[_types_pb2.RowLogprobs]
+    timings: _types_pb2.StepTimings
     self_started: SelfStarted
-    def __init__(self, session_id: _Optional[int] = ..., base_length: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., target_probabilities: _Optional[_Iterable[float]] = ..., residual_masses: _Optional[_Iterable[float]] = ..., logprobs: _Optional[_Iterable[_Union[RowLogprobs, _Mapping]]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., self_started: _Optional[_Union[SelfStarted, _Mapping]] = ...) -> None: ...
+    def __init__(self, session_id: _Optional[int] = ..., base_length: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., target_probabilities: _Optional[_Iterable[float]] = ..., residual_masses: _Optional[_Iterable[float]] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.RowLogprobs, _Mapping]]] = ..., timings: _Optional[_Union[_types_pb2.StepTimings, _Mapping]] = ..., self_started: _Optional[_Union[SelfStarted, _Mapping]] = ...) -> None: ...
 
 class SelfStarted(_message.Message):
     __slots__ = ("base_length", "nodes")
@@ -152,30 +134,6 @@ class SelfStarted(_message.Message):
     base_length: int
     nodes: int
     def __init__(self, base_length: _Optional[int] = ..., nodes: _Optional[int] = ...) -> None: ...
-
-class RowLogprobs(_message.Message):
-    __slots__ = ("token_ids", "logprobs")
-    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    token_ids: _containers.RepeatedScalarFieldContainer[int]
-    logprobs: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
-
-class StepTimings(_message.Message):
-    __slots__ = ("queue_ms", "forward_ms", "sample_ms", "service_ms", "rows", "sessions")
-    QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
-    FORWARD_MS_FIELD_NUMBER: _ClassVar[int]
-    SAMPLE_MS_FIELD_NUMBER: _ClassVar[int]
-    SERVICE_MS_FIELD_NUMBER: _ClassVar[int]
-    ROWS_FIELD_NUMBER: _ClassVar[int]
-    SESSIONS_FIELD_NUMBER: _ClassVar[int]
-    queue_ms: float
-    forward_ms: float
-    sample_ms: float
-    service_ms: float
-    rows: int
-    sessions: int
-    def __init__(self, queue_ms: _Optional[float] = ..., forward_ms: _Optional[float] = ..., sample_ms: _Optional[float] = ..., service_ms: _Optional[float] = ..., rows: _Optional[int] = ..., sessions: _Optional[int] = ...) -> None: ...
 
 class GetTargetStatusRequest(_message.Message):
     __slots__ = ()

@@ -82,6 +82,36 @@ class Grammar(_message.Message):
     lark: str
     def __init__(self, json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., lark: _Optional[str] = ...) -> None: ...
 
+class NoiseKey(_message.Message):
+    __slots__ = ("seed", "sample_index")
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    seed: int
+    sample_index: int
+    def __init__(self, seed: _Optional[int] = ..., sample_index: _Optional[int] = ...) -> None: ...
+
+class SessionSpec(_message.Message):
+    __slots__ = ("token_ids", "prompt_length", "sampling", "noise", "acceptance", "time_left_ms", "trace", "max_length", "end_token_ids")
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    NOISE_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
+    TIME_LEFT_MS_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
+    MAX_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    END_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    prompt_length: int
+    sampling: SamplingParams
+    noise: NoiseKey
+    acceptance: Acceptance
+    time_left_ms: int
+    trace: TraceContext
+    max_length: int
+    end_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., prompt_length: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., noise: _Optional[_Union[NoiseKey, _Mapping]] = ..., acceptance: _Optional[_Union[Acceptance, str]] = ..., time_left_ms: _Optional[int] = ..., trace: _Optional[_Union[TraceContext, _Mapping]] = ..., max_length: _Optional[int] = ..., end_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class Fingerprint(_message.Message):
     __slots__ = ("model", "tokenizer", "vocab_size", "numeric")
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -167,6 +197,30 @@ class TraceContext(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     traceparent: str
     def __init__(self, traceparent: _Optional[str] = ...) -> None: ...
+
+class RowLogprobs(_message.Message):
+    __slots__ = ("token_ids", "logprobs")
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    logprobs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class StepTimings(_message.Message):
+    __slots__ = ("queue_ms", "forward_ms", "sample_ms", "service_ms", "rows", "sessions")
+    QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_MS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_MS_FIELD_NUMBER: _ClassVar[int]
+    SERVICE_MS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    queue_ms: float
+    forward_ms: float
+    sample_ms: float
+    service_ms: float
+    rows: int
+    sessions: int
+    def __init__(self, queue_ms: _Optional[float] = ..., forward_ms: _Optional[float] = ..., sample_ms: _Optional[float] = ..., service_ms: _Optional[float] = ..., rows: _Optional[int] = ..., sessions: _Optional[int] = ...) -> None: ...
 
 class Features(_message.Message):
     __slots__ = ("session_id", "first_position", "dtype", "shape", "layer_ids", "data")

@@ -161,7 +161,7 @@ def test_what_was_missed_meanwhile_is_brought_along_when_it_may_draft_again(requ
     request_.commit((8,))
     request_.dispatched()
     opened = [command for command in request_.link.sent if isinstance(command, DraftOpen)]
-    assert [command.token_ids for command in opened] == [(*PROMPT, 5, 6, 7, 8)]
+    assert [command.spec.token_ids for command in opened] == [(*PROMPT, 5, 6, 7, 8)]
     assert all(isinstance(command, DraftOpen | Verifying) for command in request_.link.sent)
 
 
@@ -286,7 +286,8 @@ def test_the_draft_can_follow_whatever_runs_ahead(seed: int) -> None:
         request.dispatched()
         leased = max(leased - 1, request.drafting.lease, 0)
     opened, *commands = request.link.sent
-    session = DraftingSession(1, mock.Mock(), opened, mock.Mock(), VOCAB, len(opened.token_ids))
+    spec = opened.spec
+    session = DraftingSession(1, 1, mock.Mock(), spec, mock.Mock(), VOCAB, len(spec.token_ids))
     for command in commands:
         if isinstance(command, Commit):
             session.accept(command)

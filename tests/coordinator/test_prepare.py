@@ -61,5 +61,5 @@ def test_what_is_left_of_a_deadline_is_what_the_services_can_be_told(left_s: flo
     most = min(max(1, left_s * 1e3), MAX_TIME_LEFT_MS)
     assert task.time_left_ms is not None
     assert most - 5_000 <= task.time_left_ms <= most
-    opened = TargetOpen(1, (1,), 1, task.sampling, task.noise, task.acceptance, time_left_ms=task.time_left_ms)
+    opened = TargetOpen(1, task.spec((*task.prompt, 1), ""))
     assert codec.decode_target_command(codec.encode_target_command(opened)) == opened

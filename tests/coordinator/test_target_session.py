@@ -170,7 +170,7 @@ async def test_a_link_lost_in_a_run_keeps_what_has_come_and_sends_the_rest_again
     again = await pending(request, lease=2)
     opened, sent = request.link.take()
     assert isinstance(opened, TargetOpen)
-    assert opened.token_ids == (*PROMPT, 2, 3)
+    assert opened.spec.token_ids == (*PROMPT, 2, 3)
     assert bases([sent]) == [(4, 2)]
     request.answer(4, session=2)
     assert not (await again).self_started

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from draft_service.drafters.cost import StepCost
-from draft_service.drafters.interface import DraftingContext, Prepared
+from draft_service.drafters.interface import Prepared
 from draft_service.drafters.model import ModelDrafter, ModelDrafting
 from draft_service.drafters.speculation import Speculation
 from paceline.engine.interface import NO_PREFIX, Engine, EngineInfo, Logits, Prefix, StepPlan
@@ -16,6 +16,7 @@ from paceline.models.table_names import TableSpec
 from paceline.protocol.draft import DraftBudget, Verifying
 from paceline.protocol.proposal import Acceptance, Proposal
 from paceline.protocol.sampling import NoiseKey, SamplingParams
+from paceline.protocol.session import SessionSpec
 from paceline.sampling.tree import trimmed
 
 SPEC = TableSpec(vocab=24, seed=3, sharpness=2.0, max_length=400)
@@ -96,9 +97,8 @@ class Driver:
     def __post_init__(self) -> None:
         self.committed = [*self.prefix]
         self._ids = itertools.count(1)
-        self.drafter.open(
-            self.session, self.prefix, DraftingContext(self.sampling, NoiseKey(self.seed), self.acceptance)
-        )
+        noise, prefix = NoiseKey(self.seed), tuple(self.prefix)
+        self.drafter.open(self.session, SessionSpec(prefix, len(prefix), self.sampling, noise, self.acceptance))
 
     def draft(self, budget: DraftBudget) -> Proposal:
         """The proposal drafted just in time, whole."""

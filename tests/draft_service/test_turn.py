@@ -9,9 +9,10 @@ import pytest
 from draft_service.drafters.model import ModelDrafter
 from draft_service.session import DraftingSession, DraftTask, SpeculationTask
 from draft_service.step import StepResults, begin_call, open_call, run_step, speculate_call
-from paceline.protocol.draft import DraftBudget, DraftOpen, Verifying
+from paceline.protocol.draft import DraftBudget, Verifying
 from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import NoiseKey, SamplingParams
+from paceline.protocol.session import SessionSpec
 from paceline.rpc.sessions import SessionOwner
 from tests.draft_service.driving import PREFIX, FreeRows, PathEngine
 
@@ -29,8 +30,8 @@ class Service:
     def session(self, key: int) -> DraftingSession:
         """An opened session."""
         sampling = SamplingParams(temperature=0.9)
-        facts = DraftOpen(key, PREFIX, len(PREFIX), sampling, NoiseKey(key), Acceptance.COUPLED, "")
-        session = DraftingSession(key, cast(SessionOwner, None), facts, self.drafter, 24, len(PREFIX))
+        spec = SessionSpec(PREFIX, len(PREFIX), sampling, NoiseKey(key), Acceptance.COUPLED)
+        session = DraftingSession(key, key, cast(SessionOwner, None), spec, self.drafter, 24, len(PREFIX))
         run_step([open_call(session)], [], [], never, self.results.append)
         assert [*self.results.pop().opened] == [session]
         return session

@@ -208,7 +208,7 @@ def plain_token(engine: Engine, tokens: list[int], session: int) -> tuple[int, .
     (logits,) = engine.step(StepPlan((StepItem(session, 0, tuple(tokens), logit_rows=(len(tokens) - 1,)),)))
     engine.close(session)
     return verify(
-        logits, target_open(session, tokens), Round(session, len(tokens) - 1, ROOT, (tokens[-1],))
+        logits, target_open(session, tokens).spec, Round(session, len(tokens) - 1, ROOT, (tokens[-1],))
     ).token_ids
 
 

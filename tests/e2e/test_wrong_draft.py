@@ -125,7 +125,7 @@ class Handler:
     def on_command(self, command: DraftCommand) -> None:
         if isinstance(command, DraftOpen):
             self._send(self._answer(command.session_id, None))
-            self._send(self._prepare(command.session_id, len(command.token_ids) - 1))
+            self._send(self._prepare(command.session_id, len(command.spec.token_ids) - 1))
         elif isinstance(command, Commit):
             committed = command.committed_length + len(command.token_ids)
             self._send(self._answer(command.session_id, command.outcome))

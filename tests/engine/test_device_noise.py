@@ -24,7 +24,8 @@ from paceline.models.tokenizer import TableTokenizer
 from paceline.protocol.errors import InvalidInput, Unsupported
 from paceline.protocol.proposal import ROOT, Acceptance, Proposal
 from paceline.protocol.sampling import NoiseKey, SamplingParams
-from paceline.protocol.target import Round, TargetOpen
+from paceline.protocol.session import SessionSpec
+from paceline.protocol.target import Round
 from paceline.runtime.config import EngineSettings
 from paceline.sampling.distribution import processed_scores
 from paceline.sampling.noise import Stream, exponentials
@@ -172,7 +173,7 @@ def test_verdicts_are_those_of_the_logits(
     parents = (ROOT, ROOT, 0) if tree else (ROOT, 0, 1)
     proposal = Proposal(1, (4, 5, 6), (1.0, 1.0, 1.0), parents)
     round_ = Round(1, 2, ROOT, (8, 9), proposal)
-    facts = TargetOpen(1, (1, 2, 8, 9), 4, sampling, KEY, acceptance)
+    facts = SessionSpec((1, 2, 8, 9), 4, sampling, KEY, acceptance)
     item = StepItem(1, 2, (8, 9, 4, 5, 6), (-1, 0, *(parent + 2 if parent >= 0 else 1 for parent in parents)))
     item = StepItem(1, 2, item.token_ids, item.parents, logit_rows=(1, 2, 3, 4))
     other = StepItem(2, 0, (7, 7, 7))
@@ -215,7 +216,7 @@ def text_of(engine: StaticEngine) -> list[int]:
 
 def text_of_logits(engine: StaticEngine) -> list[int]:
     tokens = [5, 6, 7]
-    facts = TargetOpen(1, tuple(tokens), 3, SamplingParams(temperature=0.8), KEY, Acceptance.COUPLED)
+    facts = SessionSpec(tuple(tokens), 3, SamplingParams(temperature=0.8), KEY, Acceptance.COUPLED)
     engine.open(1, 64)
     base = 0
     for _ in range(40):

@@ -13,7 +13,8 @@ import numpy as np
 
 from paceline.protocol.proposal import ROOT, Acceptance, Outcome, Proposal
 from paceline.protocol.sampling import NoiseKey
-from paceline.protocol.target import Prefetch, Round, TargetOpen, Verdict
+from paceline.protocol.session import SessionSpec
+from paceline.protocol.target import Prefetch, Round, Verdict
 from paceline.sampling import acceptance
 from target_service.session import Session, make_processors, rows_to_reserve
 from target_service.verifier import verify
@@ -27,8 +28,7 @@ class Stages:
     """The exact algorithm."""
 
     def __init__(self, seed: int, *, prefetches: bool) -> None:
-        self.facts = TargetOpen(
-            session_id=1,
+        self.facts = SessionSpec(
             token_ids=PROMPT,
             prompt_length=len(PROMPT),
             sampling=SAMPLING,
@@ -106,7 +106,7 @@ class Stages:
 
     def make_session(self, rows: int) -> Session:
         """The session as it is."""
-        return Session(1, mock.Mock(), self.facts, rows, arrived=0.0, prefilled=len(PROMPT) - 1)
+        return Session(1, 1, mock.Mock(), self.facts, rows, arrived=0.0, prefilled=len(PROMPT) - 1)
 
 
 class SeamedSession(Session):
@@ -162,6 +162,6 @@ def mutant(kind: type[Session]) -> type[Stages]:
 
     class Mutant(Stages):
         def make_session(self, rows: int) -> Session:
-            return kind(1, mock.Mock(), self.facts, rows, arrived=0.0, prefilled=len(PROMPT) - 1)
+            return kind(1, 1, mock.Mock(), self.facts, rows, arrived=0.0, prefilled=len(PROMPT) - 1)
 
     return Mutant

@@ -15,7 +15,8 @@ from paceline.engine.table.engine import TableEngine, TableModel
 from paceline.models.table_names import TableSpec
 from paceline.protocol.proposal import ROOT, Acceptance
 from paceline.protocol.sampling import NoiseKey, SamplingParams
-from paceline.protocol.target import Round, TargetOpen, Verdict
+from paceline.protocol.session import SessionSpec
+from paceline.protocol.target import Round, Verdict
 from target_service.session import Session, make_processors, rows_to_reserve
 from target_service.verifier import verify
 
@@ -35,8 +36,7 @@ class Runs:
     """The exact algorithm."""
 
     def __init__(self, acceptance: Acceptance, seed: int) -> None:
-        self.facts = TargetOpen(
-            session_id=1,
+        self.facts = SessionSpec(
             token_ids=PROMPT,
             prompt_length=len(PROMPT),
             sampling=SAMPLING,
@@ -46,7 +46,7 @@ class Runs:
             end_token_ids=(END,),
         )
         rows = rows_to_reserve(self.facts, INFO)
-        self.session = Session(1, mock.Mock(), self.facts, rows, arrived=0.0, prefilled=len(PROMPT) - 1)
+        self.session = Session(1, 1, mock.Mock(), self.facts, rows, arrived=0.0, prefilled=len(PROMPT) - 1)
         self.processors = make_processors(self.facts, None)
         self.ids = list(PROMPT)
 

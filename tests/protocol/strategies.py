@@ -21,7 +21,7 @@ from paceline.protocol.generation import (
 from paceline.protocol.handshake import Fingerprint, Hello, ServiceStatus, Welcome
 from paceline.protocol.proposal import Acceptance, Outcome, Proposal, SparseDistribution
 from paceline.protocol.records import GenerationStats, RoundRecord, StepTimings
-from paceline.protocol.session import Close, Failure, Features
+from paceline.protocol.session import Close, Failure, Features, SessionSpec
 from paceline.protocol.target import (
     MAX_LEASE,
     Prefetch,
@@ -144,12 +144,6 @@ def features(draw: st.DrawFn) -> Features:
     )
 
 
-@st.composite
-def prefixes(draw: st.DrawFn) -> tuple[tuple[int, ...], int]:
-    ids = draw(SOME_IDS)
-    return ids, draw(st.integers(1, len(ids)))
-
-
 failures = st.builds(
     Failure,
     U32,
@@ -162,22 +156,25 @@ failures = st.builds(
     st.booleans(),
 )
 closes = st.builds(Close, SESSION)
-target_opens = prefixes().flatmap(
-    lambda prefix: st.builds(
-        TargetOpen,
-        SESSION,
-        st.just(prefix[0]),
-        st.just(prefix[1]),
-        samplings,
-        noises,
-        acceptances,
-        LAYERS,
-        st.none() | U32,
-        TRACE,
-        st.just(0),
-        IDS,
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> SessionSpec:
+    ids = draw(SOME_IDS)
+    return SessionSpec(
+        ids,
+        draw(st.integers(1, len(ids))),
+        draw(samplings),
+        draw(noises),
+        draw(acceptances),
+        draw(st.none() | U32),
+        draw(TRACE),
+        draw(st.just(0) | st.integers(len(ids), (1 << 32) - 1)),
+        draw(IDS),
     )
-)
+
+
+target_opens = st.builds(TargetOpen, SESSION, specs(), LAYERS)
 rounds = st.builds(Round, SESSION, U32, st.integers(-1, 63), SOME_IDS, st.none() | proposals, TRACE) | st.builds(
     Round, SESSION, U32, st.integers(-1, 63), SOME_IDS, st.none(), TRACE, st.integers(0, MAX_LEASE)
 )
@@ -196,7 +193,7 @@ verdicts = st.builds(
 
 @st.composite
 def prefetches(draw: st.DrawFn) -> Prefetch:
-    """What is staged is tokens and their parents."""
+    """What is prefetched is tokens and their parents."""
     base_length = draw(U32)
     prefetched = []
     for proposal in draw(st.lists(trees().filter(len), max_size=3)):
@@ -209,23 +206,7 @@ def prefetches(draw: st.DrawFn) -> Prefetch:
 target_openeds = st.builds(TargetOpened, SESSION, U32, timings)
 target_commands = target_opens | rounds | prefetches() | closes
 target_events = verdicts | target_openeds | features() | failures
-draft_opens = prefixes().flatmap(
-    lambda prefix: st.builds(
-        DraftOpen,
-        SESSION,
-        st.just(prefix[0]),
-        st.just(prefix[1]),
-        samplings,
-        noises,
-        acceptances,
-        TEXT,
-        budgets,
-        st.none() | U32,
-        TRACE,
-        st.just(0),
-        IDS,
-    )
-)
+draft_opens = st.builds(DraftOpen, SESSION, specs(), TEXT, budgets)
 commits = st.builds(Commit, SESSION, outcomes, SOME_IDS, U32, budgets, st.none() | features(), TRACE)
 verifyings = st.builds(Verifying, SESSION, U32, U64, st.integers(0, 64), st.none(), budgets) | st.builds(
     Verifying, SESSION, U32, st.just(0), st.integers(0, 64), proposals, budgets

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 from typing import Any
 
@@ -27,7 +27,7 @@ from paceline.protocol.errors import InvalidInput, Unsupported
 from paceline.protocol.generation import GenerateRequest
 from paceline.protocol.proposal import Acceptance, Outcome, Proposal, SparseDistribution
 from paceline.protocol.records import StepTimings
-from paceline.protocol.session import Close, Failure, Features
+from paceline.protocol.session import Close, Failure, Features, SessionSpec
 from paceline.protocol.target import (
     Prefetch,
     Round,
@@ -79,10 +79,10 @@ def test_every_message_comes_back_as_it_went(name: str, data: st.DataObject) -> 
 def test_float32_rounding_happens_once(temperature: float, top_p: float) -> None:
     request = GenerateRequest(prompt="x", sampling=t.SamplingParams(temperature, top_p=top_p))
     first = codec.decode_generate_request(codec.encode_generate_request(request)).sampling
-    opened = TargetOpen(1, (1,), 1, first, t.NoiseKey(1), Acceptance.COUPLED)
+    opened = TargetOpen(1, SessionSpec((1,), 1, first, t.NoiseKey(1), Acceptance.COUPLED))
     second = codec.decode_target_command(codec.encode_target_command(opened))
     assert isinstance(second, TargetOpen)
-    assert second.sampling == first
+    assert second.spec.sampling == first
     assert first.temperature == struct.unpack("f", struct.pack("f", temperature))[0]
 
 
@@ -111,25 +111,23 @@ def _support(*entries: tuple[int, float]) -> pb.SparseDistribution:
     return pb.SparseDistribution(token_ids=[i for i, _ in entries], probabilities=[q for _, q in entries])
 
 
-def _open(**changes: Any) -> target_pb.TargetCommand:
+def _spec(**changes: Any) -> pb.SessionSpec:
     values: dict[str, Any] = {
-        "session_id": 3,
         "token_ids": [1, 2],
         "prompt_length": 1,
         "sampling": SAMPLING,
         "acceptance": pb.ACCEPTANCE_COUPLED,
     }
-    return target_pb.TargetCommand(open=target_pb.TargetOpen(**{**values, **changes}))
+    return pb.SessionSpec(**{**values, **changes})
 
 
-def _draft_open(**changes: Any) -> draft_pb.DraftCommand:
-    values: dict[str, Any] = {
-        "session_id": 3,
-        "token_ids": [1],
-        "prompt_length": 1,
-        "acceptance": pb.ACCEPTANCE_COUPLED,
-    }
-    return draft_pb.DraftCommand(open=draft_pb.DraftOpen(**{**values, **changes}))
+def _open(session_id: int = 3, feature_layers: Iterable[int] = (), **changes: Any) -> target_pb.TargetCommand:
+    opened = target_pb.TargetOpen(session_id=session_id, spec=_spec(**changes), feature_layers=feature_layers)
+    return target_pb.TargetCommand(open=opened)
+
+
+def _draft_open(budget: draft_pb.DraftBudget | None = None, **changes: Any) -> draft_pb.DraftCommand:
+    return draft_pb.DraftCommand(open=draft_pb.DraftOpen(session_id=3, spec=_spec(**changes), budget=budget))
 
 
 def _commit(**changes: Any) -> draft_pb.DraftCommand:
@@ -229,15 +227,15 @@ BAD: list[tuple[Decode, Any, str]] = [
     (codec.decode_target_command, _open(prompt_length=0), "prompt_length"),
     (codec.decode_target_command, _open(prompt_length=3), "prompt_length"),
     (codec.decode_target_command, _open(acceptance=pb.ACCEPTANCE_UNSPECIFIED), "acceptance"),
-    (codec.decode_target_command, _open(sample_index=1 << 24), "sample_index"),
+    (codec.decode_target_command, _open(noise=pb.NoiseKey(sample_index=1 << 24)), "sample_index"),
     (codec.decode_target_command, _open(feature_layers=range(65)), "feature_layers"),
-    (codec.decode_target_command, _prefetch(node=-2), "staged node"),
+    (codec.decode_target_command, _prefetch(node=-2), "prefetched node"),
     (
         codec.decode_target_command,
         target_pb.TargetCommand(prefetch=target_pb.Prefetch(session_id=3, proposals=[{"token_ids": [1]}] * 65)),
-        "staged proposals",
+        "prefetched proposals",
     ),
-    (codec.decode_target_command, _prefetch(token_ids=[]), "staged proposal nodes"),
+    (codec.decode_target_command, _prefetch(token_ids=[]), "prefetched proposal nodes"),
     (codec.decode_target_command, _prefetch(token_ids=[1] * 65), "proposal nodes"),
     (codec.decode_target_command, _prefetch(parents=[-1, 7]), "proposal parent of node 1"),
     (codec.decode_target_command, _round(committed=[]), "round committed tokens"),
@@ -310,12 +308,12 @@ BAD: list[tuple[Decode, Any, str]] = [
     (codec.decode_target_event, _verdict(residual_masses=[-0.5]), "residual_mass"),
     (
         codec.decode_target_event,
-        _verdict(logprobs=[target_pb.RowLogprobs(token_ids=[1], logprobs=[])]),
+        _verdict(logprobs=[pb.RowLogprobs(token_ids=[1], logprobs=[])]),
         "row logprobs",
     ),
     (
         codec.decode_target_event,
-        _verdict(timings=target_pb.StepTimings(queue_ms=math.inf)),
+        _verdict(timings=pb.StepTimings(queue_ms=math.inf)),
         "timings queue_ms",
     ),
     (codec.decode_target_event, _features(dtype="int8"), "features dtype"),
@@ -367,7 +365,8 @@ def test_a_trace_context_is_taken_as_w3c_says_and_ignored_where_it_is_not_valid(
         (codec.decode_draft_command, _draft_open(trace=trace)),
         (codec.decode_draft_command, _commit(trace=trace)),
     ]
-    assert [decode(message).traceparent for decode, message in messages] == [taken] * 4
+    commands = [decode(message) for decode, message in messages]
+    assert [getattr(command, "spec", command).traceparent for command in commands] == [taken] * 4
 
 
 @pytest.mark.parametrize(
@@ -435,7 +434,7 @@ def _chain(entries: int) -> Proposal:
 
 
 def _prefetched(session: int, base: int, longest: int) -> Prefetch:
-    """As many outcomes as may be staged for a round, with proposals so long; each is sent once."""
+    """As many outcomes as may be prefetched for a round, with proposals so long; each is sent once."""
     outcomes = [Outcome(base, node, LARGE_ID) for node in range(MAX_STAGED_NODES // longest)]
     return Prefetch(session, base, tuple((each, _chain(0).first(longest)) for each in outcomes))
 

@@ -14,7 +14,7 @@ from paceline.protocol.errors import PacelineError
 from paceline.protocol.handshake import Fingerprint, Hello, Welcome
 from paceline.protocol.proposal import Acceptance, Proposal
 from paceline.protocol.sampling import NoiseKey, SamplingParams
-from paceline.protocol.session import Close
+from paceline.protocol.session import Close, SessionSpec
 from paceline.protocol.target import Round, TargetCommand, TargetEvent, TargetOpen, TargetOpened, Verdict
 from paceline.rpc.channel import MAX_MESSAGE_BYTES, open_channel
 from paceline.rpc.frames import FrameWriter
@@ -38,7 +38,8 @@ async def until(condition: Callable[[], object], patience_s: float = PATIENCE_S)
 
 
 def an_open(session_id: int = 1, tokens: int = 3) -> TargetOpen:
-    return TargetOpen(session_id, tuple(range(tokens)), tokens, SamplingParams(), NoiseKey(7), Acceptance.COUPLED)
+    spec = SessionSpec(tuple(range(tokens)), tokens, SamplingParams(), NoiseKey(7), Acceptance.COUPLED)
+    return TargetOpen(session_id, spec)
 
 
 def a_round(session_id: int = 1, base_length: int = 2) -> Round:

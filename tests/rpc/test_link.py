@@ -208,7 +208,9 @@ async def test_malformed_event_reaches_its_session_as_a_failure() -> None:
             [
                 hello_frame(),
                 pb.VerifyRequest(
-                    commands=[pb.TargetCommand(open=pb.TargetOpen(token_ids=[1 << 31] * (MAX_FRAME_BYTES // 4)))]
+                    commands=[
+                        pb.TargetCommand(open=pb.TargetOpen(spec={"token_ids": [1 << 31] * (MAX_FRAME_BYTES // 4)}))
+                    ]
                 ),
             ],
             InvalidInput,
@@ -218,7 +220,7 @@ async def test_malformed_event_reaches_its_session_as_a_failure() -> None:
             [
                 hello_frame(),
                 pb.VerifyRequest(
-                    commands=[pb.TargetCommand(open=pb.TargetOpen(token_ids=[1 << 31] * (MAX_FRAME_BYTES)))]
+                    commands=[pb.TargetCommand(open=pb.TargetOpen(spec={"token_ids": [1 << 31] * MAX_FRAME_BYTES}))]
                 ),
             ],
             InvalidInput,

@@ -16,7 +16,7 @@ from paceline.protocol.errors import InvalidInput
 from paceline.protocol.handshake import MAX_FRAME_BYTES
 from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import NoiseKey, SamplingParams
-from paceline.protocol.session import Close
+from paceline.protocol.session import Close, SessionSpec
 from paceline.protocol.target import TargetCommand, TargetOpen
 from paceline.rpc.frames import FrameWriter
 from paceline.v1 import target_service_pb2 as pb
@@ -104,11 +104,13 @@ def test_frames_are_bounded_whole_and_in_order(sent: list[tuple[int, bool, int]]
     writer = _writer()
     for number, (session, urgent, tokens) in enumerate(sent, 1):
         # The seed carries the message's number.
-        command = TargetOpen(session, (1,) * tokens, 1, SamplingParams(), NoiseKey(seed=number), Acceptance.COUPLED)
-        writer.send(command, urgent=urgent)
+        spec = SessionSpec((1,) * tokens, 1, SamplingParams(), NoiseKey(seed=number), Acceptance.COUPLED)
+        writer.send(TargetOpen(session, spec), urgent=urgent)
     frames = _drained(writer, len(sent))
     assert all(len(frame.commands) > 0 and frame.ByteSize() <= MAX_FRAME_BYTES for frame in frames)
-    arrived = [(command.open.session_id, command.open.seed) for frame in frames for command in frame.commands]
+    arrived = [
+        (command.open.session_id, command.open.spec.noise.seed) for frame in frames for command in frame.commands
+    ]
     for session in range(1, 5):
         numbers = [number for owner, number in arrived if owner == session]
         assert numbers == [number for number, (owner, _, _) in enumerate(sent, 1) if owner == session]

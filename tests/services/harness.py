@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import grpc
@@ -21,7 +22,7 @@ from paceline.protocol.draft import DraftBudget, DraftOpen
 from paceline.protocol.handshake import Hello
 from paceline.protocol.proposal import ROOT, Acceptance, Proposal
 from paceline.protocol.sampling import NoiseKey, SamplingParams
-from paceline.protocol.session import Failure
+from paceline.protocol.session import Failure, SessionSpec
 from paceline.protocol.target import Round, TargetOpen, Verdict
 from paceline.rpc.peer_link import DraftLink, PeerLink, TargetLink
 from paceline.rpc.server import run_server
@@ -214,28 +215,18 @@ async def _closing(close: Callable[[], Awaitable[None]], executor: Executor) -> 
 
 
 def target_open(session_id: int, prefix: Sequence[int], **changes: Any) -> TargetOpen:
-    facts: dict[str, Any] = {
-        "session_id": session_id,
-        "token_ids": tuple(prefix),
-        "prompt_length": len(prefix),
-        "sampling": SAMPLING,
-        "noise": NOISE,
-        "acceptance": Acceptance.COUPLED,
-    }
-    return TargetOpen(**(facts | changes))
+    layers = changes.pop("feature_layers", ())
+    return TargetOpen(session_id, _spec(prefix, **changes), layers)
 
 
 def draft_open(session_id: int, prefix: Sequence[int], budget: DraftBudget, **changes: Any) -> DraftOpen:
-    facts: dict[str, Any] = {
-        "session_id": session_id,
-        "token_ids": tuple(prefix),
-        "prompt_length": len(prefix),
-        "sampling": SAMPLING,
-        "noise": NOISE,
-        "acceptance": Acceptance.COUPLED,
-        "budget": budget,
-    }
-    return DraftOpen(**(facts | changes))
+    drafter = changes.pop("drafter", "")
+    return DraftOpen(session_id, _spec(prefix, **changes), drafter, budget)
+
+
+def _spec(prefix: Sequence[int], **changes: Any) -> SessionSpec:
+    spec = SessionSpec(tuple(prefix), len(prefix), SAMPLING, NOISE, Acceptance.COUPLED)
+    return replace(spec, **changes)
 
 
 def first_round(session_id: int, prefix: Sequence[int], proposal: Proposal | None = None) -> Round:

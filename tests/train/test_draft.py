@@ -20,7 +20,6 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from draft_service.drafters.catalogue import build_catalogue
-from draft_service.drafters.interface import DraftingContext
 from paceline.cli.main import app
 from paceline.engine.interface import Logits, StepItem, StepPlan
 from paceline.models.resolve import MANIFEST_FILE
@@ -28,6 +27,7 @@ from paceline.protocol.draft import DraftBudget
 from paceline.protocol.errors import DamagedFile, InvalidInput, VocabularyMismatch
 from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import NoiseKey, SamplingParams
+from paceline.protocol.session import SessionSpec
 from paceline.runtime.config import DraftConfig
 from paceline.train.checkpoint import WEIGHTS_FILE, load_draft, load_draft_engine, load_manifest
 from paceline.train.corpus import split_rows
@@ -197,8 +197,8 @@ def proposed_ids(draft: Path, target: Path, acceptance: Acceptance, temperature:
     sampling = SamplingParams(temperature=temperature, top_p=0.9, min_p=0.01)
     proposed: set[int] = set()
     for seed in range(8):
-        context = DraftingContext(sampling, NoiseKey(seed), acceptance)
-        drafter.open(seed, (0, absent, 5 + seed), context)  # the target may have emitted what the draft can't
+        prefix = (0, absent, 5 + seed)  # the target may have emitted what the draft can't
+        drafter.open(seed, SessionSpec(prefix, 1, sampling, NoiseKey(seed), acceptance))
         budget = DraftBudget(max_tokens=4, tree_widths=(3, 2) if acceptance is Acceptance.COUPLED else ())
         drafting = drafter.begin(seed, budget, 1)
         while not drafting.done:

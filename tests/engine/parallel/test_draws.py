@@ -16,7 +16,8 @@ from paceline.engine.parallel.draws import combine, draw_part, summarise, vocabu
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.proposal import ROOT, Acceptance, Proposal
 from paceline.protocol.sampling import NoiseKey, SamplingParams
-from paceline.protocol.target import Round, TargetOpen
+from paceline.protocol.session import SessionSpec
+from paceline.protocol.target import Round
 from paceline.sampling.distribution import processed_scores, sparse_support
 from paceline.sampling.noise import Stream
 from paceline.sampling.racing import race, race_part
@@ -81,7 +82,7 @@ def test_parts_draw_what_the_whole_draws(
     logits = rows(rng, k + 1, vocab_size)
     round_ = Round(1, BASE, ROOT, (1,), chain(rng, logits, acceptance))
     noise = NoiseKey(seed, 3)
-    facts = TargetOpen(1, (1,) * BASE, 1, SamplingParams(temperature=temperature), noise, acceptance)
+    facts = SessionSpec((1,) * BASE, 1, SamplingParams(temperature=temperature), noise, acceptance)
     whole = verify(logits, facts, round_)
     found = drawn_in_parts(Draw(acceptance, temperature, noise, round_, vocab_size), logits, ranks)
     assert found.token_ids == whole.token_ids

@@ -25,7 +25,8 @@ from paceline.models.tokenizer import TableTokenizer
 from paceline.protocol.errors import InvalidInput, PrefixMismatch, Unsupported
 from paceline.protocol.proposal import ROOT, Acceptance, Proposal, SparseDistribution
 from paceline.protocol.sampling import NoiseKey, SamplingParams
-from paceline.protocol.target import Round, TargetOpen, Verdict
+from paceline.protocol.session import SessionSpec
+from paceline.protocol.target import Round, Verdict
 from paceline.runtime.config import EngineSettings
 from target_service.verifier import draw_of, drawn_verdict, verify
 from tests.engine import tiny
@@ -117,7 +118,7 @@ def texts(step: Callable[[StepPlan, Sequence[Draw | None]], Sequence[Any]], engi
     for _ in range(40):
         committed = tuple(tokens[base:])
         round_ = Round(1, base, ROOT, committed)
-        facts = TargetOpen(1, tuple(tokens), 3, SamplingParams(temperature=0.8), NoiseKey(9), Acceptance.COUPLED)
+        facts = SessionSpec(tuple(tokens), 3, SamplingParams(temperature=0.8), NoiseKey(9), Acceptance.COUPLED)
         draw = Draw(Acceptance.COUPLED, 0.8, facts.noise, round_, tiny.VOCAB)
         item = StepItem(1, base, committed, logit_rows=(len(committed) - 1,))
         (answer,) = step(StepPlan((item,)), (draw,))
@@ -158,7 +159,7 @@ def test_rounds_of_every_kind_share_a_step(degree: int) -> None:
         round_ = Round(session, 0, ROOT, (5 + session,), proposed)
         nodes = proposed.token_ids if proposed else ()
         items.append(StepItem(session, 0, (5 + session, *nodes), logit_rows=tuple(range(1 + len(nodes)))))
-        work.append((TargetOpen(session, (5 + session,), 1, sampling, NoiseKey(session), acceptance), round_))
+        work.append((SessionSpec((5 + session,), 1, sampling, NoiseKey(session), acceptance), round_))
     plan = StepPlan((*items, StepItem(9, 0, (1, 2, 3))))
 
     def opened(engine: Engine) -> Engine:

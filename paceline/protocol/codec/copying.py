@@ -1,0 +1,137 @@
+"""How fields are copied between domain objects and messages: a table for each message, made into two functions.
+
+The functions are written out as source and compiled once, at import, as `dataclasses` does it: rounds and verdicts
+pass thousands of times per second, and loops over the same tables took 1.2 to 1.7 times as long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from enum import Enum
+from typing import Any, ClassVar, Generic, TypeVar
+
+from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
+from google.protobuf.message import Message
+
+from paceline.protocol.errors import InvalidInput
+
+Domain = TypeVar("Domain")
+Wire = TypeVar("Wire", bound=Message)
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+@dataclass(frozen=True)
+class Part:
+    """How one field is converted each way, and what the message calls it if not the same."""
+
+    encode: Callable[[Any], Any] = _as_it_is
+    decode: Callable[[Any], Any] = _as_it_is
+    field: str = ""
+
+
+@dataclass(frozen=True)
+class Copier(Generic[Domain, Wire]):
+    """How one kind of domain object becomes its message, and the message the object."""
+
+    domain: type[Domain]
+    encode: Callable[[Domain], Wire]
+    decode: Callable[[Wire], Domain]
+    field: ClassVar[str] = ""
+
+
+def copier(
+    domain: type[Domain],
+    message: type[Wire],
+    check: Callable[[Wire], None] | None = None,
+    **parts: Part | Copier[Any, Any],
+) -> Copier[Domain, Wire]:
+    """The copier between a dataclass and a message that have the same fields.
+
+    A field is copied as it is, a repeated one to a tuple, unless `parts` says how it is converted. A field that is
+    not set on the wire gets the dataclass's default; where there is none, the message's own. `check` sees the
+    message before anything is decoded.
+    """
+    wires = message.DESCRIPTOR.fields_by_name
+    copied = [(field, parts.get(field.name, Part())) for field in fields(domain)]  # type: ignore[arg-type]
+    names = [part.field or field.name for field, part in copied]
+    assert set(names) == set(wires), f"{domain.__name__}: one side lacks {sorted(set(names) ^ set(wires))}"
+    scope: dict[str, Any] = {"Domain": domain, "Message": message, "check": check}
+    reads, writes = [], []
+    for name, (field, part) in zip(names, copied, strict=True):
+        decode = tuple if wires[name].is_repeated and part.decode is _as_it_is else part.decode
+        has_default = wires[name].has_presence and field.default is not MISSING
+        scope |= {f"read_{name}": decode, f"write_{name}": part.encode, f"default_{name}": field.default}
+        reads.append(_read(name, plain=decode is _as_it_is, has_default=has_default))
+        writes.append(_write(name, field.name, plain=part.encode is _as_it_is, presence=wires[name].has_presence))
+    source = (
+        f"def encode(value): return Message({', '.join(writes)})\n"
+        f"def decode(message):\n"
+        f"    {'check(message)' if check else 'pass'}\n"
+        f"    return Domain({', '.join(reads)})\n"
+    )
+    exec(compile(source, f"<copier of {domain.__name__}>", "exec"), scope)  # noqa: S102 - made of names only
+    return Copier(domain, scope["encode"], scope["decode"])
+
+
+def _read(name: str, *, plain: bool, has_default: bool) -> str:
+    value = f"message.{name}" if plain else f"read_{name}(message.{name})"
+    return f"{value} if message.HasField('{name}') else default_{name}" if has_default else value
+
+
+def _write(name: str, attribute: str, *, plain: bool, presence: bool) -> str:
+    value = f"value.{attribute}"
+    if plain:
+        return f"{name}={value}"
+    return f"{name}={f'None if {value} is None else ' if presence else ''}write_{name}({value})"
+
+
+def each(part: Part | Copier[Any, Any]) -> Part:
+    """How a repeated field is converted, value by value."""
+    return Part(lambda values: [*map(part.encode, values)], lambda values: tuple(map(part.decode, values)))
+
+
+def enumeration(name: str, members: type[Enum], wire: EnumTypeWrapper) -> Part:
+    """How an enum is converted; the members' names end the wire's. UNSPECIFIED and unknown numbers are refused."""
+    prefix = name.upper().replace(" ", "_")
+    numbers = {member: wire.Value(f"{prefix}_{member.name}") for member in members}
+    by_number = {number: member for member, number in numbers.items()}
+
+    def decode(value: int) -> Enum:
+        if value not in by_number:
+            raise InvalidInput.of(name, value, f"one of {sorted(by_number)}")
+        return by_number[value]
+
+    return Part(numbers.__getitem__, decode)
+
+
+class OneOf(Generic[Domain, Wire]):
+    """How a message with one `oneof` is copied: each of its fields is another kind of domain object.
+
+    `encode` tries them in their order, so the most frequent should come first.
+    """
+
+    def __init__(self, name: str, message: type[Wire], kinds: Mapping[str, Copier[Any, Any]]) -> None:
+        self._name = name
+        self._message = message
+        self._kinds = kinds
+        self._oneof = message.DESCRIPTOR.oneofs[0].name
+        self._writers = [(kind.domain, field, kind.encode) for field, kind in kinds.items()]
+
+    def encode(self, value: Domain) -> Wire:
+        """The message that holds the object."""
+        for domain, field, encode in self._writers:
+            if isinstance(value, domain):
+                return self._message(**{field: encode(value)})
+        raise TypeError(f"{type(value).__name__} is no {self._name}")
+
+    def decode(self, message: Wire) -> Domain:
+        """The object that the message holds, checked."""
+        field = message.WhichOneof(self._oneof)
+        if field is None:
+            raise InvalidInput.of(self._name, field, f"one of {', '.join(self._kinds)}")
+        decoded: Domain = self._kinds[field].decode(getattr(message, field))
+        return decoded

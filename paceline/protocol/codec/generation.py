@@ -1,0 +1,123 @@
+"""Messages between clients and the coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from paceline.protocol.codec.copying import OneOf, Part, copier, each, enumeration
+from paceline.protocol.codec.handshake import FINGERPRINT
+from paceline.protocol.codec.parts import (
+    ACCEPTANCE,
+    LOGPROBS,
+    SAMPLING,
+    TIMINGS,
+    TREE_WIDTHS,
+    check_ids,
+    check_known,
+    check_text,
+)
+from paceline.protocol.errors import require
+from paceline.protocol.generation import (
+    ChatMessage,
+    Finished,
+    FinishReason,
+    GenerateEvent,
+    GenerateRequest,
+    ModelDescription,
+    Provenance,
+    SpeculationSettings,
+    Started,
+    Tokens,
+)
+from paceline.protocol.proposal import Acceptance
+from paceline.protocol.records import GenerationStats, RoundRecord
+from paceline.v1 import generation_service_pb2 as pb
+from paceline.v1 import types_pb2
+
+_MESSAGES = each(copier(ChatMessage, pb.ChatMessage))
+
+
+def _write_chat(messages: tuple[ChatMessage, ...]) -> pb.ChatInput | None:
+    return pb.ChatInput(messages=_MESSAGES.encode(messages)) if messages else None
+
+
+def _write_tokens(token_ids: tuple[int, ...]) -> pb.TokenInput | None:
+    return pb.TokenInput(token_ids=token_ids) if token_ids else None
+
+
+def _read_acceptance(number: int) -> Acceptance:
+    """The rule that a client asks for; unset: coupled."""
+    found: Acceptance = ACCEPTANCE.decode(number or types_pb2.ACCEPTANCE_COUPLED)
+    return found
+
+
+def _check_request(message: pb.GenerateRequest) -> None:
+    check_known("generate request", message)
+    kind = message.WhichOneof("input")
+    require(kind is not None, "input", kind, "one of prompt, chat, tokens")
+    chat, token_ids = message.chat.messages, message.tokens.token_ids
+    require(kind != "chat" or len(chat) >= 1, "chat messages", len(chat), "at least 1")
+    require(kind != "tokens" or len(token_ids) >= 1, "token_ids", len(token_ids), "at least 1 token")
+
+
+REQUEST = copier(
+    GenerateRequest,
+    pb.GenerateRequest,
+    _check_request,
+    messages=Part(_write_chat, lambda chat: _MESSAGES.decode(chat.messages), field="chat"),
+    token_ids=Part(_write_tokens, lambda tokens: tuple(tokens.token_ids), field="tokens"),
+    sampling=SAMPLING,
+    acceptance=Part(ACCEPTANCE.encode, _read_acceptance),
+    speculation=copier(SpeculationSettings, pb.SpeculationSettings, tree_widths=TREE_WIDTHS),
+)
+
+
+def encode_request(request: GenerateRequest) -> pb.GenerateRequest:
+    """A client's request; raises `InvalidInput` for what the wire can't hold."""
+    check_ids("token_ids", request.token_ids)
+    check_ids("resume_token_ids", request.resume_token_ids)
+    check_ids("max_new_tokens", () if request.max_new_tokens is None else (request.max_new_tokens,))
+    for name, text in _texts(request):
+        check_text(name, text)
+    return REQUEST.encode(request)
+
+
+def _texts(request: GenerateRequest) -> Iterable[tuple[str, str]]:
+    yield "model", request.model
+    yield "prompt", request.prompt or ""
+    yield "drafter", request.speculation.drafter
+    yield from (("stop", stop) for stop in request.stop)
+    yield from (("content", message.content) for message in request.messages)
+
+
+def _check_tokens(message: pb.GeneratedTokens) -> None:
+    count = len(message.token_ids)
+    ends = len(message.text_ends)
+    require(ends in (0, count), "text_ends", ends, f"0 or {count}, one for each token")
+    require(len(message.provenance) == count, "provenance", len(message.provenance), f"{count}, one for each token")
+    rows = len(message.logprobs)
+    require(rows in (0, count), "logprobs rows", rows, f"0 or {count}, one for each token")
+
+
+_RECORD = copier(RoundRecord, pb.RoundRecord, target=TIMINGS, draft=TIMINGS)
+EVENT: OneOf[GenerateEvent, pb.GenerateResponse] = OneOf(
+    "generate event",
+    pb.GenerateResponse,
+    {
+        "started": copier(Started, pb.GenerationStarted),
+        "tokens": copier(
+            Tokens,
+            pb.GeneratedTokens,
+            _check_tokens,
+            provenance=each(enumeration("provenance", Provenance, types_pb2.Provenance)),
+            logprobs=LOGPROBS,
+        ),
+        "finished": copier(
+            Finished,
+            pb.GenerationFinished,
+            reason=enumeration("finish reason", FinishReason, pb.FinishReason),
+            stats=copier(GenerationStats, pb.GenerationStats, records=each(_RECORD)),
+        ),
+    },
+)
+MODEL = copier(ModelDescription, pb.ModelDescription, target=FINGERPRINT, draft=FINGERPRINT)

@@ -1,0 +1,205 @@
+"""What several messages are made of: sampling, proposals, outcomes, timings, hidden states, and single fields."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from paceline.protocol.codec.copying import Copier, Part, copier, each, enumeration
+from paceline.protocol.errors import InvalidInput, Unsupported, require
+from paceline.protocol.proposal import MAX_PROPOSAL_NODES, Acceptance, Outcome, Proposal, SparseDistribution
+from paceline.protocol.records import StepTimings
+from paceline.protocol.sampling import MAX_DRAFTER_BYTES, Grammar, GrammarKind, NoiseKey, SamplingParams
+from paceline.protocol.session import Close, Features, SessionSpec
+from paceline.protocol.target import RowLogprobs
+from paceline.v1 import types_pb2 as pb
+
+MAX_FEATURE_LAYERS = 64
+MAX_UINT32 = (1 << 32) - 1
+
+_TRACEPARENT = re.compile(
+    "(?!ff)(?P<version>[0-9a-f]{2})(?P<fields>-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2})(?P<more>-.*)?"
+)
+_ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def decode_traceparent(value: str) -> str:
+    """A `traceparent` as W3C Trace Context has it; empty if it is not valid, as if none had come.
+
+    A later version is rewritten to what version 00 knows of it.
+    """
+    found = _TRACEPARENT.fullmatch(value)
+    if found is None or (found["version"] == "00" and found["more"] is not None):
+        return ""
+    return f"00{found['fields']}"
+
+
+def session_of(session_id: int) -> int:
+    """The id itself, if a session can have it."""
+    require(session_id >= 1, "session_id", session_id, "at least 1")
+    return session_id
+
+
+def check_known(name: str, message: Message) -> None:
+    """Refuse a parameter that this version doesn't know: ignored, it would change the text unnoticed."""
+    unknown = UnknownFieldSet(message)
+    if len(unknown):
+        raise Unsupported(f"{name} field number {unknown[0].field_number}: this version has no such parameter")
+
+
+def check_ids(name: str, ids: Iterable[int]) -> None:
+    """Refuse ids that a uint32 can't hold."""
+    for token_id in ids:
+        require(0 <= token_id <= MAX_UINT32, name, token_id, f"in [0, {MAX_UINT32}]")
+
+
+def check_text(name: str, text: str) -> None:
+    """Refuse text that UTF-8 can't hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInput.of(name, text, "valid Unicode (no lone surrogates)") from error
+
+
+def written_parents(parents: tuple[int, ...]) -> tuple[int, ...]:
+    """The parents of a proposal's nodes as the wire has them: a chain goes without."""
+    return () if parents == tuple(range(-1, len(parents) - 1)) else parents
+
+
+def _write_trace(traceparent: str) -> pb.TraceContext | None:
+    return pb.TraceContext(traceparent=traceparent) if traceparent else None
+
+
+def _read_trace(message: pb.TraceContext) -> str:
+    return decode_traceparent(message.traceparent)
+
+
+def _read_widths(widths: Sequence[int]) -> tuple[int, ...]:
+    require(len(widths) <= MAX_PROPOSAL_NODES, "tree_widths", len(widths), f"at most {MAX_PROPOSAL_NODES} depths")
+    for width in widths:
+        require(1 <= width <= MAX_PROPOSAL_NODES, "tree_widths", width, f"in [1, {MAX_PROPOSAL_NODES}] at each depth")
+    return tuple(widths)
+
+
+def _read_layers(name: str) -> Callable[[Sequence[int]], tuple[int, ...]]:
+    def read(layers: Sequence[int]) -> tuple[int, ...]:
+        require(len(layers) <= MAX_FEATURE_LAYERS, name, len(layers), f"at most {MAX_FEATURE_LAYERS} layers")
+        return tuple(layers)
+
+    return read
+
+
+SESSION_ID = Part(decode=session_of)
+TRACEPARENT = Part(_write_trace, _read_trace, field="trace")
+TREE_WIDTHS = Part(decode=_read_widths)
+FEATURE_LAYERS = Part(decode=_read_layers("feature_layers"))
+ACCEPTANCE = enumeration("acceptance", Acceptance, pb.Acceptance)
+CLOSE = copier(Close, pb.Close, session_id=SESSION_ID)
+
+
+def _encode_grammar(grammar: Grammar) -> pb.Grammar:
+    check_text(grammar.kind.value, grammar.text)
+    return pb.Grammar(**{grammar.kind.value: grammar.text})
+
+
+def _decode_grammar(message: pb.Grammar) -> Grammar:
+    check_known("grammar", message)
+    kind = message.WhichOneof("language")
+    if kind is None:
+        raise InvalidInput.of("grammar", kind, f"one of {', '.join(kind.value for kind in GrammarKind)}")
+    return Grammar(GrammarKind(kind), getattr(message, kind))
+
+
+_SAMPLING = copier(
+    SamplingParams,
+    pb.SamplingParams,
+    lambda message: check_known("sampling", message),
+    logit_bias=Part(dict, lambda biases: tuple(biases.items())),
+    bad_words=each(Part(lambda word: pb.TokenSequence(token_ids=word), lambda word: tuple(word.token_ids))),
+    grammar=Copier(Grammar, _encode_grammar, _decode_grammar),
+)
+
+
+def _encode_sampling(params: SamplingParams) -> pb.SamplingParams:
+    require(params.top_k <= MAX_UINT32, "top_k", params.top_k, f"at most {MAX_UINT32}")
+    check_ids("min_tokens", (params.min_tokens,))
+    check_ids("logit_bias id", (token_id for token_id, _ in params.logit_bias))
+    for word in params.bad_words:
+        check_ids("bad_words id", word)
+    return _SAMPLING.encode(params)
+
+
+SAMPLING = Copier(SamplingParams, _encode_sampling, _SAMPLING.decode)
+SPEC = copier(
+    SessionSpec,
+    pb.SessionSpec,
+    sampling=SAMPLING,
+    noise=copier(NoiseKey, pb.NoiseKey),
+    acceptance=ACCEPTANCE,
+    traceparent=TRACEPARENT,
+)
+
+
+def _check_proposal(message: pb.Proposal) -> None:
+    require(message.proposal_id >= 1, "proposal_id", message.proposal_id, "at least 1")
+    nodes = len(message.token_ids)
+    require(nodes <= MAX_PROPOSAL_NODES, "proposal nodes", nodes, f"at most {MAX_PROPOSAL_NODES}")
+    size = len(message.drafter.encode())
+    require(size <= MAX_DRAFTER_BYTES, "proposal drafter bytes", size, f"at most {MAX_DRAFTER_BYTES}")
+
+
+PROPOSAL = copier(
+    Proposal,
+    pb.Proposal,
+    _check_proposal,
+    parents=Part(written_parents, tuple),
+    supports=each(copier(SparseDistribution, pb.SparseDistribution)),
+)
+
+
+def _check_outcome(message: pb.Outcome) -> None:
+    in_range = -1 <= message.node < MAX_PROPOSAL_NODES
+    require(in_range, "outcome node", message.node, f"in [-1, {MAX_PROPOSAL_NODES - 1}]")
+
+
+OUTCOME = copier(Outcome, pb.Outcome, _check_outcome)
+
+
+def _check_timings(message: pb.StepTimings) -> None:
+    for field in ("queue_ms", "forward_ms", "sample_ms", "service_ms"):
+        value = getattr(message, field)
+        require(math.isfinite(value) and value >= 0, f"timings {field}", value, "finite and at least 0")
+
+
+TIMINGS = copier(StepTimings, pb.StepTimings, _check_timings)
+
+
+def _check_logprobs(message: pb.RowLogprobs) -> None:
+    ids = len(message.token_ids)
+    require(len(message.logprobs) == ids, "row logprobs", len(message.logprobs), f"{ids}, one for each id")
+
+
+LOGPROBS = each(copier(RowLogprobs, pb.RowLogprobs, _check_logprobs))
+
+
+def _check_features(message: pb.Features) -> None:
+    require(message.dtype in _ELEMENT_BYTES, "features dtype", message.dtype, "float32, bfloat16 or float16")
+    require(len(message.shape) == 3, "features shape", tuple(message.shape), "[rows, layers, hidden]")
+    rows, layers, hidden = message.shape
+    ids = tuple(message.layer_ids)
+    require(len(ids) == layers, "features layer_ids", ids, f"{layers}, one for each layer of the shape")
+    size = rows * layers * hidden * _ELEMENT_BYTES[message.dtype]
+    require(len(message.data) == size, "features bytes", len(message.data), f"{size}, shape times element size")
+
+
+FEATURES = copier(
+    Features,
+    pb.Features,
+    _check_features,
+    session_id=SESSION_ID,
+    layer_ids=Part(decode=_read_layers("features layer_ids")),
+)

@@ -1,0 +1,99 @@
+"""Messages between coordinator and target."""
+
+from __future__ import annotations
+
+from paceline.protocol.codec.copying import Copier, OneOf, copier
+from paceline.protocol.codec.failures import FAILURE
+from paceline.protocol.codec.parts import (
+    CLOSE,
+    FEATURE_LAYERS,
+    FEATURES,
+    LOGPROBS,
+    PROPOSAL,
+    SESSION_ID,
+    SPEC,
+    TIMINGS,
+    TRACEPARENT,
+    session_of,
+    written_parents,
+)
+from paceline.protocol.errors import require
+from paceline.protocol.proposal import ROOT, Outcome, Proposal
+from paceline.protocol.target import (
+    MAX_PREFETCHED,
+    Prefetch,
+    Round,
+    SelfStarted,
+    TargetCommand,
+    TargetEvent,
+    TargetOpen,
+    TargetOpened,
+    Verdict,
+)
+from paceline.v1 import target_service_pb2 as pb
+
+PROBABILITY_SLACK = 1e-6
+"""A sum of float64 probabilities may pass 1 by rounding."""
+
+
+def _encode_prefetch(command: Prefetch) -> pb.Prefetch:
+    prefetched = [
+        pb.PrefetchedProposal(
+            node=outcome.node,
+            next_token=outcome.next_token,
+            token_ids=proposal.token_ids,
+            parents=written_parents(proposal.parents),
+        )
+        for outcome, proposal in command.proposals
+    ]
+    return pb.Prefetch(session_id=command.session_id, base_length=command.base_length, proposals=prefetched)
+
+
+def _decode_prefetch(message: pb.Prefetch) -> Prefetch:
+    count = len(message.proposals)
+    require(count <= MAX_PREFETCHED, "prefetched proposals", count, f"at most {MAX_PREFETCHED} for one round")
+    prefetched = []
+    for each in message.proposals:
+        require(each.node >= ROOT, "prefetched node", each.node, "at least -1")
+        certain = (1.0,) * len(each.token_ids)
+        proposal = Proposal(0, tuple(each.token_ids), certain, tuple(each.parents))
+        prefetched.append((Outcome(message.base_length, each.node, each.next_token), proposal))
+    return Prefetch(session_of(message.session_id), message.base_length, tuple(prefetched))
+
+
+def _check_verdict(message: pb.Verdict) -> None:
+    require(len(message.token_ids) >= 1, "verdict token_ids", len(message.token_ids), "at least 1 token")
+    for p in message.target_probabilities:
+        require(0 <= p <= 1 + PROBABILITY_SLACK, "target_probability", p, "in [0, 1]")
+    for mass in message.residual_masses:
+        require(0 <= mass <= 1 + PROBABILITY_SLACK, "residual_mass", mass, "in [0, 1]")
+
+
+COMMAND: OneOf[TargetCommand, pb.TargetCommand] = OneOf(
+    "target command",
+    pb.TargetCommand,
+    {
+        "round": copier(Round, pb.Round, session_id=SESSION_ID, proposal=PROPOSAL, traceparent=TRACEPARENT),
+        "open": copier(TargetOpen, pb.TargetOpen, session_id=SESSION_ID, spec=SPEC, feature_layers=FEATURE_LAYERS),
+        "prefetch": Copier(Prefetch, _encode_prefetch, _decode_prefetch),
+        "close": CLOSE,
+    },
+)
+EVENT: OneOf[TargetEvent, pb.TargetEvent] = OneOf(
+    "target event",
+    pb.TargetEvent,
+    {
+        "verdict": copier(
+            Verdict,
+            pb.Verdict,
+            _check_verdict,
+            session_id=SESSION_ID,
+            logprobs=LOGPROBS,
+            timings=TIMINGS,
+            self_started=copier(SelfStarted, pb.SelfStarted),
+        ),
+        "opened": copier(TargetOpened, pb.TargetOpened, session_id=SESSION_ID, timings=TIMINGS),
+        "failure": FAILURE,
+        "features": FEATURES,
+    },
+)
