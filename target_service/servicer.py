@@ -14,8 +14,7 @@ from paceline.engine.interface import Engine
 from paceline.protocol import codec
 from paceline.protocol.errors import InternalError, PeerUnavailable
 from paceline.protocol.handshake import ServiceStatus, Welcome
-from paceline.protocol.sampling import LIFE_SIGN_MS
-from paceline.protocol.target import MAX_LEASE, MAX_PREFETCHED, Prefetch, Round, TargetEvent, TargetOpen
+from paceline.protocol.target import LIFE_SIGN_MS, MAX_LEASE, MAX_PREFETCHED, Prefetch, Round, TargetEvent, TargetOpen
 from paceline.rpc.frames import FrameWriter
 from paceline.rpc.link import serve_target_link
 from paceline.rpc.sessions import Links, LinkSessions

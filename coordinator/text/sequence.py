@@ -10,8 +10,8 @@ from coordinator.text.detokenizer import Detokenizer
 from paceline.models.tokenizer import Tokenizer
 from paceline.protocol.generation import FinishReason, Provenance, SpeculationSettings, Tokens
 from paceline.protocol.proposal import Acceptance, Proposal
-from paceline.protocol.sampling import MAX_TIME_LEFT_MS, NoiseKey, SamplingParams
-from paceline.protocol.session import SessionSpec
+from paceline.protocol.sampling import NoiseKey, SamplingParams
+from paceline.protocol.session import MAX_TIME_LEFT_MS, SessionSpec
 from paceline.protocol.target import RowLogprobs, Verdict
 from paceline.sampling.acceptance import Decision
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.protocol.errors import InvalidInput, require
-from paceline.protocol.sampling import MAX_DRAFTER_BYTES
+from paceline.protocol.proposal import MAX_DRAFTER_BYTES
 
 MODEL = "model"
 

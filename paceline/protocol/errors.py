@@ -1,4 +1,4 @@
-"""Every error that crosses a process boundary, and the one table that maps it.
+"""Every error that crosses a process boundary, each with what maps it.
 
 An exception knows its `google.rpc.Code`, its stable upper-snake reason, and
 whether sending the same request again can do no harm. `paceline.rpc` turns it
@@ -30,7 +30,7 @@ class Code(IntEnum):
 
 
 class PacelineError(Exception):
-    """Base of all typed errors.
+    """Base of all typed errors. A subclass that names a `reason` of its own crosses process boundaries as itself.
 
     Attributes:
         metadata: the named facts of the message (field, value, limit, peer …).
@@ -40,6 +40,13 @@ class PacelineError(Exception):
     code: ClassVar[Code] = Code.INTERNAL
     reason: ClassVar[str] = "INTERNAL"
     retry_safe: ClassVar[bool] = False
+    by_reason: ClassVar[dict[str, type[PacelineError]]] = {}
+
+    def __init_subclass__(cls, *, code: Code | None = None, reason: str = "", retry_safe: bool = False) -> None:
+        super().__init_subclass__()
+        if code is not None:
+            cls.code, cls.reason, cls.retry_safe = code, reason, retry_safe
+            cls.by_reason[reason] = cls
 
     def __init__(
         self,
@@ -58,11 +65,8 @@ class InternalError(PacelineError):
     """A defect of ours; the message names the session and the log has the stack."""
 
 
-class InvalidInput(PacelineError):
+class InvalidInput(PacelineError, code=Code.INVALID_ARGUMENT, reason="INVALID_INPUT"):
     """A value outside its limits. `InvalidInput.of` names field, value and limit."""
-
-    code = Code.INVALID_ARGUMENT
-    reason = "INVALID_INPUT"
 
     @classmethod
     def of(cls, field: str, value: object, limit: str) -> InvalidInput:
@@ -86,97 +90,44 @@ class DamagedFile(InvalidInput):
         )
 
 
-class PrefixMismatch(PacelineError):
+class PrefixMismatch(PacelineError, code=Code.FAILED_PRECONDITION, reason="PREFIX_MISMATCH", retry_safe=True):
     """A round or commit that doesn't continue what the service holds."""
 
-    code = Code.FAILED_PRECONDITION
-    reason = "PREFIX_MISMATCH"
-    retry_safe = True
 
-
-class VocabularyMismatch(PacelineError):
+class VocabularyMismatch(PacelineError, code=Code.FAILED_PRECONDITION, reason="VOCABULARY_MISMATCH"):
     """Two services whose tokenizers differ."""
 
-    code = Code.FAILED_PRECONDITION
-    reason = "VOCABULARY_MISMATCH"
 
-
-class ProtocolMismatch(PacelineError):
+class ProtocolMismatch(PacelineError, code=Code.FAILED_PRECONDITION, reason="PROTOCOL_MISMATCH"):
     """A peer that speaks another protocol version, or breaks the order of a link."""
 
-    code = Code.FAILED_PRECONDITION
-    reason = "PROTOCOL_MISMATCH"
 
-
-class Unsupported(PacelineError):
+class Unsupported(PacelineError, code=Code.UNIMPLEMENTED, reason="UNSUPPORTED"):
     """A feature that can't be served exactly, refused by name."""
 
-    code = Code.UNIMPLEMENTED
-    reason = "UNSUPPORTED"
 
-
-class UnknownSession(PacelineError):
+class UnknownSession(PacelineError, code=Code.NOT_FOUND, reason="UNKNOWN_SESSION", retry_safe=True):
     """A message for a session that isn't open on the link."""
 
-    code = Code.NOT_FOUND
-    reason = "UNKNOWN_SESSION"
-    retry_safe = True
 
-
-class UnknownModel(PacelineError):
+class UnknownModel(PacelineError, code=Code.NOT_FOUND, reason="UNKNOWN_MODEL"):
     """A request for a model that isn't served."""
 
-    code = Code.NOT_FOUND
-    reason = "UNKNOWN_MODEL"
 
-
-class Overloaded(PacelineError):
+class Overloaded(PacelineError, code=Code.RESOURCE_EXHAUSTED, reason="OVERLOADED", retry_safe=True):
     """No room now; `retry_after_ms` says when to try again."""
 
-    code = Code.RESOURCE_EXHAUSTED
-    reason = "OVERLOADED"
-    retry_safe = True
 
-
-class PeerUnavailable(PacelineError):
+class PeerUnavailable(PacelineError, code=Code.UNAVAILABLE, reason="PEER_UNAVAILABLE", retry_safe=True):
     """A peer that is dead, unreachable or silent; the message names it."""
 
-    code = Code.UNAVAILABLE
-    reason = "PEER_UNAVAILABLE"
-    retry_safe = True
 
-
-class DeadlineExceeded(PacelineError):
+class DeadlineExceeded(PacelineError, code=Code.DEADLINE_EXCEEDED, reason="DEADLINE_EXCEEDED"):
     """The request's time ran out."""
 
-    code = Code.DEADLINE_EXCEEDED
-    reason = "DEADLINE_EXCEEDED"
 
-
-class Cancelled(PacelineError):
+class Cancelled(PacelineError, code=Code.CANCELLED, reason="CANCELLED"):
     """The client cancelled, or left its text unread for too long."""
-
-    code = Code.CANCELLED
-    reason = "CANCELLED"
-
-
-_BY_REASON: dict[str, type[PacelineError]] = {
-    error.reason: error
-    for error in (
-        InternalError,
-        InvalidInput,
-        PrefixMismatch,
-        VocabularyMismatch,
-        ProtocolMismatch,
-        Unsupported,
-        UnknownSession,
-        UnknownModel,
-        Overloaded,
-        PeerUnavailable,
-        DeadlineExceeded,
-        Cancelled,
-    )
-}
 
 
 def from_wire(
@@ -187,15 +138,15 @@ def from_wire(
     retry_after_ms: int | None = None,
 ) -> PacelineError:
     """Rebuild the exception that a peer sent; unknown reasons become `InternalError`."""
-    error = _BY_REASON.get(reason, InternalError)
+    error = PacelineError.by_reason.get(reason, InternalError)
     return error(message, metadata=metadata, retry_after_ms=retry_after_ms)
-
-
-def _shortened(text: str, limit: int = 120) -> str:
-    return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 def require(condition: bool, name: str, value: object, limit: str) -> None:
     """Raise `InvalidInput` naming field, value and limit unless the condition holds."""
     if not condition:
         raise InvalidInput.of(name, value, limit)
+
+
+def _shortened(text: str, limit: int = 120) -> str:
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"

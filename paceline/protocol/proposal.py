@@ -11,6 +11,8 @@ from paceline.protocol.errors import require
 MAX_PROPOSAL_NODES = 64
 MAX_SUPPORT_ENTRIES = 256
 SUPPORT_SUM_TOLERANCE = 1e-3
+MAX_DRAFTER_BYTES = 512
+"""Of a drafter's name, which every round's record repeats: those of a whole text must fit one message."""
 AUTO = "auto"
 """Drafter of requests that leave the choice to the coordinator's policy."""
 NGRAM = "ngram"

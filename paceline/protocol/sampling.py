@@ -9,12 +9,6 @@ from enum import Enum
 
 from paceline.protocol.errors import InvalidInput, require
 
-LIFE_SIGN_MS = 250
-"""A target that has sessions of a link open shows on it so often that it is alive."""
-MAX_TIME_LEFT_MS = (1 << 32) - 1
-"""Longest time that a service is told a request has left, 49.7 days: what the wire's field holds."""
-MAX_DRAFTER_BYTES = 512
-"""Of a drafter's name, which every round's record repeats: those of a whole text must fit one message."""
 MAX_TOP_LOGPROBS = 20
 MAX_TEMPERATURE = 100.0
 REPETITION_PENALTIES = (0.01, 100.0)

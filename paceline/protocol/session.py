@@ -9,6 +9,9 @@ from paceline.protocol.errors import require
 from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import NoiseKey, SamplingParams
 
+MAX_TIME_LEFT_MS = (1 << 32) - 1
+"""Longest time that a service is told a request has left, 49.7 days: what the wire's field holds."""
+
 
 @dataclass(frozen=True)
 class SessionSpec:

@@ -9,6 +9,8 @@ from paceline.protocol.proposal import ROOT, Outcome, Proposal
 from paceline.protocol.records import StepTimings
 from paceline.protocol.session import Close, Failure, Features, SessionSpec
 
+LIFE_SIGN_MS = 250
+"""While a link has sessions open, the target writes a frame at least this often, to show that it is alive."""
 MAX_LEASE = 64
 """Most target-only rounds that a target may start by itself behind one that was sent."""
 MAX_PREFETCHED = 64

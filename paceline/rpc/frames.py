@@ -1,4 +1,4 @@
-"""Messages of a link gathered into frames."""
+"""Frames of a link, as both ends treat them: written as messages come, checked, and read beside the writer."""
 
 from __future__ import annotations
 
@@ -108,3 +108,32 @@ class FrameWriter(Generic[M]):
             self._waiting_sessions[session] = left
         else:
             del self._waiting_sessions[session]
+
+
+def check_frame(frame: Message) -> None:
+    """Raise `InvalidInput` for a frame beyond the size that both ends allow."""
+    size = frame.ByteSize()
+    if size > MAX_FRAME_BYTES:
+        raise InvalidInput.of("frame bytes", size, f"at most {MAX_FRAME_BYTES}")
+
+
+async def first_to_end(*bodies: Any, at_end: Callable[[], None]) -> None:
+    """Run bodies side by side until one ends; the others are cancelled, its exception is raised.
+
+    If several end at once the first one's exception counts: a reader knows why
+    a stream ended, a writer only that it did. `at_end` is called exactly once,
+    before anything else is waited for.
+    """
+    tasks = [asyncio.ensure_future(body) for body in bodies]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            if task in done:
+                task.result()
+    finally:
+        try:
+            at_end()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)

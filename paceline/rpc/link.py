@@ -1,30 +1,20 @@
-"""A link: one bidirectional stream between two processes that carries many sessions in frames.
-
-The coordinator's side is a `PeerLink`, the service's side `serve_link`; both
-write through a `FrameWriter`. A link has keepalive and no deadline. When it
-breaks, in whatever way, the server's handler is told once (`closed`) and so is
-the client's (`on_down`): all its sessions are over.
-
-A malformed message costs its session a `Failure`; a malformed frame (too
-large, a second hello, none at all) ends the link with a typed status.
-"""
+"""The service's side of a link: greets, hands commands to the link's sessions, and tells them when it ends."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import grpc
 
 from paceline.protocol import codec
-from paceline.protocol.draft import DraftCommand, DraftEvent
 from paceline.protocol.errors import DeadlineExceeded, PacelineError, ProtocolMismatch
 from paceline.protocol.handshake import Hello, Welcome
 from paceline.protocol.session import Close
-from paceline.protocol.target import TargetCommand, TargetEvent
-from paceline.rpc.frames import FrameWriter, InSession, Message
+from paceline.rpc.frames import FrameWriter, InSession, Message, check_frame, first_to_end
 from paceline.rpc.link_kinds import (
     DRAFT,
     HANDSHAKE_TIMEOUT_S,
@@ -33,9 +23,7 @@ from paceline.rpc.link_kinds import (
     Event,
     LinkKind,
     check_fingerprint,
-    check_frame,
     check_version,
-    first_to_end,
 )
 from paceline.rpc.statuses import abort_with, unexpected
 
@@ -59,20 +47,6 @@ class LinkHandler(Protocol[CommandIn]):
 
 
 OpenHandler = Callable[[FrameWriter[Event]], LinkHandler[Command]]
-
-
-async def serve_target_link(
-    context: Any, welcome: Welcome, open_handler: OpenHandler[TargetEvent, TargetCommand]
-) -> None:
-    """`serve_link` for `TargetService.Verify`."""
-    await serve_link(TARGET, context, welcome, open_handler)
-
-
-async def serve_draft_link(
-    context: Any, welcome: Welcome, open_handler: OpenHandler[DraftEvent, DraftCommand]
-) -> None:
-    """`serve_link` for `DraftService.Draft`."""
-    await serve_link(DRAFT, context, welcome, open_handler)
 
 
 async def serve_link(
@@ -106,6 +80,12 @@ async def serve_link(
             return
         logger.exception("link failed: method=%s peer=%s", kind.method, peer)
         await abort_with(context, unexpected(error))
+
+
+serve_target_link = partial(serve_link, TARGET)
+"""`serve_link` for `TargetService.Verify`."""
+serve_draft_link = partial(serve_link, DRAFT)
+"""`serve_link` for `DraftService.Draft`."""
 
 
 async def _accept(kind: LinkKind[Command, Event], context: Any, welcome: Welcome) -> Hello:

@@ -1,16 +1,24 @@
-"""The two kinds of link, and what both ends of one check of each other."""
+"""Links, their two kinds, and what their ends check of each other in the handshake.
+
+A link is one bidirectional stream between the coordinator and a service; it carries many sessions in frames. The
+coordinator's side is a `PeerLink`, the service's side `serve_link`; both write through a `FrameWriter`. A link has
+keepalive and no deadline. When it breaks, in whatever way, the service's handler is told once (`closed`) and so is
+the coordinator (`on_down`): all its sessions are over.
+
+A malformed message costs its session a `Failure`; a malformed frame (too large, a second hello, none at all) ends
+the link with a typed status.
+"""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from paceline.protocol import codec
 from paceline.protocol.draft import DraftCommand, DraftEvent
-from paceline.protocol.errors import InvalidInput, ProtocolMismatch, VocabularyMismatch
-from paceline.protocol.handshake import MAX_FRAME_BYTES, PROTOCOL_VERSION, Fingerprint
+from paceline.protocol.errors import ProtocolMismatch, VocabularyMismatch
+from paceline.protocol.handshake import PROTOCOL_VERSION, Fingerprint
 from paceline.protocol.target import TargetCommand, TargetEvent
 from paceline.rpc.frames import InSession, Message
 from paceline.v1 import draft_service_pb2 as draft_pb
@@ -83,32 +91,3 @@ def check_version(version: int) -> None:
             f"protocol_version = {version}: must be {PROTOCOL_VERSION}",
             metadata={"field": "protocol_version", "value": str(version), "limit": str(PROTOCOL_VERSION)},
         )
-
-
-def check_frame(frame: Message) -> None:
-    """Raise `InvalidInput` for a frame beyond the size that both ends allow."""
-    size = frame.ByteSize()
-    if size > MAX_FRAME_BYTES:
-        raise InvalidInput.of("frame bytes", size, f"at most {MAX_FRAME_BYTES}")
-
-
-async def first_to_end(*bodies: Any, at_end: Callable[[], None]) -> None:
-    """Run bodies side by side until one ends; the others are cancelled, its exception is raised.
-
-    If several end at once the first one's exception counts: a reader knows why
-    a stream ended, a writer only that it did. `at_end` is called exactly once,
-    before anything else is waited for.
-    """
-    tasks = [asyncio.ensure_future(body) for body in bodies]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in tasks:
-            if task in done:
-                task.result()
-    finally:
-        try:
-            at_end()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""The coordinator's side of a link: connects, greets, reconnects with back-off."""
+"""The coordinator's side of a link, to a target or a draft service: connects, greets, reconnects with back-off."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from paceline.protocol.handshake import Hello, Welcome
 from paceline.protocol.session import Failure
 from paceline.protocol.target import TargetCommand, TargetEvent
 from paceline.rpc.channel import KEEPALIVE, Keepalive, open_channel
-from paceline.rpc.frames import FrameWriter, Message
+from paceline.rpc.frames import FrameWriter, Message, check_frame, first_to_end
 from paceline.rpc.link_kinds import (
     DRAFT,
     HANDSHAKE_TIMEOUT_S,
@@ -34,15 +34,12 @@ from paceline.rpc.link_kinds import (
     Event,
     LinkKind,
     check_fingerprint,
-    check_frame,
     check_version,
-    first_to_end,
 )
 from paceline.rpc.statuses import from_rpc_error, unexpected
 from paceline.runtime.config import PeerSettings
 
 logger = logging.getLogger(__name__)
-
 
 RECONNECT_MIN_MS = 50.0
 RECONNECT_MAX_MS = 2_000.0
@@ -56,8 +53,8 @@ class PeerLink(Generic[Command, Event]):
     not block, and an exception of theirs is logged and goes no further:
     `on_up(welcome)` once a link stands, `on_event(event)` for each event (all
     those of a frame in one go, before anything is written), `on_down(error)`
-    exactly once for each `on_up`, always with a `PeerUnavailable`. An event that can't be decoded reaches its
-    session as a `Failure`.
+    exactly once for each `on_up`, always with a `PeerUnavailable`. An event that
+    can't be decoded reaches its session as a `Failure`.
 
     A refused handshake (`VocabularyMismatch`, `ProtocolMismatch`) is kept as
     `last_error` and tried again with the longest back-off.
@@ -153,7 +150,7 @@ class PeerLink(Generic[Command, Event]):
         return self._last_session_id
 
     def drop(self, error: PacelineError) -> None:
-        """Give the standing link up, say because the peer is silent: `on_down(error)` now, then reconnect."""
+        """Give up the standing link, for example because the peer is silent: `on_down(error)` now, then reconnect."""
         self._set_down(error)
         if self._dropped is not None and not self._dropped.done():
             self._dropped.set_exception(error)

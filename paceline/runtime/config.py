@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.proposal import AUTO
-from paceline.protocol.sampling import LIFE_SIGN_MS
+from paceline.protocol.target import LIFE_SIGN_MS
 
 DEFAULT_MODEL = "smollm2-135m"
 FAST_DTYPE: Literal["fast"] = "fast"

@@ -13,7 +13,8 @@ from paceline.models.tokenizer import load_tokenizer
 from paceline.protocol import codec
 from paceline.protocol.errors import InvalidInput, Unsupported
 from paceline.protocol.generation import GenerateRequest
-from paceline.protocol.sampling import MAX_TIME_LEFT_MS, Grammar, GrammarKind, NoiseKey, SamplingParams
+from paceline.protocol.sampling import Grammar, GrammarKind, NoiseKey, SamplingParams
+from paceline.protocol.session import MAX_TIME_LEFT_MS
 from paceline.protocol.target import TargetOpen
 
 ENDLESS = ServedModel("m", load_tokenizer("table:vocab=64"), 100, ("auto",))

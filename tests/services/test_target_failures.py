@@ -9,9 +9,8 @@ import pytest
 
 from paceline.models.table_names import TableSpec
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES, ROOT, Acceptance, Proposal, SparseDistribution
-from paceline.protocol.sampling import LIFE_SIGN_MS
 from paceline.protocol.session import Close, Failure
-from paceline.protocol.target import Round, TargetOpened, Verdict
+from paceline.protocol.target import LIFE_SIGN_MS, Round, TargetOpened, Verdict
 from tests.services.harness import (
     Events,
     RecordingEngine,

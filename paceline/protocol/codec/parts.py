@@ -11,9 +11,16 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from paceline.protocol.codec.copying import Copier, Part, copier, each, enumeration
 from paceline.protocol.errors import InvalidInput, Unsupported, require
-from paceline.protocol.proposal import MAX_PROPOSAL_NODES, Acceptance, Outcome, Proposal, SparseDistribution
+from paceline.protocol.proposal import (
+    MAX_DRAFTER_BYTES,
+    MAX_PROPOSAL_NODES,
+    Acceptance,
+    Outcome,
+    Proposal,
+    SparseDistribution,
+)
 from paceline.protocol.records import StepTimings
-from paceline.protocol.sampling import MAX_DRAFTER_BYTES, Grammar, GrammarKind, NoiseKey, SamplingParams
+from paceline.protocol.sampling import Grammar, GrammarKind, NoiseKey, SamplingParams
 from paceline.protocol.session import Close, Features, SessionSpec
 from paceline.protocol.target import RowLogprobs
 from paceline.v1 import types_pb2 as pb
