@@ -129,7 +129,7 @@ class Session:
             InvalidInput: a proposal is outside its limits, or the session isn't coupled; then none is kept.
         """
         mode = self.facts.acceptance
-        require(mode is Acceptance.COUPLED, "stage", mode.value, "for coupled acceptance only")
+        require(mode is Acceptance.COUPLED, "prefetch", mode.value, "for coupled acceptance only")
         if self.pending is None or self.pending.round_.base_length != prefetch.base_length:
             return
         waiting = self.pending.round_
@@ -139,7 +139,7 @@ class Session:
         prefetched = self.prefetched | prefetched
         require(
             len(prefetched) <= MAX_PREFETCHED,
-            "staged proposals",
+            "prefetched proposals",
             len(prefetched),
             f"at most {MAX_PREFETCHED} for one round",
         )

@@ -137,7 +137,7 @@ class TargetSession:
         followed = round_.behind(outcome, prefetched.first(self_started.nodes))
         if followed.base_length != self_started.base_length:
             raise ProtocolMismatch(
-                f"session {self._id}: the target began round {self_started.base_length} behind {outcome}, "
+                f"session {self._id}: the target started round {self_started.base_length} behind {outcome}, "
                 f"expected {followed.base_length}"
             )
         return TargetNext(self_started=followed.proposal, prefetches=True)

@@ -224,7 +224,7 @@ class StagingRequest(Request):
 async def test_a_begun_round_is_waited_for_and_not_sent() -> None:
     request = StagingRequest()
     first = await request.begins(proposal(4, 5, 6), SelfStarted(BASE + 1, 2))
-    assert [type(command).__name__ for command in request.link.take()] == ["TargetOpen", "Round", "Stage"]
+    assert [type(command).__name__ for command in request.link.take()] == ["TargetOpen", "Round", "Prefetch"]
     ahead = request.session.ahead(first.round_, outcome(7), first.verdict)
     assert ahead.self_started == proposal(4, 5)
     assert ahead.leased == 0
@@ -257,9 +257,9 @@ async def test_a_begun_round_that_is_lost_is_sent_with_what_it_had() -> None:
 async def test_a_target_that_begins_what_was_not_staged_is_refused(self_started: SelfStarted) -> None:
     request = StagingRequest()
     first = await request.begins(proposal(4, 5, 6), self_started)
-    with pytest.raises(ProtocolMismatch, match=f"the target began round {self_started.base_length}"):
+    with pytest.raises(ProtocolMismatch, match=f"the target started round {self_started.base_length}"):
         request.session.ahead(first.round_, outcome(7), first.verdict)
-    with pytest.raises(ProtocolMismatch, match="0 were staged"):
+    with pytest.raises(ProtocolMismatch, match="0 were prefetched"):
         request.session.ahead(first.round_, outcome(8), first.verdict)
 
 

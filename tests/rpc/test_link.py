@@ -328,6 +328,7 @@ async def test_server_that_stops_brings_the_link_down_once_and_a_new_one_brings_
 async def test_dropped_link_is_down_at_once_and_comes_back() -> None:
     async with serving(servicer := Servicer()) as port, Client(port) as client:
         await client.link.wait_up(10)
+        await until(lambda: servicer.handlers)  # opened behind the welcome; a drop before that leaves none to close
         error = PeerUnavailable("silent")
         client.link.drop(error)
         assert client.downs == [error]

@@ -306,10 +306,10 @@ GOOD = {"node": ROOT, "next_token": OWN[0], "token_ids": [1, 2]}
     ("changes", "text"),
     [
         ({"node": 3}, "outcome node = 3: must be in [-1, 2]"),
-        ({"node": -2}, "staged node = -2: must be at least -1"),
+        ({"node": -2}, "prefetched node = -2: must be at least -1"),
         ({"next_token": 32}, "committed token_ids = 32: must be in [0, 32)"),
         ({"token_ids": [1, 32]}, "proposal token_ids = 32: must be in [0, 32)"),
-        ({"token_ids": []}, "staged proposal nodes = 0: must be at least 1"),
+        ({"token_ids": []}, "prefetched proposal nodes = 0: must be at least 1"),
         ({"token_ids": [1] * 65}, "proposal nodes = 65: must be at most 64"),
         ({"parents": [-1]}, "proposal parents = 1: must be 2"),
         ({"parents": [-1, 1]}, "proposal parent of node 1 = 1: must be in [-1, 0]"),
@@ -340,7 +340,7 @@ async def test_all_stages_of_a_round_together_have_as_many_outcomes_as_the_welco
         assert at.events.link.welcome.max_prefetched == len(missed) == 64
         await at.handled(STRAY, Prefetch(1, 4, tuple(missed[:40])))
         await at.refuses(
-            "INVALID_INPUT", "staged proposals = 65: must be at most 64", Prefetch(1, 4, (met, *missed[40:]))
+            "INVALID_INPUT", "prefetched proposals = 65: must be at most 64", Prefetch(1, 4, (met, *missed[40:]))
         )
         verdict = await at.verdict(STRAY, Prefetch(1, 4, (met, *missed[41:])), Prefetch(1, 4, (met, *missed[:9])))
         assert verdict.self_started == SelfStarted(5, 2), "what is staged again counts once"

@@ -10,9 +10,7 @@ behind the first hop sees the same bits.
 
 from __future__ import annotations
 
-from paceline.protocol.codec import draft, generation, handshake, target
-from paceline.protocol.codec.failures import error_of, failure_of, session_id_of
-from paceline.protocol.codec.parts import decode_traceparent
+from paceline.protocol.codec import draft, failures, generation, handshake, parts, target
 
 encode_hello, decode_hello = handshake.HELLO.encode, handshake.HELLO.decode
 encode_welcome, decode_welcome = handshake.WELCOME.encode, handshake.WELCOME.decode
@@ -24,30 +22,5 @@ encode_draft_event, decode_draft_event = draft.EVENT.encode, draft.EVENT.decode
 encode_generate_request, decode_generate_request = generation.encode_request, generation.REQUEST.decode
 encode_generate_event, decode_generate_event = generation.EVENT.encode, generation.EVENT.decode
 encode_model_description, decode_model_description = generation.MODEL.encode, generation.MODEL.decode
-
-__all__ = [
-    "decode_draft_command",
-    "decode_draft_event",
-    "decode_generate_event",
-    "decode_generate_request",
-    "decode_hello",
-    "decode_model_description",
-    "decode_service_status",
-    "decode_target_command",
-    "decode_target_event",
-    "decode_traceparent",
-    "decode_welcome",
-    "encode_draft_command",
-    "encode_draft_event",
-    "encode_generate_event",
-    "encode_generate_request",
-    "encode_hello",
-    "encode_model_description",
-    "encode_service_status",
-    "encode_target_command",
-    "encode_target_event",
-    "encode_welcome",
-    "error_of",
-    "failure_of",
-    "session_id_of",
-]
+decode_traceparent = parts.decode_traceparent
+failure_of, error_of, session_id_of = failures.failure_of, failures.error_of, failures.session_id_of

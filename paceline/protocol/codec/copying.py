@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from enum import Enum
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from google.protobuf.message import Message
@@ -40,28 +40,39 @@ class Copier(Generic[Domain, Wire]):
     domain: type[Domain]
     encode: Callable[[Domain], Wire]
     decode: Callable[[Wire], Domain]
-    field: ClassVar[str] = ""
+
+
+_COPIERS: dict[str, Copier[Any, Any]] = {}
+"""By the message's full name."""
+
+
+def register(message: type[Wire], made: Copier[Domain, Wire]) -> Copier[Domain, Wire]:
+    """Have every field that holds such a message copied so, in the messages whose copiers are made later."""
+    _COPIERS[message.DESCRIPTOR.full_name] = made
+    return made
 
 
 def copier(
     domain: type[Domain],
     message: type[Wire],
     check: Callable[[Wire], None] | None = None,
-    **parts: Part | Copier[Any, Any],
+    **parts: Part,
 ) -> Copier[Domain, Wire]:
     """The copier between a dataclass and a message that have the same fields.
 
-    A field is copied as it is, a repeated one to a tuple, unless `parts` says how it is converted. A field that is
-    not set on the wire gets the dataclass's default; where there is none, the message's own. `check` sees the
-    message before anything is decoded.
+    A message is copied by the copier that was made for it before, any other value as it is, and a repeated field to
+    a tuple, unless `parts` says how a field is converted. A field that is not set on the wire gets the dataclass's
+    default; where there is none, the message's own. `check` sees the message before anything is decoded.
     """
     wires = message.DESCRIPTOR.fields_by_name
-    copied = [(field, parts.get(field.name, Part())) for field in fields(domain)]  # type: ignore[arg-type]
-    names = [part.field or field.name for field, part in copied]
+    copied = [(field, parts.get(field.name)) for field in fields(domain)]  # type: ignore[arg-type] # a dataclass
+    names = [part.field if part and part.field else field.name for field, part in copied]
+    assert parts.keys() <= {field.name for field, _ in copied}, f"{domain.__name__}: unknown among {sorted(parts)}"
     assert set(names) == set(wires), f"{domain.__name__}: one side lacks {sorted(set(names) ^ set(wires))}"
     scope: dict[str, Any] = {"Domain": domain, "Message": message, "check": check}
     reads, writes = [], []
-    for name, (field, part) in zip(names, copied, strict=True):
+    for name, (field, given) in zip(names, copied, strict=True):
+        part = given or _default_part(wires[name])
         decode = tuple if wires[name].is_repeated and part.decode is _as_it_is else part.decode
         has_default = wires[name].has_presence and field.default is not MISSING
         scope |= {f"read_{name}": decode, f"write_{name}": part.encode, f"default_{name}": field.default}
@@ -74,7 +85,15 @@ def copier(
         f"    return Domain({', '.join(reads)})\n"
     )
     exec(compile(source, f"<copier of {domain.__name__}>", "exec"), scope)  # noqa: S102 - made of names only
-    return Copier(domain, scope["encode"], scope["decode"])
+    return register(message, Copier(domain, scope["encode"], scope["decode"]))
+
+
+def _default_part(wire: Any) -> Part:
+    if wire.message_type is None:
+        return Part()
+    made = _COPIERS[wire.message_type.full_name]
+    part = Part(made.encode, made.decode)
+    return each(part) if wire.is_repeated else part
 
 
 def _read(name: str, *, plain: bool, has_default: bool) -> str:
@@ -86,10 +105,11 @@ def _write(name: str, attribute: str, *, plain: bool, presence: bool) -> str:
     value = f"value.{attribute}"
     if plain:
         return f"{name}={value}"
-    return f"{name}={f'None if {value} is None else ' if presence else ''}write_{name}({value})"
+    guard = f"None if {value} is None else " if presence else ""
+    return f"{name}={guard}write_{name}({value})"
 
 
-def each(part: Part | Copier[Any, Any]) -> Part:
+def each(part: Part) -> Part:
     """How a repeated field is converted, value by value."""
     return Part(lambda values: [*map(part.encode, values)], lambda values: tuple(map(part.decode, values)))
 

@@ -10,11 +10,9 @@ from paceline.protocol.codec.failures import FAILURE
 from paceline.protocol.codec.parts import (
     CLOSE,
     FEATURE_LAYERS,
-    FEATURES,
     OUTCOME,
     PROPOSAL,
     SESSION_ID,
-    SPEC,
     TIMINGS,
     TRACEPARENT,
     TREE_WIDTHS,
@@ -89,26 +87,15 @@ def _facts_of(drafted: DraftedProposal) -> tuple[object, ...]:
     return drafted.session_id, drafted.outcome, drafted.proposal, drafted.timings
 
 
-BUDGET = copier(DraftBudget, pb.DraftBudget, _check_budget, tree_widths=TREE_WIDTHS)
-DRAFTED = copier(DraftedProposal, pb.DraftedProposal, outcome=OUTCOME, proposal=PROPOSAL, timings=TIMINGS)
+copier(DraftBudget, pb.DraftBudget, _check_budget, tree_widths=TREE_WIDTHS)
+DRAFTED = copier(DraftedProposal, pb.DraftedProposal)
 COMMAND: OneOf[DraftCommand, pb.DraftCommand] = OneOf(
     "draft command",
     pb.DraftCommand,
     {
-        "commit": copier(
-            Commit,
-            pb.Commit,
-            _check_commit,
-            session_id=SESSION_ID,
-            outcome=OUTCOME,
-            budget=BUDGET,
-            features=FEATURES,
-            traceparent=TRACEPARENT,
-        ),
-        "verifying": copier(
-            Verifying, pb.Verifying, _check_verifying, session_id=SESSION_ID, proposal=PROPOSAL, budget=BUDGET
-        ),
-        "open": copier(DraftOpen, pb.DraftOpen, session_id=SESSION_ID, spec=SPEC, budget=BUDGET),
+        "commit": copier(Commit, pb.Commit, _check_commit, session_id=SESSION_ID, traceparent=TRACEPARENT),
+        "verifying": copier(Verifying, pb.Verifying, _check_verifying, session_id=SESSION_ID),
+        "open": copier(DraftOpen, pb.DraftOpen, session_id=SESSION_ID),
         "close": CLOSE,
     },
 )

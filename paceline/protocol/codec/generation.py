@@ -5,17 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from paceline.protocol.codec.copying import OneOf, Part, copier, each, enumeration
-from paceline.protocol.codec.handshake import FINGERPRINT
-from paceline.protocol.codec.parts import (
-    ACCEPTANCE,
-    LOGPROBS,
-    SAMPLING,
-    TIMINGS,
-    TREE_WIDTHS,
-    check_ids,
-    check_known,
-    check_text,
-)
+from paceline.protocol.codec.parts import ACCEPTANCE, TREE_WIDTHS, check_ids, check_known, check_text
 from paceline.protocol.errors import require
 from paceline.protocol.generation import (
     ChatMessage,
@@ -34,11 +24,15 @@ from paceline.protocol.records import GenerationStats, RoundRecord
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1 import types_pb2
 
-_MESSAGES = each(copier(ChatMessage, pb.ChatMessage))
+_MESSAGE = copier(ChatMessage, pb.ChatMessage)
 
 
 def _write_chat(messages: tuple[ChatMessage, ...]) -> pb.ChatInput | None:
-    return pb.ChatInput(messages=_MESSAGES.encode(messages)) if messages else None
+    return pb.ChatInput(messages=[_MESSAGE.encode(message) for message in messages]) if messages else None
+
+
+def _read_chat(chat: pb.ChatInput) -> tuple[ChatMessage, ...]:
+    return tuple(_MESSAGE.decode(message) for message in chat.messages)
 
 
 def _write_tokens(token_ids: tuple[int, ...]) -> pb.TokenInput | None:
@@ -60,15 +54,14 @@ def _check_request(message: pb.GenerateRequest) -> None:
     require(kind != "tokens" or len(token_ids) >= 1, "token_ids", len(token_ids), "at least 1 token")
 
 
+copier(SpeculationSettings, pb.SpeculationSettings, tree_widths=TREE_WIDTHS)
 REQUEST = copier(
     GenerateRequest,
     pb.GenerateRequest,
     _check_request,
-    messages=Part(_write_chat, lambda chat: _MESSAGES.decode(chat.messages), field="chat"),
+    messages=Part(_write_chat, _read_chat, field="chat"),
     token_ids=Part(_write_tokens, lambda tokens: tuple(tokens.token_ids), field="tokens"),
-    sampling=SAMPLING,
     acceptance=Part(ACCEPTANCE.encode, _read_acceptance),
-    speculation=copier(SpeculationSettings, pb.SpeculationSettings, tree_widths=TREE_WIDTHS),
 )
 
 
@@ -99,7 +92,8 @@ def _check_tokens(message: pb.GeneratedTokens) -> None:
     require(rows in (0, count), "logprobs rows", rows, f"0 or {count}, one for each token")
 
 
-_RECORD = copier(RoundRecord, pb.RoundRecord, target=TIMINGS, draft=TIMINGS)
+copier(RoundRecord, pb.RoundRecord)
+copier(GenerationStats, pb.GenerationStats)
 EVENT: OneOf[GenerateEvent, pb.GenerateResponse] = OneOf(
     "generate event",
     pb.GenerateResponse,
@@ -110,14 +104,12 @@ EVENT: OneOf[GenerateEvent, pb.GenerateResponse] = OneOf(
             pb.GeneratedTokens,
             _check_tokens,
             provenance=each(enumeration("provenance", Provenance, types_pb2.Provenance)),
-            logprobs=LOGPROBS,
         ),
         "finished": copier(
             Finished,
             pb.GenerationFinished,
             reason=enumeration("finish reason", FinishReason, pb.FinishReason),
-            stats=copier(GenerationStats, pb.GenerationStats, records=each(_RECORD)),
         ),
     },
 )
-MODEL = copier(ModelDescription, pb.ModelDescription, target=FINGERPRINT, draft=FINGERPRINT)
+MODEL = copier(ModelDescription, pb.ModelDescription)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from paceline.protocol.codec.copying import copier
 from paceline.protocol.errors import require
-from paceline.protocol.handshake import PROTOCOL_VERSION, Fingerprint, Hello, ServiceStatus, Welcome
+from paceline.protocol.handshake import PROTOCOL_VERSION, Hello, ServiceStatus, Welcome
 from paceline.v1 import types_pb2 as pb
 
-FINGERPRINT = copier(Fingerprint, pb.Fingerprint)
 # Versions are compared by the link, not here: an old hello must still be readable.
-HELLO = copier(Hello, pb.Hello, fingerprint=FINGERPRINT)
+HELLO = copier(Hello, pb.Hello)
 
 
 def _check_welcome(message: pb.Welcome) -> None:
@@ -19,5 +18,5 @@ def _check_welcome(message: pb.Welcome) -> None:
             require(getattr(message, field) >= 1, f"welcome.{field}", getattr(message, field), "at least 1")
 
 
-WELCOME = copier(Welcome, pb.Welcome, _check_welcome, fingerprint=FINGERPRINT)
-SERVICE_STATUS = copier(ServiceStatus, pb.ServiceStatus, fingerprint=FINGERPRINT)
+WELCOME = copier(Welcome, pb.Welcome, _check_welcome)
+SERVICE_STATUS = copier(ServiceStatus, pb.ServiceStatus)

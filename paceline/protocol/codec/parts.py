@@ -1,4 +1,4 @@
-"""What several messages are made of: sampling, proposals, outcomes, timings, hidden states, and single fields."""
+"""What several messages have in common: the messages inside them, and fields that are checked or written alike."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from paceline.protocol.codec.copying import Copier, Part, copier, each, enumeration
+from paceline.protocol.codec.copying import Copier, Part, copier, each, enumeration, register
 from paceline.protocol.errors import InvalidInput, Unsupported, require
+from paceline.protocol.handshake import Fingerprint
 from paceline.protocol.proposal import (
     MAX_DRAFTER_BYTES,
     MAX_PROPOSAL_NODES,
@@ -106,6 +107,7 @@ TREE_WIDTHS = Part(decode=_read_widths)
 FEATURE_LAYERS = Part(decode=_read_layers("feature_layers"))
 ACCEPTANCE = enumeration("acceptance", Acceptance, pb.Acceptance)
 CLOSE = copier(Close, pb.Close, session_id=SESSION_ID)
+copier(Fingerprint, pb.Fingerprint)
 
 
 def _encode_grammar(grammar: Grammar) -> pb.Grammar:
@@ -121,13 +123,13 @@ def _decode_grammar(message: pb.Grammar) -> Grammar:
     return Grammar(GrammarKind(kind), getattr(message, kind))
 
 
+register(pb.Grammar, Copier(Grammar, _encode_grammar, _decode_grammar))
 _SAMPLING = copier(
     SamplingParams,
     pb.SamplingParams,
     lambda message: check_known("sampling", message),
     logit_bias=Part(dict, lambda biases: tuple(biases.items())),
     bad_words=each(Part(lambda word: pb.TokenSequence(token_ids=word), lambda word: tuple(word.token_ids))),
-    grammar=Copier(Grammar, _encode_grammar, _decode_grammar),
 )
 
 
@@ -140,15 +142,9 @@ def _encode_sampling(params: SamplingParams) -> pb.SamplingParams:
     return _SAMPLING.encode(params)
 
 
-SAMPLING = Copier(SamplingParams, _encode_sampling, _SAMPLING.decode)
-SPEC = copier(
-    SessionSpec,
-    pb.SessionSpec,
-    sampling=SAMPLING,
-    noise=copier(NoiseKey, pb.NoiseKey),
-    acceptance=ACCEPTANCE,
-    traceparent=TRACEPARENT,
-)
+register(pb.SamplingParams, Copier(SamplingParams, _encode_sampling, _SAMPLING.decode))
+copier(NoiseKey, pb.NoiseKey)
+copier(SessionSpec, pb.SessionSpec, acceptance=ACCEPTANCE, traceparent=TRACEPARENT)
 
 
 def _check_proposal(message: pb.Proposal) -> None:
@@ -159,13 +155,8 @@ def _check_proposal(message: pb.Proposal) -> None:
     require(size <= MAX_DRAFTER_BYTES, "proposal drafter bytes", size, f"at most {MAX_DRAFTER_BYTES}")
 
 
-PROPOSAL = copier(
-    Proposal,
-    pb.Proposal,
-    _check_proposal,
-    parents=Part(written_parents, tuple),
-    supports=each(copier(SparseDistribution, pb.SparseDistribution)),
-)
+copier(SparseDistribution, pb.SparseDistribution)
+PROPOSAL = copier(Proposal, pb.Proposal, _check_proposal, parents=Part(written_parents, tuple))
 
 
 def _check_outcome(message: pb.Outcome) -> None:
@@ -190,7 +181,7 @@ def _check_logprobs(message: pb.RowLogprobs) -> None:
     require(len(message.logprobs) == ids, "row logprobs", len(message.logprobs), f"{ids}, one for each id")
 
 
-LOGPROBS = each(copier(RowLogprobs, pb.RowLogprobs, _check_logprobs))
+copier(RowLogprobs, pb.RowLogprobs, _check_logprobs)
 
 
 def _check_features(message: pb.Features) -> None:

@@ -8,11 +8,7 @@ from paceline.protocol.codec.parts import (
     CLOSE,
     FEATURE_LAYERS,
     FEATURES,
-    LOGPROBS,
-    PROPOSAL,
     SESSION_ID,
-    SPEC,
-    TIMINGS,
     TRACEPARENT,
     session_of,
     written_parents,
@@ -69,12 +65,13 @@ def _check_verdict(message: pb.Verdict) -> None:
         require(0 <= mass <= 1 + PROBABILITY_SLACK, "residual_mass", mass, "in [0, 1]")
 
 
+copier(SelfStarted, pb.SelfStarted)
 COMMAND: OneOf[TargetCommand, pb.TargetCommand] = OneOf(
     "target command",
     pb.TargetCommand,
     {
-        "round": copier(Round, pb.Round, session_id=SESSION_ID, proposal=PROPOSAL, traceparent=TRACEPARENT),
-        "open": copier(TargetOpen, pb.TargetOpen, session_id=SESSION_ID, spec=SPEC, feature_layers=FEATURE_LAYERS),
+        "round": copier(Round, pb.Round, session_id=SESSION_ID, traceparent=TRACEPARENT),
+        "open": copier(TargetOpen, pb.TargetOpen, session_id=SESSION_ID, feature_layers=FEATURE_LAYERS),
         "prefetch": Copier(Prefetch, _encode_prefetch, _decode_prefetch),
         "close": CLOSE,
     },
@@ -83,16 +80,8 @@ EVENT: OneOf[TargetEvent, pb.TargetEvent] = OneOf(
     "target event",
     pb.TargetEvent,
     {
-        "verdict": copier(
-            Verdict,
-            pb.Verdict,
-            _check_verdict,
-            session_id=SESSION_ID,
-            logprobs=LOGPROBS,
-            timings=TIMINGS,
-            self_started=copier(SelfStarted, pb.SelfStarted),
-        ),
-        "opened": copier(TargetOpened, pb.TargetOpened, session_id=SESSION_ID, timings=TIMINGS),
+        "verdict": copier(Verdict, pb.Verdict, _check_verdict, session_id=SESSION_ID),
+        "opened": copier(TargetOpened, pb.TargetOpened, session_id=SESSION_ID),
         "failure": FAILURE,
         "features": FEATURES,
     },
