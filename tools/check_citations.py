@@ -79,8 +79,8 @@ def _dangling_paths(root: Path, file: Path, text: str) -> Iterator[str]:
         if _is_path(file, path) and not any((base / path).exists() for base in (root, root / PROTOS)):
             yield _at(file, text, found, f"no file {path}")
     for found in _MODULE.finditer(text):
-        path = Path(*found[1].split("."))
-        if not (root / path).with_suffix(".py").exists() and not (root / path / "__main__.py").exists():
+        module = Path(*found[1].split("."))
+        if not (root / module).with_suffix(".py").exists() and not (root / module / "__main__.py").exists():
             yield _at(file, text, found, f"no module {found[1]} to run")
 
 
