@@ -81,3 +81,10 @@ def test_every_mutant_is_in_the_table_of_variants_that_break_exactness() -> None
     used = (ROOT / "tests/mutants/test_mutants.py").read_text(encoding="utf-8")
     mutants = set(re.findall(r"\b(?:mutants|processed|runs|prefetches)\.([A-Z][a-z]\w+)", used)) - EXACT
     assert named - EXACT == mutants
+
+
+@pytest.mark.parametrize("folder", ["decisions", "reports"])
+def test_every_record_is_in_its_folders_index(folder: str) -> None:
+    index = (ROOT / "docs" / folder / "README.md").read_text(encoding="utf-8")
+    records = {path.name for path in (ROOT / "docs" / folder).glob("*.md")} - {"README.md"}
+    assert records == set(re.findall(r"\]\(([^()/]+\.md)\)", index))
