@@ -227,7 +227,7 @@ async def test_what_the_target_has_no_rows_for_is_cut(tmp_path: Path, answer: An
             log = cluster.services["coordinator"].log_tail()
             cluster.wait_idle()
     assert drafted.token_ids == plain.token_ids
-    assert any(record.proposed for record in drafted.stats.records) == (answer is too_wide), "what is left is verified"
+    assert any(record.proposed for record in drafted.stats.records) == (answer is too_wide), "the rest is verified"
     assert "refused" not in log
 
 
