@@ -46,6 +46,7 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/buf lint
 	$(BIN)/python -m tools.check_stubs
+	$(BIN)/python -m tools.check_citations
 	$(BIN)/lint-imports
 
 format: setup

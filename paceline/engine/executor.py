@@ -5,7 +5,7 @@ forward pass runs, and no engine needs a lock.
 
 Each step is handed over twice, to the thread and back, while nothing computes;
 a pool of `concurrent.futures` takes twice as long for it, .27 ms where cores
-sleep in between (decision `2026-11-21-proposals-are-staged`).
+sleep in between (decision `2026-11-21-proposals-are-prefetched`).
 """
 
 from __future__ import annotations

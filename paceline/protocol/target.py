@@ -120,7 +120,7 @@ class Verdict:
     coupled: `token_ids[0]` follows the root, `token_ids[i + 1]` follows node i.
     rejection, block: `token_ids[i]` is the recovered token for node i, the last
     is the bonus; `target_probabilities[i]` is p(x_i); block adds
-    `residual_masses[i]` = S_i (`exactness`: S_0 … S_{k-1}).
+    `residual_masses[i]` = S_i (`exactness` §1c: S_0 … S_{k-1}).
     """
 
     session_id: int
