@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from coordinator.policy.estimates import Confidence, Mean, StepCostTable
 from coordinator.policy.throttle import Throttle
+from paceline.costs.acceptance import AcceptanceTable
+from paceline.costs.running_mean import RunningMean
+from paceline.costs.step_cost import StepCost
 
 MATCH_EDGES = (3.0, 4.0, 5.0, 7.0, 10.0, 16.0, 32.0)
 """Bins of an n-gram match's length, in tokens."""
@@ -23,22 +25,22 @@ REQUEST_WEIGHT = 8.0
 """Observations that what other requests taught is worth to a new one."""
 
 
-def _by_match() -> Confidence:
-    return Confidence.of(MATCH_EDGES, lambda length: length / (length + 4.0), 4.0)
+def _by_match() -> AcceptanceTable:
+    return AcceptanceTable.of(MATCH_EDGES, lambda length: length / (length + 4.0), 4.0)
 
 
-def _by_q() -> tuple[Confidence, ...]:
-    best = Confidence.of(Q_EDGES, lambda q: 0.2 + 0.75 * q, 6.0)
-    others = (Confidence.of(Q_EDGES, lambda q: 0.1 + 0.2 * q, 6.0) for _ in range(1, RANKS))
+def _by_q() -> tuple[AcceptanceTable, ...]:
+    best = AcceptanceTable.of(Q_EDGES, lambda q: 0.2 + 0.75 * q, 6.0)
+    others = (AcceptanceTable.of(Q_EDGES, lambda q: 0.1 + 0.2 * q, 6.0) for _ in range(1, RANKS))
     return (best, *others)
 
 
-def _by_depth() -> Confidence:
-    return Confidence.of(DEPTH_EDGES, lambda depth: 0.55, 6.0)
+def _by_depth() -> AcceptanceTable:
+    return AcceptanceTable.of(DEPTH_EDGES, lambda depth: 0.55, 6.0)
 
 
-def _by_rank() -> Confidence:
-    return Confidence.of(RANK_EDGES, lambda rank: 0.16 / max(1.0, rank - 1), 6.0)
+def _by_rank() -> AcceptanceTable:
+    return AcceptanceTable.of(RANK_EDGES, lambda rank: 0.16 / max(1.0, rank - 1), 6.0)
 
 
 @dataclass(frozen=True)
@@ -55,12 +57,12 @@ class AcceptanceStatistics:
         worth: of a round's best proposal, in tokens.
     """
 
-    by_match: Confidence = field(default_factory=_by_match)
-    by_q: tuple[Confidence, ...] = field(default_factory=_by_q)
-    by_depth: Confidence = field(default_factory=_by_depth)
-    by_rank: Confidence = field(default_factory=_by_rank)
-    hits: Mean = field(default_factory=lambda: Mean(0.7, 4.0))
-    worth: Mean = field(default_factory=lambda: Mean(1.0, 1.0))
+    by_match: AcceptanceTable = field(default_factory=_by_match)
+    by_q: tuple[AcceptanceTable, ...] = field(default_factory=_by_q)
+    by_depth: AcceptanceTable = field(default_factory=_by_depth)
+    by_rank: AcceptanceTable = field(default_factory=_by_rank)
+    hits: RunningMean = field(default_factory=lambda: RunningMean(0.7, 4.0))
+    worth: RunningMean = field(default_factory=lambda: RunningMean(1.0, 1.0))
 
     def child(self) -> AcceptanceStatistics:
         """Where one request begins, to learn on for itself."""
@@ -69,8 +71,8 @@ class AcceptanceStatistics:
             tuple(table.child(REQUEST_WEIGHT) for table in self.by_q),
             self.by_depth.child(REQUEST_WEIGHT),
             self.by_rank.child(REQUEST_WEIGHT),
-            Mean(self.hits.value, REQUEST_WEIGHT),
-            Mean(self.worth.value, 1.0, limit=REMEMBERED_VALUES),
+            RunningMean(self.hits.value, REQUEST_WEIGHT),
+            RunningMean(self.worth.value, 1.0, limit=REMEMBERED_VALUES),
         )
 
 
@@ -92,18 +94,18 @@ class RoundCosts:
             when the step that others share may have left without it.
     """
 
-    verify: StepCostTable = field(default_factory=StepCostTable)
-    step: StepCostTable = field(default_factory=StepCostTable)
-    outcome_drafting: Mean = field(default_factory=lambda: Mean(0.0, 1.0))
-    plain: Mean = field(default_factory=lambda: Mean(0.0, 0.0))
-    plain_sent: Mean = field(default_factory=lambda: Mean(0.0, 0.0))
-    plain_ahead: Mean = field(default_factory=lambda: Mean(0.0, 0.0))
-    sent: Mean = field(default_factory=lambda: Mean(0.0, 0.0))
-    ahead: Mean = field(default_factory=lambda: Mean(0.0, 0.0))
-    draft_step: Mean = field(default_factory=lambda: Mean(0.0, 0.0))
-    draft_wire: Mean = field(default_factory=lambda: Mean(1.0, 1.0))
-    queue: Mean = field(default_factory=lambda: Mean(0.0, 0.0))
-    queue_late: Mean = field(default_factory=lambda: Mean(0.0, 0.0))
+    verify: StepCost = field(default_factory=StepCost)
+    step: StepCost = field(default_factory=StepCost)
+    outcome_drafting: RunningMean = field(default_factory=lambda: RunningMean(0.0, 1.0))
+    plain: RunningMean = field(default_factory=lambda: RunningMean(0.0, 0.0))
+    plain_sent: RunningMean = field(default_factory=lambda: RunningMean(0.0, 0.0))
+    plain_ahead: RunningMean = field(default_factory=lambda: RunningMean(0.0, 0.0))
+    sent: RunningMean = field(default_factory=lambda: RunningMean(0.0, 0.0))
+    ahead: RunningMean = field(default_factory=lambda: RunningMean(0.0, 0.0))
+    draft_step: RunningMean = field(default_factory=lambda: RunningMean(0.0, 0.0))
+    draft_wire: RunningMean = field(default_factory=lambda: RunningMean(1.0, 1.0))
+    queue: RunningMean = field(default_factory=lambda: RunningMean(0.0, 0.0))
+    queue_late: RunningMean = field(default_factory=lambda: RunningMean(0.0, 0.0))
 
     @property
     def trip(self) -> float:

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from coordinator.policy.cost_model import RANKS, CostModel
-from coordinator.policy.estimates import Mean
 from coordinator.policy.growth import MOST_LAST, SMALLEST_CHANCE, expected_of_trees
 from coordinator.policy.restraint import Guard, Probe
+from paceline.costs.running_mean import RunningMean
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES, ROOT, Acceptance, Proposal
 from paceline.protocol.records import RoundRecord
 from paceline.sampling.ngram import Match
@@ -136,10 +136,10 @@ class RequestPolicy:
         self._shared = cost_model.of(drafter, greedy)
         self._own = self._shared.child()
         plain = self._costs.plain
-        self._tokens = Mean(1.0, 4.0, limit=30.0)
-        self._round_ms = Mean(plain.value, 4.0 if plain.weight else 0.0, limit=30.0)
-        self._sharers = Mean(1.0, 1.0, limit=10.0)
-        self._other_rows = Mean(0.0, 1.0, limit=10.0)
+        self._tokens = RunningMean(1.0, 4.0, limit=30.0)
+        self._round_ms = RunningMean(plain.value, 4.0 if plain.weight else 0.0, limit=30.0)
+        self._sharers = RunningMean(1.0, 1.0, limit=10.0)
+        self._other_rows = RunningMean(0.0, 1.0, limit=10.0)
         self._guard = Guard()
         self._probe = Probe()
         self._quiet = 0
@@ -420,13 +420,13 @@ class RequestPolicy:
         waiting = 1 + (target.queue_ms / target.forward_ms if target.forward_ms > 0 else 0)
         self._sharers.add(max(1, target.sessions) * min(waiting, OUTLIER))
         self._other_rows.add(max(0, target.rows - own_rows))
-        costs.step.add(max(1, target.rows), step_ms)
+        costs.step.observe(max(1, target.rows), step_ms)
         if plan.fan_out:
             costs.outcome_drafting.add(
                 min(step_ms, OUTLIER * costs.verify.ms(target.rows)) - costs.verify.ms(target.rows)
             )
         else:
-            costs.verify.add(max(1, target.rows), step_ms)
+            costs.verify.observe(max(1, target.rows), step_ms)
             if proposal is None:
                 measured = costs.plain_ahead if record.self_started else costs.plain_sent
                 measured.add(ms)

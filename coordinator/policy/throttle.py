@@ -14,7 +14,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from coordinator.policy.estimates import Mean
+from paceline.costs.running_mean import RunningMean
 
 FEWEST_REQUESTS = 4
 """Fewer running requests than this are left to the policy: what pays depends on their texts, not on each other."""
@@ -74,7 +74,7 @@ class _LoadWindow:
 class _LoadLevel:
     """What is known at one number of running requests, roughly."""
 
-    speeds: dict[Level, Mean] = field(default_factory=dict)
+    speeds: dict[Level, RunningMean] = field(default_factory=dict)
     level: Level = Level.FULL
     best_ms: float = 0.0
     """Request time at the best level since the last look at another."""
@@ -113,7 +113,7 @@ class _LoadLevel:
 
         A look that ended early tells that a level is behind, not how far: whole ones take its place.
         """
-        speed = self.speeds.setdefault(measured, Mean(window.speed, 0.0, limit=REMEMBERED))
+        speed = self.speeds.setdefault(measured, RunningMean(window.speed, 0.0, limit=REMEMBERED))
         if whole:
             speed.add(window.speed)
         if measured != self.level:

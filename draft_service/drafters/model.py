@@ -17,13 +17,13 @@ import numpy as np
 
 from draft_service.drafters.branch import Branch
 from draft_service.drafters.calibration import Calibration
-from draft_service.drafters.cost import StepCost
 from draft_service.drafters.draws import Law, draws_of, ranked_law
 from draft_service.drafters.interface import DrafterManifest, DraftingContext
 from draft_service.drafters.names import MODEL
 from draft_service.drafters.speculation import Speculation
 from draft_service.drafters.state import SessionState
 from draft_service.drafters.tree import TREE_ROWS, DraftTree, Node
+from paceline.costs.step_cost import StepCost
 from paceline.engine.interface import Engine, Logits, RankedRows, Ranking, RankingEngine, StepPlan
 from paceline.protocol.draft import DraftBudget, Verifying
 from paceline.protocol.errors import InvalidInput, PacelineError

@@ -215,7 +215,7 @@ def test_what_the_draft_prepares_outcomes_for_is_told_before_a_run(request_: Req
 
 
 def test_a_verdict_is_due_from_when_its_round_left_or_from_when_the_target_began_it(request_: Request) -> None:
-    request_.cost_model.costs.step.add(1, 20.0)
+    request_.cost_model.costs.step.observe(1, 20.0)
     round_ = Round(1, len(PROMPT), ROOT, (5,))
     request_.commit((5,))
     assert request_.drafting.verdict_due_ms(round_, since_verdict_ms=7.0) == 20.0

@@ -60,7 +60,7 @@ def taught(
     cost_model = CostModel()
     for rows in range(1, 81):
         for _ in range(30):
-            cost_model.costs.verify.add(rows, PLAIN_MS + ROW_MS * (rows - 1))
+            cost_model.costs.verify.observe(rows, PLAIN_MS + ROW_MS * (rows - 1))
     if share is not None:
         accepts(fresh(cost_model, acceptance), share, step_ms)
     return cost_model, fresh(cost_model, acceptance)

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from draft_service.drafters.calibration import Calibration
-from draft_service.drafters.cost import StepCost
 from draft_service.drafters.draws import NextToken, PreDrawnDraws
 from draft_service.drafters.model import ModelDrafter
 from draft_service.drafters.speculation import WORTHLESS, Speculation
 from draft_service.drafters.tree import TREE_ROWS
+from paceline.costs.step_cost import StepCost
 from paceline.engine.table.engine import TableModel
 from paceline.models.table_names import TableSpec
 from paceline.protocol.draft import DraftBudget
