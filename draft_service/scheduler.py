@@ -10,11 +10,10 @@ most.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 
 from draft_service.drafters.catalogue import Catalogue
-from draft_service.session import DraftingSession, DraftTask, FinishedDraft, Grown, SpeculationTask, check_ids
+from draft_service.session import DraftingSession, DraftTask, FinishedDraft, Grown, SpeculationTask
 from draft_service.step import (
     SessionCall,
     StepResults,
@@ -26,16 +25,12 @@ from draft_service.step import (
     speculate_call,
 )
 from paceline.engine.executor import Executor
-from paceline.protocol.codec import failure_of
 from paceline.protocol.draft import Commit, DraftBudget, DraftedProposal, DraftOpen, DraftOpened, Verifying
-from paceline.protocol.errors import DeadlineExceeded, Overloaded, PacelineError
+from paceline.protocol.errors import Overloaded, require_ids
 from paceline.protocol.proposal import Outcome
-from paceline.rpc.sessions import SessionOwner
+from paceline.rpc.sessions import RETRY_AFTER_MS, SessionOwner, SessionRegistry
 from paceline.runtime import telemetry
 from paceline.sampling import processors
-
-RETRY_AFTER_MS = 200
-"""Hint sent with `Overloaded`; a session without a draft goes on target-only meanwhile."""
 
 
 class DraftScheduler:
@@ -45,16 +40,17 @@ class DraftScheduler:
         self._catalogue = catalogue
         self._executor = executor
         self._max_num_seqs = max_num_seqs
-        self._keys = itertools.count(1)
-        self._jobs: list[SessionCall] = []
+        self._registry: SessionRegistry[DraftingSession] = SessionRegistry(self._release)
+        self._calls: list[SessionCall] = []
         self._drafting: dict[DraftingSession, DraftTask] = {}
         self._speculating: dict[DraftingSession, SpeculationTask] = {}
-        self._expiries: dict[DraftingSession, asyncio.TimerHandle] = {}
         self._wake = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self.sessions = 0
         self.steps = 0
+
+    @property
+    def sessions(self) -> int:
+        """Sessions that are open."""
+        return len(self._registry)
 
     @property
     def queue_length(self) -> int:
@@ -70,18 +66,14 @@ class DraftScheduler:
         """
         drafter = self._catalogue.pick(facts.drafter)
         vocab_size = self._catalogue.fingerprint.vocab_size
-        check_ids("token_ids", facts.token_ids, vocab_size)
-        if vocab_size:
-            processors.check_ids(facts.sampling, facts.end_token_ids, vocab_size)
+        require_ids("token_ids", facts.token_ids, vocab_size)
+        processors.check_ids(facts.sampling, facts.end_token_ids, vocab_size)
         if self.sessions >= self._max_num_seqs:
             raise Overloaded(f"{self._max_num_seqs} sessions are open", retry_after_ms=RETRY_AFTER_MS)
-        session = DraftingSession(next(self._keys), owner, facts, drafter, vocab_size, len(facts.token_ids))
-        self.sessions += 1
-        self._idle.clear()
-        if facts.time_left_ms is not None:
-            loop = asyncio.get_running_loop()
-            self._expiries[session] = loop.call_later(facts.time_left_ms / 1e3, self._expire, session)
-        self._jobs.append(open_call(session))
+        key = self._registry.next_key()
+        session = DraftingSession(key, owner, facts, drafter, vocab_size, len(facts.token_ids))
+        self._registry.add(session)
+        self._calls.append(open_call(session))
         self._begin(session, None, facts.budget, facts.traceparent)
         return session
 
@@ -95,7 +87,7 @@ class DraftScheduler:
             PrefixMismatch, InvalidInput: the commit is refused, the session stays as it is.
         """
         session.accept(command)
-        self._jobs.append(commit_call(session, command.token_ids))
+        self._calls.append(commit_call(session, command.token_ids))
         self._stop(session)
         self._wake.set()
         if session.offer is None:
@@ -116,27 +108,21 @@ class DraftScheduler:
         self._stop(session)
         if command.budget.fan_out and command.budget.max_tokens:
             task = self._speculating[session] = SpeculationTask(session, command)
-            self._jobs.append(speculate_call(task))
+            self._calls.append(speculate_call(task))
             self._wake.set()
 
     def close(self, session: DraftingSession) -> None:
         """End a session; what it holds is free when the running step ends."""
-        if session.closed:
-            return
-        session.closed = True
-        self.sessions -= 1
-        if not self.sessions:
-            self._idle.set()
-        self._stop(session)
-        expiry = self._expiries.pop(session, None)
-        if expiry is not None:
-            expiry.cancel()
-        self._jobs.append(close_call(session))
-        self._wake.set()
+        self._registry.close(session)
 
     async def idle(self) -> None:
         """Return once no session is open."""
-        await self._idle.wait()
+        await self._registry.idle()
+
+    def _release(self, session: DraftingSession) -> None:
+        self._stop(session)
+        self._calls.append(close_call(session))
+        self._wake.set()
 
     async def run(self) -> None:
         """Run turns until cancelled."""
@@ -148,11 +134,11 @@ class DraftScheduler:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            calls, self._jobs = [call for call in self._jobs if call.wanted], []
+            calls, self._calls = [call for call in self._calls if call.wanted], []
             drafts, speculations = list(self._drafting.values()), list(self._speculating.values())
             self.steps += await self._executor.run(run_step, calls, drafts, speculations, self._wake.is_set, publish)
             self._rest()
-            if self._jobs or self._drafting or self._speculating:
+            if self._calls or self._drafting or self._speculating:
                 self._wake.set()
 
     def _stop(self, session: DraftingSession) -> None:
@@ -174,13 +160,13 @@ class DraftScheduler:
             return
         task = DraftTask(session, outcome, budget, session.next_proposal_id(), time.monotonic(), traceparent)
         self._drafting[session] = task
-        self._jobs.append(begin_call(task))
+        self._calls.append(begin_call(task))
 
     def _deliver(self, results: StepResults) -> None:
         for session, reused in results.opened.items():
             self._send_opened(session, reused)
         for session, error in results.failures.items():
-            self._fail(session, error)
+            self._registry.fail(session, error)
         for drafted in results.drafted:
             self._send(drafted)
         for grown in results.grown:
@@ -212,15 +198,3 @@ class DraftScheduler:
             outcome = Outcome(task.verifying.base_length, each.node, each.next_token)
             session.sent(outcome, each.proposal)
             session.owner.send(DraftedProposal(session.id, outcome, each.proposal, grown.timings), urgent=True)
-
-    def _expire(self, session: DraftingSession) -> None:
-        limit = session.facts.time_left_ms
-        self._fail(session, DeadlineExceeded(f"session {session.id}: its time_left_ms = {limit} ran out"))
-
-    def _fail(self, session: DraftingSession, error: PacelineError) -> None:
-        """Tell the other side and end the session."""
-        if session.closed:
-            return
-        self.close(session)
-        session.owner.forget(session.id)
-        session.owner.send(failure_of(session.id, error, session_closed=True), urgent=False)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from draft_service.drafters.interface import AnyDrafter, Draft, DraftingContext, Prepared, Speculating
 from paceline.protocol.draft import Commit, DraftBudget, DraftOpen, Verifying
-from paceline.protocol.errors import PrefixMismatch, require
+from paceline.protocol.errors import require, require_ids
 from paceline.protocol.proposal import ROOT, Acceptance, Outcome, Proposal
 from paceline.protocol.records import StepTimings
-from paceline.rpc.sessions import SessionOwner
+from paceline.rpc.sessions import ServedSession
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Offer:
 
 
 @dataclass(eq=False)
-class DraftingSession:
+class DraftingSession(ServedSession[DraftOpen]):
     """A session's state; changed on the event loop only. `key` is its number in its drafter.
 
     `verifying` is what left for the target since the last commit: the outcome
@@ -32,24 +32,15 @@ class DraftingSession:
     `prepared` are those sent for the outcomes of the round.
     """
 
-    key: int
-    owner: SessionOwner
-    facts: DraftOpen
     drafter: AnyDrafter
     vocab_size: int
     committed_length: int
-    closed: bool = False
     verifying: Verifying | None = None
     offer: Offer | None = None
     prepared: dict[Outcome, Offer] = field(default_factory=dict)
     last_id: int = 0
     ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     """Proposal ids; taken on both threads."""
-
-    @property
-    def id(self) -> int:
-        """The session's number on its link."""
-        return self.facts.session_id
 
     @property
     def context(self) -> DraftingContext:
@@ -86,7 +77,7 @@ class DraftingSession:
         """
         self._expect("committed_length", self.committed_length, commit.committed_length)
         require(len(commit.token_ids) >= 1, "commit token_ids", len(commit.token_ids), "at least 1")
-        check_ids("commit token_ids", commit.token_ids, self.vocab_size)
+        require_ids("commit token_ids", commit.token_ids, self.vocab_size)
         self._expect("outcome.next_token", commit.token_ids[-1], commit.outcome.next_token)
         if self.verifying is not None:
             self._expect("outcome.base_length", self.verifying.base_length, commit.outcome.base_length)
@@ -115,18 +106,11 @@ class DraftingSession:
             fits = verifying.node_count <= offer.nodes
             require(fits, "node_count", verifying.node_count, f"at most {offer.nodes}, the nodes sent")
         if verifying.proposal is not None:
-            check_ids("proposal token_ids", verifying.proposal.token_ids, self.vocab_size)
+            require_ids("proposal token_ids", verifying.proposal.token_ids, self.vocab_size)
             fits = verifying.proposal.is_chain or self.facts.acceptance is Acceptance.COUPLED
             require(fits, "proposal parents", verifying.proposal.parents, "a chain unless acceptance is coupled")
         self.verifying = verifying
         self.prepared = {}
-
-    def _expect(self, name: str, expected: object, got: object) -> None:
-        if expected != got:
-            raise PrefixMismatch(
-                f"session {self.id} {name}: expected {expected}, got {got}",
-                metadata={"field": name, "expected": str(expected), "got": str(got)},
-            )
 
 
 @dataclass(eq=False)
@@ -203,13 +187,6 @@ class FinishedDraft:
 
     task: DraftTask
     proposal: Proposal
-
-
-def check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
-    """Refuse ids outside the vocabulary; 0: any vocabulary will do."""
-    for token_id in ids:
-        require(token_id >= 0, name, token_id, "at least 0")
-        require(not vocab_size or token_id < vocab_size, name, token_id, f"in [0, {vocab_size}), the vocabulary")
 
 
 def _nodes(verifying: Verifying) -> int:

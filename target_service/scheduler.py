@@ -13,42 +13,29 @@ So sessions are changed under a lock; only the loop sends.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
 from paceline.engine.executor import Executor
 from paceline.engine.interface import Engine
-from paceline.protocol.codec import failure_of
-from paceline.protocol.errors import (
-    DeadlineExceeded,
-    Overloaded,
-    PacelineError,
-    PeerUnavailable,
-    UnknownSession,
-    Unsupported,
-)
+from paceline.protocol.errors import PacelineError, PeerUnavailable, UnknownSession
 from paceline.protocol.records import StepTimings
-from paceline.protocol.sampling import Grammar
 from paceline.protocol.target import Prefetch, Round, TargetOpen, TargetOpened, Verdict
-from paceline.rpc.sessions import SessionOwner
+from paceline.rpc.sessions import SessionOwner, SessionRegistry
 from paceline.runtime import telemetry
 from paceline.runtime.config import EngineSettings
 from paceline.sampling.grammar import Grammars
+from target_service.admission import Admission, Reserved, make_room
 from target_service.batching import BatchingWindow
-from target_service.prefixes import PendingPrefixes
-from target_service.session import Session, check_open, make_processors, rows_to_reserve, shared_prefix
-from target_service.step import PrefillWork, RoundWork, Step, StepResult, gather_step, internal, make_room, run_step
+from target_service.session import Session, check_open, rows_to_reserve, shared_prefix
+from target_service.step import PrefillWork, RoundWork, Step, StepResult, gather_step, internal, run_step
 
 logger = logging.getLogger(__name__)
 
-RETRY_AFTER_MS = 200
-"""Hint sent with `Overloaded` when the queue is full."""
 COPIES_PER_ROW = 12
 """Shared rows that are copied in the time of computing one (measured: 14 and more)."""
 
@@ -61,10 +48,9 @@ _Events = list[tuple[Session, Verdict | TargetOpened | PacelineError]]
 class TargetScheduler:
     """Sessions in, verdicts out. All public methods run on the event loop and none blocks.
 
-    A session waits for its grammar, if it has one (`_compiling`), then for room
-    and for blocks that another one computes (`_waiting`, oldest first), then
-    for its prefix (`_opening`, in the order of turns), and is in `_ready` while
-    it has a round to verify.
+    A session waits for its admission, then for its prefix (`_opening`, in the
+    order in which they are served), and is in `_ready` while it has a round to
+    verify.
     """
 
     def __init__(
@@ -79,35 +65,37 @@ class TargetScheduler:
         self._engine = engine
         self._executor = executor
         self._settings = settings
-        self._max_queue = max_queue
         self._step_timeout_s = step_timeout_s
         self._engaged: float | None = None
         """When the engine's thread began what it is at, on the monotonic clock; None: it is at nothing."""
-        self._grammars = grammars
-        self._compiling: set[asyncio.Task[None]] = set()
-        self._keys = itertools.count(1)
-        self._waiting: deque[Session] = deque()
+        self._registry: SessionRegistry[Session] = SessionRegistry(self._release)
         self._opening: dict[int, Session] = {}
         self._ready: dict[int, Session] = {}
-        self._closing: list[Session] = []
         self._stopped = False
         self._lock = threading.RLock()
         """Held by who changes sessions, or which of them are ready."""
-        self._expiries: dict[int, asyncio.TimerHandle] = {}
-        self._admitted = 0
-        self._no_room = False
         self._window = BatchingWindow()
-        self._prefixes = PendingPrefixes()
         self._wake = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self.sessions = 0
+        self._admission = Admission(
+            settings.max_num_seqs,
+            max_queue,
+            grammars,
+            make_room=self._make_room,
+            admitted=self._on_admitted,
+            failed=self._registry.fail,
+            wake=self._wake.set,
+        )
         self.steps = 0
+
+    @property
+    def sessions(self) -> int:
+        """Sessions that are open."""
+        return len(self._registry)
 
     @property
     def queue_length(self) -> int:
         """Sessions that wait for grammar, room or prefix, and rounds that wait for a step."""
-        return len(self._compiling) + len(self._waiting) + len(self._opening) + len(self._ready)
+        return len(self._admission) + len(self._opening) + len(self._ready)
 
     @property
     def moves(self) -> bool:
@@ -124,21 +112,12 @@ class TargetScheduler:
         """
         info = self._engine.info
         check_open(facts, info)
-        if facts.sampling.grammar is not None and self._grammars is None:
-            raise Unsupported("grammar: this target knows no tokenizer")
-        if len(self._compiling) + len(self._waiting) >= self._max_queue:
-            raise Overloaded(
-                f"max_queue = {self._max_queue} sessions wait for room on the target", retry_after_ms=RETRY_AFTER_MS
-            )
+        self._admission.check(facts)
         prefix, keys = shared_prefix(facts, self._settings)
         rows = rows_to_reserve(facts, info)
-        session = Session(next(self._keys), owner, facts, rows, time.monotonic(), prefix, keys)
-        self._begin(session)
-        self.sessions += 1
-        self._idle.clear()
-        if facts.time_left_ms is not None:
-            loop = asyncio.get_running_loop()
-            self._expiries[session.key] = loop.call_later(facts.time_left_ms / 1e3, self._expire, session)
+        session = Session(self._registry.next_key(), owner, facts, rows, time.monotonic(), prefix, keys)
+        self._admission.enter(session)
+        self._registry.add(session)
         return session
 
     def submit(self, session: Session, round_: Round) -> None:
@@ -175,55 +154,19 @@ class TargetScheduler:
 
     def close(self, session: Session) -> None:
         """End a session; its KV is free when the running step ends."""
-        if session.closed:
-            return
-        with self._lock:
-            session.closed = True
-            self._opening.pop(session.key, None)
-            self._ready.pop(session.key, None)
-            self._window.gone(session.key)
-            self._prefixes.end(session)
-            if session.admitted:
-                self._closing.append(session)
-            elif session in self._waiting:
-                self._waiting.remove(session)
-        self.sessions -= 1
-        if not self.sessions:
-            self._idle.set()
-        expiry = self._expiries.pop(session.key, None)
-        if expiry is not None:
-            expiry.cancel()
-        self._wake.set()
+        self._registry.close(session)
 
     async def idle(self) -> None:
         """Return once no session is open."""
-        await self._idle.wait()
+        await self._registry.idle()
 
-    def _begin(self, session: Session) -> None:
-        """Wait for room; before that for the grammar, which is compiled beside the steps and the loop."""
-        grammar = session.facts.sampling.grammar
-        if grammar is None or self._grammars is None:
-            session.processors = make_processors(session.facts, None)
-            self._waiting.append(session)
-            self._wake.set()
-            return
-        task = asyncio.create_task(self._compile(session, grammar, self._grammars))
-        self._compiling.add(task)
-        task.add_done_callback(self._compiling.discard)
-
-    async def _compile(self, session: Session, grammar: Grammar, grammars: Grammars) -> None:
-        try:
-            matcher = await asyncio.to_thread(grammars.matcher, grammar, session.facts.end_token_ids)
-        except PacelineError as error:
-            self._fail(session, error)
-        except Exception as error:
-            logger.exception("grammar failed: session=%d", session.id)
-            self._fail(session, internal(session, error))
-        else:
-            if not session.closed:
-                session.processors = make_processors(session.facts, matcher)
-                self._waiting.append(session)
-                self._wake.set()
+    def _release(self, session: Session) -> None:
+        with self._lock:
+            self._opening.pop(session.key, None)
+            self._ready.pop(session.key, None)
+            self._window.gone(session.key)
+            self._admission.leave(session)
+        self._wake.set()
 
     async def run(self) -> None:
         """Run steps until cancelled.
@@ -235,17 +178,16 @@ class TargetScheduler:
             await self._run()
         finally:
             self._stopped = True
-            for task in self._compiling:
-                task.cancel()
+            self._admission.stop()
 
     async def _run(self) -> None:
         while True:
             await self._wake.wait()
             self._wake.clear()
             # A prompt is let in before the hold, since its chunk is what the others would wait for.
-            room_to_copy = await self._settle(COPIES_PER_ROW * self._settings.prefill_chunk)
+            rows_to_copy = await self._admission.settle(COPIES_PER_ROW * self._settings.prefill_chunk)
             await self._hold()
-            await self._settle(room_to_copy)
+            await self._admission.settle(rows_to_copy)
             step = gather_step(self._ready.values(), [*self._opening.values()], self._settings)
             if step is not None:
                 self._wake.set()
@@ -269,63 +211,10 @@ class TargetScheduler:
             except TimeoutError:
                 return
 
-    async def _settle(self, room_to_copy: int) -> int:
-        """Free what was closed and admit what there is room for; returns what is left of `room_to_copy`.
+    async def _make_room(self, closing: Sequence[Session], opening: Sequence[Session]) -> Reserved:
+        return await self._engage(make_room, self._engine, closing, opening)
 
-        Of sessions that share a prefix one is let in at a time, until its blocks
-        are there. Between two steps copying blocks in takes no longer than computing one chunk.
-        """
-        while room_to_copy > 0:
-            reused = await self._make_room()
-            if reused is None:
-                return room_to_copy
-            room_to_copy -= reused
-        self._wake.set()
-        return room_to_copy
-
-    async def _make_room(self) -> int | None:
-        """Returns the rows copied for the sessions admitted, or None if there was nothing to do."""
-        closing, self._closing = self._closing, []
-        self._admitted -= len(closing)
-        self._no_room = self._no_room and not closing
-        opening = self._next_to_open()
-        if not closing and not opening:
-            return None
-        results = await self._engage(make_room, self._engine, closing, opening)
-        for session, result in itertools.zip_longest(opening, results):
-            if isinstance(result, int):
-                self._admit(session, result)
-                continue
-            self._prefixes.end(session)
-            session.claimed = 0
-            if isinstance(result, Overloaded):
-                self._no_room = True
-            elif result is not None:
-                self._fail(session, result)
-        return sum(result for result in results if isinstance(result, int))
-
-    def _next_to_open(self) -> list[Session]:
-        room = 0 if self._no_room else self._settings.max_num_seqs - self._admitted
-        chosen: list[Session] = []
-        for session in self._waiting:
-            if len(chosen) >= room:
-                break
-            if not self._prefixes.holds(session):
-                self._prefixes.claim(session)
-                chosen.append(session)
-        return chosen
-
-    def _admit(self, session: Session, reused: int) -> None:
-        self._admitted += 1
-        session.admitted = True
-        session.prefilled = session.reused = reused
-        self._prefixes.computed(session)
-        if session.closed:
-            # It was closed while its rows were reserved.
-            self._closing.append(session)
-            self._wake.set()
-            return
-        self._waiting.remove(session)
+    def _on_admitted(self, session: Session) -> None:
         if session.prefill_left:
             self._opening[session.key] = session
             return
@@ -378,7 +267,7 @@ class TargetScheduler:
 
     def _may_go_on(self) -> bool:
         """Whether a step can begin with nobody let in, freed or waited for before it."""
-        if self._stopped or not self._ready or self._waiting or self._opening or self._closing:
+        if self._stopped or not self._ready or self._opening or not self._admission.is_settled:
             return False
         return not self._window.hold(len(self._ready), time.monotonic()).awaited
 
@@ -421,7 +310,7 @@ class TargetScheduler:
         session.first_step = session.first_step or result.self_started
         if session.closed:
             return []
-        self._prefixes.computed(session)
+        self._admission.prefixes.computed(session)
         # Who was served has its next turn after those who were not.
         del self._opening[session.key]
         if session.prefill_left:
@@ -436,22 +325,9 @@ class TargetScheduler:
         """A session whose round can't be answered ends here: its timer is the loop's."""
         for session, event in events:
             if isinstance(event, PacelineError):
-                self._fail(session, event)
+                self._registry.fail(session, event)
             elif not session.closed:
                 session.owner.send(event, urgent=isinstance(event, Verdict))
-
-    def _expire(self, session: Session) -> None:
-        limit = session.facts.time_left_ms
-        self._fail(session, DeadlineExceeded(f"session {session.id}: its time_left_ms = {limit} ran out"))
-
-    def _fail(self, session: Session, error: PacelineError) -> None:
-        """Tell the other side and end the session."""
-        if session.closed:
-            return
-        logger.warning("session failed: session=%d reason=%s error=%s", session.id, error.reason, error.message)
-        self.close(session)
-        session.owner.forget(session.id)
-        session.owner.send(failure_of(session.id, error, session_closed=True), urgent=False)
 
 
 def _opened(session: Session, timings: StepTimings) -> TargetOpened:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from paceline.engine.blocks import BlockKey, prefix_keys
 from paceline.engine.interface import NO_PREFIX, EngineInfo, Prefix, StepItem
-from paceline.protocol.errors import PrefixMismatch, Unsupported, require
+from paceline.protocol.errors import PrefixMismatch, Unsupported, require, require_ids
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES, ROOT, Acceptance, Outcome, Proposal
 from paceline.protocol.target import MAX_PREFETCHED, Prefetch, Round, SelfStarted, TargetOpen, Verdict
-from paceline.rpc.sessions import SessionOwner
+from paceline.rpc.sessions import ServedSession
 from paceline.runtime.config import EngineSettings
 from paceline.sampling import acceptance, processors
 from paceline.sampling.processors import Matcher, Processors
@@ -41,7 +40,7 @@ class Lease:
 
 
 @dataclass(eq=False)
-class Session:
+class Session(ServedSession[TargetOpen]):
     """A session's state; changed under the scheduler's lock.
 
     `key` is its number in the engine. Its KV holds the first `prefilled` tokens
@@ -56,9 +55,6 @@ class Session:
     `processors` (None: a plain chain) are touched on the executor's thread only.
     """
 
-    key: int
-    owner: SessionOwner
-    facts: TargetOpen
     max_rows: int
     arrived: float
     prefix: Prefix = NO_PREFIX
@@ -66,7 +62,6 @@ class Session:
     awaits: bytes | None = None
     claimed: int = 0
     admitted: bool = False
-    closed: bool = False
     reused: int = 0
     prefilled: int = 0
     first_step: float | None = None
@@ -78,11 +73,6 @@ class Session:
     prefetched: dict[Outcome, Round] = field(default_factory=dict, repr=False)
     next: Round | None = field(default=None, repr=False)
     processors: Processors | None = field(default=None, repr=False)
-
-    @property
-    def id(self) -> int:
-        """The session's number on its link."""
-        return self.facts.session_id
 
     @property
     def prefill_length(self) -> int:
@@ -278,13 +268,6 @@ class Session:
             node = child
         self._expect("first committed token", drawn[node + 1], round_.committed[0])
 
-    def _expect(self, name: str, expected: object, got: object) -> None:
-        if expected != got:
-            raise PrefixMismatch(
-                f"session {self.id} {name}: expected {expected}, got {got}",
-                metadata={"field": name, "expected": str(expected), "got": str(got)},
-            )
-
 
 def check_open(facts: TargetOpen, info: EngineInfo) -> None:
     """Refuse a session that could never be served.
@@ -300,7 +283,7 @@ def check_open(facts: TargetOpen, info: EngineInfo) -> None:
     length = max(len(facts.token_ids), facts.max_length)
     require(length <= limit, "session length", length, f"at most {limit}, the context as far as KV holds it")
     vocab_size = info.fingerprint.vocab_size
-    _check_ids("token_ids", facts.token_ids, vocab_size)
+    require_ids("token_ids", facts.token_ids, vocab_size)
     processors.check_ids(facts.sampling, facts.end_token_ids, vocab_size)
 
 
@@ -318,7 +301,7 @@ def check_round(round_: Round, acceptance: Acceptance, info: EngineInfo, max_row
         InvalidInput: naming field, value and limit.
     """
     vocab_size = info.fingerprint.vocab_size
-    _check_ids("committed token_ids", round_.committed, vocab_size)
+    require_ids("committed token_ids", round_.committed, vocab_size)
     proposal = round_.proposal
     depth = max(proposal.depths, default=0) if proposal else 0
     length = round_.first_position + depth
@@ -326,7 +309,7 @@ def check_round(round_: Round, acceptance: Acceptance, info: EngineInfo, max_row
     rows = round_.first_position + (len(proposal) if proposal else 0)
     require(rows <= max_rows, "KV rows of the session", rows, f"at most {max_rows}")
     if proposal is not None:
-        _check_ids("proposal token_ids", proposal.token_ids, vocab_size)
+        require_ids("proposal token_ids", proposal.token_ids, vocab_size)
         _check_acceptance(proposal, acceptance, vocab_size)
 
 
@@ -354,12 +337,7 @@ def _check_acceptance(proposal: Proposal, acceptance: Acceptance, vocab_size: in
     require(proposal.is_chain, "proposal parents", proposal.parents, f"a chain {rule}")
     require(supports == len(proposal), "proposal supports", supports, f"{len(proposal)}, one for each node, {rule}")
     for support in proposal.supports:
-        _check_ids("support token_ids", support.token_ids, vocab_size)
-
-
-def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
-    for token_id in ids:
-        require(0 <= token_id < vocab_size, name, token_id, f"in [0, {vocab_size}), the vocabulary")
+        require_ids("support token_ids", support.token_ids, vocab_size)
 
 
 def _lease_of(round_: Round) -> Lease:

@@ -15,7 +15,7 @@ import numpy as np
 
 from paceline.engine.blocks import BLOCK_ROWS
 from paceline.engine.interface import Drawing, DrawingEngine, Engine, Logits, StepItem, StepPlan
-from paceline.protocol.errors import InternalError, Overloaded, PacelineError
+from paceline.protocol.errors import InternalError, PacelineError
 from paceline.protocol.target import Round, Verdict
 from paceline.runtime.config import EngineSettings
 from target_service.session import PendingRound, Session
@@ -169,40 +169,6 @@ def _forward(engine: Engine, step: Step) -> Sequence[Logits | Drawing]:
     vocab_size = engine.info.fingerprint.vocab_size
     draws = [draw_of(work.session.facts, work.round_, vocab_size) for work in step.rounds]
     return engine.step_and_draw(step.plan, draws)
-
-
-def make_room(engine: Engine, closing: Sequence[Session], opening: Sequence[Session]) -> list[int | PacelineError]:
-    """Free closed sessions, then reserve rows for waiting ones, in order, until one finds no room.
-
-    Returns:
-        For each session tried: the rows of its prefix that it holds already, or
-        why it can't be served. The last is `Overloaded` where there was no room.
-    """
-    for session in closing:
-        _free(engine, session)
-    results: list[int | PacelineError] = []
-    for session in opening:
-        results.append(_reserve(engine, session))
-        if isinstance(results[-1], Overloaded):
-            break
-    return results
-
-
-def _free(engine: Engine, session: Session) -> None:
-    try:
-        engine.close(session.key)
-    except Exception:
-        logger.exception("close failed: session=%d", session.id)
-
-
-def _reserve(engine: Engine, session: Session) -> int | PacelineError:
-    try:
-        return engine.open(session.key, session.max_rows, session.prefix)
-    except PacelineError as error:
-        return error
-    except Exception as error:
-        logger.exception("open failed: session=%d", session.id)
-        return internal(session, error)
 
 
 def _verify(work: RoundWork, output: Logits | Drawing) -> Verdict | PacelineError:
