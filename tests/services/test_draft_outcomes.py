@@ -177,10 +177,10 @@ async def test_a_commit_ends_speculation_within_a_step() -> None:
 
 async def test_fan_out_zero_prepares_nothing() -> None:
     async with drafted() as (_, servicer, events, proposal):
-        steps = servicer.status().steps
+        await eventually(lambda: servicer.status().steps == 3, "the proposal's steps are counted")
         events.link.send(Verifying(1, BASE, proposal.proposal_id, 3, budget=DraftBudget(max_tokens=3)))
         assert not await settled(events, servicer)
-        assert servicer.status().steps == steps
+        assert servicer.status().steps == 3
 
 
 @pytest.mark.parametrize("inline", [(7, 9), ()], ids=["made elsewhere", "target-only"])
