@@ -1,9 +1,9 @@
-"""Drafts for all sessions together: each turn applies what arrived and takes all unfinished work further.
+"""Drafts for all sessions together: what arrived is applied, then all unfinished work advances in batched steps.
 
 A session waits for a proposal (drafting), or prepares for the outcomes of the
-round that is being verified (speculating), or rests. The speculator lives on the
+round that is being verified (speculating), or rests. The scheduler lives on the
 event loop and owns the sessions' state; drafters are touched on the executor's
-thread only. A commit ends what its session was doing, which so costs one step at
+thread only. A commit ends what its session was doing, at the cost of one step at
 most.
 """
 
@@ -21,7 +21,7 @@ from draft_service.step import (
     close_call,
     commit_call,
     open_call,
-    run_step,
+    run_steps,
     speculate_call,
 )
 from paceline.engine.executor import Executor
@@ -54,7 +54,7 @@ class DraftScheduler:
 
     @property
     def queue_length(self) -> int:
-        """Proposals that are waited for."""
+        """Proposals that coordinators wait for."""
         return len(self._drafting)
 
     def open(self, owner: SessionOwner, facts: DraftOpen) -> DraftingSession:
@@ -78,10 +78,10 @@ class DraftScheduler:
         return session
 
     def commit(self, session: DraftingSession, command: Commit) -> None:
-        """Take new committed tokens in and end what the session was doing.
+        """Take in new committed tokens and end what the session was doing.
 
-        The proposal for what is committed is drafted now, unless it was sent
-        ahead: then the coordinator has it, or will have it before it can ask.
+        The proposal behind them is drafted now, unless one was prepared for this
+        outcome: then the coordinator has it, or will have it before it can ask.
 
         Raises:
             PrefixMismatch, InvalidInput: the commit is refused, the session stays as it is.
@@ -96,8 +96,8 @@ class DraftScheduler:
     def verifying(self, session: DraftingSession, command: Verifying) -> None:
         """A round has left for the target: prepare for its outcomes, if its budget asks for that.
 
-        A drafting ends: its proposal would come too late for the round. A round
-        that is announced again goes on.
+        Drafting ends: its proposal would come too late for the round. Announcing
+        a round again changes nothing.
 
         Raises:
             PrefixMismatch, InvalidInput: it doesn't follow what the session holds.
@@ -125,7 +125,7 @@ class DraftScheduler:
         self._wake.set()
 
     async def run(self) -> None:
-        """Run turns until cancelled."""
+        """Run steps until cancelled."""
         loop = asyncio.get_running_loop()
 
         def publish(results: StepResults) -> None:
@@ -136,18 +136,18 @@ class DraftScheduler:
             self._wake.clear()
             calls, self._calls = [call for call in self._calls if call.wanted], []
             drafts, speculations = list(self._drafting.values()), list(self._speculating.values())
-            self.steps += await self._executor.run(run_step, calls, drafts, speculations, self._wake.is_set, publish)
-            self._rest()
+            self.steps += await self._executor.run(run_steps, calls, drafts, speculations, self._wake.is_set, publish)
+            self._drop_finished()
             if self._calls or self._drafting or self._speculating:
                 self._wake.set()
 
     def _stop(self, session: DraftingSession) -> None:
-        """What the session was doing is of no more use; the running step's share of it is not sent."""
+        """End what the session was doing; what the running step adds to it is not sent."""
         self._drafting.pop(session, None)
         self._speculating.pop(session, None)
 
-    def _rest(self) -> None:
-        """Sessions whose speculation has nothing left to compute need no turns."""
+    def _drop_finished(self) -> None:
+        """Drop speculations that have nothing left to compute."""
         for session, task in [*self._speculating.items()]:
             if task.over:
                 del self._speculating[session]
@@ -169,8 +169,8 @@ class DraftScheduler:
             self._registry.fail(session, error)
         for drafted in results.drafted:
             self._send(drafted)
-        for grown in results.grown:
-            self._send_grown(grown)
+        for each in results.grown:
+            self._send_prepared(each)
 
     def _send_opened(self, session: DraftingSession, reused: int) -> None:
         if not session.closed:
@@ -189,7 +189,7 @@ class DraftScheduler:
         session.owner.send(DraftedProposal(session.id, task.outcome, drafted.proposal, timings), urgent=True)
         telemetry.record_step(task.traceparent, "draft", timings)
 
-    def _send_grown(self, grown: Grown) -> None:
+    def _send_prepared(self, grown: Grown) -> None:
         """All of a step's proposals are queued before the writer runs, so they travel in one frame."""
         task, session = grown.task, grown.task.session
         if self._speculating.get(session) is not task:

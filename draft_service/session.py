@@ -26,10 +26,10 @@ class Offer:
 class DraftingSession(ServedSession[DraftOpen]):
     """A session's state; changed on the event loop only. `key` is its number in its drafter.
 
-    `verifying` is what left for the target since the last commit: the outcome
-    that the next commit brings must be one of its outcomes. `offer` is the
-    proposal sent for what is committed, the only one that a round can name;
-    `prepared` are those sent for the outcomes of the round.
+    `verifying` is the round that left for the target since the last commit: the
+    next commit must be one of its outcomes. `offer` is the proposal sent for what
+    is committed, the only one that a round can name; `prepared` are those sent for
+    the outcomes of the round.
     """
 
     drafter: AnyDrafter
@@ -60,7 +60,7 @@ class DraftingSession(ServedSession[DraftOpen]):
         return next(self.ids)
 
     def sent(self, outcome: Outcome | None, proposal: Proposal) -> None:
-        """A proposal has left: for what is committed (`outcome` is the last one), or prepared for what may be."""
+        """Record a proposal that has left: for what is committed, or prepared for an outcome of the round."""
         offer = Offer(proposal.proposal_id, len(proposal))
         self.last_id = max(self.last_id, offer.proposal_id)
         if self.verifying is None:
@@ -69,7 +69,7 @@ class DraftingSession(ServedSession[DraftOpen]):
             self.prepared[outcome] = offer
 
     def accept(self, commit: Commit) -> None:
-        """Take new committed tokens in; a refused commit changes nothing.
+        """Take in new committed tokens; a refused commit changes nothing.
 
         Raises:
             PrefixMismatch: they don't follow what the session holds.
@@ -117,8 +117,8 @@ class DraftingSession(ServedSession[DraftOpen]):
 class DraftTask:
     """A proposal that a session waits for; the executor's thread drafts it, the event loop sends it.
 
-    `outcome` is what it answers (None: the open). Times are on the monotonic
-    clock, seconds.
+    `outcome` is that of the commit which asked for it (None: the open did). Times
+    are on the monotonic clock, seconds.
     """
 
     session: DraftingSession
@@ -127,8 +127,8 @@ class DraftTask:
     proposal_id: int
     arrived: float
     traceparent: str
-    drafting: Draft | None = None
-    begun: float = 0.0
+    draft: Draft | None = None
+    started: float = 0.0
     forward_ms: float = 0.0
     sample_ms: float = 0.0
     rows: int = 0
@@ -136,15 +136,15 @@ class DraftTask:
 
     @property
     def deadline(self) -> float | None:
-        """When the proposal is of no more use."""
+        """When the proposal is no longer of use."""
         if self.budget.deadline_ms is None:
             return None
         return self.arrived + self.budget.deadline_ms / 1e3
 
     def timings(self, now: float) -> StepTimings:
-        """Where the time went; the drafter's own steps, their draws included, are `forward_ms`."""
+        """Where the time went; `forward_ms` are the drafter's steps, with their draws."""
         return StepTimings(
-            queue_ms=(self.begun - self.arrived) * 1e3,
+            queue_ms=(self.started - self.arrived) * 1e3,
             forward_ms=self.forward_ms,
             sample_ms=self.sample_ms,
             service_ms=(now - self.arrived) * 1e3,
@@ -155,26 +155,26 @@ class DraftTask:
 
 @dataclass(eq=False)
 class SpeculationTask:
-    """A round that a session prepares the outcomes of while it is verified; `timings` are of its last step.
+    """A round for whose outcomes a session prepares while it is verified; `timings` are of its last step.
 
-    `speculating` is None before it has begun, and where the drafter prepares nothing.
+    `speculating` is None before it has started, and where the drafter prepares nothing.
     """
 
     session: DraftingSession
     verifying: Verifying
     speculating: Speculating | None = None
-    begun: bool = False
+    started: bool = False
     timings: StepTimings = field(default_factory=StepTimings)
 
     @property
     def over(self) -> bool:
         """Whether nothing is left to compute."""
-        return self.begun and (self.speculating is None or self.speculating.done)
+        return self.started and (self.speculating is None or self.speculating.done)
 
 
 @dataclass(frozen=True)
 class Grown:
-    """What a step of these timings added to a speculation's proposals."""
+    """What a step added to a speculation's proposals, and its timings."""
 
     task: SpeculationTask
     prepared: list[Prepared]

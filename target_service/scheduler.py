@@ -1,13 +1,13 @@
-"""Continuous batching: every ready round of every session, and a chunk of the opening ones, in each step.
+"""Continuous batching: each step has the ready rounds of all sessions, and a chunk of the prefixes of opening ones.
 
 The scheduler lives on the event loop; the engine is touched on the executor's
-thread only. While one step runs, what arrives gathers for the next. A failed
-step fails its own sessions and no other.
+thread only. What arrives during a step is gathered for the next. A failed step
+fails its own sessions and no others.
 
-What a step answered is taken in on the executor's thread, which goes on with the
-next step by itself where nobody has to be let in, waited for or freed first: the
-way to the loop and back costs half a millisecond, and nothing computes meanwhile.
-So sessions are changed under a lock; only the loop sends.
+The executor's thread takes in a step's results, and starts the next step by
+itself if no session has to be admitted, awaited or freed first: the way to the
+loop and back costs half a millisecond in which nothing is computed. So sessions
+are changed under a lock. Only the loop sends.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from paceline.runtime import telemetry
 from paceline.runtime.config import EngineSettings
 from paceline.sampling.grammar import Grammars
 from target_service.admission import Admission, Reserved, make_room
-from target_service.batching import BatchingWindow
+from target_service.batching import Batcher
 from target_service.session import Session, check_open, rows_to_reserve, shared_prefix
 from target_service.step import PrefillWork, RoundWork, Step, StepResult, gather_step, internal, run_step
 
 logger = logging.getLogger(__name__)
 
 COPIES_PER_ROW = 12
-"""Shared rows that are copied in the time of computing one (measured: 14 and more)."""
+"""Shared rows that are copied in the time that it takes to compute one (measured: 14 and more)."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -67,14 +67,14 @@ class TargetScheduler:
         self._settings = settings
         self._step_timeout_s = step_timeout_s
         self._engaged: float | None = None
-        """When the engine's thread began what it is at, on the monotonic clock; None: it is at nothing."""
+        """When the engine's thread began its current work, on the monotonic clock; None: it is idle."""
         self._registry: SessionRegistry[Session] = SessionRegistry(self._release)
         self._opening: dict[int, Session] = {}
         self._ready: dict[int, Session] = {}
         self._stopped = False
         self._lock = threading.RLock()
-        """Held by who changes sessions, or which of them are ready."""
-        self._window = BatchingWindow()
+        """Held while sessions are changed, or the collections that they are in."""
+        self._batcher = Batcher()
         self._wake = asyncio.Event()
         self._admission = Admission(
             settings.max_num_seqs,
@@ -99,7 +99,7 @@ class TargetScheduler:
 
     @property
     def moves(self) -> bool:
-        """Whether the engine's thread is alive: in no step, or in one that hasn't reached its timeout."""
+        """Whether the engine's thread is alive: idle, or in a step that hasn't reached its timeout."""
         engaged = self._engaged
         return engaged is None or time.monotonic() - engaged < self._step_timeout_s
 
@@ -123,7 +123,7 @@ class TargetScheduler:
     def submit(self, session: Session, round_: Round) -> None:
         """Take a round in; it waits for the session's prefix. A repeated round gets its verdict again.
 
-        The round may let the session run ahead: then it is ready for the next step as soon as a verdict has left.
+        A round with a lease lets the session go on: it is ready for the next step as soon as a verdict has left.
 
         Raises:
             PrefixMismatch, InvalidInput: the round is refused, the session stays as it is.
@@ -133,18 +133,18 @@ class TargetScheduler:
             raise UnknownSession(f"session {session.id} has ended")
         with self._lock:
             before = session.pending
-            self._window.back(session.key, time.monotonic())
+            self._batcher.back(session.key, time.monotonic())
             verdict = session.accept(round_, self._engine.info, time.monotonic())
             if verdict is not None:
                 self._send([(session, verdict)])
-                self._run_ahead(session)
+                self._start_next(session)
             elif session.pending is not before and session.admitted and not session.prefill_left:
                 self._ready[session.key] = session
             if session.key in self._ready:
                 self._wake.set()
 
     def prefetch(self, session: Session, prefetch: Prefetch) -> None:
-        """Keep proposals for outcomes of a round.
+        """Keep proposals for outcomes of the session's pending round.
 
         Raises:
             InvalidInput: they are refused, the session stays as it is.
@@ -164,7 +164,7 @@ class TargetScheduler:
         with self._lock:
             self._opening.pop(session.key, None)
             self._ready.pop(session.key, None)
-            self._window.gone(session.key)
+            self._batcher.gone(session.key)
             self._admission.leave(session)
         self._wake.set()
 
@@ -184,26 +184,26 @@ class TargetScheduler:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            # A prompt is let in before the hold, since its chunk is what the others would wait for.
+            # Prompts are admitted before the wait, since the others would have to wait for their chunk.
             rows_to_copy = await self._admission.settle(COPIES_PER_ROW * self._settings.prefill_chunk)
-            await self._hold()
+            await self._await_returns()
             await self._admission.settle(rows_to_copy)
             step = gather_step(self._ready.values(), [*self._opening.values()], self._settings)
             if step is not None:
                 self._wake.set()
                 await self._run_step(step)
 
-    async def _hold(self) -> None:
+    async def _await_returns(self) -> None:
         """Wait for sessions that are about to be back, so that the next step has them.
 
-        A step of prefixes alone is held too: it is a whole chunk that they would wait for.
+        A step of prefixes alone waits, too: otherwise they would wait for a whole chunk.
         """
-        kept = len(self._ready) + len(self._opening)
-        if not kept:
+        served = len(self._ready) + len(self._opening)
+        if not served:
             return
         left = sum(session.prefill_left for session in self._opening.values())
-        hold = self._window.hold(kept, time.monotonic(), min(left, self._settings.prefill_chunk))
-        while self._window.is_away(hold.awaited) and (left_s := hold.until - time.monotonic()) > 0:
+        window = self._batcher.window(served, time.monotonic(), min(left, self._settings.prefill_chunk))
+        while self._batcher.is_away(window.awaited) and (left_s := window.until - time.monotonic()) > 0:
             self._wake.clear()
             try:
                 async with asyncio.timeout(left_s):
@@ -224,7 +224,7 @@ class TargetScheduler:
             self._wake.set()
 
     async def _run_step(self, step: Step) -> None:
-        """Run a step, and those behind it that need nothing of the loop."""
+        """Run a step, and those after it that need nothing of the loop."""
         loop = asyncio.get_running_loop()
 
         def publish(events: _Events) -> None:
@@ -234,7 +234,7 @@ class TargetScheduler:
         await self._engage(self._go_on, step, publish)
 
     async def _engage(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run `fn` on the engine's thread, which nobody else has work for."""
+        """Run `fn` on the engine's thread, which has no other work."""
         self._engaged = time.monotonic()
         try:
             return await self._executor.run(fn, *args, **kwargs)
@@ -245,9 +245,9 @@ class TargetScheduler:
         for work in step.rounds:
             self._ready.pop(work.session.key, None)
 
-    def _go_on(self, self_started: Step, publish: Callable[[_Events], None]) -> None:
-        """On the executor's thread: run the step that has begun, then the next, while nobody is needed for it."""
-        step: Step | None = self_started
+    def _go_on(self, first: Step, publish: Callable[[_Events], None]) -> None:
+        """On the executor's thread: run a step, then the next, as long as those need nothing of the loop."""
+        step: Step | None = first
         while step is not None:
             self._engaged = time.monotonic()
             try:
@@ -266,15 +266,15 @@ class TargetScheduler:
             publish(events)
 
     def _may_go_on(self) -> bool:
-        """Whether a step can begin with nobody let in, freed or waited for before it."""
+        """Whether a step can begin with no session admitted, freed or awaited before it."""
         if self._stopped or not self._ready or self._opening or not self._admission.is_settled:
             return False
-        return not self._window.hold(len(self._ready), time.monotonic()).awaited
+        return not self._batcher.window(len(self._ready), time.monotonic()).awaited
 
     def _take_in(self, step: Step, result: StepResult) -> _Events:
-        """What a step says of its sessions, and whose next round it leaves ready; returns what is to be sent."""
+        """Take in what a step computed, and let sessions go on that may; returns what is to be sent."""
         self.steps += 1
-        self._window.stepped(result.seconds, sum(work.prefix_rows for work in step.prefixes))
+        self._batcher.stepped(result.seconds, sum(work.prefix_rows for work in step.prefixes))
         events: _Events = []
         for prefix in step.prefixes:
             events += self._advance_prefix(prefix, step, result)
@@ -289,29 +289,29 @@ class TargetScheduler:
         session = work.session
         if session.closed:
             return []
-        timings = _timings(step, result, work.pending.arrived, result.self_started, result.forward_ms)
+        timings = _timings(step, result, work.pending.arrived, result.started, result.forward_ms)
         verdict = session.remember(work.round_, replace(verdict, timings=timings), self._engine.info)
-        self._run_ahead(session)
+        self._start_next(session)
         if session.key not in self._ready:
-            self._window.answered(session.key, time.monotonic())
+            self._batcher.answered(session.key, time.monotonic())
         if work.round_.traceparent:
             telemetry.record_step(work.round_.traceparent, "verify", timings)
         return [(session, verdict)]
 
-    def _run_ahead(self, session: Session) -> None:
-        """Let a session go on without its coordinator, if it may: nobody waits for it to come back."""
-        if session.lease(self._engine.info, time.monotonic()):
+    def _start_next(self, session: Session) -> None:
+        """Let a session go on without its coordinator, if it may: no step waits for it to come back."""
+        if session.start_next(self._engine.info, time.monotonic()):
             self._ready[session.key] = session
 
     def _advance_prefix(self, work: RoundWork | PrefillWork, step: Step, result: StepResult) -> _Events:
         session = work.session
         session.prefilled += work.prefix_rows
         session.forward_ms += result.forward_ms
-        session.first_step = session.first_step or result.self_started
+        session.first_step = session.first_step or result.started
         if session.closed:
             return []
         self._admission.prefixes.computed(session)
-        # Who was served has its next turn after those who were not.
+        # A session that was served comes after those that were not.
         del self._opening[session.key]
         if session.prefill_left:
             self._opening[session.key] = session
@@ -322,7 +322,7 @@ class TargetScheduler:
         return [(session, _opened(session, replace(timings, sample_ms=0.0)))]
 
     def _send(self, events: _Events) -> None:
-        """A session whose round can't be answered ends here: its timer is the loop's."""
+        """A session whose round can't be answered ends here, on the loop, which has its timer."""
         for session, event in events:
             if isinstance(event, PacelineError):
                 self._registry.fail(session, event)
@@ -336,10 +336,10 @@ def _opened(session: Session, timings: StepTimings) -> TargetOpened:
     return TargetOpened(session.id, session.reused, replace(timings, queue_ms=queue_ms, service_ms=service_ms))
 
 
-def _timings(step: Step, result: StepResult, arrived: float, self_started: float, forward_ms: float) -> StepTimings:
-    """A step's rounds leave together, so each waits for the draws of all of them."""
+def _timings(step: Step, result: StepResult, arrived: float, started: float, forward_ms: float) -> StepTimings:
+    """A step's verdicts leave together, so each waits for the draws of all of them."""
     return StepTimings(
-        queue_ms=max(0.0, self_started - arrived) * 1e3,
+        queue_ms=max(0.0, started - arrived) * 1e3,
         forward_ms=forward_ms,
         sample_ms=result.sample_ms,
         service_ms=(time.monotonic() - arrived) * 1e3,

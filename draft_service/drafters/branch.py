@@ -55,7 +55,7 @@ class Branch:
         if self.done:
             return []
         ahead = range(self._next, len(self.nodes))
-        missing = [i for i in ahead if self.node(i).law is None and self._expandable(self.node(i))]
+        missing = [i for i in ahead if self.node(i).distribution is None and self._expandable(self.node(i))]
         # A dynamic shape chooses among the children of all nodes; in a level each of them adds a node.
         return missing if self._shape.dynamic else missing[: self._shape.max_nodes - len(self.nodes)]
 
@@ -88,7 +88,7 @@ class Branch:
         )
 
     def _grow_by_levels(self) -> None:
-        while not self.done and self.node(self._next).law is not None:
+        while not self.done and self.node(self._next).distribution is not None:
             parent = self._next
             self._next += 1
             best, children = self._children(parent)
@@ -127,9 +127,9 @@ class Branch:
     def _children(self, index: int) -> tuple[float, list[NextToken]]:
         """The best child's q, and the children that a computed node can have."""
         node = self.node(index)
-        assert node.law is not None, "its row is computed"
+        assert node.distribution is not None, "its row is computed"
         width = self._shape.width(node.position + 1 - self.root.position)
-        children = list(self._draws.proposed(node.law, width, node.position + 1, self.root.position))
+        children = list(self._draws.proposed(node.distribution, width, node.position + 1, self.root.position))
         return children[0].q, children
 
     def _add(self, parent: int, child: NextToken, rank: int, best: float) -> None:
@@ -143,5 +143,5 @@ class Branch:
         return node.position - self.root.position < self._shape.max_depth
 
     def _supports(self) -> tuple[SparseDistribution, ...]:
-        laws = [self.node(parent).law for parent in self.parents]
-        return tuple(law.support for law in laws if law is not None and law.support is not None)
+        drawn_from = [self.node(parent).distribution for parent in self.parents]
+        return tuple(each.support for each in drawn_from if each is not None and each.support is not None)

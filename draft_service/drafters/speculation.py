@@ -113,7 +113,7 @@ class Speculation:
     def absorb(self) -> None:
         """The rows of a step are computed: go on from them."""
         taken, self._taken = self._taken, []
-        if self._tree.root not in self._rankings and self._tree.root.law is not None:
+        if self._tree.root not in self._rankings and self._tree.root.distribution is not None:
             self._expand(self._tree.root)
         for entry in taken:
             if entry.outcome is None:
@@ -149,7 +149,7 @@ class Speculation:
     def _reach(self, node: Node, chance: float) -> None:
         """Take a verified node in, with the chance that it is accepted, and what hangs from it."""
         self._chances[node] = chance
-        if node.law is not None:
+        if node.distribution is not None:
             self._expand(node)
             return
         if node is not self._tree.root:
@@ -175,10 +175,10 @@ class Speculation:
             self._reach_or_correct(child, above * UNRANKED_CHANCE)
 
     def _ranking(self, node: Node) -> Sequence[NextToken]:
-        assert node.law is not None, "its row is computed"
+        assert node.distribution is not None, "its row is computed"
         proposed = [child.token for child in self._proposed.get(node, ())]
         key = self._tree.root.position
-        return self._draws.ranking(node.law, proposed, self.session.ranks, node.position + 1, key)
+        return self._draws.ranking(node.distribution, proposed, self.session.ranks, node.position + 1, key)
 
     def _reach_or_correct(self, node: Node, chance: float) -> None:
         """A node that was taken in before its parent's row was known is expanded after its parent."""

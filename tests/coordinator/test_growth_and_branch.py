@@ -11,7 +11,7 @@ import pytest
 from coordinator.policy.growth import MOST_LAST, expected_of_trees
 from draft_service.drafters.branch import Branch
 from draft_service.drafters.calibration import prior_chance
-from draft_service.drafters.draws import CoupledDraws, Law, NextToken
+from draft_service.drafters.draws import CoupledDraws, Distribution, NextToken
 from draft_service.drafters.shape import DYNAMIC_WIDTH, shape_of
 from draft_service.drafters.tree import Node
 from paceline.protocol.draft import DraftBudget
@@ -38,7 +38,7 @@ def drafted(by_depth: Sequence[float], nodes: int) -> tuple[Branch, int]:
         node = branch.node(index)
         best = best_q(by_depth[node.position])
         ranked = tuple(NextToken(token, best / 2**token) for token in range(DYNAMIC_WIDTH))
-        node.law = Law(ranked)
+        node.distribution = Distribution(ranked)
         branch.grow()
         steps += 1
     return branch, steps

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from draft_service.drafters.interface import DraftingContext, Prepared
-from draft_service.drafters.model import ModelDrafter, ModelDrafting
+from draft_service.drafters.model import ModelDraft, ModelDrafter
 from draft_service.drafters.speculation import Speculation
 from paceline.costs.step_cost import StepCost
 from paceline.engine.interface import NO_PREFIX, Engine, EngineInfo, Logits, Prefix, StepPlan
@@ -111,7 +111,7 @@ class Driver:
         self.offer = drafting.proposal()
         return self.offer
 
-    def begin(self, budget: DraftBudget) -> ModelDrafting:
+    def begin(self, budget: DraftBudget) -> ModelDraft:
         return self.drafter.begin(self.session, budget, next(self._ids))
 
     def verify(

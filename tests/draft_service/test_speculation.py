@@ -132,12 +132,12 @@ def lengths_by_step(acceptance: Acceptance, seed: int, *, disturb: bool) -> list
     driver.draft(K4)
     proposed = PreDrawnDraws.proposed
 
-    def other(self: PreDrawnDraws, law: Any, width: int, position: int, round_key: int) -> Any:
-        first = proposed(self, law, width, position, round_key)[0]
-        others = [i for i, token in enumerate(law.support.token_ids) if token != first.token]
+    def other(self: PreDrawnDraws, distribution: Any, width: int, position: int, round_key: int) -> Any:
+        first = proposed(self, distribution, width, position, round_key)[0]
+        others = [i for i, token in enumerate(distribution.support.token_ids) if token != first.token]
         if not others:
             return (first,)
-        return (NextToken(law.support.token_ids[others[0]], law.support.probabilities[others[0]]),)
+        return (NextToken(distribution.support.token_ids[others[0]], distribution.support.probabilities[others[0]]),)
 
     lengths = []
     with mock.patch.object(PreDrawnDraws, "proposed", other if disturb else proposed):

@@ -59,7 +59,7 @@ class Stages:
             decision = acceptance.decide(Acceptance.COUPLED, round_, verdict, self.facts.noise)
             node = decision.node
             self.ids += decision.committed
-            self.self_started += self.session.lease(INFO, 0.0)
+            self.self_started += self.session.start_next(INFO, 0.0)
         return tuple(self.ids[len(PROMPT) : self.end()])
 
     def ended(self) -> bool:

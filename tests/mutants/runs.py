@@ -66,7 +66,7 @@ class Runs:
         self.processors.advance(self.committed(round_))
         verdict = verify(MODEL.logits(self.ids)[np.newaxis], self.facts, self.drawn_as(round_), self.processors)
         self.session.remember(round_, replace(verdict, base_length=round_.base_length), INFO)
-        self.session.lease(INFO, 0.0)
+        self.session.start_next(INFO, 0.0)
         return verdict
 
     # Seams.

@@ -16,6 +16,7 @@ from draft_service.servicer import DraftServicer
 from paceline.protocol.draft import Commit, DraftBudget, DraftedProposal, DraftOpened, Verifying
 from paceline.protocol.proposal import ROOT, Acceptance, Outcome, Proposal
 from paceline.protocol.session import Close, Failure
+from tests.services.expected import own_tokens
 from tests.services.harness import (
     Events,
     RecordingEngine,
@@ -25,7 +26,6 @@ from tests.services.harness import (
     eventually,
     linked,
 )
-from tests.services.law import own_tokens
 
 PREFIX = (1, 2, 3, 4, 5)
 BASE = len(PREFIX) - 1

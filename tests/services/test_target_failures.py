@@ -12,6 +12,7 @@ from paceline.protocol.proposal import MAX_PROPOSAL_NODES, ROOT, Acceptance, Pro
 from paceline.protocol.sampling import LIFE_SIGN_MS
 from paceline.protocol.session import Close, Failure
 from paceline.protocol.target import Round, TargetOpened, Verdict
+from tests.services.expected import next_token
 from tests.services.harness import (
     Events,
     RecordingEngine,
@@ -24,7 +25,6 @@ from tests.services.harness import (
     target_service,
     verdict_of,
 )
-from tests.services.law import next_token
 
 PREFIX = (1, 2, 3)
 

@@ -21,6 +21,7 @@ from paceline.protocol.target import MAX_LEASE, Round, TargetOpened, Verdict
 from paceline.sampling.grammar import Grammars
 from paceline.v1 import target_service_pb2 as pb
 from target_service.servicer import TargetServicer
+from tests.services.expected import own_tokens
 from tests.services.harness import (
     WAIT_S,
     Events,
@@ -34,7 +35,6 @@ from tests.services.harness import (
     target_service,
     verdict_of,
 )
-from tests.services.law import own_tokens
 
 PREFIX = (1, 2, 3, 4, 5)
 END = 31
@@ -411,16 +411,16 @@ async def test_no_step_is_held_for_a_session_that_runs_ahead() -> None:
     """It is ready at once, and on its way back only when its run has ended."""
     engine = PacedEngine(steps=3)
     async with target(engine) as (servicer, events):
-        window = servicer.scheduler._window
+        batcher = servicer.scheduler._batcher
         events.link.send(target_open(1, PREFIX))
         events.link.send(sent(PREFIX, 5))
         await run_of(events, PREFIX, 3)
         assert servicer.status().queue_length == 0, "it is in the step that runs"
-        assert not window.is_away(frozenset({1}))
+        assert not batcher.is_away(frozenset({1}))
         engine.let(100)
         for _ in range(3):
             await events.of(Verdict, 1)
-        assert window.is_away(frozenset({1}))
+        assert batcher.is_away(frozenset({1}))
 
 
 async def test_a_run_and_a_long_prompt_go_on_together() -> None:

@@ -16,9 +16,9 @@ from paceline.protocol.target import Prefetch, Round, SelfStarted, TargetCommand
 from paceline.sampling.acceptance import decide
 from paceline.v1 import target_service_pb2 as pb
 from target_service.servicer import TargetServicer
+from tests.services.expected import own_tokens
 from tests.services.harness import NOISE, Events, chain, eventually, linked, target_link, target_open, verdict_of
-from tests.services.law import own_tokens
-from tests.services.test_run_ahead import END, PREFIX, SAMPLINGS, PacedEngine, raw, rounds_of, sent, target
+from tests.services.test_lease import END, PREFIX, SAMPLINGS, PacedEngine, raw, rounds_of, sent, target
 from tests.services.test_target_failures import still_serves
 
 OWN = own_tokens(PREFIX, 120)
@@ -397,9 +397,9 @@ async def test_a_step_that_fails_in_a_begun_round_fails_its_session_only() -> No
 
 async def test_no_step_is_held_for_a_session_whose_next_round_has_begun() -> None:
     async with paced() as at:
-        window = at.servicer.scheduler._window
+        batcher = at.servicer.scheduler._batcher
         await at.begin(*along(OWN[:6]))
-        assert not window.is_away(frozenset({1}))
+        assert not batcher.is_away(frozenset({1}))
         at.engine.let(1)
         await at.events.of(Verdict, 1)
-        assert window.is_away(frozenset({1})), "nothing was staged behind its last round"
+        assert batcher.is_away(frozenset({1})), "nothing was staged behind its last round"

@@ -14,7 +14,7 @@ from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import SamplingParams
 from tests.e2e.cluster import Cluster, second_coordinator
 from tests.e2e.proxy import Proxy
-from tests.e2e.test_run_ahead import SAMPLINGS, TARGET
+from tests.e2e.test_lease import SAMPLINGS, TARGET
 
 TIMED = f"{TARGET},step_ms=25"
 NEAR = f"{TARGET},noise=0.3,step_ms=1"
