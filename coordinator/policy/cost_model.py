@@ -1,4 +1,4 @@
-"""What a coordinator has measured and its requests share: costs in time, and what became of proposals. Pure."""
+"""What a coordinator has measured, shared by its requests: costs in time, and what became of proposals. Pure."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ DEPTH_EDGES = (2.0, 3.0, 4.0, 5.0, 7.0, 9.0, 13.0)
 RANK_EDGES = (3.0, 4.0, 5.0)
 """Bins of a token's rank among its siblings, from the second on."""
 RANKS = 3
-"""A node's children beyond these share what is known of the last."""
+"""A node's further children share what is known of the last of these."""
 REMEMBERED_VALUES = 8.0
-"""Rounds whose best proposal's value tells a request what the next ones' may be."""
+"""Rounds over which a request remembers how much its best proposals were worth."""
 REQUEST_WEIGHT = 8.0
-"""Observations that what other requests taught is worth to a new one."""
+"""Observations that what other requests have learned counts in a new one."""
 
 
 def _by_match() -> AcceptanceTable:
@@ -50,11 +50,11 @@ class AcceptanceStatistics:
     Attributes:
         by_match: acceptance of an n-gram match's next token, by the match's length.
         by_q: acceptance of a model's token by its draft probability, one table for each rank among its siblings.
-            For coupled acceptance only: rejection and block must not look (`exactness` §7).
+            For coupled acceptance only: rejection and block acceptance must not look at it (`exactness` §7).
         by_depth: acceptance of a model's best token by its depth.
         by_rank: acceptance of a model's second token, third, …, by its rank, where none before it was the target's.
-        hits: share of outcomes that were drafted when they came, in rounds with outcome drafting.
-        worth: of a round's best proposal, in tokens.
+        hits: share of rounds with outcome drafting whose outcome had been drafted for when it came.
+        worth: value of a round's best proposal, in tokens.
     """
 
     by_match: AcceptanceTable = field(default_factory=_by_match)
@@ -65,7 +65,7 @@ class AcceptanceStatistics:
     worth: RunningMean = field(default_factory=lambda: RunningMean(1.0, 1.0))
 
     def child(self) -> AcceptanceStatistics:
-        """Where one request begins, to learn on for itself."""
+        """A copy with which one request begins, and learns on for itself."""
         return AcceptanceStatistics(
             self.by_match.child(REQUEST_WEIGHT),
             tuple(table.child(REQUEST_WEIGHT) for table in self.by_q),
@@ -78,20 +78,20 @@ class AcceptanceStatistics:
 
 @dataclass(frozen=True)
 class RoundCosts:
-    """Time that things take, whoever's request it is; milliseconds.
+    """Time that things take in any request; milliseconds.
 
     Attributes:
-        verify: a target step by its rows.
-        step: the same whatever is drafted meanwhile: when a verdict is due.
-        outlook: what outcome drafting adds to a target step: nothing where the two share no hardware.
-        plain: a target-only token where the target runs ahead: what drafting must beat.
-        plain_sent, plain_ahead: a round without a proposal, sent by the coordinator or begun by the target.
-        sent: what a round takes beyond its step and its draft, where the coordinator sent it.
-        ahead: the same where the target began the round by itself.
+        verify: a target step by its rows, while no outcomes are drafted for.
+        step: a target step by its rows, in any case: when a verdict is due.
+        outcome_drafting: what outcome drafting adds to a target step; about 0 where the services share no hardware.
+        plain: a target-only token in a round that the target starts by itself: what drafting must beat.
+        plain_sent, plain_ahead: a round without a proposal that the coordinator sent, or that the target started.
+        sent: what a round that the coordinator sent takes beyond its step and its draft.
+        ahead: the same for a round that the target started by itself.
         draft_step: one level of a proposal that is drafted just in time.
-        draft_wire: such a proposal's wait beyond its steps.
-        queue, queue_late: what a round that is sent waits for its step at the target; the same behind such a wait,
-            when the step that others share may have left without it.
+        draft_wire: the wait for such a proposal beyond its steps.
+        queue: how long a round that is sent waits at the target for its step.
+        queue_late: the same for a round that waited for its proposal: it may have missed the step that others share.
     """
 
     verify: StepCost = field(default_factory=StepCost)
@@ -108,21 +108,21 @@ class RoundCosts:
     queue_late: RunningMean = field(default_factory=lambda: RunningMean(0.0, 0.0))
 
     @property
-    def trip(self) -> float:
-        """Between a verdict and the step of a round that is sent, beyond where the target begins it."""
+    def round_trip(self) -> float:
+        """How much later a round's step begins if the coordinator sends the round than if the target starts it."""
         return max(0.0, self.sent.value - self.ahead.value)
 
     @property
-    def fare(self) -> float:
-        """What a round costs for being sent: one that carries a proposal must be, another need not.
+    def sending(self) -> float:
+        """How much longer a round takes if the coordinator sends it, as it must one that carries a proposal.
 
-        More than its trip where the target's threads and caches cool down meanwhile: its step takes longer, too.
+        More than the round trip where the target's threads and caches cool down meanwhile: its step takes longer.
         """
         known = self.plain_sent.weight and self.plain_ahead.weight
-        return max(self.trip, self.plain_sent.value - self.plain_ahead.value) if known else self.trip
+        return max(self.round_trip, self.plain_sent.value - self.plain_ahead.value) if known else self.round_trip
 
     def wait(self, depth: int) -> float:
-        """How much later a round is verified for a proposal of this depth that is drafted just in time.
+        """How much later a round is verified if it waits for a proposal of this depth.
 
         It may miss the step that others share, or wait for its draft while it would have waited for that step.
         """
@@ -132,7 +132,7 @@ class RoundCosts:
 
 
 class CostModel:
-    """All that a coordinator has measured; its requests read and add. One per coordinator."""
+    """All that a coordinator has measured, read and added to by its requests. One per coordinator."""
 
     def __init__(self) -> None:
         self.costs = RoundCosts()

@@ -39,8 +39,8 @@ class Drafted:
     """What a round gets to verify.
 
     `hit`: it was drafted for this outcome before the outcome was known.
-    `miss`: this outcome was drafted for in vain, or not in time.
-    `first`: it is the first one of its session, which computed the text for it.
+    `miss`: outcomes were drafted for, but not this one, or not in time.
+    `first`: it is the first one of its session, which had to compute the text before it.
     """
 
     proposal: Proposal | None = None
@@ -74,7 +74,7 @@ class Patience:
 
 
 def _nobody() -> None:
-    """Nobody waits for it."""
+    """Ignore it."""
 
 
 class DraftPeer(Peer[DraftCommand, DraftEvent]):
@@ -158,7 +158,7 @@ class DraftSession:
             self._give_up(error.message)
 
     def settle(self, outcome: Outcome | None) -> Drafted | None:
-        """Take note of how the round ended; returns the proposal that is there for it, if one is."""
+        """Record the round's outcome; returns the proposal that was prepared for it, if there is one."""
         self._cache.expect(outcome)
         self._arrived.clear()
         self._wanted = False
@@ -166,7 +166,7 @@ class DraftSession:
         return None if drafted is None else self._checked(drafted, MAX_PROPOSAL_NODES, hit=True)
 
     def prepared(self, round_: Round) -> Iterator[tuple[Outcome, Proposal]]:
-        """The proposals that are there for outcomes of a round, the likeliest first, up to one that is not sound."""
+        """The proposals prepared for outcomes of a round, the likeliest first, up to one that is faulty."""
         for outcome, drafted in self._cache.prepared(round_.base_length):
             if fault := self._fault_in_outcome(outcome, round_):
                 self._give_up(fault)
@@ -183,7 +183,7 @@ class DraftSession:
         budget: DraftBudget,
         traceparent: str,
     ) -> None:
-        """Tell the draft how the round ended, after `settle`; a budget with tokens asks for a proposal now.
+        """Tell the draft service the round's outcome, after `settle`; a budget with tokens asks for a proposal now.
 
         `committed` is the whole sequence, `tokens` included; a session that was
         lost is opened anew with it.
@@ -207,7 +207,7 @@ class DraftSession:
             self._give_up(error.message)
 
     async def take(self) -> Drafted:
-        """The proposal that was asked for; waits for it as long as it may be worth it."""
+        """The proposal that was asked for; waits for it as long as `Patience` allows."""
         if self._peer is None or self._id is None or not self._wanted:
             return NOTHING
         drafted = self._cache.take()
@@ -222,7 +222,7 @@ class DraftSession:
         return NOTHING if checked is None else replace(checked, first=first)
 
     def verifying(self, round_: Round, budget: DraftBudget) -> None:
-        """Tell the draft what left for the target, and what each outcome's proposal may cost."""
+        """Tell the draft service which round left for the target, and what each outcome's proposal may cost."""
         if self._id is None or self._peer is None:
             return
         proposal = round_.proposal
@@ -270,7 +270,7 @@ class DraftSession:
         self._wanted = budget.max_tokens > 0
 
     def _checked(self, drafted: DraftedProposal, longest: int, *, hit: bool) -> Drafted | None:
-        """What a round may use of what the draft sent; a fault in it ends the session."""
+        """What a round may use of what the draft service sent; a fault in it ends the session."""
         try:
             proposal, timings = drafted.proposal, drafted.timings
         except InvalidInput as error:

@@ -360,7 +360,7 @@ async def test_sessions_share_steps_and_drafts_come_first() -> None:
 
 
 async def test_prepared_proposals_after_a_commit_are_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mutation of the test above: a speculator that sends a stopped speculation's results is noticed."""
+    """The mutation of the test above: a scheduler that sends a stopped speculation's results is noticed."""
 
     def keeps(self: scheduler.DraftScheduler, session: Any) -> None:
         self._drafting.pop(session, None)
