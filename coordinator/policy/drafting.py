@@ -16,7 +16,10 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from coordinator.policy.cost_model import CostModel
-from coordinator.policy.request_policy import Options, Plan, RequestPolicy, Source
+from coordinator.policy.matches import copied_proposal, distinct_paths
+from coordinator.policy.pending_commit import PendingCommit
+from coordinator.policy.plan import Options, Plan, Source
+from coordinator.policy.request_policy import RequestPolicy
 from coordinator.policy.throttle import Level
 from coordinator.sessions.draft import NOTHING, Drafted, DraftPeer, DraftSession
 from coordinator.sessions.target import TargetNext
@@ -28,11 +31,9 @@ from paceline.protocol.proposal import (
     MAX_PROPOSAL_NODES,
     NGRAM,
     NONE,
-    ROOT,
     Acceptance,
     Outcome,
     Proposal,
-    SparseDistribution,
 )
 from paceline.protocol.records import RoundRecord
 from paceline.protocol.target import Round
@@ -42,8 +43,6 @@ LEASE = 16
 """Rounds to lease where nothing will be proposed for as long; a setting may say less."""
 PREFETCHED = 24
 """Proposals to leave with the target for the outcomes of one round; no others are considered."""
-MAX_PENDING_TOKENS = 16
-"""Committed tokens that are kept from the draft service during a lease; with more it would have to catch up."""
 SURE_MATCH = 5
 """Length from which a match is preferred to the model when a request fixes its number of tokens, not its drafter."""
 TARGET_ONLY = Plan()
@@ -75,31 +74,6 @@ class Prefetched:
     outcome: Outcome
     proposal: Proposal
     grows: bool
-
-
-@dataclass(frozen=True)
-class PendingCommit:
-    """Committed tokens that the draft service does not know yet, the last ones of `committed`.
-
-    `outcome` is that of their last round. `awaited`: the service drafts for that round's outcomes, so the commit must
-    be of that round alone.
-    """
-
-    outcome: Outcome
-    token_ids: tuple[int, ...]
-    committed: Seq[int]
-    budget: DraftBudget
-    traceparent: str
-    awaited: bool
-
-    @property
-    def must_leave(self) -> bool:
-        """Whether it must not wait for what the next rounds commit."""
-        return self.awaited or len(self.token_ids) >= MAX_PENDING_TOKENS
-
-    def after(self, before: PendingCommit | None) -> PendingCommit:
-        """One commit of the tokens before these, and these."""
-        return self if before is None else replace(self, token_ids=before.token_ids + self.token_ids)
 
 
 class Drafting:
@@ -179,7 +153,7 @@ class Drafting:
             if drafted.proposal is not None:
                 return drafted
         if plan.source is not Source.NONE and self._match is not None:
-            return Drafted(self._matches(self._match, plan.depth))
+            return Drafted(self._match_proposal(self._match, plan.depth))
         return NOTHING
 
     def verifying(self, round_: Round) -> None:
@@ -402,23 +376,11 @@ class Drafting:
             return DraftBudget()
         return DraftBudget(plan.depth, self._widths, plan.nodes)
 
-    def _matches(self, best: Match, k: int) -> Proposal:
-        """The best match's continuation; where the request asks for a tree, other matches' beside it."""
+    def _match_proposal(self, best: Match, k: int) -> Proposal:
         assert self._ngrams is not None, "a match comes from the index"
         width = self._widths[0] if self._widths else 1
-        paths = [best.continuation(k)]
-        for path in self._ngrams.propose_many(width + 1, k):
-            distinct = all(path[0] != other[0] for other in paths)
-            if distinct and len(paths) < width and (len(paths) + 1) * k <= MAX_PROPOSAL_NODES:
-                paths.append(path)
-        token_ids: list[int] = []
-        parents: list[int] = []
-        for path in paths:
-            parents += (ROOT, *range(len(token_ids), len(token_ids) + k - 1))
-            token_ids += path
-        supports = () if self._coupled else tuple(SparseDistribution((token,), (1.0,)) for token in token_ids)
-        certain = (1.0,) * len(token_ids)
-        return Proposal(1 + self._rounds, tuple(token_ids), certain, tuple(parents), supports, NGRAM)
+        paths = distinct_paths(self._ngrams, best, k, width)
+        return copied_proposal(1 + self._rounds, paths, coupled=self._coupled)
 
 
 def _accepted(round_: Round, outcome: Outcome) -> int:

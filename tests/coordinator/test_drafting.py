@@ -11,8 +11,10 @@ from unittest import mock
 import pytest
 
 from coordinator.policy.cost_model import CostModel
-from coordinator.policy.drafting import MAX_PENDING_TOKENS, Drafting, DraftingSettings
-from coordinator.policy.request_policy import LEAST_PLAIN, Options, Plan
+from coordinator.policy.drafting import Drafting, DraftingSettings
+from coordinator.policy.pending_commit import MAX_PENDING_TOKENS
+from coordinator.policy.plan import Options, Plan
+from coordinator.policy.request_policy import LEAST_PLAIN
 from coordinator.policy.throttle import Level, Throttle
 from coordinator.sessions.draft import DraftPeer
 from coordinator.sessions.target import TargetNext

@@ -8,16 +8,14 @@ import numpy as np
 import pytest
 
 from coordinator.policy.cost_model import CostModel
+from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.request_policy import (
     LEAST_PLAIN,
     MARGIN,
     MAX_MODEL_TOKENS,
     QUIET_ROUNDS,
     SHORT_LEASE,
-    Options,
-    Plan,
     RequestPolicy,
-    Source,
     survival,
 )
 from coordinator.policy.restraint import GUARD_PAUSE, GUARD_ROUNDS
