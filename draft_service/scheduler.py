@@ -28,29 +28,24 @@ from paceline.engine.executor import Executor
 from paceline.protocol.draft import Commit, DraftBudget, DraftedProposal, DraftOpen, DraftOpened, Verifying
 from paceline.protocol.errors import Overloaded, require_ids
 from paceline.protocol.proposal import Outcome
-from paceline.rpc.sessions import RETRY_AFTER_MS, SessionOwner, SessionRegistry
+from paceline.rpc.sessions import RETRY_AFTER_MS, SessionOwner, SessionScheduler
 from paceline.runtime import telemetry
 from paceline.sampling import processors
 
 
-class DraftScheduler:
+class DraftScheduler(SessionScheduler[DraftingSession]):
     """Sessions in, proposals out. All methods run on the event loop and none blocks."""
 
     def __init__(self, catalogue: Catalogue, executor: Executor, max_num_seqs: int) -> None:
+        super().__init__()
         self._catalogue = catalogue
         self._executor = executor
         self._max_num_seqs = max_num_seqs
-        self._registry: SessionRegistry[DraftingSession] = SessionRegistry(self._release)
         self._calls: list[SessionCall] = []
         self._drafting: dict[DraftingSession, DraftTask] = {}
         self._speculating: dict[DraftingSession, SpeculationTask] = {}
         self._wake = asyncio.Event()
         self.steps = 0
-
-    @property
-    def sessions(self) -> int:
-        """Sessions that are open."""
-        return len(self._registry)
 
     @property
     def queue_length(self) -> int:
@@ -70,9 +65,8 @@ class DraftScheduler:
         processors.check_ids(facts.sampling, facts.end_token_ids, vocab_size)
         if self.sessions >= self._max_num_seqs:
             raise Overloaded(f"{self._max_num_seqs} sessions are open", retry_after_ms=RETRY_AFTER_MS)
-        key = self._registry.next_key()
-        session = DraftingSession(key, owner, facts, drafter, vocab_size, len(facts.token_ids))
-        self._registry.add(session)
+        session = DraftingSession(next(self._keys), owner, facts, drafter, vocab_size, len(facts.token_ids))
+        self._add(session)
         self._calls.append(open_call(session))
         self._begin(session, None, facts.budget, facts.traceparent)
         return session
@@ -110,14 +104,6 @@ class DraftScheduler:
             task = self._speculating[session] = SpeculationTask(session, command)
             self._calls.append(speculate_call(task))
             self._wake.set()
-
-    def close(self, session: DraftingSession) -> None:
-        """End a session; what it holds is free when the running step ends."""
-        self._registry.close(session)
-
-    async def idle(self) -> None:
-        """Return once no session is open."""
-        await self._registry.idle()
 
     def _release(self, session: DraftingSession) -> None:
         self._stop(session)
@@ -166,7 +152,7 @@ class DraftScheduler:
         for session, reused in results.opened.items():
             self._send_opened(session, reused)
         for session, error in results.failures.items():
-            self._registry.fail(session, error)
+            self._fail(session, error)
         for drafted in results.drafted:
             self._send(drafted)
         for each in results.grown:

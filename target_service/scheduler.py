@@ -25,7 +25,7 @@ from paceline.engine.interface import Engine
 from paceline.protocol.errors import PacelineError, PeerUnavailable, UnknownSession
 from paceline.protocol.records import StepTimings
 from paceline.protocol.target import Prefetch, Round, TargetOpen, TargetOpened, Verdict
-from paceline.rpc.sessions import SessionOwner, SessionRegistry
+from paceline.rpc.sessions import SessionOwner, SessionScheduler
 from paceline.runtime import telemetry
 from paceline.runtime.config import EngineSettings
 from paceline.sampling.grammar import Grammars
@@ -45,7 +45,7 @@ _Events = list[tuple[Session, Verdict | TargetOpened | PacelineError]]
 """What is to be sent, and who has failed."""
 
 
-class TargetScheduler:
+class TargetScheduler(SessionScheduler[Session]):
     """Sessions in, verdicts out. All public methods run on the event loop and none blocks.
 
     A session waits for its admission, then for its prefix (`_opening`, in the
@@ -62,13 +62,13 @@ class TargetScheduler:
         step_timeout_s: float,
         grammars: Grammars | None = None,
     ) -> None:
+        super().__init__()
         self._engine = engine
         self._executor = executor
         self._settings = settings
         self._step_timeout_s = step_timeout_s
         self._engaged: float | None = None
         """When the engine's thread began its current work, on the monotonic clock; None: it is idle."""
-        self._registry: SessionRegistry[Session] = SessionRegistry(self._release)
         self._opening: dict[int, Session] = {}
         self._ready: dict[int, Session] = {}
         self._stopped = False
@@ -82,15 +82,10 @@ class TargetScheduler:
             grammars,
             make_room=self._make_room,
             admitted=self._on_admitted,
-            failed=self._registry.fail,
+            failed=self._fail,
             wake=self._wake.set,
         )
         self.steps = 0
-
-    @property
-    def sessions(self) -> int:
-        """Sessions that are open."""
-        return len(self._registry)
 
     @property
     def queue_length(self) -> int:
@@ -115,9 +110,9 @@ class TargetScheduler:
         self._admission.check(facts)
         prefix, keys = shared_prefix(facts, self._settings)
         rows = rows_to_reserve(facts, info)
-        session = Session(self._registry.next_key(), owner, facts, rows, time.monotonic(), prefix, keys)
+        session = Session(next(self._keys), owner, facts, rows, time.monotonic(), prefix, keys)
         self._admission.enter(session)
-        self._registry.add(session)
+        self._add(session)
         return session
 
     def submit(self, session: Session, round_: Round) -> None:
@@ -151,14 +146,6 @@ class TargetScheduler:
         """
         with self._lock:
             session.prefetch(prefetch, self._engine.info)
-
-    def close(self, session: Session) -> None:
-        """End a session; its KV is free when the running step ends."""
-        self._registry.close(session)
-
-    async def idle(self) -> None:
-        """Return once no session is open."""
-        await self._registry.idle()
 
     def _release(self, session: Session) -> None:
         with self._lock:
@@ -325,7 +312,7 @@ class TargetScheduler:
         """A session whose round can't be answered ends here, on the loop, which has its timer."""
         for session, event in events:
             if isinstance(event, PacelineError):
-                self._registry.fail(session, event)
+                self._fail(session, event)
             elif not session.closed:
                 session.owner.send(event, urgent=isinstance(event, Verdict))
 

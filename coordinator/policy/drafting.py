@@ -17,11 +17,10 @@ from itertools import islice
 
 from coordinator.policy.cost_model import CostModel
 from coordinator.policy.matches import copied_proposal, distinct_paths
-from coordinator.policy.pending_commit import PendingCommit
 from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.request_policy import RequestPolicy
 from coordinator.policy.throttle import Level
-from coordinator.sessions.draft import NOTHING, Drafted, DraftPeer, DraftSession
+from coordinator.sessions.draft import NOTHING, Drafted, DraftPeer, DraftSession, PendingCommit
 from coordinator.sessions.target import TargetNext
 from coordinator.text.sequence import GenerationTask, Sequence
 from paceline.protocol.draft import DraftBudget
@@ -264,7 +263,7 @@ class Drafting:
     def _send_pending(self) -> None:
         sent, self._pending = self._pending, None
         if sent is not None:
-            self._session.commit(sent.outcome, sent.token_ids, sent.committed, sent.budget, sent.traceparent)
+            self._session.commit(sent)
 
     def _learn_tokens(self, committed: Seq[int]) -> None:
         if self._ngrams is not None:
@@ -379,8 +378,7 @@ class Drafting:
     def _match_proposal(self, best: Match, k: int) -> Proposal:
         assert self._ngrams is not None, "a match comes from the index"
         width = self._widths[0] if self._widths else 1
-        paths = distinct_paths(self._ngrams, best, k, width)
-        return copied_proposal(1 + self._rounds, paths, coupled=self._coupled)
+        return copied_proposal(1 + self._rounds, distinct_paths(self._ngrams, best, k, width), coupled=self._coupled)
 
 
 def _accepted(round_: Round, outcome: Outcome) -> int:

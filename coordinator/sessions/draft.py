@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 RETRY_MIN_S = 0.25
 RETRY_MAX_S = 8.0
 MAX_ROUNDS_SKIPPED = 64
+MAX_PENDING_TOKENS = 16
+"""Committed tokens that are kept from the draft service during a lease; with more it would have to catch up."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,31 @@ class Drafted:
 
 
 NOTHING = Drafted()
+
+
+@dataclass(frozen=True)
+class PendingCommit:
+    """Committed tokens that the draft service does not know yet, the last ones of `committed`.
+
+    `outcome` is that of their last round. `awaited`: the service drafts for that round's outcomes, so the commit must
+    be of that round alone.
+    """
+
+    outcome: Outcome
+    token_ids: tuple[int, ...]
+    committed: Sequence[int]
+    budget: DraftBudget
+    traceparent: str
+    awaited: bool
+
+    @property
+    def must_leave(self) -> bool:
+        """Whether it must not wait for what the next rounds commit."""
+        return self.awaited or len(self.token_ids) >= MAX_PENDING_TOKENS
+
+    def after(self, before: PendingCommit | None) -> PendingCommit:
+        """One commit of the tokens before these, and these."""
+        return self if before is None else replace(self, token_ids=before.token_ids + self.token_ids)
 
 
 @dataclass
@@ -175,36 +202,24 @@ class DraftSession:
             if checked is not None and checked.proposal is not None:
                 yield outcome, checked.proposal
 
-    def commit(
-        self,
-        outcome: Outcome,
-        tokens: Sequence[int],
-        committed: Sequence[int],
-        budget: DraftBudget,
-        traceparent: str,
-    ) -> None:
-        """Tell the draft service the round's outcome, after `settle`; a budget with tokens asks for a proposal now.
+    def commit(self, pending: PendingCommit) -> None:
+        """Tell the draft service what was committed, after `settle`; a budget with tokens asks for a proposal now.
 
-        `committed` is the whole sequence, `tokens` included; a session that was
-        lost is opened anew with it.
+        A session that was lost is opened anew with the whole sequence.
         """
         if self._id is None or self._peer is None:
-            self.open(committed, budget, traceparent)
+            self.open(pending.committed, pending.budget, pending.traceparent)
             return
-        self._expect(budget)
-        try:
-            self._peer.send(
-                Commit(
-                    session_id=self._id,
-                    outcome=outcome,
-                    token_ids=tuple(tokens),
-                    committed_length=len(committed) - len(tokens),
-                    budget=budget,
-                    traceparent=traceparent,
-                )
-            )
-        except PeerUnavailable as error:
-            self._give_up(error.message)
+        self._expect(pending.budget)
+        command = Commit(
+            session_id=self._id,
+            outcome=pending.outcome,
+            token_ids=pending.token_ids,
+            committed_length=len(pending.committed) - len(pending.token_ids),
+            budget=pending.budget,
+            traceparent=pending.traceparent,
+        )
+        self._send(self._peer, command)
 
     async def take(self) -> Drafted:
         """The proposal that was asked for; waits for it as long as `Patience` allows."""
@@ -226,14 +241,11 @@ class DraftSession:
         if self._id is None or self._peer is None:
             return
         proposal = round_.proposal
-        try:
-            if proposal is not None and proposal.drafter == NGRAM:
-                self._peer.send(Verifying(self._id, round_.base_length, proposal=proposal, budget=budget))
-            else:
-                known = (proposal.proposal_id, len(proposal)) if proposal is not None else (0, 0)
-                self._peer.send(Verifying(self._id, round_.base_length, *known, budget=budget))
-        except PeerUnavailable as error:
-            self._give_up(error.message)
+        if proposal is not None and proposal.drafter == NGRAM:
+            self._send(self._peer, Verifying(self._id, round_.base_length, proposal=proposal, budget=budget))
+        else:
+            known = (proposal.proposal_id, len(proposal)) if proposal is not None else (0, 0)
+            self._send(self._peer, Verifying(self._id, round_.base_length, *known, budget=budget))
 
     def refused(self, error: PacelineError) -> None:
         """The target refused what was proposed."""
@@ -261,6 +273,12 @@ class DraftSession:
         self._id = None
         self._arrived.set()
         logger.warning("draft lost, going on target-only: error=%s", error.message)
+
+    def _send(self, peer: DraftPeer, command: DraftCommand) -> None:
+        try:
+            peer.send(command)
+        except PeerUnavailable as error:
+            self._give_up(error.message)
 
     def _may_open(self, peer: DraftPeer) -> bool:
         return peer.link.is_up and time.monotonic() >= self._retry_at

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from paceline.protocol.codec import failure_of
+from paceline.protocol.draft import DraftOpen
 from paceline.protocol.errors import DeadlineExceeded, InvalidInput, PacelineError, PrefixMismatch, UnknownSession
 from paceline.protocol.handshake import Welcome
 from paceline.protocol.session import Close
+from paceline.protocol.target import TargetOpen
 from paceline.rpc.frames import FrameWriter
 from paceline.rpc.link import LinkHandler
 
@@ -32,28 +35,16 @@ class SessionOwner(Protocol):
         """The service has ended the session: its messages find nothing from now on."""
 
 
-class Opening(Protocol):
-    """The message that opens a session; the session's facts from then on."""
-
-    @property
-    def session_id(self) -> int:
-        """The session's number on its link."""
-
-    @property
-    def time_left_ms(self) -> int | None:
-        """How long the session may last; None: as long as its link."""
-
-
-Facts = TypeVar("Facts", bound=Opening)
+Opening = TypeVar("Opening", bound=TargetOpen | DraftOpen)
 
 
 @dataclass(eq=False)
-class ServedSession(Generic[Facts]):
+class ServedSession(Generic[Opening]):
     """What every session of a service has. `key` is its number within the service; `closed` is set when it ends."""
 
     key: int
     owner: SessionOwner
-    facts: Facts
+    facts: Opening
     closed: bool = field(default=False, init=False)
 
     @property
@@ -72,36 +63,26 @@ class ServedSession(Generic[Facts]):
 Session = TypeVar("Session", bound=ServedSession[Any])
 
 
-class SessionRegistry(Generic[Session]):
-    """The open sessions of a service, on whatever links: until when each may last, and how it ends.
+class SessionScheduler(ABC, Generic[Session]):
+    """What every scheduler does with its open sessions, on whatever links: when and how each ends."""
 
-    Args:
-        release: called once for each session that has ended, to free what the service holds of it.
-    """
-
-    def __init__(self, release: Callable[[Session], None]) -> None:
-        self._release = release
+    def __init__(self) -> None:
         self._keys = itertools.count(1)
         self._open: dict[Session, asyncio.TimerHandle | None] = {}
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def __len__(self) -> int:
+    @property
+    def sessions(self) -> int:
+        """Sessions that are open."""
         return len(self._open)
 
-    def next_key(self) -> int:
-        """A number that no other session of the service has or had."""
-        return next(self._keys)
-
-    def add(self, session: Session) -> None:
-        """Take a session in; it fails when its time runs out."""
-        self._idle.clear()
-        left_ms = session.facts.time_left_ms
-        loop = asyncio.get_running_loop()
-        self._open[session] = None if left_ms is None else loop.call_later(left_ms / 1e3, self._expire, session)
+    @abstractmethod
+    def open(self, owner: SessionOwner, facts: Any) -> Session:
+        """Begin a session; a `PacelineError` refuses it."""
 
     def close(self, session: Session) -> None:
-        """End a session; closing it again is harmless."""
+        """End a session; closing it again is harmless. What it holds is free when the running step ends."""
         if session.closed:
             return
         session.closed = True
@@ -112,7 +93,22 @@ class SessionRegistry(Generic[Session]):
             self._idle.set()
         self._release(session)
 
-    def fail(self, session: Session, error: PacelineError) -> None:
+    async def idle(self) -> None:
+        """Return once no session is open."""
+        await self._idle.wait()
+
+    @abstractmethod
+    def _release(self, session: Session) -> None:
+        """Free what is held of a session that has ended; called once."""
+
+    def _add(self, session: Session) -> None:
+        """Take a session in; it fails when its time runs out."""
+        self._idle.clear()
+        left_ms = session.facts.time_left_ms
+        loop = asyncio.get_running_loop()
+        self._open[session] = None if left_ms is None else loop.call_later(left_ms / 1e3, self._expire, session)
+
+    def _fail(self, session: Session, error: PacelineError) -> None:
         """Tell the other side and end the session."""
         if session.closed:
             return
@@ -121,23 +117,9 @@ class SessionRegistry(Generic[Session]):
         session.owner.forget(session.id)
         session.owner.send(failure_of(session.id, error, session_closed=True), urgent=False)
 
-    async def idle(self) -> None:
-        """Return once no session is open."""
-        await self._idle.wait()
-
     def _expire(self, session: Session) -> None:
         limit = session.facts.time_left_ms
-        self.fail(session, DeadlineExceeded(f"session {session.id}: its time_left_ms = {limit} ran out"))
-
-
-class Scheduler(Protocol[Session]):
-    """What a link opens and ends its sessions on."""
-
-    def open(self, owner: SessionOwner, facts: Any) -> Session:
-        """Begin a session; a `PacelineError` refuses it."""
-
-    def close(self, session: Session) -> None:
-        """End a session; closing it again is harmless."""
+        self._fail(session, DeadlineExceeded(f"session {session.id}: its time_left_ms = {limit} ran out"))
 
 
 class LinkSessions(Generic[Session]):
@@ -153,7 +135,7 @@ class LinkSessions(Generic[Session]):
     def __init__(
         self,
         open_kind: type[Any],
-        scheduler: Scheduler[Session],
+        scheduler: SessionScheduler[Session],
         handle: Callable[[Session, Any], None],
         writer: FrameWriter[Any],
     ) -> None:

@@ -12,11 +12,10 @@ import pytest
 
 from coordinator.policy.cost_model import CostModel
 from coordinator.policy.drafting import Drafting, DraftingSettings
-from coordinator.policy.pending_commit import MAX_PENDING_TOKENS
 from coordinator.policy.plan import Options, Plan
 from coordinator.policy.request_policy import LEAST_PLAIN
 from coordinator.policy.throttle import Level, Throttle
-from coordinator.sessions.draft import DraftPeer
+from coordinator.sessions.draft import MAX_PENDING_TOKENS, DraftPeer
 from coordinator.sessions.target import TargetNext
 from coordinator.text.sequence import GenerationTask, Sequence
 from draft_service.session import DraftingSession

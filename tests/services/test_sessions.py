@@ -1,4 +1,4 @@
-"""The registry of open sessions that both services share."""
+"""What the schedulers of both services share: the end of sessions."""
 
 from __future__ import annotations
 
@@ -10,13 +10,9 @@ import pytest
 
 from paceline.protocol.errors import InvalidInput, PrefixMismatch
 from paceline.protocol.session import Failure
-from paceline.rpc.sessions import ServedSession, SessionRegistry
-
-
-@dataclass(frozen=True)
-class Facts:
-    session_id: int
-    time_left_ms: int | None = None
+from paceline.protocol.target import TargetOpen
+from paceline.rpc.sessions import ServedSession, SessionOwner, SessionScheduler
+from tests.services.harness import target_open
 
 
 @dataclass
@@ -33,40 +29,46 @@ class Owner:
         self.forgotten.append(session_id)
 
 
-class Sessions:
+class Sessions(SessionScheduler[ServedSession[TargetOpen]]):
+    """A scheduler that only notes what it releases."""
+
     def __init__(self) -> None:
+        super().__init__()
         self.released: list[int] = []
         self.owner = Owner()
-        self.registry: SessionRegistry[ServedSession[Facts]] = SessionRegistry(
-            lambda session: self.released.append(session.id)
-        )
 
-    def open(self, session_id: int, time_left_ms: int | None = None) -> ServedSession[Facts]:
-        session = ServedSession(self.registry.next_key(), self.owner, Facts(session_id, time_left_ms))
-        self.registry.add(session)
+    def open(self, owner: SessionOwner, facts: TargetOpen) -> ServedSession[TargetOpen]:
+        session = ServedSession(next(self._keys), owner, facts)
+        self._add(session)
         return session
+
+    def opened(self, session_id: int, time_left_ms: int | None = None) -> ServedSession[TargetOpen]:
+        return self.open(self.owner, target_open(session_id, (1, 2), time_left_ms=time_left_ms))
+
+    def _release(self, session: ServedSession[TargetOpen]) -> None:
+        self.released.append(session.id)
 
 
 async def test_a_session_is_released_once_and_the_service_is_idle_without_sessions() -> None:
     sessions = Sessions()
-    first, second = sessions.open(7), sessions.open(8)
+    first, second = sessions.opened(7), sessions.opened(8)
     assert first.key != second.key
-    sessions.registry.close(first)
-    sessions.registry.close(first)
-    assert (sessions.released, len(sessions.registry)) == ([7], 1)
-    waiting = asyncio.ensure_future(sessions.registry.idle())
+    sessions.close(first)
+    sessions.close(first)
+    assert (sessions.released, sessions.sessions) == ([7], 1)
+    waiting = asyncio.ensure_future(sessions.idle())
     await asyncio.sleep(0)
     assert not waiting.done()
-    sessions.registry.close(second)
+    sessions.close(second)
     await asyncio.wait_for(waiting, 1)
     assert not sessions.owner.sent, "the other side closed them"
 
 
 async def test_a_session_fails_once_and_its_link_is_told() -> None:
     sessions = Sessions()
-    session = sessions.open(7)
+    session = sessions.opened(7)
     for _ in range(2):
-        sessions.registry.fail(session, InvalidInput.of("rows", 9, "at most 8"))
+        sessions._fail(session, InvalidInput.of("rows", 9, "at most 8"))
     (failure,) = sessions.owner.sent
     assert isinstance(failure, Failure)
     assert (failure.session_id, failure.reason, failure.session_closed) == (7, "INVALID_INPUT", True)
@@ -75,10 +77,10 @@ async def test_a_session_fails_once_and_its_link_is_told() -> None:
 
 async def test_a_session_whose_time_runs_out_fails_and_one_that_ended_before_does_not() -> None:
     sessions = Sessions()
-    sessions.open(7, time_left_ms=1)
-    sessions.registry.close(sessions.open(8, time_left_ms=1))
+    sessions.opened(7, time_left_ms=1)
+    sessions.close(sessions.opened(8, time_left_ms=1))
     async with asyncio.timeout(5):
-        await sessions.registry.idle()
+        await sessions.idle()
     await asyncio.sleep(0.01)
     (failure,) = sessions.owner.sent
     assert (failure.session_id, failure.reason) == (7, "DEADLINE_EXCEEDED")
@@ -86,7 +88,7 @@ async def test_a_session_whose_time_runs_out_fails_and_one_that_ended_before_doe
 
 
 def test_what_does_not_continue_a_session_is_named() -> None:
-    session = ServedSession(1, Owner(), Facts(7))
+    session = ServedSession(1, Owner(), target_open(7, (1, 2)))
     session._expect("base_length", 4, 4)
     with pytest.raises(PrefixMismatch, match="session 7 base_length: expected 4, got 5"):
         session._expect("base_length", 4, 5)
