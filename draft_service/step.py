@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from draft_service.drafters.interface import AnyDrafter
 from draft_service.session import DraftingSession, DraftTask, FinishedDraft, Grown, SpeculationTask
-from paceline.protocol.errors import InternalError, PacelineError
+from paceline.protocol.errors import PacelineError
 from paceline.protocol.records import StepTimings
 
 logger = logging.getLogger(__name__)
@@ -162,7 +163,7 @@ def _run(call: SessionCall, results: StepResults) -> None:
         results.failures[call.session] = error
     except Exception as error:
         logger.exception("drafter failed: session=%d", call.session.id)
-        results.failures[call.session] = _internal(call.session, error)
+        results.failures[call.session] = call.session.defect(error)
 
 
 def _by_drafter(
@@ -179,19 +180,23 @@ def _by_drafter(
     return groups
 
 
+@contextmanager
+def _failing(sessions: Sequence[DraftingSession], what: str, results: StepResults) -> Iterator[None]:
+    """An error within fails these sessions and no others."""
+    try:
+        yield
+    except Exception as error:
+        logger.exception("%s failed: sessions=%s", what, ",".join(str(session.id) for session in sessions))
+        results.failures.update((session, session.defect(error)) for session in sessions)
+
+
 def _advance(drafter: AnyDrafter, group: _DrafterBatch, results: StepResults) -> bool:
     """Take a step; returns whether it computed any rows."""
-    started = time.monotonic()
-    try:
+    started, rows = time.monotonic(), 0
+    with _failing(group.sessions, f"draft step of {drafter.manifest.name}", results):
         rows = drafter.advance(
             [task.draft for task in group.drafts], [task.speculating for task in group.speculations]
         )
-    except Exception as error:
-        names = ",".join(str(session.id) for session in group.sessions)
-        logger.exception("draft step failed: drafter=%s sessions=%s", drafter.manifest.name, names)
-        for session in group.sessions:
-            results.failures[session] = _internal(session, error)
-        return False
     step_ms = (time.monotonic() - started) * 1e3
     batch = len(group.sessions)
     for task in group.drafts:
@@ -221,27 +226,15 @@ def _is_over(task: DraftTask, now: float) -> bool:
 def _read_draft(task: DraftTask, results: StepResults) -> None:
     started = time.monotonic()
     assert task.draft is not None, "its begin call ran"
-    try:
+    with _failing([task.session], "reading a proposal", results):
         proposal = task.draft.proposal()
-    except Exception as error:
-        logger.exception("reading a proposal failed: session=%d", task.session.id)
-        results.failures[task.session] = _internal(task.session, error)
-        return
-    task.sample_ms = (time.monotonic() - started) * 1e3
-    results.drafted.append(FinishedDraft(task, proposal))
+        task.sample_ms = (time.monotonic() - started) * 1e3
+        results.drafted.append(FinishedDraft(task, proposal))
 
 
 def _read_grown(task: SpeculationTask, results: StepResults) -> None:
     assert task.speculating is not None, "checked before"
-    try:
+    with _failing([task.session], "reading prepared proposals", results):
         prepared = task.speculating.take_grown()
-    except Exception as error:
-        logger.exception("reading prepared proposals failed: session=%d", task.session.id)
-        results.failures[task.session] = _internal(task.session, error)
-        return
-    if prepared:
-        results.grown.append(Grown(task, prepared, task.timings))
-
-
-def _internal(session: DraftingSession, error: Exception) -> InternalError:
-    return InternalError(f"session {session.id}: unexpected {type(error).__name__}; the service's log has the stack")
+        if prepared:
+            results.grown.append(Grown(task, prepared, task.timings))

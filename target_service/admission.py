@@ -1,4 +1,4 @@
-"""How sessions come in: they wait for their grammar, then for room and for blocks that another session computes.
+"""How sessions are admitted: they wait for their grammar, then for room and for blocks that another one computes.
 
 Changed on the event loop, under the scheduler's lock where the engine's thread looks at it.
 """
@@ -19,7 +19,6 @@ from paceline.rpc.sessions import RETRY_AFTER_MS
 from paceline.sampling.grammar import Grammars
 from target_service.prefixes import PendingPrefixes
 from target_service.session import Session, make_processors
-from target_service.step import internal
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +29,7 @@ MakeRoom = Callable[[Sequence[Session], Sequence[Session]], Awaitable[Reserved]]
 
 
 class Admission:
-    """Who waits to be let in, and whose rows are to be freed.
+    """Sessions that wait to be admitted, and sessions whose rows are to be freed.
 
     Args:
         max_sessions: most sessions that hold rows at once.
@@ -70,7 +69,7 @@ class Admission:
 
     @property
     def is_settled(self) -> bool:
-        """Whether nobody waits for room and no rows are to be freed."""
+        """Whether no session waits for room and no rows are to be freed."""
         return not self._waiting and not self._closing
 
     def check(self, facts: TargetOpen) -> None:
@@ -178,7 +177,7 @@ class Admission:
             self._on_failed(session, error)
         except Exception as error:
             logger.exception("grammar failed: session=%d", session.id)
-            self._on_failed(session, internal(session, error))
+            self._on_failed(session, session.defect(error))
         else:
             if not session.closed:
                 session.processors = make_processors(session.facts, matcher)
@@ -216,4 +215,4 @@ def _reserve(engine: Engine, session: Session) -> int | PacelineError:
         return error
     except Exception as error:
         logger.exception("open failed: session=%d", session.id)
-        return internal(session, error)
+        return session.defect(error)

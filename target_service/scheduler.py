@@ -32,7 +32,7 @@ from paceline.sampling.grammar import Grammars
 from target_service.admission import Admission, Reserved, make_room
 from target_service.batching import Batcher
 from target_service.session import Session, check_open, rows_to_reserve, shared_prefix
-from target_service.step import PrefillWork, RoundWork, Step, StepResult, gather_step, internal, run_step
+from target_service.step import PrefillWork, RoundWork, Step, StepResult, gather_step, run_step
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ COPIES_PER_ROW = 12
 P = ParamSpec("P")
 T = TypeVar("T")
 _Events = list[tuple[Session, Verdict | TargetOpened | PacelineError]]
-"""What is to be sent, and who has failed."""
+"""What is to be sent, and which sessions have failed."""
 
 
 class TargetScheduler(SessionScheduler[Session]):
@@ -243,7 +243,7 @@ class TargetScheduler(SessionScheduler[Session]):
                 raise
             except Exception as error:
                 logger.exception("step failed: sessions=%s", ",".join(str(session.id) for session in step.sessions))
-                publish([(session, internal(session, error)) for session in step.sessions])
+                publish([(session, session.defect(error)) for session in step.sessions])
                 return
             with self._lock:
                 events = self._take_in(step, result)

@@ -15,7 +15,7 @@ import numpy as np
 
 from paceline.engine.blocks import BLOCK_ROWS
 from paceline.engine.interface import Drawing, DrawingEngine, Engine, Logits, StepItem, StepPlan
-from paceline.protocol.errors import InternalError, PacelineError
+from paceline.protocol.errors import PacelineError
 from paceline.protocol.target import Round, Verdict
 from paceline.runtime.config import EngineSettings
 from target_service.session import PendingRound, Session
@@ -183,9 +183,4 @@ def _verify(work: RoundWork, output: Logits | Drawing) -> Verdict | PacelineErro
         return error
     except Exception as error:
         logger.exception("verification failed: session=%d base_length=%d", work.session.id, work.round_.base_length)
-        return internal(work.session, error)
-
-
-def internal(session: Session, error: Exception) -> InternalError:
-    """What the other side is told of a defect; the log has the stack."""
-    return InternalError(f"session {session.id}: unexpected {type(error).__name__}; the service's log has the stack")
+        return work.session.defect(error)

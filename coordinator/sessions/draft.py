@@ -100,10 +100,6 @@ class Patience:
         self.next_skip = min(2 * self.next_skip, MAX_ROUNDS_SKIPPED)
 
 
-def _nobody() -> None:
-    """Ignore it."""
-
-
 class DraftPeer(Peer[DraftCommand, DraftEvent]):
     """The link to the draft service, and how long a round may wait for it."""
 
@@ -132,7 +128,7 @@ class DraftSession:
         self._drafter = drafter
         self._id: int | None = None
         self._cache = SpeculationCache()
-        self.on_prepared: Callable[[], None] = _nobody
+        self.on_prepared: Callable[[], None] = lambda: None
         """Called when a proposal for an outcome that is not known yet has come, or has grown."""
         self._arrived = asyncio.Event()
         self._budget = DraftBudget()

@@ -39,10 +39,6 @@ Dispatched = Callable[[Round], Awaitable[None]]
 """Called with each round that was queued for the target; the verdict may come meanwhile."""
 
 
-def _nobody(error: PacelineError) -> None:
-    """Ignore it."""
-
-
 class TargetPeer(Peer[TargetCommand, TargetEvent]):
     """The link to the target, and how patient rounds are with it."""
 
@@ -95,7 +91,7 @@ class TargetSession:
         self._prefetched: dict[Outcome, Proposal] = {}
         self._refusal: InvalidInput | None = None
         self._alone_at = -1
-        self.on_refused: Callable[[PacelineError], None] = _nobody
+        self.on_refused: Callable[[PacelineError], None] = lambda error: None
         """Called when the target refused a proposal, for the round or prefetched: the round goes without."""
         self._opened_before = False
         self.verdict_at = 0.0

@@ -12,7 +12,14 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from paceline.protocol.codec import failure_of
 from paceline.protocol.draft import DraftOpen
-from paceline.protocol.errors import DeadlineExceeded, InvalidInput, PacelineError, PrefixMismatch, UnknownSession
+from paceline.protocol.errors import (
+    DeadlineExceeded,
+    InternalError,
+    InvalidInput,
+    PacelineError,
+    PrefixMismatch,
+    UnknownSession,
+)
 from paceline.protocol.handshake import Welcome
 from paceline.protocol.session import Close
 from paceline.protocol.target import TargetOpen
@@ -51,6 +58,10 @@ class ServedSession(Generic[Opening]):
     def id(self) -> int:
         """The session's number on its link."""
         return self.facts.session_id
+
+    def defect(self, error: Exception) -> InternalError:
+        """What the other side is told of an unexpected error; the log has the stack."""
+        return InternalError(f"session {self.id}: unexpected {type(error).__name__}; the service's log has the stack")
 
     def _expect(self, name: str, expected: object, got: object) -> None:
         if expected != got:
