@@ -1,4 +1,4 @@
-"""From a request to a job: tokenise, check against the model's limits, draw the seed."""
+"""From a request to a task: tokenise, check against the model's limits, draw the seed."""
 
 from __future__ import annotations
 

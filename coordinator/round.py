@@ -3,14 +3,14 @@
 1. take the planned proposal: drafted for this very outcome while the last round was verified, or
    an n-gram match, or drafted just in time, or none
 2. the target verifies it; meanwhile the draft service drafts for its likely outcomes. What it has
-   is left with the target, which begins the next round by itself if it is for the outcome that came.
-   A round without a proposal may let the target run ahead: it begins the next rounds by itself
+   is prefetched to the target, which starts the next round by itself if the outcome is one of these.
+   A round without a proposal may carry a lease: the target starts the next rounds by itself
 3. the acceptance rule decides
 4. commit: the tokens become the truth; the next round is planned from what is there and leaves
-5. behind it, while the target works: the draft service hears of the commit, the client gets the text
+5. after it, while the target works: the draft service hears of the commit, the client gets the text
 
 The client's text never waits for a service that only makes it faster: a draft
-that is slow, wrong or dead costs its round the proposal and nothing else.
+service that is slow, wrong or dead costs a round its proposal and nothing else.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ async def run_rounds(
         )
         verified = time.perf_counter()
         if answer.self_started:
-            clock = sent = decided + (clock - free)  # it began with the verdict before it
+            clock = sent = decided + (clock - free)  # it started with the verdict before it
         prefetching.end()
         round_, verdict = answer.round_, answer.verdict
         decision = acceptance.decide(task.acceptance, round_, verdict, task.noise)
@@ -107,7 +107,7 @@ async def run_rounds(
 
 
 def _settle(outbox: Outbox, tokens: Tokens, trace: RoundTrace, record: RoundRecord, begun_ns: int) -> None:
-    """What a decided round leaves to be done."""
+    """What remains to be done for a decided round."""
     outbox.put(tokens)
     trace.finish(record, begun_ns)
 

@@ -1,20 +1,19 @@
-"""Drafts for all sessions together: each turn applies what arrived and takes all unfinished work further.
+"""Drafts for all sessions together: what arrived is applied, then all unfinished work advances in batched steps.
 
 A session waits for a proposal (drafting), or prepares for the outcomes of the
-round that is being verified (speculating), or rests. The speculator lives on the
+round that is being verified (speculating), or rests. The scheduler lives on the
 event loop and owns the sessions' state; drafters are touched on the executor's
-thread only. A commit ends what its session was doing, which so costs one step at
+thread only. A commit ends what its session was doing, at the cost of one step at
 most.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 
 from draft_service.drafters.catalogue import Catalogue
-from draft_service.session import DraftingSession, DraftTask, FinishedDraft, Grown, SpeculationTask, check_ids
+from draft_service.session import DraftingSession, DraftTask, FinishedDraft, Grown, SpeculationTask
 from draft_service.step import (
     SessionCall,
     StepResults,
@@ -22,43 +21,35 @@ from draft_service.step import (
     close_call,
     commit_call,
     open_call,
-    run_step,
+    run_steps,
     speculate_call,
 )
 from paceline.engine.executor import Executor
-from paceline.protocol.codec import failure_of
 from paceline.protocol.draft import Commit, DraftBudget, DraftedProposal, DraftOpen, DraftOpened, Verifying
-from paceline.protocol.errors import DeadlineExceeded, Overloaded, PacelineError
+from paceline.protocol.errors import Overloaded, require_ids
 from paceline.protocol.proposal import Outcome
-from paceline.rpc.sessions import SessionOwner
+from paceline.rpc.sessions import RETRY_AFTER_MS, SessionOwner, SessionScheduler
 from paceline.runtime import telemetry
 from paceline.sampling import processors
 
-RETRY_AFTER_MS = 200
-"""Hint sent with `Overloaded`; a session without a draft goes on target-only meanwhile."""
 
-
-class DraftScheduler:
+class DraftScheduler(SessionScheduler[DraftingSession]):
     """Sessions in, proposals out. All methods run on the event loop and none blocks."""
 
     def __init__(self, catalogue: Catalogue, executor: Executor, max_num_seqs: int) -> None:
+        super().__init__()
         self._catalogue = catalogue
         self._executor = executor
         self._max_num_seqs = max_num_seqs
-        self._keys = itertools.count(1)
-        self._jobs: list[SessionCall] = []
+        self._calls: list[SessionCall] = []
         self._drafting: dict[DraftingSession, DraftTask] = {}
         self._speculating: dict[DraftingSession, SpeculationTask] = {}
-        self._expiries: dict[DraftingSession, asyncio.TimerHandle] = {}
         self._wake = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self.sessions = 0
         self.steps = 0
 
     @property
     def queue_length(self) -> int:
-        """Proposals that are waited for."""
+        """Proposals that coordinators wait for."""
         return len(self._drafting)
 
     def open(self, owner: SessionOwner, command: DraftOpen) -> DraftingSession:
@@ -71,33 +62,28 @@ class DraftScheduler:
         facts = command.spec
         drafter = self._catalogue.pick(command.drafter)
         vocab_size = self._catalogue.fingerprint.vocab_size
-        check_ids("token_ids", facts.token_ids, vocab_size)
-        if vocab_size:
-            processors.check_ids(facts.sampling, facts.end_token_ids, vocab_size)
+        require_ids("token_ids", facts.token_ids, vocab_size)
+        processors.check_ids(facts.sampling, facts.end_token_ids, vocab_size)
         if self.sessions >= self._max_num_seqs:
             raise Overloaded(f"{self._max_num_seqs} sessions are open", retry_after_ms=RETRY_AFTER_MS)
         key, length = next(self._keys), len(facts.token_ids)
         session = DraftingSession(key, command.session_id, owner, facts, drafter, vocab_size, length)
-        self.sessions += 1
-        self._idle.clear()
-        if facts.time_left_ms is not None:
-            loop = asyncio.get_running_loop()
-            self._expiries[session] = loop.call_later(facts.time_left_ms / 1e3, self._expire, session)
-        self._jobs.append(open_call(session))
+        self._add(session)
+        self._calls.append(open_call(session))
         self._begin(session, None, command.budget, facts.traceparent)
         return session
 
     def commit(self, session: DraftingSession, command: Commit) -> None:
-        """Take new committed tokens in and end what the session was doing.
+        """Take in new committed tokens and end what the session was doing.
 
-        The proposal for what is committed is drafted now, unless it was sent
-        ahead: then the coordinator has it, or will have it before it can ask.
+        The proposal behind them is drafted now, unless one was prepared for this
+        outcome: then the coordinator has it, or will have it before it can ask.
 
         Raises:
             PrefixMismatch, InvalidInput: the commit is refused, the session stays as it is.
         """
         session.accept(command)
-        self._jobs.append(commit_call(session, command.token_ids))
+        self._calls.append(commit_call(session, command.token_ids))
         self._stop(session)
         self._wake.set()
         if session.offer is None:
@@ -106,8 +92,8 @@ class DraftScheduler:
     def verifying(self, session: DraftingSession, command: Verifying) -> None:
         """A round has left for the target: prepare for its outcomes, if its budget asks for that.
 
-        A drafting ends: its proposal would come too late for the round. A round
-        that is announced again goes on.
+        Drafting ends: its proposal would come too late for the round. Announcing
+        a round again changes nothing.
 
         Raises:
             PrefixMismatch, InvalidInput: it doesn't follow what the session holds.
@@ -118,30 +104,16 @@ class DraftScheduler:
         self._stop(session)
         if command.budget.fan_out and command.budget.max_tokens:
             task = self._speculating[session] = SpeculationTask(session, command)
-            self._jobs.append(speculate_call(task))
+            self._calls.append(speculate_call(task))
             self._wake.set()
 
-    def close(self, session: DraftingSession) -> None:
-        """End a session; what it holds is free when the running step ends."""
-        if session.closed:
-            return
-        session.closed = True
-        self.sessions -= 1
-        if not self.sessions:
-            self._idle.set()
+    def _release(self, session: DraftingSession) -> None:
         self._stop(session)
-        expiry = self._expiries.pop(session, None)
-        if expiry is not None:
-            expiry.cancel()
-        self._jobs.append(close_call(session))
+        self._calls.append(close_call(session))
         self._wake.set()
 
-    async def idle(self) -> None:
-        """Return once no session is open."""
-        await self._idle.wait()
-
     async def run(self) -> None:
-        """Run turns until cancelled."""
+        """Run steps until cancelled."""
         loop = asyncio.get_running_loop()
 
         def publish(results: StepResults) -> None:
@@ -150,20 +122,20 @@ class DraftScheduler:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            calls, self._jobs = [call for call in self._jobs if call.wanted], []
+            calls, self._calls = [call for call in self._calls if call.wanted], []
             drafts, speculations = list(self._drafting.values()), list(self._speculating.values())
-            self.steps += await self._executor.run(run_step, calls, drafts, speculations, self._wake.is_set, publish)
-            self._rest()
-            if self._jobs or self._drafting or self._speculating:
+            self.steps += await self._executor.run(run_steps, calls, drafts, speculations, self._wake.is_set, publish)
+            self._drop_finished()
+            if self._calls or self._drafting or self._speculating:
                 self._wake.set()
 
     def _stop(self, session: DraftingSession) -> None:
-        """What the session was doing is of no more use; the running step's share of it is not sent."""
+        """End what the session was doing; what the running step adds to it is not sent."""
         self._drafting.pop(session, None)
         self._speculating.pop(session, None)
 
-    def _rest(self) -> None:
-        """Sessions whose speculation has nothing left to compute need no turns."""
+    def _drop_finished(self) -> None:
+        """Drop speculations that have nothing left to compute."""
         for session, task in [*self._speculating.items()]:
             if task.over:
                 del self._speculating[session]
@@ -176,7 +148,7 @@ class DraftScheduler:
             return
         task = DraftTask(session, outcome, budget, session.next_proposal_id(), time.monotonic(), traceparent)
         self._drafting[session] = task
-        self._jobs.append(begin_call(task))
+        self._calls.append(begin_call(task))
 
     def _deliver(self, results: StepResults) -> None:
         for session, reused in results.opened.items():
@@ -185,8 +157,8 @@ class DraftScheduler:
             self._fail(session, error)
         for drafted in results.drafted:
             self._send(drafted)
-        for grown in results.grown:
-            self._send_grown(grown)
+        for each in results.grown:
+            self._send_prepared(each)
 
     def _send_opened(self, session: DraftingSession, reused: int) -> None:
         if not session.closed:
@@ -205,7 +177,7 @@ class DraftScheduler:
         session.owner.send(DraftedProposal(session.id, task.outcome, drafted.proposal, timings), urgent=True)
         telemetry.record_step(task.traceparent, "draft", timings)
 
-    def _send_grown(self, grown: Grown) -> None:
+    def _send_prepared(self, grown: Grown) -> None:
         """All of a step's proposals are queued before the writer runs, so they travel in one frame."""
         task, session = grown.task, grown.task.session
         if self._speculating.get(session) is not task:
@@ -214,15 +186,3 @@ class DraftScheduler:
             outcome = Outcome(task.verifying.base_length, each.node, each.next_token)
             session.sent(outcome, each.proposal)
             session.owner.send(DraftedProposal(session.id, outcome, each.proposal, grown.timings), urgent=True)
-
-    def _expire(self, session: DraftingSession) -> None:
-        limit = session.facts.time_left_ms
-        self._fail(session, DeadlineExceeded(f"session {session.id}: its time_left_ms = {limit} ran out"))
-
-    def _fail(self, session: DraftingSession, error: PacelineError) -> None:
-        """Tell the other side and end the session."""
-        if session.closed:
-            return
-        self.close(session)
-        session.owner.forget(session.id)
-        session.owner.send(failure_of(session.id, error, session_closed=True), urgent=False)

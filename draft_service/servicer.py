@@ -1,4 +1,4 @@
-"""DraftService: links of sessions in front of one speculator."""
+"""DraftService: the sessions of all links, on one scheduler."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from paceline.v1 import draft_service_pb2_grpc as pb_grpc
 
 
 class DraftServicer(pb_grpc.DraftServiceServicer):
-    """Serves a catalogue of drafters; `close` ends its speculator, not the executor."""
+    """Serves a catalogue of drafters; `close` ends its scheduler, not the executor."""
 
     def __init__(self, catalogue: Catalogue, executor: Executor, max_num_seqs: int) -> None:
         self._catalogue = catalogue
@@ -39,19 +39,19 @@ class DraftServicer(pb_grpc.DraftServiceServicer):
             drafters=catalogue.names,
         )
         self._links = Links(serve_draft_link, self._connect)
-        self.runner = asyncio.create_task(self.scheduler.run(), name="draft speculator")
+        self.runner = asyncio.create_task(self.scheduler.run(), name="draft scheduler")
 
     async def close(self) -> None:
         """Stop drafting.
 
         Raises:
-            InternalError: the speculator had ended by itself, which is a defect.
+            InternalError: the scheduler had ended by itself, which is a defect.
         """
         ended = self.runner.done()
         self.runner.cancel()
         (outcome,) = await asyncio.gather(self.runner, return_exceptions=True)
         if ended:
-            raise InternalError(f"the speculator ended: {outcome!r}") from outcome
+            raise InternalError(f"the scheduler ended: {outcome!r}") from outcome
 
     async def Draft(  # noqa: N802
         self, request_iterator: Any, context: grpc.aio.ServicerContext[Any, Any]

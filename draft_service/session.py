@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from draft_service.drafters.interface import AnyDrafter, Draft, Prepared, Speculating
 from paceline.protocol.draft import Commit, DraftBudget, Verifying
-from paceline.protocol.errors import PrefixMismatch, require
+from paceline.protocol.errors import require, require_ids
 from paceline.protocol.proposal import ROOT, Acceptance, Outcome, Proposal
 from paceline.protocol.records import StepTimings
-from paceline.protocol.session import SessionSpec
-from paceline.rpc.sessions import SessionOwner
+from paceline.rpc.sessions import ServedSession
 
 
 @dataclass(frozen=True)
@@ -24,23 +23,18 @@ class Offer:
 
 
 @dataclass(eq=False)
-class DraftingSession:
-    """A session's state; changed on the event loop only. `key` is its number in its drafter, `id` that on its link.
+class DraftingSession(ServedSession):
+    """A session's state; changed on the event loop only. `key` is its number in its drafter.
 
-    `verifying` is what left for the target since the last commit: the outcome
-    that the next commit brings must be one of its outcomes. `offer` is the
-    proposal sent for what is committed, the only one that a round can name;
-    `prepared` are those sent for the outcomes of the round.
+    `verifying` is the round that left for the target since the last commit: the
+    next commit must be one of its outcomes. `offer` is the proposal sent for what
+    is committed, the only one that a round can name; `prepared` are those sent for
+    the outcomes of the round.
     """
 
-    key: int
-    id: int
-    owner: SessionOwner
-    facts: SessionSpec
     drafter: AnyDrafter
     vocab_size: int
     committed_length: int
-    closed: bool = False
     verifying: Verifying | None = None
     offer: Offer | None = None
     prepared: dict[Outcome, Offer] = field(default_factory=dict)
@@ -53,7 +47,7 @@ class DraftingSession:
         return next(self.ids)
 
     def sent(self, outcome: Outcome | None, proposal: Proposal) -> None:
-        """A proposal has left: for what is committed (`outcome` is the last one), or prepared for what may be."""
+        """Record a proposal that has left: for what is committed, or prepared for an outcome of the round."""
         offer = Offer(proposal.proposal_id, len(proposal))
         self.last_id = max(self.last_id, offer.proposal_id)
         if self.verifying is None:
@@ -62,7 +56,7 @@ class DraftingSession:
             self.prepared[outcome] = offer
 
     def accept(self, commit: Commit) -> None:
-        """Take new committed tokens in; a refused commit changes nothing.
+        """Take in new committed tokens; a refused commit changes nothing.
 
         Raises:
             PrefixMismatch: they don't follow what the session holds.
@@ -70,7 +64,7 @@ class DraftingSession:
         """
         self._expect("committed_length", self.committed_length, commit.committed_length)
         require(len(commit.token_ids) >= 1, "commit token_ids", len(commit.token_ids), "at least 1")
-        check_ids("commit token_ids", commit.token_ids, self.vocab_size)
+        require_ids("commit token_ids", commit.token_ids, self.vocab_size)
         self._expect("outcome.next_token", commit.token_ids[-1], commit.outcome.next_token)
         if self.verifying is not None:
             self._expect("outcome.base_length", self.verifying.base_length, commit.outcome.base_length)
@@ -99,26 +93,19 @@ class DraftingSession:
             fits = verifying.node_count <= offer.nodes
             require(fits, "node_count", verifying.node_count, f"at most {offer.nodes}, the nodes sent")
         if verifying.proposal is not None:
-            check_ids("proposal token_ids", verifying.proposal.token_ids, self.vocab_size)
+            require_ids("proposal token_ids", verifying.proposal.token_ids, self.vocab_size)
             fits = verifying.proposal.is_chain or self.facts.acceptance is Acceptance.COUPLED
             require(fits, "proposal parents", verifying.proposal.parents, "a chain unless acceptance is coupled")
         self.verifying = verifying
         self.prepared = {}
-
-    def _expect(self, name: str, expected: object, got: object) -> None:
-        if expected != got:
-            raise PrefixMismatch(
-                f"session {self.id} {name}: expected {expected}, got {got}",
-                metadata={"field": name, "expected": str(expected), "got": str(got)},
-            )
 
 
 @dataclass(eq=False)
 class DraftTask:
     """A proposal that a session waits for; the executor's thread drafts it, the event loop sends it.
 
-    `outcome` is what it answers (None: the open). Times are on the monotonic
-    clock, seconds.
+    `outcome` is that of the commit which asked for it (None: the open did). Times
+    are on the monotonic clock, seconds.
     """
 
     session: DraftingSession
@@ -127,8 +114,8 @@ class DraftTask:
     proposal_id: int
     arrived: float
     traceparent: str
-    drafting: Draft | None = None
-    begun: float = 0.0
+    draft: Draft | None = None
+    started: float = 0.0
     forward_ms: float = 0.0
     sample_ms: float = 0.0
     rows: int = 0
@@ -136,15 +123,15 @@ class DraftTask:
 
     @property
     def deadline(self) -> float | None:
-        """When the proposal is of no more use."""
+        """When the proposal is no longer of use."""
         if self.budget.deadline_ms is None:
             return None
         return self.arrived + self.budget.deadline_ms / 1e3
 
     def timings(self, now: float) -> StepTimings:
-        """Where the time went; the drafter's own steps, their draws included, are `forward_ms`."""
+        """Where the time went; `forward_ms` are the drafter's steps, with their draws."""
         return StepTimings(
-            queue_ms=(self.begun - self.arrived) * 1e3,
+            queue_ms=(self.started - self.arrived) * 1e3,
             forward_ms=self.forward_ms,
             sample_ms=self.sample_ms,
             service_ms=(now - self.arrived) * 1e3,
@@ -155,26 +142,26 @@ class DraftTask:
 
 @dataclass(eq=False)
 class SpeculationTask:
-    """A round that a session prepares the outcomes of while it is verified; `timings` are of its last step.
+    """A round for whose outcomes a session prepares while it is verified; `timings` are of its last step.
 
-    `speculating` is None before it has begun, and where the drafter prepares nothing.
+    `speculating` is None before it has started, and where the drafter prepares nothing.
     """
 
     session: DraftingSession
     verifying: Verifying
     speculating: Speculating | None = None
-    begun: bool = False
+    started: bool = False
     timings: StepTimings = field(default_factory=StepTimings)
 
     @property
     def over(self) -> bool:
         """Whether nothing is left to compute."""
-        return self.begun and (self.speculating is None or self.speculating.done)
+        return self.started and (self.speculating is None or self.speculating.done)
 
 
 @dataclass(frozen=True)
 class Grown:
-    """What a step of these timings added to a speculation's proposals."""
+    """What a step added to a speculation's proposals, and its timings."""
 
     task: SpeculationTask
     prepared: list[Prepared]
@@ -187,13 +174,6 @@ class FinishedDraft:
 
     task: DraftTask
     proposal: Proposal
-
-
-def check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
-    """Refuse ids outside the vocabulary; 0: any vocabulary will do."""
-    for token_id in ids:
-        require(token_id >= 0, name, token_id, "at least 0")
-        require(not vocab_size or token_id < vocab_size, name, token_id, f"in [0, {vocab_size}), the vocabulary")
 
 
 def _nodes(verifying: Verifying) -> int:

@@ -1,19 +1,20 @@
-"""One turn on the executor's thread: what arrived is applied, then all unfinished work grows step by step.
+"""Steps on the executor's thread: what arrived is applied, then all unfinished work advances step by step.
 
-What a step leaves to be sent is published at once and sent while the next step runs. A turn ends when nothing is left
-to do, or with the first step behind which something else has arrived.
+What a step adds is published at once and sent while the next step runs. Steps end when nothing is left to do, or
+as soon as something else has arrived.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from draft_service.drafters.interface import AnyDrafter
 from draft_service.session import DraftingSession, DraftTask, FinishedDraft, Grown, SpeculationTask
-from paceline.protocol.errors import InternalError, PacelineError
+from paceline.protocol.errors import PacelineError
 from paceline.protocol.records import StepTimings
 
 logger = logging.getLogger(__name__)
@@ -21,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SessionCall:
-    """A call of a session's drafter; jobs of a session run in the order in which they were made."""
+    """A call of a session's drafter; a session's calls run in the order in which they were made."""
 
     session: DraftingSession
     run: Callable[[], int | None]
@@ -31,16 +32,16 @@ class SessionCall:
 
     @property
     def wanted(self) -> bool:
-        """Whether there is still a session that it is for."""
+        """Whether its session still needs it."""
         return self.closes or not self.session.closed
 
 
 @dataclass
 class StepResults:
-    """What came of the jobs or of a step: somebody is waiting to hear of it, if there is any.
+    """What calls or a step have done that the event loop must send; false if there is nothing.
 
-    `opened` tells how many prefix tokens each opened session reused; a session
-    named in `failures` can't be used again.
+    `opened` says how many prefix tokens each opened session reused; a session
+    in `failures` can't be used again.
     """
 
     opened: dict[DraftingSession, int] = field(default_factory=dict)
@@ -54,7 +55,7 @@ class StepResults:
 
 @dataclass
 class _DrafterBatch:
-    """The unfinished work of one drafter: one batched step."""
+    """The unfinished work of one drafter, which advances in one batched step."""
 
     drafts: list[DraftTask] = field(default_factory=list)
     speculations: list[SpeculationTask] = field(default_factory=list)
@@ -75,11 +76,11 @@ def commit_call(session: DraftingSession, token_ids: Sequence[int]) -> SessionCa
 
 
 def begin_call(task: DraftTask) -> SessionCall:
-    """Start a task's drafting."""
+    """Start to draft a task's proposal."""
 
     def begin() -> None:
-        task.begun = time.monotonic()
-        task.drafting = task.session.drafter.begin(task.session.key, task.budget, task.proposal_id)
+        task.started = time.monotonic()
+        task.draft = task.session.drafter.begin(task.session.key, task.budget, task.proposal_id)
 
     return SessionCall(task.session, begin)
 
@@ -89,7 +90,7 @@ def speculate_call(task: SpeculationTask) -> SessionCall:
 
     def speculate() -> None:
         session = task.session
-        task.begun = True
+        task.started = True
         task.speculating = session.drafter.speculate(session.key, task.verifying, session.next_proposal_id)
 
     return SessionCall(task.session, speculate)
@@ -100,24 +101,24 @@ def close_call(session: DraftingSession) -> SessionCall:
     return SessionCall(session, lambda: session.drafter.close(session.key), closes=True)
 
 
-def run_step(
+def run_steps(
     calls: Sequence[SessionCall],
     drafts: Sequence[DraftTask],
     speculations: Sequence[SpeculationTask],
     interrupted: Callable[[], bool],
     publish: Callable[[StepResults], object],
 ) -> int:
-    """Apply the jobs, then advance all work, a step at a time for each drafter.
+    """Make the calls, then advance all work, a step at a time for each drafter.
 
-    What a job left ready is not kept waiting for a step. A job that fails fails
-    its session alone; a step that fails fails the sessions of that step alone.
+    What a call left ready is published before the first step. A call that fails
+    fails its session alone; a step that fails fails the sessions of that step alone.
 
     Args:
-        jobs: what arrived.
-        drafts: proposals that are waited for.
+        calls: what arrived.
+        drafts: proposals that coordinators wait for.
         speculations: proposals that are prepared.
         interrupted: whether something else has arrived; asked after each step.
-        publish: takes news; called on this thread.
+        publish: takes results; called on this thread.
 
     Returns:
         How many steps were taken.
@@ -159,7 +160,7 @@ def _run(call: SessionCall, results: StepResults) -> None:
         results.failures[call.session] = error
     except Exception as error:
         logger.exception("drafter failed: session=%d", call.session.id)
-        results.failures[call.session] = _internal(call.session, error)
+        results.failures[call.session] = call.session.defect(error)
 
 
 def _by_drafter(
@@ -167,7 +168,7 @@ def _by_drafter(
 ) -> dict[AnyDrafter, _DrafterBatch]:
     groups: dict[AnyDrafter, _DrafterBatch] = {}
     for task in drafts:
-        if task.drafting is not None and not task.drafting.done:
+        if task.draft is not None and not task.draft.done:
             groups.setdefault(task.session.drafter, _DrafterBatch()).drafts.append(task)
     for speculation in speculations:
         work = speculation.speculating
@@ -176,20 +177,24 @@ def _by_drafter(
     return groups
 
 
-def _advance(drafter: AnyDrafter, group: _DrafterBatch, results: StepResults) -> bool:
-    """Take a step; says whether it computed any rows."""
-    begun = time.monotonic()
+@contextmanager
+def _failing(sessions: Sequence[DraftingSession], what: str, results: StepResults) -> Iterator[None]:
+    """An error within fails these sessions and no others."""
     try:
-        rows = drafter.advance(
-            [task.drafting for task in group.drafts], [task.speculating for task in group.speculations]
-        )
+        yield
     except Exception as error:
-        names = ",".join(str(session.id) for session in group.sessions)
-        logger.exception("draft step failed: drafter=%s sessions=%s", drafter.manifest.name, names)
-        for session in group.sessions:
-            results.failures[session] = _internal(session, error)
-        return False
-    step_ms = (time.monotonic() - begun) * 1e3
+        logger.exception("%s failed: sessions=%s", what, ",".join(str(session.id) for session in sessions))
+        results.failures.update((session, session.defect(error)) for session in sessions)
+
+
+def _advance(drafter: AnyDrafter, group: _DrafterBatch, results: StepResults) -> bool:
+    """Take a step; returns whether it computed any rows."""
+    started, rows = time.monotonic(), 0
+    with _failing(group.sessions, f"draft step of {drafter.manifest.name}", results):
+        rows = drafter.advance(
+            [task.draft for task in group.drafts], [task.speculating for task in group.speculations]
+        )
+    step_ms = (time.monotonic() - started) * 1e3
     batch = len(group.sessions)
     for task in group.drafts:
         task.forward_ms += step_ms
@@ -211,34 +216,22 @@ def _read(drafts: Sequence[DraftTask], speculations: Sequence[SpeculationTask], 
 
 
 def _is_over(task: DraftTask, now: float) -> bool:
-    assert task.drafting is not None, "its begin job ran"
-    return task.drafting.done or (task.deadline is not None and now >= task.deadline)
+    assert task.draft is not None, "its begin call ran"
+    return task.draft.done or (task.deadline is not None and now >= task.deadline)
 
 
 def _read_draft(task: DraftTask, results: StepResults) -> None:
-    begun = time.monotonic()
-    assert task.drafting is not None, "its begin job ran"
-    try:
-        proposal = task.drafting.proposal()
-    except Exception as error:
-        logger.exception("reading a proposal failed: session=%d", task.session.id)
-        results.failures[task.session] = _internal(task.session, error)
-        return
-    task.sample_ms = (time.monotonic() - begun) * 1e3
-    results.drafted.append(FinishedDraft(task, proposal))
+    started = time.monotonic()
+    assert task.draft is not None, "its begin call ran"
+    with _failing([task.session], "reading a proposal", results):
+        proposal = task.draft.proposal()
+        task.sample_ms = (time.monotonic() - started) * 1e3
+        results.drafted.append(FinishedDraft(task, proposal))
 
 
 def _read_grown(task: SpeculationTask, results: StepResults) -> None:
     assert task.speculating is not None, "checked before"
-    try:
+    with _failing([task.session], "reading prepared proposals", results):
         prepared = task.speculating.take_grown()
-    except Exception as error:
-        logger.exception("reading prepared proposals failed: session=%d", task.session.id)
-        results.failures[task.session] = _internal(task.session, error)
-        return
-    if prepared:
-        results.grown.append(Grown(task, prepared, task.timings))
-
-
-def _internal(session: DraftingSession, error: Exception) -> InternalError:
-    return InternalError(f"session {session.id}: unexpected {type(error).__name__}; the service's log has the stack")
+        if prepared:
+            results.grown.append(Grown(task, prepared, task.timings))

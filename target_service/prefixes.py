@@ -1,4 +1,4 @@
-"""Prefixes that are being computed: a session that shares one waits for it rather than compute it too. Pure."""
+"""Prefixes that are being computed: a session that shares one waits for it instead of computing it, too. Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from target_service.session import Session
 class PendingPrefixes:
     """Blocks by key, and which opening session computes each.
 
-    Invariant: only sessions that were let in claim blocks, and they compute
-    them or end, so whoever waits is let go.
+    Invariant: only admitted sessions claim blocks, and they compute them or
+    end, so no session waits for ever.
     """
 
     def __init__(self) -> None:
@@ -23,16 +23,16 @@ class PendingPrefixes:
         return session.awaits is not None
 
     def claim(self, session: Session) -> None:
-        """The session is let in; it computes whatever nobody else does."""
+        """The session is admitted; it computes the blocks that no other session does."""
         for key in session.keys:
             self._claims.setdefault(key.digest, session.key)
 
     def computed(self, session: Session) -> None:
-        """Let those go that wait for the rows that the session holds now."""
+        """Release the sessions that wait for rows that the session holds now."""
         self._drop(session, session.prefilled)
 
     def end(self, session: Session) -> None:
-        """Let everyone go that waits for the session."""
+        """Release all that wait for the session."""
         self._drop(session, session.prefill_length)
 
     def _drop(self, session: Session, rows: int) -> None:

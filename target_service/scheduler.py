@@ -1,70 +1,56 @@
-"""Continuous batching: every ready round of every session, and a chunk of the opening ones, in each step.
+"""Continuous batching: each step has the ready rounds of all sessions, and a chunk of the prefixes of opening ones.
 
 The scheduler lives on the event loop; the engine is touched on the executor's
-thread only. While one step runs, what arrives gathers for the next. A failed
-step fails its own sessions and no other.
+thread only. What arrives during a step is gathered for the next. A failed step
+fails its own sessions and no others.
 
-What a step answered is taken in on the executor's thread, which goes on with the
-next step by itself where nobody has to be let in, waited for or freed first: the
-way to the loop and back costs half a millisecond, and nothing computes meanwhile.
-So sessions are changed under a lock; only the loop sends.
+The executor's thread takes in a step's results, and starts the next step by
+itself if no session has to be admitted, awaited or freed first: the way to the
+loop and back costs half a millisecond in which nothing is computed. So sessions
+are changed under a lock. Only the loop sends.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
 from paceline.engine.executor import Executor
 from paceline.engine.interface import Engine
-from paceline.protocol.codec import failure_of
-from paceline.protocol.errors import (
-    DeadlineExceeded,
-    Overloaded,
-    PacelineError,
-    PeerUnavailable,
-    UnknownSession,
-    Unsupported,
-)
+from paceline.protocol.errors import PacelineError, PeerUnavailable, UnknownSession
 from paceline.protocol.records import StepTimings
-from paceline.protocol.sampling import Grammar
 from paceline.protocol.target import Prefetch, Round, TargetOpen, TargetOpened, Verdict
-from paceline.rpc.sessions import SessionOwner
+from paceline.rpc.sessions import SessionOwner, SessionScheduler
 from paceline.runtime import telemetry
 from paceline.runtime.config import EngineSettings
 from paceline.sampling.grammar import Grammars
-from target_service.batching import BatchingWindow
-from target_service.prefixes import PendingPrefixes
-from target_service.session import Session, check_open, make_processors, rows_to_reserve, shared_prefix
-from target_service.step import PrefillWork, RoundWork, Step, StepResult, gather_step, internal, make_room, run_step
+from target_service.admission import Admission, Reserved, make_room
+from target_service.batching import Batcher
+from target_service.session import Session, check_open, rows_to_reserve, shared_prefix
+from target_service.step import PrefillWork, RoundWork, Step, StepResult, gather_step, run_step
 
 logger = logging.getLogger(__name__)
 
-RETRY_AFTER_MS = 200
-"""Hint sent with `Overloaded` when the queue is full."""
 COPIES_PER_ROW = 12
-"""Shared rows that are copied in the time of computing one (measured: 14 and more)."""
+"""Shared rows that are copied in the time that it takes to compute one (measured: 14 and more)."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 _Events = list[tuple[Session, Verdict | TargetOpened | PacelineError]]
-"""What is to be sent, and who has failed."""
+"""What is to be sent, and which sessions have failed."""
 
 
-class TargetScheduler:
+class TargetScheduler(SessionScheduler[Session]):
     """Sessions in, verdicts out. All public methods run on the event loop and none blocks.
 
-    A session waits for its grammar, if it has one (`_compiling`), then for room
-    and for blocks that another one computes (`_waiting`, oldest first), then
-    for its prefix (`_opening`, in the order of turns), and is in `_ready` while
-    it has a round to verify.
+    A session waits for its admission, then for its prefix (`_opening`, in the
+    order in which they are served), and is in `_ready` while it has a round to
+    verify.
     """
 
     def __init__(
@@ -76,42 +62,39 @@ class TargetScheduler:
         step_timeout_s: float,
         grammars: Grammars | None = None,
     ) -> None:
+        super().__init__()
         self._engine = engine
         self._executor = executor
         self._settings = settings
-        self._max_queue = max_queue
         self._step_timeout_s = step_timeout_s
         self._engaged: float | None = None
-        """When the engine's thread began what it is at, on the monotonic clock; None: it is at nothing."""
-        self._grammars = grammars
-        self._compiling: set[asyncio.Task[None]] = set()
-        self._keys = itertools.count(1)
-        self._waiting: deque[Session] = deque()
+        """When the engine's thread began its current work, on the monotonic clock; None: it is idle."""
         self._opening: dict[int, Session] = {}
         self._ready: dict[int, Session] = {}
-        self._closing: list[Session] = []
         self._stopped = False
         self._lock = threading.RLock()
-        """Held by who changes sessions, or which of them are ready."""
-        self._expiries: dict[int, asyncio.TimerHandle] = {}
-        self._admitted = 0
-        self._no_room = False
-        self._window = BatchingWindow()
-        self._prefixes = PendingPrefixes()
+        """Held while sessions are changed, or the collections that they are in."""
+        self._batcher = Batcher()
         self._wake = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self.sessions = 0
+        self._admission = Admission(
+            settings.max_num_seqs,
+            max_queue,
+            grammars,
+            make_room=self._make_room,
+            admitted=self._on_admitted,
+            failed=self._fail,
+            wake=self._wake.set,
+        )
         self.steps = 0
 
     @property
     def queue_length(self) -> int:
         """Sessions that wait for grammar, room or prefix, and rounds that wait for a step."""
-        return len(self._compiling) + len(self._waiting) + len(self._opening) + len(self._ready)
+        return len(self._admission) + len(self._opening) + len(self._ready)
 
     @property
     def moves(self) -> bool:
-        """Whether the engine's thread is alive: in no step, or in one that hasn't reached its timeout."""
+        """Whether the engine's thread is alive: idle, or in a step that hasn't reached its timeout."""
         engaged = self._engaged
         return engaged is None or time.monotonic() - engaged < self._step_timeout_s
 
@@ -125,27 +108,18 @@ class TargetScheduler:
         info = self._engine.info
         check_open(command, info)
         facts = command.spec
-        if facts.sampling.grammar is not None and self._grammars is None:
-            raise Unsupported("grammar: this target knows no tokenizer")
-        if len(self._compiling) + len(self._waiting) >= self._max_queue:
-            raise Overloaded(
-                f"max_queue = {self._max_queue} sessions wait for room on the target", retry_after_ms=RETRY_AFTER_MS
-            )
+        self._admission.check(facts)
         prefix, keys = shared_prefix(facts, self._settings)
         rows = rows_to_reserve(facts, info)
         session = Session(next(self._keys), command.session_id, owner, facts, rows, time.monotonic(), prefix, keys)
-        self._begin(session)
-        self.sessions += 1
-        self._idle.clear()
-        if facts.time_left_ms is not None:
-            loop = asyncio.get_running_loop()
-            self._expiries[session.key] = loop.call_later(facts.time_left_ms / 1e3, self._expire, session)
+        self._admission.enter(session)
+        self._add(session)
         return session
 
     def submit(self, session: Session, round_: Round) -> None:
         """Take a round in; it waits for the session's prefix. A repeated round gets its verdict again.
 
-        The round may let the session run ahead: then it is ready for the next step as soon as a verdict has left.
+        A round with a lease lets the session go on: it is ready for the next step as soon as a verdict has left.
 
         Raises:
             PrefixMismatch, InvalidInput: the round is refused, the session stays as it is.
@@ -155,18 +129,18 @@ class TargetScheduler:
             raise UnknownSession(f"session {session.id} has ended")
         with self._lock:
             before = session.pending
-            self._window.back(session.key, time.monotonic())
+            self._batcher.back(session.key, time.monotonic())
             verdict = session.accept(round_, self._engine.info, time.monotonic())
             if verdict is not None:
                 self._send([(session, verdict)])
-                self._run_ahead(session)
+                self._start_next(session)
             elif session.pending is not before and session.admitted and not session.prefill_left:
                 self._ready[session.key] = session
             if session.key in self._ready:
                 self._wake.set()
 
     def prefetch(self, session: Session, prefetch: Prefetch) -> None:
-        """Keep proposals for outcomes of a round.
+        """Keep proposals for outcomes of the session's pending round.
 
         Raises:
             InvalidInput: they are refused, the session stays as it is.
@@ -174,57 +148,13 @@ class TargetScheduler:
         with self._lock:
             session.prefetch(prefetch, self._engine.info)
 
-    def close(self, session: Session) -> None:
-        """End a session; its KV is free when the running step ends."""
-        if session.closed:
-            return
+    def _release(self, session: Session) -> None:
         with self._lock:
-            session.closed = True
             self._opening.pop(session.key, None)
             self._ready.pop(session.key, None)
-            self._window.gone(session.key)
-            self._prefixes.end(session)
-            if session.admitted:
-                self._closing.append(session)
-            elif session in self._waiting:
-                self._waiting.remove(session)
-        self.sessions -= 1
-        if not self.sessions:
-            self._idle.set()
-        expiry = self._expiries.pop(session.key, None)
-        if expiry is not None:
-            expiry.cancel()
+            self._batcher.gone(session.key)
+            self._admission.leave(session)
         self._wake.set()
-
-    async def idle(self) -> None:
-        """Return once no session is open."""
-        await self._idle.wait()
-
-    def _begin(self, session: Session) -> None:
-        """Wait for room; before that for the grammar, which is compiled beside the steps and the loop."""
-        grammar = session.facts.sampling.grammar
-        if grammar is None or self._grammars is None:
-            session.processors = make_processors(session.facts, None)
-            self._waiting.append(session)
-            self._wake.set()
-            return
-        task = asyncio.create_task(self._compile(session, grammar, self._grammars))
-        self._compiling.add(task)
-        task.add_done_callback(self._compiling.discard)
-
-    async def _compile(self, session: Session, grammar: Grammar, grammars: Grammars) -> None:
-        try:
-            matcher = await asyncio.to_thread(grammars.matcher, grammar, session.facts.end_token_ids)
-        except PacelineError as error:
-            self._fail(session, error)
-        except Exception as error:
-            logger.exception("grammar failed: session=%d", session.id)
-            self._fail(session, internal(session, error))
-        else:
-            if not session.closed:
-                session.processors = make_processors(session.facts, matcher)
-                self._waiting.append(session)
-                self._wake.set()
 
     async def run(self) -> None:
         """Run steps until cancelled.
@@ -236,33 +166,32 @@ class TargetScheduler:
             await self._run()
         finally:
             self._stopped = True
-            for task in self._compiling:
-                task.cancel()
+            self._admission.stop()
 
     async def _run(self) -> None:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            # A prompt is let in before the hold, since its chunk is what the others would wait for.
-            room_to_copy = await self._settle(COPIES_PER_ROW * self._settings.prefill_chunk)
-            await self._hold()
-            await self._settle(room_to_copy)
+            # Prompts are admitted before the wait, since the others would have to wait for their chunk.
+            rows_to_copy = await self._admission.settle(COPIES_PER_ROW * self._settings.prefill_chunk)
+            await self._await_returns()
+            await self._admission.settle(rows_to_copy)
             step = gather_step(self._ready.values(), [*self._opening.values()], self._settings)
             if step is not None:
                 self._wake.set()
                 await self._run_step(step)
 
-    async def _hold(self) -> None:
+    async def _await_returns(self) -> None:
         """Wait for sessions that are about to be back, so that the next step has them.
 
-        A step of prefixes alone is held too: it is a whole chunk that they would wait for.
+        A step of prefixes alone waits, too: otherwise they would wait for a whole chunk.
         """
-        kept = len(self._ready) + len(self._opening)
-        if not kept:
+        served = len(self._ready) + len(self._opening)
+        if not served:
             return
         left = sum(session.prefill_left for session in self._opening.values())
-        hold = self._window.hold(kept, time.monotonic(), min(left, self._settings.prefill_chunk))
-        while self._window.is_away(hold.awaited) and (left_s := hold.until - time.monotonic()) > 0:
+        window = self._batcher.window(served, time.monotonic(), min(left, self._settings.prefill_chunk))
+        while self._batcher.is_away(window.awaited) and (left_s := window.until - time.monotonic()) > 0:
             self._wake.clear()
             try:
                 async with asyncio.timeout(left_s):
@@ -270,63 +199,10 @@ class TargetScheduler:
             except TimeoutError:
                 return
 
-    async def _settle(self, room_to_copy: int) -> int:
-        """Free what was closed and admit what there is room for; returns what is left of `room_to_copy`.
+    async def _make_room(self, closing: Sequence[Session], opening: Sequence[Session]) -> Reserved:
+        return await self._engage(make_room, self._engine, closing, opening)
 
-        Of sessions that share a prefix one is let in at a time, until its blocks
-        are there. Between two steps copying blocks in takes no longer than computing one chunk.
-        """
-        while room_to_copy > 0:
-            reused = await self._make_room()
-            if reused is None:
-                return room_to_copy
-            room_to_copy -= reused
-        self._wake.set()
-        return room_to_copy
-
-    async def _make_room(self) -> int | None:
-        """Returns the rows copied for the sessions admitted, or None if there was nothing to do."""
-        closing, self._closing = self._closing, []
-        self._admitted -= len(closing)
-        self._no_room = self._no_room and not closing
-        opening = self._next_to_open()
-        if not closing and not opening:
-            return None
-        results = await self._engage(make_room, self._engine, closing, opening)
-        for session, result in itertools.zip_longest(opening, results):
-            if isinstance(result, int):
-                self._admit(session, result)
-                continue
-            self._prefixes.end(session)
-            session.claimed = 0
-            if isinstance(result, Overloaded):
-                self._no_room = True
-            elif result is not None:
-                self._fail(session, result)
-        return sum(result for result in results if isinstance(result, int))
-
-    def _next_to_open(self) -> list[Session]:
-        room = 0 if self._no_room else self._settings.max_num_seqs - self._admitted
-        chosen: list[Session] = []
-        for session in self._waiting:
-            if len(chosen) >= room:
-                break
-            if not self._prefixes.holds(session):
-                self._prefixes.claim(session)
-                chosen.append(session)
-        return chosen
-
-    def _admit(self, session: Session, reused: int) -> None:
-        self._admitted += 1
-        session.admitted = True
-        session.prefilled = session.reused = reused
-        self._prefixes.computed(session)
-        if session.closed:
-            # It was closed while its rows were reserved.
-            self._closing.append(session)
-            self._wake.set()
-            return
-        self._waiting.remove(session)
+    def _on_admitted(self, session: Session) -> None:
         if session.prefill_left:
             self._opening[session.key] = session
             return
@@ -336,7 +212,7 @@ class TargetScheduler:
             self._wake.set()
 
     async def _run_step(self, step: Step) -> None:
-        """Run a step, and those behind it that need nothing of the loop."""
+        """Run a step, and those after it that need nothing of the loop."""
         loop = asyncio.get_running_loop()
 
         def publish(events: _Events) -> None:
@@ -346,7 +222,7 @@ class TargetScheduler:
         await self._engage(self._go_on, step, publish)
 
     async def _engage(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run `fn` on the engine's thread, which nobody else has work for."""
+        """Run `fn` on the engine's thread, which has no other work."""
         self._engaged = time.monotonic()
         try:
             return await self._executor.run(fn, *args, **kwargs)
@@ -357,9 +233,9 @@ class TargetScheduler:
         for work in step.rounds:
             self._ready.pop(work.session.key, None)
 
-    def _go_on(self, self_started: Step, publish: Callable[[_Events], None]) -> None:
-        """On the executor's thread: run the step that has begun, then the next, while nobody is needed for it."""
-        step: Step | None = self_started
+    def _go_on(self, first: Step, publish: Callable[[_Events], None]) -> None:
+        """On the executor's thread: run a step, then the next, as long as those need nothing of the loop."""
+        step: Step | None = first
         while step is not None:
             self._engaged = time.monotonic()
             try:
@@ -368,7 +244,7 @@ class TargetScheduler:
                 raise
             except Exception as error:
                 logger.exception("step failed: sessions=%s", ",".join(str(session.id) for session in step.sessions))
-                publish([(session, internal(session, error)) for session in step.sessions])
+                publish([(session, session.defect(error)) for session in step.sessions])
                 return
             with self._lock:
                 events = self._take_in(step, result)
@@ -378,15 +254,15 @@ class TargetScheduler:
             publish(events)
 
     def _may_go_on(self) -> bool:
-        """Whether a step can begin with nobody let in, freed or waited for before it."""
-        if self._stopped or not self._ready or self._waiting or self._opening or self._closing:
+        """Whether a step can begin with no session admitted, freed or awaited before it."""
+        if self._stopped or not self._ready or self._opening or not self._admission.is_settled:
             return False
-        return not self._window.hold(len(self._ready), time.monotonic()).awaited
+        return not self._batcher.window(len(self._ready), time.monotonic()).awaited
 
     def _take_in(self, step: Step, result: StepResult) -> _Events:
-        """What a step says of its sessions, and whose next round it leaves ready; returns what is to be sent."""
+        """Take in what a step computed, and let sessions go on that may; returns what is to be sent."""
         self.steps += 1
-        self._window.stepped(result.seconds, sum(work.prefix_rows for work in step.prefixes))
+        self._batcher.stepped(result.seconds, sum(work.prefix_rows for work in step.prefixes))
         events: _Events = []
         for prefix in step.prefixes:
             events += self._advance_prefix(prefix, step, result)
@@ -401,29 +277,29 @@ class TargetScheduler:
         session = work.session
         if session.closed:
             return []
-        timings = _timings(step, result, work.pending.arrived, result.self_started, result.forward_ms)
+        timings = _timings(step, result, work.pending.arrived, result.started, result.forward_ms)
         verdict = session.remember(work.round_, replace(verdict, timings=timings), self._engine.info)
-        self._run_ahead(session)
+        self._start_next(session)
         if session.key not in self._ready:
-            self._window.answered(session.key, time.monotonic())
+            self._batcher.answered(session.key, time.monotonic())
         if work.round_.traceparent:
             telemetry.record_step(work.round_.traceparent, "verify", timings)
         return [(session, verdict)]
 
-    def _run_ahead(self, session: Session) -> None:
-        """Let a session go on without its coordinator, if it may: nobody waits for it to come back."""
-        if session.lease(self._engine.info, time.monotonic()):
+    def _start_next(self, session: Session) -> None:
+        """Let a session go on without its coordinator, if it may: no step waits for it to come back."""
+        if session.start_next(self._engine.info, time.monotonic()):
             self._ready[session.key] = session
 
     def _advance_prefix(self, work: RoundWork | PrefillWork, step: Step, result: StepResult) -> _Events:
         session = work.session
         session.prefilled += work.prefix_rows
         session.forward_ms += result.forward_ms
-        session.first_step = session.first_step or result.self_started
+        session.first_step = session.first_step or result.started
         if session.closed:
             return []
-        self._prefixes.computed(session)
-        # Who was served has its next turn after those who were not.
+        self._admission.prefixes.computed(session)
+        # A session that was served comes after those that were not.
         del self._opening[session.key]
         if session.prefill_left:
             self._opening[session.key] = session
@@ -434,25 +310,12 @@ class TargetScheduler:
         return [(session, _opened(session, replace(timings, sample_ms=0.0)))]
 
     def _send(self, events: _Events) -> None:
-        """A session whose round can't be answered ends here: its timer is the loop's."""
+        """A session whose round can't be answered ends here, on the loop, which has its timer."""
         for session, event in events:
             if isinstance(event, PacelineError):
                 self._fail(session, event)
             elif not session.closed:
                 session.owner.send(event, urgent=isinstance(event, Verdict))
-
-    def _expire(self, session: Session) -> None:
-        limit = session.facts.time_left_ms
-        self._fail(session, DeadlineExceeded(f"session {session.id}: its time_left_ms = {limit} ran out"))
-
-    def _fail(self, session: Session, error: PacelineError) -> None:
-        """Tell the other side and end the session."""
-        if session.closed:
-            return
-        logger.warning("session failed: session=%d reason=%s error=%s", session.id, error.reason, error.message)
-        self.close(session)
-        session.owner.forget(session.id)
-        session.owner.send(failure_of(session.id, error, session_closed=True), urgent=False)
 
 
 def _opened(session: Session, timings: StepTimings) -> TargetOpened:
@@ -461,10 +324,10 @@ def _opened(session: Session, timings: StepTimings) -> TargetOpened:
     return TargetOpened(session.id, session.reused, replace(timings, queue_ms=queue_ms, service_ms=service_ms))
 
 
-def _timings(step: Step, result: StepResult, arrived: float, self_started: float, forward_ms: float) -> StepTimings:
-    """A step's rounds leave together, so each waits for the draws of all of them."""
+def _timings(step: Step, result: StepResult, arrived: float, started: float, forward_ms: float) -> StepTimings:
+    """A step's verdicts leave together, so each waits for the draws of all of them."""
     return StepTimings(
-        queue_ms=max(0.0, self_started - arrived) * 1e3,
+        queue_ms=max(0.0, started - arrived) * 1e3,
         forward_ms=forward_ms,
         sample_ms=result.sample_ms,
         service_ms=(time.monotonic() - arrived) * 1e3,

@@ -1,4 +1,4 @@
-"""TargetService: links of sessions in front of one scheduler."""
+"""TargetService: the sessions of all links, on one scheduler."""
 
 from __future__ import annotations
 
@@ -85,9 +85,9 @@ class TargetServicer(pb_grpc.TargetServiceServicer):
         return LinkSessions(TargetOpen, self.scheduler, handle, writer)
 
     async def _show_life(self) -> None:
-        """Show the coordinators that sessions without news only wait: in the queue, for a long prompt or step.
+        """Show the coordinators that their sessions only wait: in the queue, or for a long prompt or step.
 
-        Proven alive are the event loop, which this runs on, and the engine's
+        This proves that the event loop is alive, which it runs on, and the engine's
         thread, which has been in no step beyond its timeout.
         """
         while True:

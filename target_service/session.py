@@ -1,17 +1,16 @@
-"""One session on the target: what it holds, which round it waits for, and the checks of what arrives. Pure."""
+"""One session on the target: what it holds, which round waits for a step, and the checks of what arrives. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from paceline.engine.blocks import BlockKey, prefix_keys
 from paceline.engine.interface import NO_PREFIX, EngineInfo, Prefix, StepItem
-from paceline.protocol.errors import PrefixMismatch, Unsupported, require
+from paceline.protocol.errors import PrefixMismatch, Unsupported, require, require_ids
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES, ROOT, Acceptance, Outcome, Proposal
 from paceline.protocol.session import SessionSpec
 from paceline.protocol.target import MAX_PREFETCHED, Prefetch, Round, SelfStarted, TargetOpen, Verdict
-from paceline.rpc.sessions import SessionOwner
+from paceline.rpc.sessions import ServedSession
 from paceline.runtime.config import EngineSettings
 from paceline.sampling import acceptance, processors
 from paceline.sampling.processors import Matcher, Processors
@@ -35,32 +34,32 @@ class AnsweredRound:
 
 @dataclass(frozen=True)
 class Lease:
-    """How far a session may run ahead: the last position that it may draw; and the parent of its rounds' spans."""
+    """The last position that a session may draw without its coordinator, and the parent of those rounds' spans."""
 
     until: int = 0
     traceparent: str = ""
 
 
 @dataclass(eq=False)
-class Session:
+class Session(ServedSession):
     """A session's state; changed under the scheduler's lock.
 
-    `key` is its number in the engine, `id` that on its link. Its KV holds the first `prefilled` tokens
-    of the prefix, of which the first `reused` came from other sessions; after
-    the first round, the rows of `last.round_` behind its base length. `run` has
-    what was answered from the round on that was sent last: that one, and those
-    that ran ahead from it, as far as `leasing` goes. `prefetched` has rounds that may
-    be begun behind the waiting one, by its outcomes, and `next` the one that came true.
-    `forward_ms` sums the steps that computed the prefix. `keys`, `awaits` and
-    `claimed` belong to `PendingPrefixes`: the blocks of the prefix, the one that
-    the session waits for, and how many from the first on it no longer claims.
-    `processors` (None: a plain chain) are touched on the executor's thread only.
+    Attributes:
+        max_rows: KV rows that are reserved for it; `key` is its number in the engine.
+        prefilled: tokens of the prefix whose rows are in KV, of which the first `reused` came from other sessions.
+            After the first round KV holds the rows of `last.round_`, too.
+        keys, awaits, claimed: kept by `PendingPrefixes`: the blocks of the prefix, the one that the session waits
+            for, and how many from the first on it no longer claims.
+        admitted: whether its rows are reserved.
+        forward_ms: of all steps that computed the prefix; `first_step` is when the first of them began.
+        pending: the round that waits for a step.
+        run: the last round that was sent and those that the target began behind it, as far as they are answered.
+        lease: how far the target may go on by itself from that round.
+        prefetched: rounds that may follow the pending one, by its outcomes.
+        next: the one of them whose outcome came true.
+        processors: what logits go through before temperature (None: nothing); touched on the executor's thread only.
     """
 
-    key: int
-    id: int
-    owner: SessionOwner
-    facts: SessionSpec
     max_rows: int
     arrived: float
     prefix: Prefix = NO_PREFIX
@@ -68,7 +67,6 @@ class Session:
     awaits: bytes | None = None
     claimed: int = 0
     admitted: bool = False
-    closed: bool = False
     reused: int = 0
     prefilled: int = 0
     first_step: float | None = None
@@ -76,14 +74,14 @@ class Session:
     pending: PendingRound | None = None
     last: AnsweredRound | None = field(default=None, repr=False)
     run: list[AnsweredRound] = field(default_factory=list, repr=False)
-    leasing: Lease = Lease()
+    lease: Lease = Lease()
     prefetched: dict[Outcome, Round] = field(default_factory=dict, repr=False)
     next: Round | None = field(default=None, repr=False)
     processors: Processors | None = field(default=None, repr=False)
 
     @property
     def prefill_length(self) -> int:
-        """Rows of the prefix that are computed before the first round: all but its last token."""
+        """Rows of the prefix that are computed before the first round: those of all its tokens but the last."""
         return len(self.facts.token_ids) - 1
 
     @property
@@ -99,7 +97,7 @@ class Session:
     def accept(self, round_: Round, info: EngineInfo, now: float) -> Verdict | None:
         """Take a round in, or return the verdict of one that is repeated; a refused round changes nothing.
 
-        A round that is repeated, one that ran ahead included, may let the session run on for longer.
+        A repeated round, even one that the target began by itself, may extend the lease.
 
         Raises:
             PrefixMismatch: the round doesn't continue what the session holds.
@@ -119,14 +117,14 @@ class Session:
         self.pending = PendingRound(round_, now)
         self.prefetched = {}
         self.run.clear()
-        self.leasing = _lease_of(round_)
+        self.lease = _lease_of(round_)
         return None
 
     def prefetch(self, prefetch: Prefetch, info: EngineInfo) -> None:
-        """Keep proposals for outcomes of the waiting round; those for another round come too late.
+        """Keep proposals for outcomes of the pending round; those for another round come too late.
 
         Raises:
-            InvalidInput: a proposal is outside its limits, or the session isn't coupled; then none is kept.
+            InvalidInput: a proposal is outside its limits, or acceptance isn't coupled; then none is kept.
         """
         mode = self.facts.acceptance
         require(mode is Acceptance.COUPLED, "prefetch", mode.value, "for coupled acceptance only")
@@ -144,14 +142,14 @@ class Session:
             f"at most {MAX_PREFETCHED} for one round",
         )
         self.prefetched = prefetched
-        # Who stages for a round has the verdicts before it, and won't ask for those again.
+        # A coordinator that prefetches for a round has the verdicts before it, and won't ask for those again.
         self.run.clear()
 
     def remember(self, round_: Round, verdict: Verdict, info: EngineInfo) -> Verdict:
-        """The waiting round is answered: its rows are what the session holds now.
+        """The pending round is answered: its rows are what the session holds now.
 
         Returns:
-            The verdict, which says what is begun behind it if that was staged.
+            The verdict. It names the next round if a prefetched proposal starts that.
         """
         self.next = self._prefetched_for(round_, verdict, info)
         if self.next is not None and self.next.proposal is not None:
@@ -162,39 +160,39 @@ class Session:
         self.run.append(self.last)
         return verdict
 
-    def lease(self, info: EngineInfo, now: float) -> bool:
-        """Begin the round behind the last one, if it was staged or granted and the text goes on; says whether it has.
+    def start_next(self, info: EngineInfo, now: float) -> bool:
+        """Start the next round without the coordinator, if it was prefetched or is leased; says whether it did.
 
-        It is one that would be taken if it were sent: what is staged was checked when it came, and a granted round
-        ends before the session's length, for which there are rows.
+        The round needs no check: a prefetched one was checked when it came, and a leased one ends before the
+        session's length, for which rows are reserved.
         """
         if self.last is None or self.pending is not None:
             return False
         round_, self.next = self.next, None
         if round_ is None:
-            round_ = self._leased(self.last, info)
+            round_ = self._leased_round(self.last, info)
         else:
-            # It ends the run that was granted: who staged it knows no later round of that.
-            self.leasing = _lease_of(round_)
+            # It ends the lease: the coordinator that prefetched it knows no later round of the run.
+            self.lease = _lease_of(round_)
         if round_ is None:
             return False
         self.pending = PendingRound(round_, now)
         return True
 
-    def _leased(self, last: AnsweredRound, info: EngineInfo) -> Round | None:
+    def _leased_round(self, last: AnsweredRound, info: EngineInfo) -> Round | None:
         drawn = last.verdict.token_ids[-1]
         position = last.round_.first_position + 1
-        runs = last.round_.proposal is None and position <= self.leasing.until
-        if not runs or self._has_ended(drawn, position, info):
+        leased = last.round_.proposal is None and position <= self.lease.until
+        if not leased or self._has_ended(drawn, position, info):
             return None
-        return last.round_.following(drawn, self.leasing.traceparent)
+        return last.round_.following(drawn, self.lease.traceparent)
 
     def _has_ended(self, drawn: int, position: int, info: EngineInfo) -> bool:
         """Whether the text ends with a token, before `position`."""
         return drawn in self.facts.end_token_ids or position >= (self.facts.max_length or info.longest_session)
 
     def _prefetched_for(self, round_: Round, verdict: Verdict, info: EngineInfo) -> Round | None:
-        """What was staged for the outcome that the verdict gives the round."""
+        """The round that was prefetched for the outcome that the verdict gives this one; None if the text ends."""
         if not self.prefetched:
             return None
         decision = acceptance.decide(self.facts.acceptance, round_, verdict, self.facts.noise)
@@ -206,11 +204,11 @@ class Session:
         return prefetched
 
     def _extend(self, round_: Round, seen: int) -> None:
-        """Who sends a round has the verdicts before it, and won't ask for those again."""
+        """A coordinator that sends a round has the verdicts before it, and won't ask for those again."""
         del self.run[:seen]
-        leasing = _lease_of(round_)
-        if leasing.until > self.leasing.until:
-            self.leasing = leasing
+        lease = _lease_of(round_)
+        if lease.until > self.lease.until:
+            self.lease = lease
 
     def round_item(self, round_: Round) -> StepItem:
         """The rows of a round: its committed tokens, then its proposal's nodes; logits from the root on.
@@ -275,13 +273,6 @@ class Session:
             node = child
         self._expect("first committed token", drawn[node + 1], round_.committed[0])
 
-    def _expect(self, name: str, expected: object, got: object) -> None:
-        if expected != got:
-            raise PrefixMismatch(
-                f"session {self.id} {name}: expected {expected}, got {got}",
-                metadata={"field": name, "expected": str(expected), "got": str(got)},
-            )
-
 
 def check_open(command: TargetOpen, info: EngineInfo) -> None:
     """Refuse a session that could never be served.
@@ -297,7 +288,7 @@ def check_open(command: TargetOpen, info: EngineInfo) -> None:
     length = max(len(facts.token_ids), facts.max_length)
     require(length <= limit, "session length", length, f"at most {limit}, the context as far as KV holds it")
     vocab_size = info.fingerprint.vocab_size
-    _check_ids("token_ids", facts.token_ids, vocab_size)
+    require_ids("token_ids", facts.token_ids, vocab_size)
     processors.check_ids(facts.sampling, facts.end_token_ids, vocab_size)
 
 
@@ -315,7 +306,7 @@ def check_round(round_: Round, acceptance: Acceptance, info: EngineInfo, max_row
         InvalidInput: naming field, value and limit.
     """
     vocab_size = info.fingerprint.vocab_size
-    _check_ids("committed token_ids", round_.committed, vocab_size)
+    require_ids("committed token_ids", round_.committed, vocab_size)
     proposal = round_.proposal
     depth = max(proposal.depths, default=0) if proposal else 0
     length = round_.first_position + depth
@@ -323,12 +314,12 @@ def check_round(round_: Round, acceptance: Acceptance, info: EngineInfo, max_row
     rows = round_.first_position + (len(proposal) if proposal else 0)
     require(rows <= max_rows, "KV rows of the session", rows, f"at most {max_rows}")
     if proposal is not None:
-        _check_ids("proposal token_ids", proposal.token_ids, vocab_size)
+        require_ids("proposal token_ids", proposal.token_ids, vocab_size)
         _check_acceptance(proposal, acceptance, vocab_size)
 
 
 def rows_to_reserve(facts: SessionSpec, info: EngineInfo) -> int:
-    """KV rows of a session: the longest it may become and the largest proposal at its end, if the budget has them."""
+    """KV rows of a session: its greatest length and the largest proposal behind it, as far as the budget allows."""
     length = facts.max_length or info.longest_session
     return min(length + MAX_PROPOSAL_NODES, info.max_kv_rows)
 
@@ -351,12 +342,7 @@ def _check_acceptance(proposal: Proposal, acceptance: Acceptance, vocab_size: in
     require(proposal.is_chain, "proposal parents", proposal.parents, f"a chain {rule}")
     require(supports == len(proposal), "proposal supports", supports, f"{len(proposal)}, one for each node, {rule}")
     for support in proposal.supports:
-        _check_ids("support token_ids", support.token_ids, vocab_size)
-
-
-def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
-    for token_id in ids:
-        require(0 <= token_id < vocab_size, name, token_id, f"in [0, {vocab_size}), the vocabulary")
+        require_ids("support token_ids", support.token_ids, vocab_size)
 
 
 def _lease_of(round_: Round) -> Lease:
@@ -364,8 +350,8 @@ def _lease_of(round_: Round) -> Lease:
 
 
 def _require_same(held: Round, got: Round, state: str) -> None:
-    """A repeated round may differ in its trace context, in how far it lets the session run ahead, and in what
-    no draw looks at: where its proposal comes from, and under coupled acceptance how probable it was."""
+    """A repeated round may differ in its trace context, its lease, and in what no draw looks at: where its proposal
+    comes from, and under coupled acceptance how probable it was."""
     for name in ("base_length", "accepted_node", "committed", "proposal"):
         expected, found = getattr(held, name), getattr(got, name)
         if _drawn_from(expected) != _drawn_from(found):

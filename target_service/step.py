@@ -1,7 +1,7 @@
-"""One step: which rows of which sessions, run on the executor's thread, and what came of it.
+"""One step: which rows of which sessions it computes, how it runs on the executor's thread, and what it answers.
 
 `StepPlan` is all that a rank of a tensor-parallel group needs to run the same
-step. An engine that draws where its logits are is told how along with it.
+step. An engine that draws where its logits are gets the draws with it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from paceline.engine.blocks import BLOCK_ROWS
 from paceline.engine.interface import Drawing, DrawingEngine, Engine, Logits, StepItem, StepPlan
-from paceline.protocol.errors import InternalError, Overloaded, PacelineError
+from paceline.protocol.errors import PacelineError
 from paceline.protocol.target import Round, Verdict
 from paceline.runtime.config import EngineSettings
 from target_service.session import PendingRound, Session
@@ -26,14 +26,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RoundWork:
-    """A session's round in a step; `prefix_rows` of its first rows are what was left of the prefix."""
+    """A session's round in a step; its first `prefix_rows` rows are what was left of the prefix."""
 
     session: Session
     pending: PendingRound
     item: StepItem
     prefix_rows: int = 0
     committed: tuple[int, ...] = ()
-    """What the session's processors have not seen of the tokens that precede the round's proposal."""
+    """Tokens before the round's proposal that the session's processors have not seen."""
 
     @property
     def round_(self) -> Round:
@@ -63,7 +63,7 @@ class Step:
 
     @property
     def plan(self) -> StepPlan:
-        """What the engine, on every rank, is told."""
+        """What the engine computes, on every rank."""
         return StepPlan((*(work.item for work in self.rounds), *(work.item for work in self.prefills)))
 
     @property
@@ -79,10 +79,10 @@ class Step:
 
 @dataclass(frozen=True)
 class StepResult:
-    """One answer for each round, in order; `self_started` on the monotonic clock, seconds."""
+    """One answer for each round, in order; `started` on the monotonic clock, seconds."""
 
     answers: tuple[Verdict | PacelineError, ...]
-    self_started: float
+    started: float
     forward_ms: float
     sample_ms: float
 
@@ -95,8 +95,8 @@ class StepResult:
 def gather_step(ready: Iterable[Session], opening: Sequence[Session], settings: EngineSettings) -> Step | None:
     """Waiting rounds, oldest first, up to `max_step_rows` rows, and at most `prefill_chunk` prefix tokens.
 
-    A long prompt so delays every round beside it by no more than one chunk. A
-    session whose prefix ends here brings its first round along, if it waits.
+    So a long prompt delays every round beside it by no more than one chunk. If a
+    session's prefix ends in this step, its first round, if there is one, is in it, too.
     """
     rounds: list[RoundWork] = []
     prefills: list[PrefillWork] = []
@@ -121,11 +121,11 @@ def gather_step(ready: Iterable[Session], opening: Sequence[Session], settings: 
 
 
 def share_chunk(opening: Sequence[Session], chunk: int) -> list[tuple[Session, int]]:
-    """Divide a step's prefix tokens among sessions, in the order of their turns; who needs less leaves it to others.
+    """Divide a step's prefix tokens among sessions, in their order; what one does not need is left to the others.
 
-    Even shares let a short prompt pass a long one, and the scheduler moves who
-    was served behind those who were not, so everyone is served within
-    sessions · `BLOCK_ROWS` / chunk steps. Shares end where blocks end, if they can.
+    Even shares let a short prompt overtake a long one. The scheduler moves sessions
+    that were served behind those that were not, so each is served within
+    sessions · `BLOCK_ROWS` / chunk steps. Shares end at block boundaries where possible.
     """
     shares = []
     for place, session in enumerate(opening):
@@ -155,12 +155,12 @@ def run_step(engine: Engine, step: Step) -> StepResult:
         PeerUnavailable: a rank is gone; no session of the engine can be used again.
         Exception: whatever the engine raised; no session of the step can be used again.
     """
-    self_started = time.monotonic()
+    started = time.monotonic()
     outputs = _forward(engine, step)
     forwarded = time.monotonic()
     answers = tuple(_verify(work, output) for work, output in zip(step.rounds, outputs, strict=False))
     ended = time.monotonic()
-    return StepResult(answers, self_started, (forwarded - self_started) * 1e3, (ended - forwarded) * 1e3)
+    return StepResult(answers, started, (forwarded - started) * 1e3, (ended - forwarded) * 1e3)
 
 
 def _forward(engine: Engine, step: Step) -> Sequence[Logits | Drawing]:
@@ -169,40 +169,6 @@ def _forward(engine: Engine, step: Step) -> Sequence[Logits | Drawing]:
     vocab_size = engine.info.fingerprint.vocab_size
     draws = [draw_of(work.session.facts, work.round_, vocab_size) for work in step.rounds]
     return engine.step_and_draw(step.plan, draws)
-
-
-def make_room(engine: Engine, closing: Sequence[Session], opening: Sequence[Session]) -> list[int | PacelineError]:
-    """Free closed sessions, then reserve rows for waiting ones, in order, until one finds no room.
-
-    Returns:
-        For each session tried: the rows of its prefix that it holds already, or
-        why it can't be served. The last is `Overloaded` where there was no room.
-    """
-    for session in closing:
-        _free(engine, session)
-    results: list[int | PacelineError] = []
-    for session in opening:
-        results.append(_reserve(engine, session))
-        if isinstance(results[-1], Overloaded):
-            break
-    return results
-
-
-def _free(engine: Engine, session: Session) -> None:
-    try:
-        engine.close(session.key)
-    except Exception:
-        logger.exception("close failed: session=%d", session.id)
-
-
-def _reserve(engine: Engine, session: Session) -> int | PacelineError:
-    try:
-        return engine.open(session.key, session.max_rows, session.prefix)
-    except PacelineError as error:
-        return error
-    except Exception as error:
-        logger.exception("open failed: session=%d", session.id)
-        return internal(session, error)
 
 
 def _verify(work: RoundWork, output: Logits | Drawing) -> Verdict | PacelineError:
@@ -217,9 +183,4 @@ def _verify(work: RoundWork, output: Logits | Drawing) -> Verdict | PacelineErro
         return error
     except Exception as error:
         logger.exception("verification failed: session=%d base_length=%d", work.session.id, work.round_.base_length)
-        return internal(work.session, error)
-
-
-def internal(session: Session, error: Exception) -> InternalError:
-    """What the other side may know of a defect; the log has the stack."""
-    return InternalError(f"session {session.id}: unexpected {type(error).__name__}; the service's log has the stack")
+        return work.session.defect(error)

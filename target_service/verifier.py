@@ -1,6 +1,6 @@
 """Verification of one round: logits in, verdict out. Pure.
 
-Everything the target draws is drawn here, before it is known what will be
+Everything that the target draws is drawn here, before it is known what will be
 accepted (`paceline.sampling.acceptance` has the rules and their papers).
 """
 

@@ -1,11 +1,13 @@
-"""What a coordinator has measured and its requests share: costs in time, and what became of proposals. Pure."""
+"""What a coordinator has measured, shared by its requests: costs in time, and what became of proposals. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from coordinator.policy.estimates import Confidence, Mean, StepCostTable
 from coordinator.policy.throttle import Throttle
+from paceline.costs.acceptance import AcceptanceTable
+from paceline.costs.running_mean import RunningMean
+from paceline.costs.step_cost import StepCost
 
 MATCH_EDGES = (3.0, 4.0, 5.0, 7.0, 10.0, 16.0, 32.0)
 """Bins of an n-gram match's length, in tokens."""
@@ -16,29 +18,29 @@ DEPTH_EDGES = (2.0, 3.0, 4.0, 5.0, 7.0, 9.0, 13.0)
 RANK_EDGES = (3.0, 4.0, 5.0)
 """Bins of a token's rank among its siblings, from the second on."""
 RANKS = 3
-"""A node's children beyond these share what is known of the last."""
+"""A node's further children share what is known of the last of these."""
 REMEMBERED_VALUES = 8.0
-"""Rounds whose best proposal's value tells a request what the next ones' may be."""
+"""Rounds over which a request remembers how much its best proposals were worth."""
 REQUEST_WEIGHT = 8.0
-"""Observations that what other requests taught is worth to a new one."""
+"""Observations that what other requests have learned counts in a new one."""
 
 
-def _by_match() -> Confidence:
-    return Confidence.of(MATCH_EDGES, lambda length: length / (length + 4.0), 4.0)
+def _by_match() -> AcceptanceTable:
+    return AcceptanceTable.of(MATCH_EDGES, lambda length: length / (length + 4.0), 4.0)
 
 
-def _by_q() -> tuple[Confidence, ...]:
-    best = Confidence.of(Q_EDGES, lambda q: 0.2 + 0.75 * q, 6.0)
-    others = (Confidence.of(Q_EDGES, lambda q: 0.1 + 0.2 * q, 6.0) for _ in range(1, RANKS))
+def _by_q() -> tuple[AcceptanceTable, ...]:
+    best = AcceptanceTable.of(Q_EDGES, lambda q: 0.2 + 0.75 * q, 6.0)
+    others = (AcceptanceTable.of(Q_EDGES, lambda q: 0.1 + 0.2 * q, 6.0) for _ in range(1, RANKS))
     return (best, *others)
 
 
-def _by_depth() -> Confidence:
-    return Confidence.of(DEPTH_EDGES, lambda depth: 0.55, 6.0)
+def _by_depth() -> AcceptanceTable:
+    return AcceptanceTable.of(DEPTH_EDGES, lambda depth: 0.55, 6.0)
 
 
-def _by_rank() -> Confidence:
-    return Confidence.of(RANK_EDGES, lambda rank: 0.16 / max(1.0, rank - 1), 6.0)
+def _by_rank() -> AcceptanceTable:
+    return AcceptanceTable.of(RANK_EDGES, lambda rank: 0.16 / max(1.0, rank - 1), 6.0)
 
 
 @dataclass(frozen=True)
@@ -48,79 +50,79 @@ class AcceptanceStatistics:
     Attributes:
         by_match: acceptance of an n-gram match's next token, by the match's length.
         by_q: acceptance of a model's token by its draft probability, one table for each rank among its siblings.
-            For coupled acceptance only: rejection and block must not look (`exactness` §7).
+            For coupled acceptance only: rejection and block acceptance must not look at it (`exactness` §7).
         by_depth: acceptance of a model's best token by its depth.
         by_rank: acceptance of a model's second token, third, …, by its rank, where none before it was the target's.
-        hits: share of outcomes that were drafted when they came, in rounds with outcome drafting.
-        worth: of a round's best proposal, in tokens.
+        hits: share of rounds with outcome drafting whose outcome had been drafted for when it came.
+        worth: value of a round's best proposal, in tokens.
     """
 
-    by_match: Confidence = field(default_factory=_by_match)
-    by_q: tuple[Confidence, ...] = field(default_factory=_by_q)
-    by_depth: Confidence = field(default_factory=_by_depth)
-    by_rank: Confidence = field(default_factory=_by_rank)
-    hits: Mean = field(default_factory=lambda: Mean(0.7, 4.0))
-    worth: Mean = field(default_factory=lambda: Mean(1.0, 1.0))
+    by_match: AcceptanceTable = field(default_factory=_by_match)
+    by_q: tuple[AcceptanceTable, ...] = field(default_factory=_by_q)
+    by_depth: AcceptanceTable = field(default_factory=_by_depth)
+    by_rank: AcceptanceTable = field(default_factory=_by_rank)
+    hits: RunningMean = field(default_factory=lambda: RunningMean(0.7, 4.0))
+    worth: RunningMean = field(default_factory=lambda: RunningMean(1.0, 1.0))
 
     def child(self) -> AcceptanceStatistics:
-        """Where one request begins, to learn on for itself."""
+        """A copy with which one request begins, and learns on for itself."""
         return AcceptanceStatistics(
             self.by_match.child(REQUEST_WEIGHT),
             tuple(table.child(REQUEST_WEIGHT) for table in self.by_q),
             self.by_depth.child(REQUEST_WEIGHT),
             self.by_rank.child(REQUEST_WEIGHT),
-            Mean(self.hits.value, REQUEST_WEIGHT),
-            Mean(self.worth.value, 1.0, limit=REMEMBERED_VALUES),
+            RunningMean(self.hits.value, REQUEST_WEIGHT),
+            RunningMean(self.worth.value, 1.0, limit=REMEMBERED_VALUES),
         )
 
 
 @dataclass(frozen=True)
 class RoundCosts:
-    """Time that things take, whoever's request it is; milliseconds.
+    """Time that things take in any request; milliseconds.
 
     Attributes:
-        verify: a target step by its rows.
-        step: the same whatever is drafted meanwhile: when a verdict is due.
-        outlook: what outcome drafting adds to a target step: nothing where the two share no hardware.
-        plain: a target-only token where the target runs ahead: what drafting must beat.
-        plain_sent, plain_ahead: a round without a proposal, sent by the coordinator or begun by the target.
-        sent: what a round takes beyond its step and its draft, where the coordinator sent it.
-        ahead: the same where the target began the round by itself.
+        verify: a target step by its rows, while no outcomes are drafted for.
+        step: a target step by its rows, in any case: when a verdict is due.
+        outcome_drafting: what outcome drafting adds to a target step; about 0 where the services share no hardware.
+        plain: a target-only token in a round that the target starts by itself: what drafting must beat.
+        plain_sent, plain_ahead: a round without a proposal that the coordinator sent, or that the target started.
+        sent: what a round that the coordinator sent takes beyond its step and its draft.
+        ahead: the same for a round that the target started by itself.
         draft_step: one level of a proposal that is drafted just in time.
-        draft_wire: such a proposal's wait beyond its steps.
-        queue, queue_late: what a round that is sent waits for its step at the target; the same behind such a wait,
-            when the step that others share may have left without it.
+        draft_wire: the wait for such a proposal beyond its steps.
+        queue: how long a round that is sent waits at the target for its step.
+        queue_late: the same for a round that waited for its proposal: it may have missed the step that others share.
     """
 
-    verify: StepCostTable = field(default_factory=StepCostTable)
-    step: StepCostTable = field(default_factory=StepCostTable)
-    outcome_drafting: Mean = field(default_factory=lambda: Mean(0.0, 1.0))
-    plain: Mean = field(default_factory=lambda: Mean(0.0, 0.0))
-    plain_sent: Mean = field(default_factory=lambda: Mean(0.0, 0.0))
-    plain_ahead: Mean = field(default_factory=lambda: Mean(0.0, 0.0))
-    sent: Mean = field(default_factory=lambda: Mean(0.0, 0.0))
-    ahead: Mean = field(default_factory=lambda: Mean(0.0, 0.0))
-    draft_step: Mean = field(default_factory=lambda: Mean(0.0, 0.0))
-    draft_wire: Mean = field(default_factory=lambda: Mean(1.0, 1.0))
-    queue: Mean = field(default_factory=lambda: Mean(0.0, 0.0))
-    queue_late: Mean = field(default_factory=lambda: Mean(0.0, 0.0))
+    verify: StepCost = field(default_factory=StepCost)
+    step: StepCost = field(default_factory=StepCost)
+    outcome_drafting: RunningMean = field(default_factory=lambda: RunningMean(0.0, 1.0))
+    plain: RunningMean = field(default_factory=lambda: RunningMean(0.0, 0.0))
+    plain_sent: RunningMean = field(default_factory=lambda: RunningMean(0.0, 0.0))
+    plain_ahead: RunningMean = field(default_factory=lambda: RunningMean(0.0, 0.0))
+    sent: RunningMean = field(default_factory=lambda: RunningMean(0.0, 0.0))
+    ahead: RunningMean = field(default_factory=lambda: RunningMean(0.0, 0.0))
+    draft_step: RunningMean = field(default_factory=lambda: RunningMean(0.0, 0.0))
+    draft_wire: RunningMean = field(default_factory=lambda: RunningMean(1.0, 1.0))
+    queue: RunningMean = field(default_factory=lambda: RunningMean(0.0, 0.0))
+    queue_late: RunningMean = field(default_factory=lambda: RunningMean(0.0, 0.0))
 
     @property
-    def trip(self) -> float:
-        """Between a verdict and the step of a round that is sent, beyond where the target begins it."""
+    def round_trip(self) -> float:
+        """How much later a round's step begins if the coordinator sends the round than if the target starts it."""
         return max(0.0, self.sent.value - self.ahead.value)
 
     @property
-    def fare(self) -> float:
-        """What a round costs for being sent: one that carries a proposal must be, another need not.
+    def sending(self) -> float:
+        """How much longer a round takes if the coordinator sends it, as it must one that carries a proposal.
 
-        More than its trip where the target's threads and caches cool down meanwhile: its step takes longer, too.
+        More than the round trip where the target's threads and caches cool down meanwhile: its step takes longer.
         """
         known = self.plain_sent.weight and self.plain_ahead.weight
-        return max(self.trip, self.plain_sent.value - self.plain_ahead.value) if known else self.trip
+        return max(self.round_trip, self.plain_sent.value - self.plain_ahead.value) if known else self.round_trip
 
     def wait(self, depth: int) -> float:
-        """How much later a round is verified for a proposal of this depth that is drafted just in time.
+        """How much later a round is verified if it waits for a proposal of this depth.
 
         It may miss the step that others share, or wait for its draft while it would have waited for that step.
         """
@@ -130,7 +132,7 @@ class RoundCosts:
 
 
 class CostModel:
-    """All that a coordinator has measured; its requests read and add. One per coordinator."""
+    """All that a coordinator has measured, read and added to by its requests. One per coordinator."""
 
     def __init__(self) -> None:
         self.costs = RoundCosts()

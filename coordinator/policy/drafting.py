@@ -2,8 +2,8 @@
 
 Once a round's outcome is known the next one is planned: what is there already
 (an n-gram match, a proposal drafted for this very outcome) is verified at once;
-a proposal drafted just in time is waited for. Requests that name a number of
-tokens get that many whenever a drafter has them; the others follow the policy.
+a proposal that is drafted just in time is waited for. Requests that name a number
+of tokens get that many whenever a drafter has them; the others follow the policy.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from coordinator.policy.cost_model import CostModel
-from coordinator.policy.request_policy import Options, Plan, RequestPolicy, Source
+from coordinator.policy.matches import copied_proposal, distinct_paths
+from coordinator.policy.plan import Options, Plan, Source
+from coordinator.policy.request_policy import RequestPolicy
 from coordinator.policy.throttle import Level
-from coordinator.sessions.draft import NOTHING, Drafted, DraftPeer, DraftSession
+from coordinator.sessions.draft import NOTHING, Drafted, DraftPeer, DraftSession, PendingCommit
 from coordinator.sessions.target import TargetNext
 from coordinator.text.sequence import GenerationTask, Sequence
 from paceline.protocol.draft import DraftBudget
@@ -28,36 +30,32 @@ from paceline.protocol.proposal import (
     MAX_PROPOSAL_NODES,
     NGRAM,
     NONE,
-    ROOT,
     Acceptance,
     Outcome,
     Proposal,
-    SparseDistribution,
 )
 from paceline.protocol.records import RoundRecord
 from paceline.protocol.target import Round
 from paceline.sampling.ngram import Match, NgramIndex
 
 LEASE = 16
-"""Rounds that may run ahead where nothing will be proposed for as long; a setting may say less."""
+"""Rounds to lease where nothing will be proposed for as long; a setting may say less."""
 PREFETCHED = 24
-"""Proposals to leave with the target for the outcomes of one round; no others are looked at for it."""
-UNTOLD_TOKENS = 16
-"""Tokens of a run after which the draft service hears of them at the latest: it would have to catch up on more."""
+"""Proposals to leave with the target for the outcomes of one round; no others are considered."""
 SURE_MATCH = 5
-"""Length from which a match goes before the model when a request fixes its number of tokens and not its drafter."""
+"""Length from which a match is preferred to the model when a request fixes its number of tokens, not its drafter."""
 TARGET_ONLY = Plan()
 
 
 @dataclass(frozen=True)
 class DraftingSettings:
-    """What a request that doesn't choose gets.
+    """What requests get that don't choose for themselves.
 
     Attributes:
         drafter: `auto`, `ngram`, a drafter of the draft service, or `none`.
         num_draft_tokens: tokens to propose; None: the policy chooses each round.
         fan_out: next tokens per accepted node to draft for while a round is verified; 0: none.
-        lease: most rounds that the target may begin by itself, where nothing is proposed; 0: none.
+        lease: most rounds that the target may start by itself, where nothing is proposed; 0: none.
         max_prefetched: most proposals to leave with the target for the outcomes of one round; 0: none.
     """
 
@@ -70,35 +68,11 @@ class DraftingSettings:
 
 @dataclass(frozen=True)
 class Prefetched:
-    """What the target may begin with if the round in flight has this outcome; `grows`: it may become longer."""
+    """A proposal for the target in case the round in flight has this outcome; `grows`: it may become longer."""
 
     outcome: Outcome
     proposal: Proposal
     grows: bool
-
-
-@dataclass(frozen=True)
-class PendingCommit:
-    """Committed tokens that the draft service has not heard of, the last ones of `committed`.
-
-    `outcome` is their last round's. `awaited`: it drafts for that round's outcomes, so it must be told of it alone.
-    """
-
-    outcome: Outcome
-    token_ids: tuple[int, ...]
-    committed: Seq[int]
-    budget: DraftBudget
-    traceparent: str
-    awaited: bool
-
-    @property
-    def must_leave(self) -> bool:
-        """Whether it can't wait for what the next rounds commit."""
-        return self.awaited or len(self.token_ids) >= UNTOLD_TOKENS
-
-    def after(self, before: PendingCommit | None) -> PendingCommit:
-        """These tokens and those before them."""
-        return self if before is None else replace(self, token_ids=before.token_ids + self.token_ids)
 
 
 class Drafting:
@@ -118,7 +92,7 @@ class Drafting:
         self._fan_out = settings.fan_out if self._uses_model else 0
         self._throttle = cost_model.throttle
         self._follows = self._fixed is None and not self._off
-        self._run_ahead = settings.lease
+        self._max_lease = settings.lease
         self._max_prefetched = settings.max_prefetched
         self._policy = RequestPolicy(cost_model, name, task.acceptance, greedy=task.sampling.temperature == 0)
         self._ngrams = NgramIndex() if name in (NGRAM, AUTO) and not self._off else None
@@ -129,7 +103,7 @@ class Drafting:
         self._pending: PendingCommit | None = None
         self._leased = 0
         self._self_started: Proposal | None = None
-        self._target_prefetches = False
+        self._target_can_prefetch = False
         self._room = self._rows_left = 0
         self._rests = self._winds_up = False
         self._plan = TARGET_ONLY
@@ -147,13 +121,13 @@ class Drafting:
 
     @property
     def lease(self) -> int:
-        """Rounds behind the planned one that the target may begin by itself."""
+        """Rounds behind the planned one that the target may start by itself."""
         return self._plan.lease
 
     async def take(self, asked: Callable[[], None]) -> Drafted:
         """The planned proposal; an n-gram match stands in for a draft that doesn't come.
 
-        Where the draft service is waited for, `asked` is called once the wish has left for it.
+        If the round waits for the draft service, `asked` is called once the request for a proposal has left.
         """
         drafted = await self._planned(asked)
         self._first_draft = drafted.first
@@ -167,7 +141,7 @@ class Drafting:
             timings = self._cached.timings if self._cached is not None else NOTHING.timings
             return Drafted(self._self_started, hit=self._self_started.drafter != NGRAM, timings=timings)
         if plan.source is Source.WAIT:
-            self._tell()
+            self._send_pending()
             await asyncio.sleep(0)  # the link's writer runs
             asked()
         if plan.source is Source.CACHED and self._cached is not None:
@@ -178,35 +152,35 @@ class Drafting:
             if drafted.proposal is not None:
                 return drafted
         if plan.source is not Source.NONE and self._match is not None:
-            return Drafted(self._matches(self._match, plan.depth))
+            return Drafted(self._match_proposal(self._match, plan.depth))
         return NOTHING
 
     def verifying(self, round_: Round) -> None:
-        """Tell the draft service what the last rounds committed and, if it is to draft for this one's
-        outcomes, what left for the target. Of rounds that run ahead it hears together."""
+        """Tell the draft service what the last rounds committed and, if it is to draft for this one's outcomes, which
+        round left for the target. Rounds of a lease are told together."""
         plan = self._plan
-        goes_on = self._leased > 1 or plan.lease > 0
-        if not goes_on or self._pending is None or self._pending.must_leave:
-            self._tell()
+        in_lease = self._leased > 1 or plan.lease > 0
+        if not in_lease or self._pending is None or self._pending.must_leave:
+            self._send_pending()
         if plan.fan_out:
             budget = DraftBudget(plan.branch_depth, self._widths, plan.branch_nodes, plan.fan_out)
             self._session.verifying(round_, budget)
 
     def max_prefetched(self, round_: Round) -> int:
-        """Most proposals to leave with the target for a round's outcomes: it takes bare tokens, so coupled ones."""
-        return self._max_prefetched if self._prefetches and (self.copies(round_) or self.drafts_outcomes) else 0
+        """Most proposals to leave with the target for a round's outcomes; coupled acceptance only."""
+        return self._max_prefetched if self._may_prefetch and (self.copies(round_) or self.drafts_outcomes) else 0
 
     @property
     def drafts_outcomes(self) -> bool:
-        """Whether the draft service prepares proposals that may be staged for the round in flight."""
+        """Whether the draft service prepares proposals that may be prefetched for the round in flight."""
         return self._plan.fan_out > 0
 
     def copies(self, round_: Round) -> bool:
-        """Whether the round follows an n-gram match, or may come to: what is staged for it is there at once."""
+        """Whether the round follows an n-gram match, or may come to: then there is something to prefetch at once."""
         return self._match is not None and (round_.proposal is None or round_.proposal.drafter == NGRAM)
 
     @property
-    def _prefetches(self) -> bool:
+    def _may_prefetch(self) -> bool:
         return self._coupled and not self._off and self._max_prefetched > 0
 
     def on_prepared(self, call: Callable[[], None]) -> None:
@@ -214,9 +188,9 @@ class Drafting:
         self._session.on_prepared = call
 
     def verdict_due_ms(self, round_: Round, since_verdict_ms: float) -> float:
-        """How soon what leaves for the target is too late to be staged for the round in flight, by what is known.
+        """How soon what leaves for the target is expected to come too late for the verdict of the round in flight.
 
-        Asked when the round has left, or some time after the verdict has come with which the target began it.
+        Asked when the round has left, or `since_verdict_ms` after the verdict with which the target started it.
         """
         sent = self._self_started is None and not self._leased
         due_ms = self._policy.verdict_due_ms(len(round_.proposal) if round_.proposal else 0, sent=sent)
@@ -239,12 +213,12 @@ class Drafting:
     def commit(
         self, outcome: Outcome, tokens: Seq[int], sequence: Sequence, ahead: TargetNext, traceparent: str
     ) -> None:
-        """Take in what a round committed and plan the next, as far as the target has not begun it.
+        """Take in what a round committed and plan the next, as far as the target has not started it.
 
-        The draft service is told by `take` if the plan waits for it, else by `verifying`, behind the round.
+        The draft service is told by `take` if the round waits for it, else by `verifying`, after the round has left.
         """
         leased = self._leased = ahead.leased
-        self._self_started, self._target_prefetches = ahead.self_started, ahead.prefetches
+        self._self_started, self._target_can_prefetch = ahead.self_started, ahead.can_prefetch
         rested, self._rests = self._rests, self._off or self._level is Level.NONE
         self._winds_up = leased > 0 and not self._rests and (rested or self._winds_up)
         if self._rests:
@@ -262,8 +236,8 @@ class Drafting:
             self._session.close()
         elif self._session.is_open or self._needs_session():
             budget = self._wanted_now()
-            untold = PendingCommit(outcome, tuple(tokens), sequence.ids, budget, traceparent, drafted_for)
-            self._pending = untold.after(before)
+            pending = PendingCommit(outcome, tuple(tokens), sequence.ids, budget, traceparent, drafted_for)
+            self._pending = pending.after(before)
 
     def learn(self, record: RoundRecord, proposal: Proposal | None, path: Seq[int]) -> None:
         """Take in what the running plan cost and gave; call before `commit`."""
@@ -276,7 +250,7 @@ class Drafting:
             self._policy.learn(self._plan, record, proposal, path, first_draft=self._first_draft)
 
     def refused(self, error: PacelineError) -> None:
-        """The target refused what was proposed for the round in flight, or staged for its outcomes."""
+        """The target refused what was proposed for the round in flight, or prefetched for its outcomes."""
         self._session.refused(error)
 
     def close(self) -> None:
@@ -286,10 +260,10 @@ class Drafting:
             self._entered = False
             self._throttle.leave(_now_ms(), follows=self._follows, off=self._off)
 
-    def _tell(self) -> None:
-        told, self._pending = self._pending, None
-        if told is not None:
-            self._session.commit(told.outcome, told.token_ids, told.committed, told.budget, told.traceparent)
+    def _send_pending(self) -> None:
+        sent, self._pending = self._pending, None
+        if sent is not None:
+            self._session.commit(sent)
 
     def _learn_tokens(self, committed: Seq[int]) -> None:
         if self._ngrams is not None:
@@ -297,7 +271,7 @@ class Drafting:
             self._match = self._ngrams.longest_match()
 
     def _copied_on(self, round_: Round) -> Prefetched | None:
-        """The match followed on behind the round, for the case that all of it and the token after is as it says."""
+        """The match's continuation behind the round, in case the round and the next token are as the match says."""
         if self._match is None or not self.copies(round_):
             return None
         proposed = round_.proposal.token_ids if round_.proposal else ()
@@ -311,7 +285,7 @@ class Drafting:
         return Prefetched(outcome, Proposal(1 + self._rounds, following, (1.0,) * nodes, drafter=NGRAM), grows=False)
 
     def _copied_nodes(self, length: int, k: int, room: int) -> int:
-        """How far to follow a match on behind a round that has its first k tokens."""
+        """How far to follow a match behind a round that has its first k tokens."""
         if self._fixed is not None:
             return min(room, self._fixed) if k else 0
         return self._policy.worth_copying(length + k + 1, room) if k else self._policy.worth_prefetching(length, room)
@@ -335,7 +309,7 @@ class Drafting:
         return replace(plan, source=source, nodes=len(self._self_started), depth=depth, lease=0)
 
     def _open_plan(self, sequence: Sequence) -> Plan:
-        lease = max(0, min(sequence.room - 1, self._run_ahead))
+        lease = max(0, min(sequence.room - 1, self._max_lease))
         if self._off or self._fixed == 0:
             return Plan(lease=lease)
         if self._level is not Level.FULL:
@@ -361,7 +335,7 @@ class Drafting:
                 leased=self._leased,
                 lease=lease,
                 self_started=self._self_started is not None,
-                prefetches=self._prefetches and self._target_prefetches and self._ngrams is not None,
+                can_prefetch=self._may_prefetch and self._target_can_prefetch and self._ngrams is not None,
             )
         )
 
@@ -378,46 +352,33 @@ class Drafting:
         return Plan(source, held if source is Source.CACHED else nodes, k, self._fan_out, k, 0)
 
     def _needs_session(self) -> bool:
-        """With outcome drafting the draft computes the prompt beside the target; without, once it is first asked."""
+        """With outcome drafting the draft service computes the prompt beside the target, else once it is asked."""
         asked = self._fan_out > 0 or self._plan.source is Source.WAIT
         return self._uses_model and asked and self._level is Level.FULL
 
     @property
     def _level(self) -> Level:
-        """What the load leaves to a request that follows the policy."""
+        """What the load allows to a request that follows the policy."""
         return self._throttle.level if self._follows else Level.FULL
 
     def _rest(self, sequence: Sequence) -> None:
-        """Cost no more than target-only while nothing may be drafted; index and session catch up after."""
+        """Cost no more than target-only while nothing may be drafted; index and session catch up afterwards."""
         self._session.close()
         self._match = self._cached = self._pending = None
         self._missed = False
         self._plan = self._next_plan(sequence)
 
     def _wanted_now(self) -> DraftBudget:
-        """What the draft service is asked for at once: a proposal only if the round waits for it."""
+        """What the draft service is asked for: a proposal only if the round waits for it."""
         plan = self._plan
         if plan.source is not Source.WAIT:
             return DraftBudget()
         return DraftBudget(plan.depth, self._widths, plan.nodes)
 
-    def _matches(self, best: Match, k: int) -> Proposal:
-        """The best match's continuation; where the request asks for a tree, other matches' beside it."""
+    def _match_proposal(self, best: Match, k: int) -> Proposal:
         assert self._ngrams is not None, "a match comes from the index"
         width = self._widths[0] if self._widths else 1
-        paths = [best.continuation(k)]
-        for path in self._ngrams.propose_many(width + 1, k):
-            distinct = all(path[0] != other[0] for other in paths)
-            if distinct and len(paths) < width and (len(paths) + 1) * k <= MAX_PROPOSAL_NODES:
-                paths.append(path)
-        token_ids: list[int] = []
-        parents: list[int] = []
-        for path in paths:
-            parents += (ROOT, *range(len(token_ids), len(token_ids) + k - 1))
-            token_ids += path
-        supports = () if self._coupled else tuple(SparseDistribution((token,), (1.0,)) for token in token_ids)
-        certain = (1.0,) * len(token_ids)
-        return Proposal(1 + self._rounds, tuple(token_ids), certain, tuple(parents), supports, NGRAM)
+        return copied_proposal(1 + self._rounds, distinct_paths(self._ngrams, best, k, width), coupled=self._coupled)
 
 
 def _accepted(round_: Round, outcome: Outcome) -> int:

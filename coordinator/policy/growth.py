@@ -1,8 +1,8 @@
-"""What a drafted tree is expected to bring, by how many nodes it has and how many of them need a step. Pure.
+"""How many tokens of a drafted tree are expected to be accepted, by its nodes and by the steps that it takes. Pure.
 
-The draft service adds the likeliest candidate of a tree, one for each step, and with the last step all that may still
-be added (`DraftBudget.max_nodes` beyond `max_tokens`). Here the same tree grows on averages: by depth for a node's
-best child, by rank for the others.
+The draft service adds the likeliest candidate of a tree with each step, and with the last step all that may still be
+added (`DraftBudget.max_nodes` beyond `max_tokens`). Here the same tree grows on averages: by depth for a node's best
+child, by rank for the others. A test holds it to the trees that the draft service grows.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from functools import lru_cache
 from typing import NamedTuple
 
 MOST_LAST = 5
-"""Nodes that are looked at behind the last step."""
+"""Most nodes that are considered for the last step."""
 SMALLEST_CHANCE = 0.02
-"""Nodes that are reached more rarely are not looked at."""
+"""Nodes that are reached more rarely are not considered."""
 _STEPS = 50
-"""Chances are told apart by a fiftieth, so that few trees are ever grown."""
+"""Chances are rounded to fiftieths, so that few different trees are ever grown."""
 
 
 def expected_of_trees(by_depth: Sequence[float], by_rank: Sequence[float]) -> tuple[tuple[float, ...], ...]:
@@ -36,7 +36,7 @@ def _rounded(chances: Sequence[float]) -> tuple[int, ...]:
 
 
 class _Candidate(NamedTuple):
-    """A node that may be added; `left`: how likely its parent is accepted and no better child."""
+    """A node that may be added; `left`: chance that its parent is accepted and no better child of it."""
 
     negative_chance: float
     depth: int
@@ -50,7 +50,7 @@ def _grown(by_depth: tuple[int, ...], by_rank: tuple[int, ...]) -> tuple[tuple[f
         return _Candidate(-parent * by_depth[depth - 1] / _STEPS, depth, 1, parent)
 
     def take(candidates: list[_Candidate]) -> _Candidate:
-        """The likeliest; its next sibling, no likelier than it, is a candidate from then on."""
+        """The likeliest; its next sibling, which is no likelier, is a candidate from then on."""
         taken = heapq.heappop(candidates)
         if taken.rank <= len(by_rank):
             left = taken.left + taken.negative_chance

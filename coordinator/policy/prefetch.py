@@ -1,9 +1,9 @@
 """Leaves proposals with the target for outcomes that the round in flight may have.
 
-If the round ends in one of them, the target begins the next round with its own
-verdict, and the hit costs no way to the coordinator and back. A proposal can't
-grow any more once its round has begun: one that still grows leaves as late as
-it may, the others in good time.
+If the round has one of them, the target starts the next round as soon as it has
+drawn the verdict, and the hit costs no round trip. A proposal can't grow any more
+once its round has started: one that still grows leaves as late as possible, the
+others in good time.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from coordinator.sessions.target import TargetSession
 from paceline.protocol.proposal import Outcome
 from paceline.protocol.target import Round
 
-MAX_STAGED_NODES = 56
-"""Most nodes that are sent for one round's outcomes, those that are sent again included: it bounds the bytes."""
+MAX_PREFETCHED_NODES = 56
+"""Most nodes that are sent for one round's outcomes, with those that are sent again: this bounds the bytes."""
 LAST_MS = 2.0
-"""What still grows leaves so long before it would be too late."""
+"""What still grows leaves this long before it would be too late."""
 EARLY_SHARE = 0.1
 """What doesn't grow any more leaves earlier, by this share of the time until the verdict."""
 
 
 class Prefetching:
-    """Watches one request's rounds, one at a time."""
+    """Prefetches for one request's rounds, one at a time."""
 
     def __init__(self, target: TargetSession, drafting: Drafting) -> None:
         self._target = target
@@ -40,12 +40,12 @@ class Prefetching:
         drafting.on_prepared(self._prepared)
 
     def watch(self, round_: Round) -> None:
-        """A round is in flight: what follows an n-gram match is staged at once."""
+        """A round is in flight; what follows an n-gram match leaves at once."""
         self.end()
         self._most = min(self._drafting.max_prefetched(round_), self._target.max_prefetched)
         if not self._most:
             return
-        self._round, self._sent, self._nodes_left = round_, {}, MAX_STAGED_NODES
+        self._round, self._sent, self._nodes_left = round_, {}, MAX_PREFETCHED_NODES
         if self._drafting.drafts_outcomes:
             self._wait_for_outcomes(round_)
         if self._drafting.copies(round_):
@@ -70,15 +70,16 @@ class Prefetching:
         ]
 
     def _begin(self, is_last: bool) -> None:
-        """From now on what comes is staged, what still grows only at the last; also when it should be too late.
+        """From now on proposals leave as they come; those that still grow only from the last call on.
 
-        Steps take longer now and then, and under load a round may wait for its step.
+        They leave even when they should be too late: steps take longer now and then, and under load a round may wait
+        for its step.
         """
         self._open, self._is_last = True, is_last
         self._prefetch()
 
     def _prepared(self) -> None:
-        """Something came; what comes with it is staged with it."""
+        """A proposal came; those that come with it leave together with it."""
         if self._timers and self._soon is None:
             self._soon = asyncio.get_running_loop().call_soon(self._prefetch_what_came)
 
@@ -99,11 +100,11 @@ class Prefetching:
             self._target.prefetch(self._round, chosen)
 
     def _takes(self, prefetched: Prefetched) -> bool:
-        """Whether it is sent; then it is counted."""
+        """Whether to send it; if so it is counted."""
         before = self._sent.get(prefetched.outcome, 0)
         nodes = len(prefetched.proposal)
-        # Half of the room is kept for what those that are sent now may grow by.
-        room = self._nodes_left - (MAX_STAGED_NODES // 2 if prefetched.grows and not before else 0)
+        # Half of the nodes are kept for proposals that are sent again, having grown.
+        room = self._nodes_left - (MAX_PREFETCHED_NODES // 2 if prefetched.grows and not before else 0)
         full = not before and len(self._sent) >= self._most
         if full or nodes <= before or nodes > room:
             return False

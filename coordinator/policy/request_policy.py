@@ -1,16 +1,16 @@
-"""How much to draft, with what, for the next round: expected tokens against the time they cost, all of it measured.
+"""How much to draft, and with what, for the next round: expected tokens against the time that they cost, as measured.
 
 A plan's value is `expected accepted tokens - λ · (time it adds)` with λ = the
 request's running tokens per millisecond (`exactness` §7, marginal rule); the
-time of a round without a draft is the same for every plan and falls out. A row
+time of a round without a draft is the same for every plan and cancels. A row
 delays every session that shares the target's step, so its price counts each of
 them. Rejection and block acceptance see averages by depth only, never the
 probability of a token that might be dropped.
 
-A round without a proposal need not be sent: the target runs ahead, and saves it
-the round trip. But then the rounds that it may begin can't carry proposals. So
-it runs where proposals have lately been worth less than the round trip for
-each; where it runs, a proposal must be worth one.
+A round without a proposal need not be sent: under a lease the target starts it
+by itself, which saves the round trip. But rounds under a lease can't carry
+proposals. So rounds are leased where proposals have lately been worth less than
+their round trips; there, a proposal must be worth its round trip.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import math
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from coordinator.policy.cost_model import RANKS, CostModel
-from coordinator.policy.estimates import Mean
 from coordinator.policy.growth import MOST_LAST, SMALLEST_CHANCE, expected_of_trees
+from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.restraint import Guard, Probe
+from paceline.costs.running_mean import RunningMean
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES, ROOT, Acceptance, Proposal
 from paceline.protocol.records import RoundRecord
 from paceline.sampling.ngram import Match
@@ -36,86 +36,22 @@ MAX_MATCH_TOKENS = 32
 """Longest continuation of an n-gram match."""
 OUTLIER = 4.0
 """A round that takes longer than this many target-only ones counts as so many."""
-SHORT_RUN = 3
-"""Rounds that may run ahead while something worth proposing may turn up that can't be staged: it is missed for so
-long. Far away more."""
+SHORT_LEASE = 3
+"""Rounds that may be leased while something worth proposing may turn up that can't be prefetched: it is missed for as
+many rounds. More at a distance."""
 MESSAGE_MS = 0.5
-"""What a message takes of the cores of who sends it and who gets it."""
+"""Time that a message takes of its sender's and its receiver's cores."""
 LEAST_PLAIN = 3
 """Target-only rounds that a coordinator begins with: nothing is drafted before it is known what that must beat."""
 MARGIN = 0.05
-"""Tokens that a proposal must be worth beyond nothing to be waited for: chances are known no better than that."""
+"""Tokens that a proposal must be worth for a round to wait for it: chances are known no better than that."""
 QUIET_ROUNDS = 2
-"""For so many rounds in succession that had nothing worth proposing one round more may run ahead."""
-
-
-class Source(StrEnum):
-    """Where a round's proposal comes from."""
-
-    NONE = "none"
-    NGRAM = "ngram"
-    """The coordinator's own n-gram match."""
-    CACHED = "cached"
-    """Drafted for this outcome before it was known."""
-    WAIT = "wait"
-    """Drafted just in time: the round waits for it."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The next round: whose proposal, how much of it, and how far to draft outcomes while it is verified.
-
-    Attributes:
-        nodes: most nodes of the proposal; of a match or a cached proposal: the first ones.
-        depth: longest path of a proposal that is drafted just in time; fewer than `nodes` makes a tree.
-        fan_out: next tokens per accepted node to draft for meanwhile; 0: none.
-        branch_depth, branch_nodes: longest path and most nodes of an outcome's proposal.
-        lease: rounds behind this one that the target may begin by itself.
-    """
-
-    source: Source = Source.NONE
-    nodes: int = 0
-    depth: int = 0
-    fan_out: int = 0
-    branch_depth: int = 0
-    branch_nodes: int = 0
-    lease: int = 0
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the next round could use.
-
-    Attributes:
-        room: most tokens that a proposal may have.
-        match: the coordinator's own n-gram match.
-        cached: the proposal that was drafted for this outcome before it was known.
-        drafts: whether a draft service could be asked.
-        waits: whether the round may wait for it.
-        fan_out: most next tokens per accepted node that outcome drafting may prepare; 0: it is off.
-        trees: whether proposals may be trees.
-        granted: rounds, this one included, that the target may have begun: they are target-only, come what may.
-        lease: most rounds behind this one that the target may begin.
-        begun: whether the target has begun the round: only what is drafted meanwhile is open.
-        stages: whether matches may be staged for the rounds of a run, which then misses none.
-    """
-
-    room: int
-    match: Match | None = None
-    cached: Proposal | None = None
-    drafts: bool = False
-    waits: bool = True
-    fan_out: int = 0
-    trees: bool = False
-    leased: int = 0
-    lease: int = 0
-    self_started: bool = False
-    prefetches: bool = False
+"""One round more may be leased for each so many consecutive rounds in which nothing was worth proposing."""
 
 
 @dataclass(frozen=True)
 class _ProposalShape:
-    """A proposal that could be drafted just in time, and its value: it may be negative, so that it can be a probe."""
+    """A proposal that could be drafted just in time, and its value, which is negative for some probes."""
 
     value: float = -math.inf
     depth: int = 0
@@ -136,10 +72,10 @@ class RequestPolicy:
         self._shared = cost_model.of(drafter, greedy)
         self._own = self._shared.child()
         plain = self._costs.plain
-        self._tokens = Mean(1.0, 4.0, limit=30.0)
-        self._round_ms = Mean(plain.value, 4.0 if plain.weight else 0.0, limit=30.0)
-        self._sharers = Mean(1.0, 1.0, limit=10.0)
-        self._other_rows = Mean(0.0, 1.0, limit=10.0)
+        self._tokens = RunningMean(1.0, 4.0, limit=30.0)
+        self._round_ms = RunningMean(plain.value, 4.0 if plain.weight else 0.0, limit=30.0)
+        self._sharers = RunningMean(1.0, 1.0, limit=10.0)
+        self._other_rows = RunningMean(0.0, 1.0, limit=10.0)
         self._guard = Guard()
         self._probe = Probe()
         self._quiet = 0
@@ -170,12 +106,12 @@ class RequestPolicy:
         return plan
 
     def worth_verifying(self, proposal: Proposal) -> Proposal | None:
-        """The first nodes of a model's proposal that are worth their rows, if its outcome comes true."""
+        """The first nodes of a model's proposal that are worth their rows if its outcome comes true."""
         _, nodes = self._best_first(self._reached(proposal))
         return proposal.first(nodes) if nodes else None
 
     def worth_copying(self, length: int, room: int) -> int:
-        """How far to follow a match of this length, if what came before was as it says."""
+        """How far to follow a match of this length if it was right so far."""
         return self._match_value(length, room)[1]
 
     def worth_prefetching(self, length: int, room: int) -> int:
@@ -184,16 +120,16 @@ class RequestPolicy:
         return nodes if self._own.by_match.chance(length) * value > self.rate * MESSAGE_MS else 0
 
     def verdict_due_ms(self, nodes: int, *, sent: bool) -> float:
-        """When what leaves for the target comes too late for a round's verdict, by what is known.
+        """From when on what leaves for the target is expected to come too late for a round's verdict.
 
-        Counted from when the round was sent, or else from the verdict with which the target began it. Not above 0
-        while nobody knows.
+        Counted from when the round was sent, or else from the verdict with which the target started it. Not above 0
+        while too little is known.
         """
         step_ms = self._costs.step.ms(1 + self._other_rows.value + nodes)
-        return step_ms if sent else step_ms - self._costs.trip
+        return step_ms if sent else step_ms - self._costs.round_trip
 
     def learn_match(self, match: Match, committed: Sequence[int]) -> None:
-        """Hold a match's continuation against what was committed after it, whether it was proposed or not."""
+        """Compare a match's continuation with what was committed after it, whether it was proposed or not."""
         guesses = match.continuation(len(committed))
         for i, (guess, token) in enumerate(zip(guesses, committed, strict=True)):
             for statistics in (self._own, self._shared):
@@ -212,8 +148,8 @@ class RequestPolicy:
     ) -> None:
         """Take in what a round cost and what became of its proposal; `path` holds the accepted nodes.
 
-        A request's first round is not for learning: it waits for the prompt. Nor is what was waited for the first
-        draft (`first_draft`), which the draft service computed the text for: others come at less.
+        A request's first round is not to be learned from: it waits for the prompt. Nor is the wait for the first
+        draft (`first_draft`), for which the draft service computed the whole text: others cost less.
         """
         committed = record.accepted + 1
         plain_ms = self._costs.plain.value
@@ -243,17 +179,17 @@ class RequestPolicy:
         )
         for statistics in (self._own, self._shared):
             statistics.worth.add(value)
-        fare = self._fare(options)
-        self._quiet = self._quiet + 1 if value <= fare else 0
+        sending = self._sending(options)
+        self._quiet = self._quiet + 1 if value <= sending else 0
         if self._quiet:
             source, nodes = Source.NONE, 0
         until_probe = self._rounds_until_probe(wait, source)
         if until_probe == 0 and not options.leased:
             return self._probing(wait)
-        fan_out, depth = self._outcome_drafting(options, max(fare, match[0], wait.value))
-        runs = source is Source.NONE and fare > 0 and not fan_out
-        if runs:
-            most = options.lease if options.prefetches else self._short_run()
+        fan_out, depth = self._outcome_drafting(options, max(sending, match[0], wait.value))
+        leases = source is Source.NONE and sending > 0 and not fan_out
+        if leases:
+            most = options.lease if options.can_prefetch else self._short_lease()
             return Plan(lease=min(options.lease, most if until_probe is None else until_probe, most))
         if options.leased:
             source, nodes = Source.NONE, 0
@@ -263,38 +199,38 @@ class RequestPolicy:
         return Plan(source, nodes, wait.depth if source is Source.WAIT else nodes, fan_out, depth, tree)
 
     def _meanwhile(self, options: Options) -> Plan:
-        """What to draft while the target verifies what it has begun with."""
+        """What to draft while the target verifies the round that it has started."""
         if self._guard.left:
             return Plan()
         fan_out, depth = self._outcome_drafting(options, self._match(options)[0])
         return Plan(fan_out=fan_out, branch_depth=depth, branch_nodes=self._tree_nodes(depth, options))
 
-    def _fare(self, options: Options) -> float:
-        """Tokens that the round trip costs where the target may do without it: what a proposal must be worth; else 0.
+    def _sending(self, options: Options) -> float:
+        """Tokens that a proposal must be worth to be sent where the target could start the round by itself; else 0.
 
-        It may where proposals are worth less on average: to wait for one would cost more than it brings.
+        Rounds are leased where proposals are worth less than that on average.
         """
-        fare = self.rate * self._costs.fare
-        return fare if options.lease and self._own.worth.value < fare else 0.0
+        sending = self.rate * self._costs.sending
+        return sending if options.lease and self._own.worth.value < sending else 0.0
 
-    def _short_run(self) -> int:
-        """Rounds that may run ahead where a proposal may turn up.
+    def _short_lease(self) -> int:
+        """Rounds to lease where a proposal may turn up.
 
-        A run is extended by the time that half of it is left, which must cover the round trip.
+        A lease is extended when half of it is left, which must cover the round trip.
         """
         costs = self._costs
-        far = 2 * math.ceil(costs.trip / costs.plain.value) if costs.plain.value else 0
-        return max(SHORT_RUN, far, self._quiet // QUIET_ROUNDS)
+        far = 2 * math.ceil(costs.round_trip / costs.plain.value) if costs.plain.value else 0
+        return max(SHORT_LEASE, far, self._quiet // QUIET_ROUNDS)
 
     def _rounds_until_probe(self, tried: _ProposalShape, source: Source) -> int | None:
-        """Rounds before a model that isn't used should be tried again; None: it needn't be."""
+        """Rounds before a model that isn't used should be tried again; None: it need not be."""
         if source not in (Source.NONE, Source.NGRAM) or not tried.nodes:
             return None
         verify = self._costs.verify
         return self._probe.rounds_until(self._costs.wait(tried.depth) + verify.ms(1 + tried.nodes) - verify.ms(1))
 
     def _probing(self, tried: _ProposalShape) -> Plan:
-        """What would be the best, or the least bad, if it were as all that is known says."""
+        """Try the shape that would be the best, or the least bad, by what is known."""
         self._probes = True
         self._probe.tried()
         return Plan(Source.WAIT, tried.nodes, tried.depth)
@@ -324,7 +260,7 @@ class RequestPolicy:
         return reached
 
     def _wait(self, options: Options) -> _ProposalShape:
-        """The best proposal to draft just in time, or the least bad; what is there already isn't drafted again."""
+        """The best proposal to draft just in time, or the least bad; what is there already is not drafted again."""
         best = _ProposalShape()
         if not options.drafts or not options.waits or options.cached is not None:
             return best
@@ -348,12 +284,12 @@ class RequestPolicy:
             return 0, 0
         value, depth = self._best_chain(self._depth_chances(options.room))
         gain = self._own.hits.value * max(0.0, value - otherwise)
-        # The drafting of all who share the step delays all of them: each answers for its own share of that.
+        # The drafting of all that share the step delays all of them; each request counts its own share.
         cost = self.rate * max(0.0, self._costs.outcome_drafting.value)
         return (options.fan_out, depth) if gain > cost else (0, 0)
 
     def _tree_nodes(self, depth: int, options: Options) -> int:
-        """Nodes of a proposal so deep: second children where their chance exceeds a row's price."""
+        """Nodes of a proposal of this depth: second children are added where their chance exceeds a row's price."""
         if not options.trees or not depth:
             return depth
         *_, before, after = self._row_prices(depth + 1)
@@ -379,7 +315,7 @@ class RequestPolicy:
         return self._best_first(survival(chances))
 
     def _best_first(self, reached: Sequence[float]) -> tuple[float, int]:
-        """The first n nodes of greatest value, n ≥ 1, and that value; (0, 0) when none is worth anything."""
+        """The greatest value of the first n nodes, n ≥ 1, and that n; (0, 0) when none is worth anything."""
         best = (0.0, 0)
         likely = list(itertools.takewhile(lambda chance: chance >= SMALLEST_CHANCE, reached))
         prices = self._row_prices(len(likely))
@@ -388,7 +324,7 @@ class RequestPolicy:
         return best
 
     def _row_prices(self, most: int) -> list[float]:
-        """Tokens that all sessions of the step lose while it computes n more rows, for n = 0 to `most`."""
+        """Tokens that all sessions of the step lose while it computes n rows more, for n = 0 to `most`."""
         each_ms = self.rate * self._sharers.value
         return [each_ms * ms for ms in self._costs.verify.beyond(1 + self._other_rows.value, most)]
 
@@ -420,17 +356,17 @@ class RequestPolicy:
         waiting = 1 + (target.queue_ms / target.forward_ms if target.forward_ms > 0 else 0)
         self._sharers.add(max(1, target.sessions) * min(waiting, OUTLIER))
         self._other_rows.add(max(0, target.rows - own_rows))
-        costs.step.add(max(1, target.rows), step_ms)
+        costs.step.observe(max(1, target.rows), step_ms)
         if plan.fan_out:
             costs.outcome_drafting.add(
                 min(step_ms, OUTLIER * costs.verify.ms(target.rows)) - costs.verify.ms(target.rows)
             )
         else:
-            costs.verify.add(max(1, target.rows), step_ms)
+            costs.verify.observe(max(1, target.rows), step_ms)
             if proposal is None:
                 measured = costs.plain_ahead if record.self_started else costs.plain_sent
                 measured.add(ms)
-                costs.plain.add(ms if record.self_started else max(0.0, ms - costs.fare))
+                costs.plain.add(ms if record.self_started else max(0.0, ms - costs.sending))
         if plan.source is Source.WAIT and proposal is not None and not first_draft:
             level_ms = record.draft.forward_ms / max(1, record.proposed)
             costs.draft_step.add(level_ms)
@@ -438,7 +374,7 @@ class RequestPolicy:
 
 
 def _ranks(proposal: Proposal) -> list[int]:
-    """Each node's place among its siblings, capped to what is told apart."""
+    """Each node's place among its siblings, capped to the ranks that are told apart."""
     seen: dict[int, int] = {}
     ranks: list[int] = []
     for parent in proposal.parents:

@@ -1,23 +1,23 @@
-"""What bounds the cost of being wrong: a guard that stops drafting, and probes that try it again. Pure."""
+"""What bounds the cost of wrong estimates: a guard that stops drafting, and probes that try it again. Pure."""
 
 from __future__ import annotations
 
 GUARD_ROUNDS = 16
-"""Drafted rounds that are held together against target-only ones."""
+"""Drafted rounds that are compared with target-only ones together."""
 GUARD_LOSS = 1.5
-"""Target-only tokens that drafted rounds may cost before they end sooner; one round counts for one at most."""
+"""Target-only tokens that drafted rounds may cost before drafting stops sooner; one round counts at most one."""
 GUARD_PAUSE = (16, 1024)
-"""Rounds without drafts after drafted ones were slower: at first, and at most."""
+"""Rounds without drafts after drafted ones were slower: the first time, and at most."""
 GUARD_GROWTH = 4
-"""Each pause is so many times the last."""
+"""Each pause is this many times as long as the last."""
 PROBE_SHARE = 0.015
 """Most of a request's time that probes may cost."""
 PROBE_ROUNDS = (16, 512)
-"""Rounds without a model's draft before it is tried again: at first, doubling up to."""
+"""Rounds without a model's draft before it is tried again: the first time, and at most; they double in between."""
 
 
 class Guard:
-    """Stops drafting that turned out slower than target-only, for longer each time."""
+    """Stops drafting that turned out slower than target-only rounds, for longer each time."""
 
     def __init__(self) -> None:
         self._pause = 0
@@ -27,7 +27,7 @@ class Guard:
 
     @property
     def left(self) -> int:
-        """Rounds after this one that must go without a draft, too."""
+        """Rounds after this one that must also go without a draft."""
         return self._pause
 
     def holds(self) -> bool:
@@ -63,7 +63,7 @@ class Probe:
         self._spent_ms = 0.0
 
     def add(self, ms: float, *, drafted: bool) -> None:
-        """Count a round; one that a model drafted for by choice starts the wait anew."""
+        """Count a round; one with a model's draft that was no probe starts the wait anew."""
         self._elapsed_ms += ms
         if drafted:
             self._rounds_left, self._next_rounds = PROBE_ROUNDS[0], 2 * PROBE_ROUNDS[0]
@@ -71,16 +71,16 @@ class Probe:
             self._rounds_left -= 1
 
     def rounds_until(self, cost_ms: float) -> int | None:
-        """Rounds before a try at this cost may be made, 0: it may be made now; None: nobody knows."""
+        """Rounds before a probe at this cost may be made, 0: it may be made now; None: it can't be said."""
         if self._spent_ms + cost_ms > PROBE_SHARE * self._elapsed_ms:
             return None
         return self._rounds_left
 
     def tried(self) -> None:
-        """Count a try; `cost` tells what it came to."""
+        """Count a probe; `cost` says afterwards what it cost."""
         self._rounds_left = self._next_rounds
         self._next_rounds = min(2 * self._next_rounds, PROBE_ROUNDS[1])
 
     def cost(self, lost_ms: float) -> None:
-        """What the last try took beyond target-only rounds for its tokens: the first draft of a text takes long."""
+        """Count what the last probe took beyond target-only rounds for its tokens; a text's first draft is slow."""
         self._spent_ms += lost_ms

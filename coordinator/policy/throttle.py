@@ -1,10 +1,11 @@
-"""How freely all requests of a coordinator may draft, judged by what comes out: how fast they run at this load. Pure.
+"""How freely the requests of a coordinator may draft, judged by how fast all of them run together at this load. Pure.
 
-The policy's estimates are of one request; what drafting takes from all the others (a core that the
-services share, a draft service in a queue) shows in all of them together alone. So their speed, tokens
-over the milliseconds of all requests, is measured in windows, a mean for each level at each number of
-running requests. The best level is used, drafts only where they bring a margin, and the others are looked at
-again for a share of the time: what a look and the way there and back cost is made up for before the next.
+The policy's estimates are of one request. What its drafting takes from the others (a core that the
+services share, a place in the draft service's queue) shows only in all of them together. So their speed,
+tokens over the milliseconds of all requests, is measured in windows: a mean for each level at each number
+of running requests. The best level is used, with drafts only where they bring a margin. The other levels
+are tried again for a share of the time: what a trial and the changes to it and back cost is made up for
+before the next.
 """
 
 from __future__ import annotations
@@ -14,33 +15,35 @@ from collections import Counter
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from coordinator.policy.estimates import Mean
+from paceline.costs.running_mean import RunningMean
 
 FEWEST_REQUESTS = 4
-"""Fewer running requests than this are left to the policy: what pays depends on their texts, not on each other."""
+"""With fewer running requests the policy alone decides: what pays then depends on their texts, not on each other."""
 WINDOW_ROUNDS = 32
-"""Fewest rounds of a window; under load: so many for each running request."""
+"""Fewest rounds of a window."""
 ROUNDS_PER_REQUEST = 8
+"""Fewest rounds of a window for each running request."""
 SETTLING_ROUNDS = 2
-"""Rounds of each request after a change that tell of neither what was nor what is: sessions open, and requests that
-ran in step fall out of it and in again."""
+"""Rounds of each request after a change that are not measured: sessions open, and requests that shared steps stop
+doing so for a while."""
 FEWEST_ROUNDS = 3
-"""Rounds of each request before a look at another level may end early."""
+"""Rounds of each request before the trial of another level may end early."""
 PROBE_SHARE = 0.01
-"""Share of the time that looking at other levels may cost, once each has been looked at a few times."""
+"""Share of the time that trials of other levels may cost, once each has been tried a few times."""
 LEAST_PAUSE = 40.0
-"""A look that cost nothing is followed by so many times as long at the best level: for some request it did."""
-FIRST_LOOKS, FIRST_PAUSE = 2, 8.0
-"""So many looks at a level are followed by no more than that, whatever they cost: one may have come at a bad time,
-and would count for long."""
+"""Even a trial that cost nothing is followed by this many times as long at the best level: it cost some request."""
+FIRST_TRIALS, FIRST_PAUSE = 2, 8.0
+"""The first trials of a level are followed by no more than this many times as long, whatever they cost: one may have
+come at a bad time, and would count for long."""
 HOPELESS = 1.5
-"""A look at another level ends early when it takes so many times as long as the best level would."""
+"""The trial of another level ends early when it takes this many times as long as the best level would."""
 MANY_ROUNDS = 1 << 20
-"""Until requests come or go: as long as they differ nothing is looked at."""
+"""Until requests come or go: as long as they differ nothing is tried."""
 REMEMBERED = 8.0
 """Windows that a mean remembers."""
 MARGIN = 1.15
-"""So much faster must all be where drafts are used: texts differ, and the unluckiest request loses that much."""
+"""Drafting is enabled only if aggregate throughput improves by this factor: texts differ, and the unluckiest request
+loses that much."""
 
 
 class Level(IntEnum):
@@ -53,14 +56,14 @@ class Level(IntEnum):
 
 @dataclass
 class _LoadWindow:
-    """What has run since requests of another kind or number came, or another level.
+    """What has run since the number or kind of requests changed, or the level.
 
-    `settling`: rounds still to come that may have begun before: they tell of neither. `looks`: whether they are on
-    the way to another level or back. `request_ms` counts each millisecond once for each request that ran.
+    `settling`: rounds still to come that are not measured, since they may have begun before. `trial`: whether the
+    change was to try another level, or back. `request_ms` counts each millisecond once for each running request.
     """
 
     settling: int = 0
-    looks: bool = False
+    trial: bool = False
     tokens: int = 0
     rounds: int = 0
     request_ms: float = 0.0
@@ -72,30 +75,31 @@ class _LoadWindow:
 
 @dataclass
 class _LoadLevel:
-    """What is known at one number of running requests, roughly."""
+    """What is known of about one number of running requests."""
 
-    speeds: dict[Level, Mean] = field(default_factory=dict)
+    speeds: dict[Level, RunningMean] = field(default_factory=dict)
     level: Level = Level.FULL
     best_ms: float = 0.0
-    """Request time at the best level since the last look at another."""
+    """Request time at the best level since the last trial of another."""
     pause_ms: float = 0.0
-    """So much of it must pass before the next."""
+    """Request time at the best level before the next trial."""
+    trials: Counter[Level] = field(default_factory=Counter)
+    """Of each level."""
     turn: int = 0
-    """Of the levels that are looked at in turn."""
-    looks: Counter[Level] = field(default_factory=Counter)
+    """How many trials were chosen: the other levels are tried in turn."""
 
     @property
     def left_ms(self) -> float:
-        """Request time before another level may be looked at."""
+        """Request time before another level may be tried."""
         return self.pause_ms - self.best_ms
 
     def best(self) -> Level:
-        """The level at which requests ran fastest so far; of equals, the freest."""
+        """The level at which requests ran fastest so far; of equals, the one that allows most."""
         return max(self.speeds, key=lambda level: (self._worth(level), level))
 
     def is_known(self) -> bool:
-        """Whether every level has been looked at often enough."""
-        return all(self.looks[level] >= FIRST_LOOKS for level in Level if level != self.best())
+        """Whether every other level has been tried often enough."""
+        return all(self.trials[level] >= FIRST_TRIALS for level in Level if level != self.best())
 
     def pause_for(self, window: _LoadWindow) -> float:
         """Request time at the best level that makes up for a window, by what it cost beyond that level."""
@@ -103,7 +107,7 @@ class _LoadLevel:
         return max(0.0, window.request_ms - best_ms) / PROBE_SHARE
 
     def is_hopeless(self, measured: Level, window: _LoadWindow) -> bool:
-        """Whether a look at a level has shown already that it is far behind."""
+        """Whether a trial has shown already that its level is far behind."""
         if not self.speeds or measured == self.best():
             return False
         return window.tokens < self.speeds[self.best()].value * window.request_ms / HOPELESS
@@ -111,9 +115,9 @@ class _LoadLevel:
     def learn(self, measured: Level, window: _LoadWindow, *, whole: bool) -> None:
         """Take a window in and choose the level of the next.
 
-        A look that ended early tells that a level is behind, not how far: whole ones take its place.
+        A trial that ended early tells that its level is behind, but not how far: a whole one replaces its speed.
         """
-        speed = self.speeds.setdefault(measured, Mean(window.speed, 0.0, limit=REMEMBERED))
+        speed = self.speeds.setdefault(measured, RunningMean(window.speed, 0.0, limit=REMEMBERED))
         if whole:
             speed.add(window.speed)
         if measured != self.level:
@@ -124,9 +128,9 @@ class _LoadLevel:
             self._pause(measured, window)
         self.level = self._next_level()
 
-    def _pause(self, looked_at: Level, window: _LoadWindow) -> None:
-        self.looks[looked_at] += 1
-        if self.looks[looked_at] <= FIRST_LOOKS:
+    def _pause(self, tried: Level, window: _LoadWindow) -> None:
+        self.trials[tried] += 1
+        if self.trials[tried] <= FIRST_TRIALS:
             self.pause_ms += FIRST_PAUSE * window.request_ms
         else:
             self.pause_ms += max(LEAST_PAUSE * window.request_ms, self.pause_for(window))
@@ -135,7 +139,7 @@ class _LoadLevel:
         return self.speeds[level].value / (MARGIN if level is Level.FULL else 1.0)
 
     def _next_level(self) -> Level:
-        """A level that was never seen, one that is due to be seen again, or the best."""
+        """A level that was never tried, one that is due to be tried again, or the best."""
         unseen = [level for level in Level if level not in self.speeds]
         if unseen:
             return unseen[-1]
@@ -162,7 +166,7 @@ class Throttle:
         return self._load().level if self._is_crowded else Level.FULL
 
     def enter(self, now: float, *, follows: bool, off: bool) -> None:
-        """A request begins; `follows`: it leaves its drafting to the policy, `off`: it is target-only."""
+        """A request begins; `follows`: the policy decides its drafting, `off`: it is target-only."""
         self._count(1, now, follows=follows, off=off)
 
     def leave(self, now: float, *, follows: bool, off: bool) -> None:
@@ -183,15 +187,15 @@ class Throttle:
             load = self._load()
             before = load.level
             load.learn(measured, window, whole=whole)
-            self._window = _LoadWindow() if load.level == before else self._settling(looks=True)
+            self._window = _LoadWindow() if load.level == before else self._settling(trial=True)
 
     def forget(self, now: float) -> None:
-        """What has run until now says nothing of the level in force."""
+        """Discard what has run until now: it does not show the current level."""
         self._pass(now)
-        self._window = _LoadWindow(self._window.settling, self._window.looks)
+        self._window = _LoadWindow(self._window.settling, self._window.trial)
 
     def rounds_left(self, now: float) -> int:
-        """Rounds that each target-only request has before another level may be looked at, or this one was."""
+        """Rounds that each target-only request has until another level may be tried, or this trial ends."""
         if self._measured is None:
             return MANY_ROUNDS
         self._pass(now)
@@ -201,15 +205,15 @@ class Throttle:
             left = max(left, (load.left_ms - window.request_ms) * load.speeds[load.level].value)
         return int(left / max(1, self._running))
 
-    def _settling(self, *, looks: bool = False) -> _LoadWindow:
-        return _LoadWindow(SETTLING_ROUNDS * self._running, looks)
+    def _settling(self, *, trial: bool = False) -> _LoadWindow:
+        return _LoadWindow(SETTLING_ROUNDS * self._running, trial)
 
     def _settle(self, window: _LoadWindow) -> None:
         window.settling -= 1
         if window.settling:
             return
         load = self._load()
-        if window.looks and load.speeds and load.is_known():
+        if window.trial and load.speeds and load.is_known():
             load.pause_ms += load.pause_for(window)
         self._window = _LoadWindow()
 
@@ -218,7 +222,7 @@ class Throttle:
 
     @property
     def _is_crowded(self) -> bool:
-        """Whether requests share the target with so many others that what one costs is what the others lose."""
+        """Whether so many requests share the target that what one costs is lost to the others."""
         return self._running >= FEWEST_REQUESTS
 
     @property
@@ -228,12 +232,12 @@ class Throttle:
 
     @property
     def _size(self) -> int:
-        """Loads are told apart by powers of two, between which they change: limits often are such powers."""
+        """Loads are told apart by powers of two, and change halfway between them: limits often are such powers."""
         return round(math.log2(max(1, self._running)))
 
     @property
     def _measured(self) -> Level | None:
-        """The level that the window tells of; None: requests are few, or differ."""
+        """The level that the window measures; None: requests are few, or differ."""
         if not self._is_crowded:
             return None
         if self._off == self._running:
@@ -241,7 +245,7 @@ class Throttle:
         return self._load().level if self._free == self._running else None
 
     def _load(self) -> _LoadLevel:
-        """Of as many requests as run now; one that nothing is known of takes the best level of the nearest other."""
+        """The load of as many requests as run now; a new one starts at the best level of the nearest known one."""
         size = self._size
         load = self._loads.setdefault(size, _LoadLevel())
         if not load.speeds:

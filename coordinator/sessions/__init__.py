@@ -1,1 +1,1 @@
-"""One request on the target and on the draft service, and what is left with the target ahead of time."""
+"""One request's sessions on the target and on the draft service, and the links that they share."""

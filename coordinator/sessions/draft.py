@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 RETRY_MIN_S = 0.25
 RETRY_MAX_S = 8.0
 MAX_ROUNDS_SKIPPED = 64
+MAX_PENDING_TOKENS = 16
+"""Committed tokens that are kept from the draft service during a lease; with more it would have to catch up."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,8 @@ class Drafted:
     """What a round gets to verify.
 
     `hit`: it was drafted for this outcome before the outcome was known.
-    `miss`: this outcome was drafted for in vain, or not in time.
-    `first`: it is the first one of its session, which computed the text for it.
+    `miss`: outcomes were drafted for, but not this one, or not in time.
+    `first`: it is the first one of its session, which had to compute the text before it.
     """
 
     proposal: Proposal | None = None
@@ -51,6 +53,31 @@ class Drafted:
 
 
 NOTHING = Drafted()
+
+
+@dataclass(frozen=True)
+class PendingCommit:
+    """Committed tokens that the draft service does not know yet, the last ones of `committed`.
+
+    `outcome` is that of their last round. `awaited`: the service drafts for that round's outcomes, so the commit must
+    be of that round alone.
+    """
+
+    outcome: Outcome
+    token_ids: tuple[int, ...]
+    committed: Sequence[int]
+    budget: DraftBudget
+    traceparent: str
+    awaited: bool
+
+    @property
+    def must_leave(self) -> bool:
+        """Whether it must not wait for what the next rounds commit."""
+        return self.awaited or len(self.token_ids) >= MAX_PENDING_TOKENS
+
+    def after(self, before: PendingCommit | None) -> PendingCommit:
+        """One commit of the tokens before these, and these."""
+        return self if before is None else replace(self, token_ids=before.token_ids + self.token_ids)
 
 
 @dataclass
@@ -71,10 +98,6 @@ class Patience:
         """Skip the next rounds, twice as many as last time."""
         self.rounds_to_skip = self.next_skip
         self.next_skip = min(2 * self.next_skip, MAX_ROUNDS_SKIPPED)
-
-
-def _nobody() -> None:
-    """Nobody waits for it."""
 
 
 class DraftPeer(Peer[DraftCommand, DraftEvent]):
@@ -105,7 +128,7 @@ class DraftSession:
         self._drafter = drafter
         self._id: int | None = None
         self._cache = SpeculationCache()
-        self.on_prepared: Callable[[], None] = _nobody
+        self.on_prepared: Callable[[], None] = lambda: None
         """Called when a proposal for an outcome that is not known yet has come, or has grown."""
         self._arrived = asyncio.Event()
         self._budget = DraftBudget()
@@ -143,7 +166,7 @@ class DraftSession:
             self._give_up(error.message)
 
     def settle(self, outcome: Outcome | None) -> Drafted | None:
-        """Take note of how the round ended; returns the proposal that is there for it, if one is."""
+        """Record the round's outcome; returns the proposal that was prepared for it, if there is one."""
         self._cache.expect(outcome)
         self._arrived.clear()
         self._wanted = False
@@ -151,7 +174,7 @@ class DraftSession:
         return None if drafted is None else self._checked(drafted, MAX_PROPOSAL_NODES, hit=True)
 
     def prepared(self, round_: Round) -> Iterator[tuple[Outcome, Proposal]]:
-        """The proposals that are there for outcomes of a round, the likeliest first, up to one that is not sound."""
+        """The proposals prepared for outcomes of a round, the likeliest first, up to one that is faulty."""
         for outcome, drafted in self._cache.prepared(round_.base_length):
             if fault := self._fault_in_outcome(outcome, round_):
                 self._give_up(fault)
@@ -160,39 +183,27 @@ class DraftSession:
             if checked is not None and checked.proposal is not None:
                 yield outcome, checked.proposal
 
-    def commit(
-        self,
-        outcome: Outcome,
-        tokens: Sequence[int],
-        committed: Sequence[int],
-        budget: DraftBudget,
-        traceparent: str,
-    ) -> None:
-        """Tell the draft how the round ended, after `settle`; a budget with tokens asks for a proposal now.
+    def commit(self, pending: PendingCommit) -> None:
+        """Tell the draft service what was committed, after `settle`; a budget with tokens asks for a proposal now.
 
-        `committed` is the whole sequence, `tokens` included; a session that was
-        lost is opened anew with it.
+        A session that was lost is opened anew with the whole sequence.
         """
         if self._id is None or self._peer is None:
-            self.open(committed, budget, traceparent)
+            self.open(pending.committed, pending.budget, pending.traceparent)
             return
-        self._expect(budget)
-        try:
-            self._peer.send(
-                Commit(
-                    session_id=self._id,
-                    outcome=outcome,
-                    token_ids=tuple(tokens),
-                    committed_length=len(committed) - len(tokens),
-                    budget=budget,
-                    traceparent=traceparent,
-                )
-            )
-        except PeerUnavailable as error:
-            self._give_up(error.message)
+        self._expect(pending.budget)
+        command = Commit(
+            session_id=self._id,
+            outcome=pending.outcome,
+            token_ids=pending.token_ids,
+            committed_length=len(pending.committed) - len(pending.token_ids),
+            budget=pending.budget,
+            traceparent=pending.traceparent,
+        )
+        self._send(self._peer, command)
 
     async def take(self) -> Drafted:
-        """The proposal that was asked for; waits for it as long as it may be worth it."""
+        """The proposal that was asked for; waits for it as long as `Patience` allows."""
         if self._peer is None or self._id is None or not self._wanted:
             return NOTHING
         drafted = self._cache.take()
@@ -207,18 +218,15 @@ class DraftSession:
         return NOTHING if checked is None else replace(checked, first=first)
 
     def verifying(self, round_: Round, budget: DraftBudget) -> None:
-        """Tell the draft what left for the target, and what each outcome's proposal may cost."""
+        """Tell the draft service which round left for the target, and what each outcome's proposal may cost."""
         if self._id is None or self._peer is None:
             return
         proposal = round_.proposal
-        try:
-            if proposal is not None and proposal.drafter == NGRAM:
-                self._peer.send(Verifying(self._id, round_.base_length, proposal=proposal, budget=budget))
-            else:
-                known = (proposal.proposal_id, len(proposal)) if proposal is not None else (0, 0)
-                self._peer.send(Verifying(self._id, round_.base_length, *known, budget=budget))
-        except PeerUnavailable as error:
-            self._give_up(error.message)
+        if proposal is not None and proposal.drafter == NGRAM:
+            self._send(self._peer, Verifying(self._id, round_.base_length, proposal=proposal, budget=budget))
+        else:
+            known = (proposal.proposal_id, len(proposal)) if proposal is not None else (0, 0)
+            self._send(self._peer, Verifying(self._id, round_.base_length, *known, budget=budget))
 
     def refused(self, error: PacelineError) -> None:
         """The target refused what was proposed."""
@@ -247,6 +255,12 @@ class DraftSession:
         self._arrived.set()
         logger.warning("draft lost, going on target-only: error=%s", error.message)
 
+    def _send(self, peer: DraftPeer, command: DraftCommand) -> None:
+        try:
+            peer.send(command)
+        except PeerUnavailable as error:
+            self._give_up(error.message)
+
     def _may_open(self, peer: DraftPeer) -> bool:
         return peer.link.is_up and time.monotonic() >= self._retry_at
 
@@ -255,7 +269,7 @@ class DraftSession:
         self._wanted = budget.max_tokens > 0
 
     def _checked(self, drafted: DraftedProposal, longest: int, *, hit: bool) -> Drafted | None:
-        """What a round may use of what the draft sent; a fault in it ends the session."""
+        """What a round may use of what the draft service sent; a fault in it ends the session."""
         try:
             proposal, timings = drafted.proposal, drafted.timings
         except InvalidInput as error:

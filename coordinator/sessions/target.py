@@ -1,9 +1,9 @@
 """One request's session on the target: rounds in, verdicts out, re-opened when it is lost.
 
-A target-only round may let the target run ahead: it begins the rounds behind it
-by itself, and their verdicts are here, or on their way, when they are asked for.
-A round of the run that is sent none the less lets the run go on for longer, so
-that a run that is extended in time never pauses.
+A target-only round may carry a lease: the target starts the rounds behind it by
+itself, and their verdicts have come, or are on their way, when they are asked
+for. A leased round that is sent all the same extends the lease, so that a run
+that is extended in time never pauses.
 """
 
 from __future__ import annotations
@@ -34,13 +34,9 @@ from paceline.rpc.peer_link import TargetLink
 logger = logging.getLogger(__name__)
 
 MAX_REFUSALS = 3
-"""Re-opens in a row that a live target may answer with PREFIX_MISMATCH or UNKNOWN_SESSION."""
+"""Consecutive re-opens that a live target may answer with PREFIX_MISMATCH or UNKNOWN_SESSION."""
 Dispatched = Callable[[Round], Awaitable[None]]
-"""Told of each round that was queued for the target; the verdict may come meanwhile."""
-
-
-def _nobody(error: PacelineError) -> None:
-    """Nobody wants to know."""
+"""Called with each round that was queued for the target; the verdict may come meanwhile."""
 
 
 class TargetPeer(Peer[TargetCommand, TargetEvent]):
@@ -54,7 +50,7 @@ class TargetPeer(Peer[TargetCommand, TargetEvent]):
 
 @dataclass(frozen=True)
 class Verified:
-    """A round, its verdict, and whether the target had begun it by itself."""
+    """A round, its verdict, and whether the target started it by itself."""
 
     round_: Round
     verdict: Verdict
@@ -66,24 +62,25 @@ class TargetNext:
     """What the target does behind the round that was decided last.
 
     Attributes:
-        granted: rounds that it may have begun by itself: the next ones, which can't carry a proposal.
-        begun: the proposal that it has begun the next round with.
-        stages: whether proposals may be staged with it.
+        leased: rounds that it may have started by itself: the next ones, which can't carry a proposal.
+        self_started: the proposal with which it has started the next round.
+        can_prefetch: whether it takes prefetched proposals.
     """
 
     leased: int = 0
     self_started: Proposal | None = None
-    prefetches: bool = False
+    can_prefetch: bool = False
 
 
 class TargetSession:
     """Verifies one request's rounds, one at a time.
 
     `_answers` has the verdicts to come by their rounds' base lengths: of the
-    round in flight, and of those that the target may begin behind it. `_prefetched`
-    has what was staged for the outcomes of the round in flight. `_refusal` is
-    the last answer that refused a command and left the session as it was;
-    nothing is staged for the round at `_alone_at`, which is sent again for one.
+    round in flight, and of those that the target may start behind it. `_prefetched`
+    has the proposals that were sent for the outcomes of the round in flight.
+    `_refusal` is the last answer that refused a command and left the session as it
+    was. Nothing is prefetched for the round at `_alone_at`, which is sent again
+    after a refused prefetch.
     """
 
     def __init__(self, peer: TargetPeer, task: GenerationTask) -> None:
@@ -94,21 +91,21 @@ class TargetSession:
         self._prefetched: dict[Outcome, Proposal] = {}
         self._refusal: InvalidInput | None = None
         self._alone_at = -1
-        self.on_refused: Callable[[PacelineError], None] = _nobody
-        """Called when the target refused what was proposed, or staged: the round goes without."""
+        self.on_refused: Callable[[PacelineError], None] = lambda error: None
+        """Called when the target refused a proposal, for the round or prefetched: the round goes without."""
         self._opened_before = False
         self.verdict_at = 0.0
-        """When the last verdict came, by `perf_counter`: under load long before its request's turn."""
+        """When the last verdict came, by `perf_counter`: under load long before its request goes on."""
         self._watcher: asyncio.TimerHandle | None = None
 
     @property
     def leased(self) -> int:
-        """Rounds that the target may have begun by itself: those whose verdicts are to come."""
+        """Rounds that the target may have started by itself: those whose verdicts are to come."""
         return len(self._answers)
 
     @property
     def max_prefetched(self) -> int:
-        """Most proposals that may be staged for one round."""
+        """Most proposals that may be prefetched for one round."""
         welcome = self._peer.link.welcome
         return welcome.max_prefetched if welcome else 0
 
@@ -124,11 +121,11 @@ class TargetSession:
         """What the target does behind a round, now that its outcome is known.
 
         Raises:
-            ProtocolMismatch: the verdict names a round that nothing was staged for.
+            ProtocolMismatch: the verdict names a round for which nothing was prefetched.
         """
         self_started, prefetched = verdict.self_started, self._prefetched.get(outcome)
         if self_started is None:
-            return TargetNext(self.leased, prefetches=self.max_prefetched > 0)
+            return TargetNext(self.leased, can_prefetch=self.max_prefetched > 0)
         if prefetched is None or self_started.nodes > len(prefetched):
             raise ProtocolMismatch(
                 f"session {self._id}: the target started round {self_started.base_length} by itself "
@@ -140,7 +137,7 @@ class TargetSession:
                 f"session {self._id}: the target started round {self_started.base_length} behind {outcome}, "
                 f"expected {followed.base_length}"
             )
-        return TargetNext(self_started=followed.proposal, prefetches=True)
+        return TargetNext(self_started=followed.proposal, can_prefetch=True)
 
     async def verify(
         self,
@@ -151,21 +148,21 @@ class TargetSession:
         traceparent: str,
         dispatched: Dispatched,
     ) -> Verified:
-        """Send one round, unless the target has begun it, and wait for its verdict.
+        """Send one round, unless the target has started it, and wait for its verdict.
 
         A lost session is opened anew and the round sent again, with the same
         proposal, so the verdict is the one that was lost (`exactness` §3: once
-        drawn, nothing is redrawn). A round that the target refuses for what was
-        proposed or staged was not drawn, and is sent again without.
+        drawn, nothing is redrawn). A round that the target refuses for its
+        proposal, or for a prefetched one, was not drawn, and is sent again without.
 
         Args:
             committed: every committed token.
             accepted_node: of the previous round's proposal.
-            proposal: what to verify; None for a round that the target was let to begin, and
-                what it began with where that was staged.
-            lease: how many rounds behind this one the target may begin by itself.
+            proposal: what to verify; None for a leased round, and the prefetched proposal for a
+                round that the target started with one.
+            lease: how many rounds behind this one the target may start by itself.
             traceparent: parent of the target's spans.
-            dispatched: is told of the round.
+            dispatched: called with the round.
 
         Raises:
             PeerUnavailable: the target did not come back in time.
@@ -199,7 +196,7 @@ class TargetSession:
                 await self._until_reachable(error, deadline)
 
     def close(self) -> None:
-        """End the session on the target, and its run; the next round opens it anew."""
+        """End the session on the target, and its lease; the next round opens it anew."""
         self._answers.clear()
         self._detach()
 
@@ -237,7 +234,7 @@ class TargetSession:
     ) -> Round:
         """Send the round, behind an open if the session has none; nothing here waits.
 
-        A round that the target may have begun is sent only to let a run go on that ends soon.
+        A round that the target may have started is sent only to extend a lease that ends soon.
         """
         self._prefetched = {}
         base_length = len(committed) - 1
@@ -267,7 +264,7 @@ class TargetSession:
         return welcome.max_lease if welcome else 0
 
     def _expect(self, round_: Round) -> None:
-        """Verdicts will come for the round and for those that it lets the target begin."""
+        """Verdicts will come for the round and for those that it leases."""
         loop = asyncio.get_running_loop()
         for base_length in range(round_.base_length, round_.base_length + round_.lease + 1):
             if base_length not in self._answers:
@@ -282,7 +279,7 @@ class TargetSession:
         """Wait for the answer; a target whose whole link is silent for too long is dead.
 
         A target that is only busy (a full queue, a long prompt, a long step) isn't
-        silent: it shows life as long as its event loop turns and its engine moves.
+        silent: it shows life as long as its event loop runs and its engine moves.
         """
         self._watch(round_)
         try:
@@ -294,7 +291,7 @@ class TargetSession:
                 self._watcher = None
 
     def _watch(self, round_: Round) -> None:
-        """Look again and again, until the round is answered, whether anything came over the link."""
+        """Check from time to time, until the round is answered, whether anything came over the link."""
         timeout = self._peer.round_timeout_s
         if self._watcher is not None and self._peer.link.silent_s >= timeout:
             self._peer.link.drop(self._silent(round_))
@@ -310,17 +307,17 @@ class TargetSession:
         )
 
     def _may_go_without(self, proposal: Proposal | None, error: InvalidInput, *, lost: bool) -> bool:
-        """Whether the round may be sent again without what was proposed or staged.
+        """Whether the round may be sent again without its proposal and prefetched ones.
 
-        Where that changes draws (not in coupled acceptance), no verdict may have been drawn for the round: one
-        that was lost may have been.
+        Where that changes draws (except in coupled acceptance), no verdict may have been drawn for the round; if a
+        session was lost, one may have been.
         """
         coupled = self._task.acceptance is Acceptance.COUPLED
         left_out = proposal is not None or bool(self._prefetched)
         return error is self._refusal and left_out and (coupled or not lost)
 
     def _leave_out(self, base_length: int, error: InvalidInput) -> None:
-        """The target may still verify the round that something was staged for: its session ends."""
+        """End the session: the target may still be verifying the round for which something was prefetched."""
         logger.warning(
             "target refused what was proposed, the round goes without: session=%s base_length=%d error=%s",
             self._id, base_length, error.message,
@@ -341,7 +338,7 @@ class TargetSession:
             self._id = None
 
     def _fail(self, error: PacelineError) -> None:
-        """The round in flight fails and its run ends; verdicts that have come stay: what is drawn is drawn."""
+        """The round in flight fails and the lease ends; verdicts that have come are kept: nothing is redrawn."""
         for base_length, answer in [*self._answers.items()]:
             if not answer.done():
                 answer.set_exception(error)

@@ -1,8 +1,8 @@
 """Back-pressure between rounds and a client that reads slowly.
 
-Pending text coalesces into one write in flight. Past `MAX_UNREAD_BYTES` the
-rounds pause; after `FREE_AFTER_S` their KV is freed (and opened again on
-read), after `CANCEL_AFTER_S` the request is cancelled.
+Pending text coalesces into one write in flight. Beyond `MAX_UNREAD_BYTES` the
+rounds pause; after `FREE_AFTER_S` their KV is freed (the sessions are opened again
+when the client reads), and after `CANCEL_AFTER_S` the request is cancelled.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ FREE_AFTER_S = 5.0
 CANCEL_AFTER_S = 60.0
 BYTES_PER_TOKEN = 12
 """Upper bound of a token id, its provenance, where its text ends and their tags on the wire."""
-
-
 MOST_BYTES_PER_TOKEN = 1024
 """Upper bound of a token with its log-probabilities, and text as tokens have it."""
 
@@ -46,7 +44,7 @@ class Outbox:
 
     @property
     def room(self) -> int:
-        """Tokens that may come before the rounds would pause: so many may be on their way."""
+        """Tokens that may still come before the rounds pause."""
         return max(0, MAX_UNREAD_BYTES - self._unread) // MOST_BYTES_PER_TOKEN
 
     async def has_room(self) -> None:

@@ -1,8 +1,8 @@
 """One proposal in the making: what is drafted below one node of the tree.
 
-Its nodes come in an order that depends on nothing but the path to its root, the seed and the budget,
-never on what was computed when. So a proposal drafted ahead for an outcome and one drafted after it
-are the same tokens, the shorter a prefix of the longer, and it can be read and used at any time.
+The order of its nodes depends on nothing but the path to its root, the seed and the budget, and never
+on what was computed when. So a proposal that was drafted for an outcome ahead of time and one that is
+drafted after it are the same tokens, the shorter a prefix of the longer, and a branch can be used at any time.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Branch:
         if self.done:
             return []
         ahead = range(self._next, len(self.nodes))
-        missing = [i for i in ahead if self.node(i).law is None and self._expandable(self.node(i))]
-        # A dynamic shape chooses among the children of all nodes; in a level each of them adds a node.
+        missing = [i for i in ahead if self.node(i).distribution is None and self._expandable(self.node(i))]
+        # A dynamic shape chooses among the children of all nodes; by levels each computed node adds children.
         return missing if self._shape.dynamic else missing[: self._shape.max_nodes - len(self.nodes)]
 
     def node(self, index: int) -> Node:
@@ -68,7 +68,7 @@ class Branch:
         return 1.0 if index == ROOT else self.chances[index]
 
     def grow(self) -> bool:
-        """Add every node that the rows computed so far decide; returns whether there was one."""
+        """Add every node that the computed rows determine; returns whether there was one."""
         before = len(self.nodes)
         if self._shape.dynamic:
             self._grow_by_chances()
@@ -88,7 +88,7 @@ class Branch:
         )
 
     def _grow_by_levels(self) -> None:
-        while not self.done and self.node(self._next).law is not None:
+        while not self.done and self.node(self._next).distribution is not None:
             parent = self._next
             self._next += 1
             best, children = self._children(parent)
@@ -109,7 +109,7 @@ class Branch:
                 self._add(parent, child, rank, self._children(parent)[0])
 
     def _offer_children(self, parent: int) -> None:
-        """Candidates rank by the fixed prior, since what has been learned changes with time."""
+        """Candidates are ranked by the fixed prior, since learned chances change with time."""
         best, children = self._children(parent)
         above = self._prior(parent)
         for rank, child in enumerate(children, start=1):
@@ -127,9 +127,9 @@ class Branch:
     def _children(self, index: int) -> tuple[float, list[NextToken]]:
         """The best child's q, and the children that a computed node can have."""
         node = self.node(index)
-        assert node.law is not None, "its row is computed"
+        assert node.distribution is not None, "its row is computed"
         width = self._shape.width(node.position + 1 - self.root.position)
-        children = list(self._draws.proposed(node.law, width, node.position + 1, self.root.position))
+        children = list(self._draws.proposed(node.distribution, width, node.position + 1, self.root.position))
         return children[0].q, children
 
     def _add(self, parent: int, child: NextToken, rank: int, best: float) -> None:
@@ -143,5 +143,5 @@ class Branch:
         return node.position - self.root.position < self._shape.max_depth
 
     def _supports(self) -> tuple[SparseDistribution, ...]:
-        laws = [self.node(parent).law for parent in self.parents]
-        return tuple(law.support for law in laws if law is not None and law.support is not None)
+        drawn_from = [self.node(parent).distribution for parent in self.parents]
+        return tuple(each.support for each in drawn_from if each is not None and each.support is not None)

@@ -1,7 +1,9 @@
 """How often the target's token stands at a rank of the drafter's ranking, learned from commits.
 
-A table of counts: bins of the best token's q, by rank. It starts as a prior that is sane for a
-middling draft under shared noise (`exactness` §1a) and forgets slowly, so it follows the text.
+A table of counts: bins of the best token's q, by rank. It starts from a prior that suits a middling
+draft under shared noise (`exactness` §1a) and forgets slowly, so it follows the text. Counts rather than
+the running means of `paceline.costs`: a commit updates one of 16 ranks, and the prior, which depends on q
+itself and not on its bin, is never forgotten.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from bisect import bisect_right
 
 Q_EDGES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)
 RANKS = 16
-"""Ranks told apart; what lies beyond counts as no guess."""
+"""Ranks that are told apart; a token beyond them counts as not guessed."""
 PRIOR_WEIGHT = 16.0
 """Observations that the prior of a bin is worth."""
 MEMORY = 4096.0
@@ -31,7 +33,7 @@ class Calibration:
         return (seen + PRIOR_WEIGHT * prior_chance(best_q, rank)) / (self._totals[place] + PRIOR_WEIGHT)
 
     def average(self) -> float:
-        """Of rank 1, whatever its q."""
+        """Chance of rank 1 over all q."""
         seen, prior = sum(counts[0] for counts in self._counts), PRIOR_WEIGHT * prior_chance(0.5, 1)
         return (seen + prior) / (sum(self._totals) + PRIOR_WEIGHT)
 
@@ -47,6 +49,6 @@ class Calibration:
 
 
 def prior_chance(best_q: float, rank: int) -> float:
-    """Before anything is known: the best is right the more often the surer it is, the rest halves by rank."""
+    """Before anything is learned: the best is right more often the surer it is; behind it chances halve by rank."""
     first = 0.4 + 0.55 * best_q
     return first if rank == 1 else (1 - first) * 0.5 ** (rank - 1)

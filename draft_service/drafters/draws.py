@@ -1,4 +1,4 @@
-"""What a drafter draws after one token: the tokens it proposes, and its guesses at the target's own.
+"""What a drafter draws after a token: the tokens that it proposes, and its guesses at the target's own token.
 
 Coupled acceptance: draft and target race the same noise, so one ranking serves for both; a node's
 children are the best of it (`exactness` §1a). Greedy: the noise is absent and the ranking is that
@@ -37,14 +37,14 @@ _TINY = float(np.finfo(np.float32).tiny)
 
 
 class NextToken(NamedTuple):
-    """A token that may come next, and its q; under greedy decoding the plain softmax, as a confidence."""
+    """A token that may come next, and its q; under greedy decoding q is the plain softmax, as a confidence."""
 
     token: int
     q: float
 
 
 @dataclass(frozen=True, slots=True)
-class Law:
+class Distribution:
     """What is kept of one row of logits: the best of its race, and the support that tokens are drawn from."""
 
     ranked: tuple[NextToken, ...] = ()
@@ -57,17 +57,17 @@ class Draws(Protocol):
     pre_drawn: bool
     """Whether what is proposed was drawn with the key of its round, and no choice may look at it."""
 
-    def read(self, logits: Logits, positions: Sequence[int], count: int) -> Sequence[Law]:
+    def read(self, logits: Logits, positions: Sequence[int], count: int) -> Sequence[Distribution]:
         """Keep what rows of logits [n, V] say of the tokens at `positions`, `count` ranks of each."""
 
     def ranking_of(self, positions: tuple[int, ...], count: int) -> Ranking | None:
         """What an engine may rank in place of `read`; the next tokens are at `positions`. None: nothing."""
 
-    def proposed(self, law: Law, width: int, position: int, round_key: int) -> Sequence[NextToken]:
+    def proposed(self, distribution: Distribution, width: int, position: int, round_key: int) -> Sequence[NextToken]:
         """The children that a node gets in the round of that key, best first; at most `width`."""
 
     def ranking(
-        self, law: Law, proposed: Sequence[int], count: int, position: int, round_key: int
+        self, distribution: Distribution, proposed: Sequence[int], count: int, position: int, round_key: int
     ) -> Sequence[NextToken]:
         """Guesses at the target's own token where `proposed` tokens are verified, best first."""
 
@@ -80,7 +80,7 @@ class CoupledDraws:
     noise: NoiseKey
     pre_drawn = False
 
-    def read(self, logits: Logits, positions: Sequence[int], count: int) -> Sequence[Law]:  # noqa: D102
+    def read(self, logits: Logits, positions: Sequence[int], count: int) -> Sequence[Distribution]:  # noqa: D102
         if self.sampling.greedy:
             return _best_of(logits, count)
         scores, divisor = divided_scores(logits, self.sampling)
@@ -94,13 +94,13 @@ class CoupledDraws:
             return None
         return Ranking(self.noise, temperature, positions, count)
 
-    def proposed(self, law: Law, width: int, position: int, round_key: int) -> Sequence[NextToken]:  # noqa: D102
-        return law.ranked[:width]
+    def proposed(self, distribution: Distribution, width: int, position: int, round_key: int) -> Sequence[NextToken]:  # noqa: D102
+        return distribution.ranked[:width]
 
     def ranking(  # noqa: D102
-        self, law: Law, proposed: Sequence[int], count: int, position: int, round_key: int
+        self, distribution: Distribution, proposed: Sequence[int], count: int, position: int, round_key: int
     ) -> Sequence[NextToken]:
-        return law.ranked
+        return distribution.ranked
 
 
 @dataclass(frozen=True)
@@ -112,30 +112,31 @@ class PreDrawnDraws:
     vocab_size: int
     pre_drawn = True
 
-    def read(self, logits: Logits, positions: Sequence[int], count: int) -> Sequence[Law]:  # noqa: D102
+    def read(self, logits: Logits, positions: Sequence[int], count: int) -> Sequence[Distribution]:  # noqa: D102
         supports = [sparse_support(scores) for scores in processed_scores(logits, self.sampling)]
         if self.sampling.greedy:
             best = _best_of(logits, count)
-            return [Law(law.ranked, support) for law, support in zip(best, supports, strict=True)]
-        return [Law((), support) for support in supports]
+            return [Distribution(each.ranked, support) for each, support in zip(best, supports, strict=True)]
+        return [Distribution((), support) for support in supports]
 
     def ranking_of(self, positions: tuple[int, ...], count: int) -> Ranking | None:  # noqa: D102
         return None
 
-    def proposed(self, law: Law, width: int, position: int, round_key: int) -> Sequence[NextToken]:  # noqa: D102
-        assert law.support is not None, "read above"
-        token = race(self._scores(law), self.noise, Stream.DRAFT, position, round_key)
-        return (NextToken(token, law.support.probability(token)),)
+    def proposed(self, distribution: Distribution, width: int, position: int, round_key: int) -> Sequence[NextToken]:  # noqa: D102
+        assert distribution.support is not None, "read above"
+        token = race(self._scores(distribution), self.noise, Stream.DRAFT, position, round_key)
+        return (NextToken(token, distribution.support.probability(token)),)
 
     def ranking(  # noqa: D102
-        self, law: Law, proposed: Sequence[int], count: int, position: int, round_key: int
+        self, distribution: Distribution, proposed: Sequence[int], count: int, position: int, round_key: int
     ) -> Sequence[NextToken]:
-        assert law.support is not None, "read above"
-        q = dict(zip(law.support.token_ids, law.support.probabilities, strict=True)) | dict(law.ranked)
+        support = distribution.support
+        assert support is not None, "read above"
+        q = dict(zip(support.token_ids, support.probabilities, strict=True)) | dict(distribution.ranked)
         first = tuple(NextToken(token, q.get(token, _TINY)) for token in proposed)
-        if law.ranked:
-            return (*first, *(each for each in law.ranked if each.token not in proposed))
-        scores = self._scores(law)
+        if distribution.ranked:
+            return (*first, *(each for each in distribution.ranked if each.token not in proposed))
+        scores = self._scores(distribution)
         scores[list(proposed)] = -np.inf
         if not np.isfinite(scores.max()):
             return first
@@ -143,15 +144,15 @@ class PreDrawnDraws:
         others = race_best(scores, count, self.noise, stream, position, round_key)
         return (*first, *(NextToken(token, q[token]) for token in others))
 
-    def _scores(self, law: Law) -> NDArray[np.float64]:
-        assert law.support is not None, "read above"
-        return support_scores(law.support, self.vocab_size)
+    def _scores(self, distribution: Distribution) -> NDArray[np.float64]:
+        assert distribution.support is not None, "read above"
+        return support_scores(distribution.support, self.vocab_size)
 
 
-def ranked_law(ranked: Ranked) -> Law:
-    """The law of a row that an engine has ranked."""
+def ranked_distribution(ranked: Ranked) -> Distribution:
+    """The distribution of a row that an engine has ranked."""
     pairs = zip(ranked.token_ids, ranked.probabilities, strict=True)
-    return Law(tuple(NextToken(token, q) for token, q in pairs))
+    return Distribution(tuple(NextToken(token, q) for token, q in pairs))
 
 
 def draws_of(acceptance: Acceptance, sampling: SamplingParams, noise: NoiseKey, vocab_size: int) -> Draws:
@@ -161,7 +162,7 @@ def draws_of(acceptance: Acceptance, sampling: SamplingParams, noise: NoiseKey, 
     return PreDrawnDraws(sampling, noise, vocab_size)
 
 
-def _best_of(logits: Logits, count: int) -> list[Law]:
+def _best_of(logits: Logits, count: int) -> list[Distribution]:
     """The largest logits of each row, the lowest id among equals first, with the plain softmax as q.
 
     Raises:
@@ -171,10 +172,10 @@ def _best_of(logits: Logits, count: int) -> list[Law]:
     return _with_q(logits, largest_of_rows(logits, count))
 
 
-def _with_q(scores: Logits, token_ids: NDArray[np.intp], divisor: float = 1.0) -> list[Law]:
+def _with_q(scores: Logits, token_ids: NDArray[np.intp], divisor: float = 1.0) -> list[Distribution]:
     """Tokens of each row with the row's softmax as q: a confidence, from which nothing is drawn."""
-    laws = []
+    distributions = []
     for ids, q in zip(token_ids.tolist(), shares(scores, token_ids, divisor).tolist(), strict=True):
-        pairs = zip(ids, q, strict=True)
-        laws.append(Law(tuple(NextToken(token, max(value, _TINY)) for token, value in pairs if token >= 0)))
-    return laws
+        ranked = (NextToken(token, max(value, _TINY)) for token, value in zip(ids, q, strict=True) if token >= 0)
+        distributions.append(Distribution(tuple(ranked)))
+    return distributions

@@ -1,9 +1,9 @@
 """One interface for every way to draft.
 
-The speculator drives drafters on the executor thread. A session waits for a
-proposal (a drafting), or prepares for the outcomes of the round that is being
-verified (a speculation), or rests. All unfinished work is advanced together, one
-step a call, until it is done or no longer wanted. A proposal can be read at any
+The scheduler drives drafters on the executor's thread. A session waits for a
+proposal (a draft), or prepares for the outcomes of the round that is being
+verified (a speculation), or rests. All unfinished work advances together, one
+step per call, until it is done or no longer wanted. A proposal can be read at any
 time, so a late commit costs one step at most.
 """
 
@@ -20,13 +20,11 @@ from paceline.protocol.session import SessionSpec
 
 @dataclass(frozen=True)
 class DrafterManifest:
-    """What a drafter offers and needs."""
+    """What a drafter is called, what it needs of the target, and which tokens it can draft."""
 
     name: str
-    needs: str = "nothing"
     feature_layers: tuple[int, ...] = ()
     reduced_vocabulary: bool = False
-    trees: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,9 +68,9 @@ S = TypeVar("S", bound=Speculating)
 
 
 class Drafter(Protocol[D, S]):
-    """A way to draft; `D` and `S` are its own kinds of drafting and speculation.
+    """A way to draft; `D` and `S` are its own kinds of draft and speculation.
 
-    All calls come from one thread; sessions are the speculator's integers.
+    All calls come from one thread; sessions are numbered by the scheduler.
     """
 
     @property
@@ -87,23 +85,23 @@ class Drafter(Protocol[D, S]):
         """
 
     def commit(self, session: int, token_ids: Sequence[int]) -> None:
-        """Append committed tokens; ends the session's drafting or speculation, if any."""
+        """Append committed tokens; ends the session's draft or speculation, if any."""
 
     def begin(self, session: int, budget: DraftBudget, proposal_id: int) -> D:
         """Start a proposal that hangs from the last committed token."""
 
     def speculate(self, session: int, verifying: Verifying, next_id: Callable[[], int]) -> S | None:
-        """Start to prepare for the outcomes of a round; ends the session's drafting, if any.
+        """Start to prepare for the outcomes of a round; ends the session's draft, if any.
 
         A `proposal_id` in `verifying` names the proposal begun after the last
-        commit or, if none was, the one prepared for the outcome that it was.
+        commit or, if none was, the one prepared for that commit's outcome.
         `next_id` makes ids for the new ones. None: the drafter prepares nothing.
         """
 
-    def advance(self, draftings: Sequence[D], speculations: Sequence[S] = ()) -> int:
-        """Take every drafting at least one node deeper in one batched step; returns the rows computed.
+    def advance(self, drafts: Sequence[D], speculations: Sequence[S] = ()) -> int:
+        """Take every draft at least one node deeper in one batched step; returns the rows computed.
 
-        Rows that the step has to spare go to the most probable nodes of all the
+        Rows that the step can spare go to the most probable nodes of all
         speculations.
         """
 
@@ -112,4 +110,4 @@ class Drafter(Protocol[D, S]):
 
 
 AnyDrafter = Drafter[Any, Any]
-"""A drafter whose kinds the caller need not know; it hands back to each what it began."""
+"""A drafter whose kinds of draft and speculation the caller need not know: it only hands them back."""

@@ -17,13 +17,13 @@ import numpy as np
 
 from draft_service.drafters.branch import Branch
 from draft_service.drafters.calibration import Calibration
-from draft_service.drafters.cost import StepCost
-from draft_service.drafters.draws import Law, draws_of, ranked_law
+from draft_service.drafters.draws import Distribution, draws_of, ranked_distribution
 from draft_service.drafters.interface import DrafterManifest
 from draft_service.drafters.names import MODEL
 from draft_service.drafters.speculation import Speculation
 from draft_service.drafters.state import SessionState
 from draft_service.drafters.tree import TREE_ROWS, DraftTree, Node
+from paceline.costs.step_cost import StepCost
 from paceline.engine.interface import Engine, Logits, RankedRows, Ranking, RankingEngine, StepPlan
 from paceline.protocol.draft import DraftBudget, Verifying
 from paceline.protocol.errors import InvalidInput, PacelineError
@@ -36,13 +36,13 @@ from paceline.sampling.processors import Matcher, Processors
 logger = logging.getLogger(__name__)
 
 SHORT_LAG = MAX_PROPOSAL_NODES + 1
-"""A lag that one round can leave is caught up at once; prefixes and longer ones wait their turn."""
+"""A lag that one round can leave is caught up at once; prefixes and longer lags share `prefill_chunk`."""
 ROWS_PER_STEP = 64
-"""Most rows up to which a step is filled with speculation."""
+"""Rows up to which a step is filled with speculation."""
 
 
-class ModelDrafting:
-    """A proposal that a session waits for."""
+class ModelDraft:
+    """A proposal that a session waits for, in the making."""
 
     def __init__(self, name: str, proposal_id: int, session: SessionState, branch: Branch) -> None:
         self.session = session
@@ -60,7 +60,7 @@ class ModelDrafting:
         return self.branch.proposal(self._proposal_id, self._name)
 
     def wanted(self) -> list[Node]:
-        """Nodes to compute next, as far as there are rows for them."""
+        """Nodes to compute next, as far as there is room for their rows."""
         nodes = [self.branch.node(index) for index in self.branch.wanted()]
         return nodes[: self.session.tree.room]
 
@@ -73,7 +73,7 @@ class ModelDrafting:
 class _Work:
     """What one session computes in a step."""
 
-    of: ModelDrafting | Speculation
+    of: ModelDraft | Speculation
     lag_rows: int
     nodes: list[Node] = field(default_factory=list)
     reaches_root: bool = False
@@ -84,32 +84,33 @@ class _Work:
 
     @property
     def wanted(self) -> list[Node]:
-        """The nodes after which tokens are wanted, in the order of the step's logit rows."""
+        """The nodes after which next tokens are needed, in the order of the step's logit rows."""
         return [self.of.session.tree.root, *self.nodes] if self.reaches_root else self.nodes
 
     def ranking(self) -> Ranking | None:
-        """How an engine may rank these tokens itself; None: their logits are read here."""
+        """How an engine may rank those tokens itself; None: their logits are read here."""
         session, nodes = self.of.session, self.wanted
         if session.processors is not None or not nodes:
             return None
         return session.draws.ranking_of(tuple(node.position + 1 for node in nodes), session.ranks)
 
     def absorb(self, answer: Logits | RankedRows) -> None:
-        """Keep what the step says, then let branches grow."""
+        """Keep what the step computed, then let branches grow."""
         session, nodes = self.of.session, self.wanted
-        laws: Iterable[Law]
+        distributions: Iterable[Distribution]
         if isinstance(answer, np.ndarray):
             positions = [node.position + 1 for node in nodes]
-            laws = session.draws.read(session.processed(nodes, answer), positions, session.ranks) if nodes else ()
+            logits = session.processed(nodes, answer)
+            distributions = session.draws.read(logits, positions, session.ranks) if nodes else ()
         else:
-            laws = map(ranked_law, answer.ranked())
-        for node, law in zip(nodes, laws, strict=True):
-            node.law = law
+            distributions = map(ranked_distribution, answer.ranked())
+        for node, distribution in zip(nodes, distributions, strict=True):
+            node.distribution = distribution
         self.of.absorb()
 
 
 class ModelDrafter:
-    """Drafts with an engine of its own; `Drafter` says what its methods promise."""
+    """Drafts with an engine of its own; the contracts of its methods are `Drafter`'s."""
 
     def __init__(
         self,
@@ -122,7 +123,7 @@ class ModelDrafter:
         cost: StepCost | None = None,
         grammars: Grammars | None = None,
     ) -> None:
-        self.manifest = DrafterManifest(name, reduced_vocabulary=reduced_vocabulary, trees=True)
+        self.manifest = DrafterManifest(name, reduced_vocabulary=reduced_vocabulary)
         self._engine = engine
         self._grammars = grammars
         self._prefill_chunk = prefill_chunk
@@ -147,7 +148,7 @@ class ModelDrafter:
         max_rows = min(max_length + TREE_ROWS, info.max_kv_rows)
         self._engine.open(session, max_rows)
         draws = draws_of(spec.acceptance, spec.sampling, spec.noise, info.fingerprint.vocab_size)
-        # Where the budget is short of rows, the largest proposal still fits behind the last token drafted for.
+        # Even where the budget is short of rows, the largest proposal fits behind the last token drafted for.
         longest = min(max_length, max_rows - MAX_PROPOSAL_NODES)
         tree = DraftTree(session, prefix, max_rows)
         calibration = self._calibrations[spec.acceptance]
@@ -165,12 +166,12 @@ class ModelDrafter:
         held.follow(token_ids)
         held.proposed = speculation.branch_below(held.tree.root) if speculation is not None else None
 
-    def begin(self, session: int, budget: DraftBudget, proposal_id: int) -> ModelDrafting:  # noqa: D102
+    def begin(self, session: int, budget: DraftBudget, proposal_id: int) -> ModelDraft:  # noqa: D102
         held = self._sessions[session]
         held.prepare_for(budget)
         shape = held.shape(budget, held.tree.root)
         held.proposed = Branch(held.tree.root, shape, held.draws, held.calibration.chance)
-        return ModelDrafting(self.manifest.name, proposal_id, held, held.proposed)
+        return ModelDraft(self.manifest.name, proposal_id, held, held.proposed)
 
     def speculate(  # noqa: D102
         self, session: int, verifying: Verifying, next_id: Callable[[], int]
@@ -185,17 +186,17 @@ class ModelDrafter:
         return made
 
     def advance(  # noqa: D102
-        self, draftings: Sequence[ModelDrafting], speculations: Sequence[Speculation] = ()
+        self, drafts: Sequence[ModelDraft], speculations: Sequence[Speculation] = ()
     ) -> int:
-        work = self._gather(draftings, speculations)
+        work = self._gather(drafts, speculations)
         if not work:
             return 0
         plan = StepPlan(tuple(each.of.session.tree.item(each.lag_rows, each.nodes) for each in work))
-        begun = time.perf_counter()
+        started = time.perf_counter()
         for each, answer in zip(work, self._step(plan, work), strict=True):
             each.absorb(answer)
         if not any(each.lag_rows for each in work):  # rows of a prefix are cheaper, having no logits
-            self._cost.observe(plan.rows, (time.perf_counter() - begun) * 1e3)
+            self._cost.observe(plan.rows, (time.perf_counter() - started) * 1e3)
         return plan.rows
 
     def close(self, session: int) -> None:  # noqa: D102
@@ -209,7 +210,7 @@ class ModelDrafter:
         return self._engine.step_and_rank(plan, [each.ranking() for each in work])
 
     def _processors(self, spec: SessionSpec) -> Processors | None:
-        """The target's own chain before temperature; a grammar that can't be followed here is left out."""
+        """What the target does to logits before temperature; a grammar that can't be followed here is left out."""
         sampling, matcher = spec.sampling, None
         if sampling.grammar is not None:
             matcher = self._matcher(sampling.grammar, spec.end_token_ids)
@@ -227,12 +228,12 @@ class ModelDrafter:
             logger.info("drafting without the grammar: %s", error.message)
             return None
 
-    def _gather(self, draftings: Sequence[ModelDrafting], speculations: Sequence[Speculation]) -> list[_Work]:
-        """What a step computes; long prefixes share `prefill_chunk` rows of it, so that they delay nobody longer."""
+    def _gather(self, drafts: Sequence[ModelDraft], speculations: Sequence[Speculation]) -> list[_Work]:
+        """What a step computes; long prefixes share `prefill_chunk` rows of it, so that they delay others less."""
         work: list[_Work] = []
         guesses: list[_Work] = []
         chunk = self._prefill_chunk
-        everyone: list[ModelDrafting | Speculation] = [*draftings, *speculations]
+        everyone: list[ModelDraft | Speculation] = [*drafts, *speculations]
         for each in everyone:
             lag = each.session.tree.lag
             rows = lag
@@ -241,7 +242,7 @@ class ModelDrafter:
                 chunk -= rows
             made = _Work(each, rows, reaches_root=0 < lag == rows)
             work.append(made)
-            if isinstance(each, ModelDrafting):
+            if isinstance(each, ModelDraft):
                 made.nodes = [] if lag else each.wanted()
             elif rows == lag:
                 guesses.append(made)
@@ -250,9 +251,9 @@ class ModelDrafter:
 
 
 def _fill(guesses: Sequence[_Work], rows: int, most: int, cost: StepCost) -> None:
-    """Add the most probable nodes of all sessions that speculate to a step of `rows` rows, while they are worth it.
+    """Add the most probable nodes of all speculations to a step of `rows` rows, while they are worth it.
 
-    The rows that are there already are as good as certain to be of use.
+    The rows that the step has already count as certain to be of use.
     """
     order = [(-_next_chance(work), place) for place, work in enumerate(guesses)]
     heapq.heapify(order)
@@ -269,7 +270,7 @@ def _fill(guesses: Sequence[_Work], rows: int, most: int, cost: StepCost) -> Non
 
 
 def _next_chance(work: _Work) -> float:
-    """Of the node that a session would compute next; 0 if it has none, or no row for it."""
+    """Chance of the node that a session would compute next; 0 if it has none, or no room for its row."""
     speculation, tree = work.of, work.of.session.tree
     assert isinstance(speculation, Speculation), "drafts come first, by themselves"
     if tree.room <= len(work.nodes):
@@ -278,7 +279,7 @@ def _next_chance(work: _Work) -> float:
 
 
 def _verified(held: SessionState, verifying: Verifying) -> list[Node]:
-    """The nodes of the round, made where the tree lacks them."""
+    """The nodes of the round; those that the tree lacks are added."""
     tokens: Sequence[int] = ()
     parents: Sequence[int] = ()
     if verifying.proposal is not None:

@@ -16,8 +16,8 @@ class Shape:
     """Longest path, most nodes, and how the nodes are chosen.
 
     Static: a node has `widths[d - 1]` children at depth d, 1 past the end; no widths make a chain.
-    Dynamic: the most probable nodes that hang from what is there, one at a time, and at the last all that may
-    still be added: those need no further row, so that `max_depth` steps of one row make the whole tree.
+    Dynamic: the most probable candidate, one at a time, and with the last step all nodes that may still be added:
+    those need no further row, so `max_depth` steps of one row make the whole tree.
     """
 
     max_depth: int
@@ -38,7 +38,7 @@ class Shape:
 
 
 def shape_of(budget: DraftBudget, acceptance: Acceptance, room: int = MAX_PROPOSAL_NODES) -> Shape:
-    """What a budget allows: rejection and block acceptance take chains, `room` is what the context leaves.
+    """What a budget allows. Rejection and block acceptance take chains; `room` is what the context leaves.
 
     Widths above 1 ask for a static tree; more nodes than tokens, and no widths, for a dynamic one.
     """

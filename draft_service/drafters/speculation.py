@@ -1,14 +1,14 @@
 """The outcomes of the round under verification, and the proposals prepared for them, most probable first.
 
-An outcome is an accepted node and the token that follows it, so it is a node of the tree too: a
-child, not proposed, of a node that is. Its proposal is the branch below it. What to compute next is
-always the node that is worth most: the product of chances along its path, less if its branch has a
-token already.
+An outcome is an accepted node and the token that follows it, so it is also a node of the tree: a
+child, which was not proposed, of a node that was. Its proposal is the branch below it. The node that
+is computed next is always the one that is worth most: the product of chances along its path, and less
+if its branch has a token already.
 
 Rejection and block acceptance: branches that hang from one accepted node share their noise, so how
 far one is drafted must not depend on what another drew (`exactness` §3: a branch length chosen by
-shared noise is biased). Their order therefore looks at the outcomes' chances and at depth, never at
-what a branch holds, and they begin with no row of theirs computed.
+shared noise is biased). So their order depends on the outcomes' chances and on depth, never on what
+a branch holds, and they begin with none of their rows computed.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from paceline.protocol.draft import DraftBudget
 from paceline.protocol.proposal import ROOT
 
 UNKNOWN_CHANCE = 0.8
-"""Chance of a verified token behind a row that is still to be computed: somebody thought it worth a round."""
+"""Chance of a verified token behind a row that is still to be computed: it was thought worth a round."""
 UNRANKED_CHANCE = 0.3
 """Chance of a verified token that the ranking does not hold."""
 DEEPER = 0.5
-"""What one token more in a proposal is worth beside the first: without that the round waits for several steps."""
+"""Worth of another token of a proposal relative to the first, without which the round waits for several steps."""
 WORTHLESS = 1e-3
 """Rows worth less than this are not computed."""
 
 
 @dataclass(eq=False)
 class _OutcomeBranch:
-    """An outcome's branch; `queued` of its nodes were queued, `floor` is the chance of the last of them."""
+    """An outcome's branch; its nodes before `queued` were queued, `floor` is the least chance among them."""
 
     node: int
     weight: float
@@ -49,7 +49,7 @@ class _OutcomeBranch:
 
 @dataclass(order=True)
 class _Entry:
-    """A node whose row is wanted; without an outcome it is verified itself. `urgency` is its worth, negated."""
+    """A node whose row is wanted; one without an outcome is under verification. `urgency` is its worth, negated."""
 
     urgency: float
     order: int
@@ -107,13 +107,13 @@ class Speculation:
         return entry.node
 
     def end(self) -> None:
-        """Queue nothing more for now: the tree is full, and of what is in it nothing is less probable."""
+        """Queue nothing more for now: the tree is full, and nothing in it is less probable."""
         self._queue.clear()
 
     def absorb(self) -> None:
         """The rows of a step are computed: go on from them."""
         taken, self._taken = self._taken, []
-        if self._tree.root not in self._rankings and self._tree.root.law is not None:
+        if self._tree.root not in self._rankings and self._tree.root.distribution is not None:
             self._expand(self._tree.root)
         for entry in taken:
             if entry.outcome is None:
@@ -133,7 +133,7 @@ class Speculation:
         return None if outcome is None else outcome.branch
 
     def learn(self, token_ids: Sequence[int]) -> None:
-        """See at which ranks the committed tokens stood."""
+        """Record at which ranks the committed tokens stood."""
         node = self._tree.root
         for token in token_ids:
             known = self._rankings.get(node)
@@ -147,9 +147,9 @@ class Speculation:
             node = child
 
     def _reach(self, node: Node, chance: float) -> None:
-        """Take a verified node in, with the chance that it is accepted, and what hangs from it."""
+        """Take in a verified node, with the chance that it is accepted, and the nodes below it."""
         self._chances[node] = chance
-        if node.law is not None:
+        if node.distribution is not None:
             self._expand(node)
             return
         if node is not self._tree.root:
@@ -175,13 +175,13 @@ class Speculation:
             self._reach_or_correct(child, above * UNRANKED_CHANCE)
 
     def _ranking(self, node: Node) -> Sequence[NextToken]:
-        assert node.law is not None, "its row is computed"
+        assert node.distribution is not None, "its row is computed"
         proposed = [child.token for child in self._proposed.get(node, ())]
         key = self._tree.root.position
-        return self._draws.ranking(node.law, proposed, self.session.ranks, node.position + 1, key)
+        return self._draws.ranking(node.distribution, proposed, self.session.ranks, node.position + 1, key)
 
     def _reach_or_correct(self, node: Node, chance: float) -> None:
-        """A node that was taken in before its parent's row was known is expanded after its parent."""
+        """Correct the chance of a node that was taken in before its parent's row was known; it is expanded later."""
         if node in self._chances:
             self._chances[node] = chance
         else:
@@ -201,7 +201,7 @@ class Speculation:
         self._queue_nodes(outcome)
 
     def _queue_nodes(self, outcome: _OutcomeBranch) -> None:
-        """Queue what would add to a branch; in its own order, since a node out of turn adds nothing."""
+        """Queue the nodes that would extend a branch, in the branch's own order: any other node adds nothing."""
         branch = outcome.branch
         for index in branch.wanted():
             if index >= outcome.queued:

@@ -27,10 +27,11 @@ MIN_RANKS = 8
 
 @dataclass
 class SessionState:
-    """`longest` is the number of tokens up to which it drafts, `proposed` the branch that a round can name.
+    """One session: its tree, and what its drafts depend on.
 
+    `longest` is the number of tokens up to which it drafts, `proposed` the branch that a round can name.
     `calibration` is shared by the sessions of one acceptance rule. `processors` are at the tree's root;
-    None: the chain is plain, or can't be followed here.
+    None: logits go through nothing before temperature, or through something that can't be followed here.
     """
 
     tree: DraftTree
@@ -43,7 +44,7 @@ class SessionState:
     processors: Processors | None = None
 
     def follow(self, token_ids: Sequence[int]) -> None:
-        """Take committed tokens in; processors that can't follow them are done without."""
+        """Take in committed tokens; processors that can't follow them are dropped."""
         if self.processors is not None:
             try:
                 self.processors.advance(token_ids)
@@ -51,9 +52,9 @@ class SessionState:
                 self._do_without(error)
 
     def processed(self, nodes: Sequence[Node], logits: Logits) -> Logits:
-        """The logits [n, V] after nodes, as the target's chain would have them before temperature.
+        """The logits [n, V] after nodes, processed as the target does before temperature.
 
-        Where the drafter knows no token that may come (a reduced vocabulary), its own logits: any guess will do.
+        A row in which a reduced vocabulary leaves no allowed token keeps its own logits: any guess will do.
         """
         if self.processors is None or not nodes:
             return logits
@@ -71,7 +72,7 @@ class SessionState:
         self.processors = None
 
     def shape(self, budget: DraftBudget, root: Node) -> Shape:
-        """Of a proposal that hangs from `root`."""
+        """The shape of a proposal that hangs from `root`."""
         return shape_of(budget, self.acceptance, self.longest - root.position - 1)
 
     def prepare_for(self, budget: DraftBudget) -> None:

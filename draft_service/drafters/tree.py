@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from weakref import ReferenceType, ref
 
-from draft_service.drafters.draws import Law
+from draft_service.drafters.draws import Distribution
 from paceline.engine.interface import StepItem
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES, ROOT
 
@@ -23,17 +23,17 @@ TREE_ROWS = 3 * MAX_PROPOSAL_NODES
 class Node:
     """A token at an absolute `position`.
 
-    `row` is where the engine holds it and `law` what its logits said of the next token; both are
-    None until its row is computed, which it can be only behind its parent's. Parents hold their
-    children and not the other way round: what a commit drops is freed at once, and not by a full
-    collection, which would stop the service for as long as a round takes.
+    `row` is where the engine holds it and `distribution` what its logits said of the next token; both are
+    None until its row is computed, which needs its parent's. Parents hold their children and
+    not the other way round, so what a commit drops is freed at once. A full garbage collection
+    would stop the service for as long as a round takes.
     """
 
     token: int
     position: int
     above: ReferenceType[Node] | None = field(default=None, repr=False)
     row: int | None = None
-    law: Law | None = field(default=None, repr=False)
+    distribution: Distribution | None = field(default=None, repr=False)
     children: dict[int, Node] = field(default_factory=dict, repr=False)
 
     @property
@@ -113,7 +113,7 @@ class DraftTree:
         """Drop the rows of a node and of all below it; the tokens stay, as tokens to be computed."""
         dropped = {*node.subtree()}
         for each in dropped:
-            each.row = each.law = None
+            each.row = each.distribution = None
         self._kept = [each for each in self._kept if each not in dropped]
 
     def forget(self) -> None:

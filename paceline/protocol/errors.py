@@ -9,7 +9,7 @@ into a gRPC status with `ErrorInfo` (and `RetryInfo`), `paceline.protocol.codec`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from pathlib import Path
 from typing import ClassVar
@@ -146,6 +146,12 @@ def require(condition: bool, name: str, value: object, limit: str) -> None:
     """Raise `InvalidInput` naming field, value and limit unless the condition holds."""
     if not condition:
         raise InvalidInput.of(name, value, limit)
+
+
+def require_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
+    """Raise `InvalidInput` naming the first token id outside the vocabulary."""
+    for token_id in ids:
+        require(0 <= token_id < vocab_size, name, token_id, f"in [0, {vocab_size}), the vocabulary")
 
 
 def _shortened(text: str, limit: int = 120) -> str:

@@ -1,19 +1,33 @@
-"""A service's side of its links: which session ids are open on each, and who works for them."""
+"""A service's sessions: all that are open, until when, and which ids they have on which link."""
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from paceline.protocol.codec import failure_of
-from paceline.protocol.errors import InvalidInput, PacelineError, UnknownSession
+from paceline.protocol.errors import (
+    DeadlineExceeded,
+    InternalError,
+    InvalidInput,
+    PacelineError,
+    PrefixMismatch,
+    UnknownSession,
+)
 from paceline.protocol.handshake import Welcome
-from paceline.protocol.session import Close
+from paceline.protocol.session import Close, SessionSpec
 from paceline.rpc.frames import FrameWriter
 from paceline.rpc.link import LinkHandler
 
-Session = TypeVar("Session")
-Opening = TypeVar("Opening", contravariant=True)
+logger = logging.getLogger(__name__)
+
+RETRY_AFTER_MS = 200
+"""Hint sent with `Overloaded` when a session can't be opened for now."""
 
 
 class SessionOwner(Protocol):
@@ -23,17 +37,94 @@ class SessionOwner(Protocol):
         """Queue an event for the other side; never blocks."""
 
     def forget(self, session_id: int) -> None:
-        """The worker has ended the session: its messages find nothing from now on."""
+        """The service has ended the session: its messages find nothing from now on."""
 
 
-class SessionWorker(Protocol[Session, Opening]):
-    """What sessions are opened on: a scheduler or a speculator."""
+@dataclass(eq=False)
+class ServedSession:
+    """What every session of a service has. `key` is its number within the service, `id` that on its link.
 
-    def open(self, owner: SessionOwner, facts: Opening) -> Session:
+    `closed` is set when it ends.
+    """
+
+    key: int
+    id: int
+    owner: SessionOwner
+    facts: SessionSpec
+    closed: bool = field(default=False, init=False)
+
+    def defect(self, error: Exception) -> InternalError:
+        """What the other side is told of an unexpected error; the log has the stack."""
+        return InternalError(f"session {self.id}: unexpected {type(error).__name__}; the service's log has the stack")
+
+    def _expect(self, name: str, expected: object, got: object) -> None:
+        if expected != got:
+            raise PrefixMismatch(
+                f"session {self.id} {name}: expected {expected}, got {got}",
+                metadata={"field": name, "expected": str(expected), "got": str(got)},
+            )
+
+
+Session = TypeVar("Session", bound=ServedSession)
+
+
+class SessionScheduler(ABC, Generic[Session]):
+    """What every scheduler does with its open sessions, on whatever links: when and how each ends."""
+
+    def __init__(self) -> None:
+        self._keys = itertools.count(1)
+        self._open: dict[Session, asyncio.TimerHandle | None] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def sessions(self) -> int:
+        """Sessions that are open."""
+        return len(self._open)
+
+    @abstractmethod
+    def open(self, owner: SessionOwner, command: Any) -> Session:
         """Begin a session; a `PacelineError` refuses it."""
 
     def close(self, session: Session) -> None:
-        """End a session; closing it again is harmless."""
+        """End a session; closing it again is harmless. What it holds is free when the running step ends."""
+        if session.closed:
+            return
+        session.closed = True
+        expiry = self._open.pop(session)
+        if expiry is not None:
+            expiry.cancel()
+        if not self._open:
+            self._idle.set()
+        self._release(session)
+
+    async def idle(self) -> None:
+        """Return once no session is open."""
+        await self._idle.wait()
+
+    @abstractmethod
+    def _release(self, session: Session) -> None:
+        """Free what is held of a session that has ended; called once."""
+
+    def _add(self, session: Session) -> None:
+        """Take a session in; it fails when its time runs out."""
+        self._idle.clear()
+        left_ms = session.facts.time_left_ms
+        loop = asyncio.get_running_loop()
+        self._open[session] = None if left_ms is None else loop.call_later(left_ms / 1e3, self._expire, session)
+
+    def _fail(self, session: Session, error: PacelineError) -> None:
+        """Tell the other side and end the session."""
+        if session.closed:
+            return
+        logger.warning("session failed: session=%d reason=%s error=%s", session.id, error.reason, error.message)
+        self.close(session)
+        session.owner.forget(session.id)
+        session.owner.send(failure_of(session.id, error, session_closed=True), urgent=False)
+
+    def _expire(self, session: Session) -> None:
+        limit = session.facts.time_left_ms
+        self._fail(session, DeadlineExceeded(f"session {session.id}: its time_left_ms = {limit} ran out"))
 
 
 class LinkSessions(Generic[Session]):
@@ -41,7 +132,7 @@ class LinkSessions(Generic[Session]):
 
     Args:
         open_kind: the class of the command that opens a session.
-        worker: what it is opened on.
+        scheduler: what it is opened on.
         handle: takes every command but opens and closes, with its session.
         writer: of the link.
     """
@@ -49,12 +140,12 @@ class LinkSessions(Generic[Session]):
     def __init__(
         self,
         open_kind: type[Any],
-        worker: SessionWorker[Session, Any],
+        scheduler: SessionScheduler[Session],
         handle: Callable[[Session, Any], None],
         writer: FrameWriter[Any],
     ) -> None:
         self._open_kind = open_kind
-        self._worker = worker
+        self._scheduler = scheduler
         self._handle = handle
         self._writer = writer
         self._sessions: dict[int, Session] = {}
@@ -77,33 +168,33 @@ class LinkSessions(Generic[Session]):
         """The link is gone, and its sessions with it."""
         sessions, self._sessions = self._sessions, {}
         for session in sessions.values():
-            self._worker.close(session)
+            self._scheduler.close(session)
 
     def send(self, event: Any, *, urgent: bool) -> None:
         """Queue an event for the coordinator."""
         self._writer.send(event, urgent)
 
     def show_life(self) -> None:
-        """Have a frame written, if the coordinator may be waiting for one: if a session of its is open."""
+        """Have a frame written, if the coordinator may be waiting for one: if one of its sessions is open."""
         if self._sessions:
             self._writer.show_life()
 
     def forget(self, session_id: int) -> None:
-        """The worker has ended a session."""
+        """The service has ended a session."""
         self._sessions.pop(session_id, None)
 
     def _open(self, command: Any) -> None:
         if command.session_id in self._sessions:
             raise InvalidInput.of("session_id", command.session_id, "new on the link; it is open")
         try:
-            self._sessions[command.session_id] = self._worker.open(self, command)
+            self._sessions[command.session_id] = self._scheduler.open(self, command)
         except PacelineError as error:
             self.send(failure_of(command.session_id, error, session_closed=True), urgent=False)
 
     def _close(self, command: Close) -> None:
         session = self._sessions.pop(command.session_id, None)
         if session is not None:
-            self._worker.close(session)
+            self._scheduler.close(session)
 
     def _session(self, session_id: int) -> Session:
         session = self._sessions.get(session_id)

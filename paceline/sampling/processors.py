@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.protocol.errors import InvalidInput, require
+from paceline.protocol.errors import InvalidInput, require_ids
 from paceline.protocol.sampling import SamplingParams
 
 Logits = NDArray[np.float32]
@@ -171,8 +171,7 @@ def check_ids(sampling: SamplingParams, end_token_ids: Sequence[int], vocab_size
     named = [("end_token_ids", end_token_ids), ("logit_bias id", [token_id for token_id, _ in sampling.logit_bias])]
     named += [("bad_words id", word) for word in sampling.bad_words]
     for name, ids in named:
-        for token_id in ids:
-            require(0 <= token_id < vocab_size, name, token_id, f"in [0, {vocab_size}), the vocabulary")
+        require_ids(name, ids, vocab_size)
 
 
 class _Bias:

@@ -11,10 +11,11 @@ from unittest import mock
 import pytest
 
 from coordinator.policy.cost_model import CostModel
-from coordinator.policy.drafting import UNTOLD_TOKENS, Drafting, DraftingSettings
-from coordinator.policy.request_policy import LEAST_PLAIN, Options, Plan
+from coordinator.policy.drafting import Drafting, DraftingSettings
+from coordinator.policy.plan import Options, Plan
+from coordinator.policy.request_policy import LEAST_PLAIN
 from coordinator.policy.throttle import Level, Throttle
-from coordinator.sessions.draft import DraftPeer
+from coordinator.sessions.draft import MAX_PENDING_TOKENS, DraftPeer
 from coordinator.sessions.target import TargetNext
 from coordinator.text.sequence import GenerationTask, Sequence
 from draft_service.session import DraftingSession
@@ -166,7 +167,7 @@ def test_what_was_missed_meanwhile_is_brought_along_when_it_may_draft_again(requ
 
 
 @pytest.mark.parametrize("speculation", [SpeculationSettings(off=True), SpeculationSettings(num_draft_tokens=0)])
-def test_a_request_that_proposes_nothing_runs_ahead_and_never_past_its_length(
+def test_a_request_that_proposes_nothing_is_leased_and_never_past_its_length(
     speculation: SpeculationSettings,
 ) -> None:
     request = Request(speculation)
@@ -177,7 +178,7 @@ def test_a_request_that_proposes_nothing_runs_ahead_and_never_past_its_length(
     assert Request(speculation, lease=0).drafting.lease == 0
 
 
-def test_a_request_with_a_drafter_does_not_run_ahead_at_first(request_: Request) -> None:
+def test_a_request_with_a_drafter_leases_nothing_at_first(request_: Request) -> None:
     request_.commit((5,))
     assert request_.drafting.lease == 0
 
@@ -192,7 +193,11 @@ def test_of_a_run_the_draft_hears_at_its_end_and_of_a_long_one_meanwhile(request
     request_.commit((9,), leased=1)
     request_.dispatched()
     commits = [command for command in request_.link.sent if isinstance(command, Commit)]
-    assert [len(commit.token_ids) for commit in commits] == [UNTOLD_TOKENS, UNTOLD_TOKENS, 41 - 2 * UNTOLD_TOKENS]
+    assert [len(commit.token_ids) for commit in commits] == [
+        MAX_PENDING_TOKENS,
+        MAX_PENDING_TOKENS,
+        41 - 2 * MAX_PENDING_TOKENS,
+    ]
     at = len(PROMPT) + 1
     for commit in commits:
         assert commit.committed_length == at
@@ -214,8 +219,8 @@ def test_what_the_draft_prepares_outcomes_for_is_told_before_a_run(request_: Req
     assert [len(commit.token_ids) for commit in commits] == [1, 2]
 
 
-def test_a_verdict_is_due_from_when_its_round_left_or_from_when_the_target_began_it(request_: Request) -> None:
-    request_.cost_model.costs.step.add(1, 20.0)
+def test_a_verdict_is_due_from_when_its_round_left_or_from_when_the_target_started_it(request_: Request) -> None:
+    request_.cost_model.costs.step.observe(1, 20.0)
     round_ = Round(1, len(PROMPT), ROOT, (5,))
     request_.commit((5,))
     assert request_.drafting.verdict_due_ms(round_, since_verdict_ms=7.0) == 20.0
@@ -223,7 +228,7 @@ def test_a_verdict_is_due_from_when_its_round_left_or_from_when_the_target_began
     assert request_.drafting.verdict_due_ms(round_, since_verdict_ms=7.0) == 13.0
 
 
-def test_under_load_a_run_ends_before_another_level_is_looked_at(request_: Request) -> None:
+def test_under_load_a_run_ends_before_another_level_is_tried(request_: Request) -> None:
     request_.throttle.fixed = Level.NONE
     for left in (1000, 7, 0):
         request_.throttle.left = left
@@ -275,7 +280,7 @@ class RandomPolicy:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_the_draft_can_follow_whatever_runs_ahead(seed: int) -> None:
+def test_the_draft_can_follow_whatever_is_leased(seed: int) -> None:
     """Every message fits what the draft service holds, and at the end it holds all that was told."""
     request = Request()
     drafting: Any = request.drafting
@@ -293,13 +298,13 @@ def test_the_draft_can_follow_whatever_runs_ahead(seed: int) -> None:
             session.accept(command)
         else:
             session.note(command)
-    assert len(request.sequence.ids) - session.committed_length < UNTOLD_TOKENS
+    assert len(request.sequence.ids) - session.committed_length < MAX_PENDING_TOKENS
 
 
 NGRAMS = SpeculationSettings(drafter="ngram")
 
 
-def test_a_match_is_staged_behind_a_round_of_a_run_for_the_outcome_that_it_expects() -> None:
+def test_a_match_is_prefetched_behind_a_round_of_a_run_for_the_outcome_that_it_expects() -> None:
     request = Request(NGRAMS)
     for token in (7, 8, 9, 10, 11, 12, 13) * 3:
         request.commit((token,), leased=3)
@@ -328,7 +333,7 @@ def test_a_match_is_staged_behind_a_round_of_a_run_for_the_outcome_that_it_expec
         (ROOT, 2, Proposal(1, (1,), (1.0,), supports=(SparseDistribution((1,), (1.0,)),))),
     ],
 )
-def test_what_was_wrongly_prepared_ends_the_draft_once_and_is_never_staged(
+def test_what_was_wrongly_prepared_ends_the_draft_once_and_is_never_prefetched(
     node: int, token: int, drafted: Proposal, caplog: pytest.LogCaptureFixture
 ) -> None:
     request = Request(SpeculationSettings(drafter="model", num_draft_tokens=2))
@@ -349,7 +354,7 @@ def test_what_was_wrongly_prepared_ends_the_draft_once_and_is_never_staged(
 
 
 @pytest.mark.parametrize("acceptance", [Acceptance.REJECTION, Acceptance.BLOCK])
-def test_nothing_is_staged_where_a_proposal_is_more_than_tokens(acceptance: Acceptance) -> None:
+def test_nothing_is_prefetched_where_a_proposal_is_more_than_tokens(acceptance: Acceptance) -> None:
     request = Request(NGRAMS, acceptance=acceptance)
     for token in (7, 8, 9, 10) * 4:
         request.commit((token,))
@@ -359,13 +364,13 @@ def test_nothing_is_staged_where_a_proposal_is_more_than_tokens(acceptance: Acce
     assert Request(NGRAMS).drafting.max_prefetched(round_) == 0, "no match"
 
 
-def test_what_the_target_has_begun_with_is_the_round_whatever_the_plan_was() -> None:
+def test_what_the_target_has_started_with_is_the_round_whatever_the_plan_was() -> None:
     request = Request(NGRAMS)
     self_started = chain(4, 5, 6)
     base = len(request.sequence.ids) - 1
     request.sequence.ids += (9,)
     request.drafting.commit(
-        Outcome(base, ROOT, 9), (9,), request.sequence, TargetNext(self_started=self_started, prefetches=True), ""
+        Outcome(base, ROOT, 9), (9,), request.sequence, TargetNext(self_started=self_started, can_prefetch=True), ""
     )
     drafted = asyncio.run(request.drafting.take(lambda: None))
     assert drafted.proposal == self_started
@@ -396,7 +401,9 @@ async def test_a_proposal_is_cut_to_the_rows_that_the_target_has_left(max_rows: 
 
 @pytest.mark.parametrize(("max_rows", "nodes"), TIGHT)
 @pytest.mark.parametrize("accepted", [0, 2])
-def test_a_staged_proposal_is_cut_to_the_rows_behind_its_outcome(max_rows: int, nodes: int, accepted: int) -> None:
+def test_a_prefetched_proposal_is_cut_to_the_rows_behind_its_outcome(
+    max_rows: int, nodes: int, accepted: int
+) -> None:
     request = Request(TREES, max_rows=max_rows)
     request.commit((5,) * (51 - accepted))
     request.dispatched()

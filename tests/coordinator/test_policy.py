@@ -8,16 +8,14 @@ import numpy as np
 import pytest
 
 from coordinator.policy.cost_model import CostModel
+from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.request_policy import (
     LEAST_PLAIN,
     MARGIN,
     MAX_MODEL_TOKENS,
     QUIET_ROUNDS,
-    SHORT_RUN,
-    Options,
-    Plan,
+    SHORT_LEASE,
     RequestPolicy,
-    Source,
     survival,
 )
 from coordinator.policy.restraint import GUARD_PAUSE, GUARD_ROUNDS
@@ -60,7 +58,7 @@ def taught(
     cost_model = CostModel()
     for rows in range(1, 81):
         for _ in range(30):
-            cost_model.costs.verify.add(rows, PLAIN_MS + ROW_MS * (rows - 1))
+            cost_model.costs.verify.observe(rows, PLAIN_MS + ROW_MS * (rows - 1))
     if share is not None:
         accepts(fresh(cost_model, acceptance), share, step_ms)
     return cost_model, fresh(cost_model, acceptance)
@@ -135,7 +133,7 @@ def test_a_queue_that_every_round_stands_in_is_no_reason_not_to_wait() -> None:
     assert cost_model.costs.wait(4) == pytest.approx(alone)
 
 
-def test_what_the_target_begins_by_itself_stands_in_no_queue_and_hides_none() -> None:
+def test_what_the_target_starts_by_itself_stands_in_no_queue_and_hides_none() -> None:
     """A round that missed must be sent, with a draft or without: those are what a wait is held against."""
     cost_model, policy = taught(0.7)
     alone = cost_model.costs.wait(4)
@@ -299,23 +297,23 @@ def run_for(policy: RequestPolicy, options: Options, rounds: int) -> list[Plan]:
     return plans
 
 
-def test_what_never_has_a_proposal_runs_ahead_by_little_and_soon() -> None:
+def test_what_never_has_a_proposal_is_leased_little_and_soon() -> None:
     cost_model, policy = taught()
     sent_and_ahead(cost_model)
     plans = run_for(policy, RUN, 30)
     assert [plan.lease for plan in plans[:3]] == [0, 0, 0]
-    assert all(SHORT_RUN <= plan.lease <= 30 // QUIET_ROUNDS for plan in plans[10:])
+    assert all(SHORT_LEASE <= plan.lease <= 30 // QUIET_ROUNDS for plan in plans[10:])
     assert policy.plan(dataclasses.replace(RUN, lease=2)).lease == 2
 
 
-def test_where_matches_can_be_staged_a_run_is_as_long_as_it_may_be() -> None:
+def test_where_matches_can_be_prefetched_a_run_is_as_long_as_it_may_be() -> None:
     cost_model, policy = taught()
     sent_and_ahead(cost_model)
-    plans = run_for(policy, dataclasses.replace(RUN, prefetches=True), 30)
+    plans = run_for(policy, dataclasses.replace(RUN, can_prefetch=True), 30)
     assert all(plan.lease == RUN.lease for plan in plans[10:])
 
 
-def test_a_match_is_staged_where_it_is_worth_the_message() -> None:
+def test_a_match_is_prefetched_where_it_is_worth_the_message() -> None:
     _, policy = taught()
     assert policy.worth_prefetching(40, 30) > 4
     assert policy.worth_prefetching(40, 1) == 1
@@ -334,7 +332,7 @@ def test_runs_grow_while_nothing_is_worth_proposing_and_are_short_again_after_wh
     assert next(plan.lease for plan in run_for(policy, RUN, 30) if plan.lease) < lengths[-1]
 
 
-def test_without_a_round_trip_to_save_nothing_runs_ahead() -> None:
+def test_without_a_round_trip_to_save_nothing_is_leased() -> None:
     _, policy = taught()
     assert not any(plan.lease for plan in run_for(policy, dataclasses.replace(RUN, lease=0), 30))
     cost_model, policy = taught()
@@ -353,7 +351,7 @@ def test_a_match_ends_the_run_and_is_proposed_behind_it() -> None:
     assert policy.plan(RUN).lease == 0, "where there was something to propose there may be more"
 
 
-def test_where_the_target_runs_ahead_a_proposal_must_be_worth_the_round_trip() -> None:
+def test_where_rounds_are_leased_a_proposal_must_be_worth_the_round_trip() -> None:
     cost_model, policy = taught()
     sent_and_ahead(cost_model)
     for _ in range(400):
@@ -376,7 +374,7 @@ def test_a_run_ends_in_time_for_a_probe() -> None:
     leased, probes, ran = 0, [], 0
     for number in range(400):
         plan = policy.plan(dataclasses.replace(options, leased=leased))
-        assert not (leased and plan.source is not Source.NONE), "a round that was begun carries no proposal"
+        assert not (leased and plan.source is not Source.NONE), "a round that was started carries no proposal"
         ran += leased > 0
         leased = max(leased - 1, plan.lease)
         if plan.source is Source.WAIT:
@@ -386,47 +384,47 @@ def test_a_run_ends_in_time_for_a_probe() -> None:
     assert ran > 200
 
 
-def test_what_the_guard_holds_runs_ahead_as_long_as_it_holds() -> None:
+def test_what_the_guard_holds_is_leased_as_long_as_it_holds() -> None:
     cost_model, policy = taught(0.9)
     cost_model.costs.plain.add(PLAIN_MS)
     cached = Proposal(1, (7,) * 4, (0.9,) * 4, drafter="model")
     while not policy._guard.left:
         policy.learn(Plan(Source.CACHED, 4), record(5, 0, 4, round_ms=3 * PLAIN_MS), cached, ())
-    grants = []
+    leases = []
     while (plan := policy.plan(dataclasses.replace(RUN, cached=cached, drafts=True))).source is Source.NONE:
-        grants.append(plan.lease)
-    assert grants == list(range(GUARD_PAUSE[0] - 1, -1, -1))
+        leases.append(plan.lease)
+    assert leases == list(range(GUARD_PAUSE[0] - 1, -1, -1))
 
 
 @pytest.mark.parametrize("acceptance", [Acceptance.REJECTION, Acceptance.BLOCK])
 def test_how_far_a_run_goes_does_not_depend_on_draft_probabilities(acceptance: Acceptance) -> None:
     """`exactness` §7, with the same check that the test can fail."""
 
-    def grants(rule: Acceptance, q: float) -> list[int]:
+    def leases(rule: Acceptance, q: float) -> list[int]:
         cost_model, policy = taught(0.02, acceptance=rule)
         sent_and_ahead(cost_model)
         cached = Proposal(1, (7,) * 8, (q,) * 8, drafter="model")
         policy.plan(dataclasses.replace(RUN, cached=cached))
         return [plan.lease for plan in run_for(policy, RUN, 30)]
 
-    assert grants(acceptance, 0.01) == grants(acceptance, 0.99)
-    assert grants(Acceptance.COUPLED, 0.01) != grants(Acceptance.COUPLED, 0.99)
+    assert leases(acceptance, 0.01) == leases(acceptance, 0.99)
+    assert leases(Acceptance.COUPLED, 0.01) != leases(Acceptance.COUPLED, 0.99)
 
 
-def test_a_target_only_token_costs_what_it_costs_where_the_target_runs_ahead() -> None:
+def test_a_target_only_token_costs_what_it_costs_where_rounds_are_leased() -> None:
     """The guard and the marginal rule must not compare drafting with a round trip that nobody need pay."""
     cost_model = CostModel()
     policy = RequestPolicy(cost_model, "auto", Acceptance.COUPLED, greedy=True)
     for _ in range(60):
         policy.learn(Plan(), record(self_started=True, round_ms=PLAIN_MS), None, ())
         policy.learn(Plan(), record(round_ms=PLAIN_MS + TRIP_MS), None, ())
-    assert cost_model.costs.trip == pytest.approx(TRIP_MS)
+    assert cost_model.costs.round_trip == pytest.approx(TRIP_MS)
     for _ in range(300):
         policy.learn(Plan(), record(round_ms=PLAIN_MS + TRIP_MS), None, ())
     assert cost_model.costs.plain.value == pytest.approx(PLAIN_MS, rel=0.01)
 
 
-def test_what_a_step_takes_longer_for_being_sent_is_part_of_the_fare() -> None:
+def test_what_a_step_takes_longer_for_being_sent_is_part_of_the_cost_of_sending() -> None:
     cost_model = CostModel()
     policy = RequestPolicy(cost_model, "auto", Acceptance.COUPLED, greedy=True)
     slower = 1.5
@@ -434,8 +432,8 @@ def test_what_a_step_takes_longer_for_being_sent_is_part_of_the_fare() -> None:
     for _ in range(60):
         policy.learn(Plan(), record(self_started=True, round_ms=PLAIN_MS), None, ())
         policy.learn(Plan(), record(round_ms=PLAIN_MS + slower + TRIP_MS, target=cold), None, ())
-    assert cost_model.costs.trip == pytest.approx(TRIP_MS)
-    assert cost_model.costs.fare == pytest.approx(TRIP_MS + slower)
+    assert cost_model.costs.round_trip == pytest.approx(TRIP_MS)
+    assert cost_model.costs.sending == pytest.approx(TRIP_MS + slower)
     assert cost_model.costs.plain.value == pytest.approx(PLAIN_MS, rel=0.01)
 
 

@@ -1,4 +1,4 @@
-"""Rounds beside a link that answers as a target does: what a slow client lets run ahead."""
+"""Rounds beside a link that answers as a target does: how many a slow client lets be leased."""
 
 from __future__ import annotations
 
@@ -116,4 +116,4 @@ async def test_a_whole_text_takes_few_messages() -> None:
     records = stats.build().records
     assert [record.base_length for record in records] == [len(PROMPT) - 1 + place for place in range(LENGTH)]
     assert [record.self_started for record in records] == [False] + [True] * (LENGTH - 1)
-    assert link.leased == len(PROMPT) + LENGTH - 2, "nothing is granted beyond the text"
+    assert link.leased == len(PROMPT) + LENGTH - 2, "nothing is leased beyond the text"

@@ -24,7 +24,7 @@ PROPOSAL = Proposal(1, (4, 5), (1.0, 1.0))
 
 
 class RecordingLink:
-    """Stands for a link that is up, to a target that lets `max_lease` rounds run ahead."""
+    """Stands for a link that is up, to a target that takes leases of `max_lease` rounds."""
 
     is_up = True
     name = "target"
@@ -108,7 +108,7 @@ async def pending(request: Request, lease: int = 0, proposal: Proposal | None = 
 
 
 def bases(commands: list[TargetCommand]) -> list[tuple[int, int]]:
-    """Base length and grant of the rounds among some commands."""
+    """Base length and lease of the rounds among some commands."""
     return [(command.base_length, command.lease) for command in commands if isinstance(command, Round)]
 
 
@@ -143,7 +143,7 @@ async def test_a_run_is_extended_before_it_ends_and_not_at_every_round() -> None
     assert sent == [(base, 8) for base in range(2, 42, 4)]
 
 
-async def test_a_target_is_granted_no_more_than_it_takes() -> None:
+async def test_a_target_is_leased_no_more_than_it_takes() -> None:
     request = Request(RecordingLink(max_lease=2))
     task = await pending(request, lease=16)
     assert bases(request.link.take()) == [(2, 2)]

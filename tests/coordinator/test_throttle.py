@@ -40,14 +40,14 @@ class Machine:
 
 
 @pytest.mark.parametrize("best", list(Level))
-def test_most_time_goes_to_the_best_level_and_little_to_looking(best: Level) -> None:
+def test_most_time_goes_to_the_best_level_and_little_to_trials(best: Level) -> None:
     machine = Machine(4)
     rates = {level: 1.5 if level is best else 0.3 for level in Level}
     machine.run(20_000, rates)
     machine.ms_at = dict.fromkeys(Level, 0.0)
     machine.run(400_000, rates)
     assert machine.ms_at[best] > 0.98 * sum(machine.ms_at.values())
-    assert all(machine.ms_at.values()), "every level is looked at again"
+    assert all(machine.ms_at.values()), "every level is tried again"
 
 
 def test_a_level_that_became_better_is_found() -> None:
@@ -77,7 +77,7 @@ def test_target_only_requests_say_what_target_only_is_worth() -> None:
     for _ in range(15):
         seen.add(machine.throttle.level)
         machine.run(100, {Level.NONE: 1.0, Level.NGRAM: 1.2, Level.FULL: 1.1})
-    assert seen == {Level.NGRAM, Level.FULL}, "target-only needs no look of its own yet"
+    assert seen == {Level.NGRAM, Level.FULL}, "target-only needs no trial of its own yet"
 
 
 def test_more_requests_begin_with_what_fewer_have_learned() -> None:
@@ -124,7 +124,7 @@ class Turning(Machine):
         self.rounds += 1
 
 
-def test_what_the_way_to_a_look_and_back_costs_counts_as_the_looks() -> None:
+def test_what_the_change_to_a_trial_and_back_costs_counts_as_the_trials() -> None:
     machine = Turning(4)
     rates = {Level.NONE: 1.0, Level.NGRAM: 0.8, Level.FULL: 0.25}
     machine.run(50_000, rates)
@@ -134,7 +134,7 @@ def test_what_the_way_to_a_look_and_back_costs_counts_as_the_looks() -> None:
     assert 0 < lost < 0.0125 * (machine.now - self_started)
 
 
-def test_a_first_look_at_a_bad_time_does_not_count_for_long() -> None:
+def test_a_first_trial_at_a_bad_time_does_not_count_for_long() -> None:
     machine = Machine(4)
     rates = {Level.NONE: 1.4, Level.NGRAM: 0.9, Level.FULL: 1.0}
     machine.run(2_000, rates | {Level.NONE: 0.3})
@@ -162,8 +162,8 @@ class Slow(Turning):
         return 0.5 * tokens_per_round[level]
 
 
-def test_looks_that_end_early_do_not_say_how_good_a_level_is() -> None:
-    """Six slow rounds outlast what settles and what a look gets that goes badly."""
+def test_trials_that_end_early_do_not_say_how_good_a_level_is() -> None:
+    """Six slow rounds outlast what settles and what a trial gets that goes badly."""
     machine = Slow(4)
     rates = {Level.NONE: 1.0, Level.NGRAM: 0.9, Level.FULL: 1.2}
     machine.run(200_000, rates)
@@ -215,7 +215,7 @@ def test_few_requests_are_left_to_their_own_policy() -> None:
 
 
 class Forecasts(Machine):
-    """Holds what is said of the rounds before a look against when it comes."""
+    """Holds what is said of the rounds before a trial against when it comes."""
 
     def __init__(self, requests: int) -> None:
         super().__init__(requests)
@@ -237,7 +237,7 @@ class Forecasts(Machine):
             self.latest_promise = 0.0
 
 
-def test_how_long_target_only_lasts_is_told_so_that_runs_end_before_a_look() -> None:
+def test_how_long_target_only_lasts_is_told_so_that_runs_end_before_a_trial() -> None:
     machine = Forecasts(8)
     machine.run(400_000, {Level.NONE: 1.0, Level.NGRAM: 0.8, Level.FULL: 0.5})
     assert machine.throttle.level is Level.NONE or machine.ms_at[Level.NONE] > 390_000
@@ -245,7 +245,7 @@ def test_how_long_target_only_lasts_is_told_so_that_runs_end_before_a_look() -> 
     assert machine.broken == 0
 
 
-def test_while_requests_differ_nothing_is_looked_at_and_target_only_lasts() -> None:
+def test_while_requests_differ_nothing_is_tried_and_target_only_lasts() -> None:
     machine = Machine(8)
     machine.throttle.enter(0.0, follows=False, off=True)
     machine.run(100_000, dict.fromkeys(Level, 1.0))

@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from draft_service.drafters.cost import StepCost
 from draft_service.drafters.interface import Prepared
-from draft_service.drafters.model import ModelDrafter, ModelDrafting
+from draft_service.drafters.model import ModelDraft, ModelDrafter
 from draft_service.drafters.speculation import Speculation
+from paceline.costs.step_cost import StepCost
 from paceline.engine.interface import NO_PREFIX, Engine, EngineInfo, Logits, Prefix, StepPlan
 from paceline.engine.table.engine import TableEngine
 from paceline.models.table_names import TableSpec
@@ -111,7 +111,7 @@ class Driver:
         self.offer = drafting.proposal()
         return self.offer
 
-    def begin(self, budget: DraftBudget) -> ModelDrafting:
+    def begin(self, budget: DraftBudget) -> ModelDraft:
         return self.drafter.begin(self.session, budget, next(self._ids))
 
     def verify(

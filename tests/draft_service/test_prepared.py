@@ -95,9 +95,9 @@ class _KeyedByTheRoundBefore(Branch):
 
     def _children(self, index: int) -> tuple[float, list[NextToken]]:
         node = self.node(index)
-        assert node.law is not None
+        assert node.distribution is not None
         before = self.root.position - 1
-        children = [*self._draws.proposed(node.law, 1, node.position + 1, before)]
+        children = [*self._draws.proposed(node.distribution, 1, node.position + 1, before)]
         return children[0].q, children
 
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from draft_service.drafters.calibration import Calibration
-from draft_service.drafters.cost import StepCost
 from draft_service.drafters.draws import NextToken, PreDrawnDraws
 from draft_service.drafters.model import ModelDrafter
 from draft_service.drafters.speculation import WORTHLESS, Speculation
 from draft_service.drafters.tree import TREE_ROWS
+from paceline.costs.step_cost import StepCost
 from paceline.engine.table.engine import TableModel
 from paceline.models.table_names import TableSpec
 from paceline.protocol.draft import DraftBudget
@@ -132,12 +132,12 @@ def lengths_by_step(acceptance: Acceptance, seed: int, *, disturb: bool) -> list
     driver.draft(K4)
     proposed = PreDrawnDraws.proposed
 
-    def other(self: PreDrawnDraws, law: Any, width: int, position: int, round_key: int) -> Any:
-        first = proposed(self, law, width, position, round_key)[0]
-        others = [i for i, token in enumerate(law.support.token_ids) if token != first.token]
+    def other(self: PreDrawnDraws, distribution: Any, width: int, position: int, round_key: int) -> Any:
+        first = proposed(self, distribution, width, position, round_key)[0]
+        others = [i for i, token in enumerate(distribution.support.token_ids) if token != first.token]
         if not others:
             return (first,)
-        return (NextToken(law.support.token_ids[others[0]], law.support.probabilities[others[0]]),)
+        return (NextToken(distribution.support.token_ids[others[0]], distribution.support.probabilities[others[0]]),)
 
     lengths = []
     with mock.patch.object(PreDrawnDraws, "proposed", other if disturb else proposed):

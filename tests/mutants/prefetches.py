@@ -1,6 +1,6 @@
-"""A session of the target that begins staged rounds, driven as the scheduler drives it, and mutants of it.
+"""A session of the target that starts prefetched rounds, driven as the scheduler drives it, and mutants of it.
 
-Every round carries a proposal, a tree now and then, and stages proposals for all outcomes that it can have, some
+Every round carries a proposal, a tree now and then, and prefetches proposals for all outcomes that it can have, some
 of them wrong. The exact one draws the text of target-only rounds, to the token. A mutant overrides one seam.
 """
 
@@ -24,7 +24,7 @@ PARENTS = ((-1, 0, 1), (-1, -1, 0, 1), (-1, 0, -1, 2))
 """A chain, and trees whose accepted path does not stand in place."""
 
 
-class Stages:
+class PrefetchedRounds:
     """The exact algorithm."""
 
     def __init__(self, seed: int, *, prefetches: bool) -> None:
@@ -46,12 +46,12 @@ class Stages:
         self.self_started = 0
 
     def text(self) -> tuple[int, ...]:
-        """Send each round that the target has not begun, until the text ends; what is behind the end is cut off."""
+        """Send each round that the target has not started, until the text ends; what is behind the end is cut off."""
         node = ROOT
         while not self.ended():
             if self.session.pending is None:
                 self.session.accept(Round(1, len(self.ids) - 1, node, (self.ids[-1],), self.proposal()), INFO, 0.0)
-            assert self.session.pending is not None, "it was sent, or it was begun"
+            assert self.session.pending is not None, "it was sent, or it was started"
             round_ = self.session.pending.round_
             if self.prefetches:
                 self.session.prefetch(self.prefetched(round_), INFO)
@@ -59,7 +59,7 @@ class Stages:
             decision = acceptance.decide(Acceptance.COUPLED, round_, verdict, self.facts.noise)
             node = decision.node
             self.ids += decision.committed
-            self.self_started += self.session.lease(INFO, 0.0)
+            self.self_started += self.session.start_next(INFO, 0.0)
         return tuple(self.ids[len(PROMPT) : self.end()])
 
     def ended(self) -> bool:
@@ -110,7 +110,7 @@ class Stages:
 
 
 class SeamedSession(Session):
-    """Begins what it finds by what `found_by` looks at."""
+    """Starts what it finds by what `found_by` looks at."""
 
     def found_by(self, outcome: Outcome) -> tuple[int, ...]:
         return outcome.base_length, outcome.node, outcome.next_token
@@ -157,10 +157,10 @@ class KeyedAsIfAllWereAccepted(SeamedSession):
         return replace(prefetched, base_length=round_.first_position + max(round_.proposal.depths))
 
 
-def mutant(kind: type[Session]) -> type[Stages]:
+def mutant(kind: type[Session]) -> type[PrefetchedRounds]:
     """The algorithm over another kind of session."""
 
-    class Mutant(Stages):
+    class Mutant(PrefetchedRounds):
         def make_session(self, rows: int) -> Session:
             return kind(1, 1, mock.Mock(), self.facts, rows, arrived=0.0, prefilled=len(PROMPT) - 1)
 

@@ -1,4 +1,4 @@
-"""A session of the target that runs ahead, driven as the scheduler drives it over a table model, and mutants of it.
+"""A session of the target under a lease, driven as the scheduler drives it over a table model, and mutants of it.
 
 The exact one draws the text of rounds that are sent one by one, to the token.
 A mutant overrides one seam.
@@ -51,7 +51,7 @@ class Runs:
         self.ids = list(PROMPT)
 
     def text(self, lease: int) -> tuple[int, ...]:
-        """Send rounds that let so many run ahead, until the text ends."""
+        """Send rounds that lease so many, until the text ends."""
         while self.ids[-1] != END and len(self.ids) < self.facts.max_length:
             self.leased = Round(1, len(self.ids) - 1, ROOT, (self.ids[-1],), lease=lease)
             self.session.accept(self.leased, INFO, 0.0)
@@ -66,7 +66,7 @@ class Runs:
         self.processors.advance(self.committed(round_))
         verdict = verify(MODEL.logits(self.ids)[np.newaxis], self.facts, self.drawn_as(round_), self.processors)
         self.session.remember(round_, replace(verdict, base_length=round_.base_length), INFO)
-        self.session.lease(INFO, 0.0)
+        self.session.start_next(INFO, 0.0)
         return verdict
 
     # Seams.
@@ -80,7 +80,7 @@ class Runs:
         return round_
 
 
-class KeyedByItsGrant(Runs):
+class KeyedByItsLease(Runs):
     """Every draw of a run carries the round key of the round that was sent."""
 
     def drawn_as(self, round_: Round) -> Round:
@@ -88,7 +88,7 @@ class KeyedByItsGrant(Runs):
         return replace(round_, base_length=base_length, committed=(0,) * (round_.first_position - base_length))
 
 
-class AtItsGrantsPosition(Runs):
+class AtItsLeasesPosition(Runs):
     """The position does not move on in a run."""
 
     def drawn_as(self, round_: Round) -> Round:
@@ -112,7 +112,7 @@ class RunsOnBehindTheEnd(Runs):
 
 
 class RunsOnBeyondItsLength(Runs):
-    """A run ends where it was granted to, and nowhere else."""
+    """A run ends where its lease does, and nowhere else."""
 
     def __init__(self, acceptance: Acceptance, seed: int) -> None:
         super().__init__(acceptance, seed)

@@ -92,8 +92,8 @@ def test_a_run_draws_the_text_of_rounds_that_are_sent(acceptance: Acceptance) ->
     ("mutant", "acceptances"),
     [
         # Coupled draws carry no round key: there is nothing to get wrong.
-        (runs.KeyedByItsGrant, REJECTION),
-        (runs.AtItsGrantsPosition, tuple(Acceptance)),
+        (runs.KeyedByItsLease, REJECTION),
+        (runs.AtItsLeasesPosition, tuple(Acceptance)),
         (runs.ProcessorsDontSeeTheRun, tuple(Acceptance)),
         (runs.RunsOnBehindTheEnd, tuple(Acceptance)),
         (runs.RunsOnBeyondItsLength, tuple(Acceptance)),
@@ -105,7 +105,7 @@ def test_the_text_gives_the_run_away(mutant: type[runs.Runs], acceptances: tuple
         assert run_texts(mutant, acceptance, 64) != run_texts(runs.Runs, acceptance, 0)
 
 
-def staged_text(algorithm: type[prefetches.Stages], seed: int) -> tuple[int, ...] | str:
+def prefetched_text(algorithm: type[prefetches.PrefetchedRounds], seed: int) -> tuple[int, ...] | str:
     """The text, or that the session refused to go on where the coordinator was."""
     try:
         return algorithm(seed, prefetches=True).text()
@@ -113,21 +113,21 @@ def staged_text(algorithm: type[prefetches.Stages], seed: int) -> tuple[int, ...
         return "refused"
 
 
-def staged_texts(algorithm: type[prefetches.Stages]) -> list[tuple[int, ...] | str]:
-    return [staged_text(algorithm, seed) for seed in range(24)]
+def prefetched_texts(algorithm: type[prefetches.PrefetchedRounds]) -> list[tuple[int, ...] | str]:
+    return [prefetched_text(algorithm, seed) for seed in range(24)]
 
 
 def target_only_texts() -> list[tuple[int, ...] | str]:
     return [runs.Runs(Acceptance.COUPLED, seed).text(0) for seed in range(24)]
 
 
-def test_begun_rounds_draw_the_text_of_rounds_that_are_sent() -> None:
+def test_self_started_rounds_draw_the_text_of_rounds_that_are_sent() -> None:
     sent: list[tuple[int, ...] | str] = []
     self_started = 0
     for seed in range(24):
-        one = prefetches.Stages(seed, prefetches=True)
-        assert one.text() == prefetches.Stages(seed, prefetches=False).text()
-        sent.append(prefetches.Stages(seed, prefetches=False).text())
+        one = prefetches.PrefetchedRounds(seed, prefetches=True)
+        assert one.text() == prefetches.PrefetchedRounds(seed, prefetches=False).text()
+        sent.append(prefetches.PrefetchedRounds(seed, prefetches=False).text())
         self_started += one.self_started
     assert sent == target_only_texts()
     assert self_started > 24, "about half of the rounds"
@@ -142,8 +142,8 @@ def test_begun_rounds_draw_the_text_of_rounds_that_are_sent() -> None:
         prefetches.KeyedAsIfAllWereAccepted,
     ],
 )
-def test_the_text_or_a_refusal_gives_away_a_round_that_should_not_have_begun(kind: type[Session]) -> None:
-    assert staged_texts(prefetches.mutant(prefetches.SeamedSession)) == target_only_texts(), (
+def test_the_text_or_a_refusal_gives_away_a_round_that_should_not_have_started(kind: type[Session]) -> None:
+    assert prefetched_texts(prefetches.mutant(prefetches.SeamedSession)) == target_only_texts(), (
         "the seam itself is exact"
     )
-    assert staged_texts(prefetches.mutant(kind)) != target_only_texts()
+    assert prefetched_texts(prefetches.mutant(kind)) != target_only_texts()

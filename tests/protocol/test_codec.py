@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.policy.prefetch import MAX_STAGED_NODES
+from coordinator.policy.prefetch import MAX_PREFETCHED_NODES
 from paceline.protocol import codec
 from paceline.protocol import sampling as t
 from paceline.protocol.draft import (
@@ -435,7 +435,7 @@ def _chain(entries: int) -> Proposal:
 
 def _prefetched(session: int, base: int, longest: int) -> Prefetch:
     """As many outcomes as may be prefetched for a round, with proposals so long; each is sent once."""
-    outcomes = [Outcome(base, node, LARGE_ID) for node in range(MAX_STAGED_NODES // longest)]
+    outcomes = [Outcome(base, node, LARGE_ID) for node in range(MAX_PREFETCHED_NODES // longest)]
     return Prefetch(session, base, tuple((each, _chain(0).first(longest)) for each in outcomes))
 
 

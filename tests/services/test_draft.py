@@ -15,6 +15,7 @@ from paceline.protocol.session import Close, Failure
 from paceline.sampling.distribution import processed_scores, sparse_support, support_scores
 from paceline.sampling.noise import Stream
 from paceline.sampling.racing import race
+from tests.services.expected import next_token, own_tokens
 from tests.services.harness import (
     LAW,
     NOISE,
@@ -27,7 +28,6 @@ from tests.services.harness import (
     eventually,
     linked,
 )
-from tests.services.law import next_token, own_tokens
 
 PREFIX = (1, 2, 3, 4, 5)
 K4 = DraftBudget(max_tokens=4)

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from draft_service import scheduler as scheduler
+from draft_service import scheduler
 from draft_service.drafters.model import ROWS_PER_STEP
 from draft_service.servicer import DraftServicer
 from paceline.protocol.draft import Commit, DraftBudget, DraftedProposal, DraftOpened, Verifying
 from paceline.protocol.proposal import ROOT, Acceptance, Outcome, Proposal
 from paceline.protocol.session import Close, Failure
+from tests.services.expected import own_tokens
 from tests.services.harness import (
     Events,
     RecordingEngine,
@@ -25,7 +26,6 @@ from tests.services.harness import (
     eventually,
     linked,
 )
-from tests.services.law import own_tokens
 
 PREFIX = (1, 2, 3, 4, 5)
 BASE = len(PREFIX) - 1
@@ -134,7 +134,8 @@ async def test_a_miss_is_drafted_just_in_time() -> None:
         answer = await events.of(DraftedProposal, 1)
         assert answer.outcome == Outcome(BASE, 0, missed)
         assert answer.proposal.token_ids == tuple(own_tokens([*PREFIX, *tokens], 3))
-        assert servicer.status().steps == steps + 3
+        # The proposal leaves before its last step is counted.
+        await eventually(lambda: servicer.status().steps == steps + 3, "three steps, one for each token")
 
 
 async def test_a_commit_between_two_steps_takes_the_branch_as_it_stands() -> None:
@@ -176,10 +177,10 @@ async def test_a_commit_ends_speculation_within_a_step() -> None:
 
 async def test_fan_out_zero_prepares_nothing() -> None:
     async with drafted() as (_, servicer, events, proposal):
-        steps = servicer.status().steps
+        await eventually(lambda: servicer.status().steps == 3, "the proposal's steps are counted")
         events.link.send(Verifying(1, BASE, proposal.proposal_id, 3, budget=DraftBudget(max_tokens=3)))
         assert not await settled(events, servicer)
-        assert servicer.status().steps == steps
+        assert servicer.status().steps == 3
 
 
 @pytest.mark.parametrize("inline", [(7, 9), ()], ids=["made elsewhere", "target-only"])
@@ -359,7 +360,7 @@ async def test_sessions_share_steps_and_drafts_come_first() -> None:
 
 
 async def test_prepared_proposals_after_a_commit_are_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mutation of the test above: a speculator that sends a stopped speculation's results is noticed."""
+    """The mutation of the test above: a scheduler that sends a stopped speculation's results is noticed."""
 
     def keeps(self: scheduler.DraftScheduler, session: Any) -> None:
         self._drafting.pop(session, None)

@@ -16,9 +16,10 @@ from paceline.protocol.proposal import MAX_PROPOSAL_NODES, ROOT
 from paceline.protocol.sampling import NoiseKey
 from paceline.protocol.session import Close, Failure
 from paceline.protocol.target import Round, TargetOpened, Verdict
-from target_service.batching import BatchingWindow, Window
+from target_service.batching import Batcher, BatchingWindow
 from target_service.scheduler import TargetScheduler
 from target_service.session import Session
+from tests.services.expected import next_token, own_tokens
 from tests.services.harness import (
     Events,
     RecordingEngine,
@@ -31,7 +32,6 @@ from tests.services.harness import (
     target_service,
     verdict_of,
 )
-from tests.services.law import next_token, own_tokens
 
 SYSTEM = tuple(random.Random(3).choices(range(32), k=200))
 LONG = TableSpec(vocab=32, seed=3, max_length=8192)
@@ -175,13 +175,13 @@ async def test_a_chunk_waits_for_streams_that_are_about_to_be_back(monkeypatch: 
     """A step of the prompt alone would cost each of them a whole chunk, the first one as any other."""
     engine = SlowEngine(LONG)
     holds: list[tuple[int, int]] = []
-    decide = BatchingWindow.hold
+    decide = Batcher.window
 
-    def noting(self: BatchingWindow, ready: int, now: float, prefix_rows: int = 0) -> Window:
+    def noting(self: Batcher, ready: int, now: float, prefix_rows: int = 0) -> BatchingWindow:
         holds.append((prefix_rows, sum(plan.rows >= 128 for plan in engine.plans)))
         return decide(self, ready, now, prefix_rows)
 
-    monkeypatch.setattr(BatchingWindow, "hold", noting)
+    monkeypatch.setattr(Batcher, "window", noting)
     prompt = tuple(random.Random(5).choices(range(32), k=20 * 128))
     texts: dict[int, list[int]] = {i: [i, 2, 3] for i in range(1, 5)}
     async with (

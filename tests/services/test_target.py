@@ -16,6 +16,7 @@ from paceline.rpc.channel import open_channel
 from paceline.runtime.config import PeerSettings
 from paceline.v1 import target_service_pb2 as pb
 from paceline.v1 import target_service_pb2_grpc as pb_grpc
+from tests.services.expected import next_token, own_tokens
 from tests.services.harness import (
     RecordingEngine,
     chain,
@@ -27,7 +28,6 @@ from tests.services.harness import (
     target_service,
     verdict_of,
 )
-from tests.services.law import next_token, own_tokens
 
 PREFIX = (1, 2, 3, 4, 5)
 

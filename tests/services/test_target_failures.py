@@ -11,6 +11,7 @@ from paceline.models.table_names import TableSpec
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES, ROOT, Acceptance, Proposal, SparseDistribution
 from paceline.protocol.session import Close, Failure
 from paceline.protocol.target import LIFE_SIGN_MS, Round, TargetOpened, Verdict
+from tests.services.expected import next_token
 from tests.services.harness import (
     Events,
     RecordingEngine,
@@ -23,7 +24,6 @@ from tests.services.harness import (
     target_service,
     verdict_of,
 )
-from tests.services.law import next_token
 
 PREFIX = (1, 2, 3)
 

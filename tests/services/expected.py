@@ -1,4 +1,4 @@
-"""What the table law says a session must be told, computed without any service."""
+"""The tokens that a table model gives, computed without any service."""
 
 from __future__ import annotations
 

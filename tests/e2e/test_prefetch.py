@@ -1,4 +1,4 @@
-"""Rounds that the target begins with staged proposals, through real services: the text of rounds that are sent."""
+"""Rounds that the target starts with prefetched proposals, through real services: their text is that of sent ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import SamplingParams
 from tests.e2e.cluster import Cluster, second_coordinator
 from tests.e2e.proxy import Proxy
-from tests.e2e.test_run_ahead import SAMPLINGS, TARGET
+from tests.e2e.test_lease import SAMPLINGS, TARGET
 
 TIMED = f"{TARGET},step_ms=25"
 NEAR = f"{TARGET},noise=0.3,step_ms=1"
@@ -28,7 +28,7 @@ TREE = SpeculationSettings(drafter="model", tree_widths=(3, 2, 1))
 @pytest.fixture(scope="module")
 def prefetching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Leaves proposals with the target, as by default."""
-    with Cluster(tmp_path_factory.mktemp("staging"), target_model=TIMED, drafters=(f"model:{NEAR}",)) as running:
+    with Cluster(tmp_path_factory.mktemp("prefetching"), target_model=TIMED, drafters=(f"model:{NEAR}",)) as running:
         yield running
 
 
@@ -45,7 +45,7 @@ def request(speculation: SpeculationSettings = MODEL, length: int = LENGTH, **ch
 
 
 def self_started(generation: Generation) -> int:
-    """Rounds that the target began with a proposal."""
+    """Rounds that the target started with a proposal."""
     return sum(record.self_started and record.proposed > 0 for record in generation.stats.records)
 
 
@@ -57,7 +57,7 @@ async def test_the_text_is_that_of_rounds_that_are_sent(prefetching: Cluster, se
         for seed in range(3)
     ]
     async with prefetching.async_client() as one, AsyncClient(sending) as other:
-        left = [await one.generate(each) for each in requests]  # among many at once nothing would be staged
+        left = [await one.generate(each) for each in requests]  # among many at once nothing would be prefetched
         sent = await asyncio.gather(*(other.generate(each) for each in requests))
     for ours, theirs in zip(left, sent, strict=True):
         assert (ours.token_ids, ours.text, ours.finish_reason) == (
@@ -72,7 +72,7 @@ async def test_the_text_is_that_of_rounds_that_are_sent(prefetching: Cluster, se
     prefetching.wait_idle()
 
 
-async def test_most_hits_of_a_close_draft_are_begun_by_the_target(prefetching: Cluster) -> None:
+async def test_most_hits_of_a_close_draft_are_started_by_the_target(prefetching: Cluster) -> None:
     async with prefetching.async_client() as client:
         one = await client.generate(request(ignore_eos=True, length=150))
     assert self_started(one) > 0.5 * one.stats.cache_hits > 0
@@ -97,7 +97,7 @@ async def test_a_copy_goes_on_without_the_coordinator(tmp_path_factory: pytest.T
 
 
 @pytest.mark.parametrize("acceptance", [Acceptance.REJECTION, Acceptance.BLOCK])
-async def test_nothing_is_staged_where_more_than_tokens_would_be_needed(
+async def test_nothing_is_prefetched_where_more_than_tokens_would_be_needed(
     prefetching: Cluster, acceptance: Acceptance
 ) -> None:
     async with prefetching.async_client() as client:
@@ -116,7 +116,7 @@ async def test_a_text_ends_at_its_length_wherever_that_falls(prefetching: Cluste
     prefetching.wait_idle()
 
 
-async def test_a_stop_string_ends_the_text_and_what_was_begun(prefetching: Cluster, sending: str) -> None:
+async def test_a_stop_string_ends_the_text_and_what_was_started(prefetching: Cluster, sending: str) -> None:
     async with prefetching.async_client() as one, AsyncClient(sending) as other:
         whole = await other.generate(request(ignore_eos=True))
         for start in range(5, 40, 7):
@@ -127,7 +127,7 @@ async def test_a_stop_string_ends_the_text_and_what_was_begun(prefetching: Clust
     prefetching.wait_idle()
 
 
-async def test_a_cancel_inside_a_begun_round_frees_the_session(prefetching: Cluster) -> None:
+async def test_a_cancel_inside_a_self_started_round_frees_the_session(prefetching: Cluster) -> None:
     async with prefetching.async_client() as client:
         stream = client.stream(request(length=2000, ignore_eos=True))
         seen = 0

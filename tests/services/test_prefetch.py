@@ -1,4 +1,4 @@
-"""Rounds that the target begins with staged proposals: the text that sent rounds have, and what goes without."""
+"""Rounds that the target starts with prefetched proposals: the text that sent rounds have, and what goes without."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from paceline.protocol.target import Prefetch, Round, SelfStarted, TargetCommand
 from paceline.sampling.acceptance import decide
 from paceline.v1 import target_service_pb2 as pb
 from target_service.servicer import TargetServicer
+from tests.services.expected import own_tokens
 from tests.services.harness import NOISE, Events, chain, eventually, linked, target_link, target_open, verdict_of
-from tests.services.law import own_tokens
-from tests.services.test_run_ahead import END, PREFIX, SAMPLINGS, PacedEngine, raw, rounds_of, sent, target
+from tests.services.test_lease import END, PREFIX, SAMPLINGS, PacedEngine, raw, rounds_of, sent, target
 from tests.services.test_target_failures import still_serves
 
 OWN = own_tokens(PREFIX, 120)
@@ -52,7 +52,7 @@ def along(text: Sequence[int], shape: str = "chain", session: int = 1) -> list[R
 
 
 def prefetch(round_: Round, *behind: Round) -> Prefetch:
-    """What lets the target begin one of these rounds behind another."""
+    """What lets the target start one of these rounds behind another."""
     base = round_.base_length
     prefetched = [(Outcome(base, each.accepted_node, each.committed[0]), proposal_of(each)) for each in behind]
     return Prefetch(round_.session_id, base, tuple(prefetched))
@@ -93,13 +93,13 @@ class Paced:
         assert (await self.events.of(Failure, 99)).reason == "UNKNOWN_SESSION"
 
     async def verdict(self, round_: Round, *prefetches: Prefetch) -> Verdict:
-        """Send a round with all that is staged for it, and let the target take one step."""
+        """Send a round with all that is prefetched for it, and let the target take one step."""
         await self.handled(round_, *prefetches)
         self.engine.let(1)
         return await self.events.of(Verdict, round_.session_id)
 
     async def relayed(self, rounds: Sequence[Round]) -> AsyncIterator[Verdict]:
-        """The verdicts of rounds of which the first is sent, each other staged while the one before is computed."""
+        """The verdicts of rounds: the first is sent, each other prefetched while the one before it is computed."""
         await self.handled(rounds[0])
         for round_, behind in zip(rounds, (*rounds[1:], None), strict=True):
             if behind is not None:
@@ -112,9 +112,9 @@ class Paced:
             yield verdict
 
     async def begin(self, first: Round, second: Round) -> None:
-        """Bring a session to where its second round was begun and is in a step that waits."""
+        """Bring a session to where its second round was started and is in a step that waits."""
         assert (await self.verdict(first, prefetch(first, second))).self_started == self_started(second)
-        await eventually(lambda: self.servicer.status().queue_length == 0, "the begun round is in a step")
+        await eventually(lambda: self.servicer.status().queue_length == 0, "the self-started round is in a step")
 
     async def refuses(self, reason: str, text: str, *commands: TargetCommand) -> None:
         """Session 1 gets a failure for these, and goes on."""
@@ -137,7 +137,7 @@ async def paced(**facts: Any) -> AsyncIterator[Paced]:
 
 @pytest.mark.parametrize("shape", LAST_RIGHT)
 @pytest.mark.parametrize("name", SAMPLINGS)
-async def test_begun_rounds_draw_what_sent_rounds_draw(name: str, shape: str) -> None:
+async def test_self_started_rounds_draw_what_sent_rounds_draw(name: str, shape: str) -> None:
     facts = {"sampling": SAMPLINGS[name], "end_token_ids": (END,), "noise": WORDY}
     async with paced(**facts) as at:
         for session in (2, 3):
@@ -157,7 +157,7 @@ async def test_begun_rounds_draw_what_sent_rounds_draw(name: str, shape: str) ->
     assert all(bool(item.kept_rows) == (shape == "tree") for item in computed[1:])
 
 
-async def test_begun_rounds_go_on_for_long_and_what_was_answered_is_forgotten() -> None:
+async def test_self_started_rounds_go_on_for_long_and_what_was_answered_is_forgotten() -> None:
     rounds, verdicts = along(OWN), []
     async with paced() as at:
         (link,) = at.servicer._links._standing
@@ -170,7 +170,7 @@ async def test_begun_rounds_go_on_for_long_and_what_was_answered_is_forgotten() 
     assert written(rounds, verdicts) == OWN
 
 
-async def test_what_was_staged_before_the_prefix_is_computed_is_begun() -> None:
+async def test_what_was_prefetched_before_the_prefix_is_computed_is_started() -> None:
     engine = PacedEngine(steps=0)
     first, second = rounds = along(OWN[:6])
     async with target(engine) as (servicer, events):
@@ -181,7 +181,7 @@ async def test_what_was_staged_before_the_prefix_is_computed_is_begun() -> None:
     assert written(rounds, verdicts) == OWN[:6]
 
 
-async def test_nothing_is_begun_for_an_outcome_that_was_not_staged() -> None:
+async def test_nothing_is_started_for_an_outcome_that_was_not_prefetched() -> None:
     first, second = rounds = along(OWN[:6])
     nodes = [replace(second, accepted_node=node) for node in (ROOT, 0, 2)]
     async with paced() as at:
@@ -197,7 +197,7 @@ async def test_nothing_is_begun_for_an_outcome_that_was_not_staged() -> None:
 
 
 @pytest.mark.parametrize("lengths", [(1, 3), (3, 1)])
-async def test_a_later_stage_takes_the_place_of_an_earlier_one(lengths: Sequence[int]) -> None:
+async def test_a_later_prefetch_takes_the_place_of_an_earlier_one(lengths: Sequence[int]) -> None:
     first = sent(PREFIX)
     prefetches = [prefetch(first, Round(1, 5, ROOT, (OWN[0],), chain(OWN[1 : 1 + length]))) for length in lengths]
     async with paced() as at:
@@ -206,7 +206,7 @@ async def test_a_later_stage_takes_the_place_of_an_earlier_one(lengths: Sequence
         assert (await at.events.of(Verdict, 1)).token_ids == tuple(OWN[1 : 2 + lengths[-1]])
 
 
-async def test_a_stage_for_a_round_that_does_not_wait_is_ignored() -> None:
+async def test_a_prefetch_for_a_round_that_does_not_wait_is_ignored() -> None:
     first, second, third = along(OWN[:9])
     late, early, last = prefetch(first, second), prefetch(second, third), replace(third, proposal=None)
     async with paced() as at:
@@ -232,7 +232,7 @@ def others_than(round_: Round) -> list[Round]:
     return [replace(round_, proposal=each) for each in proposals]
 
 
-async def test_a_begun_round_that_is_sent_as_well_changes_nothing() -> None:
+async def test_a_self_started_round_that_is_sent_as_well_changes_nothing() -> None:
     """While it is computed it is answered once, and then again without a step, also while the next is computed."""
     first, second, third = along(OWN[:9])
     verdicts: list[Verdict] = []
@@ -268,7 +268,7 @@ FORCED = t.SamplingParams(logit_bias=((END, 100.0),))
     ],
     ids=["end token", "another token", "max_length", "one token before max_length"],
 )
-async def test_no_round_is_begun_behind_the_end_of_the_text(changes: dict[str, Any], begins: bool) -> None:
+async def test_no_round_is_started_behind_the_end_of_the_text(changes: dict[str, Any], begins: bool) -> None:
     behind = [Round(1, 5, ROOT, (token,), chain([1, 2])) for token in (END, OWN[0])]
     async with paced(**changes) as at:
         verdict = await at.verdict(sent(PREFIX), prefetch(sent(PREFIX), *behind))
@@ -278,7 +278,7 @@ async def test_no_round_is_begun_behind_the_end_of_the_text(changes: dict[str, A
     assert verdict.self_started == (SelfStarted(5, 2) if begins else None)
 
 
-async def test_a_staged_round_goes_before_the_run_that_was_granted_and_ends_it() -> None:
+async def test_a_prefetched_round_goes_before_the_lease_and_ends_it() -> None:
     leased = [sent([*PREFIX, *OWN[:count]]) for count in range(3)]
     first = replace(leased[0], lease=9)
     prefetched = replace(leased[2], proposal=chain(OWN[2:4]))
@@ -316,7 +316,9 @@ GOOD = {"node": ROOT, "next_token": OWN[0], "token_ids": [1, 2]}
         ({"node": 2, "token_ids": [1] * 64}, "KV rows of the session = 73: must be at most 72"),
     ],
 )
-async def test_a_malformed_stage_is_refused_as_a_whole_and_harms_nobody(changes: dict[str, Any], text: str) -> None:
+async def test_a_malformed_prefetch_is_refused_as_a_whole_and_harms_nobody(
+    changes: dict[str, Any], text: str
+) -> None:
     bad = {**GOOD, "next_token": wrong(OWN[0]), **changes}
     after, behind = sent([*PREFIX, OWN[0]]), Round(1, 6, ROOT, (OWN[1],), chain([1, 2]))
     async with paced(max_length=8) as at:
@@ -324,7 +326,7 @@ async def test_a_malformed_stage_is_refused_as_a_whole_and_harms_nobody(changes:
         await at.handled(STRAY)
         raw(at.events, pb.TargetCommand(prefetch={"session_id": 1, "base_length": 4, "proposals": [GOOD, bad]}))
         await at.refuses("INVALID_INPUT", text)
-        assert (await at.verdict(STRAY)).self_started is None, "nothing is kept of a stage that is refused"
+        assert (await at.verdict(STRAY)).self_started is None, "nothing is kept of a prefetch that is refused"
         assert (await at.verdict(after, prefetch(after, behind))).self_started == self_started(behind)
         at.engine.let(100)
         assert (await at.events.of(Verdict, 1)).token_ids[0] == OWN[2]
@@ -332,7 +334,7 @@ async def test_a_malformed_stage_is_refused_as_a_whole_and_harms_nobody(changes:
         assert at.servicer.status().sessions == 2
 
 
-async def test_all_stages_of_a_round_together_have_as_many_outcomes_as_the_welcome_says() -> None:
+async def test_all_prefetches_of_a_round_together_have_as_many_outcomes_as_the_welcome_says() -> None:
     missed = [(Outcome(4, node, token), chain([1])) for node in (0, 1) for token in range(32)]
     met = (Outcome(4, ROOT, OWN[0]), chain(OWN[1:3]))
     async with paced() as at:
@@ -343,13 +345,13 @@ async def test_all_stages_of_a_round_together_have_as_many_outcomes_as_the_welco
             "INVALID_INPUT", "prefetched proposals = 65: must be at most 64", Prefetch(1, 4, (met, *missed[40:]))
         )
         verdict = await at.verdict(STRAY, Prefetch(1, 4, (met, *missed[41:])), Prefetch(1, 4, (met, *missed[:9])))
-        assert verdict.self_started == SelfStarted(5, 2), "what is staged again counts once"
+        assert verdict.self_started == SelfStarted(5, 2), "what is prefetched again counts once"
         at.engine.let(1)
         assert (await at.events.of(Verdict, 1)).token_ids == tuple(OWN[1:4])
 
 
 @pytest.mark.parametrize("acceptance", [Acceptance.REJECTION, Acceptance.BLOCK])
-async def test_nothing_is_staged_unless_acceptance_is_coupled(acceptance: Acceptance) -> None:
+async def test_nothing_is_prefetched_unless_acceptance_is_coupled(acceptance: Acceptance) -> None:
     first = sent(PREFIX)
     behind = [Round(1, 5, ROOT, (token,), chain([1, 2])) for token in range(32)]
     async with paced(acceptance=acceptance) as at:
@@ -360,7 +362,7 @@ async def test_nothing_is_staged_unless_acceptance_is_coupled(acceptance: Accept
 
 
 @pytest.mark.parametrize("end", ["close", "cut link", "time limit"])
-async def test_a_session_that_ends_in_a_begun_round_frees_its_rows(end: str) -> None:
+async def test_a_session_that_ends_in_a_self_started_round_frees_its_rows(end: str) -> None:
     async with paced() as at:
         rows, status = at.engine.kv_rows, at.servicer.status
         async with linked(target_link(at.events.link.address)) as other:
@@ -377,10 +379,10 @@ async def test_a_session_that_ends_in_a_begun_round_frees_its_rows(end: str) -> 
         at.engine.let(100)
         await eventually(lambda: at.engine.kv_rows == rows, "its rows are free")
         await still_serves(at.events)
-    assert not other.has(Verdict), "nobody waits for the begun round"
+    assert not other.has(Verdict), "nobody waits for the self-started round"
 
 
-async def test_a_step_that_fails_in_a_begun_round_fails_its_session_only() -> None:
+async def test_a_step_that_fails_in_a_self_started_round_fails_its_session_only() -> None:
     async with paced() as at:
         rows = at.engine.kv_rows
         await at.opened(2)
@@ -395,11 +397,11 @@ async def test_a_step_that_fails_in_a_begun_round_fails_its_session_only() -> No
         await still_serves(at.events)
 
 
-async def test_no_step_is_held_for_a_session_whose_next_round_has_begun() -> None:
+async def test_no_step_is_held_for_a_session_whose_next_round_has_started() -> None:
     async with paced() as at:
-        window = at.servicer.scheduler._window
+        batcher = at.servicer.scheduler._batcher
         await at.begin(*along(OWN[:6]))
-        assert not window.is_away(frozenset({1}))
+        assert not batcher.is_away(frozenset({1}))
         at.engine.let(1)
         await at.events.of(Verdict, 1)
-        assert window.is_away(frozenset({1})), "nothing was staged behind its last round"
+        assert batcher.is_away(frozenset({1})), "nothing was prefetched behind its last round"

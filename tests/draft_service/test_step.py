@@ -1,4 +1,4 @@
-"""A turn of the draft service: how many steps it takes, and what the loop hears of it meanwhile."""
+"""The steps of the draft service: how many are taken, and what is published meanwhile."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from draft_service.drafters.model import ModelDrafter
 from draft_service.session import DraftingSession, DraftTask, SpeculationTask
-from draft_service.step import StepResults, begin_call, open_call, run_step, speculate_call
+from draft_service.step import StepResults, begin_call, open_call, run_steps, speculate_call
 from paceline.protocol.draft import DraftBudget, Verifying
 from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import NoiseKey, SamplingParams
@@ -20,7 +20,7 @@ DEPTH = 4
 
 
 class Service:
-    """A drafter whose sessions are driven turn by turn, and the news of each turn."""
+    """A drafter whose sessions are driven by hand, and the results of its steps."""
 
     def __init__(self) -> None:
         self.engine = PathEngine()
@@ -32,7 +32,7 @@ class Service:
         sampling = SamplingParams(temperature=0.9)
         spec = SessionSpec(PREFIX, len(PREFIX), sampling, NoiseKey(key), Acceptance.COUPLED)
         session = DraftingSession(key, key, cast(SessionOwner, None), spec, self.drafter, 24, len(PREFIX))
-        run_step([open_call(session)], [], [], never, self.results.append)
+        run_steps([open_call(session)], [], [], never, self.results.append)
         assert [*self.results.pop().opened] == [session]
         return session
 
@@ -55,58 +55,58 @@ def service() -> Service:
     return Service()
 
 
-def test_a_turn_goes_on_until_the_proposal_is_whole(service: Service) -> None:
+def test_steps_go_on_until_the_proposal_is_whole(service: Service) -> None:
     task = service.drafting()
-    assert run_step([begin_call(task)], [task], [], never, service.results.append) == DEPTH
+    assert run_steps([begin_call(task)], [task], [], never, service.results.append) == DEPTH
     (results,) = service.results
     assert [len(each.proposal) for each in results.drafted] == [DEPTH]
     assert len(service.engine.steps) == DEPTH
 
 
-def test_a_turn_ends_behind_the_step_in_which_something_arrives(service: Service) -> None:
+def test_steps_end_behind_the_one_in_which_something_arrives(service: Service) -> None:
     task, steps = service.drafting(), service.engine.steps
-    assert run_step([begin_call(task)], [task], [], lambda: len(steps) == 2, service.results.append) == 2
+    assert run_steps([begin_call(task)], [task], [], lambda: len(steps) == 2, service.results.append) == 2
     assert not service.results
-    assert run_step([], [task], [], never, service.results.append) == DEPTH - 2
+    assert run_steps([], [task], [], never, service.results.append) == DEPTH - 2
     assert len(service.results.pop().drafted) == 1
 
 
-def test_what_a_step_adds_is_told_before_the_next_step(service: Service) -> None:
+def test_what_a_step_adds_is_published_before_the_next_step(service: Service) -> None:
     task = service.speculation()
-    told: list[tuple[int, dict[int, int]]] = []
+    published: list[tuple[int, dict[int, int]]] = []
 
     def publish(results: StepResults) -> None:
-        told.append(
+        published.append(
             (len(service.engine.steps), {each.next_token: len(each.proposal) for each in results.grown[0].prepared})
         )
 
-    steps = run_step([speculate_call(task)], [], [task], never, publish)
-    assert [at for at, _ in told] == [*range(2, steps + 1)], (
+    steps = run_steps([speculate_call(task)], [], [task], never, publish)
+    assert [at for at, _ in published] == [*range(2, steps + 1)], (
         "the first computes the root, whose children are outcomes"
     )
-    assert max(length for _, grown in told for length in grown.values()) == DEPTH
+    assert max(length for _, grown in published for length in grown.values()) == DEPTH
 
 
-def test_a_proposal_that_is_whole_is_told_once_while_others_go_on(service: Service) -> None:
+def test_a_proposal_that_is_whole_is_published_once_while_others_go_on(service: Service) -> None:
     draft, other = service.drafting(), service.speculation()
-    steps = run_step([begin_call(draft), speculate_call(other)], [draft], [other], never, service.results.append)
+    steps = run_steps([begin_call(draft), speculate_call(other)], [draft], [other], never, service.results.append)
     assert [len(results.drafted) for results in service.results if results.drafted] == [1]
     assert service.results[-1].grown
     assert steps > DEPTH
 
 
-def test_a_session_that_fails_is_told_once_and_the_others_go_on(
+def test_a_session_that_fails_is_published_once_and_the_others_go_on(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draft, other = service.drafting(), service.speculation()
     monkeypatch.setattr(service.drafter, "begin", lambda *_: 1 / 0)
-    run_step([begin_call(draft), speculate_call(other)], [draft], [other], never, service.results.append)
+    run_steps([begin_call(draft), speculate_call(other)], [draft], [other], never, service.results.append)
     first, *later = service.results
     assert [*first.failures] == [draft.session]
     assert later
     assert all(results.grown and not results.failures for results in later)
 
 
-def test_a_turn_without_work_ends(service: Service) -> None:
-    assert run_step([], [], [], never, service.results.append) == 0
+def test_no_work_takes_no_steps(service: Service) -> None:
+    assert run_steps([], [], [], never, service.results.append) == 0
     assert not service.results

@@ -32,7 +32,7 @@ SAMPLINGS = {
 
 @pytest.fixture(scope="module")
 def ahead(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Runs ahead, as by default."""
+    """Leases rounds, as by default."""
     with Cluster(tmp_path_factory.mktemp("ahead"), target_model=TARGET, drafters=(f"model:{NEAR}",)) as running:
         yield running
 
@@ -53,7 +53,7 @@ def request(length: int = 60, **changes: object) -> GenerateRequest:
 
 
 def which_self_started(generation: Generation) -> list[bool]:
-    """For each round, whether the target began it by itself."""
+    """For each round, whether the target started it by itself."""
     return [record.self_started for record in generation.stats.records]
 
 
@@ -119,7 +119,7 @@ async def test_records_of_a_run_are_the_times_between_verdicts(tmp_path_factory:
     )
 
 
-async def test_requests_that_draft_and_requests_that_run_ahead_write_the_same_text(ahead: Cluster) -> None:
+async def test_requests_that_draft_and_requests_that_are_leased_write_the_same_text(ahead: Cluster) -> None:
     """Side by side: `auto` goes in and out of runs."""
     speculations = (OFF, SpeculationSettings(), SpeculationSettings(drafter="ngram"), SpeculationSettings())
     requests = [request(150, ignore_eos=True, speculation=each) for each in speculations]

@@ -1,4 +1,4 @@
-"""What is left with the target for a round's outcomes, when, and what a round that it began means to a request."""
+"""What is left with the target for a round's outcomes, when, and what a round that it started means to a request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from coordinator.policy.drafting import Drafting, Prefetched
-from coordinator.policy.prefetch import MAX_STAGED_NODES, Prefetching
+from coordinator.policy.prefetch import MAX_PREFETCHED_NODES, Prefetching
 from coordinator.sessions.target import TargetSession, Verified
 from paceline.protocol.errors import ProtocolMismatch
 from paceline.protocol.handshake import Welcome
@@ -105,7 +105,7 @@ async def test_what_is_whole_leaves_before_what_still_grows() -> None:
     assert await target.next() == {8: (1, 4)}
 
 
-async def test_what_comes_late_is_staged_at_once_and_what_has_grown_again() -> None:
+async def test_what_comes_late_is_prefetched_at_once_and_what_has_grown_again() -> None:
     drafting, target, watch = watching(due_ms=1.0)
     drafting.has(7, 1, grows=True)
     watch.watch(ROUND)
@@ -115,7 +115,7 @@ async def test_what_comes_late_is_staged_at_once_and_what_has_grown_again() -> N
     assert await target.next() == {7: (1, 2), 8: (5,)}
 
 
-async def test_a_round_that_the_target_began_long_before_its_turn_came_is_due_so_much_sooner() -> None:
+async def test_a_round_that_the_target_started_long_before_its_turn_came_is_due_so_much_sooner() -> None:
     drafting, target, watch = watching(due_ms=60_000.0)
     drafting.self_started = True
     target.verdict_at = time.perf_counter() - 60.0
@@ -124,7 +124,7 @@ async def test_a_round_that_the_target_began_long_before_its_turn_came_is_due_so
     assert await target.next() == {7: (1,)}
 
 
-async def test_what_follows_a_match_is_staged_with_its_round() -> None:
+async def test_what_follows_a_match_is_prefetched_with_its_round() -> None:
     drafting, target, watch = watching()
     drafting.drafts_outcomes, drafting.copied = False, True
     drafting.has(7, 1, 2)
@@ -135,7 +135,7 @@ async def test_what_follows_a_match_is_staged_with_its_round() -> None:
     assert not target.sent, "nothing else is waited for"
 
 
-async def test_nothing_is_staged_for_a_round_that_is_answered() -> None:
+async def test_nothing_is_prefetched_for_a_round_that_is_answered() -> None:
     drafting, target, watch = watching(due_ms=0.0)
     watch.watch(ROUND)
     drafting.has(7, 1)
@@ -145,7 +145,7 @@ async def test_nothing_is_staged_for_a_round_that_is_answered() -> None:
     assert await target.next() == {7: (1,), 8: (1,)}, "by the next round's timer"
 
 
-async def test_what_comes_when_the_verdict_should_be_there_is_staged_all_the_same() -> None:
+async def test_what_comes_when_the_verdict_should_be_there_is_prefetched_all_the_same() -> None:
     """Under load a round waits for its step, and nobody knows for how long."""
     drafting, target, watch = watching(due_ms=60_000.0)
     drafting.self_started = True
@@ -157,12 +157,12 @@ async def test_what_comes_when_the_verdict_should_be_there_is_staged_all_the_sam
     assert await target.next() == {8: (1,)}
 
 
-async def test_the_likeliest_are_staged_as_far_as_the_bytes_go() -> None:
+async def test_the_likeliest_are_prefetched_as_far_as_the_bytes_go() -> None:
     drafting, target, watch = watching(due_ms=0.0)
     for token in range(20):
         drafting.has(token, *range(8))
     watch.watch(ROUND)
-    assert list(await target.next()) == list(range(MAX_STAGED_NODES // 8))
+    assert list(await target.next()) == list(range(MAX_PREFETCHED_NODES // 8))
     drafting, target, watch = watching(most=3, due_ms=0.0)
     for token in range(20):
         drafting.has(token, 1)
@@ -170,7 +170,7 @@ async def test_the_likeliest_are_staged_as_far_as_the_bytes_go() -> None:
     assert list(await target.next()) == [0, 1, 2]
 
 
-async def test_nothing_is_staged_where_nothing_may_be() -> None:
+async def test_nothing_is_prefetched_where_nothing_may_be() -> None:
     drafting, target, watch = watching(most=0, due_ms=0.0)
     drafting.has(7, 1)
     watch.watch(ROUND)
@@ -186,7 +186,7 @@ async def test_what_still_grows_leaves_room_for_what_it_grows_by() -> None:
         drafting.has(token, 1, 2, 3, grows=True)
     watch.watch(ROUND)
     first = [*await target.next()]
-    assert first == list(range(MAX_STAGED_NODES // 2 // 3))
+    assert first == list(range(MAX_PREFETCHED_NODES // 2 // 3))
     for token in range(20):
         drafting.has(token, 1, 2, 3, 4, grows=True)
     again = await target.next()
@@ -194,8 +194,8 @@ async def test_what_still_grows_leaves_room_for_what_it_grows_by() -> None:
     assert len(again) >= 6
 
 
-class StagingRequest(Request):
-    """A request whose rounds may be begun by the target."""
+class PrefetchRequest(Request):
+    """A request whose rounds may be started by the target."""
 
     def __init__(self) -> None:
         super().__init__(RecordingLink())
@@ -212,7 +212,7 @@ class StagingRequest(Request):
         return task
 
     async def begins(self, prefetched: Proposal, self_started: SelfStarted, token: int = 7) -> Verified:
-        """Stage a proposal for the first round's outcome; its verdict says what the target began."""
+        """Prefetch a proposal for the first round's outcome; its verdict says what the target started."""
         task = await self.pending()
         round_ = Round(1, BASE, ROOT, (3,))
         self.session.prefetch(round_, {outcome(token): prefetched})
@@ -221,8 +221,8 @@ class StagingRequest(Request):
         return await task
 
 
-async def test_a_begun_round_is_waited_for_and_not_sent() -> None:
-    request = StagingRequest()
+async def test_a_self_started_round_is_waited_for_and_not_sent() -> None:
+    request = PrefetchRequest()
     first = await request.begins(proposal(4, 5, 6), SelfStarted(BASE + 1, 2))
     assert [type(command).__name__ for command in request.link.take()] == ["TargetOpen", "Round", "Prefetch"]
     ahead = request.session.ahead(first.round_, outcome(7), first.verdict)
@@ -235,8 +235,8 @@ async def test_a_begun_round_is_waited_for_and_not_sent() -> None:
     assert request.link.take() == []
 
 
-async def test_a_begun_round_that_is_lost_is_sent_with_what_it_had() -> None:
-    request = StagingRequest()
+async def test_a_self_started_round_that_is_lost_is_sent_with_what_it_had() -> None:
+    request = PrefetchRequest()
     first = await request.begins(proposal(4, 5, 6), SelfStarted(BASE + 1, 2))
     self_started = request.session.ahead(first.round_, outcome(7), first.verdict).self_started
     request.link.take()
@@ -252,10 +252,10 @@ async def test_a_begun_round_that_is_lost_is_sent_with_what_it_had() -> None:
 @pytest.mark.parametrize(
     "self_started",
     [SelfStarted(BASE + 1, 4), SelfStarted(BASE + 2, 2)],
-    ids=["more than was staged", "another round"],
+    ids=["more than was prefetched", "another round"],
 )
-async def test_a_target_that_begins_what_was_not_staged_is_refused(self_started: SelfStarted) -> None:
-    request = StagingRequest()
+async def test_a_target_that_starts_what_was_not_prefetched_is_refused(self_started: SelfStarted) -> None:
+    request = PrefetchRequest()
     first = await request.begins(proposal(4, 5, 6), self_started)
     with pytest.raises(ProtocolMismatch, match=f"the target started round {self_started.base_length}"):
         request.session.ahead(first.round_, outcome(7), first.verdict)
@@ -264,7 +264,7 @@ async def test_a_target_that_begins_what_was_not_staged_is_refused(self_started:
 
 
 async def test_nothing_is_sent_for_a_round_that_is_not_in_flight() -> None:
-    request = StagingRequest()
+    request = PrefetchRequest()
     await request.begins(proposal(4), SelfStarted(BASE + 1, 1))
     request.link.take()
     request.session.prefetch(ROUND, {outcome(7): proposal(4)})
@@ -273,14 +273,14 @@ async def test_nothing_is_sent_for_a_round_that_is_not_in_flight() -> None:
 
 
 def test_a_target_that_says_nothing_of_it_takes_none() -> None:
-    request = StagingRequest()
+    request = PrefetchRequest()
     assert request.session.max_prefetched == 0
     request.link.welcome = Welcome("1", request.link.welcome.fingerprint, 256, 8, max_prefetched=9)
     assert request.session.max_prefetched == 9
 
 
-async def test_a_round_for_which_a_stage_is_refused_is_sent_again_and_nothing_is_staged_for_it() -> None:
-    request = StagingRequest()
+async def test_a_round_for_which_a_prefetch_is_refused_is_sent_again_and_nothing_is_prefetched_for_it() -> None:
+    request = PrefetchRequest()
     task = await request.pending(proposal(4, 5))
     round_ = Round(1, BASE, ROOT, (3,), proposal(4, 5))
     request.session.prefetch(round_, {outcome(7): proposal(8)})

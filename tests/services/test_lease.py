@@ -1,4 +1,4 @@
-"""Rounds that the target begins by itself: the text that the coordinator would have had, and where a run ends."""
+"""Rounds that the target starts by itself: the text that the coordinator would have had, and where a run ends."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from paceline.protocol.target import MAX_LEASE, Round, TargetOpened, Verdict
 from paceline.sampling.grammar import Grammars
 from paceline.v1 import target_service_pb2 as pb
 from target_service.servicer import TargetServicer
+from tests.services.expected import own_tokens
 from tests.services.harness import (
     WAIT_S,
     Events,
@@ -34,7 +35,6 @@ from tests.services.harness import (
     target_service,
     verdict_of,
 )
-from tests.services.law import own_tokens
 
 PREFIX = (1, 2, 3, 4, 5)
 END = 31
@@ -127,7 +127,7 @@ async def test_a_run_draws_what_sent_rounds_draw(name: str, acceptance: Acceptan
         assert text[-1] == END, "the text ends inside the run"
 
 
-async def test_a_run_ends_where_it_was_granted_to_and_a_proposal_goes_on_behind_it() -> None:
+async def test_a_run_ends_where_its_lease_does_and_a_proposal_goes_on_behind_it() -> None:
     own = own_tokens(PREFIX, 9)
     async with target(RecordingEngine()) as (_, events):
         events.link.send(target_open(1, PREFIX))
@@ -264,11 +264,11 @@ async def test_a_session_that_is_closed_in_a_run_frees_its_rows() -> None:
 
 async def test_a_run_needs_nothing_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its steps follow each other on the engine's thread: the way to the loop and back costs time in each."""
-    jobs: list[str] = []
+    calls: list[str] = []
     run = Executor.run
 
     async def counted(self: Executor, fn: Callable[..., Any], *args: Any) -> Any:
-        jobs.append(fn.__name__)
+        calls.append(fn.__name__)
         return await run(self, fn, *args)
 
     async with target() as (_, events):
@@ -278,7 +278,7 @@ async def test_a_run_needs_nothing_of_the_loop(monkeypatch: pytest.MonkeyPatch) 
         events.link.send(sent(PREFIX, 11))
         verdicts = await run_of(events, PREFIX, 12)
     assert drawn(verdicts) == own_tokens(PREFIX, 12)
-    assert jobs.count("_go_on") == 1
+    assert calls.count("_go_on") == 1
 
 
 async def test_a_service_that_stops_ends_its_runs_with_the_step_that_runs() -> None:
@@ -385,7 +385,7 @@ def raw(events: Events, message: pb.TargetCommand) -> None:
     writer._encode = encode
 
 
-async def test_sessions_that_run_ahead_and_sessions_that_are_sent_share_steps() -> None:
+async def test_sessions_that_are_leased_and_sessions_that_are_sent_share_steps() -> None:
     engine = RecordingEngine()
     rounds = 12
     async with target(engine) as (_, events):
@@ -407,20 +407,20 @@ async def test_sessions_that_run_ahead_and_sessions_that_are_sent_share_steps() 
     assert len(together) <= 2 * rounds
 
 
-async def test_no_step_is_held_for_a_session_that_runs_ahead() -> None:
+async def test_no_step_is_held_for_a_session_that_is_leased() -> None:
     """It is ready at once, and on its way back only when its run has ended."""
     engine = PacedEngine(steps=3)
     async with target(engine) as (servicer, events):
-        window = servicer.scheduler._window
+        batcher = servicer.scheduler._batcher
         events.link.send(target_open(1, PREFIX))
         events.link.send(sent(PREFIX, 5))
         await run_of(events, PREFIX, 3)
         assert servicer.status().queue_length == 0, "it is in the step that runs"
-        assert not window.is_away(frozenset({1}))
+        assert not batcher.is_away(frozenset({1}))
         engine.let(100)
         for _ in range(3):
             await events.of(Verdict, 1)
-        assert window.is_away(frozenset({1}))
+        assert batcher.is_away(frozenset({1}))
 
 
 async def test_a_run_and_a_long_prompt_go_on_together() -> None:

@@ -1,0 +1,73 @@
+"""The plan of a round, and what it may choose from. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from paceline.protocol.proposal import Proposal
+from paceline.sampling.ngram import Match
+
+
+class Source(StrEnum):
+    """Where a round's proposal comes from."""
+
+    NONE = "none"
+    NGRAM = "ngram"
+    """The coordinator's own n-gram match."""
+    CACHED = "cached"
+    """Drafted for this outcome before it was known."""
+    WAIT = "wait"
+    """Drafted just in time: the round waits for it."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The next round: whose proposal, how much of it, and how far to draft outcomes while it is verified.
+
+    Attributes:
+        nodes: most nodes of the proposal; of a match or a cached proposal: the first ones.
+        depth: longest path of a proposal that is drafted just in time; fewer than `nodes` makes a tree.
+        fan_out: next tokens per accepted node to draft for meanwhile; 0: none.
+        branch_depth, branch_nodes: longest path and most nodes of an outcome's proposal.
+        lease: rounds behind this one that the target may start by itself.
+    """
+
+    source: Source = Source.NONE
+    nodes: int = 0
+    depth: int = 0
+    fan_out: int = 0
+    branch_depth: int = 0
+    branch_nodes: int = 0
+    lease: int = 0
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the next round could use.
+
+    Attributes:
+        room: most tokens that a proposal may have.
+        match: the coordinator's own n-gram match.
+        cached: the proposal that was drafted for this outcome before it was known.
+        drafts: whether a draft service could be asked.
+        waits: whether the round may wait for it.
+        fan_out: most next tokens per accepted node that outcome drafting may prepare; 0: it is off.
+        trees: whether proposals may be trees.
+        leased: rounds, this one included, that the target may have started: they are target-only in any case.
+        lease: most rounds behind this one that the target may start.
+        self_started: whether the target has started the round: only what is drafted meanwhile is open.
+        can_prefetch: whether matches may be prefetched for the rounds of a lease, which then misses none.
+    """
+
+    room: int
+    match: Match | None = None
+    cached: Proposal | None = None
+    drafts: bool = False
+    waits: bool = True
+    fan_out: int = 0
+    trees: bool = False
+    leased: int = 0
+    lease: int = 0
+    self_started: bool = False
+    can_prefetch: bool = False

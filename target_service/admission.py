@@ -1,0 +1,218 @@
+"""How sessions are admitted: they wait for their grammar, then for room and for blocks that another one computes.
+
+Changed on the event loop, under the scheduler's lock where the engine's thread looks at it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+
+from paceline.engine.interface import Engine
+from paceline.protocol.errors import Overloaded, PacelineError, Unsupported
+from paceline.protocol.sampling import Grammar
+from paceline.protocol.session import SessionSpec
+from paceline.rpc.sessions import RETRY_AFTER_MS
+from paceline.sampling.grammar import Grammars
+from target_service.prefixes import PendingPrefixes
+from target_service.session import Session, make_processors
+
+logger = logging.getLogger(__name__)
+
+Reserved = list[int | PacelineError]
+"""For each session tried: the rows of its prefix that it holds already, or why it can't be served."""
+MakeRoom = Callable[[Sequence[Session], Sequence[Session]], Awaitable[Reserved]]
+"""Runs `make_room` on the engine's thread."""
+
+
+class Admission:
+    """Sessions that wait to be admitted, and sessions whose rows are to be freed.
+
+    Args:
+        max_sessions: most sessions that hold rows at once.
+        max_queue: most sessions that wait.
+        grammars: compiles grammars; None: this target knows no tokenizer.
+        make_room: frees and reserves rows.
+        admitted: called with each session that has its rows.
+        failed: called with each session that can't be served.
+        wake: called when there is something to settle.
+    """
+
+    def __init__(
+        self,
+        max_sessions: int,
+        max_queue: int,
+        grammars: Grammars | None,
+        *,
+        make_room: MakeRoom,
+        admitted: Callable[[Session], None],
+        failed: Callable[[Session, PacelineError], None],
+        wake: Callable[[], None],
+    ) -> None:
+        self._max_sessions = max_sessions
+        self._max_queue = max_queue
+        self._grammars = grammars
+        self._make_room, self._on_admitted, self._on_failed, self._wake = make_room, admitted, failed, wake
+        self._compiling: set[asyncio.Task[None]] = set()
+        self._waiting: deque[Session] = deque()
+        self._closing: list[Session] = []
+        self._holding = 0
+        self._no_room = False
+        self.prefixes = PendingPrefixes()
+
+    def __len__(self) -> int:
+        """Sessions that wait."""
+        return len(self._compiling) + len(self._waiting)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no session waits for room and no rows are to be freed."""
+        return not self._waiting and not self._closing
+
+    def check(self, facts: SessionSpec) -> None:
+        """Refuse a session for which there is no place.
+
+        Raises:
+            Unsupported: it has a grammar, and this target knows no tokenizer.
+            Overloaded: the queue is full.
+        """
+        if facts.sampling.grammar is not None and self._grammars is None:
+            raise Unsupported("grammar: this target knows no tokenizer")
+        if len(self) >= self._max_queue:
+            raise Overloaded(
+                f"max_queue = {self._max_queue} sessions wait for room on the target", retry_after_ms=RETRY_AFTER_MS
+            )
+
+    def enter(self, session: Session) -> None:
+        """Wait for room; before that for the grammar, which is compiled beside the steps and the loop."""
+        grammar = session.facts.sampling.grammar
+        if grammar is None or self._grammars is None:
+            session.processors = make_processors(session.facts, None)
+            self._waiting.append(session)
+            self._wake()
+            return
+        task = asyncio.create_task(self._compile(session, grammar, self._grammars))
+        self._compiling.add(task)
+        task.add_done_callback(self._compiling.discard)
+
+    def leave(self, session: Session) -> None:
+        """A session has ended: its rows, if it has any, are freed when next there is time."""
+        self.prefixes.end(session)
+        if session.admitted:
+            self._closing.append(session)
+        elif session in self._waiting:
+            self._waiting.remove(session)
+
+    def stop(self) -> None:
+        """Compile no grammars any more."""
+        for task in self._compiling:
+            task.cancel()
+
+    async def settle(self, rows_to_copy: int) -> int:
+        """Free what was closed and admit what there is room for; returns what is left of `rows_to_copy`.
+
+        Of sessions that share a prefix one is let in at a time, until its blocks
+        are there. It ends, with more to do, when it has copied more rows than it may.
+        """
+        while rows_to_copy > 0:
+            copied = await self._settle_once()
+            if copied is None:
+                return rows_to_copy
+            rows_to_copy -= copied
+        self._wake()
+        return rows_to_copy
+
+    async def _settle_once(self) -> int | None:
+        """Returns the rows copied for the sessions admitted, or None if there was nothing to do."""
+        closing, self._closing = self._closing, []
+        self._holding -= len(closing)
+        self._no_room = self._no_room and not closing
+        opening = self._next_to_open()
+        if not closing and not opening:
+            return None
+        results = await self._make_room(closing, opening)
+        for session, result in itertools.zip_longest(opening, results):
+            if isinstance(result, int):
+                self._admit(session, result)
+                continue
+            self.prefixes.end(session)
+            session.claimed = 0
+            if isinstance(result, Overloaded):
+                self._no_room = True
+            elif result is not None:
+                self._on_failed(session, result)
+        return sum(result for result in results if isinstance(result, int))
+
+    def _next_to_open(self) -> list[Session]:
+        room = 0 if self._no_room else self._max_sessions - self._holding
+        chosen: list[Session] = []
+        for session in self._waiting:
+            if len(chosen) >= room:
+                break
+            if not self.prefixes.holds(session):
+                self.prefixes.claim(session)
+                chosen.append(session)
+        return chosen
+
+    def _admit(self, session: Session, reused: int) -> None:
+        self._holding += 1
+        session.admitted = True
+        session.prefilled = session.reused = reused
+        self.prefixes.computed(session)
+        if session.closed:
+            # It was closed while its rows were reserved.
+            self._closing.append(session)
+            self._wake()
+            return
+        self._waiting.remove(session)
+        self._on_admitted(session)
+
+    async def _compile(self, session: Session, grammar: Grammar, grammars: Grammars) -> None:
+        try:
+            matcher = await asyncio.to_thread(grammars.matcher, grammar, session.facts.end_token_ids)
+        except PacelineError as error:
+            self._on_failed(session, error)
+        except Exception as error:
+            logger.exception("grammar failed: session=%d", session.id)
+            self._on_failed(session, session.defect(error))
+        else:
+            if not session.closed:
+                session.processors = make_processors(session.facts, matcher)
+                self._waiting.append(session)
+                self._wake()
+
+
+def make_room(engine: Engine, closing: Sequence[Session], opening: Sequence[Session]) -> Reserved:
+    """Free closed sessions, then reserve rows for waiting ones, in order, until one finds no room.
+
+    Returns:
+        One result for each session tried. The last is `Overloaded` where there was no room.
+    """
+    for session in closing:
+        _free(engine, session)
+    results: Reserved = []
+    for session in opening:
+        results.append(_reserve(engine, session))
+        if isinstance(results[-1], Overloaded):
+            break
+    return results
+
+
+def _free(engine: Engine, session: Session) -> None:
+    try:
+        engine.close(session.key)
+    except Exception:
+        logger.exception("close failed: session=%d", session.id)
+
+
+def _reserve(engine: Engine, session: Session) -> int | PacelineError:
+    try:
+        return engine.open(session.key, session.max_rows, session.prefix)
+    except PacelineError as error:
+        return error
+    except Exception as error:
+        logger.exception("open failed: session=%d", session.id)
+        return session.defect(error)

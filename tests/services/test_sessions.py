@@ -1,0 +1,94 @@
+"""What the schedulers of both services share: the end of sessions."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from paceline.protocol.errors import InvalidInput, PrefixMismatch
+from paceline.protocol.session import Failure
+from paceline.protocol.target import TargetOpen
+from paceline.rpc.sessions import ServedSession, SessionOwner, SessionScheduler
+from tests.services.harness import target_open
+
+
+@dataclass
+class Owner:
+    """Notes what a session's link is told."""
+
+    sent: list[Any] = field(default_factory=list)
+    forgotten: list[int] = field(default_factory=list)
+
+    def send(self, event: Any, *, urgent: bool) -> None:
+        self.sent.append(event)
+
+    def forget(self, session_id: int) -> None:
+        self.forgotten.append(session_id)
+
+
+class Sessions(SessionScheduler[ServedSession]):
+    """A scheduler that only notes what it releases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.released: list[int] = []
+        self.owner = Owner()
+
+    def open(self, owner: SessionOwner, command: TargetOpen) -> ServedSession:
+        session = ServedSession(next(self._keys), command.session_id, owner, command.spec)
+        self._add(session)
+        return session
+
+    def opened(self, session_id: int, time_left_ms: int | None = None) -> ServedSession:
+        return self.open(self.owner, target_open(session_id, (1, 2), time_left_ms=time_left_ms))
+
+    def _release(self, session: ServedSession) -> None:
+        self.released.append(session.id)
+
+
+async def test_a_session_is_released_once_and_the_service_is_idle_without_sessions() -> None:
+    sessions = Sessions()
+    first, second = sessions.opened(7), sessions.opened(8)
+    assert first.key != second.key
+    sessions.close(first)
+    sessions.close(first)
+    assert (sessions.released, sessions.sessions) == ([7], 1)
+    waiting = asyncio.ensure_future(sessions.idle())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    sessions.close(second)
+    await asyncio.wait_for(waiting, 1)
+    assert not sessions.owner.sent, "the other side closed them"
+
+
+async def test_a_session_fails_once_and_its_link_is_told() -> None:
+    sessions = Sessions()
+    session = sessions.opened(7)
+    for _ in range(2):
+        sessions._fail(session, InvalidInput.of("rows", 9, "at most 8"))
+    (failure,) = sessions.owner.sent
+    assert isinstance(failure, Failure)
+    assert (failure.session_id, failure.reason, failure.session_closed) == (7, "INVALID_INPUT", True)
+    assert (sessions.owner.forgotten, sessions.released) == ([7], [7])
+
+
+async def test_a_session_whose_time_runs_out_fails_and_one_that_ended_before_does_not() -> None:
+    sessions = Sessions()
+    sessions.opened(7, time_left_ms=1)
+    sessions.close(sessions.opened(8, time_left_ms=1))
+    async with asyncio.timeout(5):
+        await sessions.idle()
+    await asyncio.sleep(0.01)
+    (failure,) = sessions.owner.sent
+    assert (failure.session_id, failure.reason) == (7, "DEADLINE_EXCEEDED")
+    assert "time_left_ms = 1 ran out" in failure.message
+
+
+def test_what_does_not_continue_a_session_is_named() -> None:
+    session = ServedSession(1, 7, Owner(), target_open(7, (1, 2)).spec)
+    session._expect("base_length", 4, 4)
+    with pytest.raises(PrefixMismatch, match="session 7 base_length: expected 4, got 5"):
+        session._expect("base_length", 4, 5)
