@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from paceline.cli.bench_simulated import bench
 from paceline.cli.train import train
 from paceline.protocol.errors import InvalidInput, PacelineError
+from paceline.runtime.options import usage_error
 
 EXIT_ERROR = 1
 EXIT_BAD_INPUT = 2
@@ -33,7 +34,7 @@ class _OneLineErrors(TyperGroup):
         try:
             code = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
         except typer.TyperException as error:
-            _fail(_with_value(error, sys.argv[1:] if args is None else args), error.exit_code)
+            _fail(usage_error(error, sys.argv[1:] if args is None else args), error.exit_code)
         except InvalidInput as error:
             _fail(error.message, EXIT_BAD_INPUT)
         except PacelineError as error:
@@ -41,17 +42,6 @@ class _OneLineErrors(TyperGroup):
         except (KeyboardInterrupt, typer.Abort):
             sys.exit(EXIT_INTERRUPTED)
         sys.exit(code if isinstance(code, int) else 0)
-
-
-def _with_value(error: typer.TyperException, args: Sequence[str]) -> str:
-    """The error's message, with the value that was given: typer names the option alone."""
-    message = error.format_message()
-    options = set(getattr(getattr(error, "param", None), "opts", ()))
-    for name, value in zip(args, [*args[1:], ""], strict=True):
-        option, equals, inline = name.partition("=")
-        if option in options:
-            return f"{message} (given: {(inline if equals else value)!r})"
-    return message
 
 
 def _fail(message: str, code: int) -> NoReturn:

@@ -8,26 +8,23 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from paceline.cli.app import app
-from paceline.cli.options import DEFAULT_COORDINATOR, Timeout, TlsCa
 from paceline.cli.serve import check_models
-from paceline.cli.support import example, need_engine
+from paceline.cli.support import DEFAULT_COORDINATOR, Timeout, TlsCa, example, need_engine
+from paceline.client import Client, Generation
+from paceline.local.services import Services
+from paceline.local.settings import ServeSettings
 from paceline.protocol.errors import InvalidInput, require
 from paceline.protocol.generation import ChatMessage, GenerateRequest, SpeculationSettings
 from paceline.protocol.proposal import AUTO, NONE, Acceptance
 from paceline.protocol.sampling import Grammar, GrammarKind, SamplingParams
 from paceline.runtime.config import DEFAULT_MODEL, PeerSettings
 from paceline.runtime.process import sigterm_interrupts
-
-if TYPE_CHECKING:
-    from paceline.client import Client, Generation
-    from paceline.local.services import Services
-
 
 DEFAULT_MAX_NEW_TOKENS = 128
 
@@ -179,9 +176,6 @@ def _speculation(drafter: str, num_draft_tokens: str) -> SpeculationSettings:
 @contextlib.contextmanager
 def _local_services(model: str, drafter: str, *, quiet: bool) -> Iterator[Services]:
     need_engine("generate --local")
-    from paceline.local.services import Services
-    from paceline.local.settings import ServeSettings
-
     settings = ServeSettings(model=model, drafter=drafter, port=0, draft_port=0, target_port=0)
     check_models(settings)
 
@@ -197,8 +191,6 @@ def _local_services(model: str, drafter: str, *, quiet: bool) -> Iterator[Servic
 
 
 def _generate_at(peer: PeerSettings, timeout_s: float | None, wanted: _Wanted) -> None:
-    from paceline.client import Client
-
     with Client(peer, timeout_s=timeout_s) as client:
         client.describe_models()  # an address where nobody listens fails at once; a broken stream would be resumed
         if wanted.samples == 1 and not wanted.as_json:

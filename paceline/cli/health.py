@@ -8,8 +8,7 @@ import typer
 from rich.console import Console
 
 from paceline.cli.app import EXIT_ERROR, app
-from paceline.cli.options import DEFAULT_COORDINATOR, TlsCa
-from paceline.cli.support import example
+from paceline.cli.support import DEFAULT_COORDINATOR, TlsCa, example
 from paceline.protocol.proposal import NONE
 from paceline.runtime.config import DRAFT_PORT, LOCALHOST, TARGET_PORT
 
