@@ -16,7 +16,7 @@ from coordinator.sessions.draft import DraftPeer
 from coordinator.sessions.target import TargetPeer
 from paceline.models.tokenizer import Tokenizer, load_tokenizer
 from paceline.protocol.handshake import Fingerprint, Hello
-from paceline.rpc.peer_link import DraftLink, TargetLink
+from paceline.rpc.peer_link import DraftLink, PeerLink, TargetLink
 from paceline.rpc.server import run_server
 from paceline.runtime import telemetry
 from paceline.runtime.config import CoordinatorConfig
@@ -31,14 +31,12 @@ SERVICE = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
 
 
 async def serve(config: CoordinatorConfig) -> None:
-    """Keep the links and serve until stopped.
+    """Load the tokenizer with the server already up, keep the links and serve until stopped.
 
     Raises:
         InvalidInput: the model's tokenizer can't be loaded, or the port is taken.
     """
     telemetry.configure("paceline-coordinator")
-    tokenizer = await asyncio.to_thread(load_tokenizer, config.model)
-    target, draft = _peers(config, tokenizer)
     settings = CoordinatorSettings(
         model=config.served_model_name or config.model,
         drafting=DraftingSettings(
@@ -47,9 +45,12 @@ async def serve(config: CoordinatorConfig) -> None:
         seed=config.seed,
         max_concurrent_requests=config.max_concurrent_requests,
     )
-    links = [target.link] + ([draft.link] if draft else [])
+    links: list[PeerLink[Any, Any]] = []
 
     async def register(server: grpc.aio.Server) -> None:
+        tokenizer = await asyncio.to_thread(load_tokenizer, config.model)
+        target, draft = _peers(config, tokenizer)
+        links.extend(peer.link for peer in (target, draft) if peer is not None)
         servicer = GenerationServicer(settings, tokenizer, target, draft)
         pb_grpc.add_GenerationServiceServicer_to_server(servicer, server)
         keep_loaded()
@@ -57,7 +58,8 @@ async def serve(config: CoordinatorConfig) -> None:
             await link.start()
 
     try:
-        await run_server(config.server, register, [SERVICE])
+        loading = f"the coordinator is still loading the tokenizer of {config.model}"
+        await run_server(config.server, register, [SERVICE], loading=loading)
     finally:
         for link in links:
             await link.close()

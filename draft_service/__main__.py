@@ -68,7 +68,8 @@ async def _serve_on(executor: Executor, config: DraftConfig) -> None:
             await serving.scheduler.idle()
 
     try:
-        await run_server(config.server, register, [SERVICE], stop, on_drain=drain)
+        loading = f"the draft service is still loading {', '.join(config.drafters)}"
+        await run_server(config.server, register, [SERVICE], stop, on_drain=drain, loading=loading)
     finally:
         if serving is not None:
             await serving.close()

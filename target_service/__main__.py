@@ -83,7 +83,8 @@ async def _serve_on(executor: Executor, config: TargetConfig, load: Callable[[],
             end.cancel()
 
     try:
-        await run_server(config.server, register, [SERVICE], watch.stop, on_drain=drain)
+        loading = f"the target service is still loading {config.model}"
+        await run_server(config.server, register, [SERVICE], watch.stop, on_drain=drain, loading=loading)
     finally:
         if serving is not None:
             await serving.close()

@@ -13,15 +13,16 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from paceline.cli import display
 from paceline.cli.app import app
 from paceline.cli.serve import check_models
-from paceline.cli.support import DEFAULT_COORDINATOR, Timeout, TlsCa, example, need_engine
-from paceline.client import Client, Generation
+from paceline.cli.support import Timeout, TlsCa, example, need_engine
+from paceline.client import DEFAULT_ADDRESS, Client, Collector, Generation
 from paceline.local.services import Services
 from paceline.local.settings import ServeSettings
 from paceline.protocol.errors import InvalidInput, require
 from paceline.protocol.generation import ChatMessage, GenerateRequest, SpeculationSettings
-from paceline.protocol.proposal import AUTO, NONE, Acceptance
+from paceline.protocol.proposal import AUTO, MAX_PROPOSAL_NODES, NONE, Acceptance
 from paceline.protocol.sampling import Grammar, GrammarKind, SamplingParams
 from paceline.runtime.config import DEFAULT_MODEL, PeerSettings
 from paceline.runtime.process import sigterm_interrupts
@@ -77,7 +78,7 @@ def generate(
     acceptance: Annotated[Acceptance, typer.Option(help="The acceptance rule.")] = Acceptance.COUPLED,
     drafter: Annotated[str | None, typer.Option(help="Which drafter, or none.", show_default="the first")] = None,
     num_draft_tokens: Annotated[str, typer.Option(help="Tokens to propose each round, or auto.")] = AUTO,
-    coordinator: Annotated[str, typer.Option(help="HOST:PORT of a coordinator.")] = DEFAULT_COORDINATOR,
+    coordinator: Annotated[str, typer.Option(help="HOST:PORT of a coordinator.")] = DEFAULT_ADDRESS,
     local: Annotated[bool, typer.Option("--local", help="Start services for this one command.")] = False,
     model: Annotated[str, typer.Option(help="With --local: the target model.")] = DEFAULT_MODEL,
     tls_ca: TlsCa = None,
@@ -109,7 +110,10 @@ def generate(
         stop=tuple(stop or ()),
         acceptance=acceptance,
         # The services that --local starts have one drafter, whatever they call it.
-        speculation=_speculation(NONE if drafter == NONE else "" if local else drafter or "", num_draft_tokens),
+        speculation=SpeculationSettings(
+            drafter=drafter if drafter and not (local and drafter != NONE) else "",
+            num_draft_tokens=_draft_tokens(num_draft_tokens),
+        ),
     )
     wanted = _Wanted(request, as_json, compare, n)
     if local:
@@ -163,14 +167,12 @@ def _grammar(json_schema: str | None, regex: str | None, lark: str | None) -> Gr
     return None
 
 
-def _speculation(drafter: str, num_draft_tokens: str) -> SpeculationSettings:
-    tokens = None
-    if num_draft_tokens != AUTO:
-        digits = num_draft_tokens.lstrip("-").isdecimal()
-        require(digits, "num_draft_tokens", num_draft_tokens, "auto or an integer in [0, 64]")
-        tokens = int(num_draft_tokens)
-    off = drafter == NONE
-    return SpeculationSettings(off=off, drafter="" if off else drafter, num_draft_tokens=tokens)
+def _draft_tokens(given: str) -> int | None:
+    if given == AUTO:
+        return None
+    limit = f"auto or an integer in [0, {MAX_PROPOSAL_NODES}]"
+    require(given.lstrip("-").isdecimal(), "num_draft_tokens", given, limit)
+    return int(given)
 
 
 @contextlib.contextmanager
@@ -196,18 +198,14 @@ def _generate_at(peer: PeerSettings, timeout_s: float | None, wanted: _Wanted) -
         if wanted.samples == 1 and not wanted.as_json:
             _stream(client, wanted)
             return
-        from paceline.cli.display import generation_json
-
         for generation in client.generate_samples(wanted.samples, wanted.request):
             if wanted.as_json:
-                typer.echo(json.dumps(generation_json(generation), ensure_ascii=False))
+                typer.echo(json.dumps(display.generation_json(generation), ensure_ascii=False))
             else:
                 typer.echo(f"--- sample {generation.sample_index}, seed {generation.seed}\n{generation.text}")
 
 
 def _stream(client: Client, wanted: _Wanted) -> None:
-    from paceline.cli import display
-
     console = Console()
     console.print(display.legend())
     ours = _show_stream(client, wanted.request, console)
@@ -219,9 +217,7 @@ def _stream(client: Client, wanted: _Wanted) -> None:
 
 
 def _show_stream(client: Client, request: GenerateRequest, console: Console) -> Generation:
-    from paceline.cli.display import Collector, StreamDisplay
-
-    screen, collector = StreamDisplay(console), Collector()
+    screen, collector = display.StreamDisplay(console), Collector()
     for event in client.stream(request):
         screen.show(event)
         collector.add(event)

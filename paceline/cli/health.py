@@ -8,14 +8,15 @@ import typer
 from rich.console import Console
 
 from paceline.cli.app import EXIT_ERROR, app
-from paceline.cli.support import DEFAULT_COORDINATOR, TlsCa, example
+from paceline.cli.support import TlsCa, example
+from paceline.client import DEFAULT_ADDRESS
 from paceline.protocol.proposal import NONE
 from paceline.runtime.config import DRAFT_PORT, LOCALHOST, TARGET_PORT
 
 
-@app.command(epilog=example("paceline doctor", f"paceline doctor --coordinator {DEFAULT_COORDINATOR} --draft none"))
+@app.command(epilog=example("paceline doctor", f"paceline doctor --coordinator {DEFAULT_ADDRESS} --draft none"))
 def doctor(
-    coordinator: Annotated[str, typer.Option(help="HOST:PORT of the coordinator.")] = DEFAULT_COORDINATOR,
+    coordinator: Annotated[str, typer.Option(help="HOST:PORT of the coordinator.")] = DEFAULT_ADDRESS,
     draft: Annotated[
         str, typer.Option(help="HOST:PORT of the draft service, or none.")
     ] = f"{LOCALHOST}:{DRAFT_PORT}",

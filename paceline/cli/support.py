@@ -8,9 +8,7 @@ from typing import Annotated
 import typer
 
 from paceline.protocol.errors import PacelineError
-from paceline.runtime.config import COORDINATOR_PORT, LOCALHOST
 
-DEFAULT_COORDINATOR = f"{LOCALHOST}:{COORDINATOR_PORT}"
 Timeout = Annotated[float | None, typer.Option(help="Seconds that the whole request may take.", show_default="none")]
 TlsCa = Annotated[Path | None, typer.Option(help="Trust this CA and use TLS.", show_default="plaintext")]
 

@@ -40,8 +40,8 @@ def test_the_readmes_demo() -> None:
     out = run("sh", "-c", readme_commands()[0], TERM="xterm", FORCE_COLOR="1", COLUMNS="100")
     assert "\x1b[32m" in out, "accepted tokens are green"
     assert "mean acceptance length" in out
-    assert re.search(r"with speculation +[\d.]+ tokens a second", out)
-    assert re.search(r"target-only +[\d.]+ tokens a second, the same tokens", out)
+    assert re.search(r"with speculation +[\d.]+ tokens per second", out)
+    assert re.search(r"target-only +[\d.]+ tokens per second, the same tokens", out)
 
 
 @pytest.mark.timeout(600)
