@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from importlib import metadata
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -45,7 +46,8 @@ class _OneLineErrors(TyperGroup):
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    typer.echo(f"paceline: error: {message}", err=True)
+    if message:  # none where a group without a command has shown its help
+        typer.echo(f"paceline: error: {message}", err=True)
     sys.exit(code)
 
 
@@ -54,14 +56,24 @@ app = typer.Typer(
     context_settings={"auto_envvar_prefix": "PACELINE", "help_option_names": ["-h", "--help"]},
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    add_completion=False,
     help="Speculative decoding as separate services: the text is exactly the target model's.",
 )
 app.add_typer(train, name="train")
 app.add_typer(bench, name="bench")
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"paceline {metadata.version('paceline')}")
+        raise typer.Exit
+
+
 @app.callback(invoke_without_command=True)
-def _root(context: typer.Context) -> None:
+def _root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
