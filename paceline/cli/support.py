@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import util
 from pathlib import Path
 from typing import Annotated
 
@@ -18,13 +19,16 @@ def example(*commands: str) -> str:
     return "\n\n".join(["[bold]Example:[/bold]", *(f"[cyan]{command}[/cyan]" for command in commands)])
 
 
+def has_engine() -> bool:
+    """Whether this installation can run a model."""
+    return all(util.find_spec(package) is not None for package in ("torch", "transformers", "numba"))
+
+
 def need_engine(command: str) -> None:
     """Refuse a command that this installation is too small for.
 
     Raises:
         PacelineError: saying what to install.
     """
-    from paceline.cli.doctor import has_engine
-
     if not has_engine():
         raise PacelineError(f"`paceline {command}` needs the engine: pip install 'paceline[engine]'")

@@ -61,12 +61,17 @@ class Setting:
         )
 
 
-def settings_of(kind: type[BaseModel], without: Collection[str] = ()) -> tuple[Setting, ...]:
-    """Every setting of a type that has a flag, except those whose dotted key is in `without`."""
-    return tuple(setting for setting in _walk(kind, "", None, _Section()) if setting.key not in without)
+def settings_of(
+    kind: type[BaseModel], *, only: Collection[str] | None = None, without: Collection[str] = ()
+) -> tuple[Setting, ...]:
+    """Every setting of a type that has a flag; `only` and `without` choose by dotted key."""
+    found = _walk(kind, "", None, _Section())
+    return tuple(each for each in found if each.key not in without and (only is None or each.key in only))
 
 
-def takes_settings(kind: type[BaseModel], without: Collection[str] = ()) -> Callable[[Callback], Callback]:
+def takes_settings(
+    kind: type[BaseModel], *, only: Collection[str] | None = None, without: Collection[str] = ()
+) -> Callable[[Callback], Callback]:
     """Give a command the flags of a settings type.
 
     The command's `**flags` become those options; it is called with the dotted
@@ -74,7 +79,7 @@ def takes_settings(kind: type[BaseModel], without: Collection[str] = ()) -> Call
     """
 
     def decorate(command: Callback) -> Callback:
-        settings = settings_of(kind, without)
+        settings = settings_of(kind, only=only, without=without)
         signature = inspect.signature(command, eval_str=True)
         own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
         own = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
@@ -105,7 +110,7 @@ def parse_config(kind: type[Config], doc: str, without: Collection[str] = ()) ->
         InvalidInput: an unknown flag, or a value that is not what its setting takes.
     """
 
-    @takes_settings(kind, without)
+    @takes_settings(kind, without=without)
     def load(config: ConfigFile = None, **flags: object) -> Config:
         return load_config(kind, config, flags)
 
