@@ -1,4 +1,4 @@
-"""How a generation looks: coloured text while it streams, statistics, and the JSON object."""
+"""What a generation looks like: coloured text while it streams, statistics, and the JSON object."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def stats_table(stats: GenerationStats, seed: int) -> Table:
 
 
 def comparison(ours: Generation, plain: Generation) -> Text:
-    """Our speed beside target-only's, faster or not, and whether the tokens are the same.
+    """Compare our speed with target-only's, and whether the tokens are the same.
 
     Both ran on the same services, with one prompt and seed.
     """

@@ -32,7 +32,7 @@ DEFAULT_MAX_NEW_TOKENS = 128
 
 @dataclass(frozen=True)
 class _Wanted:
-    """What `generate` was asked to do beside the request itself."""
+    """What `generate` was asked to do besides the request itself."""
 
     request: GenerateRequest
     as_json: bool
@@ -61,7 +61,7 @@ def generate(
         float, typer.Option(help="Above 1: less of what prompt and text have, in [0.01, 100].")
     ] = 1.0,
     presence_penalty: Annotated[float, typer.Option(help="Less of what the text has, in [-2, 2].")] = 0.0,
-    frequency_penalty: Annotated[float, typer.Option(help="The same for each time, in [-2, 2].")] = 0.0,
+    frequency_penalty: Annotated[float, typer.Option(help="The same, for each occurrence, in [-2, 2].")] = 0.0,
     logit_bias: Annotated[list[str] | None, typer.Option(help="ID=BIAS, in [-100, 100]; repeatable.")] = None,
     bad_words: Annotated[
         list[str] | None, typer.Option(help="Token ids ID,ID,… that never come; repeatable.")
@@ -83,7 +83,7 @@ def generate(
     model: Annotated[str, typer.Option(help="With --local: the target model.")] = DEFAULT_MODEL,
     tls_ca: TlsCa = None,
     timeout: Timeout = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a sample.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per sample.")] = False,
     compare: Annotated[bool, typer.Option("--compare", help="Run again target-only and show both speeds.")] = False,
 ) -> None:
     """Generate text and stream it, coloured by where each token came from."""
@@ -194,7 +194,7 @@ def _local_services(model: str, drafter: str, *, quiet: bool) -> Iterator[Servic
 
 def _generate_at(peer: PeerSettings, timeout_s: float | None, wanted: _Wanted) -> None:
     with Client(peer, timeout_s=timeout_s) as client:
-        client.describe_models()  # an address where nobody listens fails at once; a broken stream would be resumed
+        client.describe_models()  # fails at once where nobody listens; a broken stream would be resumed
         if wanted.samples == 1 and not wanted.as_json:
             _stream(client, wanted)
             return

@@ -152,7 +152,7 @@ class PackedWeights(StrEnum):
 def pack_draft(
     draft: Annotated[Path, typer.Option(help="The draft's folder.")],
     out: Annotated[Path, typer.Option(help="Folder of the copy.")],
-    weights: Annotated[PackedWeights, typer.Option(help="int8: a scale a row, half the size.")] = PackedWeights.INT8,
+    weights: Annotated[PackedWeights, typer.Option(help="int8: one scale per row, half size.")] = PackedWeights.INT8,
 ) -> None:
     """Copy a draft to be shipped: small, without the work folder, its files' SHA-256 in the manifest."""
     need_engine("train pack")

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from paceline import client
+
 ROOT = Path(__file__).parents[2]
 PACKAGED = ("paceline", "draft_service", "target_service", "coordinator", "pyproject.toml", "README.md", "LICENSE")
 
@@ -32,6 +34,12 @@ def readme_commands() -> list[str]:
 
 def test_readme_opens_with_the_two_commands() -> None:
     assert readme_commands() == ["make demo", "make test"]
+
+
+def test_readme_imports_what_the_client_exports() -> None:
+    (names,) = re.findall(r"^from paceline\.client import (.*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert set(names.split(", ")) <= set(client.__all__)
+    assert all(hasattr(client, name) for name in client.__all__)
 
 
 @pytest.mark.real_model
