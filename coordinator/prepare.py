@@ -10,7 +10,7 @@ from coordinator.text.sequence import GenerationTask
 from paceline.models.tokenizer import Tokenizer
 from paceline.protocol.errors import UnknownModel, Unsupported, require
 from paceline.protocol.generation import GenerateRequest
-from paceline.protocol.proposal import MAX_PROPOSAL_NODES
+from paceline.protocol.proposal import MAX_PROPOSAL_NODES, NONE
 from paceline.protocol.sampling import NoiseKey
 from paceline.sampling import processors
 
@@ -103,4 +103,4 @@ def _check_sampling(request: GenerateRequest, tokenizer: Tokenizer) -> None:
 def _check_drafter(request: GenerateRequest, drafters: Sequence[str]) -> None:
     wanted = request.speculation.drafter
     if wanted and not request.speculation.off:
-        require(wanted in drafters, "drafter", wanted, f"one of: {', '.join(drafters)}")
+        require(wanted in drafters, "drafter", wanted, f"one of: {', '.join((*drafters, NONE))}")

@@ -34,6 +34,8 @@ from paceline.v1 import generation_service_pb2_grpc as pb_grpc
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_MS = 500
+PATIENT_SHARE = 0.9
+"""Share of a request's time that it waits for the target's link."""
 Write = Callable[[GenerateEvent], Any]
 
 
@@ -68,7 +70,7 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         self._running += 1
         try:
             wanted = codec.decode_generate_request(request)
-            await self._target.link.wait_up(self._target.wait_s)
+            await self._target.link.wait_up(_patience_s(context, self._target.wait_s))
             task = prepare(wanted, self._served(), deadline=_deadline(context), traceparent=_traceparent(context))
 
             async def write(event: GenerateEvent) -> None:
@@ -159,6 +161,12 @@ async def _with_writer(rounds: Callable[[Outbox], Any], outbox: Outbox) -> None:
 def _deadline(context: grpc.aio.ServicerContext[Any, Any]) -> float | None:
     left = context.time_remaining()
     return None if left is None else time.monotonic() + left
+
+
+def _patience_s(context: grpc.aio.ServicerContext[Any, Any], longest_s: float) -> float:
+    """How long a request may wait for the target and still be told, within its deadline, what it waited for."""
+    left = context.time_remaining()
+    return longest_s if left is None else min(longest_s, PATIENT_SHARE * left)
 
 
 def _traceparent(context: grpc.aio.ServicerContext[Any, Any]) -> str:

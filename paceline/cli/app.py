@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from importlib import metadata
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -12,6 +13,7 @@ from typer.core import TyperGroup
 from paceline.cli.bench_simulated import bench
 from paceline.cli.train import train
 from paceline.protocol.errors import InvalidInput, PacelineError
+from paceline.runtime.options import usage_error
 
 EXIT_ERROR = 1
 EXIT_BAD_INPUT = 2
@@ -33,7 +35,7 @@ class _OneLineErrors(TyperGroup):
         try:
             code = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
         except typer.TyperException as error:
-            _fail(_with_value(error, sys.argv[1:] if args is None else args), error.exit_code)
+            _fail(usage_error(error, sys.argv[1:] if args is None else args), error.exit_code)
         except InvalidInput as error:
             _fail(error.message, EXIT_BAD_INPUT)
         except PacelineError as error:
@@ -43,19 +45,9 @@ class _OneLineErrors(TyperGroup):
         sys.exit(code if isinstance(code, int) else 0)
 
 
-def _with_value(error: typer.TyperException, args: Sequence[str]) -> str:
-    """The error's message, with the value that was given: typer names the option alone."""
-    message = error.format_message()
-    options = set(getattr(getattr(error, "param", None), "opts", ()))
-    for name, value in zip(args, [*args[1:], ""], strict=True):
-        option, equals, inline = name.partition("=")
-        if option in options:
-            return f"{message} (given: {(inline if equals else value)!r})"
-    return message
-
-
 def _fail(message: str, code: int) -> NoReturn:
-    typer.echo(f"paceline: error: {message}", err=True)
+    if message:  # none where a group without a command has shown its help
+        typer.echo(f"paceline: error: {message}", err=True)
     sys.exit(code)
 
 
@@ -64,14 +56,24 @@ app = typer.Typer(
     context_settings={"auto_envvar_prefix": "PACELINE", "help_option_names": ["-h", "--help"]},
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    add_completion=False,
     help="Speculative decoding as separate services: the text is exactly the target model's.",
 )
 app.add_typer(train, name="train")
 app.add_typer(bench, name="bench")
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"paceline {metadata.version('paceline')}")
+        raise typer.Exit
+
+
 @app.callback(invoke_without_command=True)
-def _root(context: typer.Context) -> None:
+def _root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())

@@ -1,4 +1,4 @@
-"""How a generation looks: coloured text while it streams, statistics, and the JSON object."""
+"""What a generation looks like: coloured text while it streams, statistics, and the JSON object."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.client import Generation
-from paceline.protocol.generation import Finished, GenerateEvent, Provenance, Started, Tokens
+from paceline.protocol.generation import Finished, GenerateEvent, Provenance, Tokens
 from paceline.protocol.records import GenerationStats
 
 STYLES: Mapping[Provenance, str] = {
@@ -63,37 +63,6 @@ class StreamDisplay:
         self._console.print(text, end="", soft_wrap=True, highlight=False)
 
 
-class Collector:
-    """Joins a stream's events into the `Generation` that `Client.generate` would have returned."""
-
-    def __init__(self) -> None:
-        self._started: Started | None = None
-        self._tokens: list[Tokens] = []
-        self._finished: Finished | None = None
-
-    def add(self, event: GenerateEvent) -> None:
-        """Keep one event."""
-        if isinstance(event, Started):
-            self._started = event
-        elif isinstance(event, Tokens):
-            self._tokens.append(event)
-        else:
-            self._finished = event
-
-    def generation(self) -> Generation:
-        """The whole, once `Finished` has arrived."""
-        assert self._started is not None and self._finished is not None, "the stream ends with Finished"
-        return Generation(
-            text="".join(tokens.text for tokens in self._tokens) + self._finished.text,
-            token_ids=tuple(token_id for tokens in self._tokens for token_id in tokens.token_ids),
-            prompt_token_ids=self._started.prompt_token_ids,
-            finish_reason=self._finished.reason,
-            seed=self._started.seed,
-            provenance=tuple(origin for tokens in self._tokens for origin in tokens.provenance),
-            stats=self._finished.stats,
-        )
-
-
 def stats_table(stats: GenerationStats, seed: int) -> Table:
     """The round statistics for people."""
     table = Table(title="round statistics", title_justify="left", show_header=False)
@@ -111,7 +80,7 @@ def stats_table(stats: GenerationStats, seed: int) -> Table:
         ("time to first token", f"{stats.time_to_first_token_ms:.0f} ms"),
         ("verify, median", f"{stats.verify_ms_p50:.1f} ms"),
         ("draft wait, median", f"{stats.draft_wait_ms_p50:.1f} ms"),
-        ("tokens a second", f"{stats.tokens_per_second:.1f}"),
+        ("tokens per second", f"{stats.tokens_per_second:.1f}"),
         ("seed", str(seed)),
     )
     for row in rows:
@@ -120,7 +89,7 @@ def stats_table(stats: GenerationStats, seed: int) -> Table:
 
 
 def comparison(ours: Generation, plain: Generation) -> Text:
-    """Our speed beside target-only's, faster or not, and whether the tokens are the same.
+    """Compare our speed with target-only's, and whether the tokens are the same.
 
     Both ran on the same services, with one prompt and seed.
     """
@@ -128,8 +97,8 @@ def comparison(ours: Generation, plain: Generation) -> Text:
     ratio = f" ({mine / theirs:.2f} times)" if theirs > 0 else ""
     same = "the same tokens" if ours.token_ids == plain.token_ids else "other tokens"
     return Text(
-        f"with speculation  {mine:8.1f} tokens a second{ratio}\n"
-        f"target-only       {theirs:8.1f} tokens a second, {same}"
+        f"with speculation  {mine:8.1f} tokens per second{ratio}\n"
+        f"target-only       {theirs:8.1f} tokens per second, {same}"
     )
 
 

@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import metadata, util
+from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import grpc
+import typer
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from rich.console import Console
 
-from paceline.client import Client
-from paceline.protocol import codec
+from paceline.cli.app import EXIT_ERROR, app
+from paceline.cli.support import TlsCa, example, has_engine
+from paceline.client import DEFAULT_ADDRESS, Client
+from paceline.models.resolve import PULLABLE, is_pulled, model_home
 from paceline.protocol.errors import PacelineError
 from paceline.protocol.generation import ModelDescription
 from paceline.protocol.handshake import ServiceStatus
+from paceline.protocol.proposal import NONE
 from paceline.rpc.channel import open_sync_channel
+from paceline.rpc.service_status import service_status
 from paceline.rpc.statuses import from_rpc_error
-from paceline.runtime.config import COORDINATOR_PORT, DRAFT_PORT, LOCALHOST, TARGET_PORT, PeerSettings
-from paceline.v1 import draft_service_pb2, draft_service_pb2_grpc, target_service_pb2, target_service_pb2_grpc
+from paceline.runtime.config import DRAFT_PORT, LOCALHOST, TARGET_PORT, PeerSettings
 
 BASE_PACKAGES = ("grpcio", "protobuf", "pydantic", "rich", "typer")
 ENGINE_PACKAGES = ("torch", "transformers", "numpy", "numba", "safetensors", "gguf")
 ROUND_TRIPS = 20
 SHOWN_DIGITS = 12
+
+DEFAULT_DRAFT = f"{LOCALHOST}:{DRAFT_PORT}"
+DEFAULT_TARGET = f"{LOCALHOST}:{TARGET_PORT}"
+Worker = Literal["target", "draft"]
 
 
 @dataclass(frozen=True)
@@ -43,9 +53,9 @@ class Finding:
 class Addresses:
     """Whom to ask; `draft` None: no draft service is expected."""
 
-    coordinator: str = f"{LOCALHOST}:{COORDINATOR_PORT}"
-    draft: str | None = f"{LOCALHOST}:{DRAFT_PORT}"
-    target: str = f"{LOCALHOST}:{TARGET_PORT}"
+    coordinator: str = DEFAULT_ADDRESS
+    draft: str | None = DEFAULT_DRAFT
+    target: str = DEFAULT_TARGET
     tls_ca: Path | None = None
     timeout_s: float = 3.0
 
@@ -54,9 +64,25 @@ class Addresses:
         return PeerSettings(address=address, tls_ca=self.tls_ca)
 
 
-def has_engine() -> bool:
-    """Whether this installation can run a model."""
-    return all(util.find_spec(package) is not None for package in ("torch", "transformers", "numba"))
+@app.command(epilog=example("paceline doctor", f"paceline doctor --coordinator {DEFAULT_ADDRESS} --draft none"))
+def doctor(
+    coordinator: Annotated[str, typer.Option(help="HOST:PORT of the coordinator.")] = DEFAULT_ADDRESS,
+    draft: Annotated[str, typer.Option(help="HOST:PORT of the draft service, or none.")] = DEFAULT_DRAFT,
+    target: Annotated[str, typer.Option(help="HOST:PORT of the target service.")] = DEFAULT_TARGET,
+    tls_ca: TlsCa = None,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for each answer.")] = 3.0,
+) -> None:
+    """Check versions, devices, models and services; the exit code says whether all is well."""
+    console = Console(soft_wrap=True)
+    marks = {True: "[green]ok[/green]  ", False: "[red]BAD[/red] ", None: "    "}
+    well = True
+    addresses = Addresses(coordinator, None if draft == NONE else draft, target, tls_ca, timeout)
+    for finding in examine(addresses):
+        well &= finding.ok is not False
+        console.print(f"{marks[finding.ok]} [bold]{finding.subject:<22}[/bold]", end="")
+        console.print(finding.detail, markup=False, highlight=False)
+    console.print("all is well" if well else "not well: see the lines marked BAD")
+    raise typer.Exit(0 if well else EXIT_ERROR)
 
 
 def examine(addresses: Addresses) -> Iterator[Finding]:
@@ -64,7 +90,8 @@ def examine(addresses: Addresses) -> Iterator[Finding]:
     yield from _versions()
     yield from _models()
     statuses = []
-    workers = [("target", addresses.target)] + ([("draft", addresses.draft)] if addresses.draft else [])
+    workers: list[tuple[Worker, str]] = [("target", addresses.target)]
+    workers += [("draft", addresses.draft)] if addresses.draft else []
     for name, address in workers:
         findings, status = _worker(name, addresses, address)
         yield from findings
@@ -93,8 +120,6 @@ def _version(package: str) -> str:
 
 
 def _devices() -> str:
-    import os
-
     import torch
 
     found = [f"cpu ({os.cpu_count()} cores, {torch.get_num_threads()} torch threads)"]
@@ -117,23 +142,20 @@ def _backends() -> str:
 def _models() -> Iterator[Finding]:
     if not has_engine():
         return
-    from paceline.models.resolve import PULLABLE, is_pulled, model_home
-
     yield Finding("model cache", str(model_home()))
     for name in PULLABLE:
         yield Finding(f"model {name}", "pulled" if is_pulled(name) else f"not pulled (paceline pull {name})")
 
 
-def _worker(name: str, addresses: Addresses, address: str) -> tuple[list[Finding], ServiceStatus | None]:
+def _worker(name: Worker, addresses: Addresses, address: str) -> tuple[list[Finding], ServiceStatus | None]:
     """Health, round trip and status of the target or draft service."""
-    with open_sync_channel(addresses.peer(address)) as channel:
-        health = _health(name, channel, address, addresses.timeout_s)
-        if not health[0].ok:
-            return health, None
-        try:
-            status = _status(name, channel, addresses.timeout_s)
-        except grpc.RpcError as error:
-            return [*health, Finding(f"{name} status", from_rpc_error(error).message, ok=False)], None
+    health = _health(name, addresses, address)
+    if not health[0].ok:
+        return health, None
+    try:
+        status = service_status(name, addresses.peer(address), addresses.timeout_s)
+    except grpc.RpcError as error:
+        return [*health, Finding(f"{name} status", from_rpc_error(error).message, ok=False)], None
     detail = (
         f"{status.fingerprint.model or 'no model'}, {status.sessions} sessions, "
         f"{status.kv_rows} of {status.max_kv_rows} KV rows, {status.resident_bytes >> 20} MiB resident"
@@ -141,25 +163,16 @@ def _worker(name: str, addresses: Addresses, address: str) -> tuple[list[Finding
     return [*health, Finding(f"{name} status", detail)], status
 
 
-def _status(name: str, channel: grpc.Channel, timeout_s: float) -> ServiceStatus:
-    stub: Any
-    if name == "target":
-        stub = target_service_pb2_grpc.TargetServiceStub(channel)
-        reply = stub.GetTargetStatus(target_service_pb2.GetTargetStatusRequest(), timeout=timeout_s)
-    else:
-        stub = draft_service_pb2_grpc.DraftServiceStub(channel)
-        reply = stub.GetDraftStatus(draft_service_pb2.GetDraftStatusRequest(), timeout=timeout_s)
-    return codec.decode_service_status(reply.status)
-
-
-def _health(name: str, channel: grpc.Channel, address: str, timeout_s: float) -> list[Finding]:
-    stub = health_pb2_grpc.HealthStub(channel)
+def _health(name: str, addresses: Addresses, address: str) -> list[Finding]:
     request = health_pb2.HealthCheckRequest()
-    try:
-        answer = stub.Check(request, timeout=timeout_s, wait_for_ready=True)
-        trips = [_timed_ms(lambda: stub.Check(request, timeout=timeout_s)) for _ in range(ROUND_TRIPS)]
-    except grpc.RpcError as error:
-        return [Finding(name, f"{address} does not answer: {from_rpc_error(error).message}", ok=False)]
+    timeout_s = addresses.timeout_s
+    with open_sync_channel(addresses.peer(address)) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        try:
+            answer = stub.Check(request, timeout=timeout_s, wait_for_ready=True)
+            trips = [_timed_ms(lambda: stub.Check(request, timeout=timeout_s)) for _ in range(ROUND_TRIPS)]
+        except grpc.RpcError as error:
+            return [Finding(name, f"{address} does not answer: {from_rpc_error(error).message}", ok=False)]
     state = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
     round_trip = Finding(
         f"{name} round trip", f"{statistics.median(trips):.2f} ms, median of {ROUND_TRIPS} unary calls"
@@ -174,14 +187,12 @@ def _timed_ms(call: Any) -> float:
 
 
 def _coordinator(addresses: Addresses) -> Iterator[Finding]:
-    peer = addresses.peer(addresses.coordinator)
-    with open_sync_channel(peer) as channel:
-        health = _health("coordinator", channel, addresses.coordinator, addresses.timeout_s)
+    health = _health("coordinator", addresses, addresses.coordinator)
     yield from health
     if not health[0].ok:
         return
     try:
-        with Client(peer, timeout_s=addresses.timeout_s) as client:
+        with Client(addresses.peer(addresses.coordinator), timeout_s=addresses.timeout_s) as client:
             models = client.describe_models()
     except PacelineError as error:
         yield Finding("models", error.message, ok=False)

@@ -8,33 +8,31 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from paceline.cli import display
 from paceline.cli.app import app
-from paceline.cli.options import DEFAULT_COORDINATOR, Timeout, TlsCa
 from paceline.cli.serve import check_models
-from paceline.cli.support import example, need_engine
+from paceline.cli.support import Timeout, TlsCa, example, need_engine
+from paceline.client import DEFAULT_ADDRESS, Client, Collector, Generation
+from paceline.local.services import Services
+from paceline.local.settings import ServeSettings
 from paceline.protocol.errors import InvalidInput, require
 from paceline.protocol.generation import ChatMessage, GenerateRequest, SpeculationSettings
-from paceline.protocol.proposal import AUTO, NONE, Acceptance
+from paceline.protocol.proposal import AUTO, MAX_PROPOSAL_NODES, NONE, Acceptance
 from paceline.protocol.sampling import Grammar, GrammarKind, SamplingParams
 from paceline.runtime.config import DEFAULT_MODEL, PeerSettings
 from paceline.runtime.process import sigterm_interrupts
-
-if TYPE_CHECKING:
-    from paceline.client import Client, Generation
-    from paceline.local.services import Services
-
 
 DEFAULT_MAX_NEW_TOKENS = 128
 
 
 @dataclass(frozen=True)
 class _Wanted:
-    """What `generate` was asked to do beside the request itself."""
+    """What `generate` was asked to do besides the request itself."""
 
     request: GenerateRequest
     as_json: bool
@@ -63,7 +61,7 @@ def generate(
         float, typer.Option(help="Above 1: less of what prompt and text have, in [0.01, 100].")
     ] = 1.0,
     presence_penalty: Annotated[float, typer.Option(help="Less of what the text has, in [-2, 2].")] = 0.0,
-    frequency_penalty: Annotated[float, typer.Option(help="The same for each time, in [-2, 2].")] = 0.0,
+    frequency_penalty: Annotated[float, typer.Option(help="The same, for each occurrence, in [-2, 2].")] = 0.0,
     logit_bias: Annotated[list[str] | None, typer.Option(help="ID=BIAS, in [-100, 100]; repeatable.")] = None,
     bad_words: Annotated[
         list[str] | None, typer.Option(help="Token ids ID,ID,… that never come; repeatable.")
@@ -80,12 +78,12 @@ def generate(
     acceptance: Annotated[Acceptance, typer.Option(help="The acceptance rule.")] = Acceptance.COUPLED,
     drafter: Annotated[str | None, typer.Option(help="Which drafter, or none.", show_default="the first")] = None,
     num_draft_tokens: Annotated[str, typer.Option(help="Tokens to propose each round, or auto.")] = AUTO,
-    coordinator: Annotated[str, typer.Option(help="HOST:PORT of a coordinator.")] = DEFAULT_COORDINATOR,
+    coordinator: Annotated[str, typer.Option(help="HOST:PORT of a coordinator.")] = DEFAULT_ADDRESS,
     local: Annotated[bool, typer.Option("--local", help="Start services for this one command.")] = False,
     model: Annotated[str, typer.Option(help="With --local: the target model.")] = DEFAULT_MODEL,
     tls_ca: TlsCa = None,
     timeout: Timeout = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a sample.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per sample.")] = False,
     compare: Annotated[bool, typer.Option("--compare", help="Run again target-only and show both speeds.")] = False,
 ) -> None:
     """Generate text and stream it, coloured by where each token came from."""
@@ -112,7 +110,10 @@ def generate(
         stop=tuple(stop or ()),
         acceptance=acceptance,
         # The services that --local starts have one drafter, whatever they call it.
-        speculation=_speculation(NONE if drafter == NONE else "" if local else drafter or "", num_draft_tokens),
+        speculation=SpeculationSettings(
+            drafter=drafter if drafter and not (local and drafter != NONE) else "",
+            num_draft_tokens=_draft_tokens(num_draft_tokens),
+        ),
     )
     wanted = _Wanted(request, as_json, compare, n)
     if local:
@@ -166,22 +167,17 @@ def _grammar(json_schema: str | None, regex: str | None, lark: str | None) -> Gr
     return None
 
 
-def _speculation(drafter: str, num_draft_tokens: str) -> SpeculationSettings:
-    tokens = None
-    if num_draft_tokens != AUTO:
-        digits = num_draft_tokens.lstrip("-").isdecimal()
-        require(digits, "num_draft_tokens", num_draft_tokens, "auto or an integer in [0, 64]")
-        tokens = int(num_draft_tokens)
-    off = drafter == NONE
-    return SpeculationSettings(off=off, drafter="" if off else drafter, num_draft_tokens=tokens)
+def _draft_tokens(given: str) -> int | None:
+    if given == AUTO:
+        return None
+    limit = f"auto or an integer in [0, {MAX_PROPOSAL_NODES}]"
+    require(given.lstrip("-").isdecimal(), "num_draft_tokens", given, limit)
+    return int(given)
 
 
 @contextlib.contextmanager
 def _local_services(model: str, drafter: str, *, quiet: bool) -> Iterator[Services]:
     need_engine("generate --local")
-    from paceline.local.services import Services
-    from paceline.local.settings import ServeSettings
-
     settings = ServeSettings(model=model, drafter=drafter, port=0, draft_port=0, target_port=0)
     check_models(settings)
 
@@ -197,25 +193,19 @@ def _local_services(model: str, drafter: str, *, quiet: bool) -> Iterator[Servic
 
 
 def _generate_at(peer: PeerSettings, timeout_s: float | None, wanted: _Wanted) -> None:
-    from paceline.client import Client
-
     with Client(peer, timeout_s=timeout_s) as client:
-        client.describe_models()  # an address where nobody listens fails at once; a broken stream would be resumed
+        client.describe_models()  # fails at once where nobody listens; a broken stream would be resumed
         if wanted.samples == 1 and not wanted.as_json:
             _stream(client, wanted)
             return
-        from paceline.cli.display import generation_json
-
         for generation in client.generate_samples(wanted.samples, wanted.request):
             if wanted.as_json:
-                typer.echo(json.dumps(generation_json(generation), ensure_ascii=False))
+                typer.echo(json.dumps(display.generation_json(generation), ensure_ascii=False))
             else:
                 typer.echo(f"--- sample {generation.sample_index}, seed {generation.seed}\n{generation.text}")
 
 
 def _stream(client: Client, wanted: _Wanted) -> None:
-    from paceline.cli import display
-
     console = Console()
     console.print(display.legend())
     ours = _show_stream(client, wanted.request, console)
@@ -227,9 +217,7 @@ def _stream(client: Client, wanted: _Wanted) -> None:
 
 
 def _show_stream(client: Client, request: GenerateRequest, console: Console) -> Generation:
-    from paceline.cli.display import Collector, StreamDisplay
-
-    screen, collector = StreamDisplay(console), Collector()
+    screen, collector = display.StreamDisplay(console), Collector()
     for event in client.stream(request):
         screen.show(event)
         collector.add(event)

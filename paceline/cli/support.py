@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from importlib import util
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
 from paceline.protocol.errors import PacelineError
+
+Timeout = Annotated[float | None, typer.Option(help="Seconds that the whole request may take.", show_default="none")]
+TlsCa = Annotated[Path | None, typer.Option(help="Trust this CA and use TLS.", show_default="plaintext")]
 
 
 def example(*commands: str) -> str:
     """A help page's last lines."""
     return "\n\n".join(["[bold]Example:[/bold]", *(f"[cyan]{command}[/cyan]" for command in commands)])
+
+
+def has_engine() -> bool:
+    """Whether this installation can run a model."""
+    return all(util.find_spec(package) is not None for package in ("torch", "transformers", "numba"))
 
 
 def need_engine(command: str) -> None:
@@ -16,7 +30,5 @@ def need_engine(command: str) -> None:
     Raises:
         PacelineError: saying what to install.
     """
-    from paceline.cli.doctor import has_engine
-
     if not has_engine():
         raise PacelineError(f"`paceline {command}` needs the engine: pip install 'paceline[engine]'")

@@ -11,14 +11,10 @@ from rich.console import Console
 
 from paceline.cli.support import example, need_engine
 from paceline.protocol.errors import require
-from paceline.runtime.config import DEFAULT_MODEL
+from paceline.runtime.config import DEFAULT_MODEL, EngineSettings, load_config
+from paceline.runtime.options import takes_settings
 
 train = typer.Typer(help="Make models for this system.", no_args_is_help=True)
-
-
-AUTO = "auto"
-Threads = Annotated[int, typer.Option(help="Compute threads; 0: every core.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 
 
 class TrainLoss(StrEnum):
@@ -44,6 +40,7 @@ class TrainDtype(StrEnum):
         "paceline train draft --target smollm2-135m --out narrow --data prompts.jsonl --init draft --tokens 400000",
     ),
 )
+@takes_settings(EngineSettings, only=("threads", "device", "trust_remote_code"))
 def train_draft(
     out: Annotated[Path, typer.Option(help="Folder of the draft, its corpus and its checkpoint.")],
     target: Annotated[str, typer.Option(help="The model to draft for.")] = DEFAULT_MODEL,
@@ -75,19 +72,15 @@ def train_draft(
     seed: Annotated[int, typer.Option(help="Seed of the texts and of their order.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the folder's checkpoint.")] = False,
     evaluation_rows: Annotated[int, typer.Option(help="Held-out texts of each temperature in the tables.")] = 8,
-    threads: Threads = 0,
-    device: Device = AUTO,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run the code of a hub model's repository.")
-    ] = False,
+    **flags: object,
 ) -> None:
     """Distil a small draft model from a target, with text that the target writes itself."""
     need_engine("train draft")
     require(minutes > 0, "minutes", minutes, "above 0")
     require(evaluation_rows >= 1, "evaluation_rows", evaluation_rows, "at least 1")
     chosen = _layer_numbers(layers)
+    engine = load_config(EngineSettings, None, flags)
     from paceline.models.resolve import resolve_draft
-    from paceline.runtime.config import EngineSettings
     from paceline.train import distill
     from paceline.train import make_draft as command
     from paceline.train.teacher import Loss
@@ -110,11 +103,11 @@ def train_draft(
             learning_rate=learning_rate,
             batch_rows=batch_rows,
             seed=seed,
-            dtype=distill.fast_dtype(device) if dtype is TrainDtype.AUTO else dtype.value,
+            dtype=distill.fast_dtype(engine.device) if dtype is TrainDtype.AUTO else dtype.value,
         ),
         resume=resume,
         evaluation_rows=evaluation_rows,
-        engine=EngineSettings(threads=threads, device=device, trust_remote_code=trust_remote_code),
+        engine=engine,
     )
     command.train_draft(wanted, Console(soft_wrap=True))
     typer.echo(f"use it: paceline serve {target} --drafter model:{out}")
@@ -127,6 +120,7 @@ def train_draft(
         "paceline train measure --draft default --draft narrow --data narrow/work/corpus",
     ),
 )
+@takes_settings(EngineSettings, only=("threads", "device"))
 def measure_drafts(
     draft: Annotated[list[str], typer.Option(help="A draft's folder, or default; repeatable, on the same texts.")],
     data: Annotated[Path, typer.Option(help="Finished texts: JSONL with messages or text, or .npz shards.")],
@@ -136,15 +130,13 @@ def measure_drafts(
     ] = 0.05,
     rows: Annotated[int, typer.Option(help="Texts of each temperature.")] = 8,
     report: Annotated[Path | None, typer.Option(help="Markdown file to write, a JSON file beside it.")] = None,
-    threads: Threads = 0,
-    device: Device = AUTO,
+    **flags: object,
 ) -> None:
     """Replay texts through drafts as they are served: acceptance by depth, accepted length, size and cost."""
     need_engine("train measure")
-    from paceline.runtime.config import EngineSettings
     from paceline.train import measure
 
-    engine = EngineSettings(threads=threads, device=device)
+    engine = load_config(EngineSettings, None, flags)
     wanted = measure.MeasureDrafts(tuple(draft), data, target, held_out, rows, report, engine)
     measure.measure_drafts(wanted, Console(soft_wrap=True))
 
@@ -160,7 +152,7 @@ class PackedWeights(StrEnum):
 def pack_draft(
     draft: Annotated[Path, typer.Option(help="The draft's folder.")],
     out: Annotated[Path, typer.Option(help="Folder of the copy.")],
-    weights: Annotated[PackedWeights, typer.Option(help="int8: a scale a row, half the size.")] = PackedWeights.INT8,
+    weights: Annotated[PackedWeights, typer.Option(help="int8: one scale per row, half size.")] = PackedWeights.INT8,
 ) -> None:
     """Copy a draft to be shipped: small, without the work folder, its files' SHA-256 in the manifest."""
     need_engine("train pack")

@@ -6,6 +6,9 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import BaseModel, Field, ModelWrapValidatorHandler, ValidationError, model_validator
 
 from paceline.local.drafter_choice import MODEL, DrafterChoice
 from paceline.local.service_process import Flags
@@ -16,44 +19,53 @@ from paceline.runtime.config import (
     DEFAULT_MODEL,
     DRAFT_PORT,
     LOCALHOST,
+    NO_FLAG,
     TARGET_PORT,
     CoordinatorConfig,
     DraftConfig,
+    Dtype,
+    ModelSettings,
+    Port,
+    RankSettings,
+    RequestSettings,
     TargetConfig,
     load_config,
+    refusal,
 )
 
-MAX_RESTARTS = 1000
 SHARED_BELOW = 4
 """Cores from which target and draft get cores of their own."""
-"""Turns that an OpenMP thread waits before it sleeps, about 0.1 ms."""
 
 
-@dataclass(frozen=True)
-class ServeSettings:
-    """What `paceline serve` runs. `None` and 0 leave a choice to the service; port 0 takes a free one."""
+class ServeSettings(ModelSettings, RankSettings, RequestSettings):
+    """What `paceline serve` runs. What is not set is left to the services; port 0 takes a free one."""
 
-    model: str = DEFAULT_MODEL
-    drafter: str = AUTO
-    num_draft_tokens: int | None = None
-    tensor_parallel_size: int | None = None
-    max_model_len: int | None = None
-    max_num_seqs: int | None = None
-    gpu_memory_utilization: float | None = None
-    dtype: str | None = None
-    reproducible: bool | None = None
-    trust_remote_code: bool | None = None
-    served_model_name: str | None = None
-    seed: int | None = None
-    host: str = LOCALHOST
-    port: int = COORDINATOR_PORT
-    draft_port: int = DRAFT_PORT
-    target_port: int = TARGET_PORT
-    max_restarts: int = 5
+    model: Annotated[str, NO_FLAG] = DEFAULT_MODEL
+    drafter: str = Field(AUTO, description="auto, ngram, model, none; auto:PATH, model:PATH: your own draft.")
+    dtype: Dtype = Field("auto", description="Number format of the target's weights.")
+    host: str = Field(LOCALHOST, description="Address that the coordinator listens on.")
+    port: Port = Field(COORDINATOR_PORT, description="The coordinator's gRPC port; 0 takes a free one.")
+    draft_port: Port = Field(DRAFT_PORT, description="The draft service's port.")
+    target_port: Port = Field(TARGET_PORT, description="The target service's port.")
+    max_restarts: int = Field(
+        5, ge=0, le=1000, description="Times in a row that a service which ends is started again."
+    )
 
-    def __post_init__(self) -> None:
-        require(0 <= self.max_restarts <= MAX_RESTARTS, "max_restarts", self.max_restarts, f"in [0, {MAX_RESTARTS}]")
-        DrafterChoice.parse(self.drafter)
+    @model_validator(mode="wrap")
+    @classmethod
+    def _refuse(cls, values: object, check: ModelWrapValidatorHandler[ServeSettings]) -> ServeSettings:
+        """Refuse as the services do, by the names that their settings have.
+
+        Raises:
+            InvalidInput: naming field, value and limit.
+        """
+        try:
+            settings = check(values)
+        except ValidationError as error:
+            sections = dict.fromkeys(ModelSettings.model_fields, "engine.") | {"host": "server.", "port": "server."}
+            raise refusal(error, sections) from error
+        DrafterChoice.parse(settings.drafter)
+        return settings
 
     @property
     def draft_model(self) -> str | None:
@@ -126,18 +138,22 @@ def _method_drafter(method: object, model: object) -> str:
 
 def target_flags(settings: ServeSettings, threads: int) -> Flags:
     """The target service's settings, dotted keys as in `TargetConfig`."""
-    return _engine_flags(settings, threads) | {
+    return {
+        **_given(settings, ModelSettings, "engine."),
+        **_given(settings, RankSettings),
+        "engine.dtype": settings.dtype,
+        "engine.threads": threads,
         "model": settings.model,
-        "tensor_parallel_size": settings.tensor_parallel_size,
-        "engine.reproducible": settings.reproducible,
         "server.port": settings.target_port,
     }
 
 
 def draft_flags(settings: ServeSettings, threads: int) -> Flags:
     """The draft service's settings, dotted keys as in `DraftConfig`; its precision is its own affair."""
-    return _engine_flags(settings, threads) | {
-        "engine.dtype": None,
+    return {
+        **_given(settings, ModelSettings, "engine."),
+        "engine.reproducible": None,
+        "engine.threads": threads,
         "drafters": [f"{MODEL}:{settings.draft_model}"],
         "target_model": settings.model,
         "server.port": settings.draft_port,
@@ -147,13 +163,11 @@ def draft_flags(settings: ServeSettings, threads: int) -> Flags:
 def coordinator_flags(settings: ServeSettings, target: str, draft: str | None, cores: int) -> Flags:
     """The coordinator's settings, dotted keys as in `CoordinatorConfig`."""
     return {
+        **_given(settings, RequestSettings),
         "model": settings.model,
-        "served_model_name": settings.served_model_name,
         "drafter": DrafterChoice.parse(settings.drafter).kind,
-        "num_draft_tokens": settings.num_draft_tokens,
         # Drafting beside a target on the same cores takes from it more than it gives.
         "fan_out": 0 if cores < SHARED_BELOW else None,
-        "seed": settings.seed,
         "server.host": settings.host,
         "server.port": settings.port,
         "target.address": target,
@@ -161,15 +175,9 @@ def coordinator_flags(settings: ServeSettings, target: str, draft: str | None, c
     }
 
 
-def _engine_flags(settings: ServeSettings, threads: int) -> Flags:
-    return {
-        "engine.threads": threads,
-        "engine.max_model_len": settings.max_model_len,
-        "engine.max_num_seqs": settings.max_num_seqs,
-        "engine.gpu_memory_utilization": settings.gpu_memory_utilization,
-        "engine.dtype": settings.dtype,
-        "engine.trust_remote_code": settings.trust_remote_code,
-    }
+def _given(settings: ServeSettings, kind: type[BaseModel], section: str = "") -> Flags:
+    """Those fields of a base type that were set."""
+    return {section + name: getattr(settings, name) for name in kind.model_fields.keys() & settings.model_fields_set}
 
 
 def check_settings(settings: ServeSettings) -> None:

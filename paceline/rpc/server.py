@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import signal
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +32,9 @@ MAX_PENDING_CALLS = 1 << 20
 """Calls that wait until the service takes them, and refuses with a status of ours those that it has no room for.
 gRPC by itself would cancel some beyond 1,000 and all beyond 3,000."""
 
+LOADING_RETRY_MS = 500
+"""When a client that came too early is told to try again: loading takes seconds."""
+
 Hook = Callable[[], Awaitable[None]]
 
 
@@ -49,13 +53,14 @@ async def run_server(
     stop: asyncio.Event | None = None,
     on_drain: Hook | None = None,
     on_serving: Callable[[RunningServer], None] | None = None,
+    loading: str = "the service is still loading",
 ) -> None:
     """Serve until SIGTERM, SIGINT or `stop`, then drain and return.
 
     The health service answers NOT_SERVING from the start, SERVING once
     `register` has returned, and NOT_SERVING again while the server drains.
-    Until `register` has returned every other call is refused as UNAVAILABLE;
-    a stop that comes meanwhile cancels it.
+    Until `register` has returned every other call is refused as UNAVAILABLE
+    with `loading`, for how long, and when to try again; a stop that comes meanwhile cancels it.
 
     Args:
         settings: where and how; `port_file` gets `host:port` once SERVING.
@@ -66,12 +71,13 @@ async def run_server(
             cancelled then, and in any case after `drain_seconds`. None: calls
             get `drain_seconds` to end by themselves.
         on_serving: told the bound ports once SERVING.
+        loading: says which service is loading what.
 
     Raises:
         InvalidInput: a port is taken (names host:port), or a TLS file is missing or not what it should be.
     """
     stop = stop or asyncio.Event()
-    gate = _LoadingGate()
+    gate = _LoadingGate(loading)
     server = grpc.aio.server(interceptors=(_ParsesRequests(),), options=_options())
     server.add_generic_rpc_handlers((gate,))
     port = _bind(server, settings.host, settings.port, _credentials(settings))
@@ -113,14 +119,22 @@ def write_atomically(path: Path, text: str) -> None:
 class _LoadingGate(grpc.GenericRpcHandler):
     """Answers for the services that are still being loaded; health and reflection pass."""
 
-    def __init__(self) -> None:
+    def __init__(self, loading: str) -> None:
         self.open = False
+        self._loading = loading
+        self._began = time.monotonic()
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         """gRPC asks its handlers in order; None passes the call on to the next."""
         if self.open or handler_call_details.method.startswith("/grpc."):
             return None
-        return grpc.stream_stream_rpc_method_handler(_refuse_while_loading)
+        return grpc.stream_stream_rpc_method_handler(self._refuse)
+
+    async def _refuse(self, _: Any, context: Any) -> None:
+        seconds = time.monotonic() - self._began
+        message = f"{self._loading} ({seconds:.0f} s so far); trying again is safe"
+        facts = {"loading": self._loading, "seconds": f"{seconds:.1f}"}
+        await abort_with(context, PeerUnavailable(message, metadata=facts, retry_after_ms=LOADING_RETRY_MS))
 
 
 class _ParsesRequests(grpc.aio.ServerInterceptor):
@@ -172,10 +186,6 @@ class _LateServer:
 
     def add_registered_method_handlers(self, service: str, handlers: Any) -> None:
         """What it calls then: a fast path that exists before the start only."""
-
-
-async def _refuse_while_loading(_: Any, context: Any) -> None:
-    await abort_with(context, PeerUnavailable("the service is still loading"))
 
 
 async def _load(

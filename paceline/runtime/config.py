@@ -1,21 +1,23 @@
 """Every setting of every service: typed, bounded, frozen, documented here and nowhere else.
 
-Values come from a TOML file, overridden by command-line flags (each flag also
-reads its `PACELINE_…` environment variable; the CLI does that, nothing below it
-reads the environment). Unknown keys fail, naming the key.
+Values come from a TOML file, overridden by command-line flags, which
+`paceline.runtime.options` makes from these types: a field's name, default,
+bounds and description are its flag's. Nothing below the command line reads the
+environment. Unknown keys fail, naming the key.
 """
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from paceline.protocol.errors import InvalidInput
-from paceline.protocol.proposal import AUTO
+from paceline.protocol.proposal import AUTO, NONE
 from paceline.protocol.target import LIFE_SIGN_MS
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -26,6 +28,25 @@ TARGET_PORT = 50053
 LOCALHOST = "127.0.0.1"
 
 Port = Annotated[int, Field(ge=0, le=65535)]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True)
+class Flag:
+    """How a setting is given on a command line, where that is not `--its-own-name`.
+
+    Attributes:
+        name: of the flag; empty: there is none.
+        short: a second name.
+    """
+
+    name: str | None = None
+    short: str | None = None
+
+
+NO_FLAG = Flag("")
+SECTION_FLAG = Flag("the section's own")
+"""`--target` gives `target.address`."""
 
 
 class _Settings(BaseModel):
@@ -33,13 +54,15 @@ class _Settings(BaseModel):
 
 
 class ServerSettings(_Settings):
-    """What every gRPC server of ours needs; port 0 takes a free one."""
+    """What every gRPC server of ours needs."""
 
-    host: str = LOCALHOST
-    port: Port = 0
-    health_port: Port | None = Field(None, description="A second, plaintext port for grpc.health.v1 alone.")
-    tls_certificate: Path | None = None
-    tls_key: Path | None = None
+    host: str = Field(LOCALHOST, description="Address to listen on.")
+    port: Port = Field(0, description="gRPC port; 0 takes a free one.")
+    health_port: int | None = Field(
+        None, ge=0, le=65535, description="A second, plaintext port for grpc.health.v1 alone."
+    )
+    tls_certificate: Path | None = Field(None, description="PEM certificate to serve with.")
+    tls_key: Path | None = Field(None, description="PEM key of the certificate.")
     tls_client_ca: Path | None = Field(None, description="Require client certificates signed by this CA.")
     drain_seconds: float = Field(5.0, ge=0, le=600, description="Time that running sessions get on SIGTERM.")
     port_file: Path | None = Field(None, description="Written with host:port once the server is SERVING.")
@@ -48,48 +71,59 @@ class ServerSettings(_Settings):
 class PeerSettings(_Settings):
     """How to reach a peer."""
 
-    address: str
-    tls_ca: Path | None = Field(None, description="Trust this CA and use TLS; unset: plaintext.")
-    tls_certificate: Path | None = None
-    tls_key: Path | None = None
+    address: Annotated[str, SECTION_FLAG]
+    tls_ca: Annotated[Path | None, NO_FLAG] = Field(None, description="Trust this CA and use TLS; unset: plaintext.")
+    tls_certificate: Annotated[Path | None, NO_FLAG] = None
+    tls_key: Annotated[Path | None, NO_FLAG] = None
 
 
-class EngineSettings(_Settings):
-    """How a model is loaded and what it may hold."""
+class ModelSettings(_Settings):
+    """What `paceline serve` passes on to every service that loads a model."""
 
-    dtype: Literal["auto", "fast", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="fast, for drafts: on CPUs weights of 8 bits or bfloat16, where auto is float32."
-    )
-    device: str = "auto"
-    threads: int = Field(0, ge=0, le=1024, description="Compute threads; 0: every core.")
     max_model_len: int = Field(0, ge=0, le=1 << 22, description="Longest session in tokens; 0: the model's own.")
     max_num_seqs: int = Field(256, ge=1, le=65536, description="Most sessions open at once.")
+    gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="Share of a GPU's memory to use.")
+    reproducible: bool = Field(False, description="Fixed shapes: the same bits whatever runs beside a session.")
+    trust_remote_code: bool = Field(False, description="Run the code of a hub model's repository.")
+
+
+class EngineSettings(ModelSettings):
+    """How a model is loaded and what it may hold."""
+
+    dtype: Literal[Dtype, "fast"] = Field(
+        "auto",
+        description="Precision; fast, for drafts: on CPUs weights of 8 bits or bfloat16, where auto is float32.",
+    )
+    device: str = Field("auto", description="auto, cpu or cuda.")
+    threads: int = Field(0, ge=0, le=1024, description="Compute threads; 0: every core.")
     kv_bytes: int = Field(
         0, ge=0, description="KV budget of each rank; 0: from gpu_memory_utilization, or 2 GiB on a CPU."
     )
-    gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
     prefill_chunk: int = Field(128, ge=1, le=65536, description="Most prompt tokens in one step.")
     max_step_rows: int = Field(
         1024, ge=128, le=1 << 20, description="Most rows of one step; further rounds wait for the next."
     )
     prefix_reuse: bool = Field(True, description="Compute a prefix that sessions share once.")
-    reproducible: bool = Field(False, description="Fixed shapes: the same bits whatever runs beside a session.")
     reproducible_rows: int = Field(
         16, ge=8, le=64, multiple_of=8, description="Rows of a reproducible step; others are padded or cut to it."
     )
     cuda_graphs: bool = Field(True, description="Capture each shape of a step on a GPU once, and replay it.")
-    trust_remote_code: bool = False
 
 
-class TargetConfig(_Settings):
+class RankSettings(_Settings):
+    """What `paceline serve` passes on to the target alone."""
+
+    tensor_parallel_size: Annotated[int, Flag(short="-tp")] = Field(
+        1, ge=1, le=1024, description="Ranks that share the target model: a divisor of its heads and KV heads."
+    )
+
+
+class TargetConfig(RankSettings):
     """The target service."""
 
-    model: str = DEFAULT_MODEL
+    model: str = Field(DEFAULT_MODEL, description="Pulled model, hub id, folder, .gguf file or table:… name.")
     server: ServerSettings = ServerSettings(port=TARGET_PORT)
     engine: EngineSettings = EngineSettings()
-    tensor_parallel_size: int = Field(
-        1, ge=1, le=1024, description="Ranks that share the model: a divisor of its heads and KV heads."
-    )
     max_queue: int = Field(
         1024, ge=1, le=1 << 20, description="Most sessions waiting for room before RESOURCE_EXHAUSTED."
     )
@@ -99,9 +133,12 @@ class TargetConfig(_Settings):
 
 
 class DraftConfig(_Settings):
-    """The draft service. Drafters are `model:NAME`, the default first; `model:default` comes with Paceline."""
+    """The draft service."""
 
-    drafters: tuple[str, ...] = ("model:default",)
+    drafters: Annotated[tuple[str, ...], Flag("drafter")] = Field(
+        ("model:default",),
+        description="model:NAME, the default first; repeatable. model:default comes with Paceline.",
+    )
     target_model: str | None = Field(None, description="Target whose tokenizer the drafters must share.")
     server: ServerSettings = ServerSettings(port=DRAFT_PORT)
     engine: EngineSettings = EngineSettings(dtype=FAST_DTYPE)
@@ -109,7 +146,7 @@ class DraftConfig(_Settings):
     @field_validator("engine", mode="before")
     @classmethod
     def _fast_unless_told(cls, value: object) -> object:
-        """A draft's precision changes speed only, so what no setting names is what is fast."""
+        """A draft's precision changes speed only, so the fast one is the default."""
         return {"dtype": FAST_DTYPE} | value if isinstance(value, dict) else value
 
     @field_validator("engine")
@@ -120,18 +157,29 @@ class DraftConfig(_Settings):
         return engine
 
 
-class CoordinatorConfig(_Settings):
-    """The coordinator. `draft` unset: every round is target-only."""
+class RequestSettings(_Settings):
+    """What `paceline serve` passes on to the coordinator, for requests that leave it open."""
 
-    model: str = Field(DEFAULT_MODEL, description="Names the tokenizer; must be the target's.")
-    served_model_name: str | None = None
-    server: ServerSettings = ServerSettings(port=COORDINATOR_PORT)
-    target: PeerSettings = PeerSettings(address=f"{LOCALHOST}:{TARGET_PORT}")
-    draft: PeerSettings | None = None
-    drafter: str = Field(AUTO, description="auto, ngram, or a drafter of the draft service.")
+    served_model_name: str | None = Field(None, description="Name that requests use; unset: the model's.")
     num_draft_tokens: int | None = Field(
         None, ge=0, le=64, description="Tokens to propose in each round; unset: the policy chooses."
     )
+    seed: int | None = Field(None, ge=0, lt=1 << 64, description="Seed of requests that bring none; unset: drawn.")
+
+
+class CoordinatorConfig(RequestSettings):
+    """The coordinator. `draft` unset: every round is target-only or proposed from n-grams."""
+
+    model: str = Field(DEFAULT_MODEL, description="Names the tokenizer; must be the target's.")
+    server: ServerSettings = ServerSettings(port=COORDINATOR_PORT)
+    target: PeerSettings = Field(
+        PeerSettings(address=f"{LOCALHOST}:{TARGET_PORT}"), description="HOST:PORT of the target service."
+    )
+    draft: PeerSettings | None = Field(None, description="HOST:PORT of the draft service, or none.")
+    peer_ca: Path | None = Field(
+        None, description="Trust this CA for target and draft, whatever their own settings say; switches TLS on."
+    )
+    drafter: str = Field(AUTO, description="auto, ngram, none, or a drafter of the draft service.")
     fan_out: int = Field(
         4, ge=0, le=64, description="Next tokens per accepted node to draft for while a round is verified; 0: none."
     )
@@ -141,8 +189,9 @@ class CoordinatorConfig(_Settings):
     max_prefetched: int = Field(
         24, ge=0, le=64, description="Most proposals left with the target for one round's outcomes; 0: none."
     )
-    seed: int | None = Field(None, ge=0, lt=1 << 64, description="Seed of requests that bring none; unset: drawn.")
-    max_concurrent_requests: int = Field(1024, ge=1, le=1 << 20)
+    max_concurrent_requests: int = Field(
+        1024, ge=1, le=1 << 20, description="Most requests that run at once before RESOURCE_EXHAUSTED."
+    )
     draft_timeout_ms: float = Field(
         250.0, gt=0, description="Longest wait for a proposal before a target-only round."
     )
@@ -152,8 +201,18 @@ class CoordinatorConfig(_Settings):
         description="A target silent for so long is treated as dead; a busy one shows life every 250 ms.",
     )
     target_wait_ms: float = Field(30_000.0, ge=0, description="Longest wait for a dead target to come back.")
-    reconnect_min_ms: float = Field(50.0, gt=0)
-    reconnect_max_ms: float = Field(2_000.0, gt=0)
+    reconnect_min_ms: float = Field(50.0, gt=0, description="First pause before a broken link is tried again.")
+    reconnect_max_ms: float = Field(2_000.0, gt=0, description="Longest pause between two tries.")
+
+    @field_validator("draft", mode="before")
+    @classmethod
+    def _none_is_unset(cls, value: object) -> object:
+        """`--draft none`, `draft = "none"`."""
+        return None if value == NONE or (isinstance(value, dict) and value.get("address") == NONE) else value
+
+    def reach(self, peer: PeerSettings) -> PeerSettings:
+        """How to reach the target or the draft service, with `peer_ca` applied."""
+        return peer if self.peer_ca is None else peer.model_copy(update={"tls_ca": self.peer_ca})
 
 
 Config = TypeVar("Config", bound=_Settings)
@@ -174,9 +233,14 @@ def load_config(kind: type[Config], file: Path | None, flags: Mapping[str, objec
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        raise InvalidInput.of(key, first["input"], f"valid ({first['msg']})") from error
+        raise refusal(error) from error
+
+
+def refusal(error: ValidationError, sections: Mapping[str, str] | None = None) -> InvalidInput:
+    """The first of pydantic's complaints; `sections` maps a field to the section that its name is shown with."""
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"])
+    return InvalidInput.of((sections or {}).get(key, "") + key, first["input"], f"valid ({first['msg']})")
 
 
 def _read_toml(file: Path) -> dict[str, object]:
@@ -188,7 +252,9 @@ def _read_toml(file: Path) -> dict[str, object]:
 
 def _set_dotted(values: dict[str, object], keys: list[str], value: object) -> None:
     for key in keys[:-1]:
-        inner = values.setdefault(key, {})
+        if values.get(key, NONE) == NONE:
+            values[key] = {}
+        inner = values[key]
         if not isinstance(inner, dict):
             raise InvalidInput.of(key, inner, "a table")
         values = inner

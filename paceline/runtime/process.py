@@ -1,4 +1,4 @@
-"""What the three services' processes have in common: their log, their exit codes, their last words."""
+"""What the three services' processes share: the log, the exit codes, the last line of one that refuses."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _REFUSAL = re.compile(rf" ERROR {re.escape(__name__)} ([\w ]+ refused: .*)")
 def run_service(name: str, start: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run a service until it is stopped; logs go to stderr, one line each.
 
-    `start` checks the configuration and returns what to run. A `PacelineError`
-    of either becomes one line, which `find_refusal` knows if it refuses what was asked
-    for, and an exit code: 2 for bad configuration, else 1.
+    `start` reads and checks the configuration and returns what to run. A `PacelineError`
+    that either raises is logged as one line and ends the process: with exit code 2 for bad
+    configuration, else 1. `find_refusal` recognises the line if it says what was refused.
     """
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     try:
@@ -38,7 +38,7 @@ def run_service(name: str, start: Callable[[], Coroutine[Any, Any, None]]) -> No
             runner.run(start())
     except PacelineError as error:
         if error.__cause__ is not None:
-            # All that a library says, of which the error has the gist.
+            # The library's whole message; the error has its gist.
             logger.info("%s", error.__cause__)
         outcome = "refused" if isinstance(error, _REFUSALS) else "failed"
         logger.error("%s %s: %s", name, outcome, " ".join(error.message.splitlines()))
@@ -46,16 +46,16 @@ def run_service(name: str, start: Callable[[], Coroutine[Any, Any, None]]) -> No
 
 
 def find_refusal(log: Iterable[str]) -> str | None:
-    """What a service refused and why, as `run_service` has logged it; None: it has refused nothing."""
+    """What a service refused and why, as `run_service` logged it; None: it refused nothing."""
     found = (_REFUSAL.search(line) for line in log)
     return next((match[1] for match in found if match), None)
 
 
 def keep_loaded() -> None:
-    """Take all that is loaded by now out of the garbage collector's sight; call it once, before serving.
+    """Exclude everything loaded so far from garbage collection; call it once, before serving.
 
     Torch, numba and a model are a million objects that live as long as the process. A full
-    collection walks them for 200 ms, in which a draft misses its round and a target stops every session.
+    collection would take 200 ms to walk them, and stall every session of a target meanwhile.
     """
     gc.collect()
     gc.freeze()
@@ -70,7 +70,7 @@ def describe_exit(code: int | None) -> str:
 
 @contextmanager
 def sigterm_interrupts() -> Iterator[None]:
-    """SIGTERM ends the block as Ctrl-C does, so that it stops its services."""
+    """Within the block SIGTERM raises KeyboardInterrupt, as Ctrl-C does."""
     previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield

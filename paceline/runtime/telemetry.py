@@ -1,17 +1,17 @@
-"""OpenTelemetry traces: one trace a request, across the three services.
+"""OpenTelemetry traces: one trace per request, across the three services.
 
     generate                      coordinator
     └─ round                      coordinator, one for each round
-       ├─ draft, verify, accept   coordinator: where the round's time went
+       ├─ draft, verify, accept   coordinator: the parts of the round's time
        ├─ draft                   draft service   └─ queue, forward, sample
        └─ verify                  target service  └─ queue, forward, sample
 
 Off unless the standard `OTEL_*` variables name an exporter
 (`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` or
-`OTEL_TRACES_EXPORTER=otlp`); then opentelemetry isn't even imported, and the
-trace context of a client is passed on untouched. Children are built from round
-records and step timings after the fact, so tracing adds nothing to a round but
-its own span. Attributes use the vocabulary of the protocol.
+`OTEL_TRACES_EXPORTER=otlp`). While off, opentelemetry is not imported and a
+client's trace context is passed on unchanged. Child spans are built from round
+records and step timings after the round, so tracing adds only the round's own
+span to it. Attributes use the vocabulary of the protocol.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Attributes = Mapping[str, str | bool | int | float]
 
 
 class RoundTrace:
-    """The span of one round; this one records nothing."""
+    """The span of one round; this base class records nothing."""
 
     def __init__(self, traceparent: str = "") -> None:
         self.traceparent = traceparent
@@ -49,22 +49,22 @@ class RoundTrace:
         """End the span with what the record says; `start_ns` is the round's start on the wall clock."""
 
     def end(self, error: BaseException | None = None) -> None:
-        """End the span of a round that has no record; nothing happens if it has ended."""
+        """End the span of a round that has no record; does nothing if it has ended."""
 
 
 class GenerationTrace:
-    """The span of one generation, a context manager; this one records nothing."""
+    """The span of one generation, a context manager; this base class records nothing."""
 
     def __init__(self, traceparent: str = "") -> None:
         self.traceparent = traceparent
         """W3C trace context of the generation itself; empty: none."""
 
     def start_round(self) -> RoundTrace:
-        """Begin the span of the next round; the one before may be finished after that."""
+        """Begin the span of the next round; the previous one may be finished later."""
         return RoundTrace(self.traceparent)
 
     def end(self, error: BaseException | None = None) -> None:
-        """End the span; nothing happens if it has ended."""
+        """End the span; does nothing if it has ended."""
 
     def __enter__(self) -> GenerationTrace:
         return self
@@ -84,7 +84,7 @@ def configure(service_name: str, exporter: SpanExporter | None = None) -> bool:
 
     Raises:
         Unsupported: tracing is asked for and the extra `otel` isn't installed.
-        InvalidInput: an exporter or protocol that we don't speak.
+        InvalidInput: an exporter or protocol that is not supported.
     """
     global _tracing
     if exporter is None and not _wanted(os.environ):
@@ -107,15 +107,15 @@ def start_generation(traceparent: str = "") -> GenerationTrace:
 def record_step(traceparent: str, name: str, timings: StepTimings) -> None:
     """Record a service's part of a round ("verify" or "draft") that has just ended.
 
-    The span has children queue, forward and sample, one after the other;
-    without a parent there is nothing to record.
+    The span has the children queue, forward and sample, one after the other.
+    Without a parent nothing is recorded.
     """
     if _tracing is not None and traceparent:
         _tracing.record_step(traceparent, name, timings)
 
 
 def shutdown() -> None:
-    """Export what is pending and switch tracing off. Blocks for as long as the exporter does."""
+    """Export what is pending and switch tracing off. Blocks until the exporter has finished."""
     global _tracing
     tracing, _tracing = _tracing, None
     if tracing is not None:
@@ -154,7 +154,7 @@ class _Tracing:
         attributes: Attributes | None = None,
         kind: SpanKind | None = None,
     ) -> Span:
-        """A span; the caller ends it."""
+        """Start a span; the caller ends it."""
         from opentelemetry.trace import SpanKind
 
         return self.tracer.start_span(
@@ -162,7 +162,7 @@ class _Tracing:
         )
 
     def children(self, parent: Span, start_ns: int, parts: tuple[tuple[str, float], ...]) -> None:
-        """Spans of the given lengths (name, milliseconds), one after the other."""
+        """Record spans of the given lengths (name, milliseconds), one after the other."""
         context = _inside(parent)
         for name, length_ms in parts:
             end_ns = start_ns + _ns(length_ms)
@@ -243,7 +243,7 @@ def _otlp_exporter() -> SpanExporter:
 
 
 def _root() -> Context:
-    """No parent, whatever span the caller's thread may be in."""
+    """No parent, whatever span is current in the caller's thread."""
     from opentelemetry.context import Context
 
     return Context()

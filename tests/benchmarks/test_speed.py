@@ -243,7 +243,9 @@ def test_the_command_measures_real_services_and_writes_both_files(tmp_path: Path
 
 
 def test_a_running_coordinator_is_measured_where_it_is(tmp_path: Path) -> None:
-    with Services(ServeSettings(TARGET, port=0, draft_port=0, target_port=0), tmp_path / "services") as services:
+    with Services(
+        ServeSettings(model=TARGET, port=0, draft_port=0, target_port=0), tmp_path / "services"
+    ) as services:
         where = ["--url", services.address, "--out", str(tmp_path), "--name", "remote"]
         result = runner.invoke(app, ["bench", "speed", "--kind", "chat", "--pairs", "1", "--tokens", "8", *where])
     assert result.exit_code == 0, result.output

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 from paceline.cli.doctor import Addresses, Finding, examine
 from paceline.cli.main import app
 
-COMMANDS = ("pull", "serve", "draft-service", "target-service", "coordinator", "generate", "doctor")
+COMMANDS = ("pull", "models", "serve", "draft-service", "target-service", "coordinator", "generate", "doctor")
 FREE_PORT = "127.0.0.1:1"
 """Nobody listens on port 1."""
 
@@ -145,6 +146,88 @@ def test_doctor_names_versions_and_the_cache(tmp_path: Path, monkeypatch: pytest
     assert "cpu" in findings["devices"].detail
     assert findings["model cache"] == Finding("model cache", str(tmp_path))
     assert findings["model smollm2-135m"].detail == "not pulled (paceline pull smollm2-135m)"
+
+
+def test_version() -> None:
+    result = runner.invoke(app, ["--version"])
+    assert result.exit_code == 0
+    assert result.stdout == f"paceline {metadata.version('paceline')}\n"
+
+
+def paceline(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command as a process of that name."""
+    code = "import sys; sys.argv[0] = 'paceline'; from paceline.cli.main import main; main()"
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, check=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "completions"),
+    [
+        ("paceline mo", ["models"]),
+        ("paceline serve --gpu", ["--gpu-memory-utilization"]),
+        ("paceline generate --acceptance ", ["coupled", "rejection", "block"]),
+        ("paceline models r", ["rm"]),
+    ],
+)
+def test_a_shell_completes_commands_flags_and_choices(words: str, completions: list[str]) -> None:
+    done = paceline(_PACELINE_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=str(words.count(" ")))
+    assert (done.returncode, done.stdout.split(), done.stderr) == (0, completions, "")
+
+
+def test_completion_is_shown_and_installed(tmp_path: Path) -> None:
+    home = {"HOME": str(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    shown = paceline("--show-completion", "zsh", **home)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "#compdef paceline" in shown.stdout
+    installed = paceline("--install-completion", "bash", **home)
+    assert (installed.returncode, installed.stderr) == (0, "")
+    (script,) = (tmp_path / ".bash_completions").iterdir()
+    assert "_PACELINE_COMPLETE=complete_bash" in script.read_text()
+    wrong = paceline("--show-completion", "tcsh", **home)
+    assert wrong.returncode == 2
+    assert wrong.stderr.startswith("paceline: error: ")
+    assert "'tcsh'" in wrong.stderr
+
+
+def test_models_are_listed_and_removed(tmp_path: Path) -> None:
+    home = {"PACELINE_HOME": str(tmp_path)}
+    other = tmp_path / "models" / "mine"
+    other.mkdir(parents=True)
+    listed = runner.invoke(app, ["models", "list"], env=home)
+    assert listed.exit_code == 0
+    assert "smollm2-135m: not pulled (89 MiB to fetch: paceline pull smollm2-135m)" in listed.stdout
+    assert f"models are kept in {tmp_path / 'models'}" in listed.stdout
+    assert "shipped draft: 14 MiB in" in listed.stdout
+
+    folder = tmp_path / "models" / "smollm2-135m"
+    folder.mkdir()
+    (folder / "provenance.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(bytes(3 << 20))
+    assert f"smollm2-135m: pulled, 3 MiB in {folder}" in runner.invoke(app, ["models", "list"], env=home).stdout
+    kept = runner.invoke(app, ["models", "rm", "smollm2-135m"], input="n\n", env=home)
+    assert kept.exit_code == 0
+    assert f"delete {folder} (3 MiB)?" in kept.stdout
+    assert folder.is_dir()
+    removed = runner.invoke(app, ["models", "rm", "smollm2-135m", "--yes"], env=home)
+    assert removed.stdout == f"smollm2-135m: removed, 3 MiB freed in {folder}\n"
+    assert [each.name for each in (tmp_path / "models").iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize("name", ["smollm2-135m", "mine", "../mine", ""])
+def test_only_what_was_pulled_is_removed(tmp_path: Path, name: str) -> None:
+    (tmp_path / "models" / "mine").mkdir(parents=True)
+    (tmp_path / "models" / "mine" / "provenance.json").write_text("{}")
+    result = runner.invoke(app, ["models", "rm", name, "--yes"], env={"PACELINE_HOME": str(tmp_path)})
+    assert result.exit_code == 2
+    assert result.stderr == f"paceline: error: model = {name!r}: must be one that is pulled: none is\n"
+    assert (tmp_path / "models" / "mine" / "provenance.json").exists()
+
+
+def test_a_group_alone_shows_its_help_and_no_error() -> None:
+    result = runner.invoke(app, ["models"])
+    assert "rm" in result.stdout
+    assert result.stderr == ""
 
 
 def test_cli_imports_no_engine() -> None:

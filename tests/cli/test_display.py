@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from paceline.cli.display import STYLES, Collector, StreamDisplay, coloured, comparison, generation_json, stats_table
-from paceline.client import Generation
+from paceline.cli.display import STYLES, StreamDisplay, coloured, comparison, generation_json, stats_table
+from paceline.client import Collector, Generation
 from paceline.protocol.generation import Finished, FinishReason, Provenance, Started, Tokens
 from paceline.protocol.records import GenerationStats
 
@@ -119,6 +119,6 @@ def test_statistics_name_what_was_measured() -> None:
 @pytest.mark.parametrize(("token_ids", "words"), [((5, 6, 7), "the same tokens"), ((5, 6, 8), "other tokens")])
 def test_comparison_shows_both_speeds_also_when_target_only_is_faster(token_ids: tuple[int, ...], words: str) -> None:
     text = comparison(generation(speed=20.0), generation(token_ids, speed=40.0)).plain
-    assert "20.0 tokens a second (0.50 times)" in text
-    assert "40.0 tokens a second" in text
+    assert "20.0 tokens per second (0.50 times)" in text
+    assert "40.0 tokens per second" in text
     assert words in text

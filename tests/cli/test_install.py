@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from paceline import client
+
 ROOT = Path(__file__).parents[2]
 PACKAGED = ("paceline", "draft_service", "target_service", "coordinator", "pyproject.toml", "README.md", "LICENSE")
 
@@ -34,14 +36,20 @@ def test_readme_opens_with_the_two_commands() -> None:
     assert readme_commands() == ["make demo", "make test"]
 
 
+def test_readme_imports_what_the_client_exports() -> None:
+    (names,) = re.findall(r"^from paceline\.client import (.*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert set(names.split(", ")) <= set(client.__all__)
+    assert all(hasattr(client, name) for name in client.__all__)
+
+
 @pytest.mark.real_model
 @pytest.mark.timeout(600)
 def test_the_readmes_demo() -> None:
     out = run("sh", "-c", readme_commands()[0], TERM="xterm", FORCE_COLOR="1", COLUMNS="100")
     assert "\x1b[32m" in out, "accepted tokens are green"
     assert "mean acceptance length" in out
-    assert re.search(r"with speculation +[\d.]+ tokens a second", out)
-    assert re.search(r"target-only +[\d.]+ tokens a second, the same tokens", out)
+    assert re.search(r"with speculation +[\d.]+ tokens per second", out)
+    assert re.search(r"target-only +[\d.]+ tokens per second, the same tokens", out)
 
 
 @pytest.mark.timeout(600)

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -189,7 +188,7 @@ def test_doctor_says_that_all_is_well(services: Services) -> None:
 
 
 def test_a_killed_service_is_named_with_its_log_and_the_others_stop(tmp_path: Path) -> None:
-    once = replace(settings("ngram"), max_restarts=0)
+    once = settings("ngram").model_copy(update={"max_restarts": 0})
     with pytest.raises(ServiceFailed) as caught, Services(once, tmp_path) as running:
         pids = [process.pid for process in running.processes.values()]
         running.processes["target"].kill()

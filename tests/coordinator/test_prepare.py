@@ -12,7 +12,7 @@ from coordinator.prepare import ServedModel, prepare
 from paceline.models.tokenizer import load_tokenizer
 from paceline.protocol import codec
 from paceline.protocol.errors import InvalidInput, Unsupported
-from paceline.protocol.generation import GenerateRequest
+from paceline.protocol.generation import GenerateRequest, SpeculationSettings
 from paceline.protocol.sampling import Grammar, GrammarKind, NoiseKey, SamplingParams
 from paceline.protocol.session import MAX_TIME_LEFT_MS
 from paceline.protocol.target import TargetOpen
@@ -64,3 +64,18 @@ def test_what_is_left_of_a_deadline_is_what_the_services_can_be_told(left_s: flo
     assert most - 5_000 <= task.time_left_ms <= most
     opened = TargetOpen(1, task.spec((*task.prompt, 1), ""))
     assert codec.decode_target_command(codec.encode_target_command(opened)) == opened
+
+
+def test_the_drafter_none_is_speculation_switched_off() -> None:
+    named = SpeculationSettings(drafter="none")
+    assert named == SpeculationSettings(off=True)
+    sent = codec.decode_generate_request(codec.encode_generate_request(request(SamplingParams(), speculation=named)))
+    assert prepare(sent, ENDING).speculation.off
+    with pytest.raises(InvalidInput, match="drafter = 'oracle': must be one of: auto, none"):
+        prepare(request(SamplingParams(), speculation=SpeculationSettings(drafter="oracle")), ENDING)
+
+
+def test_a_message_that_names_the_drafter_none_is_target_only() -> None:
+    message = codec.encode_generate_request(request(SamplingParams()))
+    message.speculation.drafter = "none"
+    assert codec.decode_generate_request(message).speculation == SpeculationSettings(off=True)

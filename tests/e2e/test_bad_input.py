@@ -10,7 +10,7 @@ import pytest
 
 from paceline.protocol import codec
 from paceline.protocol.errors import InvalidInput, PacelineError, UnknownModel
-from paceline.protocol.generation import GenerateRequest
+from paceline.protocol.generation import GenerateRequest, Provenance, SpeculationSettings
 from paceline.rpc.statuses import from_rpc_error
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1 import generation_service_pb2_grpc as pb_grpc
@@ -122,6 +122,13 @@ def refusal(cluster: Cluster, message: pb.GenerateRequest) -> PacelineError:
 def still_serves(cluster: Cluster) -> None:
     with cluster.client() as client:
         assert len(client.generate(GenerateRequest(token_ids=(1,), max_new_tokens=2)).token_ids) == 2
+
+
+def test_the_drafter_none_is_target_only(cluster: Cluster) -> None:
+    named = SpeculationSettings(drafter="none")
+    with cluster.client() as client:
+        generation = client.generate(GenerateRequest(token_ids=(1,), max_new_tokens=4, speculation=named))
+    assert set(generation.provenance) == {Provenance.TARGET}
 
 
 def test_a_deadline_later_than_services_are_told_of_is_no_error(cluster: Cluster) -> None:

@@ -1,0 +1,226 @@
+"""`Client` and `AsyncClient`: the same calls, for threads and for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from types import TracebackType
+from typing import Any
+
+import grpc
+
+from paceline.client.shared import (
+    READY_PAUSE_S,
+    RESUME_PAUSE_S,
+    ClientBase,
+    Generation,
+    Progress,
+    first_sample,
+    models_of,
+    other_samples,
+    progress_of,
+)
+from paceline.protocol.errors import (
+    PacelineError,
+)
+from paceline.protocol.generation import (
+    GenerateEvent,
+    GenerateRequest,
+    ModelDescription,
+    Started,
+)
+from paceline.rpc.channel import open_channel, open_sync_channel
+from paceline.rpc.statuses import from_rpc_error
+
+
+class Client(ClientBase):
+    """Synchronous client; a context manager.
+
+    Args:
+        address: `host:port` of a coordinator, or `PeerSettings` for TLS.
+        timeout_s: deadline of each call; None: no deadline.
+        resume_wait_s: how long a broken stream may stay without a token before the
+            error is raised; 0 switches resuming off.
+        wait_ready: seconds that the first call waits for a coordinator that is still
+            loading, isn't reachable yet or has no link to its target; 0: it doesn't.
+    """
+
+    _open = staticmethod(open_sync_channel)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, stack: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the channel; running streams end with CANCELLED."""
+        self._channel.close()
+
+    def stream(self, request: GenerateRequest | None = None, **fields: Any) -> Iterator[GenerateEvent]:
+        """Yield `Started`, then `Tokens`, then `Finished`; closing the iterator cancels the request.
+
+        Args:
+            request: the whole request, or its fields as keywords.
+
+        Raises:
+            PacelineError: typed as the service sent it.
+        """
+        yield from self._events(progress_of(request, fields))
+
+    def generate(self, request: GenerateRequest | None = None, **fields: Any) -> Generation:
+        """Run one generation to its end. Raises as `stream` does."""
+        progress = progress_of(request, fields)
+        for _ in self._events(progress):
+            if progress.finished:
+                break
+        return progress.generation()
+
+    def generate_samples(self, n: int, request: GenerateRequest | None = None, **fields: Any) -> list[Generation]:
+        """Run n samples of one prompt and seed, all at once; sample 0 is what `generate` returns.
+
+        The seed in force is the coordinator's to tell: the other samples start behind its first message.
+
+        Raises:
+            InvalidInput: n, or a request that names a sample or resumes one.
+            PacelineError: as `generate`; the first sample that fails.
+        """
+        first = first_sample(n, request, fields)
+        others: Iterable[Generation] = ()
+        with ThreadPoolExecutor(n) as pool:
+            for event in self._events(first):
+                if isinstance(event, Started):
+                    others = pool.map(self.generate, other_samples(n, first.request, event.seed))
+                elif first.finished:
+                    break
+            return [first.generation(), *others]
+
+    def describe_models(self) -> tuple[ModelDescription, ...]:
+        """What the coordinator serves."""
+        self._await_ready()
+        return self._describe(self._timeout_s)
+
+    def _describe(self, timeout_s: float | None) -> tuple[ModelDescription, ...]:
+        try:
+            return models_of(self._ask(timeout_s))
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
+
+    def _await_ready(self) -> None:
+        while not self._readiness.reached:
+            try:
+                self._readiness.note(self._describe(self._readiness.next_timeout_s()))
+            except PacelineError as error:
+                self._readiness.note(error)
+            if not self._readiness.reached:
+                time.sleep(READY_PAUSE_S)
+
+    def _events(self, progress: Progress) -> Iterator[GenerateEvent]:
+        self._await_ready()
+        while True:
+            call = self._begin(progress)
+            try:
+                for response in call:
+                    if (event := progress.take(response)) is not None:
+                        yield event
+                return
+            except grpc.RpcError as error:
+                progress.broke(error, self._resume_wait_s)
+            finally:
+                call.cancel()
+            time.sleep(RESUME_PAUSE_S)
+
+
+class AsyncClient(ClientBase):
+    """`Client` for asyncio; use it in one event loop."""
+
+    _open = staticmethod(open_channel)
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, stack: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """As `Client.close`."""
+        await self._channel.close()
+
+    async def stream(
+        self, request: GenerateRequest | None = None, **fields: Any
+    ) -> AsyncGenerator[GenerateEvent, None]:
+        """As `Client.stream`."""
+        # Closing the outer iterator must cancel the call now, not when the inner one is collected.
+        async with aclosing(self._events(progress_of(request, fields))) as events:
+            async for event in events:
+                yield event
+
+    async def generate(self, request: GenerateRequest | None = None, **fields: Any) -> Generation:
+        """As `Client.generate`."""
+        progress = progress_of(request, fields)
+        async with aclosing(self._events(progress)) as events:
+            async for _ in events:
+                if progress.finished:
+                    break
+        return progress.generation()
+
+    async def generate_samples(
+        self, n: int, request: GenerateRequest | None = None, **fields: Any
+    ) -> list[Generation]:
+        """As `Client.generate_samples`."""
+        first = first_sample(n, request, fields)
+        others: list[asyncio.Task[Generation]] = []
+        try:
+            async with aclosing(self._events(first)) as events:
+                async for event in events:
+                    if isinstance(event, Started):
+                        wanted = other_samples(n, first.request, event.seed)
+                        others = [asyncio.create_task(self.generate(each)) for each in wanted]
+                    elif first.finished:
+                        break
+            return [first.generation(), *await asyncio.gather(*others)]
+        finally:
+            for other in others:
+                other.cancel()
+
+    async def describe_models(self) -> tuple[ModelDescription, ...]:
+        """As `Client.describe_models`."""
+        await self._await_ready()
+        return await self._describe(self._timeout_s)
+
+    async def _describe(self, timeout_s: float | None) -> tuple[ModelDescription, ...]:
+        try:
+            return models_of(await self._ask(timeout_s))
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
+
+    async def _await_ready(self) -> None:
+        while not self._readiness.reached:
+            try:
+                self._readiness.note(await self._describe(self._readiness.next_timeout_s()))
+            except PacelineError as error:
+                self._readiness.note(error)
+            if not self._readiness.reached:
+                await asyncio.sleep(READY_PAUSE_S)
+
+    async def _events(self, progress: Progress) -> AsyncGenerator[GenerateEvent, None]:
+        await self._await_ready()
+        while True:
+            call = self._begin(progress)
+            try:
+                async for response in call:
+                    if (event := progress.take(response)) is not None:
+                        yield event
+                return
+            except grpc.RpcError as error:
+                progress.broke(error, self._resume_wait_s)
+            finally:
+                call.cancel()
+            await asyncio.sleep(RESUME_PAUSE_S)

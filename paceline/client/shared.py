@@ -1,0 +1,227 @@
+"""What the synchronous and the asyncio client have in common: all but the awaiting."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import grpc
+
+from paceline.protocol import codec
+from paceline.protocol.errors import (
+    DeadlineExceeded,
+    PacelineError,
+    PeerUnavailable,
+    require,
+)
+from paceline.protocol.generation import (
+    Finished,
+    FinishReason,
+    GenerateEvent,
+    GenerateRequest,
+    ModelDescription,
+    Provenance,
+    Started,
+    Tokens,
+)
+from paceline.protocol.records import GenerationStats
+from paceline.protocol.sampling import MAX_SAMPLES
+from paceline.protocol.target import RowLogprobs
+from paceline.rpc.statuses import from_rpc_error
+from paceline.runtime.config import COORDINATOR_PORT, LOCALHOST, PeerSettings
+from paceline.v1 import generation_service_pb2 as pb
+from paceline.v1 import generation_service_pb2_grpc as pb_grpc
+
+DEFAULT_ADDRESS = f"{LOCALHOST}:{COORDINATOR_PORT}"
+RESUME_PAUSE_S = 0.1
+RESUME_WAIT_S = 60.0
+READY_PAUSE_S = 0.1
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A finished generation. After a resume, `stats` covers the last stream only."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    prompt_token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    seed: int
+    provenance: tuple[Provenance, ...]
+    stats: GenerationStats
+    logprobs: tuple[RowLogprobs, ...] = ()
+    sample_index: int = 0
+
+
+class Collector:
+    """Joins the events of one request's stream."""
+
+    def __init__(self, sample_index: int = 0) -> None:
+        self._sample_index = sample_index
+        self.started: Started | None = None
+        self.finished: Finished | None = None
+        self._tokens: list[Tokens] = []
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """What has arrived."""
+        return tuple(token_id for tokens in self._tokens for token_id in tokens.token_ids)
+
+    def add(self, event: GenerateEvent) -> None:
+        """Keep one event; of several `Started`, the first."""
+        if isinstance(event, Started):
+            self.started = self.started or event
+        elif isinstance(event, Tokens):
+            self._tokens.append(event)
+        else:
+            self.finished = event
+
+    def generation(self) -> Generation:
+        """The whole.
+
+        Raises:
+            PeerUnavailable: the stream ended without `Finished`.
+        """
+        if self.started is None or self.finished is None:
+            raise PeerUnavailable("the stream ended before the generation did")
+        return Generation(
+            text="".join(tokens.text for tokens in self._tokens) + self.finished.text,
+            token_ids=self.token_ids,
+            prompt_token_ids=self.started.prompt_token_ids,
+            finish_reason=self.finished.reason,
+            seed=self.started.seed,
+            provenance=tuple(provenance for tokens in self._tokens for provenance in tokens.provenance),
+            stats=self.finished.stats,
+            logprobs=tuple(row for tokens in self._tokens for row in tokens.logprobs),
+            sample_index=self._sample_index,
+        )
+
+
+class Progress(Collector):
+    """What has arrived of one request, and so how to go on with it when its stream breaks."""
+
+    def __init__(self, request: GenerateRequest) -> None:
+        super().__init__(request.sample_index)
+        self.request = request
+        self._broke_at: float | None = None
+        """When the stream broke for the first time behind the last token, on the monotonic clock; None: it hasn't."""
+
+    def message(self) -> pb.GenerateRequest:
+        """The request, or its continuation after what has arrived."""
+        request = self.request
+        if self.started is not None:
+            resumed = request.resume_token_ids + self.token_ids
+            request = replace(request, seed=self.started.seed, resume_token_ids=resumed)
+        return codec.encode_generate_request(request)
+
+    def take(self, response: pb.GenerateResponse) -> GenerateEvent | None:
+        """Keep what arrived; returns the event, or None for the `Started` of a resumed stream."""
+        event = codec.decode_generate_event(response)
+        if isinstance(event, Tokens):
+            self._broke_at = None
+        again = isinstance(event, Started) and self.started is not None
+        self.add(event)
+        return None if again else event
+
+    def broke(self, rpc_error: grpc.RpcError, wait_s: float) -> None:
+        """Return if the broken stream is worth another try; one that brings no token uses up the time for tries.
+
+        Raises:
+            PacelineError: what broke it, where it isn't.
+        """
+        error, now = from_rpc_error(rpc_error), time.monotonic()
+        if self._broke_at is None:
+            self._broke_at = now
+        if not isinstance(error, PeerUnavailable) or now - self._broke_at >= wait_s:
+            raise error from rpc_error
+
+
+class Readiness:
+    """Whether the coordinator serves and its target is linked, as far as it has been asked."""
+
+    def __init__(self, address: str, wait_s: float) -> None:
+        self._wait_s = wait_s
+        self._deadline: float | None = None
+        self._unlinked = f"coordinator at {address}: no link to its target yet"
+        self._reason: PacelineError = PeerUnavailable(f"coordinator at {address} does not answer")
+        self.reached = wait_s <= 0
+
+    def next_timeout_s(self) -> float:
+        """Deadline of the next question; the time to wait begins with the first."""
+        now = time.monotonic()
+        self._deadline = self._deadline or now + self._wait_s
+        return max(self._deadline - now, READY_PAUSE_S)
+
+    def note(self, answer: tuple[ModelDescription, ...] | PacelineError) -> None:
+        """Take an answer in, or a failure.
+
+        Raises:
+            PacelineError: waiting doesn't mend it, or the time is over.
+        """
+        if isinstance(answer, tuple):
+            self.reached = all(model.target_ready for model in answer)
+            answer = PeerUnavailable(self._unlinked)
+        if not isinstance(answer, DeadlineExceeded):  # which has no reason of its own
+            self._reason = answer
+        over = self._deadline is not None and time.monotonic() >= self._deadline
+        if not self.reached and (over or not isinstance(answer, PeerUnavailable | DeadlineExceeded)):
+            raise self._reason
+
+
+class ClientBase:
+    """What both clients share, which is all but the awaiting; `Client` says what the arguments are."""
+
+    _open: ClassVar[Any]
+    """Opens the channel: `paceline.rpc.channel`'s, for threads or for asyncio."""
+
+    def __init__(
+        self,
+        address: str | PeerSettings = DEFAULT_ADDRESS,
+        *,
+        timeout_s: float | None = None,
+        resume_wait_s: float = RESUME_WAIT_S,
+        wait_ready: float = 0.0,
+    ) -> None:
+        peer = address if isinstance(address, PeerSettings) else PeerSettings(address=address)
+        self._channel = self._open(peer)
+        self._stub: Any = pb_grpc.GenerationServiceStub(self._channel)
+        self._timeout_s = timeout_s
+        self._resume_wait_s = resume_wait_s
+        self._readiness = Readiness(peer.address, wait_ready)
+
+    def _begin(self, progress: Progress) -> Any:
+        return self._stub.Generate(progress.message(), timeout=self._timeout_s)
+
+    def _ask(self, timeout_s: float | None) -> Any:
+        return self._stub.DescribeModels(pb.DescribeModelsRequest(), timeout=timeout_s)
+
+
+def progress_of(request: GenerateRequest | None, fields: Mapping[str, Any]) -> Progress:
+    """Of a request, or of its fields."""
+    return Progress(request or GenerateRequest(**fields))
+
+
+def first_sample(n: int, request: GenerateRequest | None, fields: Mapping[str, Any]) -> Progress:
+    """Of the first of n samples; the others go by what it is told of the seed.
+
+    Raises:
+        InvalidInput: n, or a request that names a sample or resumes one.
+    """
+    first = progress_of(request, fields)
+    index, resumed = first.request.sample_index, first.request.resume_token_ids
+    require(1 <= n <= MAX_SAMPLES, "n", n, f"in [1, {MAX_SAMPLES}]")
+    require(index == 0, "sample_index", index, "0 with n, which counts from it")
+    require(not resumed, "resume_token_ids", resumed, "left out with n")
+    return first
+
+
+def other_samples(n: int, request: GenerateRequest, seed: int) -> list[GenerateRequest]:
+    """Samples 1 to n - 1 of a request: the same prompt and seed, and noise of their own."""
+    return [replace(request, seed=seed, sample_index=index) for index in range(1, n)]
+
+
+def models_of(response: pb.DescribeModelsResponse) -> tuple[ModelDescription, ...]:
+    """What a coordinator says it serves."""
+    return tuple(codec.decode_model_description(model) for model in response.models)
