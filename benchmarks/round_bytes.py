@@ -23,7 +23,7 @@ from benchmarks.hit_rate import RealPair
 from benchmarks.prompts import load_prompts
 from benchmarks.reporting.reports import write_report
 from benchmarks.reporting.tables import markdown_table, verdict
-from benchmarks.simulated.headless import Generate, Links, SilentContext, with_coordinator
+from benchmarks.simulated.headless import Generate, SilentContext, with_coordinator
 from benchmarks.simulated.services import MODEL_DRAFTER, ModelPair, SimulatedServices
 from paceline.local.service_process import write_config
 from paceline.protocol import codec
@@ -107,7 +107,7 @@ async def weigh(config: CoordinatorConfig, requests: Sequence[GenerateRequest]) 
     """Run requests one after the other; returns what their messages weighed, and how many rounds they had."""
     scale = Scale()
 
-    async def each(generate: Generate, links: Links) -> int:
+    async def each(generate: Generate) -> int:
         contexts = [SilentContext(TRACEPARENT) for _ in requests]
         for request, context in zip(requests, contexts, strict=True):
             await generate(codec.encode_generate_request(request), context)

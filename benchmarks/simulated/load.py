@@ -35,8 +35,8 @@ BAR = 0.97
 """At `BAR_SESSIONS` for all requests together; for each of them, beside target-only, at any load."""
 BAR_SESSIONS = 64
 PAIRS = {
-    "rows cost little": SimulatedPair("law=middling", 20.0, 2.0, target_row_ms=0.05, draft_row_ms=0.02),
-    "rows cost much": SimulatedPair("law=middling", 20.0, 2.0, target_row_ms=0.5, draft_row_ms=0.02),
+    "rows cost little": SimulatedPair("distribution=middling", 20.0, 2.0, target_row_ms=0.05, draft_row_ms=0.02),
+    "rows cost much": SimulatedPair("distribution=middling", 20.0, 2.0, target_row_ms=0.5, draft_row_ms=0.02),
 }
 SESSIONS = (1, 2, 4, 8, 16, 32, 64)
 MAX_SESSIONS = 256

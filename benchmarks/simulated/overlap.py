@@ -8,9 +8,9 @@ with a staged proposal can.
 
 Gain. Overlap on (fan-out 4) and off (fan-out 0) run the same requests in turn, through two
 coordinators that share one target and one draft; coupled texts are equal, which is checked. The
-analytic gain is `benchmarks.simulated.analytic.overlap_gain` at the hit rate that the law alone predicts and a
-drafting time of k steps; beside it `whole_proposal_gain`, and `overlap_ceiling`, which knows that drafting
-ahead takes a step more.
+analytic gain is `benchmarks.simulated.analytic.overlap_gain` at the hit rate that the distributions alone
+predict and a drafting time of k steps; beside it `whole_proposal_gain`, and `overlap_ceiling`, which knows that
+drafting ahead takes a step more.
 
 Delay. Services at a distance (`benchmarks.simulated.remote`).
 
@@ -31,7 +31,7 @@ from benchmarks.reporting.environment import as_markdown, describe, load_average
 from benchmarks.reporting.plots import Plot
 from benchmarks.reporting.tables import markdown_table
 from benchmarks.simulated import remote
-from benchmarks.simulated.distributions import LAW_OF_ACCEPTANCE
+from benchmarks.simulated.distributions import DRAFT_OF_ACCEPTANCE
 from benchmarks.simulated.echo import echo_ms, echo_server
 from benchmarks.simulated.local import (
     EFFICIENCY_GRID,
@@ -70,14 +70,14 @@ class OverlapPlan:
 
     grids: Sequence[str] = GRIDS
     verify_ms: Sequence[float] = VERIFY_MS
-    acceptances: Sequence[float] = tuple(LAW_OF_ACCEPTANCE)
+    acceptances: Sequence[float] = tuple(DRAFT_OF_ACCEPTANCE)
     generations: int = 9
     tokens: int = 256
 
     def __post_init__(self) -> None:
         _require_known("only", self.grids, GRIDS)
         _require_known("verify_ms", self.verify_ms, VERIFY_MS)
-        _require_known("acceptance", self.acceptances, tuple(LAW_OF_ACCEPTANCE))
+        _require_known("acceptance", self.acceptances, tuple(DRAFT_OF_ACCEPTANCE))
         require(self.generations >= 1, "generations", self.generations, "at least 1")
         require(self.tokens >= 2, "tokens", self.tokens, "at least 2")
 
@@ -188,7 +188,7 @@ def measure_efficiencies(plan: OverlapPlan, folder: Path, advance: Advance) -> I
         row = measure_efficiency(
             pair, bar, echoes[pair.verify_ms], plan.generations, plan.tokens, folder / str(number)
         )
-        advance(f"efficiency {pair.draft_law} {pair.verify_ms:g} ms")
+        advance(f"efficiency {pair.draft_distribution} {pair.verify_ms:g} ms")
         yield row
 
 

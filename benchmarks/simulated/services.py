@@ -46,9 +46,9 @@ class ModelPair(Protocol):
 
 @dataclass(frozen=True)
 class SimulatedPair:
-    """A target and a draft of it: named laws with stated times, milliseconds."""
+    """A target and a draft of it: named distributions with stated times, milliseconds."""
 
-    draft_law: str
+    draft_distribution: str
     verify_ms: float
     draft_ms: float
     target_row_ms: float = 0.0
@@ -57,16 +57,16 @@ class SimulatedPair:
     @property
     def target(self) -> str:
         """The target's model name."""
-        return _timed("law=text", self.verify_ms, self.target_row_ms)
+        return _model_name("distribution=text", self.verify_ms, self.target_row_ms)
 
     @property
     def draft(self) -> str:
         """The draft's model name."""
-        return _timed(self.draft_law, self.draft_ms, self.draft_row_ms)
+        return _model_name(self.draft_distribution, self.draft_ms, self.draft_row_ms)
 
 
-def _timed(law: str, step_ms: float, row_ms: float) -> str:
-    return f"table:{law},step_ms={step_ms:g},row_ms={row_ms:g}"
+def _model_name(distribution: str, step_ms: float, row_ms: float) -> str:
+    return f"table:{distribution},step_ms={step_ms:g},row_ms={row_ms:g}"
 
 
 class SimulatedServices:

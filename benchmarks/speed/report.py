@@ -299,7 +299,7 @@ def _main_cells(row: SpeedRow) -> list[str]:
         f"{row.request_ratio.median:.2f}",
         f"{row.ceiling:.2f}" if row.ceiling else "?",
         f"{row.ceiling_share:.0%}" if row.ceiling else "?",
-        f"{equal} of {row.texts_compared}" if row.texts_compared else "another law",
+        f"{equal} of {row.texts_compared}" if row.texts_compared else "only the distribution",
     ]
 
 

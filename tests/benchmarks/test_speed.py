@@ -130,10 +130,10 @@ def test_another_text_is_reported_with_its_first_token(acceptance: Acceptance, t
     assert f"- chat T={temperature:g} {row.variant}: prompt a, pass 0, from token 5" in text
 
 
-def test_rejection_at_a_temperature_promises_a_law_and_no_text() -> None:
+def test_rejection_at_a_temperature_promises_a_distribution_and_no_text() -> None:
     (row,), text = mutated_rows(Acceptance.REJECTION, 1.0)
     assert (row.texts_compared, row.differences) == (0, ())
-    assert "| another law |" in text
+    assert "| only the distribution |" in text
 
 
 def test_first_difference() -> None:
