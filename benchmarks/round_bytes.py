@@ -24,7 +24,8 @@ from benchmarks.prompts import load_prompts
 from benchmarks.reporting.reports import write_report
 from benchmarks.reporting.tables import markdown_table, verdict
 from benchmarks.simulated.headless import Generate, SilentContext, with_coordinator
-from benchmarks.simulated.services import MODEL_DRAFTER, ModelPair, SimulatedServices
+from benchmarks.simulated.services import ModelPair, SimulatedServices
+from paceline.local.drafter_choice import MODEL
 from paceline.local.service_process import write_config
 from paceline.protocol import codec
 from paceline.protocol.generation import GenerateRequest, SpeculationSettings
@@ -39,8 +40,8 @@ FAN_OUT = 4
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 TAG_AND_LENGTH = 3
 """Bytes of a message's tag and length in its frame; one byte less for the shortest."""
-CHAIN = SpeculationSettings(drafter=MODEL_DRAFTER, num_draft_tokens=8)
-TREE = SpeculationSettings(drafter=MODEL_DRAFTER, num_draft_tokens=2, tree_widths=(4, 3))
+CHAIN = SpeculationSettings(drafter=MODEL, num_draft_tokens=8)
+TREE = SpeculationSettings(drafter=MODEL, num_draft_tokens=2, tree_widths=(4, 3))
 CASES = {
     "chain of 8, coupled": (CHAIN, Acceptance.COUPLED, 500),
     "tree of 16, coupled": (TREE, Acceptance.COUPLED, 500),

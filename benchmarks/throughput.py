@@ -36,8 +36,8 @@ from benchmarks.reporting.figures import Spread
 from benchmarks.reporting.reports import write_report
 from benchmarks.reporting.tables import markdown_table
 from paceline.client import AsyncClient
-from paceline.local.services import Services
 from paceline.local.settings import ServeSettings, available_cores
+from paceline.local.supervisor import SupervisedServices
 from paceline.models.tokenizer import Tokenizer, load_tokenizer
 from paceline.protocol.errors import PacelineError
 from paceline.protocol.generation import ChatMessage, GenerateRequest
@@ -158,7 +158,7 @@ def start_all(
     """Start ours and every peer that can be started; who can't is noted with the reason."""
     with ExitStack() as stack:
         settings = ServeSettings(model=given.model, drafter=NONE, port=0, draft_port=0, target_port=0)
-        services = stack.enter_context(Services(settings, folder / OURS))
+        services = stack.enter_context(SupervisedServices(settings, folder / OURS))
         contestants: list[BatchContestant] = [OurServices(services.address)]
         peers = PeerRunSettings(model=given.model, home=peers_home(), folder=folder, threads=threads)
         for system, mode in PEER_MODES:

@@ -165,8 +165,8 @@ def measure_remotes(verify_ms: float, acceptances: Sequence[float], folder: Path
         matches = {temperature: coupled_match(draft, temperature) for temperature in TEMPERATURES}
         with (
             SimulatedServices(folder / f"{acceptance}", pair) as services,
-            DelayProxy(services.address("target")) as to_target,
-            DelayProxy(services.address("draft")) as to_draft,
+            DelayProxy(services.address_of("target")) as to_target,
+            DelayProxy(services.address_of("draft")) as to_draft,
         ):
             ways = {"target.address": to_target.address, "draft.address": to_draft.address}
             with (

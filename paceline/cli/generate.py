@@ -26,7 +26,7 @@ from paceline.runtime.process import sigterm_interrupts
 
 if TYPE_CHECKING:
     from paceline.client import Client, Generation
-    from paceline.local.services import Services
+    from paceline.local.supervisor import SupervisedServices
 
 
 DEFAULT_MAX_NEW_TOKENS = 128
@@ -177,10 +177,10 @@ def _speculation(drafter: str, num_draft_tokens: str) -> SpeculationSettings:
 
 
 @contextlib.contextmanager
-def _local_services(model: str, drafter: str, *, quiet: bool) -> Iterator[Services]:
+def _local_services(model: str, drafter: str, *, quiet: bool) -> Iterator[SupervisedServices]:
     need_engine("generate --local")
-    from paceline.local.services import Services
     from paceline.local.settings import ServeSettings
+    from paceline.local.supervisor import SupervisedServices
 
     settings = ServeSettings(model=model, drafter=drafter, port=0, draft_port=0, target_port=0)
     check_models(settings)
@@ -191,7 +191,7 @@ def _local_services(model: str, drafter: str, *, quiet: bool) -> Iterator[Servic
 
     with (
         tempfile.TemporaryDirectory(prefix="paceline-") as folder,
-        Services(settings, Path(folder), announce, keeps_logs=False) as running,
+        SupervisedServices(settings, Path(folder), announce, keeps_logs=False) as running,
     ):
         yield running
 

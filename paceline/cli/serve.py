@@ -18,8 +18,8 @@ from paceline.runtime.config import COORDINATOR_PORT, DEFAULT_MODEL, DRAFT_PORT,
 from paceline.runtime.process import sigterm_interrupts
 
 if TYPE_CHECKING:
-    from paceline.local.services import Services
     from paceline.local.settings import ServeSettings
+    from paceline.local.supervisor import SupervisedServices
 
 
 @app.command(
@@ -56,8 +56,8 @@ def serve(
 ) -> None:
     """Start the services on this machine, each a process; Ctrl-C stops them all."""
     need_engine("serve")
-    from paceline.local.services import Services
     from paceline.local.settings import ServeSettings
+    from paceline.local.supervisor import SupervisedServices
 
     chosen, num_draft_tokens = _choose_drafter(drafter, speculative_config)
     settings = ServeSettings(
@@ -83,11 +83,11 @@ def serve(
     folder = log_dir or Path(tempfile.mkdtemp(prefix="paceline-"))
     typer.echo(f"logs in {folder}")
     with contextlib.suppress(KeyboardInterrupt), sigterm_interrupts():
-        _serve_until_stopped(Services(settings, folder, typer.echo))
+        _serve_until_stopped(SupervisedServices(settings, folder, typer.echo))
     typer.echo("stopped")
 
 
-def _serve_until_stopped(services: Services) -> None:
+def _serve_until_stopped(services: SupervisedServices) -> None:
     with services:
         typer.echo(f'ready: paceline generate --prompt "Once upon a time" --coordinator {services.address}')
         services.wait()

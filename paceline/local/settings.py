@@ -26,7 +26,6 @@ from paceline.runtime.config import (
 MAX_RESTARTS = 1000
 SHARED_BELOW = 4
 """Cores from which target and draft get cores of their own."""
-"""Turns that an OpenMP thread waits before it sleeps, about 0.1 ms."""
 
 
 @dataclass(frozen=True)

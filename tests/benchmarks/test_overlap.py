@@ -154,8 +154,8 @@ def test_bytes_of_a_round_are_weighed_by_message(services: SimulatedServices, tm
 
 def test_a_cell_at_a_distance_has_the_same_text_and_slower_rounds(services: SimulatedServices) -> None:
     with (
-        DelayProxy(services.address("target")) as to_target,
-        DelayProxy(services.address("draft")) as to_draft,
+        DelayProxy(services.address_of("target")) as to_target,
+        DelayProxy(services.address_of("draft")) as to_draft,
         services.coordinator(
             "on", {"fan_out": 4, "target.address": to_target.address, "draft.address": to_draft.address}
         ) as on_address,

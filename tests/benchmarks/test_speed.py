@@ -15,8 +15,8 @@ from benchmarks.speed.report import SpeedRow, TargetStepCosts, speed_json, speed
 from benchmarks.speed.run import SpeedPair, SpeedPlan, SpeedRun, Variant, first_difference, run_speed
 from paceline.cli.bench import split_drafters
 from paceline.cli.main import app
-from paceline.local.services import Services
 from paceline.local.settings import ServeSettings
+from paceline.local.supervisor import SupervisedServices
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.generation import ChatMessage, GenerateRequest
 from paceline.protocol.proposal import Acceptance
@@ -243,7 +243,8 @@ def test_the_command_measures_real_services_and_writes_both_files(tmp_path: Path
 
 
 def test_a_running_coordinator_is_measured_where_it_is(tmp_path: Path) -> None:
-    with Services(ServeSettings(TARGET, port=0, draft_port=0, target_port=0), tmp_path / "services") as services:
+    settings = ServeSettings(TARGET, port=0, draft_port=0, target_port=0)
+    with SupervisedServices(settings, tmp_path / "services") as services:
         where = ["--url", services.address, "--out", str(tmp_path), "--name", "remote"]
         result = runner.invoke(app, ["bench", "speed", "--kind", "chat", "--pairs", "1", "--tokens", "8", *where])
     assert result.exit_code == 0, result.output

@@ -210,7 +210,7 @@ async def test_a_wrong_outcome_ends_the_drafts_session_and_nothing_else(
             async with cluster.async_client() as client:
                 plain = await client.generate(request(off=True, prompt=prompt))
                 drafted = await client.generate(request(off=False, prompt=prompt))
-            log = cluster.services["coordinator"].log_tail()
+            log = cluster.processes["coordinator"].log_tail()
     assert drafted.token_ids == plain.token_ids
     assert reason in log
 
@@ -224,7 +224,7 @@ async def test_what_only_the_target_refuses_is_left_out(tmp_path: Path, answer: 
             async with cluster.async_client() as client:
                 plain = await client.generate(request(off=True))
                 drafted = await client.generate(request(off=False))
-            log = cluster.services["coordinator"].log_tail()
+            log = cluster.processes["coordinator"].log_tail()
             cluster.wait_idle()
     assert drafted.token_ids == plain.token_ids
     assert "the target refused what it proposed: KV rows of the session" in log
