@@ -19,9 +19,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from benchmarks import REPORTS
 from benchmarks.prompts import load_prompts
-from benchmarks.reporting.reports import write_report
-from benchmarks.reporting.tables import markdown_table, verdict
+from benchmarks.reporting.presentation import markdown_table, verdict
+from benchmarks.reporting.reports import write_rows
 from benchmarks.simulated.distributions import predicted_hit_rate
 from benchmarks.simulated.services import ModelPair, SimulatedPair, SimulatedServices, drafted, is_hit, request
 from paceline.client import Client
@@ -166,7 +167,7 @@ def main() -> None:
     parser.add_argument("--model", help="A pulled model with a draft of its own, in place of simulated ones.")
     parser.add_argument("--temperatures", nargs="+", type=float, default=[1.0])
     parser.add_argument("--fan-outs", nargs="+", type=int, default=list(FAN_OUTS))
-    parser.add_argument("--out", type=Path, default=Path("docs/reports"))
+    parser.add_argument("--out", type=Path, default=REPORTS)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if given.model:
@@ -176,7 +177,7 @@ def main() -> None:
             settings = {"k": str(K), "T_verify ms": str(VERIFY_MS), "T_draft ms": str(DRAFT_MS)}
             rates = [rate for draft in given.drafts for rate in simulated_rates(draft, given, Path(folder) / draft)]
     name = "hit-rate-real" if given.model else "hit-rate"
-    print(write_report(given.out, name, settings, rates, table(rates)))
+    print(write_rows(given.out, name, settings, rates, table(rates)))
 
 
 if __name__ == "__main__":

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from benchmarks import REPORTS
 from benchmarks.hit_rate import RealPair
 from benchmarks.prompts import load_prompts
-from benchmarks.reporting.reports import write_report
-from benchmarks.reporting.tables import markdown_table, verdict
+from benchmarks.reporting.presentation import markdown_table, verdict
+from benchmarks.reporting.reports import write_rows
 from benchmarks.simulated.headless import Generate, SilentContext, with_coordinator
 from benchmarks.simulated.services import ModelPair, SimulatedServices
 from paceline.local.drafter_choice import MODEL
@@ -160,12 +161,12 @@ def table(rows: Sequence[RoundBytes]) -> str:
                 "stage": row.prefetch,
                 "verdict": row.verdict,
                 "target, both": row.with_target,
-                "bar": verdict(-row.with_target, -row.bar).replace("bar -", "bar "),
+                "bar": verdict(-row.with_target, -row.bar),
                 "commit": row.commit,
                 "verifying": row.verifying,
                 "draft, both": row.with_draft,
                 "proposals": row.proposals,
-                "proposals a round": row.proposals_per_round,
+                "proposals per round": row.proposals_per_round,
             }
             for row in rows
         ]
@@ -197,13 +198,13 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=["chat", "story", "code-edit"])
     parser.add_argument("--temperatures", nargs="+", type=float, default=[1.0])
     parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument("--out", type=Path, default=Path("docs/reports"))
+    parser.add_argument("--out", type=Path, default=REPORTS)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         asked = asked_of(given.kinds, given.tokens)
         rows = run(RealPair(given.model), given.temperatures, asked, Path(folder))
     settings = {"model": given.model, "tokens": str(given.tokens), "fan-out": str(FAN_OUT)}
-    print(write_report(given.out, "round-bytes", settings | {"kinds": ", ".join(given.kinds)}, rows, table(rows)))
+    print(write_rows(given.out, "round-bytes", settings | {"kinds": ", ".join(given.kinds)}, rows, table(rows)))
 
 
 if __name__ == "__main__":

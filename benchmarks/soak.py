@@ -21,8 +21,9 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.reporting.reports import write_report
-from benchmarks.reporting.tables import markdown_table
+from benchmarks import REPORTS
+from benchmarks.reporting.presentation import markdown_table
+from benchmarks.reporting.reports import write_rows
 from paceline.client import AsyncClient
 from paceline.local.service_process import Flags
 from paceline.local.services import LocalServices
@@ -221,13 +222,13 @@ def main() -> None:
     parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--sessions", type=int, default=500)
     parser.add_argument("--kv-mib", type=int, default=64, help="The target's KV budget.")
-    parser.add_argument("--out", type=Path, default=Path("docs/reports"))
+    parser.add_argument("--out", type=Path, default=REPORTS)
     given = parser.parse_args()
     soak = Soak(model=given.model, sessions=given.sessions, kv_bytes=given.kv_mib * MIB)
     with tempfile.TemporaryDirectory() as folder:
         found = run(soak, Path(folder))
     settings = {"model": soak.model, "KV budget": f"{given.kv_mib} MiB", "requests at once": str(soak.wave)}
-    print(write_report(given.out, "soak", settings, [found], report(found)))
+    print(write_rows(given.out, "soak", settings, [found], report(found)))
     found.check()
 
 

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.reporting.figures import Spread
-from benchmarks.reporting.plots import Bars, Plot
-from benchmarks.reporting.tables import median_with_lower_bound, verdict
+from benchmarks.reporting.figures import Spread, median_with_lower_bound
+from benchmarks.reporting.presentation import Bars, Plot, verdict
 from benchmarks.simulated.analytic import expected_hit_rate, overlap_ceiling, overlap_gain, whole_proposal_gain
 from benchmarks.simulated.distributions import DRAFT_OF_ACCEPTANCE, guess_chances
 from benchmarks.simulated.replay import FAN_OUT, SPECULATION, K, losses, pooled, replay, run_pair

@@ -22,14 +22,14 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from benchmarks.reporting.environment import as_markdown, describe, load_average
-from benchmarks.reporting.plots import Plot
-from benchmarks.reporting.tables import markdown_table
+from benchmarks.reporting.presentation import Plot, markdown_table
+from benchmarks.reporting.progress import Advance, measuring
+from benchmarks.reporting.reports import as_markdown, describe, load_average, report_file, write_report
 from benchmarks.simulated import remote
 from benchmarks.simulated.distributions import DRAFT_OF_ACCEPTANCE
 from benchmarks.simulated.echo import echo_ms, echo_server
@@ -54,10 +54,6 @@ from paceline.protocol.errors import require
 
 GRIDS = ("efficiency", "gain", "delay")
 LOSSES = "Where rounds lose, medians in milliseconds:\n"
-
-
-Advance = Callable[[str], None]
-"""Told of each cell that is done."""
 
 
 @dataclass(frozen=True)
@@ -151,8 +147,8 @@ class Results:
         """The report."""
         runs = "".join(f"\n{as_markdown(run)}" for run in self.runs)
         return (
-            f"# Overlap\n\n"
-            f"## Coordination efficiency\n\n{markdown_table([efficiency_row(row) for row in self.efficiencies])}\n"
+            "# Overlap\n"
+            f"\n## Coordination efficiency\n\n{markdown_table([efficiency_row(row) for row in self.efficiencies])}\n"
             f"{LOSSES}\n{markdown_table([loss_row(row) for row in self.efficiencies])}\n"
             f"## Overlap on over off\n\n{markdown_table([gain_row(row) for row in self.gains])}\n"
             f"## Services at a distance\n\n{remote.SETTINGS}\n{markdown_table(remote_rows(self.remotes))}\n"
@@ -214,3 +210,12 @@ def run(plan: OverlapPlan, folder: Path, advance: Advance) -> Results:
     if efficiencies or gains:
         settings |= {"tokens": str(plan.tokens), "generations": str(plan.generations)}
     return Results((describe() | settings | {"began": began},), efficiencies, gains, tuple(remotes), detours)
+
+
+def measure_overlap(plan: OverlapPlan, out: Path, name: str, *, add: bool) -> Path:
+    """Run the plan on services of its own; `add` keeps what else today's report holds. Returns the report."""
+    with measuring("cells", len(plan)) as (folder, advance):
+        found = run(plan, folder, advance)
+    held = Results.load(report_file(out, name, "json")) if add else Results()
+    results = held.updated(found)
+    return write_report(out, name, {}, asdict(results), results.markdown(), results.plots())

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.reporting.figures import Spread
-from benchmarks.reporting.plots import Bars, Plot
+from benchmarks.reporting.presentation import Bars, Plot
 from benchmarks.simulated.delay import DelayProxy
 from benchmarks.simulated.distributions import DRAFT_OF_ACCEPTANCE, coupled_match
 from benchmarks.simulated.echo import echo_ms, echo_server

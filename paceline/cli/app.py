@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from paceline.cli.bench_simulated import bench
+from paceline.cli.bench import bench
 from paceline.cli.train import train
 from paceline.protocol.errors import InvalidInput, PacelineError
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import hit_rate, round_bytes
-from benchmarks.reporting.tables import markdown_table, median_with_lower_bound
+from benchmarks.reporting.figures import median_with_lower_bound
+from benchmarks.reporting.presentation import markdown_table
 from benchmarks.simulated.delay import DelayProxy
 from benchmarks.simulated.distributions import DRAFT_OF_ACCEPTANCE, coupled_match
 from benchmarks.simulated.overlap import Results
