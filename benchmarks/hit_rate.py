@@ -3,9 +3,9 @@
 A hit: at least one token that was drafted for this outcome is there the moment that the verdict is.
 All rounds count but the first, which has no outcome before it. One session at a time, coupled, k = 4.
 
-Timed models: the laws' drafts relate to their target as real ones do (`benchmarks.likeness`). Beside each
-rate stands what the law alone predicts at temperature 1: the share of outcomes among the guesses, if
-there is time for all of them. Mean drafted: tokens of a proposal that was a hit.
+Simulated models: the named drafts relate to their target as real ones do. Beside each rate stands what the
+distributions alone predict at temperature 1: the share of outcomes among the guesses, if there is
+time for all of them. Mean drafted: tokens of a proposal that was a hit.
 
 With `--model` a real model and its own draft, one thread each, on the prompts of `paceline bench`
 (chat, story, code-edit, summary, in turn).
@@ -19,15 +19,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from benchmarks import REPORTS
 from benchmarks.prompts import load_prompts
-from benchmarks.reporting.reports import write_report
-from benchmarks.reporting.tables import markdown_table, verdict
-from benchmarks.simulated.distributions import law_hit_rate
+from benchmarks.reporting.presentation import markdown_table, verdict
+from benchmarks.reporting.reports import write_rows
+from benchmarks.simulated.distributions import predicted_hit_rate
 from benchmarks.simulated.services import ModelPair, SimulatedPair, SimulatedServices, drafted, is_hit, request
 from paceline.client import Client
 from paceline.local.service_process import Flags
 from paceline.models.resolve import DEFAULT_DRAFT, resolve_draft
-from paceline.models.table_names import LAWS
+from paceline.models.table_names import DISTRIBUTIONS
 from paceline.protocol.generation import GenerateRequest
 from paceline.protocol.records import RoundRecord
 from paceline.protocol.sampling import SamplingParams
@@ -91,7 +92,7 @@ def measure(client: Client, draft: str, temperature: float, fan_out: int, rounds
         fan_out=fan_out,
         rounds=len(records),
         hit_rate=len(hits) / len(records),
-        predicted=law_hit_rate(f"law={draft}", K, fan_out)[1] if draft in LAWS else None,
+        predicted=predicted_hit_rate(f"distribution={draft}", K, fan_out)[1] if draft in DISTRIBUTIONS else None,
         accepted_rate=sum(r.accepted for r in records) / max(1, sum(r.proposed for r in records)),
         mean_drafted=sum(record.proposed for record in hits) / max(1, len(hits)),
         tokens_per_second=sum(speeds) / len(speeds),
@@ -123,13 +124,13 @@ def _bar(rate: HitRate) -> str:
     return verdict(rate.hit_rate, bar) if bar is not None and rate.temperature == 1 else ""
 
 
-def timed_rates(draft: str, given: argparse.Namespace, folder: Path) -> Iterator[HitRate]:
-    """One law's draft at every fan-out and temperature."""
+def simulated_rates(draft: str, given: argparse.Namespace, folder: Path) -> Iterator[HitRate]:
+    """One simulated draft at every fan-out and temperature."""
 
     def asked(number: int) -> GenerateRequest:
         return request(number, given.tokens, drafted(K))
 
-    yield from rates_of(draft, SimulatedPair(f"law={draft}", VERIFY_MS, DRAFT_MS), asked, given, folder)
+    yield from rates_of(draft, SimulatedPair(f"distribution={draft}", VERIFY_MS, DRAFT_MS), asked, given, folder)
 
 
 def real_rates(given: argparse.Namespace, folder: Path) -> Iterator[HitRate]:
@@ -163,10 +164,10 @@ def main() -> None:
     parser.add_argument("--bar-rounds", type=int, default=4000, help="Rounds of a row that has a bar.")
     parser.add_argument("--tokens", type=int, default=512, help="Tokens of a generation; at most 128 with --model.")
     parser.add_argument("--drafts", nargs="+", default=["middling", "close"])
-    parser.add_argument("--model", help="A pulled model with a draft of its own, in place of timed ones.")
+    parser.add_argument("--model", help="A pulled model with a draft of its own, in place of simulated ones.")
     parser.add_argument("--temperatures", nargs="+", type=float, default=[1.0])
     parser.add_argument("--fan-outs", nargs="+", type=int, default=list(FAN_OUTS))
-    parser.add_argument("--out", type=Path, default=Path("docs/reports"))
+    parser.add_argument("--out", type=Path, default=REPORTS)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if given.model:
@@ -174,9 +175,9 @@ def main() -> None:
             rates = [*real_rates(given, Path(folder))]
         else:
             settings = {"k": str(K), "T_verify ms": str(VERIFY_MS), "T_draft ms": str(DRAFT_MS)}
-            rates = [rate for draft in given.drafts for rate in timed_rates(draft, given, Path(folder) / draft)]
+            rates = [rate for draft in given.drafts for rate in simulated_rates(draft, given, Path(folder) / draft)]
     name = "hit-rate-real" if given.model else "hit-rate"
-    print(write_report(given.out, name, settings, rates, table(rates)))
+    print(write_rows(given.out, name, settings, rates, table(rates)))
 
 
 if __name__ == "__main__":

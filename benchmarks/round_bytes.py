@@ -19,12 +19,14 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from benchmarks import REPORTS
 from benchmarks.hit_rate import RealPair
 from benchmarks.prompts import load_prompts
-from benchmarks.reporting.reports import write_report
-from benchmarks.reporting.tables import markdown_table, verdict
-from benchmarks.simulated.headless import Generate, Links, SilentContext, with_coordinator
-from benchmarks.simulated.services import MODEL_DRAFTER, ModelPair, SimulatedServices
+from benchmarks.reporting.presentation import markdown_table, verdict
+from benchmarks.reporting.reports import write_rows
+from benchmarks.simulated.headless import Generate, SilentContext, with_coordinator
+from benchmarks.simulated.services import ModelPair, SimulatedServices
+from paceline.local.drafter_choice import MODEL
 from paceline.local.service_process import write_config
 from paceline.protocol import codec
 from paceline.protocol.generation import GenerateRequest, SpeculationSettings
@@ -39,8 +41,8 @@ FAN_OUT = 4
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 TAG_AND_LENGTH = 3
 """Bytes of a message's tag and length in its frame; one byte less for the shortest."""
-CHAIN = SpeculationSettings(drafter=MODEL_DRAFTER, num_draft_tokens=8)
-TREE = SpeculationSettings(drafter=MODEL_DRAFTER, num_draft_tokens=2, tree_widths=(4, 3))
+CHAIN = SpeculationSettings(drafter=MODEL, num_draft_tokens=8)
+TREE = SpeculationSettings(drafter=MODEL, num_draft_tokens=2, tree_widths=(4, 3))
 CASES = {
     "chain of 8, coupled": (CHAIN, Acceptance.COUPLED, 500),
     "tree of 16, coupled": (TREE, Acceptance.COUPLED, 500),
@@ -107,7 +109,7 @@ async def weigh(config: CoordinatorConfig, requests: Sequence[GenerateRequest]) 
     """Run requests one after the other; returns what their messages weighed, and how many rounds they had."""
     scale = Scale()
 
-    async def each(generate: Generate, links: Links) -> int:
+    async def each(generate: Generate) -> int:
         contexts = [SilentContext(TRACEPARENT) for _ in requests]
         for request, context in zip(requests, contexts, strict=True):
             await generate(codec.encode_generate_request(request), context)
@@ -159,12 +161,12 @@ def table(rows: Sequence[RoundBytes]) -> str:
                 "stage": row.prefetch,
                 "verdict": row.verdict,
                 "target, both": row.with_target,
-                "bar": verdict(-row.with_target, -row.bar).replace("bar -", "bar "),
+                "bar": verdict(-row.with_target, -row.bar),
                 "commit": row.commit,
                 "verifying": row.verifying,
                 "draft, both": row.with_draft,
                 "proposals": row.proposals,
-                "proposals a round": row.proposals_per_round,
+                "proposals per round": row.proposals_per_round,
             }
             for row in rows
         ]
@@ -196,13 +198,13 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=["chat", "story", "code-edit"])
     parser.add_argument("--temperatures", nargs="+", type=float, default=[1.0])
     parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument("--out", type=Path, default=Path("docs/reports"))
+    parser.add_argument("--out", type=Path, default=REPORTS)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         asked = asked_of(given.kinds, given.tokens)
         rows = run(RealPair(given.model), given.temperatures, asked, Path(folder))
     settings = {"model": given.model, "tokens": str(given.tokens), "fan-out": str(FAN_OUT)}
-    print(write_report(given.out, "round-bytes", settings | {"kinds": ", ".join(given.kinds)}, rows, table(rows)))
+    print(write_rows(given.out, "round-bytes", settings | {"kinds": ", ".join(given.kinds)}, rows, table(rows)))
 
 
 if __name__ == "__main__":

@@ -18,21 +18,20 @@ import random
 import re
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.reporting.reports import write_report
-from benchmarks.reporting.tables import markdown_table
-from paceline.client import AsyncClient, Client
-from paceline.local.service_process import Flags, ServiceProcess, write_config
+from benchmarks import REPORTS
+from benchmarks.reporting.presentation import markdown_table
+from benchmarks.reporting.reports import write_rows
+from paceline.client import AsyncClient
+from paceline.local.service_process import Flags
+from paceline.local.services import LocalServices
 from paceline.local.settings import available_cores
 from paceline.protocol.errors import PacelineError
 from paceline.protocol.generation import Finished, GenerateRequest, SpeculationSettings, Started, Tokens
 from paceline.protocol.handshake import ServiceStatus
-from paceline.rpc.service_status import service_status
-from paceline.runtime.config import DEFAULT_MODEL, CoordinatorConfig, TargetConfig
+from paceline.runtime.config import DEFAULT_MODEL
 from paceline.runtime.process import sigterm_interrupts
 
 START_SECONDS = 120.0
@@ -85,68 +84,33 @@ class Found:
         assert grown <= self.allowed_growth, f"grown by {grown} bytes, planned {self.allowed_growth}"
 
 
-class SoakPair:
+class SoakPair(LocalServices):
     """A target, and a coordinator that can be killed and replaced."""
 
     def __init__(self, folder: Path, soak: Soak) -> None:
-        threads = available_cores(os.environ)
-        self.target = ServiceProcess("target", folder, threads)
-        self.coordinator = ServiceProcess("coordinator", folder)
+        super().__init__(folder, start_timeout_s=START_SECONDS)
         self._soak = soak
-        flags: Flags = {"model": soak.model, "server.port": 0, "engine.threads": threads}
-        write_config(TargetConfig, self.target.config_file, flags | {"engine.kv_bytes": soak.kv_bytes})
 
-    @contextmanager
-    def running(self) -> Iterator[SoakPair]:
-        """Both up, and stopped in the end."""
-        try:
-            self.target.start()
-            self._wait(self.target)
-            flags: Flags = {"model": self._soak.model, "server.port": 0, "target.address": self.target.address}
-            write_config(CoordinatorConfig, self.coordinator.config_file, flags | {"drafter": "ngram"})
-            self.start_coordinator()
-            yield self
-        finally:
-            self.coordinator.stop()
-            self.target.stop()
+    def start_all(self) -> None:
+        """Start the target with every core and the stated KV budget, then the coordinator."""
+        threads = available_cores(os.environ)
+        target: Flags = {"model": self._soak.model, "server.port": 0, "engine.threads": threads}
+        self.start("target", "target", target | {"engine.kv_bytes": self._soak.kv_bytes}, threads)
+        self.await_serving("target")
+        self.start("coordinator", "coordinator", self.coordinator_flags() | {"drafter": "ngram"})
+        self.await_serving("coordinator")
+        self.await_links()
 
-    def start_coordinator(self) -> None:
-        """Start one; returns when it is linked to the target."""
-        self.coordinator.start()
-        self._wait(self.coordinator)
-        deadline = time.monotonic() + START_SECONDS
-        with Client(self.address, timeout_s=1.0) as client:
-            while True:
-                with suppress(PacelineError):
-                    if all(model.target_ready for model in client.describe_models()):
-                        return
-                self._pause(self.coordinator, deadline)
-
-    @property
-    def address(self) -> str:
-        """The coordinator's."""
-        assert self.coordinator.address is not None, "serving"
-        return self.coordinator.address
-
-    def status(self) -> ServiceStatus:
-        """The target's."""
-        assert self.target.address is not None, "serving"
-        return service_status("target", self.target.address)
+    def replace_coordinator(self) -> None:
+        """Start another one where the killed one was; returns when it is linked to the target."""
+        self.start_again("coordinator")
+        self.await_serving("coordinator")
+        self.await_links()
 
     def planned_growth(self) -> int:
         """Bytes of KV and workspace in the target's own plan, or of KV alone for a table model."""
-        plan = re.search(r"workspace ([\d.]+) MiB", self.target.log_file.read_text())
+        plan = re.search(r"workspace ([\d.]+) MiB", self.processes["target"].log_file.read_text())
         return self._soak.kv_bytes + int(float(plan[1]) * MIB if plan else 64 * MIB)
-
-    def _wait(self, process: ServiceProcess) -> None:
-        deadline = time.monotonic() + START_SECONDS
-        while process.address is None:
-            self._pause(process, deadline)
-
-    @staticmethod
-    def _pause(process: ServiceProcess, deadline: float) -> None:
-        if process.wait(POLL_SECONDS) is not None or time.monotonic() > deadline:
-            raise process.failure("did not come up")
 
 
 def make_request(soak: Soak, number: int, source: random.Random) -> GenerateRequest:
@@ -192,7 +156,7 @@ async def run_wave(
         if kill:
             for ended in itertools.islice(asyncio.as_completed(users), len(users) // 3):
                 await ended
-            pair.coordinator.kill()
+            pair.kill("coordinator")
             found.kills += 1
         for outcome in await asyncio.gather(*users):
             found.outcomes[outcome] = found.outcomes.get(outcome, 0) + 1
@@ -201,7 +165,7 @@ async def run_wave(
 
 async def _watch(pair: SoakPair, found: Found) -> None:
     while True:
-        _note(await asyncio.to_thread(pair.status), found)
+        _note(await asyncio.to_thread(pair.status, "target"), found)
         await asyncio.sleep(POLL_SECONDS)
 
 
@@ -214,25 +178,25 @@ def _note(status: ServiceStatus, found: Found) -> None:
 def run(soak: Soak, folder: Path) -> Found:
     """All waves, then wait until the target holds nothing, or for `END_SECONDS`."""
     source, found = random.Random(soak.seed), Found()  # noqa: S311 - no secret
-    with SoakPair(folder, soak).running() as pair:
-        found.resident_before, found.allowed_growth = pair.status().resident_bytes, pair.planned_growth()
+    with SoakPair(folder, soak) as pair:
+        found.resident_before, found.allowed_growth = pair.status("target").resident_bytes, pair.planned_growth()
         begun = time.monotonic()
         for place, first in enumerate(range(0, soak.sessions, soak.wave)):
             kill = place % KILL_EVERY == KILL_EVERY - 1
             numbers = range(first, min(first + soak.wave, soak.sessions))
             asyncio.run(run_wave(pair, soak, numbers, source, found, kill=kill))
             if kill:
-                pair.start_coordinator()
+                pair.replace_coordinator()
         found.seconds = time.monotonic() - begun
         deadline = time.monotonic() + END_SECONDS
-        while (status := pair.status()).sessions or status.kv_rows or status.queue_length:
+        while (status := pair.status("target")).sessions or status.kv_rows or status.queue_length:
             if time.monotonic() > deadline:
                 break
             time.sleep(POLL_SECONDS)
         _note(status, found)
         found.sessions_left, found.kv_rows_left = status.sessions, status.kv_rows
         found.queue_left = status.queue_length
-        assert pair.target.exit_code is None, "the target outlived them all"
+        assert pair.processes["target"].exit_code is None, "the target outlived them all"
     return found
 
 
@@ -258,13 +222,13 @@ def main() -> None:
     parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--sessions", type=int, default=500)
     parser.add_argument("--kv-mib", type=int, default=64, help="The target's KV budget.")
-    parser.add_argument("--out", type=Path, default=Path("docs/reports"))
+    parser.add_argument("--out", type=Path, default=REPORTS)
     given = parser.parse_args()
     soak = Soak(model=given.model, sessions=given.sessions, kv_bytes=given.kv_mib * MIB)
     with tempfile.TemporaryDirectory() as folder:
         found = run(soak, Path(folder))
     settings = {"model": soak.model, "KV budget": f"{given.kv_mib} MiB", "requests at once": str(soak.wave)}
-    print(write_report(given.out, "soak", settings, [found], report(found)))
+    print(write_rows(given.out, "soak", settings, [found], report(found)))
     found.check()
 
 

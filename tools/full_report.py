@@ -14,9 +14,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.reporting.environment import as_markdown, describe
-
-REPORTS = Path("docs/reports")
+from benchmarks import REPORTS
+from benchmarks.reporting.reports import as_markdown, describe
 
 
 @dataclass

@@ -24,10 +24,11 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from benchmarks import REPORTS
 from benchmarks.gpu.models import SHAPES, random_model, weights_read
 from benchmarks.gpu.service import RoundTimes, through_the_service
-from benchmarks.reporting.reports import write_report
-from benchmarks.reporting.tables import markdown_table
+from benchmarks.reporting.presentation import markdown_table
+from benchmarks.reporting.reports import write_rows
 from paceline.engine.checks import plain_reference, self_check
 from paceline.engine.cpu.fused import fuse_layers
 from paceline.engine.cuda.graphs import runner_for
@@ -241,7 +242,7 @@ def run(arguments: argparse.Namespace) -> str:
         "tokens before the step": str(arguments.length),
         "steps": f"{arguments.steps} after {WARM_UP}, medians",
     }
-    return write_report(arguments.out, "gpu", settings, cases, table(cases, graphs=graphs))
+    return write_rows(arguments.out, "gpu", settings, cases, table(cases, graphs=graphs))
 
 
 def _integers(text: str) -> list[int]:
@@ -265,7 +266,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--rows", type=_integers, default=list(ROWS), help="of each session")
     parser.add_argument("--length", type=int, default=1024, help="tokens before the step")
     parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--out", type=Path, default=Path("docs/reports"))
+    parser.add_argument("--out", type=Path, default=REPORTS)
     arguments = parser.parse_args(argv)
     if arguments.device.startswith("cuda") and not torch.cuda.is_available():
         sys.exit("no CUDA device here; --device cpu --shape tiny runs the same code, for what it is worth")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.peers.process import PeerFailed
 from paceline.models.resolve import model_home
-from paceline.protocol.errors import require
+from paceline.protocol.errors import PacelineError, require
 
 MARKER = "paceline-peer.json"
 INSTALL_SECONDS = 3600.0
@@ -90,6 +90,22 @@ def install_peer(name: str, home: Path, announce: Callable[[str], None] = lambda
         _run(name, [*pip, "uninstall", "--yes", *spec.removed], log)
     (folder / MARKER).write_text(json.dumps(spec.as_installed(), indent=1) + "\n")
     announce(f"{name}: installed")
+
+
+def install_peers(names: Sequence[str], home: Path, announce: Callable[[str], None]) -> None:
+    """Make the environments of all peers that can be installed.
+
+    Raises:
+        PacelineError: naming those that can't.
+    """
+    failed = []
+    for peer in names:
+        try:
+            install_peer(peer, home, announce)
+        except PacelineError as error:
+            failed.append(error.message)
+    if failed:
+        raise PacelineError("; ".join(failed))
 
 
 def _run(name: str, command: Sequence[str], log: Path) -> None:

@@ -7,10 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from benchmarks.peers.run import OURS, PLAIN, Contest, ContestRun
-from benchmarks.reporting.environment import as_markdown
 from benchmarks.reporting.figures import Spread, lower_bound
-from benchmarks.reporting.plots import Bars, Plot
-from benchmarks.speed.report import spread_text, table
+from benchmarks.reporting.presentation import Bars, Plot, failures_text, markdown_table, spread_text
 from benchmarks.speed.run import first_difference
 
 Key = tuple[str, str, int]
@@ -22,7 +20,7 @@ class PeerRow:
     """One contestant on one kind of prompt.
 
     Attributes:
-        speed: tokens a second of whole requests, prompt included.
+        speed: tokens per second of whole requests, prompt included.
         over_plain: ÷ the same system's plain run of the same pass.
         cpu_ms_per_token: CPU time of all its processes.
         tokens_per_step: new tokens ÷ forward passes of the target.
@@ -136,12 +134,11 @@ def _duel(contest: Contest, ours: PeerRow, theirs: PeerRow) -> Duel:
     return Duel(ours.kind, ours.mode, f"{theirs.system} {theirs.mode}", Spread.of(ratios), lower_bound(ratios))
 
 
-def peers_json(facts: Mapping[str, str], contest: Contest) -> Any:
+def peers_json(contest: Contest) -> dict[str, Any]:
     """Everything that the Markdown says, and each run's own figures."""
     rows = peer_rows(contest)
     figures = ("system", "mode", "kind", "prompt", "number", "wall_s", "cpu_s", "target_steps")
     return {
-        "facts": dict(facts),
         "peers": dict(contest.facts),
         "failures": dict(contest.failures),
         "results": [asdict(row) for row in rows],
@@ -153,65 +150,52 @@ def peers_json(facts: Mapping[str, str], contest: Contest) -> Any:
 
 
 def peers_plots(contest: Contest) -> list[Plot]:
-    """Tokens a second by kind and contestant."""
+    """Tokens per second by kind and contestant."""
     cells = {(row.kind, f"{row.system} {row.mode}"): row.speed for row in peer_rows(contest)}
     kinds, contestants = (list(dict.fromkeys(key[place] for key in cells)) for place in (0, 1))
     bars = [Bars(one, [cells.get((kind, one)) for kind in kinds]) for one in contestants]
-    return [Plot("Whole requests, greedy, float32", "tokens a second", kinds, bars)] if cells else []
+    return [Plot("Whole requests, greedy, float32", "tokens per second", kinds, bars)] if cells else []
 
 
-HEADS = (
-    "kind | system | mode | tok/s (min to max) | over its plain | wall s | CPU s | CPU ms a token | "
-    "tokens a target step | same as its plain | same as our target-only"
-)
 NOTES = """\
-Whole requests, prompt included, greedy, every system on the same cores, one request at a time. `tokens a target step`
-is new tokens ÷ forward passes of the target: no load of the machine disturbs it. A text that differs from the
+Whole requests, prompt included, greedy, every system on the same cores, one request at a time. `tokens per target
+step` is new tokens ÷ forward passes of the target: no load of the machine disturbs it. A text that differs from the
 system's own plain text was changed by its speculation, or by arithmetic that rounds otherwise for other row counts.
 """
 
 
-def peers_markdown(facts: Mapping[str, str], contest: Contest) -> str:
+def peers_markdown(contest: Contest) -> str:
     """The report."""
     rows = peer_rows(contest)
-    versions = {name: contest.facts[name] for name in sorted(contest.facts)}
-    parts = ["# Beside other systems\n", as_markdown(dict(facts) | versions)]
-    parts += [
-        "## Our best mode beside each system's best\n",
-        table(DUEL_HEADS, map(_duel_cells, duels(contest, rows))),
-    ]
-    parts += ["## All modes\n", table(HEADS, map(_cells, rows))]
-    if contest.failures:
-        listed = "".join(f"- {name}: {_one_line(why)}\n" for name, why in contest.failures.items())
-        parts += ["## Not measured, or not to the end\n", listed]
-    return "\n".join([*parts, NOTES])
+    parts = ["# Beside other systems", "## Our best mode beside each system's best\n"]
+    parts += [markdown_table([_duel_line(duel) for duel in duels(contest, rows)])]
+    parts += ["## All modes\n", markdown_table([_line(row) for row in rows])]
+    parts += [failures_text("## Not measured, or not to the end", contest.failures), NOTES]
+    return "\n".join(part for part in parts if part)
 
 
-DUEL_HEADS = "kind | ours | theirs | ours ÷ theirs (min to max) | lower 95 %"
+def _duel_line(duel: Duel) -> dict[str, object]:
+    return {
+        "kind": duel.kind,
+        "ours": duel.ours,
+        "theirs": duel.peer,
+        "ours ÷ theirs (min to max)": spread_text(duel.ratio, 2),
+        "lower 95 %": f"{duel.lower:.2f}",
+    }
 
 
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
-
-
-def _duel_cells(duel: Duel) -> list[str]:
-    return [duel.kind, duel.ours, duel.peer, spread_text(duel.ratio, 2), f"{duel.lower:.2f}"]
-
-
-def _cells(row: PeerRow) -> list[str]:
-    same = f"{row.same_as_plain} of {row.plain_compared}"
-    if row.first_difference is not None:
-        same += f" (first from token {row.first_difference})"
-    return [
-        row.kind,
-        row.system,
-        row.mode,
-        spread_text(row.speed),
-        spread_text(row.over_plain, 2) if row.over_plain.count else "?",
-        f"{row.wall_s.median:.2f}",
-        f"{row.cpu_s.median:.2f}",
-        f"{row.cpu_ms_per_token:.0f}",
-        f"{row.tokens_per_step:.2f}",
-        same,
-        f"{row.same_as_ours} of {row.ours_compared}",
-    ]
+def _line(row: PeerRow) -> dict[str, object]:
+    first = f" (first from token {row.first_difference})" if row.first_difference is not None else ""
+    return {
+        "kind": row.kind,
+        "system": row.system,
+        "mode": row.mode,
+        "tok/s (min to max)": spread_text(row.speed),
+        "over its plain": spread_text(row.over_plain, 2) if row.over_plain.count else "?",
+        "wall s": f"{row.wall_s.median:.2f}",
+        "CPU s": f"{row.cpu_s.median:.2f}",
+        "CPU ms per token": f"{row.cpu_ms_per_token:.0f}",
+        "tokens per target step": f"{row.tokens_per_step:.2f}",
+        "same as its plain": f"{row.same_as_plain} of {row.plain_compared}{first}",
+        "same as our target-only": f"{row.same_as_ours} of {row.ours_compared}",
+    }

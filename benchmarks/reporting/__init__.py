@@ -1,1 +1,1 @@
-"""What every report states, and how: machine, versions, figures with their spread, plots."""
+"""What every report states, and how: machine, versions, figures with their spread, tables and plots."""

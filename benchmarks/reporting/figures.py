@@ -29,6 +29,11 @@ class Spread:
         return cls(float(np.median(values)), min(values), max(values), len(values))
 
 
+def median_with_lower_bound(values: Sequence[float]) -> tuple[float, float]:
+    """Median, and its one-sided 95 % lower bound by bootstrap."""
+    return Spread.of(values).median, lower_bound(values)
+
+
 def percentile(values: Sequence[float], percent: float) -> float:
     """Linear between neighbours; 0 of nothing."""
     return float(np.percentile(values, percent)) if values else 0.0

@@ -1,27 +1,112 @@
-"""Reports: one JSON and one Markdown file of a benchmark, with what the machine and the command were."""
+"""Reports: NAME-DATE.json, NAME-DATE.md and their plots in one folder, with the machine and software behind them."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.reporting import files as reports
-from benchmarks.reporting.environment import as_markdown, describe
-from benchmarks.reporting.tables import markdown_table, median_with_lower_bound, verdict
+from benchmarks.reporting.presentation import Plot, draw
+
+PACKAGES = ("torch", "transformers", "grpcio", "numpy", "numba")
 
 
-def write_report(out: Path, name: str, settings: dict[str, str], results: Sequence[Any], tables: str) -> str:
-    """Write `NAME-DATE.json` and `.md` into a folder; returns the Markdown.
+def describe() -> dict[str, str]:
+    """Command, commit, hardware and versions, each in words; the user's home folder is written `~`."""
+    facts = {
+        "command": " ".join([*_program(), *sys.argv[1:]]).replace(str(Path.home()), "~"),
+        "commit": _commit(),
+        "machine": f"{_processor()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+    }
+    facts |= {package: importlib.metadata.version(package) for package in PACKAGES}
+    return facts
 
-    `results` are dataclasses; `tables` is Markdown that follows title, facts and settings.
+
+def as_markdown(facts: Mapping[str, str]) -> str:
+    """One bullet a fact."""
+    return "".join(f"- {name}: {value}\n" for name, value in facts.items())
+
+
+def load_average() -> str:
+    """Running processes over the last minute; other work on the machine shows here."""
+    return f"{os.getloadavg()[0]:.2f}" if hasattr(os, "getloadavg") else "unknown"
+
+
+def report_file(folder: Path, name: str, suffix: str) -> Path:
+    """Today's file of a report."""
+    return folder / f"{_dated(name)}.{suffix}"
+
+
+def write_report(
+    folder: Path,
+    name: str,
+    facts: Mapping[str, str],
+    values: Mapping[str, Any],
+    text: str,
+    plots: Sequence[Plot] = (),
+) -> Path:
+    """Write a report, replacing that of the same name and day; returns the Markdown's path.
+
+    Args:
+        folder: made if it isn't there.
+        name: the files are NAME-DATE.
+        facts: `describe()` and the settings; they stand under the title and in the JSON.
+        values: what else the JSON holds.
+        text: Markdown, whose first line is the title.
+        plots: shown below the text.
     """
-    facts = describe() | settings
-    text = f"# {name.replace('-', ' ').capitalize()}\n\n{as_markdown(facts)}\n{tables}"
-    data = {"facts": facts, "results": [dataclasses.asdict(result) for result in results]}
-    reports.write_report(out, name, data, text)
-    return text
+    folder.mkdir(parents=True, exist_ok=True)
+    data = {"facts": dict(facts)} | dict(values)
+    report_file(folder, name, "json").write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+    title, _, body = text.partition("\n")
+    markdown = f"{title}\n\n{as_markdown(facts)}{body}"
+    for number, plot in enumerate(plots, 1):
+        files = draw(plot, folder / f"{_dated(name)}-{number}")
+        markdown += f"\n![{plot.title}]({files[-1].name})\n"
+    written = report_file(folder, name, "md")
+    written.write_text(markdown)
+    return written
 
 
-__all__ = ["markdown_table", "median_with_lower_bound", "verdict", "write_report"]
+def write_rows(out: Path, name: str, settings: Mapping[str, str], rows: Sequence[Any], tables: str) -> str:
+    """Write the report of a program whose results are dataclasses, under its name; returns the Markdown."""
+    values = {"results": [asdict(row) for row in rows]}
+    title = f"# {name.replace('-', ' ').capitalize()}\n"
+    return write_report(out, name, describe() | dict(settings), values, f"{title}\n{tables}").read_text()
+
+
+def _dated(name: str) -> str:
+    return f"{name}-{datetime.date.today().isoformat()}"
+
+
+def _program() -> list[str]:
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return ["python", "-m", spec.name] if spec else [Path(sys.argv[0]).name]
+
+
+def _commit() -> str:
+    command = ["git", "describe", "--always", "--dirty"]
+    here = Path(__file__).parent
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=False, cwd=here)
+    except OSError:
+        return "unknown"
+    return found.stdout.strip() or "unknown"
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

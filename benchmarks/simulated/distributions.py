@@ -1,4 +1,4 @@
-"""What the named table laws of a target and its drafts predict: matches, chances of guesses, hit rates."""
+"""What the tables of a target and its drafts predict: matches, chances of guesses, hit rates."""
 
 from __future__ import annotations
 
@@ -18,18 +18,21 @@ MOST_GUESSES = 8
 Table = NDArray[np.float32]
 """Logits [contexts, V]."""
 
-LAW_OF_ACCEPTANCE = {
-    0.6: "law=middling,disturb=1.35",
-    0.8: "law=middling,disturb=0.663",
-    0.9: "law=close,disturb=0.316",
-    0.95: "law=close,disturb=0.154",
+DRAFT_OF_ACCEPTANCE = {
+    0.6: "distribution=middling,disturb=1.35",
+    0.8: "distribution=middling,disturb=0.663",
+    0.9: "distribution=close,disturb=0.316",
+    0.95: "distribution=close,disturb=0.154",
 }
-"""Drafts whose coupled match at temperature 1 is the key: a named law with another `disturb` (`--match`)."""
+"""Drafts whose coupled match at temperature 1 is the key: a named distribution with another `disturb`.
+
+Each `disturb` is the root, to three digits, of `coupled_match` less the key; `tests/benchmarks/test_overlap.py`
+checks them."""
 MATCH_DRAWS = 4
 
 
 def table_of(spec: TableSpec) -> Table:
-    """Every row of a law's table."""
+    """Every row of a distribution's table."""
     model = TableModel(spec)
     return np.stack([model.context(row) for row in range(spec.contexts)])
 
@@ -53,22 +56,22 @@ def raced_ranks(target: Table, draft: Table, draws: int, seed: int = 0) -> NDArr
     return np.array(ranks)
 
 
-def law_match(draft_law: str, temperature: float) -> float:
-    """How often a law's draft has the target's token first: coupled at temperature 1, greedy at 0."""
-    target, draft = (table_of(TableSpec.parse(law)) for law in ("law=text", draft_law))
+def coupled_match(draft_distribution: str, temperature: float) -> float:
+    """How often a draft has the target's token first: coupled at temperature 1, greedy at 0."""
+    target, draft = (table_of(TableSpec.parse(name)) for name in ("distribution=text", draft_distribution))
     if not temperature:
         return float((target.argmax(axis=1) == draft.argmax(axis=1)).mean())
     return float((raced_ranks(target / temperature, draft / temperature, MATCH_DRAWS) == 1).mean())
 
 
-def law_chances(draft_law: str, fan_out: int) -> tuple[float, float, float]:
-    """Coupled match of a law, and its `chances` with so many guesses, from its tables alone."""
-    target, draft = (table_of(TableSpec.parse(law)) for law in ("law=text", draft_law))
+def guess_chances(draft_distribution: str, fan_out: int) -> tuple[float, float, float]:
+    """Coupled match of a draft, and its `chances` with so many guesses, from its tables alone."""
+    target, draft = (table_of(TableSpec.parse(name)) for name in ("distribution=text", draft_distribution))
     ranks = raced_ranks(target, draft, MATCH_DRAWS)
     return float((ranks == 1).mean()), *chances(ranks, fan_out)
 
 
-def law_hit_rate(draft_law: str, k: int, fan_out: int) -> tuple[float, float]:
-    """Coupled match of a law and the share of outcomes that its draft guesses, both from its tables alone."""
-    match, bonus, after_mismatch = law_chances(draft_law, fan_out)
+def predicted_hit_rate(draft_distribution: str, k: int, fan_out: int) -> tuple[float, float]:
+    """Coupled match of a draft and the share of outcomes that it guesses, both from its tables alone."""
+    match, bonus, after_mismatch = guess_chances(draft_distribution, fan_out)
     return match, expected_hit_rate(match, k, bonus, after_mismatch)

@@ -13,17 +13,17 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.reporting.environment import as_markdown
-from benchmarks.reporting.figures import Spread
-from benchmarks.reporting.plots import Bars, Plot
-from benchmarks.reporting.tables import markdown_table, median_with_lower_bound, verdict
+from benchmarks.reporting.figures import Spread, median_with_lower_bound
+from benchmarks.reporting.presentation import Bars, Plot, markdown_table, verdict
+from benchmarks.reporting.progress import Advance, measuring
+from benchmarks.reporting.reports import describe, write_report
 from benchmarks.simulated.replay import FAN_OUT, K
 from benchmarks.simulated.services import OFF, SimulatedPair, SimulatedServices, drafted, request
 from paceline.client import AsyncClient
@@ -35,16 +35,12 @@ BAR = 0.97
 """At `BAR_SESSIONS` for all requests together; for each of them, beside target-only, at any load."""
 BAR_SESSIONS = 64
 PAIRS = {
-    "rows cost little": SimulatedPair("law=middling", 20.0, 2.0, target_row_ms=0.05, draft_row_ms=0.02),
-    "rows cost much": SimulatedPair("law=middling", 20.0, 2.0, target_row_ms=0.5, draft_row_ms=0.02),
+    "rows cost little": SimulatedPair("distribution=middling", 20.0, 2.0, target_row_ms=0.05, draft_row_ms=0.02),
+    "rows cost much": SimulatedPair("distribution=middling", 20.0, 2.0, target_row_ms=0.5, draft_row_ms=0.02),
 }
 SESSIONS = (1, 2, 4, 8, 16, 32, 64)
 MAX_SESSIONS = 256
 """As many requests as a coordinator takes by default."""
-
-
-Advance = Callable[[str], None]
-"""Told of each concurrency that is done."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +75,7 @@ class LoadPlan:
 
 @dataclass(frozen=True)
 class Wave:
-    """Sessions that ran at once: tokens a second of all together, gaps between messages, and what the slowest waited.
+    """Sessions that ran at once: throughput of all together, gaps between messages, and what the slowest waited.
 
     `slowest_ms`: its mean time per token behind its first message; milliseconds, as the gaps are.
     """
@@ -110,8 +106,8 @@ class LoadRow:
 class Comparison:
     """Auto's speed over others', wave by wave, each with its lower 95 % bound.
 
-    `over_best`: tokens a second over the better of on and off; `slowest_over_off`: the slowest request of a wave over
-    target-only's slowest, by mean time per token.
+    `over_best`: tokens per second over the better of on and off; `slowest_over_off`: the slowest request of a wave
+    over target-only's slowest, by mean time per token.
     """
 
     target: str
@@ -129,11 +125,11 @@ class LoadResults:
     comparisons: tuple[Comparison, ...]
     rows: tuple[LoadRow, ...]
 
-    def markdown(self, facts: Mapping[str, str]) -> str:
+    def markdown(self) -> str:
         """The report."""
         return (
-            f"# Load\n\n{as_markdown(facts)}\n"
-            f"## Auto\n\n{markdown_table([comparison_row(each) for each in self.comparisons])}\n"
+            "# Load\n"
+            f"\n## Auto\n\n{markdown_table([comparison_row(each) for each in self.comparisons])}\n"
             f"## All modes\n\n{markdown_table([load_row(row) for row in self.rows])}"
         )
 
@@ -232,6 +228,14 @@ async def run(plan: LoadPlan, folder: Path, advance: Advance) -> LoadResults:
     return LoadResults(tuple(comparisons), tuple(rows))
 
 
+def measure_load(plan: LoadPlan, out: Path, name: str) -> Path:
+    """Run the plan on services of its own; returns the report."""
+    with measuring("concurrencies", len(plan)) as (folder, advance):
+        results = asyncio.run(run(plan, folder, advance))
+    facts = describe() | plan.facts
+    return write_report(out, name, facts, asdict(results), results.markdown(), results.plots())
+
+
 def comparison_row(each: Comparison) -> dict[str, object]:
     """One line of the first table."""
     return {
@@ -253,16 +257,16 @@ def load_row(row: LoadRow) -> dict[str, object]:
         "sessions": row.sessions,
         "speculation": row.mode,
         "tok/s": row.tokens_per_second,
-        "tokens a round": row.tokens_per_round,
+        "tokens per round": row.tokens_per_round,
         "p50 ms": row.p50_gap_ms,
         "p99 ms": row.p99_gap_ms,
-        "slowest request, ms a token": row.slowest_ms,
+        "slowest request, ms per token": row.slowest_ms,
     }
 
 
 def load_plot(target: str, rows: Sequence[LoadRow]) -> Plot:
-    """Tokens a second of every mode by concurrency, for one target."""
+    """Tokens per second of every mode by concurrency, for one target."""
     mine = {(row.mode, row.sessions): row.tokens_per_second for row in rows if row.target == target}
     counts = sorted({sessions for _, sessions in mine})
     bars = [Bars(mode, [Spread.of([mine[mode, count]]) for count in counts]) for mode in MODES]
-    return Plot(f"Load: {target}", "tokens a second", [str(count) for count in counts], bars)
+    return Plot(f"Load: {target}", "tokens per second", [str(count) for count in counts], bars)

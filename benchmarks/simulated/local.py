@@ -6,21 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.reporting.figures import Spread
-from benchmarks.reporting.plots import Bars, Plot
-from benchmarks.reporting.tables import median_with_lower_bound, verdict
+from benchmarks.reporting.figures import Spread, median_with_lower_bound
+from benchmarks.reporting.presentation import Bars, Plot, verdict
 from benchmarks.simulated.analytic import expected_hit_rate, overlap_ceiling, overlap_gain, whole_proposal_gain
-from benchmarks.simulated.distributions import LAW_OF_ACCEPTANCE, law_chances
+from benchmarks.simulated.distributions import DRAFT_OF_ACCEPTANCE, guess_chances
 from benchmarks.simulated.replay import FAN_OUT, SPECULATION, K, losses, pooled, replay, run_pair
 from benchmarks.simulated.services import SimulatedPair, SimulatedServices, request
 from paceline.client import Client
 
 GAIN_TOLERANCE = 0.95
 EFFICIENCY_GRID = (
-    (SimulatedPair("law=middling", 11.45, 2.54), 0.92),
-    (SimulatedPair("law=close", 11.45, 2.54), 0.92),
-    (SimulatedPair("law=middling", 30.0, 2.54), 0.97),
-    (SimulatedPair("law=close", 30.0, 2.54), 0.97),
+    (SimulatedPair("distribution=middling", 11.45, 2.54), 0.92),
+    (SimulatedPair("distribution=close", 11.45, 2.54), 0.92),
+    (SimulatedPair("distribution=middling", 30.0, 2.54), 0.97),
+    (SimulatedPair("distribution=close", 30.0, 2.54), 0.97),
 )
 """Pairs and their bars; 11.45 and 2.54 ms were measured on the best published system."""
 VERIFY_MS = (30.0, 11.45)
@@ -33,7 +32,7 @@ GAIN_SHARES = (0.5, 1.0)
 class Efficiency:
     """One pair's row; shares of the ideal are medians over generations, with their lower 95 % bounds."""
 
-    draft_law: str
+    draft_distribution: str
     verify_ms: float
     draft_ms: float
     generations: int
@@ -55,7 +54,7 @@ class Efficiency:
     @property
     def cell(self) -> tuple[float | str, ...]:
         """What tells it from the others, in the order of the table."""
-        return self.verify_ms, self.draft_law
+        return self.verify_ms, self.draft_distribution
 
     @property
     def ceiling(self) -> float:
@@ -103,7 +102,7 @@ def measure_efficiency(
     together = pooled(replays)
     lost = losses([record for run in runs for record in run.stats.records[1:]], pair.verify_ms)
     return Efficiency(
-        draft_law=pair.draft_law,
+        draft_distribution=pair.draft_distribution,
         verify_ms=pair.verify_ms,
         draft_ms=pair.draft_ms,
         generations=generations,
@@ -138,7 +137,7 @@ def measure_gain(acceptance: float, pair: SimulatedPair, pairs: int, tokens: int
         [fast.stats.tokens_per_second / slow.stats.tokens_per_second for fast, slow in ran]
     )
     hit_rate = pooled([replay(fast.stats, pair.verify_ms) for fast, _ in ran]).hit_rate
-    match, bonus, after_mismatch = law_chances(pair.draft_law, FAN_OUT)
+    match, bonus, after_mismatch = guess_chances(pair.draft_distribution, FAN_OUT)
     expected = expected_hit_rate(match, K, bonus, after_mismatch)
     return Gain(
         acceptance=acceptance,
@@ -159,7 +158,7 @@ def measure_gain(acceptance: float, pair: SimulatedPair, pairs: int, tokens: int
 def gain_grid() -> list[tuple[float, SimulatedPair]]:
     """Acceptances and pairs of the second table."""
     return [
-        (acceptance, SimulatedPair(LAW_OF_ACCEPTANCE[acceptance], verify_ms, share * verify_ms / K))
+        (acceptance, SimulatedPair(DRAFT_OF_ACCEPTANCE[acceptance], verify_ms, share * verify_ms / K))
         for verify_ms in VERIFY_MS
         for acceptance in GAIN_ACCEPTANCES
         for share in GAIN_SHARES
@@ -169,7 +168,7 @@ def gain_grid() -> list[tuple[float, SimulatedPair]]:
 def efficiency_row(row: Efficiency) -> dict[str, object]:
     """One line of the first table."""
     return {
-        "draft": row.draft_law,
+        "draft": row.draft_distribution,
         "T_verify ms": row.verify_ms,
         "T_draft ms": row.draft_ms,
         "rounds": row.rounds,
@@ -188,7 +187,7 @@ def efficiency_row(row: Efficiency) -> dict[str, object]:
 def loss_row(row: Efficiency) -> dict[str, object]:
     """Where the first table's rounds lose."""
     return {
-        "draft": row.draft_law,
+        "draft": row.draft_distribution,
         "T_verify ms": row.verify_ms,
         "begun: beyond T_verify": row.begun_ms,
         "sent: wire": row.wire_ms,
@@ -204,7 +203,7 @@ def gain_row(row: Gain) -> dict[str, object]:
         "acceptance": row.acceptance,
         "T_verify ms": row.verify_ms,
         "T_draft·k ms": K * row.draft_ms,
-        "hit rate of the law": row.expected_hit_rate,
+        "predicted hit rate": row.expected_hit_rate,
         "hit rate": row.hit_rate,
         "analytic gain": row.analytic,
         "gain": row.gain,
@@ -220,7 +219,7 @@ def gain_row(row: Gain) -> dict[str, object]:
 def efficiency_plot(rows: Sequence[Efficiency]) -> Plot:
     """Shares of the ideal; the dashes are what sending every round over gRPC allows."""
     spreads = [Spread(row.of_ideal, row.of_ideal_lower, row.of_ideal, row.generations) for row in rows]
-    names = [f"{row.draft_law.removeprefix('law=')}\n{row.verify_ms:g} ms" for row in rows]
+    names = [f"{row.draft_distribution.removeprefix('distribution=')}\n{row.verify_ms:g} ms" for row in rows]
     bars = Bars("achieved ÷ ideal", spreads, [row.ceiling for row in rows])
     return Plot("Coordination efficiency", "share of the ideal", names, [bars], line=1.0)
 

@@ -8,9 +8,9 @@ with a staged proposal can.
 
 Gain. Overlap on (fan-out 4) and off (fan-out 0) run the same requests in turn, through two
 coordinators that share one target and one draft; coupled texts are equal, which is checked. The
-analytic gain is `benchmarks.simulated.analytic.overlap_gain` at the hit rate that the law alone predicts and a
-drafting time of k steps; beside it `whole_proposal_gain`, and `overlap_ceiling`, which knows that drafting
-ahead takes a step more.
+analytic gain is `benchmarks.simulated.analytic.overlap_gain` at the hit rate that the distributions alone
+predict and a drafting time of k steps; beside it `whole_proposal_gain`, and `overlap_ceiling`, which knows that
+drafting ahead takes a step more.
 
 Delay. Services at a distance (`benchmarks.simulated.remote`).
 
@@ -22,16 +22,16 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from benchmarks.reporting.environment import as_markdown, describe, load_average
-from benchmarks.reporting.plots import Plot
-from benchmarks.reporting.tables import markdown_table
+from benchmarks.reporting.presentation import Plot, markdown_table
+from benchmarks.reporting.progress import Advance, measuring
+from benchmarks.reporting.reports import as_markdown, describe, load_average, report_file, write_report
 from benchmarks.simulated import remote
-from benchmarks.simulated.distributions import LAW_OF_ACCEPTANCE
+from benchmarks.simulated.distributions import DRAFT_OF_ACCEPTANCE
 from benchmarks.simulated.echo import echo_ms, echo_server
 from benchmarks.simulated.local import (
     EFFICIENCY_GRID,
@@ -56,10 +56,6 @@ GRIDS = ("efficiency", "gain", "delay")
 LOSSES = "Where rounds lose, medians in milliseconds:\n"
 
 
-Advance = Callable[[str], None]
-"""Told of each cell that is done."""
-
-
 @dataclass(frozen=True)
 class OverlapPlan:
     """Parts of the grids.
@@ -70,14 +66,14 @@ class OverlapPlan:
 
     grids: Sequence[str] = GRIDS
     verify_ms: Sequence[float] = VERIFY_MS
-    acceptances: Sequence[float] = tuple(LAW_OF_ACCEPTANCE)
+    acceptances: Sequence[float] = tuple(DRAFT_OF_ACCEPTANCE)
     generations: int = 9
     tokens: int = 256
 
     def __post_init__(self) -> None:
         _require_known("only", self.grids, GRIDS)
         _require_known("verify_ms", self.verify_ms, VERIFY_MS)
-        _require_known("acceptance", self.acceptances, tuple(LAW_OF_ACCEPTANCE))
+        _require_known("acceptance", self.acceptances, tuple(DRAFT_OF_ACCEPTANCE))
         require(self.generations >= 1, "generations", self.generations, "at least 1")
         require(self.tokens >= 2, "tokens", self.tokens, "at least 2")
 
@@ -151,8 +147,8 @@ class Results:
         """The report."""
         runs = "".join(f"\n{as_markdown(run)}" for run in self.runs)
         return (
-            f"# Overlap\n\n"
-            f"## Coordination efficiency\n\n{markdown_table([efficiency_row(row) for row in self.efficiencies])}\n"
+            "# Overlap\n"
+            f"\n## Coordination efficiency\n\n{markdown_table([efficiency_row(row) for row in self.efficiencies])}\n"
             f"{LOSSES}\n{markdown_table([loss_row(row) for row in self.efficiencies])}\n"
             f"## Overlap on over off\n\n{markdown_table([gain_row(row) for row in self.gains])}\n"
             f"## Services at a distance\n\n{remote.SETTINGS}\n{markdown_table(remote_rows(self.remotes))}\n"
@@ -188,7 +184,7 @@ def measure_efficiencies(plan: OverlapPlan, folder: Path, advance: Advance) -> I
         row = measure_efficiency(
             pair, bar, echoes[pair.verify_ms], plan.generations, plan.tokens, folder / str(number)
         )
-        advance(f"efficiency {pair.draft_law} {pair.verify_ms:g} ms")
+        advance(f"efficiency {pair.draft_distribution} {pair.verify_ms:g} ms")
         yield row
 
 
@@ -214,3 +210,12 @@ def run(plan: OverlapPlan, folder: Path, advance: Advance) -> Results:
     if efficiencies or gains:
         settings |= {"tokens": str(plan.tokens), "generations": str(plan.generations)}
     return Results((describe() | settings | {"began": began},), efficiencies, gains, tuple(remotes), detours)
+
+
+def measure_overlap(plan: OverlapPlan, out: Path, name: str, *, add: bool) -> Path:
+    """Run the plan on services of its own; `add` keeps what else today's report holds. Returns the report."""
+    with measuring("cells", len(plan)) as (folder, advance):
+        found = run(plan, folder, advance)
+    held = Results.load(report_file(out, name, "json")) if add else Results()
+    results = held.updated(found)
+    return write_report(out, name, {}, asdict(results), results.markdown(), results.plots())

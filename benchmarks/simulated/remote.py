@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.reporting.figures import Spread
-from benchmarks.reporting.plots import Bars, Plot
+from benchmarks.reporting.presentation import Bars, Plot
 from benchmarks.simulated.delay import DelayProxy
-from benchmarks.simulated.distributions import LAW_OF_ACCEPTANCE, law_match
+from benchmarks.simulated.distributions import DRAFT_OF_ACCEPTANCE, coupled_match
 from benchmarks.simulated.echo import echo_ms, echo_server
 from benchmarks.simulated.replay import FAN_OUT, SPECULATION, pooled, replay, run_pair
 from benchmarks.simulated.services import OFF, SimulatedPair, SimulatedServices, request
@@ -35,7 +35,7 @@ SETTINGS = f"""A cell: {GENERATIONS} requests of {TOKENS} tokens with overlap an
 tokens target-only; its figures are of all of them together.
 One way ms is the delay between the coordinator and either service; a round trip pays it twice. The ideal
 has the same hits and misses, pays T_verify a round, one round trip of delay where the target did not begin it
-by itself, the drafting steps and the draft's round trip a miss, and nothing else. Match is the law's own at
+by itself, the drafting steps and the draft's round trip a miss, and nothing else. Match is the tables' own at
 this temperature; acceptance is what it is at temperature 1.
 """
 DETOURS = "What the forwarder adds to an idle echo beyond twice the delay that it states:\n"
@@ -47,7 +47,7 @@ DETOUR_PAUSE_MS = 11.45
 class Remote:
     """One cell.
 
-    `match` is the law's at this temperature, `acceptance` what it was fitted to at temperature 1.
+    `match` is the tables' own at this temperature, `acceptance` what it was fitted to at temperature 1.
     """
 
     verify_ms: float
@@ -55,7 +55,7 @@ class Remote:
     acceptance: float
     temperature: float
     one_way_ms: float
-    draft_law: str
+    draft_distribution: str
     match: float
     rounds: int
     hit_rate: float
@@ -137,7 +137,7 @@ class DelayedPlace:
             acceptance=self.acceptance,
             temperature=temperature,
             one_way_ms=one_way_ms,
-            draft_law=self.pair.draft_law,
+            draft_distribution=self.pair.draft_distribution,
             match=match,
             rounds=on.rounds,
             hit_rate=on.hit_rate,
@@ -160,13 +160,13 @@ def sampled(number: int, tokens: int, temperature: float) -> GenerateRequest:
 def measure_remotes(verify_ms: float, acceptances: Sequence[float], folder: Path) -> Iterator[Remote]:
     """Every cell of one T_verify; each draft's first pair of generations isn't counted."""
     for acceptance in acceptances:
-        law = LAW_OF_ACCEPTANCE[acceptance]
-        pair = SimulatedPair(law, verify_ms, DRAFT_MS)
-        matches = {temperature: law_match(law, temperature) for temperature in TEMPERATURES}
+        draft = DRAFT_OF_ACCEPTANCE[acceptance]
+        pair = SimulatedPair(draft, verify_ms, DRAFT_MS)
+        matches = {temperature: coupled_match(draft, temperature) for temperature in TEMPERATURES}
         with (
             SimulatedServices(folder / f"{acceptance}", pair) as services,
-            DelayProxy(services.address("target")) as to_target,
-            DelayProxy(services.address("draft")) as to_draft,
+            DelayProxy(services.address_of("target")) as to_target,
+            DelayProxy(services.address_of("draft")) as to_draft,
         ):
             ways = {"target.address": to_target.address, "draft.address": to_draft.address}
             with (

@@ -14,8 +14,8 @@ from typing import Protocol
 import psutil
 
 from paceline.client import Client, Generation
-from paceline.local.services import Services
 from paceline.local.settings import ServeSettings
+from paceline.local.supervisor import SupervisedServices
 from paceline.protocol.generation import GenerateRequest
 from paceline.protocol.proposal import NONE
 
@@ -77,12 +77,12 @@ def start_groups(
         for number, drafter in enumerate(dict.fromkeys([NONE, *drafters])):
             announce(f"starting services for {drafter}")
             settings = ServeSettings(model=model, drafter=drafter, port=0, draft_port=0, target_port=0)
-            services = stack.enter_context(Services(settings, folder / str(number)))
+            services = stack.enter_context(SupervisedServices(settings, folder / str(number)))
             groups[drafter] = _group(drafter, services, stack.enter_context(Client(services.address)))
         yield groups
 
 
-def _group(drafter: str, services: Services, client: Client) -> ServiceGroup:
+def _group(drafter: str, services: SupervisedServices, client: Client) -> ServiceGroup:
     threads = {name: process.threads for name, process in services.processes.items()}
     pids = [process.pid for process in services.processes.values()]
     return ServiceGroup(drafter, client, threads["target"], threads.get("draft", 0), pids)

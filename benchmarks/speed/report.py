@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks.reporting.environment import as_markdown
 from benchmarks.reporting.figures import RowCosts, Spread, ceiling, lower_bound, percentile
-from benchmarks.reporting.plots import Bars, Plot
+from benchmarks.reporting.presentation import Bars, Plot, markdown_table, spread_text
 from benchmarks.speed.groups import GenerationRunner
 from benchmarks.speed.run import SpeedPair, SpeedRun
 from paceline.protocol.proposal import NONE
@@ -56,7 +55,7 @@ class SpeedRow:
     """One kind, temperature and variant.
 
     Attributes:
-        plain, split, drafted: tokens a second after the first round: our fastest target-only, target-only at
+        plain, split, drafted: tokens per second after the first round: our fastest target-only, target-only at
             the variant's own thread split, the variant. `split` counts 0 where it is the fastest's own.
         ratio: drafted ÷ plain of each pair; `ratio_lower` bounds its median from below with 95 % confidence.
         request_ratio: whole requests, prompt included.
@@ -186,12 +185,9 @@ def _output_token_ms(runs: Sequence[SpeedRun]) -> list[float]:
     return [1e3 / run.tokens_per_second for run in runs if run.tokens_per_second > 0]
 
 
-def speed_json(
-    facts: Mapping[str, str], rows: Sequence[SpeedRow], pairs: Sequence[SpeedPair], costs: TargetStepCosts
-) -> Any:
+def speed_json(rows: Sequence[SpeedRow], pairs: Sequence[SpeedPair], costs: TargetStepCosts) -> dict[str, Any]:
     """Everything that the Markdown says, and each pair's own figures."""
     return {
-        "facts": dict(facts),
         "row_costs_ms": {
             str(threads): {str(rows): round(taken, 3) for rows, taken in of.median_ms.items()}
             for threads, of in costs.by_threads.items()
@@ -204,15 +200,7 @@ def speed_json(
 def _pair_json(pair: SpeedPair) -> dict[str, Any]:
     turn = pair.turn
     runs = {"plain": pair.plain, "drafted": pair.drafted} | ({"split": pair.split} if pair.split else {})
-    figures = (
-        "wall_s",
-        "first_token_ms",
-        "tokens_per_second",
-        "rounds",
-        "proposed",
-        "accepted",
-        "cache_hits",
-    )
+    figures = ("wall_s", "first_token_ms", "tokens_per_second", "rounds", "proposed", "accepted", "cache_hits")
     return {
         "kind": turn.prompt.kind,
         "prompt": turn.prompt.name,
@@ -241,98 +229,73 @@ def speed_plots(rows: Sequence[SpeedRow]) -> list[Plot]:
     return plots
 
 
-HEADS = (
-    "kind | T | drafter | target-only tok/s | drafted tok/s (min to max) | speed-up (min to max) | lower 95 % | "
-    "whole request | ceiling | of it | same text"
-)
-DETAIL_HEADS = (
-    "kind | T | drafter | acceptance | accepted length | hits of drafted / of all rounds | first token ms "
-    "(target-only) | ms a token (target-only) | draft wait ms p50 / p99 | verify ms p50 / p99"
-)
+NOTES = """\
+Target-only is our fastest: every core, drafting off. Speed-ups are of tokens per second after the first round's
+tokens, each within one interleaved pair; `whole request` includes the prompt. The bound is of the median, one-sided,
+by bootstrap over pairs. The ceiling is E[tokens] · t(1) / t(k + 1) from this run's own steps: what the same proposals
+and acceptances would gain if drafting and coordination cost nothing.
+"""
 
 
-def speed_markdown(facts: Mapping[str, str], rows: Sequence[SpeedRow], costs: TargetStepCosts) -> str:
+def speed_markdown(rows: Sequence[SpeedRow], costs: TargetStepCosts) -> str:
     """The report."""
-    parts = ["# Speed beside target-only\n", as_markdown(facts)]
-    parts += [table(HEADS, [_main_cells(row) for row in rows])]
-    split = [row for row in rows if row.split.count]
+    parts = ["# Speed beside target-only", markdown_table([_main_line(row) for row in rows])]
+    split = [_split_line(row) for row in rows if row.split.count]
     if split:
-        parts += ["## Target-only at the drafter's own thread split\n", table(SPLIT_HEADS, map(_split_cells, split))]
-    parts += ["## Rounds\n", table(DETAIL_HEADS, [_detail_cells(row) for row in rows])]
+        parts += ["## Target-only at the drafter's own thread split\n", markdown_table(split)]
+    parts += ["## Rounds\n", markdown_table([_rounds_line(row) for row in rows])]
     parts += ["## Target steps by rows, median ms\n", _costs_table(costs)]
     parts += [_differences(rows), NOTES]
     return "\n".join(part for part in parts if part)
 
 
-SPLIT_HEADS = "kind | T | drafter | all cores tok/s | split tok/s | speed-up over the split | ceiling with all cores"
-NOTES = """\
-Target-only is our fastest: every core, drafting off. Speed-ups are of tokens a second after the first round's tokens,
-each within one interleaved pair; `whole request` includes the prompt. The bound is of the median, one-sided, by
-bootstrap over pairs. The ceiling is E[tokens] · t(1) / t(k + 1) from this run's own steps: what the same proposals
-and acceptances would gain if drafting and coordination cost nothing.
-"""
+def _key(row: SpeedRow) -> dict[str, object]:
+    return {"kind": row.kind, "T": f"{row.temperature:g}", "drafter": row.variant}
 
 
-def table(heads: str, rows: Any) -> str:
-    """A Markdown table; `heads` has bars between its titles."""
-    rule = "|---" * (heads.count("|") + 1) + "|"
-    return "\n".join([f"| {heads} |", rule, *("| " + " | ".join(cells) + " |" for cells in rows)]) + "\n"
-
-
-def spread_text(spread: Spread, digits: int = 1) -> str:
-    """Median (min to max)."""
-    return f"{spread.median:.{digits}f} ({spread.low:.{digits}f} to {spread.high:.{digits}f})"
-
-
-def _key(row: SpeedRow) -> list[str]:
-    return [row.kind, f"{row.temperature:g}", row.variant]
-
-
-def _main_cells(row: SpeedRow) -> list[str]:
+def _main_line(row: SpeedRow) -> dict[str, object]:
     equal = row.texts_compared - len(row.differences)
-    return [
-        *_key(row),
-        f"{row.plain.median:.1f}",
-        spread_text(row.drafted),
-        spread_text(row.ratio, 2),
-        f"{row.ratio_lower:.2f}",
-        f"{row.request_ratio.median:.2f}",
-        f"{row.ceiling:.2f}" if row.ceiling else "?",
-        f"{row.ceiling_share:.0%}" if row.ceiling else "?",
-        f"{equal} of {row.texts_compared}" if row.texts_compared else "another law",
-    ]
+    return _key(row) | {
+        "target-only tok/s": f"{row.plain.median:.1f}",
+        "drafted tok/s (min to max)": spread_text(row.drafted),
+        "speed-up (min to max)": spread_text(row.ratio, 2),
+        "lower 95 %": f"{row.ratio_lower:.2f}",
+        "whole request": f"{row.request_ratio.median:.2f}",
+        "ceiling": f"{row.ceiling:.2f}" if row.ceiling else "?",
+        "of it": f"{row.ceiling_share:.0%}" if row.ceiling else "?",
+        "same text": f"{equal} of {row.texts_compared}" if row.texts_compared else "only the distribution",
+    }
 
 
-def _split_cells(row: SpeedRow) -> list[str]:
-    ceiling_text = f"{row.ceiling_all_cores:.2f}" if row.ceiling_all_cores else "?"
-    return [
-        *_key(row),
-        f"{row.plain.median:.1f}",
-        spread_text(row.split),
-        spread_text(row.split_ratio, 2),
-        ceiling_text,
-    ]
+def _split_line(row: SpeedRow) -> dict[str, object]:
+    return _key(row) | {
+        "all cores tok/s": f"{row.plain.median:.1f}",
+        "split tok/s": spread_text(row.split),
+        "speed-up over the split": spread_text(row.split_ratio, 2),
+        "ceiling with all cores": f"{row.ceiling_all_cores:.2f}" if row.ceiling_all_cores else "?",
+    }
 
 
-def _detail_cells(row: SpeedRow) -> list[str]:
-    return [
-        *_key(row),
-        f"{row.acceptance:.2f}",
-        f"{row.mean_accepted_length:.2f}",
-        f"{row.hit_rate:.0%} / {row.hit_rate_all:.0%}",
-        f"{row.first_token_ms.median:.0f} ({row.plain_first_token_ms.median:.0f})",
-        f"{row.output_token_ms.median:.1f} ({row.plain_output_token_ms.median:.1f})",
-        f"{row.draft_wait_ms_p50:.2f} / {row.draft_wait_ms_p99:.1f}",
-        f"{row.verify_ms_p50:.1f} / {row.verify_ms_p99:.1f}",
-    ]
+def _rounds_line(row: SpeedRow) -> dict[str, object]:
+    first, plain_first = row.first_token_ms.median, row.plain_first_token_ms.median
+    token, plain_token = row.output_token_ms.median, row.plain_output_token_ms.median
+    return _key(row) | {
+        "acceptance": f"{row.acceptance:.2f}",
+        "accepted length": f"{row.mean_accepted_length:.2f}",
+        "hits of drafted / of all rounds": f"{row.hit_rate:.0%} / {row.hit_rate_all:.0%}",
+        "first token ms (target-only)": f"{first:.0f} ({plain_first:.0f})",
+        "ms per token (target-only)": f"{token:.1f} ({plain_token:.1f})",
+        "draft wait ms p50 / p99": f"{row.draft_wait_ms_p50:.2f} / {row.draft_wait_ms_p99:.1f}",
+        "verify ms p50 / p99": f"{row.verify_ms_p50:.1f} / {row.verify_ms_p99:.1f}",
+    }
 
 
 def _costs_table(costs: TargetStepCosts) -> str:
-    def cells(threads: int, of: RowCosts) -> list[str]:
+    def line(threads: int, of: RowCosts) -> dict[str, object]:
         listed = ", ".join(f"{rows}: {taken:.1f} ({of.samples[rows]})" for rows, taken in of.median_ms.items())
-        return [str(threads) if threads else "unknown", listed]
+        return {"threads": threads or "unknown", "rows: ms (steps)": listed}
 
-    return table("threads | rows: ms (steps)", [cells(*item) for item in sorted(costs.by_threads.items())])
+    return markdown_table([line(*item) for item in sorted(costs.by_threads.items())])
 
 
 def _differences(rows: Sequence[SpeedRow]) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from paceline.cli.bench_simulated import bench
+from paceline.cli.bench import bench
 from paceline.cli.train import train
 from paceline.protocol.errors import InvalidInput, PacelineError
 from paceline.runtime.options import usage_error

@@ -18,8 +18,8 @@ from paceline.cli.app import app
 from paceline.cli.serve import check_models
 from paceline.cli.support import Timeout, TlsCa, example, need_engine
 from paceline.client import DEFAULT_ADDRESS, Client, Collector, Generation
-from paceline.local.services import Services
 from paceline.local.settings import ServeSettings
+from paceline.local.supervisor import SupervisedServices
 from paceline.protocol.errors import InvalidInput, require
 from paceline.protocol.generation import ChatMessage, GenerateRequest, SpeculationSettings
 from paceline.protocol.proposal import AUTO, MAX_PROPOSAL_NODES, NONE, Acceptance
@@ -176,7 +176,7 @@ def _draft_tokens(given: str) -> int | None:
 
 
 @contextlib.contextmanager
-def _local_services(model: str, drafter: str, *, quiet: bool) -> Iterator[Services]:
+def _local_services(model: str, drafter: str, *, quiet: bool) -> Iterator[SupervisedServices]:
     need_engine("generate --local")
     settings = ServeSettings(model=model, drafter=drafter, port=0, draft_port=0, target_port=0)
     check_models(settings)
@@ -187,7 +187,7 @@ def _local_services(model: str, drafter: str, *, quiet: bool) -> Iterator[Servic
 
     with (
         tempfile.TemporaryDirectory(prefix="paceline-") as folder,
-        Services(settings, Path(folder), announce, keeps_logs=False) as running,
+        SupervisedServices(settings, Path(folder), announce, keeps_logs=False) as running,
     ):
         yield running
 

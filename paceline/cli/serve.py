@@ -12,8 +12,8 @@ import typer
 from paceline.cli.app import app
 from paceline.cli.support import example, need_engine
 from paceline.local.drafter_choice import DrafterChoice
-from paceline.local.services import Services
 from paceline.local.settings import ServeSettings, check_settings, speculative_drafter
+from paceline.local.supervisor import SupervisedServices
 from paceline.models.resolve import resolve
 from paceline.protocol.errors import require
 from paceline.runtime.config import DEFAULT_MODEL
@@ -54,11 +54,11 @@ def serve(
     folder = log_dir or Path(tempfile.mkdtemp(prefix="paceline-"))
     typer.echo(f"logs in {folder}")
     with contextlib.suppress(KeyboardInterrupt), sigterm_interrupts():
-        _serve_until_stopped(Services(settings, folder, typer.echo))
+        _serve_until_stopped(SupervisedServices(settings, folder, typer.echo))
     typer.echo("stopped")
 
 
-def _serve_until_stopped(services: Services) -> None:
+def _serve_until_stopped(services: SupervisedServices) -> None:
     with services:
         typer.echo(f'ready: paceline generate --prompt "Once upon a time" --coordinator {services.address}')
         services.wait()

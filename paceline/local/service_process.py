@@ -25,6 +25,7 @@ LOG_LINES = 15
 HEALTH_SECONDS = 1.0
 STOP_SECONDS = 10.0
 SPIN_COUNT = 20_000
+"""Turns that an OpenMP thread waits before it sleeps, about 0.1 ms."""
 ServiceName = Literal["target", "draft", "coordinator"]
 _MODULES: Mapping[ServiceName, str] = {
     "target": "target_service",
@@ -56,7 +57,10 @@ class ServiceProcess:
     """One service as a child process, in a process group of its own.
 
     `start` may be called again after `stop` or `kill`; the log is appended to.
-    `keeps_log`: whether the folder is there for the user to read, after a failure.
+
+    Attributes:
+        keeps_log: whether the folder is there for the user to read, after a failure.
+        label: what its files are named after; the kind of service by default.
     """
 
     name: ServiceName
@@ -64,6 +68,7 @@ class ServiceProcess:
     threads: int = 1
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     keeps_log: bool = True
+    label: str = ""
     _log_start: int = field(default=0, init=False)
     _child: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _started: float = field(default=0.0, init=False)
@@ -71,17 +76,17 @@ class ServiceProcess:
     @property
     def log_file(self) -> Path:
         """Where the child's stdout and stderr go."""
-        return self.folder / f"{self.name}.log"
+        return self.folder / f"{self.label or self.name}.log"
 
     @property
     def config_file(self) -> Path:
         """The child's TOML configuration."""
-        return self.folder / f"{self.name}.toml"
+        return self.folder / f"{self.label or self.name}.toml"
 
     @property
     def port_file(self) -> Path:
         """Written by the child with host:port once it is SERVING."""
-        return self.folder / f"{self.name}.port"
+        return self.folder / f"{self.label or self.name}.port"
 
     @property
     def pid(self) -> int:

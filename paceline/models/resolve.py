@@ -100,7 +100,7 @@ def resolve(model: str, home: Path | None = None) -> ResolvedModel:
     if is_table(base):
         if marker:
             raise InvalidInput.of("model", model, "without layers: a table model has none")
-        return ResolvedModel(TableSpec.parse(base).law, "table", base)
+        return ResolvedModel(TableSpec.parse(base).distribution, "table", base)
     if base in PULLABLE:
         if not is_pulled(base, home):
             raise InvalidInput.of("model", base, f"pulled first (run: paceline pull {base})")

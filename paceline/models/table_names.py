@@ -14,7 +14,7 @@ PREFIX = "table:"
 _TEXT: Mapping[str, float] = MappingProxyType(
     {"vocab": 2048, "contexts": 2048, "sharpness": 5.95, "sharpness_spread": 0.47}
 )
-LAWS: Mapping[str, Mapping[str, float]] = MappingProxyType(
+DISTRIBUTIONS: Mapping[str, Mapping[str, float]] = MappingProxyType(
     {
         "text": _TEXT,
         "close": {**_TEXT, "disturb": 0.35, "disturb_spread": 0.42, "disturb_tail": 0.4},
@@ -22,11 +22,12 @@ LAWS: Mapping[str, Mapping[str, float]] = MappingProxyType(
         "poor": {**_TEXT, "disturb": 2.36, "disturb_spread": 0.42, "disturb_tail": 0.29},
     }
 )
-"""Named laws: a target, `text`, and three drafts of it.
+"""Named distributions: a target, `text`, and three drafts of it.
 
-Fitted (`python -m benchmarks.likeness --fit`) to what was measured at temperature 1 on SmolLM2-135M's own
-text with drafts of three qualities: overlap, coupled match, and how often the target's token is among
-the draft's best 1, 2, 4 and 8 under shared noise, after an accepted token and after a mismatch.
+Fitted to what was measured at temperature 1 on SmolLM2-135M's own text with drafts of three qualities: overlap,
+coupled match, and how often the target's token is among the draft's best 1, 2, 4 and 8 under shared noise, after an
+accepted token and after a mismatch (weighted least squares over those columns, by Nelder-Mead). The measured columns
+and the check of the fit: `tests/benchmarks/test_distributions.py`.
 """
 
 
@@ -46,7 +47,7 @@ class TableSpec:
         vocab: vocabulary size; 257 and more reads text as bytes, fewer as letters.
         seed: of the logit table.
         contexts: rows of the table.
-        order: tokens of history that the law depends on; 0: all of them.
+        order: tokens of history that the distribution depends on; 0: all of them.
         sharpness: standard deviation of the logits.
         sharpness_spread: standard deviation, over contexts, of log sharpness; `sharpness` is the median.
         noise: share of a second table, seeded `noise_seed`, mixed in.
@@ -111,7 +112,7 @@ class TableSpec:
         return 256 if self.vocab > 256 else None
 
     @property
-    def law(self) -> str:
+    def distribution(self) -> str:
         """The canonical name of the distribution, without lengths, budgets and times."""
         skipped = ("max_length", "max_kv_rows", "step_ms", "row_ms")
         parts = [f"{f.name}={getattr(self, f.name):g}" for f in fields(self) if f.name not in skipped]
@@ -119,21 +120,21 @@ class TableSpec:
 
     @classmethod
     def parse(cls, model: str) -> TableSpec:
-        """Read `table:key=value,…`; `law=NAME` stands for the keys of a named law, later keys override it.
+        """Read `table:key=value,…`; `distribution=NAME` stands for the keys of a named one, later keys override it.
 
         Raises:
-            InvalidInput: an unknown key or law, or a value outside its limits.
+            InvalidInput: an unknown key or distribution, or a value outside its limits.
         """
         text = model.removeprefix("table").removeprefix(":")
         kinds = {f.name: int if f.type == "int" else float for f in fields(cls)}
         values: dict[str, int | float] = {}
         for part in filter(None, text.split(",")):
             key, _, value = part.partition("=")
-            if key == "law":
-                values |= _named_law(value)
+            if key == "distribution":
+                values |= _named_distribution(value)
                 continue
             if key not in kinds:
-                raise InvalidInput.of("table key", key, f"one of law, {', '.join(kinds)}")
+                raise InvalidInput.of("table key", key, f"one of distribution, {', '.join(kinds)}")
             try:
                 values[key] = kinds[key](value)
             except ValueError as error:
@@ -141,7 +142,7 @@ class TableSpec:
         return cls(**values)  # type: ignore[arg-type]  # kinds gave each key its own type
 
 
-def _named_law(name: str) -> Mapping[str, float]:
-    if name not in LAWS:
-        raise InvalidInput.of("table law", name, f"one of {', '.join(LAWS)}")
-    return LAWS[name]
+def _named_distribution(name: str) -> Mapping[str, float]:
+    if name not in DISTRIBUTIONS:
+        raise InvalidInput.of("table distribution", name, f"one of {', '.join(DISTRIBUTIONS)}")
+    return DISTRIBUTIONS[name]

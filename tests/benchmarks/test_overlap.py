@@ -1,4 +1,4 @@
-"""The overlap benchmark: what it replays, the laws that it runs on, and one small run of its services."""
+"""The overlap benchmark: what it replays, the distributions that it runs on, and one small run of its services."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import frames, hit_rate, round_bytes
-from benchmarks.reporting.tables import markdown_table, median_with_lower_bound
+from benchmarks import hit_rate, round_bytes
+from benchmarks.reporting.figures import median_with_lower_bound
+from benchmarks.reporting.presentation import markdown_table
 from benchmarks.simulated.delay import DelayProxy
-from benchmarks.simulated.distributions import LAW_OF_ACCEPTANCE, law_match
+from benchmarks.simulated.distributions import DRAFT_OF_ACCEPTANCE, coupled_match
 from benchmarks.simulated.overlap import Results
 from benchmarks.simulated.remote import DelayedPlace, Remote
 from benchmarks.simulated.replay import SPECULATION, losses, pooled, replay, run_pair
@@ -22,7 +23,7 @@ from paceline.local.service_process import write_config
 from paceline.protocol.records import GenerationStats, RoundRecord, StepTimings
 from paceline.runtime.config import CoordinatorConfig, load_config
 
-FAST = SimulatedPair("law=middling", 6.0, 0.5)
+FAST = SimulatedPair("distribution=middling", 6.0, 0.5)
 
 
 def record(hit: bool, forward_ms: float, accepted: int = 2, proposed: int = 4) -> RoundRecord:
@@ -92,9 +93,9 @@ def test_a_round_that_the_target_began_pays_no_way_to_it() -> None:
     assert saved.ideal_seconds == pytest.approx(3 * 0.030)
 
 
-@pytest.mark.parametrize("acceptance", LAW_OF_ACCEPTANCE)
-def test_laws_have_the_acceptance_that_they_are_listed_under(acceptance: float) -> None:
-    assert law_match(LAW_OF_ACCEPTANCE[acceptance], 1.0) == pytest.approx(acceptance, abs=0.005)
+@pytest.mark.parametrize("acceptance", DRAFT_OF_ACCEPTANCE)
+def test_drafts_have_the_acceptance_that_they_are_listed_under(acceptance: float) -> None:
+    assert coupled_match(DRAFT_OF_ACCEPTANCE[acceptance], 1.0) == pytest.approx(acceptance, abs=0.005)
 
 
 def test_the_lower_bound_is_below_the_median_and_shrinks_to_it() -> None:
@@ -136,16 +137,6 @@ def test_overlap_changes_no_text_and_its_replay_is_faster_than_the_run(services:
     assert 0.8 < rate.predicted < 1
 
 
-def test_frames_are_counted_with_clients_and_without(services: SimulatedServices, tmp_path: Path) -> None:
-    cost = frames.measure(services, sessions=4, coordinators=2, tokens=8)
-    assert cost.rounds >= 4
-    assert cost.target_frames_per_step > 0
-    headless = frames.measure_headless(services, sessions=4, tokens=8, folder=tmp_path)
-    assert headless.rounds >= 4
-    assert headless.frames_to_target > 0
-    assert headless.coordinator_cpu_ms > 0
-
-
 def test_bytes_of_a_round_are_weighed_by_message(services: SimulatedServices, tmp_path: Path) -> None:
     file = tmp_path / "coordinator.toml"
     write_config(CoordinatorConfig, file, services.coordinator_flags() | {"fan_out": 2})
@@ -164,8 +155,8 @@ def test_bytes_of_a_round_are_weighed_by_message(services: SimulatedServices, tm
 
 def test_a_cell_at_a_distance_has_the_same_text_and_slower_rounds(services: SimulatedServices) -> None:
     with (
-        DelayProxy(services.address("target")) as to_target,
-        DelayProxy(services.address("draft")) as to_draft,
+        DelayProxy(services.address_of("target")) as to_target,
+        DelayProxy(services.address_of("draft")) as to_draft,
         services.coordinator(
             "on", {"fan_out": 4, "target.address": to_target.address, "draft.address": to_draft.address}
         ) as on_address,
@@ -186,7 +177,7 @@ def test_a_part_of_the_grids_takes_its_own_cells_place_in_the_report(tmp_path: P
     def cell(one_way_ms: float, speed: float) -> Remote:
         names = Remote.__dataclass_fields__
         figures = dict.fromkeys(names, 1.0) | {"one_way_ms": one_way_ms, "tokens_per_second": speed}
-        return Remote(**figures)  # type: ignore[arg-type]  # rounds and law are not looked at
+        return Remote(**figures)  # type: ignore[arg-type]  # rounds and names are not looked at
 
     held = Results(({"command": "a"}, {"command": "b"}), remotes=(cell(1.0, 10.0), cell(20.0, 2.0)))
     file = tmp_path / "overlap-day.json"

@@ -15,6 +15,7 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.peers import command
 from benchmarks.peers import install as peer_install
 from benchmarks.peers import run as peers
 from benchmarks.peers.install import PEERS, install_peer, is_installed
@@ -24,7 +25,6 @@ from benchmarks.peers.report import duels, peer_rows, peers_json, peers_markdown
 from benchmarks.peers.run import Contest, ContestPlan, OurContestant, PeerContestant, PeerRunSettings, run_contest
 from benchmarks.prompts import Prompt
 from benchmarks.speed.groups import cpu_seconds
-from paceline.cli import bench as command
 from paceline.cli.main import app
 from paceline.models.tokenizer import load_tokenizer
 from paceline.protocol.errors import InvalidInput
@@ -83,7 +83,7 @@ def test_a_crash_and_a_hang_are_reported_and_the_others_go_on(stack: ExitStack, 
     assert "no such prompt" in contest.failures["other lookup refuses"]
     hung = contestants[1].processes[0]
     assert not psutil.pid_exists(hung)
-    text = peers_markdown({}, contest)
+    text = peers_markdown(contest)
     assert "## Not measured, or not to the end" in text
     assert "- other lookup hangs: hangs gave no answer in 1 s" in text
 
@@ -128,9 +128,9 @@ def test_figures_and_the_text_check_that_can_fail(stack: ExitStack, tmp_path: Pa
     assert speculates.same_as_ours == 0
     (duel,) = duels(contest, list(rows.values()))
     assert duel.ratio.median > 1 and duel.lower > 1  # the fake of ours answers at once
-    text = peers_markdown({}, contest)
+    text = peers_markdown(contest)
     assert "0 of 3 (first from token 3)" in text
-    json.dumps(peers_json({}, contest))
+    json.dumps(peers_json(contest))
 
 
 def test_stop_ids_end_answers_and_are_not_counted(stack: ExitStack, tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_the_command_reports_ours_alone_where_no_peer_is_installed(
     def fake_groups(*_: object) -> Iterator[dict[str, FakeRunner]]:
         yield {name: FakeRunner(name, processes=(os.getpid(),)) for name in ("none", "ngram")}
 
-    monkeypatch.setattr(command, "_groups", fake_groups)
+    monkeypatch.setattr(command, "running_groups", fake_groups)
     arguments = ["--peers", "llama-cpp", "--peers-home", str(tmp_path), "--passes", "1", "--tokens", "8"]
     wanted = ["bench", "peers", TARGET, *arguments, "--kind", "copy", "--out", str(tmp_path)]
     result = runner.invoke(app, wanted)

@@ -50,7 +50,7 @@ def test_a_plan_counts_its_cells() -> None:
 
 
 def test_load_writes_a_report_with_every_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "PAIRS", {"fast": SimulatedPair("law=middling", 2.0, 0.5)})
+    monkeypatch.setattr(load, "PAIRS", {"fast": SimulatedPair("distribution=middling", 2.0, 0.5)})
     result = runner.invoke(
         app, ["bench", "load", "--sessions", "2", "--waves", "1", "--tokens", "4", "--out", str(tmp_path)]
     )
@@ -92,7 +92,7 @@ def services_of(bench: psutil.Popen) -> list[psutil.Process]:
 
 def test_a_report_holds_plots_of_what_was_measured_only() -> None:
     efficiency = Efficiency(
-        "law=close", 30.0, 2.5, 9, 100, 0.9, 0.8, 0.9, 0.88, 0.85, 100.0, 0.97, 0.7, 0.9, 1.0, 1.0, 0.1, 2.0
+        "distribution=close", 30.0, 2.5, 9, 100, 0.9, 0.8, 0.9, 0.88, 0.85, 100.0, 0.97, 0.7, 0.9, 1.0, 1.0, 0.1, 2.0
     )
     gain = Gain(0.8, 30.0, 7.5, 9, 0.9, 0.9, 1.9, 1.5, 1.8, 1.5, 1.4, 1.8)
     assert [plot.title for plot in Results(efficiencies=(efficiency,)).plots()] == ["Coordination efficiency"]

@@ -14,7 +14,16 @@ import pytest
 from paceline import client
 
 ROOT = Path(__file__).parents[2]
-PACKAGED = ("paceline", "draft_service", "target_service", "coordinator", "pyproject.toml", "README.md", "LICENSE")
+PACKAGED = (
+    "paceline",
+    "draft_service",
+    "target_service",
+    "coordinator",
+    "benchmarks",
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+)
 
 
 def run(*command: str | Path, cwd: Path = ROOT, **environment: str) -> str:
@@ -70,6 +79,10 @@ def test_a_built_wheel_is_the_client_without_torch(tmp_path: Path) -> None:
     assert run(python, "-c", missing, cwd=tmp_path).strip() == "[True, True, True]"
     paceline = tmp_path / "venv" / "bin" / "paceline"
     assert "generate" in run(paceline, "--help", cwd=tmp_path)
-    refused = subprocess.run([paceline, "serve"], capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert refused.returncode == 1
-    assert refused.stderr == "paceline: error: `paceline serve` needs the engine: pip install 'paceline[engine]'\n"
+    for command, lacks, extra in (("serve", "engine", "engine"), ("bench load", "benchmarks", "bench")):
+        refused = subprocess.run(
+            [paceline, *command.split()], capture_output=True, text=True, check=False, cwd=tmp_path
+        )
+        assert refused.returncode == 1
+        said = f"`paceline {command}` needs the {lacks}: pip install 'paceline[{extra}]'"
+        assert refused.stderr == f"paceline: error: {said}\n"

@@ -19,7 +19,6 @@ from typer.testing import CliRunner
 
 from paceline.cli.main import app
 from paceline.client import Client
-from paceline.local.restarts import LONGEST_DELAY_S, STEADY_S, Restarts
 from paceline.local.service_process import (
     SPIN_COUNT,
     ServiceFailed,
@@ -28,8 +27,8 @@ from paceline.local.service_process import (
     is_serving,
     write_config,
 )
-from paceline.local.services import Services
 from paceline.local.settings import Cores, ServeSettings, available_cores, divide_cores, speculative_drafter
+from paceline.local.supervisor import LONGEST_DELAY_S, STEADY_S, Restarts, SupervisedServices
 from paceline.protocol.errors import InvalidInput
 from paceline.runtime.config import TargetConfig
 from tests.engine import tiny
@@ -56,8 +55,8 @@ def lines() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def services(tmp_path_factory: pytest.TempPathFactory, lines: list[str]) -> Iterator[Services]:
-    with Services(settings(), tmp_path_factory.mktemp("services"), lines.append) as running:
+def services(tmp_path_factory: pytest.TempPathFactory, lines: list[str]) -> Iterator[SupervisedServices]:
+    with SupervisedServices(settings(), tmp_path_factory.mktemp("services"), lines.append) as running:
         yield running
 
 
@@ -97,11 +96,11 @@ def test_speculative_config_is_the_short_drafter_in_vllms_words(text: str, draft
 
 def test_bad_settings_start_nothing(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"engine\.max_num_seqs = 0"):
-        Services(ServeSettings(model=TARGET, max_num_seqs=0), tmp_path / "never")
+        SupervisedServices(ServeSettings(model=TARGET, max_num_seqs=0), tmp_path / "never")
     assert not (tmp_path / "never").exists()
 
 
-def test_each_service_is_announced_once_healthy(services: Services, lines: list[str]) -> None:
+def test_each_service_is_announced_once_healthy(services: SupervisedServices, lines: list[str]) -> None:
     assert [line.split()[0] for line in lines] == ["target", "draft", "coordinator"]
     for name, line in zip(services.processes, lines, strict=True):
         process = services.processes[name]
@@ -110,14 +109,14 @@ def test_each_service_is_announced_once_healthy(services: Services, lines: list[
         assert is_serving(process.address)
 
 
-def test_the_first_request_is_drafted_for(services: Services) -> None:
+def test_the_first_request_is_drafted_for(services: SupervisedServices) -> None:
     with Client(services.address) as client:
         generation = client.generate(prompt="hello", max_new_tokens=24, seed=5)
     assert generation.stats.num_spec_steps > 0
     assert generation.stats.num_accepted_draft_tokens > 0
 
 
-def test_children_spin_briefly_and_have_a_group_of_their_own(services: Services) -> None:
+def test_children_spin_briefly_and_have_a_group_of_their_own(services: SupervisedServices) -> None:
     groups = {os.getpgid(process.pid) for process in services.processes.values()}
     assert len(groups) == 3
     assert os.getpgrp() not in groups
@@ -125,7 +124,7 @@ def test_children_spin_briefly_and_have_a_group_of_their_own(services: Services)
     assert environment["GOMP_SPINCOUNT"] == str(SPIN_COUNT)
 
 
-def test_generate_streams_and_shows_the_statistics(services: Services) -> None:
+def test_generate_streams_and_shows_the_statistics(services: SupervisedServices) -> None:
     arguments = ["generate", "--coordinator", services.address, "--chat", "hi", "--system", "be brief"]
     result = runner.invoke(app, [*arguments, "--max-new-tokens", "12", "--seed", "5", "--compare"])
     assert result.exit_code == 0, result.stderr
@@ -135,7 +134,7 @@ def test_generate_streams_and_shows_the_statistics(services: Services) -> None:
     assert "the same tokens" in result.stdout
 
 
-def test_generate_json_is_what_the_client_gets(services: Services, tmp_path: Path) -> None:
+def test_generate_json_is_what_the_client_gets(services: SupervisedServices, tmp_path: Path) -> None:
     file = tmp_path / "prompt.txt"
     file.write_text("from a file")
     sampling = ["--temperature", "0.7", "--top-k", "40", "--top-p", "0.9", "--min-p", "0.01"]
@@ -150,7 +149,7 @@ def test_generate_json_is_what_the_client_gets(services: Services, tmp_path: Pat
     assert set(shown["provenance"]) <= {"accepted", "recovered", "bonus", "target"}
 
 
-def test_drafter_none_is_target_only_and_the_text_is_the_same(services: Services) -> None:
+def test_drafter_none_is_target_only_and_the_text_is_the_same(services: SupervisedServices) -> None:
     arguments = ["generate", "--coordinator", services.address, "--prompt", "a", "--max-new-tokens", "20"]
     texts = []
     for flags in (["--drafter", "none"], ["--num-draft-tokens", "5"]):
@@ -169,7 +168,7 @@ def test_drafter_none_is_target_only_and_the_text_is_the_same(services: Services
     ],
 )
 def test_input_that_only_the_coordinator_can_judge_is_still_one_line(
-    services: Services, flags: list[str], named: tuple[str, ...]
+    services: SupervisedServices, flags: list[str], named: tuple[str, ...]
 ) -> None:
     result = runner.invoke(app, ["generate", "--coordinator", services.address, "--prompt", "x", *flags])
     assert result.exit_code == 2
@@ -177,7 +176,7 @@ def test_input_that_only_the_coordinator_can_judge_is_still_one_line(
     assert all(part in result.stderr for part in named)
 
 
-def test_doctor_says_that_all_is_well(services: Services) -> None:
+def test_doctor_says_that_all_is_well(services: SupervisedServices) -> None:
     flags = [text for name in services.processes for text in (f"--{name}", services.processes[name].address or "")]
     result = runner.invoke(app, ["doctor", *flags])
     assert result.exit_code == 0, result.stdout
@@ -189,7 +188,7 @@ def test_doctor_says_that_all_is_well(services: Services) -> None:
 
 def test_a_killed_service_is_named_with_its_log_and_the_others_stop(tmp_path: Path) -> None:
     once = settings("ngram").model_copy(update={"max_restarts": 0})
-    with pytest.raises(ServiceFailed) as caught, Services(once, tmp_path) as running:
+    with pytest.raises(ServiceFailed) as caught, SupervisedServices(once, tmp_path) as running:
         pids = [process.pid for process in running.processes.values()]
         running.processes["target"].kill()
         running.wait()

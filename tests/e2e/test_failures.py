@@ -73,7 +73,7 @@ async def test_draft_killed_and_back(timed: Cluster, plain: tuple[int, ...]) -> 
     assert tuple(ids) == plain
     assert Provenance.TARGET in provenance, "the text went on without a draft"
     timed.restart("draft")
-    timed.wait_linked()
+    timed.await_links()
     with timed.client() as client:
         again = client.generate(request())
     assert again.token_ids == plain
@@ -84,7 +84,7 @@ async def test_draft_killed_and_restarted_within_one_text(timed: Cluster, plain:
     def strike() -> None:
         timed.kill("draft")
         timed.restart("draft")
-        timed.wait_linked()
+        timed.await_links()
 
     # The text takes longer than the draft's restart.
     ids, provenance, _, _ = await stream_and_strike(timed, strike, length=3000)
@@ -94,13 +94,13 @@ async def test_draft_killed_and_restarted_within_one_text(timed: Cluster, plain:
 
 
 async def test_frozen_draft_costs_speed_only(timed: Cluster, plain: tuple[int, ...]) -> None:
-    draft = timed.services["draft"]
+    draft = timed.processes["draft"]
     try:
         ids, _, _, _ = await stream_and_strike(timed, lambda: draft.signal(signal.SIGSTOP))
     finally:
         draft.signal(signal.SIGCONT)
     assert tuple(ids) == plain
-    timed.wait_linked()
+    timed.await_links()
     timed.wait_idle()
 
 
@@ -111,7 +111,7 @@ async def test_target_killed_and_restarted(timed: Cluster, plain: tuple[int, ...
 
     ids, _, _, _ = await stream_and_strike(timed, strike)
     assert tuple(ids) == plain
-    timed.wait_linked()
+    timed.await_links()
     timed.wait_idle()
 
 
@@ -125,7 +125,7 @@ async def test_target_dead_for_good_is_named(tmp_path_factory: pytest.TempPathFa
         with pytest.raises(PeerUnavailable, match="target"), cluster.client(resume_wait_s=0) as client:
             client.generate(request())
         cluster.restart("target")
-        cluster.wait_linked()
+        cluster.await_links()
         with cluster.client() as client:
             assert len(client.generate(request(8)).token_ids) == 8
 

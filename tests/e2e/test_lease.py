@@ -166,5 +166,5 @@ async def test_a_target_that_dies_inside_a_run_comes_back_to_the_same_text(
                         await asyncio.to_thread(cluster.restart, "target")
             assert len(struck) == 2
             assert tuple(ids) == whole.token_ids
-            cluster.wait_linked()
+            cluster.await_links()
             cluster.wait_idle()

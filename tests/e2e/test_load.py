@@ -55,7 +55,7 @@ async def wave(cluster: Cluster) -> None:
 
 
 def resident_bytes(cluster: Cluster) -> dict[str, int]:
-    return {name: psutil.Process(service.pid).memory_info().rss for name, service in cluster.services.items()}
+    return {name: psutil.Process(service.pid).memory_info().rss for name, service in cluster.processes.items()}
 
 
 async def test_two_waves_of_concurrent_requests(loaded: Cluster) -> None:

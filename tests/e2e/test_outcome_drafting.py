@@ -14,7 +14,7 @@ from paceline.client import AsyncClient
 from paceline.protocol.generation import GenerateRequest, Provenance, SpeculationSettings
 from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import SamplingParams
-from tests.e2e.cluster import Cluster, second_coordinator
+from tests.e2e.cluster import Cluster
 
 TIMED = "table:vocab=64,seed=1,step_ms=30"
 NEAR = "table:vocab=64,seed=1,noise=0.3,step_ms=1"
@@ -43,9 +43,9 @@ def timed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def waiting(timed: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def waiting(timed: Cluster) -> Iterator[str]:
     """A second coordinator on the same target and draft, that drafts for no outcomes; its address."""
-    with second_coordinator(timed, tmp_path_factory.mktemp("waiting"), {"fan_out": 0}) as address:
+    with timed.coordinator("waiting", {"fan_out": 0}) as address:
         yield address
 
 
@@ -108,9 +108,8 @@ async def test_a_useless_draft_is_left_alone_and_a_good_one_taken_up(tmp_path: P
             assert settled.stats.num_spec_steps < 0.2 * settled.stats.rounds
             cluster.kill("draft")
             cluster.drafters = (f"model:{NEAR}",)
-            cluster.rewrite("draft")
             cluster.restart("draft")
-            cluster.wait_linked()
+            cluster.await_links()
             better = [await client.generate(request(auto, max_new_tokens=300)) for _ in range(3)]
     assert all(generation.token_ids[:LENGTH] == plain.token_ids for generation in better)
     assert better[-1].stats.num_spec_steps > 0.5 * better[-1].stats.rounds

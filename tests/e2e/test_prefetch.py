@@ -9,10 +9,11 @@ from dataclasses import replace
 import pytest
 
 from paceline.client import AsyncClient, Generation
+from paceline.local.service_process import ServiceName
 from paceline.protocol.generation import FinishReason, GenerateRequest, SpeculationSettings, Tokens
 from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import SamplingParams
-from tests.e2e.cluster import Cluster, second_coordinator
+from tests.e2e.cluster import Cluster
 from tests.e2e.proxy import Proxy
 from tests.e2e.test_lease import SAMPLINGS, TARGET
 
@@ -33,9 +34,9 @@ def prefetching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def sending(prefetching: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def sending(prefetching: Cluster) -> Iterator[str]:
     """A second coordinator on the same services, that sends every round; its address."""
-    with second_coordinator(prefetching, tmp_path_factory.mktemp("sending"), {"max_prefetched": 0}) as address:
+    with prefetching.coordinator("sending", {"max_prefetched": 0}) as address:
         yield address
 
 
@@ -162,10 +163,10 @@ async def test_services_that_die_meanwhile_come_back_to_the_same_text(
                         await asyncio.to_thread(blows.pop(0)[1])
             assert not blows
             assert tuple(ids) == whole.token_ids
-            cluster.wait_linked()
+            cluster.await_links()
             cluster.wait_idle()
 
 
-def _restart(cluster: Cluster, name: str) -> None:
-    cluster.kill(name)  # type: ignore[arg-type]
-    cluster.restart(name)  # type: ignore[arg-type]
+def _restart(cluster: Cluster, name: ServiceName) -> None:
+    cluster.kill(name)
+    cluster.restart(name)

@@ -71,7 +71,7 @@ def plain(one: Cluster) -> tuple[int, ...]:
 
 
 def service_pid(cluster: Cluster) -> int:
-    return cluster.services["target"].pid
+    return cluster.processes["target"].pid
 
 
 def address_of(cluster: Cluster) -> str:
@@ -84,7 +84,7 @@ def ranks_of(pid: int) -> list[psutil.Process]:
 
 
 def assert_gone(cluster: Cluster, ranks: list[psutil.Process], code: int) -> None:
-    assert cluster.services["target"].wait(GONE_S) == code
+    assert cluster.processes["target"].wait(GONE_S) == code
     eventually(lambda: not any(rank.is_running() for rank in ranks), "no rank is left", 2)
 
 
@@ -153,7 +153,7 @@ async def test_a_rank_killed_under_a_text_ends_the_service_and_the_text_goes_on(
         two.restart("target")
 
     assert await stream(two, strike) == plain
-    assert "rank 1 ended with signal SIGKILL" in two.services["target"].log_tail(60)
+    assert "rank 1 ended with signal SIGKILL" in two.processes["target"].log_tail(60)
     two.wait_idle()
 
 

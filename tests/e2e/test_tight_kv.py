@@ -15,8 +15,8 @@ from paceline.protocol.proposal import Acceptance
 from tests.e2e.cluster import Cluster
 
 ROWS = 512
-TARGET = f"table:law=text,max_length={ROWS},max_kv_rows={ROWS},step_ms=12,seed=1"
-DRAFT = "table:law=middling,max_length=4096,step_ms=1,seed=1"
+TARGET = f"table:distribution=text,max_length={ROWS},max_kv_rows={ROWS},step_ms=12,seed=1"
+DRAFT = "table:distribution=middling,max_length=4096,step_ms=1,seed=1"
 LENGTH = 508
 PROMPT = tuple(range(3, 103)) * 4
 AUTO = SpeculationSettings()

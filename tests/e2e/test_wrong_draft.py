@@ -210,7 +210,7 @@ async def test_a_wrong_outcome_ends_the_drafts_session_and_nothing_else(
             async with cluster.async_client() as client:
                 plain = await client.generate(request(off=True, prompt=prompt))
                 drafted = await client.generate(request(off=False, prompt=prompt))
-            log = cluster.services["coordinator"].log_tail()
+            log = cluster.processes["coordinator"].log_tail()
     assert drafted.token_ids == plain.token_ids
     assert reason in log
 
@@ -224,7 +224,7 @@ async def test_what_the_target_has_no_rows_for_is_cut(tmp_path: Path, answer: An
             async with cluster.async_client() as client:
                 plain = await client.generate(request(off=True))
                 drafted = await client.generate(request(off=False))
-            log = cluster.services["coordinator"].log_tail()
+            log = cluster.processes["coordinator"].log_tail()
             cluster.wait_idle()
     assert drafted.token_ids == plain.token_ids
     assert any(record.proposed for record in drafted.stats.records) == (answer is too_wide), "the rest is verified"

@@ -1,4 +1,4 @@
-"""Table models follow their written-down law through any schedule; timed engines take their time."""
+"""Table models follow their written-down distribution through any schedule; timed engines take their time."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_noise_resembles_and_invert_opposes() -> None:
         ("table:sharpness=nan", "table sharpness = nan"),
         ("table:noise=1.5", "table noise = 1.5"),
         ("table:disturb=-1", "table disturb = -1"),
-        ("table:law=muddled", "table law = 'muddled': must be one of text, close, middling, poor"),
+        ("table:distribution=muddled", "table distribution = 'muddled': must be one of text, close, middling, poor"),
     ],
 )
 def test_bad_names_are_refused(name: str, message: str) -> None:
@@ -126,6 +126,6 @@ def test_a_disturbance_has_the_stated_size_whatever_its_tail(tail: float) -> Non
 
 
 def test_later_keys_override_a_named_law() -> None:
-    named = TableSpec.parse("table:law=middling,disturb=0.6,step_ms=30")
-    assert named == replace(TableSpec.parse("table:law=middling"), disturb=0.6, step_ms=30.0)
-    assert TableSpec.parse(named.law) == replace(named, step_ms=0.0)
+    named = TableSpec.parse("table:distribution=middling,disturb=0.6,step_ms=30")
+    assert named == replace(TableSpec.parse("table:distribution=middling"), disturb=0.6, step_ms=30.0)
+    assert TableSpec.parse(named.distribution) == replace(named, step_ms=0.0)

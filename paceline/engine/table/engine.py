@@ -37,7 +37,7 @@ _MANY_SESSIONS = EngineSettings(max_num_seqs=65536)
 
 
 class TableModel:
-    """The law: logits after a history are row `context_of(history)` of one table."""
+    """The distribution: logits after a history are row `context_of(history)` of one table."""
 
     def __init__(self, spec: TableSpec) -> None:
         self.spec = spec
@@ -81,7 +81,9 @@ class TableEngine:
         self._model = TableModel(spec)
         self._order = spec.order
         tokenizer = TableTokenizer(spec.vocab, spec.eos_token_id)
-        fingerprint = Fingerprint(spec.law, tokenizer.fingerprint, spec.vocab, f"table-1 {spec.law}")
+        fingerprint = Fingerprint(
+            spec.distribution, tokenizer.fingerprint, spec.vocab, f"table-1 {spec.distribution}"
+        )
         self.info = EngineInfo(fingerprint, spec.max_length, spec.max_kv_rows)
         self._ledger: Ledger[list[_Row]] = Ledger(
             vocab_size=spec.vocab,

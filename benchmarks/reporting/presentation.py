@@ -1,10 +1,10 @@
-"""Bars by kind of prompt, as SVG and PNG; matplotlib is an option (`paceline[bench]`) and no report needs it."""
+"""How figures are shown: Markdown tables, and grouped bars as SVG and PNG (matplotlib, of `paceline[bench]`)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module, util
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,34 @@ from benchmarks.reporting.figures import Spread
 
 FORMATS = ("svg", "png")
 _GROUP_WIDTH = 0.8
+
+
+def markdown_table(rows: Sequence[Mapping[str, object]]) -> str:
+    """A table with the first row's keys as titles; floats get three decimals."""
+    if not rows:
+        return "not run\n"
+    lines = [rows[0].keys(), ["---"] * len(rows[0]), *(row.values() for row in rows)]
+    return "".join(f"| {' | '.join(_cell(cell) for cell in line)} |\n" for line in lines)
+
+
+def _cell(cell: object) -> str:
+    return f"{cell:.3f}" if isinstance(cell, float) else str(cell)
+
+
+def spread_text(spread: Spread, digits: int = 1) -> str:
+    """Median (min to max)."""
+    return f"{spread.median:.{digits}f} ({spread.low:.{digits}f} to {spread.high:.{digits}f})"
+
+
+def verdict(value: float, bar: float) -> str:
+    """`met` or `missed` with the bar, which a value must reach; a negative bar is a bound on the magnitude."""
+    return f"{'met' if value >= bar else 'missed'} (bar {abs(bar):.3g})"
+
+
+def failures_text(title: str, failures: Mapping[str, str]) -> str:
+    """Who failed and why, one line each; nothing if nobody did."""
+    listed = "".join(f"- {name}: {' '.join(why.split())}\n" for name, why in failures.items())
+    return f"{title}\n\n{listed}" if listed else ""
 
 
 @dataclass(frozen=True)
@@ -36,11 +64,6 @@ class Plot:
     groups: Sequence[str]
     bars: Sequence[Bars]
     line: float | None = None
-
-
-def can_plot() -> bool:
-    """Whether matplotlib is installed."""
-    return util.find_spec("matplotlib") is not None
 
 
 def draw(plot: Plot, stem: Path) -> list[Path]:

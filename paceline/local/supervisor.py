@@ -1,0 +1,118 @@
+"""What `paceline serve` runs: a target, a coordinator and, where the drafter needs one, a draft service.
+
+Nothing is announced before grpc.health.v1 says SERVING. A service that ends once all serve is started again on its
+port, a bounded number of times; after that, or before all serve, it is named with what it refuses, or with the last
+lines of its log, and the others are stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from paceline.local.service_process import ServiceProcess, is_serving
+from paceline.local.services import POLL_SECONDS, START_SECONDS, LocalServices
+from paceline.local.settings import (
+    ServeSettings,
+    available_cores,
+    check_settings,
+    coordinator_flags,
+    divide_cores,
+    draft_flags,
+    target_flags,
+)
+from paceline.runtime.process import describe_exit
+
+FIRST_DELAY_S = 0.5
+LONGEST_DELAY_S = 30.0
+STEADY_S = 60.0
+"""A service that ran for so long has recovered: what came before is forgotten."""
+
+
+class Restarts:
+    """The restarts of one service: at most `limit` in a row, each after twice the wait of the one before."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.in_a_row = 0
+
+    def next_delay_s(self, ran_s: float) -> float | None:
+        """Count a restart of a service that had run for `ran_s`; returns the wait before it, None: not again."""
+        if ran_s >= STEADY_S:
+            self.in_a_row = 0
+        if self.in_a_row >= self._limit:
+            return None
+        self.in_a_row += 1
+        return min(FIRST_DELAY_S * 2.0 ** (self.in_a_row - 1), LONGEST_DELAY_S)
+
+
+class SupervisedServices(LocalServices):
+    """The services of `ServeSettings`, the machine's cores divided among them; otherwise as `LocalServices`.
+
+    Raises (when made):
+        InvalidInput: a setting out of its limits.
+    """
+
+    def __init__(
+        self,
+        settings: ServeSettings,
+        folder: Path,
+        announce: Callable[[str], None] = lambda line: None,
+        *,
+        start_timeout_s: float = START_SECONDS,
+        keeps_logs: bool = True,
+    ) -> None:
+        check_settings(settings)
+        super().__init__(folder, announce, start_timeout_s=start_timeout_s, keeps_logs=keeps_logs)
+        self.settings = settings
+        self._restarts: dict[str, Restarts] = {}
+        self._returning: set[str] = set()
+
+    def start_all(self) -> None:
+        """Start the two that compute, then the coordinator, and wait for its links."""
+        available = available_cores(os.environ)
+        drafts = self.settings.draft_model is not None
+        cores = divide_cores(available, drafts=drafts)
+        self.start("target", "target", target_flags(self.settings, cores.target), cores.target)
+        if drafts:
+            self.start("draft", "draft", draft_flags(self.settings, cores.draft), cores.draft)
+        self.await_serving(*self.processes)
+        draft = self.address_of("draft") if drafts else None
+        flags = coordinator_flags(self.settings, self.address_of("target"), draft, available)
+        self.start("coordinator", "coordinator", flags)
+        self.await_serving("coordinator")
+        self.await_links()
+        self._restarts = {label: Restarts(self.settings.max_restarts) for label in self.processes}
+
+    def wait(self) -> None:
+        """Start again what ends, until a service has ended once too often.
+
+        Raises:
+            ServiceFailed: always, naming it.
+        """
+        while True:
+            for label, process in self.processes.items():
+                if process.exit_code is not None:
+                    self._restart(label, process)
+            self._announce_returned()
+            time.sleep(POLL_SECONDS)
+
+    def _restart(self, label: str, process: ServiceProcess) -> None:
+        restarts, ended = self._restarts[label], describe_exit(process.exit_code)
+        delay_s = restarts.next_delay_s(process.since_start_s)
+        if delay_s is None:
+            raise process.failure(f"ended with {ended}")
+        which = f"restart {restarts.in_a_row} of {self.settings.max_restarts}"
+        self._announce(f"{label:<12} ended with {ended}; {which} in {delay_s:g} s")
+        time.sleep(delay_s)
+        self.start_again(label)
+        self._returning.add(label)
+
+    def _announce_returned(self) -> None:
+        for label in tuple(self._returning):
+            process = self.processes[label]
+            if process.address is not None and is_serving(process.address):
+                self._returning.discard(label)
+                self._announce(f"{label:<12} {process.address}  pid {process.pid}  back")
