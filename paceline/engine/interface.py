@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.protocol.handshake import Fingerprint
-from paceline.protocol.proposal import ROOT, Acceptance
+from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import NoiseKey
 from paceline.protocol.target import Round
 
@@ -265,23 +265,3 @@ class RankingEngine(Protocol):
         Returns:
             For each item its ranking or its logits, valid until the next step.
         """
-
-
-__all__ = [
-    "NO_PREFIX",
-    "ROOT",
-    "Draw",
-    "Drawing",
-    "DrawingEngine",
-    "Drawn",
-    "Engine",
-    "EngineInfo",
-    "Logits",
-    "Prefix",
-    "Ranked",
-    "RankedRows",
-    "Ranking",
-    "RankingEngine",
-    "StepItem",
-    "StepPlan",
-]

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import Generic
 
 from paceline.engine.blocks import BlockChain, BlockKey, BlockStore, Rows, prefix_keys
-from paceline.engine.interface import NO_PREFIX, ROOT, Prefix, StepItem, StepPlan
+from paceline.engine.interface import NO_PREFIX, Prefix, StepItem, StepPlan
 from paceline.protocol.errors import InvalidInput, Overloaded, PrefixMismatch, UnknownSession
+from paceline.protocol.proposal import ROOT
 
 RETRY_AFTER_MS = 100
 """Hint sent with `Overloaded`: about one round of the sessions that hold the room."""

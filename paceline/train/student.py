@@ -17,7 +17,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from paceline.engine.fingerprint import weights_digest
-from paceline.engine.forward import ATTENTION_NAME, packed_forward
+from paceline.engine.forward import ATTENTION_NAME, AttentionCall, packed_forward
 from paceline.engine.weights import keep_layers, load_decoder
 from paceline.models.resolve import resolve
 from paceline.models.tokenizer import Tokenizer, load_tokenizer
@@ -115,23 +115,15 @@ class _PackedTexts:
 
     bounds: tuple[tuple[int, int], ...]
 
-    def attend(
-        self,
-        module: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scaling: float | None,
-        extras: dict[str, Any],
-    ) -> torch.Tensor:
-        grouped = query.shape[1] != key.shape[1]
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        grouped = call.query.shape[1] != call.key.shape[1]
         outputs = [
             functional.scaled_dot_product_attention(
-                query[:, :, low:high],
-                key[:, :, low:high],
-                value[:, :, low:high],
+                call.query[:, :, low:high],
+                call.key[:, :, low:high],
+                call.value[:, :, low:high],
                 is_causal=True,
-                scale=scaling,
+                scale=call.scaling,
                 enable_gqa=grouped,
             )
             for low, high in self.bounds

@@ -19,7 +19,7 @@ from transformers.activations import SiLUActivation
 
 from paceline.engine.cpu import row_math
 from paceline.engine.cpu.linear import SummedLinear
-from paceline.engine.forward import attend
+from paceline.engine.forward import AttentionCall, attend
 
 
 class FusedLayer(nn.Module):
@@ -61,8 +61,8 @@ class FusedLayer(nn.Module):
         joined = self.qkv_proj(normed).view(1, normed.shape[1], -1, self.head_dim)  # [1, rows, all heads, head_dim]
         both = self.between.rotate(joined, *position_embeddings, rotated).transpose(1, 2)
         value = joined[:, :, rotated:].transpose(1, 2)
-        output = attend(self, both[:, : self.heads], both[:, self.heads :], value, self.scaling)
-        return output.reshape(1, normed.shape[1], -1)
+        call = AttentionCall(self, both[:, : self.heads], both[:, self.heads :], value, self.scaling)
+        return attend(call).reshape(1, normed.shape[1], -1)
 
 
 class FusedNorm(nn.Module):

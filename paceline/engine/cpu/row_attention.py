@@ -20,8 +20,10 @@ import torch
 from numpy.typing import NDArray
 
 from paceline.engine.cpu.row_math import ITEM, floats
-from paceline.engine.interface import ROOT, StepItem
+from paceline.engine.forward import AttentionCall
+from paceline.engine.interface import StepItem
 from paceline.engine.kv import SessionKV
+from paceline.protocol.proposal import ROOT
 from paceline.runtime.compiled import compiled
 from paceline.sampling.exponential import REORDER, exp
 
@@ -82,27 +84,22 @@ class RowAttention:
             np.empty(most, np.float32),
         )
 
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,  # [1, heads, rows, head_dim]
-        key: torch.Tensor,  # [1, kv_heads, rows, head_dim]
-        value: torch.Tensor,  # [1, kv_heads, rows, head_dim]
-        scaling: float | None,
-        out: torch.Tensor,  # [1, rows, heads, head_dim], contiguous
-    ) -> None:
-        """Write the rows' keys and values behind the kept ones and their attention into `out`."""
-        head_dim, kv_heads = query.shape[3], key.shape[1]
-        scale = 1 / math.sqrt(head_dim) if scaling is None else scaling
+    def attend(self, call: AttentionCall, out: torch.Tensor) -> None:
+        """Write the rows' keys and values behind the kept ones, and their attention into `out`.
+
+        `out`: [1, rows, heads, head_dim], contiguous.
+        """
+        head_dim, kv_heads = call.query.shape[3], call.key.shape[1]
+        scale = 1 / math.sqrt(head_dim) if call.scaling is None else call.scaling
         _attend(
             head_dim,
             self.rows,
             self.starts,
             self.others,
-            layer,
+            call.layer,
             kv_heads,
-            query.shape[1] // kv_heads,
-            (_strided(query), _strided(key), _strided(value)),
+            call.query.shape[1] // kv_heads,
+            (_strided(call.query), _strided(call.key), _strided(call.value)),
             out.data_ptr(),
             np.float32(scale),
             self.scores,

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from paceline.engine.interface import ROOT, Engine, Logits, Prefix, StepItem, StepPlan
+from paceline.engine.interface import Engine, Logits, Prefix, StepItem, StepPlan
 from paceline.engine.reproducible.shapes import BUCKET_ROWS
 from paceline.protocol.errors import Unsupported
+from paceline.protocol.proposal import ROOT
 
 _PROMPT = 12
 _ROWS = 8
