@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -249,10 +249,8 @@ def as_json(tables: Sequence[AcceptanceTable], costs: CostRatio, file_bytes: int
     """What the manifest keeps of an evaluation."""
     return {
         "tables": [
-            {
-                "temperature": table.temperature,
-                "part": table.part,
-                "positions": table.positions,
+            asdict(table)
+            | {
                 "overlap": round(table.overlap, 4),
                 "coupled_match": round(table.coupled_match, 4),
                 "by_depth": [round(value, 4) for value in table.by_depth],

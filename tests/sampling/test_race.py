@@ -14,9 +14,10 @@ from paceline.protocol.errors import InvalidInput
 from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.sampling import noise, racing
 from paceline.sampling.distribution import divided_scores, processed_scores
-from paceline.sampling.noise import Stream, exponentials
+from paceline.sampling.noise import Stream
 from paceline.sampling.racing import SHORT_ROW, Scores, race, race_best, race_rows
 from tests.sampling import plain
+from tests.sampling.field import exponentials
 
 INF = float("inf")
 

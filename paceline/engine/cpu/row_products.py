@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import mmap
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -143,7 +143,7 @@ class PanelLinear(torch.nn.Module):
 
         # A helper that is late still looks at the counters, so its job holds them.
         def work(_: int) -> None:
-            _product(counters, self.kernel, self.addresses, read, written)
+            product(counters, 0, self.kernel, self.addresses, read, written, False)
 
         self._pool.run(work)
         return out[:, : self.out_features].view(*rows.shape[:-1], self.out_features)
@@ -197,15 +197,13 @@ multiply: Any = intrinsic(_called)
 """In compiled code: `_multiply` at an address, whose code is so compiled once and not into every caller."""
 
 
-def _begin_at(out: int, out_step: int, bias: int, rows: int, columns: int) -> None:
+@partial(compiled, inlined=True)
+def begin(out: int, out_step: int, bias: int, rows: int, columns: int) -> None:
+    """In compiled code: what a product is added to, its bias or, at address 0, nothing."""
     for row in range(rows):
         made, added = floats(out + row * out_step), floats(bias)
         for column in range(columns):
             made[column] = added[column] if bias else np.float32(0)
-
-
-begin = compiled(_begin_at, inlined=True)
-"""In compiled code: what a product is added to, its bias or, at address 0, nothing."""
 
 
 @compiled
@@ -237,18 +235,20 @@ def multiply_piece(
 
 
 @compiled
-def _product(
+def product(
     counters: NDArray[np.int64],
+    phase: int,
     kernel: Kernel,
     addresses: tuple[int, int],
     read: tuple[int, int, int],
     written: tuple[int, int],
+    adds: bool,
 ) -> None:
-    """A whole product, the one phase of its run."""
+    """In compiled code: a whole product, as one phase; arguments as for `multiply_piece`."""
     last = pieces(written[1])
-    piece = take(counters, 0)
+    piece = take(counters, phase)
     while piece < last:
-        multiply_piece(piece, kernel, addresses, read, written, False)
-        finish(counters, 0)
-        piece = take(counters, 0)
-    wait(counters, 0, last)
+        multiply_piece(piece, kernel, addresses, read, written, adds)
+        finish(counters, phase)
+        piece = take(counters, phase)
+    wait(counters, phase, last)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -83,29 +84,23 @@ _look: Any = intrinsic(_read)
 _yield_core: Any = intrinsic(_yielded)
 
 
-def _take_of(counters: NDArray[np.int64], phase: int) -> int:
+@partial(compiled, inlined=True)
+def take(counters: NDArray[np.int64], phase: int) -> int:
+    """In compiled code: the next piece of a phase; beyond its last, nothing is left."""
     return int(_increment(counters.ctypes.data + phase * _PHASE))
 
 
-take = compiled(_take_of, inlined=True)
-"""In compiled code: the next piece of a phase; beyond its last, nothing is left."""
-
-
-def _finish_of(counters: NDArray[np.int64], phase: int) -> None:
+@partial(compiled, inlined=True)
+def finish(counters: NDArray[np.int64], phase: int) -> None:
+    """In compiled code: a piece that was taken is computed."""
     _increment(counters.ctypes.data + phase * _PHASE + _LINE)
 
 
-finish = compiled(_finish_of, inlined=True)
-"""In compiled code: a piece that was taken is computed."""
-
-
-def _wait_of(counters: NDArray[np.int64], phase: int, pieces: int) -> None:
+@partial(compiled, inlined=True)
+def wait(counters: NDArray[np.int64], phase: int, pieces: int) -> None:
+    """In compiled code: until all pieces of a phase are computed."""
     looks, finished = 0, counters.ctypes.data + phase * _PHASE + _LINE
     while _look(finished) < pieces:
         looks += 1
         if looks > _SPINS:
             _yield_core()
-
-
-wait = compiled(_wait_of, inlined=True)
-"""In compiled code: until all pieces of a phase are computed."""

@@ -58,6 +58,16 @@ class RankGroup(Protocol):
     def collect(self, data: Bytes) -> Bytes | None:
         """Every rank's bytes [size, n] on rank 0, None elsewhere."""
 
+    def agree(self, same: str, max_kv_rows: int) -> int:
+        """Wait for the slowest rank to load.
+
+        Returns:
+            The KV rows that every rank has room for.
+
+        Raises:
+            InvalidInput: a rank's `same` is not rank 0's.
+        """
+
     def close(self) -> None:
         """Leave; harmless when a rank is gone."""
 
@@ -86,15 +96,7 @@ class ProcessRanks:
         self._talk = dist.new_group(backend="gloo", timeout=limit)
         self._sums = dist.new_group(backend=sums, timeout=limit)
 
-    def agree(self, same: str, max_kv_rows: int) -> int:
-        """Wait for the slowest rank to load.
-
-        Returns:
-            The KV rows that every rank has room for.
-
-        Raises:
-            InvalidInput: a rank's `same` is not rank 0's.
-        """
+    def agree(self, same: str, max_kv_rows: int) -> int:  # noqa: D102
         facts = np.append(np.frombuffer(hashlib.sha256(same.encode()).digest(), np.int64), max_kv_rows)
         gathered = torch.empty((self.size, facts.size), dtype=torch.int64)
         dist.all_gather(list(gathered), torch.from_numpy(facts))
