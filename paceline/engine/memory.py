@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,7 @@ def plan_memory(
     )
     if not plan.kv:
         chosen = plan.room if shape.device.type == "cuda" else min(DEFAULT_CPU_KV_BYTES, plan.room)
-        plan = MemoryPlan(**{**vars(plan), "kv": max(chosen, 0)})
+        plan = replace(plan, kv=max(chosen, 0))
     if plan.kv > plan.room or plan.room < shape.row_bytes:
         limit = f"at most {max(plan.room, 0)}: {plan}; fewer max_step_rows or a shorter max_model_len need less"
         raise InvalidInput.of("kv_bytes", plan.kv, limit)

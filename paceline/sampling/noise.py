@@ -48,32 +48,9 @@ class Address(NamedTuple):
     key_high: int
 
 
-def philox(counter: Words, key: tuple[int, int]) -> Words:
-    """Philox4x32-10 (Salmon et al., SC11) on counters [n, 4]: the reference for the compiled one."""
-    low, high = np.uint64(WORD), np.uint64(32)
-    words = counter.astype(np.uint64).T
-    for step in range(ROUNDS):
-        keys = [np.uint64((word + step * weyl) & WORD) for word, weyl in zip(key, WEYL, strict=True)]
-        first, second = np.uint64(MULTIPLIERS[0]) * words[0], np.uint64(MULTIPLIERS[1]) * words[2]
-        words = np.stack(
-            [
-                (second >> high) ^ words[1] ^ keys[0],
-                second & low,
-                (first >> high) ^ words[3] ^ keys[1],
-                first & low,
-            ]
-        )
-    return words.T.astype(np.uint32)
-
-
 def random_words(key: NoiseKey, stream: Stream, position: int, vocab_size: int, round_key: int = 0) -> Words:
-    """The integers x of ids 0 … V-1, by the reference. Returns [V]."""
-    address = address_of(key, stream, position, round_key)
-    blocks = -(-vocab_size // 4)
-    counter = np.empty((blocks, 4), np.uint32)
-    counter[:, 0] = np.arange(blocks)
-    counter[:, 1:] = address[:3]
-    return philox(counter, (address.key_low, address.key_high)).reshape(-1)[:vocab_size]
+    """The integers x of ids 0 … V-1. Returns [V]."""
+    return words_of_row(0, vocab_size, *address_of(key, stream, position, round_key))
 
 
 def uniform(key: NoiseKey, stream: Stream, position: int, round_key: int = 0) -> float:
@@ -122,13 +99,41 @@ def philox_block(
 
 
 @compiled
-def philox_blocks(c0: Words, c1: Words, c2: Words, c3: Words, n: int, k0: np.uint32, k1: np.uint32) -> None:
-    """In compiled code: `philox_block` of n counters at once, in place."""
+def _philox_blocks(c0: Words, c1: Words, c2: Words, c3: Words, n: int, k0: np.uint32, k1: np.uint32) -> None:
+    """`philox_block` of n counters at once, in place."""
     for _ in range(ROUNDS):
         for i in range(n):
             c0[i], c1[i], c2[i], c3[i] = _round(c0[i], c1[i], c2[i], c3[i], k0, k1)
         k0 = np.uint32(k0 + _WEYL_LOW)
         k1 = np.uint32(k1 + _WEYL_HIGH)
+
+
+LANES = 1024
+"""Blocks mixed side by side: few enough for the first cache, enough to be worth setting a vector loop up.
+
+Measured against 16 and 64 in docs/decisions/2026-11-22-rows-are-ranked-in-one-call.md.
+"""
+
+
+@compiled
+def words_of_row(
+    first_block: int, count: int, position: int, round_key: int, tag: int, key_low: int, key_high: int
+) -> Words:
+    """In compiled code: the integers of `count` ids from the first of a block on."""
+    blocks = (count + 3) // 4
+    words = np.empty((blocks, 4), np.uint32)
+    c0, c1 = np.empty(LANES, np.uint32), np.empty(LANES, np.uint32)
+    c2, c3 = np.empty(LANES, np.uint32), np.empty(LANES, np.uint32)
+    for start in range(0, blocks, LANES):
+        n = min(LANES, blocks - start)
+        for i in range(n):
+            c0[i], c1[i] = np.uint32(first_block + start + i), np.uint32(position)
+            c2[i], c3[i] = np.uint32(round_key), np.uint32(tag)
+        _philox_blocks(c0, c1, c2, c3, n, np.uint32(key_low), np.uint32(key_high))
+        for i in range(n):
+            words[start + i, 0], words[start + i, 1] = c0[i], c1[i]
+            words[start + i, 2], words[start + i, 3] = c2[i], c3[i]
+    return words.reshape(-1)[:count]
 
 
 @compiled

@@ -9,9 +9,10 @@ The prefilter. E >= u, so `score + ceiling` with ceiling >= -log u bounds an id'
 best exact values so far and computes only ids whose bound reaches the worst of them: about ten a row. The ceiling
 reads log2 u off the float32 bits of x.
 
-A row of 49,152 ids takes 0.15 ms on one core, 0.03 ms where its ceilings are kept (docs/reports/noise-2026-11-21.md).
-They are kept for a few rows, since a position is visited again after a rejection and by every branch of a tree. Rows
-with few survivors compute theirs directly.
+Cost at 49,152 ids on one core: 0.03 ms for a fresh row of ceilings
+(docs/decisions/2026-11-22-rows-are-ranked-in-one-call.md), 0.03 ms for the race (docs/reports/noise-2026-11-21.md).
+Ceilings are kept for a few rows, since a position is visited again after a rejection and by every branch of a tree.
+Rows with few survivors compute theirs directly.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ from paceline.sampling.noise import (
     address_of,
     exponential_of,
     philox_block,
-    philox_blocks,
     uniform,
+    words_of_row,
 )
 
 Scores = NDArray[np.float32] | NDArray[np.float64]
@@ -308,28 +309,11 @@ def _ceilings_of_words(words: Words) -> NDArray[np.float32]:
     return ceilings
 
 
-_LANES = 1024
-"""Blocks mixed side by side: few enough for the first cache, enough to be worth setting a vector loop up."""
-
-
 @compiled
 def _ceilings_of_row(
     first_block: int, count: int, position: int, round_key: int, tag: int, key_low: int, key_high: int
 ) -> NDArray[np.float32]:
-    blocks = (count + 3) // 4
-    words = np.empty((blocks, 4), np.uint32)
-    c0, c1 = np.empty(_LANES, np.uint32), np.empty(_LANES, np.uint32)
-    c2, c3 = np.empty(_LANES, np.uint32), np.empty(_LANES, np.uint32)
-    for start in range(0, blocks, _LANES):
-        n = min(_LANES, blocks - start)
-        for i in range(n):
-            c0[i], c1[i] = np.uint32(first_block + start + i), np.uint32(position)
-            c2[i], c3[i] = np.uint32(round_key), np.uint32(tag)
-        philox_blocks(c0, c1, c2, c3, n, np.uint32(key_low), np.uint32(key_high))
-        for i in range(n):
-            words[start + i, 0], words[start + i, 1] = c0[i], c1[i]
-            words[start + i, 2], words[start + i, 3] = c2[i], c3[i]
-    return _ceilings_of_words(words.reshape(-1)[:count])
+    return _ceilings_of_words(words_of_row(first_block, count, position, round_key, tag, key_low, key_high))
 
 
 @partial(compiled, fastmath={"nnan", "nsz"})

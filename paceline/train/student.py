@@ -50,8 +50,6 @@ class Target:
             raise Unsupported(f"target {model}: a table model has no layers to make a draft from")
         exact = settings.model_copy(update={"dtype": "float32"})
         decoder = load_decoder(resolved, exact)
-        if resolved.layers is not None:
-            keep_layers(decoder, resolved.layers)
         decoder.train(False)
         decoder.requires_grad_(False)
         decoder.set_attn_implementation(ATTENTION_NAME)

@@ -32,6 +32,7 @@ PIECE = PANELS * LANES
 STORED = (torch.float32, torch.int8)
 """What weights may be kept in."""
 _LARGEST = 127
+"""Integer of an output's largest weight."""
 HUGE_PAGE = 2 << 20
 
 
@@ -73,6 +74,12 @@ def panel_bytes(depth: int, item: int) -> int:
     return depth * LANES * item + (LANES * ITEM if item == BYTE else 0)
 
 
+def in_int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A float32 matrix as symmetric integers of eight bits, and the scale [outputs, 1] of each output."""
+    scales = weight.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny) / _LARGEST
+    return (weight / scales).round().to(torch.int8), scales
+
+
 def _laid_out(weight: torch.Tensor) -> torch.Tensor:
     """[outputs, inputs] → [panels, inputs, LANES]."""
     return weight.view(-1, LANES, weight.shape[1]).transpose(1, 2).contiguous()
@@ -80,9 +87,8 @@ def _laid_out(weight: torch.Tensor) -> torch.Tensor:
 
 def _rounded(weight: torch.Tensor) -> torch.Tensor:
     """[outputs, inputs] → [panels, (inputs + ITEM) · LANES] bytes: integers, then the scales of the outputs."""
-    scales = weight.abs().amax(dim=1).clamp(min=torch.finfo(torch.float32).tiny) / _LARGEST
-    integers = _laid_out((weight / scales[:, None]).round()).to(torch.int8).flatten(1)
-    return torch.cat([integers, scales.view(-1, LANES).view(torch.int8)], dim=1)
+    integers, scales = in_int8(weight)
+    return torch.cat([_laid_out(integers).flatten(1), scales.view(-1, LANES).view(torch.int8)], dim=1)
 
 
 def _in_huge_pages(tensor: torch.Tensor) -> torch.Tensor:
