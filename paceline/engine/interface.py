@@ -1,4 +1,4 @@
-"""What a model must offer to be served: sessions of KV rows, and steps over a ragged batch.
+"""What a model must offer to be served: sessions of KV rows, and steps over ragged batches.
 
 A step's plan is a few integers, so that rank 0 of a tensor-parallel group can
 broadcast it and every rank run the same step.
@@ -233,7 +233,7 @@ class Ranking:
 class Ranked:
     """The best tokens after one row, in order, fewer if fewer are left, and their softmax at the temperature.
 
-    Greedy: at temperature 1. The tokens are the definition's to the last bit; probabilities are float32's.
+    Greedy: at temperature 1. The tokens are exactly those of the definition; probabilities have float32's precision.
     """
 
     token_ids: tuple[int, ...]

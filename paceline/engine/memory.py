@@ -1,4 +1,4 @@
-"""What goes where in memory, reckoned before the first session, and refused if it can't fit."""
+"""The memory budget: computed before the first session opens, and refused if it can't fit."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from paceline.protocol.proposal import MAX_PROPOSAL_NODES
 from paceline.runtime.config import EngineSettings
 
 DEFAULT_CPU_KV_BYTES = 2 << 30
+"""KV budget on a CPU where none is set; chosen, not tuned."""
 _CGROUP = Path("/sys/fs/cgroup")
 _SCORE_COPIES = 3
-"""Of one round's logits, while its verdict is drawn."""
+"""Copies of one round's logits that exist while its verdict is drawn, at most."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ LAWS: Mapping[str, Mapping[str, float]] = MappingProxyType(
         "poor": {**_TEXT, "disturb": 2.36, "disturb_spread": 0.42, "disturb_tail": 0.29},
     }
 )
-"""Named laws: a target, `text`, and three drafts of it.
+"""Named distributions: a target, `text`, and three drafts of it.
 
 Fitted (`python -m benchmarks.likeness --fit`) to what was measured at temperature 1 on SmolLM2-135M's own
 text with drafts of three qualities: overlap, coupled match, and how often the target's token is among
@@ -46,7 +46,7 @@ class TableSpec:
         vocab: vocabulary size; 257 and more reads text as bytes, fewer as letters.
         seed: of the logit table.
         contexts: rows of the table.
-        order: tokens of history that the law depends on; 0: all of them.
+        order: tokens of history that the distribution depends on; 0: all of them.
         sharpness: standard deviation of the logits.
         sharpness_spread: standard deviation, over contexts, of log sharpness; `sharpness` is the median.
         noise: share of a second table, seeded `noise_seed`, mixed in.
@@ -119,7 +119,7 @@ class TableSpec:
 
     @classmethod
     def parse(cls, model: str) -> TableSpec:
-        """Read `table:key=value,…`; `law=NAME` stands for the keys of a named law, later keys override it.
+        """Read `table:key=value,…`; `law=NAME` stands for the keys of a named distribution, later keys override it.
 
         Raises:
             InvalidInput: an unknown key or law, or a value outside its limits.

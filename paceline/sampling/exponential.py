@@ -19,7 +19,7 @@ REORDER = {"reassoc", "contract", "nsz", "arcp"}
 
 _float = np.float32
 _LOWEST = _float(-87.0)
-"""Smaller exponents would leave float32's normal numbers; e^-87 is nothing beside 1."""
+"""Smaller exponents would leave float32's normal numbers; e^-87 adds nothing to 1."""
 
 
 def _float_of_bits(typing: Any, bits: Any) -> Any:

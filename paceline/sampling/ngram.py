@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 
 MAX_N = 5
 MIN_N = 2
+"""Tokens of the n-grams that are indexed; these limits are chosen, not tuned, and bound a look-up's time."""
 MAX_MATCHES = 64
-"""Earlier matches of one length that `propose_many` looks at."""
-
-
+"""Earlier matches of one length that are looked at."""
 LONGEST_MATCH = 64
 """Agreeing tokens are counted up to here."""
 MAX_FOLLOWING = 64

@@ -45,11 +45,14 @@ from paceline.sampling.noise import (
 Scores = NDArray[np.float32] | NDArray[np.float64]
 """[V] log-weights of a draw, unnormalised; -inf excludes an id."""
 CACHE_BYTES = 32 << 20
-"""Bound on the ceilings kept: 167 rows of 49,152 ids."""
+"""Bound on the ceilings kept: 170 rows of 49,152 ids; chosen, not tuned."""
 SHORT_ROW = 2048
-"""Rows of no more ids are raced together: what they need of noise is computed sooner than it is looked up."""
+"""Rows of no more ids are raced together: their noise is computed sooner than it is looked up.
+
+Measured in docs/decisions/2026-11-22-rows-are-ranked-in-one-call.md.
+"""
 SPARSE_SHARE = 8
-"""Rows whose survivors are at most 1/8 of the vocabulary skip the ceilings."""
+"""Rows whose survivors are at most 1/8 of the vocabulary skip the ceilings; chosen, not tuned."""
 
 
 def race(scores: Scores, key: NoiseKey, stream: Stream, position: int, round_key: int = 0) -> int:
@@ -217,7 +220,9 @@ _LN2 = np.float32(math.log(2))
 _MANTISSA = np.float32(2.0**-23)
 _OFFSET = np.float32(127 + 31)
 _STRIDE = 128
+"""Ids whose highest bound says whether any of them matters; chosen, not tuned."""
 _SLACK, _RELATIVE_SLACK = 1e-3, 2.0**-22
+"""Above the rounding of a bound, which `_best_of_race` derives."""
 
 
 @compiled
@@ -271,7 +276,7 @@ def _best_of_race(
     """Indices of the m best of a row [n] in order, the ids from `first_id` on; -1 where fewer survive.
 
     One pass, which skips what can't be among them. A bound may be too low by its rounding: 2^-24 of
-    itself, 1e-5 in the ceiling, 2^-24 in E.
+    itself, 1e-5 in the ceiling, 2^-24 in E. `_SLACK` and `_RELATIVE_SLACK` are larger than their sum.
     """
     c1, c2, c3 = np.uint32(position), np.uint32(round_key), np.uint32(tag)
     k0, k1 = np.uint32(key_low), np.uint32(key_high)

@@ -13,7 +13,7 @@ from paceline.sampling.exponential import REORDER, exp
 from paceline.sampling.racing import Scores, highest_score, insert
 
 _STRIDE = 128
-"""Scores whose maximum says whether any of them matters."""
+"""Scores whose maximum says whether any of them matters; chosen, not tuned."""
 
 
 def largest_of_rows(scores: Scores, m: int) -> NDArray[np.intp]:

@@ -42,6 +42,7 @@ from paceline.train.writing import GenerationRecipe, Writer, self_generate
 
 DEFAULT_GENERATED_TOKENS = 100_000
 DEFAULT_DRAFT_VOCAB = 16384
+"""Both chosen, not tuned."""
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from paceline.train.corpus import HELD_OUT_SHARE, Row, split_rows
 from paceline.train.user_data import read_data
 
 COST_PREFIX = 64
-"""Tokens behind which a step is timed."""
+"""Tokens behind which a step is timed; chosen, not tuned."""
 
 
 @dataclass(frozen=True)

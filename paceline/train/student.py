@@ -58,7 +58,7 @@ class Target:
 
 
 def default_layers(count: int) -> tuple[int, ...]:
-    """The first three layers and the last: what worked best for the default target."""
+    """The first three layers and the last, as in the default draft (docs/reports/draft-default-2026-11-21.md)."""
     return tuple(sorted({layer for layer in (0, 1, 2, count - 1) if 0 <= layer < count}))
 
 

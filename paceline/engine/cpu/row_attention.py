@@ -1,11 +1,9 @@
 """Attention of few rows of many sessions: one compiled pass over all of them.
 
-Library kernels are made for many queries of one session: a call for each
-session and layer takes longer to start than to compute, and its products are
-too small for theirs. Here a row takes a dot product, an exponential and a
-multiply-add per key that it sees, in one loop over all rows of a step, so keys
-that a row doesn't see cost nothing and no mask is made. Sums run in an order
-that depends on nothing but the number of keys.
+Library kernels are made for many queries of one session: a call for each session and layer takes longer to start than
+to compute. Here a row takes a dot product, an exponential and a multiply-add per key that it sees, in one loop over
+all rows of a step, so keys that a row doesn't see cost nothing and no mask is made. The order of sums depends on the
+number of keys alone.
 """
 
 from __future__ import annotations
@@ -32,9 +30,15 @@ DTYPE = torch.float32
 """What it computes in, and what keys and values must be."""
 
 FEW_KEYS = 4096
-"""Up to so many (row, key) pairs a session with several rows is faster here than in a library's product."""
+"""Up to this many (row, key) pairs a session with several rows is faster here than in a library's product.
+
+Decided with docs/decisions/2026-11-21-rows-in-compiled-loops.md, which does not record the crossover.
+"""
 EVERY_KEY = sys.maxsize
-"""Whole steps in one compiled loop are faster than layers one by one, however long a prompt or a text is."""
+"""Whole steps in one compiled loop are faster than layers one by one, however long a prompt or a text is.
+
+Measured in docs/decisions/2026-11-21-a-step-in-one-loop.md.
+"""
 
 Seen = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 """`rows`, `starts` and `others` of a `RowAttention`."""
@@ -252,7 +256,7 @@ def attend_head(
     behind = others[starts[index] : starts[index + 1]]
     keys = address + ITEM * width * capacity * (layer * 2 * kv_heads + head * kv_heads // every)
     values = keys + ITEM * width * capacity * kv_heads
-    # A width that the compiler knows is faster by a third.
+    # Known widths are faster by a third (docs/decisions/2026-11-21-rows-in-compiled-loops.md).
     if width == 64:
         _attend_one(query, keys, values, out, first, behind, 64, scale, scores)
     elif width == 128:

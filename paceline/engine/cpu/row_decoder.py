@@ -1,9 +1,8 @@
 """A whole decoder step as one compiled loop that every thread runs.
 
-What `FusedLayer` computes operation by operation is computed here without
-returning to Python: the same products, norms, rotations and attention, row by
-row and in the same order, so a row's numbers are the same bits either way,
-whatever is beside it and however its text was cut into steps.
+What `FusedLayer` computes operation by operation is computed here without returning to Python: the same products,
+norms, rotations and attention, row by row and in the same order. A row's numbers are bit-identical either way, whatever
+is beside it and however its text was cut into steps (docs/decisions/2026-11-21-a-step-in-one-loop.md).
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from paceline.engine.cpu.thread_pool import ThreadPool, phases
 from paceline.engine.cpu.tiles import LANES
 
 _MODELS = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
-"""Whose forward passes were read: embeddings, layers, a norm and a head, with nothing in between."""
+"""Models whose forward passes are known to be embeddings, layers, a norm and a head, with nothing in between."""
 _LINE = 16
 """Numbers of a cache line."""
 
@@ -34,7 +33,7 @@ class RowDecoder:
 
     Args:
         model: one for which `can_decode` holds.
-        crew: the threads that compute.
+        pool: the threads that compute.
         max_length: the longest session.
     """
 
@@ -95,7 +94,7 @@ class RowDecoder:
 
 
 class _Room:
-    """What a step computes in, kept from step to step: fresh memory takes longer to be given than to be filled."""
+    """The buffers of a step, kept from step to step: page faults of fresh memory took milliseconds."""
 
     def __init__(self, threads: int, widths: tuple[int, int, int, int], outputs: int) -> None:
         self._threads, self._widths, self._outputs = threads, widths, outputs

@@ -1,11 +1,9 @@
 """Products of few rows with weights laid out for them, compiled for CPUs with vectors of 512 bits.
 
-A step of few rows is as fast as its weights can be read. They lie in panels of
-sixteen outputs, input by input, so that one vector of weights is read once for
-all rows and every row's sum stays in a register. A sum runs over its inputs in
-order whatever rows are beside it, so a row's numbers are the same bits in any
-step. Weights may be kept as integers of eight bits, each output with a scale of
-its own, which is a quarter of the bytes; inputs and sums are float32.
+A step of few rows is as fast as its weights can be read. They lie in panels of sixteen outputs, input by input, so
+that one vector of weights is read once for all rows and every row's sum stays in a register. A sum runs over its inputs
+in order whatever rows are beside it, so a row's numbers are bit-identical in any step. Weights may be kept as integers
+of eight bits, each output with a scale of its own, which is a quarter of the bytes; inputs and sums are float32.
 """
 
 from __future__ import annotations
@@ -32,8 +30,9 @@ PIECE = PANELS * LANES
 STORED = (torch.float32, torch.int8)
 """What weights may be kept in."""
 _LARGEST = 127
-"""Integer of an output's largest weight."""
+"""The integer of each output's largest weight."""
 HUGE_PAGE = 2 << 20
+"""Bytes of a large page on x86-64."""
 
 
 def has_wide_vectors() -> bool:
@@ -114,7 +113,7 @@ class PanelLinear(torch.nn.Module):
 
     Args:
         linear: what it computes.
-        crew: the threads that compute.
+        pool: the threads that compute.
         stored: what the weights are kept in.
     """
 

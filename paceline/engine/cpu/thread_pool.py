@@ -1,10 +1,9 @@
 """Threads that share compiled work, piece by piece.
 
-A step on a CPU has some two hundred phases of microseconds, each of which needs
-all of the one before. Library thread pools take ten microseconds to start each;
-here every thread runs the whole step, takes pieces of a phase from a counter
-and waits, awake, for the last of them. A thread that the machine has put aside
-holds up its one piece and no more.
+A step on a CPU has some two hundred phases of microseconds, each of which needs all of the one before. Library thread
+pools take ten microseconds to start each. Here every thread runs the whole step, takes pieces of a phase from a counter
+and spins until the last of them is done. A thread that the system has descheduled holds up its one piece and no more
+(docs/decisions/2026-11-21-a-step-in-one-loop.md).
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _LINE = 64
 """Bytes of a cache line: counters that change apart lie apart."""
 _PHASE = 2 * _LINE
 _SPINS = 400
-"""Looks before a waiting thread offers its core to whoever wants it."""
+"""Looks before a waiting thread yields its core (docs/decisions/2026-11-21-a-step-in-one-loop.md)."""
 
 
 class ThreadPool:
@@ -39,7 +38,7 @@ class ThreadPool:
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
-        self._helpers = ThreadPoolExecutor(max(threads - 1, 1), thread_name_prefix="crew")
+        self._helpers = ThreadPoolExecutor(max(threads - 1, 1), thread_name_prefix="compute")
 
     def run(self, work: Work) -> None:
         """Have every thread run `work`, whose pieces are taken from `phases`; returns when the caller's run does.

@@ -1,4 +1,4 @@
-"""The race of `paceline.sampling.noise` on a device: the same integers, and every id that may be among its best.
+"""The race of `paceline.sampling.racing` on a device: the same integers, and every id that may be among its best.
 
 Integers are exact on every device, logarithms are not: they may differ in the last bits. So a device does not
 say who won. It finds the ids whose value lies within `MARGIN` of the best, by its own float32 arithmetic, and

@@ -20,11 +20,14 @@ from paceline.engine.parallel.wire import Ints
 from paceline.protocol.errors import InvalidInput
 
 JOIN_SECONDS = 600.0
-"""How long ranks wait for each other while they load, which takes each its own time."""
+"""How long ranks wait for each other while they load; chosen, not tuned: the slowest disk decides."""
 COLLECTIVE_SECONDS = 30.0
-"""How long a rank may keep the others waiting in a step, and how long rank 0 may be silent."""
+"""How long a rank may keep the others waiting in a step, and how long rank 0 may be silent.
+
+Chosen in docs/decisions/2026-11-21-ranks-talk-over-gloo-and-end-together.md.
+"""
 INLINE_INTS = 1024
-"""A command of so many integers takes one broadcast, a longer one two."""
+"""Commands of fewer integers take one broadcast, longer ones two. Chosen, not tuned: few commands are longer."""
 
 Bytes = NDArray[np.uint8]
 

@@ -1,4 +1,4 @@
-"""The engine of reproducible mode: logits are the same bits whatever runs beside a session, and however it got there.
+"""The engine of reproducible mode: logits are bit-identical whatever runs beside a session, and however it got there.
 
 Every pass has one of two shapes (`paceline.engine.reproducible.shapes`). Attention runs
 session by session in tiles of eight queries, over the bucket of their position,
@@ -167,7 +167,7 @@ class _Outputs:
 
 
 class ReproducibleEngine(TransformerEngine):
-    """A decoder whose logits are a function of a session's own tokens, to the last bit."""
+    """A decoder whose logits are, bit for bit, a function of a session's own tokens."""
 
     def __init__(
         self, model: PreTrainedModel, info: EngineInfo, kv_shape: KVShape, settings: EngineSettings, threads: int

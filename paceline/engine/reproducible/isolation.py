@@ -1,4 +1,4 @@
-"""What reproducible mode rests on, tried out at start-up on the model, the threads and the libraries at hand.
+"""The assumptions of reproducible mode, tested at start-up on the model, the threads and the libraries at hand.
 
 A row's bits may not depend on its index in a decode pass, on what else is in
 the pass, on a tree around it, or on which part of a prompt's chunk came before.
@@ -17,7 +17,9 @@ from paceline.protocol.errors import Unsupported
 from paceline.protocol.proposal import ROOT
 
 _PROMPT = 12
+"""Tokens of the prompt; its passes cover two chunks."""
 _ROWS = 8
+"""Rows behind it; both chosen, not tuned."""
 
 
 def isolation_check(engine: Engine, decode_rows: int) -> None:
