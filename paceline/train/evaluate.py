@@ -1,9 +1,9 @@
 """What a draft will be worth, from held-out text and the serving path.
 
-Two teacher-forced passes give the exact distribution of token-wise rounds (docs/exactness.md §7): the target's own text
-is replayed, token x is accepted with probability 1 / (p_x Σ_j max(p_j / p_x, q_j / q_x)) under the coupled rule
-(min(1, q_x / p_x) under rejection), and a round ends at the first failure or after k + 1 tokens. Both distributions are
-what services would draw from: logits of serving engines, processed by the request's own chain.
+Two teacher-forced passes give the exact distribution of token-wise rounds (docs/exactness.md §7): the target's own
+text is replayed, token x is accepted with probability 1 / (p_x Σ_j max(p_j / p_x, q_j / q_x)) under the coupled rule
+(min(1, q_x / p_x) under rejection), and a round ends at the first failure or after k + 1 tokens. Both distributions
+are what services would draw from: logits of serving engines, processed by the request's own chain.
 """
 
 from __future__ import annotations

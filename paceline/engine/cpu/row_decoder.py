@@ -1,8 +1,8 @@
 """A whole decoder step as one compiled loop that every thread runs.
 
 What `FusedLayer` computes operation by operation is computed here without returning to Python: the same products,
-norms, rotations and attention, row by row and in the same order. A row's numbers are bit-identical either way, whatever
-is beside it and however its text was cut into steps (docs/decisions/2026-11-21-a-step-in-one-loop.md).
+norms, rotations and attention, row by row and in the same order. A row's numbers are bit-identical either way,
+whatever is beside it and however its text was cut into steps (docs/decisions/2026-11-21-a-step-in-one-loop.md).
 """
 
 from __future__ import annotations

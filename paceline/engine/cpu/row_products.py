@@ -1,9 +1,10 @@
 """Products of few rows with weights laid out for them, compiled for CPUs with vectors of 512 bits.
 
 A step of few rows is as fast as its weights can be read. They lie in panels of sixteen outputs, input by input, so
-that one vector of weights is read once for all rows and every row's sum stays in a register. A sum runs over its inputs
-in order whatever rows are beside it, so a row's numbers are bit-identical in any step. Weights may be kept as integers
-of eight bits, each output with a scale of its own, which is a quarter of the bytes; inputs and sums are float32.
+that one vector of weights is read once for all rows and every row's sum stays in a register. A sum runs over its
+inputs in order whatever rows are beside it, so a row's numbers are bit-identical in any step. Weights may be kept as
+integers of eight bits, each output with a scale of its own, which is a quarter of the bytes; inputs and sums are
+float32.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Threads that share compiled work, piece by piece.
 
-A step on a CPU has some two hundred phases of microseconds, each of which needs all of the one before. Library thread
-pools take ten microseconds to start each. Here every thread runs the whole step, takes pieces of a phase from a counter
-and spins until the last of them is done. A thread that the system has descheduled holds up its one piece and no more
-(docs/decisions/2026-11-21-a-step-in-one-loop.md).
+A step on a CPU has some two hundred phases of microseconds, each of which needs all of the one before. Library
+thread pools take ten microseconds to start each. Here every thread runs the whole step, takes pieces of a phase from
+a counter and spins until the last of them is done. A thread that the system has descheduled holds up its one piece
+and no more (docs/decisions/2026-11-21-a-step-in-one-loop.md).
 """
 
 from __future__ import annotations
