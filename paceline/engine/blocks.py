@@ -1,9 +1,8 @@
 """Blocks of KV rows that sessions with a common prefix compute once. Pure bookkeeping; engines bring the rows.
 
-A block's key hashes every token up to the block's end, so equal keys mean equal
-rows. Sessions keep their rows contiguous and copy blocks in and out: a step so
-reads one stretch of memory per session, and a block that is evicted takes
-nothing from anyone.
+A block's key hashes every token up to the block's end, so equal keys mean equal rows. Sessions keep their rows
+contiguous and copy blocks in and out: a step reads one stretch of memory per session, and evicting a block takes
+nothing from any session (docs/decisions/2026-11-21-shared-blocks-are-copied.md).
 """
 
 from __future__ import annotations
@@ -18,7 +17,10 @@ from typing import Generic, TypeVar
 from paceline.engine.interface import Prefix
 
 BLOCK_ROWS = 32
-"""Rows of a full block. A prefix that ends inside a block gets a shorter one at its end."""
+"""Rows of a full block, chosen, not tuned (docs/decisions/2026-11-21-shared-blocks-are-copied.md).
+
+A prefix that ends inside a block gets a shorter one at its end.
+"""
 
 Rows = TypeVar("Rows")
 """What an engine keeps for the rows of a block."""

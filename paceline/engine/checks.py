@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from paceline.engine.forward import ATTENTION_NAME, packed_forward
+from paceline.engine.forward import ATTENTION_NAME, AttentionCall, packed_forward
 from paceline.engine.interface import Engine, EngineInfo, Logits, StepItem, StepPlan
 from paceline.engine.kv import KVShape
 from paceline.protocol.errors import InvalidInput, Unsupported
 
 SELF_CHECK_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2, torch.int8: 0.1}
-"""Largest difference from the plain forward pass, as a share of the largest logit."""
+"""Largest difference from the plain forward pass, as a share of the largest logit; chosen, not tuned."""
 _FULL_ATTENTION = ("full_attention", "sliding_attention")
 _MOVING_ROPE = ("dynamic", "longrope")
 
@@ -53,38 +53,31 @@ class _AttentionProbe:
     max_length: int
     shapes: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
-    def attend(
-        self,
-        module: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scaling: float | None,
-        extras: dict[str, Any],
-    ) -> torch.Tensor:
-        self._refuse_extras(module, extras)
-        layer = getattr(module, "layer_idx", None)
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        self._refuse_extras(call)
+        name = type(call.module).__name__
+        layer = getattr(call.module, "layer_idx", None)
         if not isinstance(layer, int):
-            raise Unsupported(f"{type(module).__name__}: attention without a layer_idx")
-        heads, kv_heads, head_dim = query.shape[1], key.shape[1], key.shape[3]
-        if key.shape != value.shape or query.shape[3] != head_dim or heads % kv_heads:
-            raise Unsupported(f"{type(module).__name__}: queries, keys and values of different widths")
+            raise Unsupported(f"{name}: attention without a layer_idx")
+        heads, kv_heads, head_dim = call.query.shape[1], call.key.shape[1], call.key.shape[3]
+        if call.key.shape != call.value.shape or call.query.shape[3] != head_dim or heads % kv_heads:
+            raise Unsupported(f"{name}: queries, keys and values of different widths")
         if layer in self.shapes:
-            raise Unsupported(f"{type(module).__name__}: attends twice in layer {layer}")
+            raise Unsupported(f"{name}: attends twice in layer {layer}")
         self.shapes[layer] = (kv_heads, head_dim, heads // kv_heads)
-        return value.repeat_interleave(heads // kv_heads, dim=1).transpose(1, 2)
+        return call.value.repeat_interleave(heads // kv_heads, dim=1).transpose(1, 2)
 
-    def _refuse_extras(self, module: torch.nn.Module, extras: dict[str, Any]) -> None:
-        name = type(module).__name__
-        window = extras.get("sliding_window")
+    def _refuse_extras(self, call: AttentionCall) -> None:
+        name = type(call.module).__name__
+        window = call.extras.get("sliding_window")
         if window is not None and window < self.max_length:
             raise Unsupported(
                 f"{name}: a sliding window of {window} tokens, shorter than max_model_len = {self.max_length}"
             )
         for extra in ("softcap", "s_aux", "position_bias"):
-            if extras.get(extra) is not None:
+            if call.extras.get(extra) is not None:
                 raise Unsupported(f"{name}: attention with {extra}")
-        if not getattr(module, "is_causal", True):
+        if not getattr(call.module, "is_causal", True):
             raise Unsupported(f"{name}: attention that is not causal")
 
 

@@ -50,12 +50,10 @@ from paceline.runtime.config import FAST_DTYPE, EngineSettings
 logger = logging.getLogger(__name__)
 
 
-def load_decoder_engine(
-    resolved: ResolvedModel, model: str, settings: EngineSettings, layers: tuple[int, ...] | None
-) -> Engine:
+def load_decoder_engine(resolved: ResolvedModel, model: str, settings: EngineSettings) -> Engine:
     """Load a transformers decoder as an engine; `paceline.engine.loading.load_engine` says what it raises."""
     set_threads(settings.threads)
-    decoder = load_decoder(resolved, settings, layers)
+    decoder = load_decoder(resolved, settings)
     tokenizer = load_tokenizer(model, trust_remote_code=settings.trust_remote_code)
     return build_engine(decoder, tokenizer, settings, resolved.name)
 

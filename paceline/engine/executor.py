@@ -3,9 +3,8 @@
 Loading and every step run here, so the event loop answers health checks while a
 forward pass runs, and no engine needs a lock.
 
-Each step is handed over twice, to the thread and back, while nothing computes;
-a pool of `concurrent.futures` takes twice as long for it, .27 ms where cores
-sleep in between (decision `2026-11-21-proposals-are-prefetched`).
+Each step is handed over twice, to the thread and back, while nothing computes. A pool of `concurrent.futures` takes
+twice as long for it, 0.27 ms where cores sleep in between (docs/decisions/2026-11-21-proposals-are-prefetched.md).
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ RAGGED = "ragged"
 STATIC = "static, fused"
 """Steps are padded to one of few shapes, and layers fused."""
 _SAMPLED_WEIGHTS = 64
+"""Values of each tensor that its digest covers; chosen, not tuned."""
 
 
 def numeric_fingerprint(
@@ -27,7 +28,7 @@ def numeric_fingerprint(
     device: torch.device | None = None,
     panels: torch.dtype | None = None,
 ) -> str:
-    """What decides the bits of logits: equal fingerprints may promise equal bits, others only equal laws.
+    """What decides the bits of logits: equal fingerprints may promise equal bits, others only equal distributions.
 
     `device`: where the model will run, if it isn't there yet; `panels`: as `panel_dtype` says.
     """

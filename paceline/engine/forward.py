@@ -1,33 +1,57 @@
-"""One forward pass of a transformers decoder over packed rows, with attention that is ours."""
+"""One forward pass of a transformers decoder over packed rows, with attention that is ours.
+
+All rows of a pass form one sequence of a batch of one, with explicit position ids. Everything in a decoder but
+attention treats rows alone, so attention is the only part that is replaced: a function registered with
+transformers' attention interface hands each layer's queries, keys and values to the pass's `Attender`. The
+library makes no mask for attention functions that it doesn't know, so nothing of its own mixes sessions.
+"""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from contextvars import ContextVar
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
 import torch
-from transformers import PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
 
 ATTENTION_NAME = "paceline_packed"
+"""Of our attention function, as `set_attn_implementation` takes it."""
+
+
+class AttentionCall(NamedTuple):
+    """What one layer asks of attention."""
+
+    module: torch.nn.Module
+    query: torch.Tensor  # [1, heads, rows, head_dim]
+    key: torch.Tensor  # [1, kv_heads, rows, head_dim]
+    value: torch.Tensor  # [1, kv_heads, rows, head_dim]
+    scaling: float | None  # of the scores; None: 1 / sqrt(head_dim)
+    extras: Mapping[str, Any] = MappingProxyType({})  # what else the model passed
+
+    @property
+    def layer(self) -> int:
+        """Number of the layer that attends."""
+        layer = self.module.layer_idx
+        assert isinstance(layer, int)
+        return layer
 
 
 class Attender(Protocol):
     """What computes attention during one forward pass."""
 
-    def attend(
-        self,
-        module: torch.nn.Module,
-        query: torch.Tensor,  # [1, heads, rows, head_dim]
-        key: torch.Tensor,  # [1, kv_heads, rows, head_dim]
-        value: torch.Tensor,  # [1, kv_heads, rows, head_dim]
-        scaling: float | None,
-        extras: dict[str, Any],
-    ) -> torch.Tensor:  # [1, rows, heads, head_dim]
-        """Attention of one layer; `extras` holds what else the model passed."""
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        """Attention of one layer: [1, rows, heads, head_dim]."""
 
 
 _ATTENDER: ContextVar[Attender] = ContextVar("paceline_attender")
+
+
+def attend(call: AttentionCall) -> torch.Tensor:
+    """Attention of one layer in the running forward pass."""
+    return _ATTENDER.get().attend(call)
 
 
 def _attention(
@@ -40,15 +64,12 @@ def _attention(
     dropout: float = 0.0,
     **extras: Any,
 ) -> tuple[torch.Tensor, None]:
+    """As transformers calls it."""
     assert attention_mask is None, "transformers made a mask for an attention function that is ours"
-    return _ATTENDER.get().attend(module, query, key, value, scaling, extras), None
+    return attend(AttentionCall(module, query, key, value, scaling, extras)), None
 
 
-def attend(
-    module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
-) -> torch.Tensor:
-    """Attention of one layer in the running forward pass; shapes as in `Attender`."""
-    return _ATTENDER.get().attend(module, query, key, value, scaling, {})
+AttentionInterface.register(ATTENTION_NAME, _attention)
 
 
 def packed_forward(

@@ -1,4 +1,4 @@
-"""What a model must offer to be served: sessions of KV rows, and steps over a ragged batch.
+"""What a model must offer to be served: sessions of KV rows, and steps over ragged batches.
 
 A step's plan is a few integers, so that rank 0 of a tensor-parallel group can
 broadcast it and every rank run the same step.
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.protocol.handshake import Fingerprint
-from paceline.protocol.proposal import ROOT, Acceptance
+from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import NoiseKey
 from paceline.protocol.target import Round
 
@@ -233,7 +233,7 @@ class Ranking:
 class Ranked:
     """The best tokens after one row, in order, fewer if fewer are left, and their softmax at the temperature.
 
-    Greedy: at temperature 1. The tokens are the definition's to the last bit; probabilities are float32's.
+    Greedy: at temperature 1. The tokens are exactly those of the definition; probabilities have float32's precision.
     """
 
     token_ids: tuple[int, ...]
@@ -265,23 +265,3 @@ class RankingEngine(Protocol):
         Returns:
             For each item its ranking or its logits, valid until the next step.
         """
-
-
-__all__ = [
-    "NO_PREFIX",
-    "ROOT",
-    "Draw",
-    "Drawing",
-    "DrawingEngine",
-    "Drawn",
-    "Engine",
-    "EngineInfo",
-    "Logits",
-    "Prefix",
-    "Ranked",
-    "RankedRows",
-    "Ranking",
-    "RankingEngine",
-    "StepItem",
-    "StepPlan",
-]

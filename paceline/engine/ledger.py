@@ -1,7 +1,7 @@
 """The bookkeeping that every engine shares: budget of KV rows, session lengths, shared blocks, checks of a step.
 
-Pure integers. A plan is checked whole before any session changes, so a refused
-step leaves every session as it was.
+All state is integers. A plan is checked as a whole before any session changes, so a refused step leaves every session
+as it was.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from typing import Generic
 
 from paceline.engine.blocks import BlockChain, BlockKey, BlockStore, Rows, prefix_keys
-from paceline.engine.interface import NO_PREFIX, ROOT, Prefix, StepItem, StepPlan
+from paceline.engine.interface import NO_PREFIX, Prefix, StepItem, StepPlan
 from paceline.protocol.errors import InvalidInput, Overloaded, PrefixMismatch, UnknownSession
+from paceline.protocol.proposal import ROOT
 
 RETRY_AFTER_MS = 100
-"""Hint sent with `Overloaded`: about one round of the sessions that hold the room."""
+"""Hint sent with `Overloaded`, chosen, not tuned: about one round of the sessions that hold the room."""
 
 
 @dataclass

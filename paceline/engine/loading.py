@@ -8,13 +8,12 @@ from paceline.models.resolve import resolve
 from paceline.runtime.config import EngineSettings
 
 
-def load_engine(model: str, settings: EngineSettings, layers: tuple[int, ...] | None = None) -> Engine:
+def load_engine(model: str, settings: EngineSettings) -> Engine:
     """Load a model on the calling thread, which should be the executor's.
 
     Args:
         model: anything that `paceline.models.resolve.resolve` knows.
         settings: dtype, device, threads, lengths and KV budget.
-        layers: keep these layers alone (also: `MODEL#layers=0,1,2,29`).
 
     Raises:
         InvalidInput: the name or a setting is out of its limits.
@@ -26,4 +25,4 @@ def load_engine(model: str, settings: EngineSettings, layers: tuple[int, ...] | 
     # Table models start in a fraction of the time that torch takes to be imported.
     from paceline.engine.decoder import load_decoder_engine
 
-    return load_decoder_engine(resolved, model, settings, layers)
+    return load_decoder_engine(resolved, model, settings)

@@ -1,8 +1,8 @@
-"""What goes where in memory, reckoned before the first session, and refused if it can't fit."""
+"""The memory budget: computed before the first session opens, and refused if it can't fit."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ from paceline.protocol.proposal import MAX_PROPOSAL_NODES
 from paceline.runtime.config import EngineSettings
 
 DEFAULT_CPU_KV_BYTES = 2 << 30
+"""KV budget on a CPU where none is set; chosen, not tuned."""
 _CGROUP = Path("/sys/fs/cgroup")
 _SCORE_COPIES = 3
-"""Of one round's logits, while its verdict is drawn."""
+"""Copies of one round's logits that exist while its verdict is drawn, at most."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def plan_memory(
     )
     if not plan.kv:
         chosen = plan.room if shape.device.type == "cuda" else min(DEFAULT_CPU_KV_BYTES, plan.room)
-        plan = MemoryPlan(**{**vars(plan), "kv": max(chosen, 0)})
+        plan = replace(plan, kv=max(chosen, 0))
     if plan.kv > plan.room or plan.room < shape.row_bytes:
         limit = f"at most {max(plan.room, 0)}: {plan}; fewer max_step_rows or a shorter max_model_len need less"
         raise InvalidInput.of("kv_bytes", plan.kv, limit)

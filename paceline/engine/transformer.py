@@ -1,11 +1,7 @@
 """Any transformers decoder as an engine: one forward pass over the packed rows of many sessions.
 
-All rows of a step form one sequence of a batch of one, with explicit position
-ids. Everything in a decoder but attention treats rows alone, so attention is
-the only thing that we replace: our function, registered with transformers'
-attention interface, writes each session's new keys and values behind its kept
-ones and attends session by session. The library makes no mask for attention
-functions that it doesn't know, so nothing of its own mixes sessions.
+Attention writes each session's new keys and values behind its kept ones. Sessions of many rows attend one by one in
+the library's products; on CPUs those of few rows attend all together in a compiled loop.
 """
 
 from __future__ import annotations
@@ -13,16 +9,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Generic
 
 import numpy as np
 import torch
 from torch.nn import functional
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import PreTrainedModel
 
+from paceline.engine.blocks import BlockStore, Rows
 from paceline.engine.cpu.row_attention import DTYPE as ROW_DTYPE
 from paceline.engine.cpu.row_attention import EVERY_KEY, FEW_KEYS, RowAttention, is_few
-from paceline.engine.forward import ATTENTION_NAME, _attention, packed_forward
+from paceline.engine.forward import AttentionCall, packed_forward
 from paceline.engine.interface import NO_PREFIX, EngineInfo, Logits, Prefix, StepItem, StepPlan
 from paceline.engine.kv import KVShape, SessionKV
 from paceline.engine.ledger import Ledger, depths
@@ -31,9 +28,6 @@ from paceline.sampling.tree import ancestor_mask
 
 if TYPE_CHECKING:
     from paceline.engine.cpu.row_decoder import RowDecoder
-
-
-AttentionInterface.register(ATTENTION_NAME, _attention)
 
 
 @dataclass(frozen=True)
@@ -59,53 +53,35 @@ class _StepAttention:
     segments: tuple[_Segment, ...]
     few: RowAttention | None
 
-    def attend(
-        self,
-        module: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scaling: float | None,
-        extras: dict[str, Any],
-    ) -> torch.Tensor:
-        layer = module.layer_idx
-        assert isinstance(layer, int)
-        heads, rows, head_dim = query.shape[1:]
-        out = query.new_empty((1, rows, heads, head_dim))
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        heads, rows, head_dim = call.query.shape[1:]
+        out = call.query.new_empty((1, rows, heads, head_dim))
         if self.few is not None:
-            self.few.attend(layer, query, key, value, scaling, out)
+            self.few.attend(call, out)
         for segment in self.segments:
-            attended = self._attend_segment(layer, segment, query, key, value, scaling)
-            out[:, segment.low : segment.high] = attended.transpose(1, 2)
+            out[:, segment.low : segment.high] = _attend_segment(segment, call).transpose(1, 2)
         return out
 
-    @staticmethod
-    def _attend_segment(
-        layer: int,
-        segment: _Segment,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scaling: float | None,
-    ) -> torch.Tensor:  # [1, heads, rows, head_dim]
-        rows = slice(segment.low, segment.high)
-        held = segment.kv.keys_and_values(layer)
-        held[0, :, segment.base : segment.total] = key[0, :, rows]
-        held[1, :, segment.base : segment.total] = value[0, :, rows]
-        keys, values = held[:, None, :, : segment.total]  # each [1, kv_heads, total, head_dim]
-        own = query[:, :, rows]
-        heads, kv_heads, count = own.shape[1], keys.shape[1], own.shape[2]
-        if segment.causal:
-            return functional.scaled_dot_product_attention(
-                own, keys, values, is_causal=True, scale=scaling, enable_gqa=heads != kv_heads
-            )
-        # The heads that share keys become rows of one head: a quarter faster than enable_gqa, same numbers.
-        groups = heads // kv_heads
-        packed = own.reshape(1, kv_heads, groups * count, own.shape[3])
-        attended = functional.scaled_dot_product_attention(
-            packed, keys, values, attn_mask=segment.mask, scale=scaling
+
+def _attend_segment(segment: _Segment, call: AttentionCall) -> torch.Tensor:  # [1, heads, rows, head_dim]
+    rows = slice(segment.low, segment.high)
+    held = segment.kv.keys_and_values(call.layer)
+    held[0, :, segment.base : segment.total] = call.key[0, :, rows]
+    held[1, :, segment.base : segment.total] = call.value[0, :, rows]
+    keys, values = held[:, None, :, : segment.total]  # each [1, kv_heads, total, head_dim]
+    own = call.query[:, :, rows]
+    _, heads, count, head_dim = own.shape
+    kv_heads = keys.shape[1]
+    if segment.causal:
+        return functional.scaled_dot_product_attention(
+            own, keys, values, is_causal=True, scale=call.scaling, enable_gqa=heads != kv_heads
         )
-        return attended.reshape(own.shape)
+    # The heads that share keys become rows of one head: a quarter faster than enable_gqa, same numbers.
+    packed = own.reshape(1, kv_heads, heads // kv_heads * count, head_dim)
+    attended = functional.scaled_dot_product_attention(
+        packed, keys, values, attn_mask=segment.mask, scale=call.scaling
+    )
+    return attended.reshape(own.shape)
 
 
 class ComputeThreads:
@@ -122,7 +98,47 @@ class ComputeThreads:
             self._thread_id = threading.get_ident()
 
 
-class TransformerEngine:
+class DecoderEngine(Generic[Rows]):
+    """What all engines of transformers decoders have: the model, compute threads, and a ledger.
+
+    Args:
+        blocks: the store of shared blocks, if it needs other rules than the ledger's own.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        info: EngineInfo,
+        kv_shape: KVShape,
+        settings: EngineSettings,
+        threads: int,
+        blocks: BlockStore[Rows] | None = None,
+    ) -> None:
+        self.info = info
+        self._model = model
+        self._kv_shape = kv_shape
+        self._threads = ComputeThreads(threads)
+        self._ledger: Ledger[Rows] = Ledger(
+            vocab_size=info.fingerprint.vocab_size,
+            max_length=info.max_length,
+            max_kv_rows=info.max_kv_rows,
+            max_sessions=settings.max_num_seqs,
+            prefix_reuse=settings.prefix_reuse,
+            shaped=settings.reproducible,
+            blocks=blocks,
+        )
+
+    @property
+    def kv_rows(self) -> int:  # noqa: D102
+        return self._ledger.kv_rows
+
+    @property
+    def cached_rows(self) -> int:
+        """Rows of shared blocks."""
+        return self._ledger.cached_rows
+
+
+class TransformerEngine(DecoderEngine[torch.Tensor]):
     """A decoder behind the engine interface; `Engine` says what its methods promise."""
 
     def __init__(
@@ -134,33 +150,13 @@ class TransformerEngine:
         threads: int,
         row_decoder: RowDecoder | None = None,
     ) -> None:
-        self.info = info
+        super().__init__(model, info, kv_shape, settings, threads)
         self.row_decoder = row_decoder
         """Computes whole steps of models whose shape it knows."""
-        self._model = model
-        self._kv_shape = kv_shape
         compiles = kv_shape.device.type == "cpu" and kv_shape.dtype == ROW_DTYPE
         self.few_keys = EVERY_KEY if row_decoder is not None else FEW_KEYS if compiles else 0
         """What `is_few` takes."""
-        self._threads = ComputeThreads(threads)
         self._kv: dict[int, SessionKV] = {}
-        self._ledger: Ledger[torch.Tensor] = Ledger(
-            vocab_size=info.fingerprint.vocab_size,
-            max_length=info.max_length,
-            max_kv_rows=info.max_kv_rows,
-            max_sessions=settings.max_num_seqs,
-            prefix_reuse=settings.prefix_reuse,
-            shaped=settings.reproducible,
-        )
-
-    @property
-    def kv_rows(self) -> int:  # noqa: D102
-        return self._ledger.kv_rows
-
-    @property
-    def cached_rows(self) -> int:
-        """Rows of shared blocks."""
-        return self._ledger.cached_rows
 
     @property
     def kv_bytes(self) -> int:

@@ -59,10 +59,8 @@ def keep_layers(model: PreTrainedModel, layers: tuple[int, ...]) -> None:
     config.num_hidden_layers = len(layers)
 
 
-def load_decoder(
-    resolved: ResolvedModel, settings: EngineSettings, layers: tuple[int, ...] | None = None, *, on_host: bool = False
-) -> PreTrainedModel:
-    """Load a decoder's weights as transformers makes it, with every layer unless some are named.
+def load_decoder(resolved: ResolvedModel, settings: EngineSettings, *, on_host: bool = False) -> PreTrainedModel:
+    """Load a decoder as transformers makes it, with every layer unless its name lists some.
 
     `on_host`: leave the weights in host memory, though the dtype is the device's.
 
@@ -84,9 +82,8 @@ def load_decoder(
             attn_implementation="eager",
             **common,
         )
-    kept = layers if layers is not None else resolved.layers
-    if kept is not None:
-        keep_layers(model, kept)
+    if resolved.layers is not None:
+        keep_layers(model, resolved.layers)
     return model if on_host else model.to(device)  # type: ignore[no-any-return]
 
 

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 _LISTED_TENSORS = 3
+"""Names of tensors in a refusal."""
 _LONG_LINE = 160
+"""Characters of a library's message from which only its first sentence is shown."""
 _SENTENCE_END = re.compile(r"\.\s")
 
 

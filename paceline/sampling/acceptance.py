@@ -256,15 +256,6 @@ def drafted_distribution(proposal: Proposal, node: int, vocab_size: int) -> Dist
     return q
 
 
-def coupled_match_probability(p: Distribution, q: Distribution) -> float:
-    """P(draft and target draw the same token from shared noise) = Σ_i 1 / Σ_j max(p_j / p_i, q_j / q_i).
-
-    Between (1 - TV) / (1 + TV) and 1 - TV (2408.07978). Ids outside either support match never.
-    """
-    both = np.flatnonzero((p > 0) & (q > 0))
-    return float(sum(1.0 / np.maximum(p / p[i], q / q[i]).sum() for i in both))
-
-
 def _distributions(scores: Scores, round_: Round) -> tuple[list[Distribution], list[Distribution]]:
     """p and q of each proposed token of a chain."""
     proposal = round_.proposal or EMPTY

@@ -19,11 +19,15 @@ from paceline.protocol.target import RowLogprobs
 from paceline.sampling.racing import Scores, require_finite
 
 SUPPORT_MASS = 0.995
+"""Mass of q that is sent, entries permitting; chosen, not tuned. Exactness does not depend on it."""
 PARTIAL_SELECTION = 1024
-"""Largest ids looked at before top-p sorts a whole row."""
+"""Ids of the largest scores that top-p looks at before it sorts a whole row; chosen, not tuned."""
 
 LEAST_SHARED_TEMPERATURE = 1e-6
-"""Below it logit / T may overflow, and what is done then needs the whole row."""
+"""Below it logit / T may overflow, and then the whole row is needed.
+
+docs/decisions/2026-11-22-rows-are-ranked-in-one-call.md.
+"""
 
 
 def processed_scores(logits: NDArray[np.float32], params: SamplingParams) -> NDArray[np.float32]:
@@ -59,7 +63,7 @@ def processed_scores(logits: NDArray[np.float32], params: SamplingParams) -> NDA
 def divided_scores(logits: NDArray[np.float32], params: SamplingParams) -> tuple[NDArray[np.float32], float]:
     """What a race may take in place of `processed_scores`: log-weights [rows, V] and what is to divide them.
 
-    Where temperature alone shapes the law these are the logits themselves: who races them reads them once.
+    Where temperature alone shapes the distribution these are the logits themselves, so that a race reads them once.
 
     Raises:
         InvalidInput: as `processed_scores`, where that is called.

@@ -5,6 +5,7 @@ Right to two units in the last place.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ REORDER = {"reassoc", "contract", "nsz", "arcp"}
 
 _float = np.float32
 _LOWEST = _float(-87.0)
-"""Smaller exponents would leave float32's normal numbers; e^-87 is nothing beside 1."""
+"""Smaller exponents would leave float32's normal numbers; e^-87 adds nothing to 1."""
 
 
 def _float_of_bits(typing: Any, bits: Any) -> Any:
@@ -31,7 +32,9 @@ def _float_of_bits(typing: Any, bits: Any) -> Any:
 _from_bits: Any = intrinsic(_float_of_bits)
 
 
-def _exp_of(x: np.float32) -> np.float32:
+@partial(compiled, fastmath=REORDER, inlined=True)
+def exp(x: np.float32) -> np.float32:
+    """In compiled code: e^x for x <= 0."""
     x = max(x, _LOWEST)
     power = np.floor(x * _float(1.44269504) + _float(0.5))  # float32: Python's floor would lead to float64
     rest = x - power * _float(0.693359375) - power * _float(-2.12194440e-4)
@@ -44,7 +47,3 @@ def _exp_of(x: np.float32) -> np.float32:
     value = value * rest * rest + rest + _float(1)
     scale = _from_bits(np.int32((np.int32(power) + np.int32(127)) << np.int32(23)))
     return _float(value * scale)
-
-
-exp = compiled(_exp_of, fastmath=REORDER, inlined=True)
-"""In compiled code: e^x for x <= 0."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 KEPT_GRAMMARS = 64
+"""Compiled grammars that are kept, the latest used; chosen, not tuned."""
 COMPILING_STACK_BYTES = 256 << 20
 """Address space, not memory. The library descends from rule to rule: a chain of 3000 overflows the usual 8 MiB."""
 
@@ -42,7 +43,7 @@ class Grammars:
         self._lock = threading.Lock()
 
     def matcher(self, grammar: Grammar, end_token_ids: Sequence[int]) -> GrammarMatcher:
-        """A matcher at the grammar's start. Slow: the first takes seconds, a large grammar a second.
+        """A matcher at the grammar's start. Slow: the first takes seconds, a large grammar one second.
 
         Raises:
             InvalidInput: the library refuses the grammar; or the ends are not the tokenizer's own.

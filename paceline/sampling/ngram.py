@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 
 MAX_N = 5
 MIN_N = 2
+"""Tokens of the n-grams that are indexed; these limits are chosen, not tuned, and bound a look-up's time."""
 MAX_MATCHES = 64
-"""Earlier matches of one length that `propose_many` looks at."""
-
-
+"""Earlier matches of one length that are looked at."""
 LONGEST_MATCH = 64
 """Agreeing tokens are counted up to here."""
 MAX_FOLLOWING = 64
@@ -39,7 +38,7 @@ class NgramIndex:
 
     A match of length n is an earlier place whose last n tokens equal the sequence's last n
     (it may overlap the suffix). Longer matches are better, then more recent ones. `extend` costs a
-    few dictionary entries a token, `propose` a few look-ups, whatever the length.
+    few dictionary entries a token, `propose_many` a few look-ups, whatever the length.
     """
 
     def __init__(self, tokens: Sequence[int] = ()) -> None:
@@ -58,15 +57,6 @@ class NgramIndex:
             self._index_place(len(self._tokens))
             self._tokens.append(token)
 
-    def propose(self, k: int) -> tuple[int, ...]:
-        """The k tokens after the longest, most recent match; empty without one.
-
-        Where the match reaches the end of the sequence the copy goes on over its own tokens, so a
-        repeating passage is proposed at full length.
-        """
-        place = next(self._matches(), None)
-        return () if place is None else self._continuation(place, k)
-
     def longest_match(self) -> Match | None:
         """The match with most agreeing tokens among the latest of the longest n-gram's; None without any."""
         best: tuple[int, int] | None = None
@@ -82,7 +72,11 @@ class NgramIndex:
         return Match(length, tuple(self._tokens[place : place + MAX_FOLLOWING]))
 
     def propose_many(self, m: int, k: int) -> tuple[tuple[int, ...], ...]:
-        """Up to m continuations with distinct first tokens, best match first; `propose(k)` is the first."""
+        """Up to m continuations of k tokens with distinct first tokens, best match first.
+
+        Where a match reaches the end of the sequence the copy goes on over its own tokens, so a
+        repeating passage is proposed at full length.
+        """
         found: dict[int, tuple[int, ...]] = {}
         if k < 1:
             return ()
@@ -91,7 +85,8 @@ class NgramIndex:
                 break
             first = self._tokens[place]
             if first not in found:
-                found[first] = self._continuation(place, k)
+                period = len(self._tokens) - place
+                found[first] = tuple(self._tokens[place + i % period] for i in range(k))
         return tuple(found.values())
 
     def _index_place(self, place: int) -> None:
@@ -121,7 +116,3 @@ class NgramIndex:
         while length < min(place, LONGEST_MATCH) and tokens[place - 1 - length] == tokens[end - 1 - length]:
             length += 1
         return length
-
-    def _continuation(self, place: int, k: int) -> tuple[int, ...]:
-        period = len(self._tokens) - place
-        return tuple(self._tokens[place + i % period] for i in range(k))

@@ -1,27 +1,15 @@
-"""One field of noise for every process: Philox integers, exponentials, and the race that draws tokens.
+"""One field of noise for every process: Philox integers and the exponentials made of them.
 
-The field. Counter = (id >> 2, position, round key, stream | sample << 8), key = the seed's
+Counter = (id >> 2, position, round key, stream | sample << 8), key = the seed's
 (low, high) words, lane = id & 3, so one Philox4x32-10 block serves four global vocabulary ids.
 The integers are the same on every machine; stored vectors pin them.
-
-The race (Gumbel-max, Daliri, Musco, Suresh, arXiv 2408.07978). The token drawn from log-weights
-`scores` is the id with the largest `float64(score) - log(float64(E))`, ties to the lowest id, where
-E = float32(-log1p(-u)), u = (x + 0.5) / 2^32, and logarithms are libm's in float64. Excluded ids
-have score -inf. This is the whole contract: the prefilter below only saves logarithms.
-
-The prefilter. E >= u, so `score + ceiling` with ceiling >= -log u bounds an id's value from above.
-One pass keeps the best exact values so far and computes only ids whose bound reaches the worst of
-them: about ten a row. The ceiling reads log2 u off the float32 bits of x.
-
-Cost at 49,152 ids on one core: 0.03 ms for a fresh row of ceilings, 0.03 ms for the race. Ceilings
-are kept for a few rows, since a position is visited again after a rejection and by every branch of
-a tree. Rows with few survivors compute theirs directly.
 """
 
 from __future__ import annotations
 
 import math
 from enum import IntEnum
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -34,10 +22,12 @@ from paceline.runtime.compiled import compiled
 Words = NDArray[np.uint32]
 BLOCK = 4
 """Ids that share one Philox block."""
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_WEYL = (0x9E3779B9, 0xBB67AE85)
-_ROUNDS = 10
-_WORD = 0xFFFFFFFF
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+WEYL = (0x9E3779B9, 0xBB67AE85)
+ROUNDS = 10
+"""Of Philox4x32-10, as are its multipliers and key increments (Salmon et al., SC11)."""
+WORD = 0xFFFFFFFF
+"""The largest integer of 32 bits."""
 
 
 class Stream(IntEnum):
@@ -58,39 +48,9 @@ class Address(NamedTuple):
     key_high: int
 
 
-def philox(counter: Words, key: tuple[int, int]) -> Words:
-    """Philox4x32-10 (Salmon et al., SC11) on counters [n, 4]: the reference for the compiled one."""
-    low, high = np.uint64(_WORD), np.uint64(32)
-    words = counter.astype(np.uint64).T
-    for step in range(_ROUNDS):
-        keys = [np.uint64((word + step * weyl) & _WORD) for word, weyl in zip(key, _WEYL, strict=True)]
-        first, second = np.uint64(_MULTIPLIERS[0]) * words[0], np.uint64(_MULTIPLIERS[1]) * words[2]
-        words = np.stack(
-            [
-                (second >> high) ^ words[1] ^ keys[0],
-                second & low,
-                (first >> high) ^ words[3] ^ keys[1],
-                first & low,
-            ]
-        )
-    return words.T.astype(np.uint32)
-
-
 def random_words(key: NoiseKey, stream: Stream, position: int, vocab_size: int, round_key: int = 0) -> Words:
-    """The integers x of ids 0 … V-1, by the reference. Returns [V]."""
-    address = address_of(key, stream, position, round_key)
-    blocks = -(-vocab_size // 4)
-    counter = np.empty((blocks, 4), np.uint32)
-    counter[:, 0] = np.arange(blocks)
-    counter[:, 1:] = address[:3]
-    return philox(counter, (address.key_low, address.key_high)).reshape(-1)[:vocab_size]
-
-
-def exponentials(
-    key: NoiseKey, stream: Stream, position: int, vocab_size: int, round_key: int = 0
-) -> NDArray[np.float32]:
-    """E of ids 0 … V-1, each Exp(1): the plain reference of the race. Returns [V]."""
-    return _exponentials_of_words(random_words(key, stream, position, vocab_size, round_key))
+    """The integers x of ids 0 … V-1. Returns [V]."""
+    return words_of_row(0, vocab_size, *address_of(key, stream, position, round_key))
 
 
 def uniform(key: NoiseKey, stream: Stream, position: int, round_key: int = 0) -> float:
@@ -101,22 +61,23 @@ def uniform(key: NoiseKey, stream: Stream, position: int, round_key: int = 0) ->
 
 def address_of(key: NoiseKey, stream: Stream, position: int, round_key: int) -> Address:
     """Where the draws of one stream and position stand, all ids; refuses what 32 bits can't hold."""
-    require(0 <= position <= _WORD, "position", position, "in [0, 2^32)")
-    require(0 <= round_key <= _WORD, "round_key", round_key, "in [0, 2^32)")
+    require(0 <= position <= WORD, "position", position, "in [0, 2^32)")
+    require(0 <= round_key <= WORD, "round_key", round_key, "in [0, 2^32)")
     tag = int(stream) | key.sample_index << 8
-    return Address(position, round_key, tag, key.seed & _WORD, key.seed >> 32)
+    return Address(position, round_key, tag, key.seed & WORD, key.seed >> 32)
 
 
-_MULTIPLIER_0, _MULTIPLIER_1 = np.uint64(_MULTIPLIERS[0]), np.uint64(_MULTIPLIERS[1])
-_WEYL_0, _WEYL_1 = np.uint32(_WEYL[0]), np.uint32(_WEYL[1])
+_MULTIPLIER_LOW, _MULTIPLIER_HIGH = np.uint64(MULTIPLIERS[0]), np.uint64(MULTIPLIERS[1])
+_WEYL_LOW, _WEYL_HIGH = np.uint32(WEYL[0]), np.uint32(WEYL[1])
 _SHIFT = np.uint64(32)
 
 
-def _round_of(
+@partial(compiled, inlined=True)
+def _round(
     c0: np.uint32, c1: np.uint32, c2: np.uint32, c3: np.uint32, k0: np.uint32, k1: np.uint32
 ) -> tuple[np.uint32, np.uint32, np.uint32, np.uint32]:
-    first = _MULTIPLIER_0 * np.uint64(c0)
-    second = _MULTIPLIER_1 * np.uint64(c2)
+    first = _MULTIPLIER_LOW * np.uint64(c0)
+    second = _MULTIPLIER_HIGH * np.uint64(c2)
     return (
         np.uint32(np.uint32(second >> _SHIFT) ^ c1 ^ k0),
         np.uint32(second),
@@ -125,19 +86,54 @@ def _round_of(
     )
 
 
-philox_round = compiled(_round_of, inlined=True)
-
-
 @compiled
 def philox_block(
     c0: np.uint32, c1: np.uint32, c2: np.uint32, c3: np.uint32, k0: np.uint32, k1: np.uint32
 ) -> tuple[np.uint32, np.uint32, np.uint32, np.uint32]:
     """In compiled code: one block of four words."""
-    for _ in range(_ROUNDS):
-        c0, c1, c2, c3 = philox_round(c0, c1, c2, c3, k0, k1)
-        k0 = np.uint32(k0 + _WEYL_0)
-        k1 = np.uint32(k1 + _WEYL_1)
+    for _ in range(ROUNDS):
+        c0, c1, c2, c3 = _round(c0, c1, c2, c3, k0, k1)
+        k0 = np.uint32(k0 + _WEYL_LOW)
+        k1 = np.uint32(k1 + _WEYL_HIGH)
     return c0, c1, c2, c3
+
+
+@compiled
+def _philox_blocks(c0: Words, c1: Words, c2: Words, c3: Words, n: int, k0: np.uint32, k1: np.uint32) -> None:
+    """`philox_block` of n counters at once, in place."""
+    for _ in range(ROUNDS):
+        for i in range(n):
+            c0[i], c1[i], c2[i], c3[i] = _round(c0[i], c1[i], c2[i], c3[i], k0, k1)
+        k0 = np.uint32(k0 + _WEYL_LOW)
+        k1 = np.uint32(k1 + _WEYL_HIGH)
+
+
+LANES = 1024
+"""Blocks mixed side by side: few enough for the first cache, enough to be worth setting a vector loop up.
+
+Measured against 16 and 64 in docs/decisions/2026-11-22-rows-are-ranked-in-one-call.md.
+"""
+
+
+@compiled
+def words_of_row(
+    first_block: int, count: int, position: int, round_key: int, tag: int, key_low: int, key_high: int
+) -> Words:
+    """In compiled code: the integers of `count` ids from the first of a block on."""
+    blocks = (count + 3) // 4
+    words = np.empty((blocks, 4), np.uint32)
+    c0, c1 = np.empty(LANES, np.uint32), np.empty(LANES, np.uint32)
+    c2, c3 = np.empty(LANES, np.uint32), np.empty(LANES, np.uint32)
+    for start in range(0, blocks, LANES):
+        n = min(LANES, blocks - start)
+        for i in range(n):
+            c0[i], c1[i] = np.uint32(first_block + start + i), np.uint32(position)
+            c2[i], c3[i] = np.uint32(round_key), np.uint32(tag)
+        _philox_blocks(c0, c1, c2, c3, n, np.uint32(key_low), np.uint32(key_high))
+        for i in range(n):
+            words[start + i, 0], words[start + i, 1] = c0[i], c1[i]
+            words[start + i, 2], words[start + i, 3] = c2[i], c3[i]
+    return words.reshape(-1)[:count]
 
 
 @compiled
@@ -151,11 +147,3 @@ def _first_words(position: int, round_key: int, tag: int, key_low: int, key_high
 def exponential_of(word: np.uint32) -> np.float32:
     """In compiled code: the Exp(1) of one word."""
     return np.float32(-math.log1p(-(np.float64(word) + 0.5) * 2.0**-32))
-
-
-@compiled
-def _exponentials_of_words(words: Words) -> NDArray[np.float32]:
-    result = np.empty(words.size, np.float32)
-    for i in range(words.size):
-        result[i] = exponential_of(words[i])
-    return result

@@ -5,7 +5,7 @@ penalty, frequency and presence penalty (vLLM's place and arithmetic), bad words
 `docs/sampling.md` states the semantics of each. All arithmetic is float32, one operation after the other, as there.
 
 A row is processed with its own history: prompt, committed tokens, and the drafted tokens on its
-path (`exactness` §5). State is kept for committed tokens alone; what a row needs beyond it is
+path (docs/exactness.md §5). State is kept for committed tokens alone; what a row needs beyond it is
 computed from its path and forgotten.
 """
 
@@ -24,6 +24,7 @@ Logits = NDArray[np.float32]
 Ids = NDArray[np.intp]
 
 _FIRST_CAPACITY = 64
+"""Distinct tokens that there is room for at first; room doubles."""
 
 
 class Matcher(Protocol):

@@ -1,4 +1,19 @@
-"""The race that draws tokens: Gumbel-max over shared noise, with an exact prefilter."""
+"""The race that draws tokens: Gumbel-max over shared noise, with an exact prefilter.
+
+The definition (Daliri, Musco, Suresh, arXiv 2408.07978). The token drawn from log-weights `scores` is the id with the
+largest `float64(score) - log(float64(E))`, ties to the lowest id, where E = float32(-log1p(-u)), u = (x + 0.5) / 2^32
+with the id's integer x (`paceline.sampling.noise`), and logarithms are libm's in float64. Excluded ids have score
+-inf. This is the whole contract: the prefilter below only saves logarithms.
+
+The prefilter. E >= u, so `score + ceiling` with ceiling >= -log u bounds an id's value from above. One pass keeps the
+best exact values so far and computes only ids whose bound reaches the worst of them: about ten a row. The ceiling
+reads log2 u off the float32 bits of x.
+
+Cost at 49,152 ids on one core: 0.03 ms for a fresh row of ceilings
+(docs/decisions/2026-11-22-rows-are-ranked-in-one-call.md), 0.03 ms for the race (docs/reports/noise-2026-11-21.md).
+Ceilings are kept for a few rows, since a position is visited again after a rejection and by every branch of a tree.
+Rows with few survivors compute theirs directly.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +21,7 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,29 +31,28 @@ from paceline.protocol.errors import InvalidInput, require
 from paceline.protocol.sampling import NoiseKey
 from paceline.runtime.compiled import compiled
 from paceline.sampling.noise import (
-    _ROUNDS,
-    _WEYL_0,
-    _WEYL_1,
     BLOCK,
     Address,
     Stream,
     Words,
     address_of,
     exponential_of,
-    exponentials,
     philox_block,
-    philox_round,
     uniform,
+    words_of_row,
 )
 
 Scores = NDArray[np.float32] | NDArray[np.float64]
 """[V] log-weights of a draw, unnormalised; -inf excludes an id."""
 CACHE_BYTES = 32 << 20
-"""Bound on the ceilings kept: 167 rows of 49,152 ids."""
+"""Bound on the ceilings kept: 170 rows of 49,152 ids; chosen, not tuned."""
 SHORT_ROW = 2048
-"""Rows of no more ids are raced together: what they need of noise is computed sooner than it is looked up."""
+"""Rows of no more ids are raced together: their noise is computed sooner than it is looked up.
+
+Measured in docs/decisions/2026-11-22-rows-are-ranked-in-one-call.md.
+"""
 SPARSE_SHARE = 8
-"""Rows whose survivors are at most 1/8 of the vocabulary skip the ceilings."""
+"""Rows whose survivors are at most 1/8 of the vocabulary skip the ceilings; chosen, not tuned."""
 
 
 def race(scores: Scores, key: NoiseKey, stream: Stream, position: int, round_key: int = 0) -> int:
@@ -62,12 +77,7 @@ def race_best(
     largest = float(scores.max(initial=-math.inf))  # NaN if any score is
     if not math.isfinite(largest):
         raise InvalidInput.of("largest score", largest, "finite")
-    survivors = int(np.count_nonzero(scores > -math.inf))
-    if survivors <= max(m, scores.size // SPARSE_SHARE):
-        ids = np.flatnonzero(scores > -math.inf)
-        order = np.argsort(-_perturbed(scores[ids], ids, *address), kind="stable")[:m]
-        return tuple(ids[order].tolist())
-    return tuple(_best_of_race(scores, _ceilings.row(address, 0, scores.size), m, 0, *address).tolist())
+    return tuple(_best_places(scores, m, 0, address).tolist())
 
 
 def race_rows(
@@ -156,19 +166,24 @@ def race_part(
     if not math.isfinite(largest):
         return largest, first_id
     address = address_of(key, stream, position, round_key)
-    ids = np.flatnonzero(scores > -math.inf)
-    if ids.size > max(1, scores.size // SPARSE_SHARE):
-        ids = _best_of_race(scores, _ceilings.row(address, first_id, scores.size), 1, first_id, *address)
-    values = _perturbed(scores[ids], ids + first_id, *address)
-    best = int(values.argmax())  # the first, so the lowest id, among equals
-    return float(values[best]), first_id + int(ids[best])
+    best = _best_places(scores, 1, first_id, address)
+    return float(_perturbed(scores[best], best + first_id, *address)[0]), first_id + int(best[0])
+
+
+def _best_places(scores: Scores, m: int, first_id: int, address: Address) -> NDArray[np.intp]:
+    """Places in a part of the vocabulary of the m best of its race in order; fewer if fewer ids survive."""
+    survivors = int(np.count_nonzero(scores > -math.inf))
+    if survivors > max(m, scores.size // SPARSE_SHARE):
+        return _best_of_race(scores, _ceilings.row(address, first_id, scores.size), m, first_id, *address)
+    places = np.flatnonzero(scores > -math.inf)
+    order = np.argsort(-_perturbed(scores[places], places + first_id, *address), kind="stable")[:m]
+    return places[order]
 
 
 def warm_up() -> None:
     """Compile every kernel (or load it from the cache), so that no request pays for it."""
     key = NoiseKey(seed=0)
     uniform(key, Stream.ACCEPT, 0)
-    exponentials(key, Stream.DRAFT, 0, 8)
     race_best(np.zeros(8 * SPARSE_SHARE, np.float32), 2, key, Stream.DRAFT, 0)
     race_best(np.zeros(8 * SPARSE_SHARE, np.float64), 2, key, Stream.DRAFT, 0)
     race_rows(np.zeros((1, 8), np.float32), 2, key, Stream.DRAFT, (0,))
@@ -205,7 +220,9 @@ _LN2 = np.float32(math.log(2))
 _MANTISSA = np.float32(2.0**-23)
 _OFFSET = np.float32(127 + 31)
 _STRIDE = 128
+"""Ids whose highest bound says whether any of them matters; chosen, not tuned."""
 _SLACK, _RELATIVE_SLACK = 1e-3, 2.0**-22
+"""Above the rounding of a bound, which `_best_of_race` derives."""
 
 
 @compiled
@@ -222,7 +239,9 @@ def _perturbed(
     return values
 
 
-def _highest_of(scores: Scores, ceilings: NDArray[np.float32]) -> float:
+@partial(compiled, fastmath={"nnan", "nsz"})
+def _highest_bound(scores: Scores, ceilings: NDArray[np.float32]) -> float:
+    """Largest of scores + ceilings; the caller knows that no score is NaN."""
     highest: float = scores[0] + ceilings[0]
     for i in range(1, scores.size):
         bound = scores[i] + ceilings[i]
@@ -230,11 +249,9 @@ def _highest_of(scores: Scores, ceilings: NDArray[np.float32]) -> float:
     return highest
 
 
-_highest_bound = compiled(_highest_of, fastmath={"nnan", "nsz"})
-"""Largest of scores + ceilings; the caller knows that no score is NaN."""
-
-
-def _insert_in(values: NDArray[np.float64], best: NDArray[np.intp], value: float, index: int) -> None:
+@partial(compiled, inlined=True)
+def insert(values: NDArray[np.float64], best: NDArray[np.intp], value: float, index: int) -> None:
+    """In compiled code: take a value and its index in among the best so far, largest first, if it belongs there."""
     place = values.size - 1
     if not value > values[place]:  # equals stay in front: they have lower ids
         return
@@ -242,10 +259,6 @@ def _insert_in(values: NDArray[np.float64], best: NDArray[np.intp], value: float
         values[place], best[place] = values[place - 1], best[place - 1]
         place -= 1
     values[place], best[place] = value, index
-
-
-insert = compiled(_insert_in, inlined=True)
-"""In compiled code: take a value and its index in among the best so far, largest first, if it belongs there."""
 
 
 @compiled
@@ -263,7 +276,7 @@ def _best_of_race(
     """Indices of the m best of a row [n] in order, the ids from `first_id` on; -1 where fewer survive.
 
     One pass, which skips what can't be among them. A bound may be too low by its rounding: 2^-24 of
-    itself, 1e-5 in the ceiling, 2^-24 in E.
+    itself, 1e-5 in the ceiling, 2^-24 in E. `_SLACK` and `_RELATIVE_SLACK` are larger than their sum.
     """
     c1, c2, c3 = np.uint32(position), np.uint32(round_key), np.uint32(tag)
     k0, k1 = np.uint32(key_low), np.uint32(key_high)
@@ -301,52 +314,24 @@ def _ceilings_of_words(words: Words) -> NDArray[np.float32]:
     return ceilings
 
 
-_LANES = 1024
-"""Blocks mixed side by side: few enough for the first cache, enough to be worth setting a vector loop up."""
-
-
-@compiled
-def _mix(c0: Words, c1: Words, c2: Words, c3: Words, n: int, k0: np.uint32, k1: np.uint32) -> None:
-    """`philox_block` of n counters at once, in place."""
-    for _ in range(_ROUNDS):
-        for i in range(n):
-            c0[i], c1[i], c2[i], c3[i] = philox_round(c0[i], c1[i], c2[i], c3[i], k0, k1)
-        k0 = np.uint32(k0 + _WEYL_0)
-        k1 = np.uint32(k1 + _WEYL_1)
-
-
 @compiled
 def _ceilings_of_row(
     first_block: int, count: int, position: int, round_key: int, tag: int, key_low: int, key_high: int
 ) -> NDArray[np.float32]:
-    blocks = (count + 3) // 4
-    words = np.empty((blocks, 4), np.uint32)
-    c0, c1 = np.empty(_LANES, np.uint32), np.empty(_LANES, np.uint32)
-    c2, c3 = np.empty(_LANES, np.uint32), np.empty(_LANES, np.uint32)
-    for start in range(0, blocks, _LANES):
-        n = min(_LANES, blocks - start)
-        for i in range(n):
-            c0[i], c1[i] = np.uint32(first_block + start + i), np.uint32(position)
-            c2[i], c3[i] = np.uint32(round_key), np.uint32(tag)
-        _mix(c0, c1, c2, c3, n, np.uint32(key_low), np.uint32(key_high))
-        for i in range(n):
-            words[start + i, 0], words[start + i, 1] = c0[i], c1[i]
-            words[start + i, 2], words[start + i, 3] = c2[i], c3[i]
-    return _ceilings_of_words(words.reshape(-1)[:count])
+    return _ceilings_of_words(words_of_row(first_block, count, position, round_key, tag, key_low, key_high))
 
 
-def _highest_score_of(scores: Scores) -> float:
+@partial(compiled, fastmath={"nnan", "nsz"})
+def highest_score(scores: Scores) -> float:
+    """In compiled code: the largest of some scores; the caller knows that none is NaN, or looks for it itself."""
     highest: float = scores[0]
     for i in range(1, scores.size):
         highest = scores[i] if scores[i] > highest else highest  # becomes a vector maximum
     return highest
 
 
-highest_score = compiled(_highest_score_of, fastmath={"nnan", "nsz"})
-"""In compiled code: the largest of some scores; the caller knows that none is NaN, or looks for it itself."""
-
-
-def _is_finite_of(scores: Scores) -> bool:
+@compiled
+def _is_finite(scores: Scores) -> bool:
     """Whether a row's largest score is finite, and none is NaN."""
     unequal = 0
     for i in range(scores.size):
@@ -354,9 +339,6 @@ def _is_finite_of(scores: Scores) -> bool:
     if unequal:
         return False
     return math.isfinite(highest_score(scores))
-
-
-_is_finite = compiled(_is_finite_of)
 
 
 @compiled

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,7 +13,7 @@ from paceline.sampling.exponential import REORDER, exp
 from paceline.sampling.racing import Scores, highest_score, insert
 
 _STRIDE = 128
-"""Scores whose maximum says whether any of them matters."""
+"""Scores whose maximum says whether any of them matters; chosen, not tuned."""
 
 
 def largest_of_rows(scores: Scores, m: int) -> NDArray[np.intp]:
@@ -62,14 +64,12 @@ def _largest(scores: Scores, best: NDArray[np.intp]) -> None:
                 insert(values, best, np.float64(scores[i]), i)
 
 
-def _weight_of(scores: NDArray[np.float32], highest: float, scale: np.float32) -> np.float32:
+@partial(compiled, fastmath=REORDER)
+def _weight(scores: NDArray[np.float32], highest: float, scale: np.float32) -> np.float32:
     total = np.float32(0)
     for i in range(scores.size):
         total += exp((scores[i] - highest) * scale)
     return total
-
-
-_weight = compiled(_weight_of, fastmath=REORDER)
 
 
 @compiled

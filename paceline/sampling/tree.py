@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.protocol.errors import require
 from paceline.protocol.proposal import ROOT, Proposal
 
 
@@ -37,20 +35,3 @@ def child_with_token(proposal: Proposal, node: int, token_id: int) -> int | None
 def is_leaf(parents: Sequence[int], node: int) -> bool:
     """Whether nothing hangs from `node`."""
     return node not in parents
-
-
-def longest_path(proposal: Proposal) -> int:
-    """Tokens on the proposal's longest path; 0 if it is empty."""
-    return max(proposal.depths, default=0)
-
-
-def trimmed(proposal: Proposal, node_count: int) -> Proposal:
-    """The first `node_count` nodes. Nodes keep their numbers: parents precede children."""
-    require(0 <= node_count <= len(proposal), "node_count", node_count, f"in [0, {len(proposal)}]")
-    return replace(
-        proposal,
-        token_ids=proposal.token_ids[:node_count],
-        draft_probabilities=proposal.draft_probabilities[:node_count],
-        parents=proposal.parents[:node_count],
-        supports=proposal.supports[:node_count],
-    )

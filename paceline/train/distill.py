@@ -29,8 +29,9 @@ from paceline.train.teacher import GREEDY_TEMPERATURE, LabelledLogs, Loss, Teach
 from paceline.train.vocabulary import DraftVocabulary
 
 TIMED_STEPS = 4
+"""Steps that are timed before a budget in minutes becomes a number of steps."""
 HELD_OUT_TOKENS = 2048
-"""Positions on which the running acceptance is measured."""
+"""Positions on which the running acceptance is measured; chosen, not tuned."""
 _BETAS = (0.9, 0.95)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -39,10 +40,14 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class TrainRecipe:
     """What decides the weights, beside target, rows and vocabulary.
 
+    `kl_share` and `hybrid_decay` are explained in docs/decisions/2026-11-21-plain-training-loop.md; the other
+    defaults are chosen, not tuned. docs/reports/draft-default-2026-11-21.md has what they give.
+
     Attributes:
         tokens: learned tokens to see, repeats counted; 0: `minutes` decides.
         kl_share: share of the steps that warm up on KL whatever the loss.
-        batch_rows: texts a step; each is computed alone, so memory follows the longest text.
+        hybrid_decay: η of `Loss.LK`.
+        batch_rows: texts per step; each is computed alone, so memory follows the longest text.
         dtype: precision of the matrix products, `float32` or `bfloat16`; the student's weights stay float32.
     """
 

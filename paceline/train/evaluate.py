@@ -1,18 +1,16 @@
 """What a draft will be worth, from held-out text and the serving path.
 
-Two teacher-forced passes give the exact law of token-wise rounds (Paceline's
-`exactness` §7): the target's own text is replayed, token x is accepted with
-probability 1 / (p_x Σ_j max(p_j / p_x, q_j / q_x)) under the coupled rule
-(min(1, q_x / p_x) under rejection), and a round ends at the first failure or
-after k + 1 tokens. Both distributions are what services would draw from: logits
-of serving engines, processed by the request's own chain.
+Two teacher-forced passes give the exact distribution of token-wise rounds (docs/exactness.md §7): the target's own
+text is replayed, token x is accepted with probability 1 / (p_x Σ_j max(p_j / p_x, q_j / q_x)) under the coupled rule
+(min(1, q_x / p_x) under rejection), and a round ends at the first failure or after k + 1 tokens. Both distributions
+are what services would draw from: logits of serving engines, processed by the request's own chain.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -24,8 +22,11 @@ from paceline.sampling.distribution import probabilities, processed_scores
 from paceline.train.corpus import Role, Row
 
 MAX_K = 8
+"""Most tokens proposed in a round that tables tell of."""
 CHUNK_ROWS = 64
+"""Rows of a replayed text that are computed at once."""
 _TIMED_STEPS = 30
+"""Steps of each engine that a cost is the median of; chosen, not tuned."""
 _SESSION = 1 << 30
 """A session number of our own; engines are not shared while they are measured."""
 
@@ -39,7 +40,7 @@ def overlap(p: Distribution, q: Distribution) -> float:
 
 
 def coupled_acceptance(p: Distribution, q: Distribution, token: int) -> float:
-    """P(the draft proposed `token` | the target drew it) with shared noise (exactness §1a)."""
+    """P(the draft proposed `token` | the target drew it) with shared noise (docs/exactness.md §1a)."""
     if p[token] <= 0 or q[token] <= 0:
         return 0.0
     return float(1 / (p[token] * np.maximum(p / p[token], q / q[token]).sum()))
@@ -249,10 +250,8 @@ def as_json(tables: Sequence[AcceptanceTable], costs: CostRatio, file_bytes: int
     """What the manifest keeps of an evaluation."""
     return {
         "tables": [
-            {
-                "temperature": table.temperature,
-                "part": table.part,
-                "positions": table.positions,
+            asdict(table)
+            | {
                 "overlap": round(table.overlap, 4),
                 "coupled_match": round(table.coupled_match, 4),
                 "by_depth": [round(value, 4) for value in table.by_depth],

@@ -35,7 +35,6 @@ from paceline.train.checkpoint import (
 )
 from paceline.train.corpus import Row, Split, TokenIds, count_learned, split_rows
 from paceline.train.distill import Distiller, Pace, StepReport, TrainRecipe, load_state, recipe_facts, run
-from paceline.train.progress import bar
 from paceline.train.student import Target, build_student, default_layers
 from paceline.train.user_data import UserData, read_data
 from paceline.train.vocabulary import DraftVocabulary, choose_vocabulary, coverage
@@ -43,6 +42,7 @@ from paceline.train.writing import GenerationRecipe, Writer, self_generate
 
 DEFAULT_GENERATED_TOKENS = 100_000
 DEFAULT_DRAFT_VOCAB = 16384
+"""Both chosen, not tuned."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def _write_rows(wanted: TrainDraft, target: Target, prompts: tuple[TokenIds, ...
     settings = wanted.engine.model_copy(update={"max_num_seqs": max(wanted.generation.batch_rows, 1)})
     writer = Writer(load_engine(wanted.target, settings), target.tokenizer, wanted.generation, prompts)
     tokens = wanted.self_generate
-    with bar(console) as progress:
+    with measure.bar(console) as progress:
         task = progress.add_task("writing text", total=tokens)
 
         def show(done: int) -> None:
@@ -161,7 +161,7 @@ def _train(wanted: TrainDraft, distiller: Distiller, manifest: DraftManifest, co
         made = replace(manifest, training=_training_facts(wanted, distiller), versions=measure.versions())
         save_draft(wanted.out, distiller.student, distiller.vocabulary, made)
 
-    with bar(console) as progress:
+    with measure.bar(console) as progress:
         task = progress.add_task("distilling", total=None)
         for report in run(distiller, wanted.checkpoint, wanted.pace, save):
             _show_step(progress, task, report)

@@ -6,13 +6,15 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from paceline.engine.interface import Engine
@@ -27,11 +29,10 @@ from paceline.sampling.racing import warm_up
 from paceline.train import evaluate
 from paceline.train.checkpoint import WEIGHTS_FILE, DraftManifest, load_draft_engine, load_manifest
 from paceline.train.corpus import HELD_OUT_SHARE, Row, split_rows
-from paceline.train.progress import bar
 from paceline.train.user_data import read_data
 
 COST_PREFIX = 64
-"""Tokens behind which a step is timed."""
+"""Tokens behind which a step is timed; chosen, not tuned."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,14 @@ class Measurement:
     def facts(self) -> dict[str, Any]:
         """In plain values."""
         return evaluate.as_json(self.tables, self.costs, self.file_bytes)
+
+
+@contextmanager
+def bar(console: Console) -> Iterator[Progress]:
+    """A progress bar, on terminals alone."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        yield progress
 
 
 def measure_draft(target: Engine, draft: Engine, folder: Path, rows: Sequence[Row], console: Console) -> Measurement:

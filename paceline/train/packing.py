@@ -7,10 +7,10 @@ from enum import StrEnum
 
 import torch
 
+from paceline.engine.cpu.row_products import in_int8
 from paceline.protocol.errors import require
 
 _SCALE = ".scale"
-_LARGEST = 127
 
 Tensors = dict[str, torch.Tensor]
 
@@ -31,10 +31,7 @@ def pack(weights: Mapping[str, torch.Tensor], form: WeightFormat) -> Tensors:
         if form is WeightFormat.FLOAT16 or whole.ndim < 2:
             packed[name] = whole.half().contiguous()
             continue
-        rows = whole.float()
-        scale = rows.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny) / _LARGEST
-        packed[name] = (rows / scale).round().to(torch.int8).contiguous()
-        packed[name + _SCALE] = scale
+        packed[name], packed[name + _SCALE] = in_int8(whole.float())
     return packed
 
 

@@ -17,7 +17,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from paceline.engine.fingerprint import weights_digest
-from paceline.engine.forward import ATTENTION_NAME, packed_forward
+from paceline.engine.forward import ATTENTION_NAME, AttentionCall, packed_forward
 from paceline.engine.weights import keep_layers, load_decoder
 from paceline.models.resolve import resolve
 from paceline.models.tokenizer import Tokenizer, load_tokenizer
@@ -50,8 +50,6 @@ class Target:
             raise Unsupported(f"target {model}: a table model has no layers to make a draft from")
         exact = settings.model_copy(update={"dtype": "float32"})
         decoder = load_decoder(resolved, exact)
-        if resolved.layers is not None:
-            keep_layers(decoder, resolved.layers)
         decoder.train(False)
         decoder.requires_grad_(False)
         decoder.set_attn_implementation(ATTENTION_NAME)
@@ -60,7 +58,7 @@ class Target:
 
 
 def default_layers(count: int) -> tuple[int, ...]:
-    """The first three layers and the last: what worked best for the default target."""
+    """The first three layers and the last, as in the default draft (docs/reports/draft-default-2026-11-21.md)."""
     return tuple(sorted({layer for layer in (0, 1, 2, count - 1) if 0 <= layer < count}))
 
 
@@ -115,23 +113,15 @@ class _PackedTexts:
 
     bounds: tuple[tuple[int, int], ...]
 
-    def attend(
-        self,
-        module: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scaling: float | None,
-        extras: dict[str, Any],
-    ) -> torch.Tensor:
-        grouped = query.shape[1] != key.shape[1]
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        grouped = call.query.shape[1] != call.key.shape[1]
         outputs = [
             functional.scaled_dot_product_attention(
-                query[:, :, low:high],
-                key[:, :, low:high],
-                value[:, :, low:high],
+                call.query[:, :, low:high],
+                call.key[:, :, low:high],
+                call.value[:, :, low:high],
                 is_causal=True,
-                scale=scaling,
+                scale=call.scaling,
                 enable_gqa=grouped,
             )
             for low, high in self.bounds

@@ -16,9 +16,14 @@ from paceline.train.student import PackedBatch, batch_logits
 from paceline.train.vocabulary import DraftVocabulary
 
 GREEDY_TEMPERATURE = 0.5
-"""Rows written greedily are learned at this temperature: a point mass would teach nothing but its mode."""
+"""Rows written greedily are learned at this temperature: a point mass would teach nothing but its mode.
+
+Chosen in docs/decisions/2026-11-21-plain-training-loop.md.
+"""
 TEACHER_MEMORY_BYTES = 4 << 30
+"""What may be kept of texts that were read; chosen, not tuned."""
 _SMALLEST = 1e-6
+"""Below it an acceptance counts as this much, so that its logarithm is finite."""
 
 
 class Loss(StrEnum):

@@ -24,8 +24,10 @@ from paceline.train.chat import ChatFrame, mark_thinking
 from paceline.train.corpus import Role, Row, TokenIds, count_learned, read_shards, replace_file, save_shard
 
 USER_TOP_P = 0.95
+"""Of the user's turns."""
 RECIPE_FILE = "corpus.json"
 DEFAULT_MIX = ((1.0, 0.5), (0.6, 0.25), (0.0, 0.25))
+"""Temperatures of answers and their shares; with the limits here chosen, not tuned."""
 _GOLDEN = 0.6180339887498949
 _ADMITTED_ROWS = 512
 """Most prompt rows that new sessions add to one step."""

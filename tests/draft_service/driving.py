@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from draft_service.drafters.interface import Prepared
 from draft_service.drafters.model import ModelDraft, ModelDrafter
@@ -17,7 +17,6 @@ from paceline.protocol.draft import DraftBudget, Verifying
 from paceline.protocol.proposal import Acceptance, Proposal
 from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.protocol.session import SessionSpec
-from paceline.sampling.tree import trimmed
 
 SPEC = TableSpec(vocab=24, seed=3, sharpness=2.0, max_length=400)
 PREFIX = (1, 2, 3, 4, 5)
@@ -125,7 +124,7 @@ class Driver:
             verifying = Verifying(1, base, proposal=inline, budget=budget)
         elif nodes:
             assert self.offer is not None
-            self.verified = trimmed(self.offer, nodes)
+            self.verified = first_nodes(self.offer, nodes)
             verifying = Verifying(1, base, self.offer.proposal_id, nodes, budget=budget)
         else:
             self.verified = None
@@ -169,6 +168,12 @@ class Driver:
                 assert len(before) < len(each.proposal)
                 assert_prefix(before, each.proposal)
             self.prepared[outcome] = each.proposal
+
+
+def first_nodes(proposal: Proposal, count: int) -> Proposal:
+    """The first nodes of a proposal, which keep their numbers: parents precede children."""
+    names = ("token_ids", "draft_probabilities", "parents", "supports")
+    return replace(proposal, **{name: getattr(proposal, name)[:count] for name in names})
 
 
 def assert_prefix(shorter: Proposal, longer: Proposal) -> None:

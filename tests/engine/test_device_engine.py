@@ -17,9 +17,10 @@ from paceline.engine.cuda.buckets import PAGE_ROWS, groups_of, length_bucket
 from paceline.engine.cuda.pages import PagePool
 from paceline.engine.cuda.static_engine import StaticEngine
 from paceline.engine.decoder import build_engine
-from paceline.engine.interface import ROOT, Prefix, StepItem, StepPlan
+from paceline.engine.interface import Prefix, StepItem, StepPlan
 from paceline.models.tokenizer import TableTokenizer
 from paceline.protocol.errors import InvalidInput, Overloaded, PrefixMismatch, Unsupported
+from paceline.protocol.proposal import ROOT
 from paceline.runtime.config import EngineSettings
 from tests.engine import tiny
 from tests.engine.test_growth import check_growth

@@ -28,10 +28,11 @@ from paceline.protocol.session import SessionSpec
 from paceline.protocol.target import Round
 from paceline.runtime.config import EngineSettings
 from paceline.sampling.distribution import processed_scores
-from paceline.sampling.noise import Stream, exponentials
+from paceline.sampling.noise import Stream
 from paceline.sampling.racing import race_best
 from target_service.verifier import draw_of, drawn_verdict, verify
 from tests.engine import tiny
+from tests.sampling.field import exponentials
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[1] / "vectors" / "noise.json").read_text())
 IN_ROUND_ZERO = [case for case in VECTORS["draws"] if case["round_key"] == 0]
@@ -278,7 +279,7 @@ def test_the_texts_catch(
 
 def test_other_integers_are_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     check_words(torch.device("cpu"))
-    monkeypatch.setattr(noise, "_ROUNDS", 9)
+    monkeypatch.setattr(noise, "ROUNDS", 9)
     with pytest.raises(Unsupported, match="other noise"):
         check_words(torch.device("cpu"))
 

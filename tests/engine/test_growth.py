@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 
 from paceline.engine.cpu import row_attention
 from paceline.engine.cpu.row_attention import FEW_KEYS
-from paceline.engine.interface import ROOT, Engine, StepItem, StepPlan
+from paceline.engine.interface import Engine, StepItem, StepPlan
 from paceline.engine.ledger import Ledger
 from paceline.engine.table.engine import TableEngine, TableModel, TimedEngine
 from paceline.engine.transformer import TransformerEngine
 from paceline.models.table_names import TableSpec
 from paceline.protocol.errors import PacelineError, PrefixMismatch
+from paceline.protocol.proposal import ROOT
 from tests.engine import tiny
 
 VOCAB = 40

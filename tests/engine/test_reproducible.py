@@ -18,7 +18,7 @@ from torch.nn import functional
 from paceline.engine import blocks
 from paceline.engine.cpu.linear import PackedLinear
 from paceline.engine.cpu.row_products import has_wide_vectors
-from paceline.engine.interface import ROOT, Engine, Logits, Prefix, StepItem, StepPlan
+from paceline.engine.interface import Engine, Logits, Prefix, StepItem, StepPlan
 from paceline.engine.reproducible.shapes import (
     BUCKET_ROWS,
     PROMPT_ROWS,
@@ -30,6 +30,7 @@ from paceline.engine.reproducible.shapes import (
     tree_paths,
 )
 from paceline.protocol.errors import InvalidInput, Unsupported
+from paceline.protocol.proposal import ROOT
 from tests.engine import tiny
 
 PROMPT, LENGTH = 100, 150

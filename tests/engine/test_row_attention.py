@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +12,10 @@ import torch
 from numpy.typing import NDArray
 
 from paceline.engine.cpu.row_attention import FEW_KEYS, RowAttention, is_few
-from paceline.engine.interface import ROOT, StepItem
+from paceline.engine.forward import AttentionCall
+from paceline.engine.interface import StepItem
 from paceline.engine.kv import KVShape, SessionKV
+from paceline.protocol.proposal import ROOT
 
 LAYERS = 2
 CAPACITY = 40
@@ -42,8 +46,12 @@ class Step:
     def attend(self, layer: int = 1, scaling: float | None = None) -> torch.Tensor:
         plan = RowAttention.of(list(zip(self.ITEMS, self.kv, self.LOWS, strict=True)))
         out = torch.full((1, self.ROWS, self.query.shape[1], self.query.shape[3]), 99.0)
-        plan.attend(layer, self.query, self.key, self.value, scaling, out)
+        plan.attend(self.call(layer, scaling), out)
         return out[0]
+
+    def call(self, layer: int = 1, scaling: float | None = None) -> AttentionCall:
+        module: Any = SimpleNamespace(layer_idx=layer)
+        return AttentionCall(module, self.query, self.key, self.value, scaling)
 
 
 def made(heads: int, kv_heads: int, head_dim: int, scale: float = 1.0) -> Step:
@@ -123,7 +131,7 @@ def test_the_same_row_has_the_same_bits_whatever_else_is_in_the_step() -> None:
     step = made(4, 2, 64)
     together = step.attend()
     alone = torch.empty_like(together)[None]
-    RowAttention.of([(ALONE, step.kv[1], 5)]).attend(1, step.query, step.key, step.value, None, alone)
+    RowAttention.of([(ALONE, step.kv[1], 5)]).attend(step.call(), alone)
     assert torch.equal(alone[0, 5], together[5])
 
 

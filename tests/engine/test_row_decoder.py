@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from paceline.engine.cpu.row_decoder import RowDecoder
 from paceline.engine.cpu.row_products import has_wide_vectors
 from paceline.engine.decoder import build_engine
-from paceline.engine.interface import ROOT, StepItem, StepPlan
+from paceline.engine.interface import StepItem, StepPlan
 from paceline.engine.transformer import TransformerEngine
 from paceline.models.tokenizer import TableTokenizer
 from paceline.protocol.errors import Unsupported
+from paceline.protocol.proposal import ROOT
 from paceline.runtime.config import EngineSettings
 from tests.engine import tiny
 

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.engine.interface import ROOT, Engine, Logits, StepItem, StepPlan
+from paceline.engine.interface import Engine, Logits, StepItem, StepPlan
 from paceline.engine.transformer import TransformerEngine
 from paceline.protocol.errors import InvalidInput, Overloaded, PrefixMismatch, UnknownSession
+from paceline.protocol.proposal import ROOT
 from tests.engine import tiny
 
 TOLERANCE = 2e-4

@@ -18,9 +18,10 @@ from paceline.protocol.target import Round, Verdict
 from paceline.sampling import acceptance, noise, racing
 from paceline.sampling.acceptance import Decision
 from paceline.sampling.distribution import sparse_support
-from paceline.sampling.noise import Stream, exponentials, uniform
+from paceline.sampling.noise import Stream, uniform
 from paceline.sampling.racing import race
 from tests.mutants.rounds import MIDDLING, VOCAB, BlockRounds, Drawn, Rounds, Scores
+from tests.sampling.field import exponentials
 
 WEAK = 0.3
 """q below which a drafted token counts as weak."""

@@ -48,6 +48,12 @@ def ranking(scores: NDArray[np.floating], drawn: NDArray[np.float32]) -> list[in
     return sorted(finite, key=lambda i: (-(float(scores[i]) - math.log(float(drawn[i]))), i))
 
 
+def coupled_match(p: NDArray[np.float64], q: NDArray[np.float64]) -> float:
+    """P(both draw the same token from shared noise) = Σ_i 1 / Σ_j max(p_j / p_i, q_j / q_i) (2408.07978)."""
+    both = np.flatnonzero((p > 0) & (q > 0))
+    return float(sum(1.0 / np.maximum(p / p[i], q / q[i]).sum() for i in both))
+
+
 def random_table(rng: np.random.Generator, vocab_size: int, depth: int, alpha: float = 1.0) -> Table:
     """Random distributions for every prefix shorter than `depth`."""
     table: Table = {}

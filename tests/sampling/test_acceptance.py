@@ -25,7 +25,6 @@ from paceline.sampling.acceptance import (
     block_length,
     block_thresholds,
     block_weights,
-    coupled_match_probability,
     decide,
     drafted_probabilities,
     draw_block,
@@ -357,7 +356,7 @@ def test_coverage_of_coupled_trees(case: int) -> None:
     for position in range(draws):
         y = race(p_scores, NoiseKey(case), Stream.DRAFT, position)
         ranks[race_best(q_scores, 3, NoiseKey(case), Stream.DRAFT, position).index(y)] += 1
-    first, last = coupled_match_probability(p, q), plain.last_in_draft(p, q)
+    first, last = plain.coupled_match(p, q), plain.last_in_draft(p, q)
     assert stats.binomtest(ranks[0], draws, first).pvalue > 1e-6
     assert stats.binomtest(ranks[2], draws, last).pvalue > 1e-6
 

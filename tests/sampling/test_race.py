@@ -14,9 +14,10 @@ from paceline.protocol.errors import InvalidInput
 from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.sampling import noise, racing
 from paceline.sampling.distribution import divided_scores, processed_scores
-from paceline.sampling.noise import Stream, exponentials
+from paceline.sampling.noise import Stream
 from paceline.sampling.racing import SHORT_ROW, Scores, race, race_best, race_rows
 from tests.sampling import plain
+from tests.sampling.field import exponentials
 
 INF = float("inf")
 
@@ -85,7 +86,7 @@ def test_a_divisor_races_what_was_divided_before(size: int) -> None:
         assert found.tolist() == before.tolist()
 
 
-@pytest.mark.parametrize("size", [4 * racing._LANES - 1, 4 * racing._LANES + 1, 9 * racing._LANES + 3])
+@pytest.mark.parametrize("size", [4 * noise.LANES - 1, 4 * noise.LANES + 1, 9 * noise.LANES + 3])
 def test_a_long_row_has_the_noise_of_each_of_its_ids(size: int) -> None:
     key, position = NoiseKey(11, 2), 4_000_000_001
     surprisals = -np.log(exponentials(key, Stream.DRAFT, position, size, 3).astype(np.float64))

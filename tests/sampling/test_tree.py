@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.protocol.errors import InvalidInput
-from paceline.protocol.proposal import ROOT, Proposal, SparseDistribution
-from paceline.sampling.tree import ancestor_mask, child_with_token, children, is_leaf, longest_path, trimmed
+from paceline.protocol.proposal import ROOT, Proposal
+from paceline.sampling.tree import ancestor_mask, child_with_token, children, is_leaf
 
 parent_lists = st.lists(st.integers(0, 63), max_size=20).map(
     lambda raw: tuple(value % (node + 1) - 1 for node, value in enumerate(raw))
@@ -43,20 +41,3 @@ def test_child_with_token_looks_below_the_node_only() -> None:
     assert child_with_token(proposal, 0, 6) == 4
     assert child_with_token(proposal, 1, 6) is None
     assert child_with_token(proposal, 2, 5) is None
-
-
-def test_longest_path() -> None:
-    assert longest_path(Proposal(1, (), ())) == 0
-    assert longest_path(Proposal(1, (5, 6, 5, 5), (1.0,) * 4, (-1, -1, 0, 2))) == 3
-
-
-def test_trimming_keeps_the_first_nodes_and_their_numbers() -> None:
-    tree = Proposal(9, (5, 6, 7, 8), (0.5, 0.4, 0.3, 0.2), (-1, -1, 0, 1), drafter="d")
-    assert trimmed(tree, 3) == Proposal(9, (5, 6, 7), (0.5, 0.4, 0.3), (-1, -1, 0), drafter="d")
-    assert len(trimmed(tree, 0)) == 0
-    assert trimmed(tree, 4) == tree
-    support = SparseDistribution((5, 6), (0.5, 0.5))
-    chain = Proposal(9, (5, 6), (0.5, 0.5), supports=(support, support))
-    assert trimmed(chain, 1).supports == (support,)
-    with pytest.raises(InvalidInput, match="node_count = 5"):
-        trimmed(tree, 5)

@@ -1,11 +1,9 @@
 """Decoder layers of the Llama shape with as few operations as their arithmetic needs.
 
-A step of few rows spends as long between its products as in them: thirty small
-operations a layer, each behind a Python module. A fused layer has one product
-for queries, keys and values, one for gate and up, and no module calls in
-between; in float32 on a CPU, what stands between is compiled. The numbers are the same up to the order
-in which a product sums; the engine's self-check compares them with the model's
-own forward pass.
+A step of few rows spends as long between its products as in them: thirty small operations a layer, each behind a
+Python module. A fused layer has one product for queries, keys and values, one for gate and up, and no module calls in
+between; in float32 on a CPU, what stands between is compiled. The numbers are the same up to the order in which a
+product sums; the engine's self-check compares them with the model's own forward pass.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from transformers.activations import SiLUActivation
 
 from paceline.engine.cpu import row_math
 from paceline.engine.cpu.linear import SummedLinear
-from paceline.engine.forward import attend
+from paceline.engine.forward import AttentionCall, attend
 
 
 class FusedLayer(nn.Module):
@@ -61,8 +59,8 @@ class FusedLayer(nn.Module):
         joined = self.qkv_proj(normed).view(1, normed.shape[1], -1, self.head_dim)  # [1, rows, all heads, head_dim]
         both = self.between.rotate(joined, *position_embeddings, rotated).transpose(1, 2)
         value = joined[:, :, rotated:].transpose(1, 2)
-        output = attend(self, both[:, : self.heads], both[:, self.heads :], value, self.scaling)
-        return output.reshape(1, normed.shape[1], -1)
+        call = AttentionCall(self, both[:, : self.heads], both[:, self.heads :], value, self.scaling)
+        return attend(call).reshape(1, normed.shape[1], -1)
 
 
 class FusedNorm(nn.Module):
@@ -113,7 +111,7 @@ def can_fuse(layer: nn.Module) -> bool:
 
 _LAYERS = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer")
 _NORMS = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm")
-"""Whose forward passes were read; a class of another name may compute something else with the same parts."""
+"""Classes whose forward passes are known; one of another name may compute something else with the same parts."""
 
 
 @torch.inference_mode()

@@ -1,11 +1,9 @@
 """Attention of few rows of many sessions: one compiled pass over all of them.
 
-Library kernels are made for many queries of one session: a call for each
-session and layer takes longer to start than to compute, and its products are
-too small for theirs. Here a row takes a dot product, an exponential and a
-multiply-add per key that it sees, in one loop over all rows of a step, so keys
-that a row doesn't see cost nothing and no mask is made. Sums run in an order
-that depends on nothing but the number of keys.
+Library kernels are made for many queries of one session: a call for each session and layer takes longer to start than
+to compute. Here a row takes a dot product, an exponential and a multiply-add per key that it sees, in one loop over
+all rows of a step, so keys that a row doesn't see cost nothing and no mask is made. The order of sums depends on the
+number of keys alone.
 """
 
 from __future__ import annotations
@@ -14,14 +12,17 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from paceline.engine.cpu.row_math import ITEM, floats
-from paceline.engine.interface import ROOT, StepItem
+from paceline.engine.forward import AttentionCall
+from paceline.engine.interface import StepItem
 from paceline.engine.kv import SessionKV
+from paceline.protocol.proposal import ROOT
 from paceline.runtime.compiled import compiled
 from paceline.sampling.exponential import REORDER, exp
 
@@ -29,9 +30,18 @@ DTYPE = torch.float32
 """What it computes in, and what keys and values must be."""
 
 FEW_KEYS = 4096
-"""Up to so many (row, key) pairs a session with several rows is faster here than in a library's product."""
+"""Up to this many (row, key) pairs a session with several rows is faster here than in a library's product.
+
+Decided with docs/decisions/2026-11-21-rows-in-compiled-loops.md, which does not record the crossover.
+"""
 EVERY_KEY = sys.maxsize
-"""Whole steps in one compiled loop are faster than layers one by one, however long a prompt or a text is."""
+"""Whole steps in one compiled loop are faster than layers one by one, however long a prompt or a text is.
+
+Measured in docs/decisions/2026-11-21-a-step-in-one-loop.md.
+"""
+
+Seen = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
+"""`rows`, `starts` and `others` of a `RowAttention`."""
 
 _NO_NAN = REORDER | {"nnan"}
 
@@ -62,6 +72,11 @@ class RowAttention:
     scores: NDArray[np.float32]
     """Room for the scores of the row that sees most keys."""
 
+    @property
+    def seen(self) -> Seen:
+        """The rows and their keys, as compiled code takes them."""
+        return self.rows, self.starts, self.others
+
     @classmethod
     def of(cls, placed: Sequence[tuple[StepItem, SessionKV, int]]) -> RowAttention:
         """Plan items with their sessions' rows and the index of their first row in the step."""
@@ -82,27 +97,20 @@ class RowAttention:
             np.empty(most, np.float32),
         )
 
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,  # [1, heads, rows, head_dim]
-        key: torch.Tensor,  # [1, kv_heads, rows, head_dim]
-        value: torch.Tensor,  # [1, kv_heads, rows, head_dim]
-        scaling: float | None,
-        out: torch.Tensor,  # [1, rows, heads, head_dim], contiguous
-    ) -> None:
-        """Write the rows' keys and values behind the kept ones and their attention into `out`."""
-        head_dim, kv_heads = query.shape[3], key.shape[1]
-        scale = 1 / math.sqrt(head_dim) if scaling is None else scaling
+    def attend(self, call: AttentionCall, out: torch.Tensor) -> None:
+        """Write the rows' keys and values behind the kept ones, and their attention into `out`.
+
+        `out`: [1, rows, heads, head_dim], contiguous.
+        """
+        head_dim, kv_heads = call.query.shape[3], call.key.shape[1]
+        scale = 1 / math.sqrt(head_dim) if call.scaling is None else call.scaling
         _attend(
             head_dim,
-            self.rows,
-            self.starts,
-            self.others,
-            layer,
+            self.seen,
+            call.layer,
+            call.query.shape[1],
             kv_heads,
-            query.shape[1] // kv_heads,
-            (_strided(query), _strided(key), _strided(value)),
+            (_strided(call.query), _strided(call.key), _strided(call.value)),
             out.data_ptr(),
             np.float32(scale),
             self.scores,
@@ -128,18 +136,17 @@ def _strided(rows: torch.Tensor) -> tuple[int, int, int]:
     return rows.data_ptr(), rows.stride(2), rows.stride(1)
 
 
-def _largest_of(scores: NDArray[np.float32], count: int) -> np.float32:
+@partial(compiled, fastmath=_NO_NAN, inlined=True)
+def _largest(scores: NDArray[np.float32], count: int) -> np.float32:
+    """Largest score; a NaN among them stays one in the exponentials."""
     largest = scores[0]
     for key in range(count):
         largest = max(largest, scores[key])
     return np.float32(largest)
 
 
-_largest = compiled(_largest_of, fastmath=_NO_NAN, inlined=True)
-"""Largest score; a NaN among them stays one in the exponentials."""
-
-
-def _dot_of(first: int, second: int, width: int) -> np.float32:
+@partial(compiled, fastmath=REORDER, inlined=True)
+def _dot(first: int, second: int, width: int) -> np.float32:
     one, other = floats(first), floats(second)
     total = _float(0)
     for column in range(width):
@@ -147,19 +154,15 @@ def _dot_of(first: int, second: int, width: int) -> np.float32:
     return total
 
 
-_dot = compiled(_dot_of, fastmath=REORDER, inlined=True)
-
-
-def _add_weighted(out: int, row: int, weight: np.float32, width: int) -> None:
+@partial(compiled, fastmath=REORDER, inlined=True)
+def _add(out: int, row: int, weight: np.float32, width: int) -> None:
     sums, held = floats(out), floats(row)
     for column in range(width):
         sums[column] += weight * held[column]
 
 
-_add = compiled(_add_weighted, fastmath=REORDER, inlined=True)
-
-
-def _add_four_weighted(out: int, row: int, weights: NDArray[np.float32], at: int, width: int) -> None:
+@partial(compiled, fastmath=REORDER, inlined=True)
+def _add_four(out: int, row: int, weights: NDArray[np.float32], at: int, width: int) -> None:
     """Four values that follow one another: the sums are loaded and stored once for all."""
     sums, step = floats(out), ITEM * width
     a, b, c, d = floats(row), floats(row + step), floats(row + 2 * step), floats(row + 3 * step)
@@ -172,10 +175,8 @@ def _add_four_weighted(out: int, row: int, weights: NDArray[np.float32], at: int
         )
 
 
-_add_four = compiled(_add_four_weighted, fastmath=REORDER, inlined=True)
-
-
-def _attend_one_row(
+@partial(compiled, fastmath=REORDER, inlined=True)
+def _attend_one(
     query: int,
     keys: int,
     values: int,
@@ -211,12 +212,8 @@ def _attend_one_row(
         sums[column] /= total
 
 
-_attend_one = compiled(_attend_one_row, fastmath=REORDER, inlined=True)
-
-
-def _write_rows(
-    rows: NDArray[np.int64], first_head: int, kv_heads: int, width: int, given: tuple[int, int, int]
-) -> None:
+@partial(compiled, inlined=True)
+def _write(rows: NDArray[np.int64], first_head: int, kv_heads: int, width: int, given: tuple[int, int, int]) -> None:
     """Copy the rows' own keys or values to their slots, from a head of the sessions' tensors on."""
     start, from_row, from_head = given
     for index in range(len(rows)):
@@ -228,54 +225,66 @@ def _write_rows(
                 held[column] = new[column]
 
 
-_write = compiled(_write_rows, inlined=True)
-
-
 @compiled
 def attend_head(
-    query: int,
-    keys: int,
-    values: int,
-    out: int,
-    first: int,
-    others: NDArray[np.int64],
+    seen: Seen,
+    index: int,
+    heads: tuple[int, int, int],
+    layer: int,
     width: int,
+    query: int,
+    out: int,
     scale: np.float32,
     scores: NDArray[np.float32],
 ) -> None:
-    """In compiled code: `_attend_one_row` with a width known to the compiler, where it is faster by a third."""
+    """In compiled code: one query head of one of the rows.
+
+    Args:
+        seen: the rows, and which keys each sees.
+        index: of the row among them.
+        heads: which query head, of how many, and how many key heads there are.
+        layer: whose keys and values.
+        width: head_dim.
+        query: address of [head_dim].
+        out: address of [head_dim].
+        scale: of the scores.
+        scores: room for the row's.
+    """
+    rows, starts, others = seen
+    head, every, kv_heads = heads
+    _, address, capacity, _, first = rows[index]
+    behind = others[starts[index] : starts[index + 1]]
+    keys = address + ITEM * width * capacity * (layer * 2 * kv_heads + head * kv_heads // every)
+    values = keys + ITEM * width * capacity * kv_heads
+    # Known widths are faster by a third (docs/decisions/2026-11-21-rows-in-compiled-loops.md).
     if width == 64:
-        _attend_one(query, keys, values, out, first, others, 64, scale, scores)
+        _attend_one(query, keys, values, out, first, behind, 64, scale, scores)
     elif width == 128:
-        _attend_one(query, keys, values, out, first, others, 128, scale, scores)
+        _attend_one(query, keys, values, out, first, behind, 128, scale, scores)
     else:
-        _attend_one(query, keys, values, out, first, others, width, scale, scores)
+        _attend_one(query, keys, values, out, first, behind, width, scale, scores)
 
 
 @compiled
 def _attend(
     width: int,
-    rows: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    others: NDArray[np.int64],
+    seen: Seen,
     layer: int,
+    heads: int,
     kv_heads: int,
-    groups: int,
     given: tuple[tuple[int, int, int], tuple[int, int, int], tuple[int, int, int]],
     out: int,
     scale: np.float32,
     scores: NDArray[np.float32],
 ) -> None:
+    rows = seen[0]
     (query, query_row, query_head), key, value = given
     before = layer * 2 * kv_heads
     _write(rows, before, kv_heads, width, key)
     _write(rows, before + kv_heads, kv_heads, width, value)
     for index in range(len(rows)):
-        row, address, capacity, _, first = rows[index]
-        behind = others[starts[index] : starts[index + 1]]
-        for head in range(kv_heads * groups):
-            keys = address + ITEM * width * capacity * (before + head // groups)
-            values = keys + ITEM * width * capacity * kv_heads
+        row = rows[index, 0]
+        for head in range(heads):
             own = query + ITEM * (row * query_row + head * query_head)
-            into = out + ITEM * width * (row * kv_heads * groups + head)
-            attend_head(own, keys, values, into, first, behind, width, scale, scores)
+            into = out + ITEM * width * (row * heads + head)
+            attend_head(seen, index, (head, heads, kv_heads), layer, width, own, into, scale, scores)

@@ -1,9 +1,8 @@
 """A whole decoder step as one compiled loop that every thread runs.
 
-What `FusedLayer` computes operation by operation is computed here without
-returning to Python: the same products, norms, rotations and attention, row by
-row and in the same order, so a row's numbers are the same bits either way,
-whatever is beside it and however its text was cut into steps.
+What `FusedLayer` computes operation by operation is computed here without returning to Python: the same products,
+norms, rotations and attention, row by row and in the same order. A row's numbers are bit-identical either way,
+whatever is beside it and however its text was cut into steps (docs/decisions/2026-11-21-a-step-in-one-loop.md).
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from transformers import PreTrainedModel
 
 from paceline.engine.cpu.fused import FusedLayer, FusedNorm
 from paceline.engine.cpu.row_attention import RowAttention
-from paceline.engine.cpu.row_phases import _PHASES_OF_LAYER, _DecoderShape, _Own, _Shared, decode_step
+from paceline.engine.cpu.row_phases import PHASES_OF_LAYER, DecoderShape, OwnRoom, SharedRoom, decode_step
 from paceline.engine.cpu.row_products import PIECE, Kernel, PanelLinear, padded
 from paceline.engine.cpu.thread_pool import ThreadPool, phases
 from paceline.engine.cpu.tiles import LANES
 
 _MODELS = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
-"""Whose forward passes were read: embeddings, layers, a norm and a head, with nothing in between."""
+"""Models whose forward passes are known to be embeddings, layers, a norm and a head, with nothing in between."""
 _LINE = 16
 """Numbers of a cache line."""
 
@@ -34,7 +33,7 @@ class RowDecoder:
 
     Args:
         model: one for which `can_decode` holds.
-        crew: the threads that compute.
+        pool: the threads that compute.
         max_length: the longest session.
     """
 
@@ -56,7 +55,7 @@ class RowDecoder:
         self._head = (body.norm.weight.data_ptr(), head.addresses, outputs)
         self._logits: int = head.out_features
         width, inner = self._embeddings.shape[1], first.down_proj.in_features
-        self._shape = _DecoderShape(
+        self._shape = DecoderShape(
             width, first.heads, first.kv_heads, first.head_dim, inner, np.float32(first.scaling)
         )
         widths = (width, first.qkv_proj.out_features, first.o_proj.in_features, inner)
@@ -71,9 +70,8 @@ class RowDecoder:
         room.fit(rows, len(wanted), attention.scores.size)
         torch.index_select(self._embeddings, 0, torch.tensor(token_ids), out=room.hidden[:rows])
         angles = self._angles.of(positions)
-        counters = phases(len(self._weights) * _PHASES_OF_LAYER + 1)
+        counters = phases(len(self._weights) * PHASES_OF_LAYER + 1)
         shared = room.shared(*angles)
-        seen = (attention.rows, attention.starts, attention.others)
         which = (np.arange(rows), np.array(wanted, np.int64))
 
         def work(thread: int, _held: object = angles) -> None:
@@ -85,7 +83,7 @@ class RowDecoder:
                 self._weights,
                 self._epsilons,
                 self._head,
-                seen,
+                attention.seen,
                 which,
                 shared,
                 own,
@@ -96,7 +94,7 @@ class RowDecoder:
 
 
 class _Room:
-    """What a step computes in, kept from step to step: fresh memory takes longer to be given than to be filled."""
+    """The buffers of a step, kept from step to step: page faults of fresh memory took milliseconds."""
 
     def __init__(self, threads: int, widths: tuple[int, int, int, int], outputs: int) -> None:
         self._threads, self._widths, self._outputs = threads, widths, outputs
@@ -117,14 +115,14 @@ class _Room:
         if keys > self._scores.shape[1]:
             self._scores = np.empty((self._threads, _power_of_two(keys + _LINE)), np.float32)
 
-    def shared(self, cosines: torch.Tensor, sines: torch.Tensor) -> _Shared:
+    def shared(self, cosines: torch.Tensor, sines: torch.Tensor) -> SharedRoom:
         """What all threads use, with the rows' angles."""
         parts = (self.hidden, self._joined, self._attended, self._gated, self.logits, cosines, sines)
-        return _Shared(*(part.data_ptr() for part in parts))
+        return SharedRoom(*(part.data_ptr() for part in parts))
 
-    def own(self, thread: int) -> _Own:
+    def own(self, thread: int) -> OwnRoom:
         """What one thread uses."""
-        return _Own(self._normed[thread].data_ptr(), self._gates[thread].data_ptr(), self._scores[thread])
+        return OwnRoom(self._normed[thread].data_ptr(), self._gates[thread].data_ptr(), self._scores[thread])
 
 
 def _power_of_two(least: int) -> int:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.engine.cpu.row_attention import attend_head
+from paceline.engine.cpu.row_attention import Seen, attend_head
 from paceline.engine.cpu.row_math import ITEM, floats, gate_row, norm_row, turn_row
 from paceline.engine.cpu.row_products import (
     PIECE,
@@ -18,17 +19,18 @@ from paceline.engine.cpu.row_products import (
     panel_bytes,
     panels_of,
     pieces,
+    product,
 )
 from paceline.engine.cpu.thread_pool import finish, take, wait
 from paceline.engine.cpu.tiles import LANES
 from paceline.runtime.compiled import compiled
 
-_PHASES_OF_LAYER = 6
+PHASES_OF_LAYER = 6
 _INPUT_NORM, _QKV, _QKV_BIAS, _OUT, _MLP_NORM, _GATE_UP, _GATE_UP_BIAS, _DOWN = range(8)
 """Columns of the layers' addresses."""
 
 
-class _DecoderShape(NamedTuple):
+class DecoderShape(NamedTuple):
     """Of a decoder, in compiled code."""
 
     width: int
@@ -39,7 +41,7 @@ class _DecoderShape(NamedTuple):
     scale: np.float32
 
 
-class _Shared(NamedTuple):
+class SharedRoom(NamedTuple):
     """Addresses of what all threads read and write, in compiled code."""
 
     hidden: int  # [rows, width]
@@ -51,7 +53,7 @@ class _Shared(NamedTuple):
     sines: int  # [rows, head_dim]
 
 
-class _Own(NamedTuple):
+class OwnRoom(NamedTuple):
     """What a thread has for itself, in compiled code."""
 
     normed: int  # address of [rows, width]
@@ -61,22 +63,20 @@ class _Own(NamedTuple):
 
 _Norm = tuple[int, float]
 """Address of its weight, and epsilon."""
-_Seen = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
-"""`rows`, `starts` and `others` of `RowAttention`."""
 
 
 @compiled
 def decode_step(
     counters: NDArray[np.int64],
     kernel: Kernel,
-    shape: _DecoderShape,
+    shape: DecoderShape,
     layers: NDArray[np.int64],
     epsilons: NDArray[np.float64],
     head: tuple[int, tuple[int, int], int],
-    seen: _Seen,
+    seen: Seen,
     which: tuple[NDArray[np.int64], NDArray[np.int64]],
-    shared: _Shared,
-    own: _Own,
+    shared: SharedRoom,
+    own: OwnRoom,
 ) -> None:
     """All phases of a step. `which` are the indices of all rows and of those whose logits are wanted."""
     every, wanted = which
@@ -85,31 +85,31 @@ def decode_step(
     phase = 0
     for layer in range(len(layers)):
         of = layers[layer]
-        norm, written = (of[_INPUT_NORM], epsilons[2 * layer]), (shared.joined, joined)
-        _normed_product(counters, phase, kernel, shape, norm, every, (of[_QKV], of[_QKV_BIAS]), shared, written, own)
+        norm, weights = (of[_INPUT_NORM], epsilons[2 * layer]), (of[_QKV], of[_QKV_BIAS])
+        written = (shared.joined, joined)
+        _normed_product(counters, phase, kernel, shape, norm, every, weights, shared, written, own, False)
         _place(counters, phase + 1, shape, layer, seen[0], shared)
         _attend(counters, phase + 2, shape, layer, seen, shared, own)
-        read, written = (shared.attended, rows, attended), (shared.hidden, shape.width)
-        _added_product(counters, phase + 3, kernel, of[_OUT], read, written)
-        norm, gates = (of[_MLP_NORM], epsilons[2 * layer + 1]), (of[_GATE_UP], of[_GATE_UP_BIAS])
-        _gated_product(counters, phase + 4, kernel, shape, norm, every, gates, shared, own)
+        read, hidden = (shared.attended, rows, attended), (shared.hidden, shape.width)
+        product(counters, phase + 3, kernel, (of[_OUT], 0), read, hidden, True)
+        norm, weights = (of[_MLP_NORM], epsilons[2 * layer + 1]), (of[_GATE_UP], of[_GATE_UP_BIAS])
+        written = (shared.gated, shape.inner)
+        _normed_product(counters, phase + 4, kernel, shape, norm, every, weights, shared, written, own, True)
         read = (shared.gated, rows, shape.inner)
-        _added_product(counters, phase + 5, kernel, of[_DOWN], read, written)
-        phase += _PHASES_OF_LAYER
+        product(counters, phase + 5, kernel, (of[_DOWN], 0), read, hidden, True)
+        phase += PHASES_OF_LAYER
     weight, addresses, outputs = head
     norm, written = (weight, epsilons[-1]), (shared.logits, outputs)
-    _normed_product(counters, phase, kernel, shape, norm, wanted, addresses, shared, written, own)
+    _normed_product(counters, phase, kernel, shape, norm, wanted, addresses, shared, written, own, False)
 
 
-def _norm_rows(shape: _DecoderShape, norm: _Norm, which: NDArray[np.int64], hidden: int, normed: int) -> None:
+@partial(compiled, inlined=True)
+def _norm(shape: DecoderShape, norm: _Norm, which: NDArray[np.int64], hidden: int, normed: int) -> None:
+    """Every thread does this for itself: it takes less than to wait for another to do it."""
     weight, epsilon = norm
     row_bytes = shape.width * ITEM
     for index in range(len(which)):
         norm_row(hidden + which[index] * row_bytes, weight, normed + index * row_bytes, shape.width, epsilon)
-
-
-_norm = compiled(_norm_rows, inlined=True)
-"""Every thread does this for itself: it takes less than to wait for another to do it."""
 
 
 @compiled
@@ -117,66 +117,26 @@ def _normed_product(
     counters: NDArray[np.int64],
     phase: int,
     kernel: Kernel,
-    shape: _DecoderShape,
+    shape: DecoderShape,
     norm: _Norm,
     which: NDArray[np.int64],
     addresses: tuple[int, int],
-    shared: _Shared,
+    shared: SharedRoom,
     written: tuple[int, int],
-    own: _Own,
+    own: OwnRoom,
+    gates: bool,
 ) -> None:
-    """Some rows of the hidden ones, normed, times weights."""
+    """Some rows of the hidden ones, normed, times weights; or times gate and up, a piece the same outputs of both."""
     last, is_normed = pieces(written[1]), False
     piece = take(counters, phase)
     while piece < last:
         if not is_normed:
             _norm(shape, norm, which, shared.hidden, own.normed)
             is_normed = True
-        multiply_piece(piece, kernel, addresses, (own.normed, len(which), shape.width), written, False)
-        finish(counters, phase)
-        piece = take(counters, phase)
-    wait(counters, phase, last)
-
-
-@compiled
-def _added_product(
-    counters: NDArray[np.int64],
-    phase: int,
-    kernel: Kernel,
-    weights: int,
-    read: tuple[int, int, int],
-    written: tuple[int, int],
-) -> None:
-    """A product that is added to the hidden rows."""
-    last = pieces(written[1])
-    piece = take(counters, phase)
-    while piece < last:
-        multiply_piece(piece, kernel, (weights, 0), read, written, True)
-        finish(counters, phase)
-        piece = take(counters, phase)
-    wait(counters, phase, last)
-
-
-@compiled
-def _gated_product(
-    counters: NDArray[np.int64],
-    phase: int,
-    kernel: Kernel,
-    shape: _DecoderShape,
-    norm: _Norm,
-    which: NDArray[np.int64],
-    addresses: tuple[int, int],
-    shared: _Shared,
-    own: _Own,
-) -> None:
-    """Hidden rows, normed, times gate and up: a piece is the same outputs of both, gated."""
-    last, is_normed = pieces(shape.inner), False
-    piece = take(counters, phase)
-    while piece < last:
-        if not is_normed:
-            _norm(shape, norm, which, shared.hidden, own.normed)
-            is_normed = True
-        _gate_piece(piece, kernel, shape, addresses, len(which), shared.gated, own)
+        if gates:
+            _gate_piece(piece, kernel, shape, addresses, len(which), written[0], own)
+        else:
+            multiply_piece(piece, kernel, addresses, (own.normed, len(which), shape.width), written, False)
         finish(counters, phase)
         piece = take(counters, phase)
     wait(counters, phase, last)
@@ -184,7 +144,7 @@ def _gated_product(
 
 @compiled
 def _gate_piece(
-    piece: int, kernel: Kernel, shape: _DecoderShape, addresses: tuple[int, int], rows: int, gated: int, own: _Own
+    piece: int, kernel: Kernel, shape: DecoderShape, addresses: tuple[int, int], rows: int, gated: int, own: OwnRoom
 ) -> None:
     weights, bias = addresses
     first, count = panels_of(piece, shape.inner)
@@ -203,10 +163,10 @@ def _gate_piece(
 def _place(
     counters: NDArray[np.int64],
     phase: int,
-    shape: _DecoderShape,
+    shape: DecoderShape,
     layer: int,
     rows: NDArray[np.int64],
-    shared: _Shared,
+    shared: SharedRoom,
 ) -> None:
     """Rotate queries and keys, and put keys and values where their sessions hold them; a piece is a row."""
     heads, kv_heads, head_bytes = shape.heads, shape.kv_heads, shape.head_dim * ITEM
@@ -227,22 +187,25 @@ def _place(
 
 @compiled
 def _attend(
-    counters: NDArray[np.int64], phase: int, shape: _DecoderShape, layer: int, seen: _Seen, shared: _Shared, own: _Own
+    counters: NDArray[np.int64],
+    phase: int,
+    shape: DecoderShape,
+    layer: int,
+    seen: Seen,
+    shared: SharedRoom,
+    own: OwnRoom,
 ) -> None:
     """Attention; a piece is a query head of a row."""
-    rows, starts, others = seen
-    heads, kv_heads, head_bytes = shape.heads, shape.kv_heads, shape.head_dim * ITEM
-    last = len(rows) * heads
+    rows, heads, head_bytes = seen[0], shape.heads, shape.head_dim * ITEM
+    last, row_heads = len(rows) * heads, heads + 2 * shape.kv_heads
     piece = take(counters, phase)
     while piece < last:
         index, head = piece // heads, piece % heads
-        row, address, capacity, _, first = rows[index]
-        behind = others[starts[index] : starts[index + 1]]
-        keys = address + head_bytes * capacity * (layer * 2 * kv_heads + head * kv_heads // heads)
-        values = keys + head_bytes * capacity * kv_heads
-        query = shared.joined + head_bytes * (row * (heads + 2 * kv_heads) + head)
+        row = rows[index, 0]
+        query = shared.joined + head_bytes * (row * row_heads + head)
         out = shared.attended + head_bytes * (row * heads + head)
-        attend_head(query, keys, values, out, first, behind, shape.head_dim, shape.scale, own.scores)
+        which = (head, heads, shape.kv_heads)
+        attend_head(seen, index, which, layer, shape.head_dim, query, out, shape.scale, own.scores)
         finish(counters, phase)
         piece = take(counters, phase)
     wait(counters, phase, last)

@@ -1,18 +1,17 @@
 """Products of few rows with weights laid out for them, compiled for CPUs with vectors of 512 bits.
 
-A step of few rows is as fast as its weights can be read. They lie in panels of
-sixteen outputs, input by input, so that one vector of weights is read once for
-all rows and every row's sum stays in a register. A sum runs over its inputs in
-order whatever rows are beside it, so a row's numbers are the same bits in any
-step. Weights may be kept as integers of eight bits, each output with a scale of
-its own, which is a quarter of the bytes; inputs and sums are float32.
+A step of few rows is as fast as its weights can be read. They lie in panels of sixteen outputs, input by input, so
+that one vector of weights is read once for all rows and every row's sum stays in a register. A sum runs over its
+inputs in order whatever rows are beside it, so a row's numbers are bit-identical in any step. Weights may be kept as
+integers of eight bits, each output with a scale of its own, which is a quarter of the bytes; inputs and sums are
+float32.
 """
 
 from __future__ import annotations
 
 import mmap
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,7 +31,9 @@ PIECE = PANELS * LANES
 STORED = (torch.float32, torch.int8)
 """What weights may be kept in."""
 _LARGEST = 127
+"""The integer of each output's largest weight."""
 HUGE_PAGE = 2 << 20
+"""Bytes of a large page on x86-64."""
 
 
 def has_wide_vectors() -> bool:
@@ -73,6 +74,12 @@ def panel_bytes(depth: int, item: int) -> int:
     return depth * LANES * item + (LANES * ITEM if item == BYTE else 0)
 
 
+def in_int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A float32 matrix as symmetric integers of eight bits, and the scale [outputs, 1] of each output."""
+    scales = weight.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny) / _LARGEST
+    return (weight / scales).round().to(torch.int8), scales
+
+
 def _laid_out(weight: torch.Tensor) -> torch.Tensor:
     """[outputs, inputs] → [panels, inputs, LANES]."""
     return weight.view(-1, LANES, weight.shape[1]).transpose(1, 2).contiguous()
@@ -80,9 +87,8 @@ def _laid_out(weight: torch.Tensor) -> torch.Tensor:
 
 def _rounded(weight: torch.Tensor) -> torch.Tensor:
     """[outputs, inputs] → [panels, (inputs + ITEM) · LANES] bytes: integers, then the scales of the outputs."""
-    scales = weight.abs().amax(dim=1).clamp(min=torch.finfo(torch.float32).tiny) / _LARGEST
-    integers = _laid_out((weight / scales[:, None]).round()).to(torch.int8).flatten(1)
-    return torch.cat([integers, scales.view(-1, LANES).view(torch.int8)], dim=1)
+    integers, scales = in_int8(weight)
+    return torch.cat([_laid_out(integers).flatten(1), scales.view(-1, LANES).view(torch.int8)], dim=1)
 
 
 def _in_huge_pages(tensor: torch.Tensor) -> torch.Tensor:
@@ -108,7 +114,7 @@ class PanelLinear(torch.nn.Module):
 
     Args:
         linear: what it computes.
-        crew: the threads that compute.
+        pool: the threads that compute.
         stored: what the weights are kept in.
     """
 
@@ -143,7 +149,7 @@ class PanelLinear(torch.nn.Module):
 
         # A helper that is late still looks at the counters, so its job holds them.
         def work(_: int) -> None:
-            _product(counters, self.kernel, self.addresses, read, written)
+            product(counters, 0, self.kernel, self.addresses, read, written, False)
 
         self._pool.run(work)
         return out[:, : self.out_features].view(*rows.shape[:-1], self.out_features)
@@ -197,15 +203,13 @@ multiply: Any = intrinsic(_called)
 """In compiled code: `_multiply` at an address, whose code is so compiled once and not into every caller."""
 
 
-def _begin_at(out: int, out_step: int, bias: int, rows: int, columns: int) -> None:
+@partial(compiled, inlined=True)
+def begin(out: int, out_step: int, bias: int, rows: int, columns: int) -> None:
+    """In compiled code: what a product is added to, its bias or, at address 0, nothing."""
     for row in range(rows):
         made, added = floats(out + row * out_step), floats(bias)
         for column in range(columns):
             made[column] = added[column] if bias else np.float32(0)
-
-
-begin = compiled(_begin_at, inlined=True)
-"""In compiled code: what a product is added to, its bias or, at address 0, nothing."""
 
 
 @compiled
@@ -237,18 +241,20 @@ def multiply_piece(
 
 
 @compiled
-def _product(
+def product(
     counters: NDArray[np.int64],
+    phase: int,
     kernel: Kernel,
     addresses: tuple[int, int],
     read: tuple[int, int, int],
     written: tuple[int, int],
+    adds: bool,
 ) -> None:
-    """A whole product, the one phase of its run."""
+    """In compiled code: a whole product, as one phase; arguments as for `multiply_piece`."""
     last = pieces(written[1])
-    piece = take(counters, 0)
+    piece = take(counters, phase)
     while piece < last:
-        multiply_piece(piece, kernel, addresses, read, written, False)
-        finish(counters, 0)
-        piece = take(counters, 0)
-    wait(counters, 0, last)
+        multiply_piece(piece, kernel, addresses, read, written, adds)
+        finish(counters, phase)
+        piece = take(counters, phase)
+    wait(counters, phase, last)

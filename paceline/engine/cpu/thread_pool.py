@@ -1,16 +1,16 @@
 """Threads that share compiled work, piece by piece.
 
-A step on a CPU has some two hundred phases of microseconds, each of which needs
-all of the one before. Library thread pools take ten microseconds to start each;
-here every thread runs the whole step, takes pieces of a phase from a counter
-and waits, awake, for the last of them. A thread that the machine has put aside
-holds up its one piece and no more.
+A step on a CPU has some two hundred phases of microseconds, each of which needs all of the one before. Library
+thread pools take ten microseconds to start each. Here every thread runs the whole step, takes pieces of a phase from
+a counter and spins until the last of them is done. A thread that the system has descheduled holds up its one piece
+and no more (docs/decisions/2026-11-21-a-step-in-one-loop.md).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ _LINE = 64
 """Bytes of a cache line: counters that change apart lie apart."""
 _PHASE = 2 * _LINE
 _SPINS = 400
-"""Looks before a waiting thread offers its core to whoever wants it."""
+"""Looks before a waiting thread yields its core (docs/decisions/2026-11-21-a-step-in-one-loop.md)."""
 
 
 class ThreadPool:
@@ -38,7 +38,7 @@ class ThreadPool:
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
-        self._helpers = ThreadPoolExecutor(max(threads - 1, 1), thread_name_prefix="crew")
+        self._helpers = ThreadPoolExecutor(max(threads - 1, 1), thread_name_prefix="compute")
 
     def run(self, work: Work) -> None:
         """Have every thread run `work`, whose pieces are taken from `phases`; returns when the caller's run does.
@@ -83,29 +83,23 @@ _look: Any = intrinsic(_read)
 _yield_core: Any = intrinsic(_yielded)
 
 
-def _take_of(counters: NDArray[np.int64], phase: int) -> int:
+@partial(compiled, inlined=True)
+def take(counters: NDArray[np.int64], phase: int) -> int:
+    """In compiled code: the next piece of a phase; beyond its last, nothing is left."""
     return int(_increment(counters.ctypes.data + phase * _PHASE))
 
 
-take = compiled(_take_of, inlined=True)
-"""In compiled code: the next piece of a phase; beyond its last, nothing is left."""
-
-
-def _finish_of(counters: NDArray[np.int64], phase: int) -> None:
+@partial(compiled, inlined=True)
+def finish(counters: NDArray[np.int64], phase: int) -> None:
+    """In compiled code: a piece that was taken is computed."""
     _increment(counters.ctypes.data + phase * _PHASE + _LINE)
 
 
-finish = compiled(_finish_of, inlined=True)
-"""In compiled code: a piece that was taken is computed."""
-
-
-def _wait_of(counters: NDArray[np.int64], phase: int, pieces: int) -> None:
+@partial(compiled, inlined=True)
+def wait(counters: NDArray[np.int64], phase: int, pieces: int) -> None:
+    """In compiled code: until all pieces of a phase are computed."""
     looks, finished = 0, counters.ctypes.data + phase * _PHASE + _LINE
     while _look(finished) < pieces:
         looks += 1
         if looks > _SPINS:
             _yield_core()
-
-
-wait = compiled(_wait_of, inlined=True)
-"""In compiled code: until all pieces of a phase are computed."""

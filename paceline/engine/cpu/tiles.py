@@ -15,14 +15,17 @@ from paceline.engine.cpu.row_math import ITEM
 LANES = 16
 """Outputs of a panel: float32 numbers of one vector."""
 PANELS = 4
-"""Panels that are multiplied together, in a piece of a phase: more streams of weights are read faster."""
+"""Panels that are multiplied together, in a piece of a phase: four streams of weights are read faster than two.
+
+Measured for docs/decisions/2026-11-21-a-step-in-one-loop.md.
+"""
 MOST_ROWS = 12
-"""Rows whose sums with two panels fit in the registers; of half as many, with four."""
+"""Rows whose sums with two panels fit in the 32 registers, or half as many with four."""
 BYTE = 1
 """Bytes of a weight that is kept as an integer."""
 _declared: Any = cgutils.get_or_insert_function
 _AHEAD = 2048
-"""Bytes that the weights are asked for before they are needed."""
+"""How many bytes ahead weights are prefetched; chosen, no measurement is recorded. It decides speed alone."""
 
 
 def _tiled(

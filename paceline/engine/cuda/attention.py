@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.nn import functional
 
 from paceline.engine.cuda.buckets import BITS, PAGE_ROWS, GroupShape
 from paceline.engine.cuda.layout import GroupFields, Layout, part
+from paceline.engine.forward import AttentionCall
 
 
 @dataclass(frozen=True)
@@ -31,22 +31,12 @@ class StaticAttention:
     query: torch.Tensor  # [rows]
     groups: tuple[_GroupPages, ...]
 
-    def attend(
-        self,
-        module: torch.nn.Module,
-        query: torch.Tensor,  # [1, heads, rows, head_dim]
-        key: torch.Tensor,  # [1, kv_heads, rows, head_dim]
-        value: torch.Tensor,  # [1, kv_heads, rows, head_dim]
-        scaling: float | None,
-        extras: dict[str, Any],
-    ) -> torch.Tensor:  # [1, rows, heads, head_dim]
-        """Attention of one layer."""
-        layer = module.layer_idx
-        assert isinstance(layer, int)
-        held = self.pool[layer]
-        held[0].index_copy_(0, self.write, key[0].transpose(0, 1))
-        held[1].index_copy_(0, self.write, value[0].transpose(0, 1))
-        outputs = [_attend_group(group, query[0], held, scaling) for group in self.groups]
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        """Attention of one layer: [1, rows, heads, head_dim]."""
+        held = self.pool[call.layer]
+        held[0].index_copy_(0, self.write, call.key[0].transpose(0, 1))
+        held[1].index_copy_(0, self.write, call.value[0].transpose(0, 1))
+        outputs = [_attend_group(group, call.query[0], held, call.scaling) for group in self.groups]
         joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         return joined.index_select(0, self.query)[None]
 

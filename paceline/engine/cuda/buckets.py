@@ -1,8 +1,9 @@
 """Which shapes a step may have. Pure.
 
-A graph serves one shape, so shapes are few: counts are rounded up to powers of two, KV lengths to half steps
-between them (at most a third is padding). Sessions attend in groups of one shape; a group's padded length
-times its sessions is what attention reads, so sessions of very different lengths don't share one.
+A graph serves one shape, so shapes are few: counts are rounded up to powers of two, KV lengths to half steps between
+them (at most a third is padding). Sessions attend in groups of one shape; a group's padded length times its sessions
+is what attention reads, so sessions of very different lengths don't share one. The limits below are chosen, not
+tuned: nothing has been measured on a GPU yet (docs/decisions/2026-11-21-a-gpu-names-candidates.md).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from paceline.engine.interface import StepItem
 PAGE_ROWS = BLOCK_ROWS
 """Rows of a page; a shared block lies in one."""
 MIN_LENGTH = 128
+"""The least padded KV length."""
 FEW_ROWS = 64
 """New rows of a session up to which a step is bound by launches and memory, and worth a graph."""
 GATHERED_ROWS = 1 << 16
@@ -25,6 +27,7 @@ SKEW = 4
 BITS = 64
 """Rows of a tree that one word of a mask tells about."""
 LEAST_CANDIDATES = 8
+"""Candidates of a raced row beyond the tokens that are asked for."""
 
 
 def count_bucket(count: int) -> int:

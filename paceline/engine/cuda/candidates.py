@@ -1,7 +1,7 @@
-"""Who won, decided on the host among a device's candidates, by the definition. Pure.
+"""The winners of a race, decided on the host among a device's candidates, by the definition. Pure.
 
-`paceline.engine.cuda.noise` says why nobody else can have won. Where a row's candidates don't suffice (more
-ids than were brought lie within the margin, or scores overflow) the row is read whole.
+`paceline.engine.cuda.noise` shows that no other id can have won. Where a row's candidates don't suffice (more ids
+than were brought lie within the margin, or scores overflow) the whole row is read.
 """
 
 from __future__ import annotations

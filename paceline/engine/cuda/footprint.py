@@ -1,4 +1,8 @@
-"""What the static engine needs on its device beside weights and KV. Pure."""
+"""What the static engine needs on its device beside weights and KV. Pure.
+
+Sizes are chosen, not tuned: nothing has been measured on a GPU yet. Bytes are upper bounds of what the code
+allocates.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All that only CUDA knows: uploads that wait for nothing, the one synchronisation of a step, and graphs.
+"""Everything that needs CUDA itself: uploads that wait for nothing, the one synchronisation of a step, and graphs.
 
 On other devices the same functions do the same work at once, which is how everything else is tested.
 """
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 logger = logging.getLogger(__name__)
 
 MAX_GRAPHS = 192
-"""Shapes that get a graph; the others run as they are."""
+"""Shapes that get a graph; the others run as they are. Chosen, not tuned; bounds `graph_bytes`."""
 
 
 def upload(array: NDArray[Any], device: torch.device, into: torch.Tensor | None = None) -> torch.Tensor:
@@ -109,5 +109,5 @@ class GraphRunner:
 
 
 def runner_for(device: torch.device, *, graphs: bool) -> StepRunner:
-    """The runner of a device."""
+    """The runner for a device."""
     return GraphRunner(device) if graphs and device.type == "cuda" else DirectRunner()

@@ -1,4 +1,4 @@
-"""The race of `paceline.sampling.noise` on a device: the same integers, and every id that may be among its best.
+"""The race of `paceline.sampling.racing` on a device: the same integers, and every id that may be among its best.
 
 Integers are exact on every device, logarithms are not: they may differ in the last bits. So a device does not
 say who won. It finds the ids whose value lies within `MARGIN` of the best, by its own float32 arithmetic, and
@@ -16,13 +16,9 @@ import torch
 
 from paceline.protocol.errors import Unsupported
 from paceline.protocol.sampling import NoiseKey
-from paceline.sampling.noise import Stream, random_words
+from paceline.sampling.noise import MULTIPLIERS, ROUNDS, WEYL, WORD, Stream, random_words
 
 MARGIN, RELATIVE_MARGIN = 1e-3, 2.0**-20
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_WEYL = (0x9E3779B9, 0xBB67AE85)
-_ROUNDS = 10
-_WORD = 0xFFFFFFFF
 _CHECKED_IDS = 1027
 
 
@@ -44,13 +40,13 @@ def words(counters: torch.Tensor, vocab_size: int) -> torch.Tensor:
     position, tag, low, high = (counters[:, i : i + 1] for i in range(4))
     c0 = torch.arange(-(-vocab_size // 4), device=counters.device).expand(len(counters), -1)
     c1, c2, c3 = position, torch.zeros_like(position), tag
-    for step in range(_ROUNDS):
+    for step in range(ROUNDS):
         # Products wrap modulo 2^64, and a shift to the right brings copies of the sign: masks take both away.
-        first, second = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        key_low, key_high = low + step * _WEYL[0], high + step * _WEYL[1]
-        c0 = ((second >> 32) ^ c1 ^ key_low) & _WORD
-        c2 = ((first >> 32) ^ c3 ^ key_high) & _WORD
-        c1, c3 = second & _WORD, first & _WORD
+        first, second = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
+        key_low, key_high = low + step * WEYL[0], high + step * WEYL[1]
+        c0 = ((second >> 32) ^ c1 ^ key_low) & WORD
+        c2 = ((first >> 32) ^ c3 ^ key_high) & WORD
+        c1, c3 = second & WORD, first & WORD
     lanes = torch.stack(torch.broadcast_tensors(c0, c1, c2, c3), dim=2)
     return lanes.flatten(1)[:, :vocab_size]
 
@@ -59,7 +55,7 @@ def log_exponentials(drawn: torch.Tensor) -> torch.Tensor:
     """log E of integers x, float32, off by less than 2^-20: E = -log1p(-u), u = (x + 0.5) / 2^32."""
     u = (drawn.float() + 0.5) * 2.0**-32
     # Close to 1, float32 has no room for u but plenty for 1 - u.
-    rest = ((_WORD - drawn).float() + 0.5) * 2.0**-32
+    rest = ((WORD - drawn).float() + 0.5) * 2.0**-32
     return torch.where(u < 0.5, -torch.log1p(-u), -torch.log(rest)).log()
 
 
@@ -99,7 +95,7 @@ def check_words(device: torch.device) -> None:
         Unsupported: they differ.
     """
     keys = (NoiseKey(0), NoiseKey(0x1234_5678_9ABC_DEF0, 5), NoiseKey((1 << 64) - 1, (1 << 24) - 1))
-    positions = (0, 77, _WORD)
+    positions = (0, 77, WORD)
     addressed = [counter_of(key, position) for key, position in zip(keys, positions, strict=True)]
     found = words(torch.tensor(addressed, device=device), _CHECKED_IDS).cpu().numpy()
     for key, position, row in zip(keys, positions, found, strict=True):
@@ -109,4 +105,4 @@ def check_words(device: torch.device) -> None:
 
 def counter_of(key: NoiseKey, position: int, stream: Stream = Stream.DRAFT) -> tuple[int, int, int, int]:
     """A row of `counters`."""
-    return position, int(stream) | key.sample_index << 8, key.seed & _WORD, key.seed >> 32
+    return position, int(stream) | key.sample_index << 8, key.seed & WORD, key.seed >> 32

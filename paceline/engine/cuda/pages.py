@@ -125,6 +125,3 @@ class PagePool:
         start = base_length - len(kept_rows)
         rows = np.array([(row, place) for place, row in enumerate(kept_rows, start) if row != place], np.int64)
         return np.stack([self.rows_of(session, each) for each in rows.reshape(-1, 2).T], axis=1)
-
-
-__all__ = ["Ids", "PagePool", "whole_pages"]

@@ -32,8 +32,7 @@ from paceline.engine.interface import (
     StepPlan,
 )
 from paceline.engine.kv import KVShape
-from paceline.engine.ledger import Ledger
-from paceline.engine.transformer import ComputeThreads
+from paceline.engine.transformer import DecoderEngine
 from paceline.protocol.proposal import Acceptance
 from paceline.runtime.config import EngineSettings
 from paceline.sampling.acceptance import draw_positions
@@ -55,7 +54,7 @@ class _Buffers:
     found: torch.Tensor  # [raced, 2 + 3 · candidates] float64
 
 
-class StaticEngine:
+class StaticEngine(DecoderEngine[_PageBlock]):
     """A decoder behind the engine interface; `Engine`, `DrawingEngine` and `RankingEngine` say what it promises.
 
     Coupled draws that temperature alone shapes are raced on the device; whatever else is asked for gets logits.
@@ -76,32 +75,13 @@ class StaticEngine:
             Unsupported: the device's integers are not the reference's.
         """
         check_words(kv_shape.device)
-        self.info = info
-        self._model = model
-        self._shape = kv_shape
-        self._threads = ComputeThreads(threads)
+        blocks: BlockStore[_PageBlock] = BlockStore(paged=True, release=lambda block: self._pool.release(block.page))
+        super().__init__(model, info, kv_shape, settings, threads, blocks)
         self._runner: StepRunner = DirectRunner() if runner is None else runner
         self._direct = DirectRunner()
         with torch.inference_mode():
             self._pool = PagePool(kv_shape, info.max_kv_rows)
             self._static = self._make_buffers(INPUT_INTEGERS, STATIC_ROWS, STATIC_FOUND)
-        self._ledger: Ledger[_PageBlock] = Ledger(
-            vocab_size=info.fingerprint.vocab_size,
-            max_length=info.max_length,
-            max_kv_rows=info.max_kv_rows,
-            max_sessions=settings.max_num_seqs,
-            prefix_reuse=settings.prefix_reuse,
-            blocks=BlockStore(paged=True, release=lambda block: self._pool.release(block.page)),
-        )
-
-    @property
-    def kv_rows(self) -> int:  # noqa: D102
-        return self._ledger.kv_rows
-
-    @property
-    def cached_rows(self) -> int:
-        """Rows of shared blocks."""
-        return self._ledger.cached_rows
 
     @property
     def free_rows(self) -> int:
@@ -167,11 +147,11 @@ class StaticEngine:
         if not (shape.graphed and fits):
             own = self._make_buffers(len(integers), shape.wanted, _found_size(shape))
             buffers = _of_shape(own, shape)
-            upload(integers, self._shape.device, into=buffers.inputs)
+            upload(integers, self._kv_shape.device, into=buffers.inputs)
             self._direct.run(shape, lambda: self._compute(shape, buffers))
             return buffers
         buffers = _of_shape(self._static, shape)
-        upload(integers, self._shape.device, into=buffers.inputs)
+        upload(integers, self._kv_shape.device, into=buffers.inputs)
         self._runner.run(shape, lambda: self._compute(shape, buffers))
         return buffers
 
@@ -179,7 +159,7 @@ class StaticEngine:
         """The whole step as a function of its buffers; nothing here may wait for the device."""
         layout, inputs = layout_of(shape), buffers.inputs
         attention = static_attention(
-            inputs, layout, shape.groups, self._pool.rows, self._pool.zero_row, self._shape.groups
+            inputs, layout, shape.groups, self._pool.rows, self._pool.zero_row, self._kv_shape.groups
         )
         ids, positions = part(inputs, layout.token_ids), part(inputs, layout.positions)
         logits = forward(self._model, attention, ids[None], positions[None], part(inputs, layout.wanted))
@@ -192,7 +172,7 @@ class StaticEngine:
             buffers.found[rows].copy_(raced)
 
     def _make_buffers(self, integers: int, rows: int, found: int) -> _Buffers:
-        device = self._shape.device
+        device = self._kv_shape.device
         return _Buffers(
             torch.empty(integers, dtype=torch.int64, device=device),
             torch.empty((rows, self.info.fingerprint.vocab_size), dtype=torch.float32, device=device),

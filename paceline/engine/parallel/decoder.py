@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-from typing import Protocol
 
 import torch
 from transformers import PreTrainedModel
 
-from paceline.engine.checks import plain_reference
+from paceline.engine.checks import PlainReference, plain_reference
 from paceline.engine.cpu.fused import fuse_layers
 from paceline.engine.cpu.linear import can_pack, pack_linears
 from paceline.engine.decoder import examine
@@ -18,7 +17,6 @@ from paceline.engine.memory import plan_memory
 from paceline.engine.parallel.draws import vocabulary_shares
 from paceline.engine.parallel.group import RankGroup
 from paceline.engine.parallel.sharding import check_degree, shard_model, shard_shape
-from paceline.engine.parallel.share import RankEngine
 from paceline.engine.transformer import TransformerEngine
 from paceline.engine.weights import load_decoder
 from paceline.models.resolve import resolve
@@ -29,17 +27,13 @@ from paceline.runtime.config import EngineSettings
 logger = logging.getLogger(__name__)
 
 
-class AgreeingRanks(RankGroup, Protocol):
-    """Ranks that compare what they have loaded."""
-
-    def agree(self, same: str, max_kv_rows: int) -> int:
-        """The KV rows that every rank has room for, once all have loaded the same."""
-
-
 def load_decoder_share(
-    model: str, settings: EngineSettings, group: AgreeingRanks, device: torch.device
-) -> RankEngine:
+    model: str, settings: EngineSettings, group: RankGroup, device: torch.device
+) -> tuple[TransformerEngine, PlainReference | None]:
     """Load one rank's share; settings are those of one rank.
+
+    Returns:
+        The engine, and on rank 0 what the self-check of all ranks compares it with.
 
     Raises:
         InvalidInput, Unsupported: as for `build_engine`; or the degree doesn't fit the model.
@@ -55,10 +49,13 @@ def build_share(
     tokenizer: Tokenizer,
     settings: EngineSettings,
     name: str,
-    group: AgreeingRanks,
+    group: RankGroup,
     device: torch.device,
-) -> RankEngine:
+) -> tuple[TransformerEngine, PlainReference | None]:
     """Make one rank's engine of a whole decoder in host memory, of which it keeps its share.
+
+    Returns:
+        As `load_decoder_share`.
 
     Raises:
         InvalidInput, Unsupported: as for `build_engine`; or the degree doesn't fit the model.
@@ -81,5 +78,4 @@ def build_share(
         pack_linears(model)
     same = json.dumps([facts.fingerprint.tokenizer, vocab_size, facts.max_length, str(model.dtype), digest])
     rows = group.agree(same, memory.kv // shape.row_bytes)
-    engine = TransformerEngine(model, facts.info(rows), shape, settings, facts.threads)
-    return RankEngine(engine, reference)
+    return TransformerEngine(model, facts.info(rows), shape, settings, facts.threads), reference

@@ -26,7 +26,10 @@ from paceline.protocol.errors import PacelineError, PeerUnavailable
 logger = logging.getLogger(__name__)
 
 BEAT_SECONDS = 5.0
-"""Rank 0 speaks at least so often, so that the others notice a machine that has gone without a word."""
+"""Rank 0 sends at least this often, so that the others notice a machine that has gone silently.
+
+Chosen in docs/decisions/2026-11-21-ranks-talk-over-gloo-and-end-together.md, well below `COLLECTIVE_SECONDS`.
+"""
 _NO_BYTES: Bytes = np.empty(0, np.uint8)
 
 

@@ -20,11 +20,14 @@ from paceline.engine.parallel.wire import Ints
 from paceline.protocol.errors import InvalidInput
 
 JOIN_SECONDS = 600.0
-"""How long ranks wait for each other while they load, which takes each its own time."""
+"""How long ranks wait for each other while they load; chosen, not tuned: the slowest disk decides."""
 COLLECTIVE_SECONDS = 30.0
-"""How long a rank may keep the others waiting in a step, and how long rank 0 may be silent."""
+"""How long a rank may keep the others waiting in a step, and how long rank 0 may be silent.
+
+Chosen in docs/decisions/2026-11-21-ranks-talk-over-gloo-and-end-together.md.
+"""
 INLINE_INTS = 1024
-"""A command of so many integers takes one broadcast, a longer one two."""
+"""Commands of fewer integers take one broadcast, longer ones two. Chosen, not tuned: few commands are longer."""
 
 Bytes = NDArray[np.uint8]
 
@@ -58,6 +61,16 @@ class RankGroup(Protocol):
     def collect(self, data: Bytes) -> Bytes | None:
         """Every rank's bytes [size, n] on rank 0, None elsewhere."""
 
+    def agree(self, same: str, max_kv_rows: int) -> int:
+        """Wait for the slowest rank to load.
+
+        Returns:
+            The KV rows that every rank has room for.
+
+        Raises:
+            InvalidInput: a rank's `same` is not rank 0's.
+        """
+
     def close(self) -> None:
         """Leave; harmless when a rank is gone."""
 
@@ -86,15 +99,7 @@ class ProcessRanks:
         self._talk = dist.new_group(backend="gloo", timeout=limit)
         self._sums = dist.new_group(backend=sums, timeout=limit)
 
-    def agree(self, same: str, max_kv_rows: int) -> int:
-        """Wait for the slowest rank to load.
-
-        Returns:
-            The KV rows that every rank has room for.
-
-        Raises:
-            InvalidInput: a rank's `same` is not rank 0's.
-        """
+    def agree(self, same: str, max_kv_rows: int) -> int:  # noqa: D102
         facts = np.append(np.frombuffer(hashlib.sha256(same.encode()).digest(), np.int64), max_kv_rows)
         gathered = torch.empty((self.size, facts.size), dtype=torch.int64)
         dist.all_gather(list(gathered), torch.from_numpy(facts))

@@ -28,8 +28,11 @@ from paceline.sampling import racing
 
 logger = logging.getLogger(__name__)
 STOP_SECONDS = 5.0
+"""How long told ranks may take to stop; this and the next two are chosen, not tuned."""
 REAP_SECONDS = 1.0
+"""How long the exit code of a process that has ended may take to appear."""
 REFUSAL_SECONDS = 5.0
+"""How long a rank that can't serve waits before it ends: rank 0 most likely gives the same reason first."""
 _LOOPBACK = {"linux": "lo", "darwin": "lo0"}
 _SET_PDEATHSIG = 1
 
@@ -109,7 +112,6 @@ def _child(model: str, settings: EngineSettings, place: Place, parent: int) -> N
         run_rank(model, settings, place)
     except PacelineError as error:
         logger.warning("can't serve: %s", error.message)
-        # Rank 0 has most likely found the same, and says it better than "a rank has ended".
         time.sleep(REFUSAL_SECONDS)
         code = FAILED
     except Exception:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.engine.parallel.draws import vocabulary_shares
+from paceline.engine.interface import Engine, Logits, StepPlan
+from paceline.engine.parallel.draws import Share, vocabulary_shares
 from paceline.engine.parallel.engine import ParallelEngine, follow
 from paceline.engine.parallel.group import ProcessRanks
 from paceline.engine.parallel.place import Place
-from paceline.engine.parallel.share import RankEngine, TableShare
 from paceline.engine.table.engine import load_table
+from paceline.engine.wrapped import WrappedEngine
 from paceline.models.resolve import resolve
 from paceline.models.table_names import is_table
 from paceline.protocol.errors import InvalidInput
 from paceline.runtime.config import EngineSettings
 from paceline.runtime.process import keep_loaded
+
+if TYPE_CHECKING:
+    from paceline.engine.checks import PlainReference
 
 logger = logging.getLogger(__name__)
 
@@ -46,12 +51,12 @@ def lead(
         check_degree(load_decoder_config(resolved, settings), place.size)
     device = rank_device(model, settings, place)
     group = ProcessRanks(place, device, listener)
-    share = _load_share(model, settings, place, group, device)
-    engine = ParallelEngine(share.engine, group, on_lost)
-    if share.reference is not None:
+    own, reference = _load_share(model, settings, place, group, device)
+    engine = ParallelEngine(own, group, on_lost)
+    if reference is not None:
         from paceline.engine.checks import self_check
 
-        self_check(engine, share.reference)
+        self_check(engine, reference)
     return engine
 
 
@@ -64,10 +69,10 @@ def serve_rank(model: str, settings: EngineSettings, place: Place) -> None:
     """
     device = rank_device(model, settings, place)
     group = ProcessRanks(place, device, None)
-    share = _load_share(model, settings, place, group, device)
+    engine, _ = _load_share(model, settings, place, group, device)
     logger.info("following: rank=%d of %d", place.rank, place.size)
     keep_loaded()
-    follow(share.engine, group)
+    follow(engine, group)
     group.close()
 
 
@@ -92,15 +97,27 @@ def rank_device(model: str, settings: EngineSettings, place: Place) -> torch.dev
     return torch.device("cuda", place.local_rank)
 
 
+class TableShare(WrappedEngine):
+    """A whole table on every rank, each showing its share of the vocabulary."""
+
+    def __init__(self, inner: Engine, share: Share) -> None:
+        super().__init__(inner)
+        self._share = share
+
+    def step(self, plan: StepPlan) -> Sequence[Logits]:  # noqa: D102
+        return [logits[:, self._share.first : self._share.last] for logits in self._inner.step(plan)]
+
+
 def _load_share(
     model: str, settings: EngineSettings, place: Place, group: ProcessRanks, device: torch.device
-) -> RankEngine:
+) -> tuple[Engine, PlainReference | None]:
+    """One rank's engine, and on rank 0 what a decoder's self-check compares with."""
     settings = _of_one_rank(settings, place)
     if is_table(model):
         table = load_table(model, settings)
         fingerprint = table.info.fingerprint
         group.agree(fingerprint.numeric, table.info.max_kv_rows)
-        return RankEngine(TableShare(table, vocabulary_shares(fingerprint.vocab_size, group.size)[group.rank]))
+        return TableShare(table, vocabulary_shares(fingerprint.vocab_size, group.size)[group.rank]), None
     from paceline.engine.parallel.decoder import load_decoder_share
 
     return load_decoder_share(model, settings, group, device)

@@ -1,4 +1,4 @@
-"""The engine of reproducible mode: logits are the same bits whatever runs beside a session, and however it got there.
+"""The engine of reproducible mode: logits are bit-identical whatever runs beside a session, and however it got there.
 
 Every pass has one of two shapes (`paceline.engine.reproducible.shapes`). Attention runs
 session by session in tiles of eight queries, over the bucket of their position,
@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from paceline.engine.forward import packed_forward
+from paceline.engine.forward import AttentionCall, packed_forward
 from paceline.engine.interface import NO_PREFIX, EngineInfo, Logits, Prefix, StepItem, StepPlan
 from paceline.engine.kv import KVShape, SessionKV
 from paceline.engine.ledger import depths
@@ -113,24 +112,15 @@ class _PassAttention:
 
     parts: tuple[_Chain | _Tree, ...]
 
-    def attend(
-        self,
-        module: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scaling: float | None,
-        extras: dict[str, Any],
-    ) -> torch.Tensor:
-        layer = module.layer_idx
-        assert isinstance(layer, int)
-        new = torch.stack((key[0], value[0]))  # [2, kv_heads, rows, head_dim]
-        attended = torch.zeros_like(query[0])  # [heads, rows, head_dim]
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        query = call.query[0]  # [heads, rows, head_dim]
+        new = torch.stack((call.key[0], call.value[0]))  # [2, kv_heads, rows, head_dim]
+        attended = torch.zeros_like(query)
         for part in self.parts:
-            part.write(layer, new)
-            for held, groups in part.turns(layer):
+            part.write(call.layer, new)
+            for held, groups in part.turns(call.layer):
                 for group in groups:
-                    attended[:, group.rows] = _attend_tiles(group, query[0], held, scaling)
+                    attended[:, group.rows] = _attend_tiles(group, query, held, call.scaling)
         return attended.transpose(0, 1)[None]
 
 
@@ -177,7 +167,7 @@ class _Outputs:
 
 
 class ReproducibleEngine(TransformerEngine):
-    """A decoder whose logits are a function of a session's own tokens, to the last bit."""
+    """A decoder whose logits are, bit for bit, a function of a session's own tokens."""
 
     def __init__(
         self, model: PreTrainedModel, info: EngineInfo, kv_shape: KVShape, settings: EngineSettings, threads: int

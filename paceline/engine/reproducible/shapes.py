@@ -16,9 +16,15 @@ from dataclasses import dataclass
 from paceline.engine.interface import StepItem, StepPlan
 
 PROMPT_ROWS = 64
+"""Rows of a prompt's pass."""
 BUCKET_ROWS = 128
+"""Keys by which the length of attention grows."""
 TILE_ROWS = 8
-"""Rows that attend together; both shapes are made of whole tiles."""
+"""Rows that attend together; both shapes are made of whole tiles.
+
+docs/decisions/2026-11-21-reproducible-by-shape.md has what was tried for all three: eight queries make every buffer a
+multiple of 64 bytes, which the library's sums depend on.
+"""
 
 
 def describe_shapes(decode_rows: int) -> str:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from paceline.engine.checks import self_check
+from paceline.engine.checks import PlainReference, self_check
 from paceline.engine.cpu.fused import FusedLayer
 from paceline.engine.cpu.linear import PackedLinear, can_pack
 from paceline.engine.cpu.row_products import PanelLinear
@@ -20,7 +20,6 @@ from paceline.engine.decoder import build_engine
 from paceline.engine.interface import Draw, Engine, Logits, StepItem, StepPlan
 from paceline.engine.parallel.decoder import build_share
 from paceline.engine.parallel.engine import ParallelEngine, follow
-from paceline.engine.parallel.share import RankEngine
 from paceline.models.tokenizer import TableTokenizer
 from paceline.protocol.errors import InvalidInput, PrefixMismatch, Unsupported
 from paceline.protocol.proposal import ROOT, Acceptance, Proposal, SparseDistribution
@@ -37,7 +36,7 @@ CPU = torch.device("cpu")
 TOLERANCE = 2e-4
 
 
-def share_of(model: PreTrainedModel, group: ThreadRanks) -> RankEngine:
+def share_of(model: PreTrainedModel, group: ThreadRanks) -> tuple[Engine, PlainReference | None]:
     tokenizer = TableTokenizer(tiny.VOCAB, None)
     return build_share(model, tokenizer, EngineSettings(threads=1), "tiny", group, CPU)
 
@@ -48,17 +47,17 @@ def in_parallel(config: Callable[[], Any], degree: int, work: Callable[[Parallel
     copies = [copy.deepcopy(model) for _ in range(degree)]
 
     def leader(group: ThreadRanks) -> T:
-        share = share_of(copies[0], group)
-        engine = ParallelEngine(share.engine, group)
-        assert share.reference is not None
+        own, reference = share_of(copies[0], group)
+        engine = ParallelEngine(own, group)
+        assert reference is not None
         try:
-            self_check(engine, share.reference)
+            self_check(engine, reference)
             group.exchanged = 0
             return work(engine, group)
         finally:
             engine.stop()
 
-    return run_ranks(degree, leader, lambda group: follow(share_of(copies[group.rank], group).engine, group))
+    return run_ranks(degree, leader, lambda group: follow(share_of(copies[group.rank], group)[0], group))
 
 
 def four_heads() -> Any:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from paceline.engine.interface import ROOT, Draw, StepItem, StepPlan
+from paceline.engine.interface import Draw, StepItem, StepPlan
 from paceline.engine.parallel import wire
 from paceline.engine.parallel.wire import Beat, CloseCommand, Command, Open, StepCommand, Stop, decode, encode
-from paceline.protocol.proposal import Acceptance, Proposal, SparseDistribution
+from paceline.protocol.proposal import ROOT, Acceptance, Proposal, SparseDistribution
 from paceline.protocol.sampling import NoiseKey
 from paceline.protocol.target import Round
 
