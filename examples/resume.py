@@ -9,7 +9,6 @@ python examples/resume.py --coordinator 127.0.0.1:50051
 from __future__ import annotations
 
 import argparse
-from contextlib import closing
 from dataclasses import replace
 
 from paceline.client import Client
@@ -19,16 +18,16 @@ from paceline.protocol.sampling import SamplingParams
 
 def read_some(client: Client, request: GenerateRequest, count: int) -> tuple[int, list[int], str]:
     """Read at least `count` tokens and leave; returns the seed in force, token ids and text."""
-    seed, token_ids, text = 0, [], ""
-    with closing(client.stream(request)) as events:  # closing the stream cancels the request
-        for event in events:
-            if isinstance(event, Started):
-                seed = event.seed
-            elif isinstance(event, Tokens):
-                token_ids += event.token_ids
-                text += event.text
-                if len(token_ids) >= count:
-                    break
+    seed, text = 0, ""
+    token_ids: list[int] = []
+    for event in client.stream(request):
+        if isinstance(event, Started):
+            seed = event.seed
+        elif isinstance(event, Tokens):
+            token_ids += event.token_ids
+            text += event.text
+            if len(token_ids) >= count:
+                break  # leaving the stream cancels the request
     return seed, token_ids, text
 
 
