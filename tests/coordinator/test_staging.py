@@ -250,9 +250,7 @@ async def test_a_begun_round_that_is_lost_is_sent_with_what_it_had() -> None:
 
 
 @pytest.mark.parametrize(
-    "self_started",
-    [SelfStarted(BASE + 1, 4), SelfStarted(BASE + 2, 2)],
-    ids=["more than was staged", "another round"],
+    "self_started", [SelfStarted(BASE + 1, 4), SelfStarted(BASE + 2, 2)], ids=["more than was staged", "another round"]
 )
 async def test_a_target_that_begins_what_was_not_staged_is_refused(self_started: SelfStarted) -> None:
     request = StagingRequest()
