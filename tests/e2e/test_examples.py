@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.client import DEFAULT_ADDRESS
 from paceline.protocol.sampling import SamplingParams
 from tests.e2e.cluster import Cluster
 
@@ -56,6 +58,13 @@ def test_the_list_names_every_example() -> None:
     assert {file.stem for file in EXAMPLES.glob("*.py")} == set(SCRIPTS)
     listed = (EXAMPLES / "README.md").read_text()
     assert all(f"({name}.py)" in listed for name in SCRIPTS)
+
+
+def test_the_readmes_python_runs_as_it_stands(text_cluster: Cluster) -> None:
+    (block,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert DEFAULT_ADDRESS in block
+    printed = run(sys.executable, "-c", block.replace(DEFAULT_ADDRESS, text_cluster.address))
+    assert re.search(r" \d+\.\d+\n$", printed), "the text and its mean acceptance length"
 
 
 def test_sync_client_streams_the_text(text_cluster: Cluster) -> None:
