@@ -12,7 +12,7 @@ import pytest
 from paceline.cli.display import MEANINGS, STYLES
 from paceline.protocol.generation import Provenance
 from paceline.protocol.records import GenerationStats
-from tools.stream_picture import THEMES, Recording, picture, picture_file, record, services
+from tests.docs.stream_picture import THEMES, Recording, picture, picture_file, record, services
 
 ROOT = Path(__file__).parents[2]
 SVG = "{http://www.w3.org/2000/svg}"
@@ -95,5 +95,5 @@ def test_the_committed_pictures_show_what_the_model_writes(tmp_path: Path) -> No
     for name, theme in THEMES.items():
         committed = picture_file(name).read_text()
         fresh = picture(recording, theme)
-        assert drawn(committed) == drawn(fresh), "run `python -m tools.stream_picture`"
-        assert committed == fresh, "run `python -m tools.stream_picture`"
+        assert drawn(committed) == drawn(fresh), "run `make picture`"
+        assert committed == fresh, "run `make picture`"

@@ -1,4 +1,4 @@
-"""Draws the README's picture of a coloured stream from a real generation: `python -m tools.stream_picture`.
+"""Draws the README's picture of a coloured stream from a real generation: `make picture`.
 
 The generation is greedy, with an n-gram drafter and a fixed number of draft tokens, and every round is sent by
 the coordinator. So its tokens and their provenance are the same in each run. Times would not be, so the picture
@@ -36,7 +36,7 @@ PROMPT = (
     "the hour in the book. The keeper climbed down the stairs of the lighthouse, closed the book, and went to sleep."
 )
 """The prompt of `make demo`."""
-FOLDER = Path(__file__).parents[1] / "docs" / "images"
+FOLDER = Path(__file__).parents[2] / "docs" / "images"
 
 COLUMNS = 86
 CHARACTER = 9.0
