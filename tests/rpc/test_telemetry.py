@@ -207,7 +207,7 @@ def test_off_needs_no_opentelemetry() -> None:
         "        if name.split('.')[0] == 'opentelemetry':\n"
         "            raise ImportError(name)\n"
         "sys.meta_path.insert(0, Blocked())\n"
-        "from paceline import telemetry\n"
+        "from paceline.runtime import telemetry\n"
         "assert telemetry.configure('x') is False\n"
         "with telemetry.start_generation() as generation:\n"
         "    generation.start_round().end()\n"
