@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from coordinator.policy.throttle import Throttle
-from paceline.costs.acceptance import AcceptanceTable
+from paceline.costs.acceptance import AcceptanceRates
 from paceline.costs.running_mean import RunningMean
 from paceline.costs.step_cost import StepCost
 
@@ -25,22 +25,22 @@ REQUEST_WEIGHT = 8.0
 """Observations that what other requests have learned counts in a new one."""
 
 
-def _by_match() -> AcceptanceTable:
-    return AcceptanceTable.of(MATCH_EDGES, lambda length: length / (length + 4.0), 4.0)
+def _by_match() -> AcceptanceRates:
+    return AcceptanceRates.of(MATCH_EDGES, lambda length: length / (length + 4.0), 4.0)
 
 
-def _by_q() -> tuple[AcceptanceTable, ...]:
-    best = AcceptanceTable.of(Q_EDGES, lambda q: 0.2 + 0.75 * q, 6.0)
-    others = (AcceptanceTable.of(Q_EDGES, lambda q: 0.1 + 0.2 * q, 6.0) for _ in range(1, RANKS))
+def _by_q() -> tuple[AcceptanceRates, ...]:
+    best = AcceptanceRates.of(Q_EDGES, lambda q: 0.2 + 0.75 * q, 6.0)
+    others = (AcceptanceRates.of(Q_EDGES, lambda q: 0.1 + 0.2 * q, 6.0) for _ in range(1, RANKS))
     return (best, *others)
 
 
-def _by_depth() -> AcceptanceTable:
-    return AcceptanceTable.of(DEPTH_EDGES, lambda depth: 0.55, 6.0)
+def _by_depth() -> AcceptanceRates:
+    return AcceptanceRates.of(DEPTH_EDGES, lambda depth: 0.55, 6.0)
 
 
-def _by_rank() -> AcceptanceTable:
-    return AcceptanceTable.of(RANK_EDGES, lambda rank: 0.16 / max(1.0, rank - 1), 6.0)
+def _by_rank() -> AcceptanceRates:
+    return AcceptanceRates.of(RANK_EDGES, lambda rank: 0.16 / max(1.0, rank - 1), 6.0)
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,10 @@ class AcceptanceStatistics:
         worth: value of a round's best proposal, in tokens.
     """
 
-    by_match: AcceptanceTable = field(default_factory=_by_match)
-    by_q: tuple[AcceptanceTable, ...] = field(default_factory=_by_q)
-    by_depth: AcceptanceTable = field(default_factory=_by_depth)
-    by_rank: AcceptanceTable = field(default_factory=_by_rank)
+    by_match: AcceptanceRates = field(default_factory=_by_match)
+    by_q: tuple[AcceptanceRates, ...] = field(default_factory=_by_q)
+    by_depth: AcceptanceRates = field(default_factory=_by_depth)
+    by_rank: AcceptanceRates = field(default_factory=_by_rank)
     hits: RunningMean = field(default_factory=lambda: RunningMean(0.7, 4.0))
     worth: RunningMean = field(default_factory=lambda: RunningMean(1.0, 1.0))
 

@@ -10,7 +10,7 @@ from paceline.costs.running_mean import RunningMean
 
 
 @dataclass(frozen=True, slots=True)
-class AcceptanceTable:
+class AcceptanceRates:
     """Chance that a proposed token is accepted, by a feature of it: a running mean for each bin.
 
     `edges` cut the feature into bins; bin i holds features in [edges[i - 1], edges[i]).
@@ -20,7 +20,7 @@ class AcceptanceTable:
     means: tuple[RunningMean, ...]
 
     @classmethod
-    def of(cls, edges: Sequence[float], prior: Callable[[float], float], weight: float) -> AcceptanceTable:
+    def of(cls, edges: Sequence[float], prior: Callable[[float], float], weight: float) -> AcceptanceRates:
         """Begin with `prior(feature)`, worth `weight` observations, in each bin."""
         lows = (0.0, *edges)
         return cls(tuple(edges), tuple(RunningMean(prior(low), weight) for low in lows))
@@ -33,7 +33,7 @@ class AcceptanceTable:
         """Count what became of one token."""
         self.means[bisect_right(self.edges, feature)].add(float(accepted))
 
-    def child(self, weight: float) -> AcceptanceTable:
+    def child(self, weight: float) -> AcceptanceRates:
         """A copy for one request, which learns on from here; what is known so far counts `weight` observations."""
         means = (RunningMean(mean.value, min(weight, mean.weight)) for mean in self.means)
-        return AcceptanceTable(self.edges, tuple(means))
+        return AcceptanceRates(self.edges, tuple(means))

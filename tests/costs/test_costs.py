@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.costs.acceptance import AcceptanceTable
+from paceline.costs.acceptance import AcceptanceRates
 from paceline.costs.running_mean import DECAY, RunningMean
 from paceline.costs.step_cost import CERTAIN_AFTER, OUTLIER, PRIOR_ROW_SHARE, StepCost
 
@@ -50,8 +50,8 @@ def test_one_stall_does_not_move_a_step_cost_far() -> None:
     assert cost.ms(4) < 11.0
 
 
-def test_an_acceptance_table_learns_each_bin_by_itself() -> None:
-    table = AcceptanceTable.of((0.5,), lambda q: 0.5, 2.0)
+def test_acceptance_rates_learn_each_bin_by_itself() -> None:
+    table = AcceptanceRates.of((0.5,), lambda q: 0.5, 2.0)
     for _ in range(200):
         table.add(0.4, False)
         table.add(0.5, True)
@@ -60,7 +60,7 @@ def test_an_acceptance_table_learns_each_bin_by_itself() -> None:
 
 
 def test_a_child_starts_from_its_parent_and_leaves_it_alone() -> None:
-    parent = AcceptanceTable.of((), lambda q: 0.5, 2.0)
+    parent = AcceptanceRates.of((), lambda q: 0.5, 2.0)
     for _ in range(100):
         parent.add(0.5, True)
     child = parent.child(8.0)
