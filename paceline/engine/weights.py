@@ -11,9 +11,8 @@ from paceline.engine.checks import refuse_config
 from paceline.engine.cpu.linear import cpu_has_bfloat16
 from paceline.engine.cpu.row_products import has_wide_vectors
 from paceline.engine.memory import available_ram, refuse_weights_beyond
-from paceline.models.gguf import quiet_loading
 from paceline.models.resolve import ResolvedModel
-from paceline.models.whole import load_whole, refusing_files
+from paceline.models.whole import load_whole, quiet_loading, refusing_files
 from paceline.protocol.errors import InvalidInput, Unsupported
 from paceline.runtime.config import FAST_DTYPE, EngineSettings
 

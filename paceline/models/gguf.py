@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.models.progress import ProgressCallback, PullProgress
-from paceline.models.whole import load_whole
+from paceline.models.whole import load_whole, quiet_loading
 from paceline.protocol.errors import InternalError
 
 if TYPE_CHECKING:
@@ -81,22 +78,3 @@ def _check_conversion(
     if not torch.equal(before, after):
         worst = float((before - after).abs().max())
         raise InternalError(f"the converted model's logits differ from the GGUF's by up to {worst:g}")
-
-
-@contextmanager
-def quiet_loading() -> Iterator[None]:
-    """Keep transformers' own progress bars off the terminal, which shows ours."""
-    from transformers import modeling_gguf_pytorch_utils
-    from transformers.utils import logging as library_logging
-
-    logging: Any = library_logging  # its functions are not annotated
-    gguf: Any = modeling_gguf_pytorch_utils
-    shown, bar = logging.is_progress_bar_enabled(), gguf.tqdm
-    logging.disable_progress_bar()
-    gguf.tqdm = partial(bar, disable=True)  # the one bar that the switch above doesn't reach
-    try:
-        yield
-    finally:
-        gguf.tqdm = bar
-        if shown:
-            logging.enable_progress_bar()

@@ -1,4 +1,4 @@
-"""Model files that are damaged, truncated or incomplete, refused by name."""
+"""Loading with transformers: quietly, whole or not at all, files that are damaged or incomplete refused by name."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 import struct
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,6 +97,25 @@ def _damaged_safetensors(resolved: ResolvedModel) -> Path:
         except SafetensorError:
             return file
     return folder
+
+
+@contextmanager
+def quiet_loading() -> Iterator[None]:
+    """Keep transformers' own progress bars off the terminal, which shows ours."""
+    from transformers import modeling_gguf_pytorch_utils
+    from transformers.utils import logging as library_logging
+
+    logging: Any = library_logging  # its functions are not annotated
+    gguf: Any = modeling_gguf_pytorch_utils
+    shown, bar = logging.is_progress_bar_enabled(), gguf.tqdm
+    logging.disable_progress_bar()
+    gguf.tqdm = partial(bar, disable=True)  # the one bar that the switch above doesn't reach
+    try:
+        yield
+    finally:
+        gguf.tqdm = bar
+        if shown:
+            logging.enable_progress_bar()
 
 
 def load_whole(name: str, **arguments: Any) -> PreTrainedModel:
