@@ -31,7 +31,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True)
-class Module:
+class SourceFile:
     """One file of the product: its path in the tree, and its text."""
 
     path: str
@@ -43,11 +43,11 @@ class Module:
         return len(self.text.splitlines())
 
 
-def product(tree: Path) -> list[Module]:
+def product(tree: Path) -> list[SourceFile]:
     """Every tracked module of the product."""
     listed = subprocess.run(["git", "ls-files", "*.py"], cwd=tree, capture_output=True, text=True, check=True)
     paths = [path for path in listed.stdout.split() if path.partition("/")[0] in PACKAGES]
-    return [Module(path, (tree / path).read_text()) for path in paths if not path.startswith(GENERATED)]
+    return [SourceFile(path, (tree / path).read_text()) for path in paths if not path.startswith(GENERATED)]
 
 
 def room_of(path: str) -> str:
@@ -56,13 +56,13 @@ def room_of(path: str) -> str:
     return "/".join(parts[:2]) if parts[0] == "paceline" and len(parts) > 2 else parts[0]
 
 
-def functions(sources: Sequence[Module]) -> Iterator[Function]:
+def functions(sources: Sequence[SourceFile]) -> Iterator[Function]:
     """Every function and method."""
     for source in sources:
         yield from (node for node in ast.walk(ast.parse(source.text)) if isinstance(node, Function))
 
 
-def classes_twice(sources: Sequence[Module]) -> dict[str, list[str]]:
+def classes_twice(sources: Sequence[SourceFile]) -> dict[str, list[str]]:
     """Names that more than one module gives to a class, a leading underscore aside."""
     found: dict[str, list[str]] = defaultdict(list)
     for source in sources:
@@ -84,7 +84,7 @@ def upward_imports(tree: Path) -> list[str]:
     return sorted(f"{importer} -> {imported}" for importer, imported in pairs)
 
 
-def duplicates(tree: Path, sources: Sequence[Module]) -> int:
+def duplicates(tree: Path, sources: Sequence[SourceFile]) -> int:
     """Pairs of places that share a run of lines."""
     checker = Symilar(SHARED_LINES, True, True, True, True)  # ignoring comments, docstrings, imports, signatures
     for source in sources:
