@@ -20,12 +20,12 @@ from typing import Any
 from unittest import mock
 
 from benchmarks import REPORTS
-from benchmarks.hit_rate import RealPair
+from benchmarks.hit_rate import services_of
 from benchmarks.prompts import load_prompts
 from benchmarks.reporting.presentation import markdown_table, verdict
 from benchmarks.reporting.reports import write_rows
 from benchmarks.simulated.headless import Generate, SilentContext, with_coordinator
-from benchmarks.simulated.services import ModelPair, SimulatedServices
+from benchmarks.simulated.services import ModelServices
 from paceline.local.drafter_choice import MODEL
 from paceline.local.service_process import write_config
 from paceline.protocol import codec
@@ -179,12 +179,10 @@ def asked_of(kinds: Sequence[str], tokens: int) -> list[GenerateRequest]:
     return [GenerateRequest(messages=chat, max_new_tokens=tokens, ignore_eos=True) for chat in chats]
 
 
-def run(
-    pair: ModelPair, temperatures: Sequence[float], asked: Sequence[GenerateRequest], folder: Path
-) -> list[RoundBytes]:
+def run(services: ModelServices, temperatures: Sequence[float], asked: Sequence[GenerateRequest]) -> list[RoundBytes]:
     """Every case at every temperature."""
-    with SimulatedServices(folder, pair) as services:
-        file = folder / "coordinator.toml"
+    with services:
+        file = services.folder / "coordinator.toml"
         write_config(CoordinatorConfig, file, services.coordinator_flags() | {"fan_out": FAN_OUT})
         config = load_config(CoordinatorConfig, file, {})
         return [measure(config, case, temperature, asked) for case in CASES for temperature in temperatures]
@@ -202,7 +200,7 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         asked = asked_of(given.kinds, given.tokens)
-        rows = run(RealPair(given.model), given.temperatures, asked, Path(folder))
+        rows = run(services_of(given.model, Path(folder)), given.temperatures, asked)
     settings = {"model": given.model, "tokens": str(given.tokens), "fan-out": str(FAN_OUT)}
     print(write_rows(given.out, "round-bytes", settings | {"kinds": ", ".join(given.kinds)}, rows, table(rows)))
 

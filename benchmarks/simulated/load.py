@@ -25,7 +25,7 @@ from benchmarks.reporting.presentation import Bars, Plot, markdown_table, verdic
 from benchmarks.reporting.progress import Advance, measuring
 from benchmarks.reporting.reports import describe, write_report
 from benchmarks.simulated.replay import FAN_OUT, K
-from benchmarks.simulated.services import OFF, SimulatedPair, SimulatedServices, drafted, request
+from benchmarks.simulated.services import OFF, ModelServices, SimulatedPair, drafted, request
 from paceline.client import AsyncClient
 from paceline.protocol.errors import require
 from paceline.protocol.generation import Finished, SpeculationSettings, Tokens
@@ -204,7 +204,7 @@ def _row(name: str, sessions: int, mode: str, waves: Sequence[Wave]) -> LoadRow:
 
 
 @asynccontextmanager
-async def clients_of(services: SimulatedServices) -> AsyncIterator[Mapping[str, AsyncClient]]:
+async def clients_of(services: ModelServices) -> AsyncIterator[Mapping[str, AsyncClient]]:
     """A client for each mode; auto learns on a coordinator that serves it alone."""
     async with AsyncExitStack() as stack:
         fixed = stack.enter_context(services.coordinator("fixed", {"fan_out": FAN_OUT}))
@@ -218,7 +218,7 @@ async def run(plan: LoadPlan, folder: Path, advance: Advance) -> LoadResults:
     rows: list[LoadRow] = []
     comparisons: list[Comparison] = []
     for number, (name, pair) in enumerate(PAIRS.items()):
-        with SimulatedServices(folder / str(number), pair) as services:
+        with ModelServices.of(folder / str(number), pair) as services:
             async with clients_of(services) as clients:
                 for sessions in plan.sessions:
                     found, comparison = await measure(clients, name, sessions, plan.waves, plan.tokens)

@@ -11,7 +11,7 @@ from benchmarks.reporting.presentation import Bars, Plot, verdict
 from benchmarks.simulated.analytic import expected_hit_rate, overlap_ceiling, overlap_gain, whole_proposal_gain
 from benchmarks.simulated.distributions import DRAFT_OF_ACCEPTANCE, guess_chances
 from benchmarks.simulated.replay import FAN_OUT, SPECULATION, K, losses, pooled, replay, run_pair
-from benchmarks.simulated.services import SimulatedPair, SimulatedServices, request
+from benchmarks.simulated.services import ModelServices, SimulatedPair, request
 from paceline.client import Client
 
 GAIN_TOLERANCE = 0.95
@@ -90,7 +90,7 @@ def measure_efficiency(
 ) -> Efficiency:
     """Run `generations` after one that isn't counted."""
     with (
-        SimulatedServices(folder, pair) as services,
+        ModelServices.of(folder, pair) as services,
         services.coordinator("on", {"fan_out": FAN_OUT}) as address,
         Client(address) as client,
     ):
@@ -126,7 +126,7 @@ def measure_efficiency(
 def measure_gain(acceptance: float, pair: SimulatedPair, pairs: int, tokens: int, folder: Path) -> Gain:
     """Run interleaved pairs after one that isn't counted."""
     with (
-        SimulatedServices(folder, pair) as services,
+        ModelServices.of(folder, pair) as services,
         services.coordinator("on", {"fan_out": FAN_OUT}) as on_address,
         services.coordinator("off", {"fan_out": 0}) as off_address,
         Client(on_address) as on,

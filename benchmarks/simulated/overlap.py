@@ -178,8 +178,8 @@ def _updated(held: Sequence[Row], newer: Sequence[Row]) -> tuple[Row, ...]:
 def measure_efficiencies(plan: OverlapPlan, folder: Path, advance: Advance) -> Iterator[Efficiency]:
     """The first grid, each T_verify's echo before its pairs."""
     pairs = plan.efficiencies
-    with echo_server() as server:
-        echoes = {pair.verify_ms: echo_ms(server.address, pair.verify_ms) for pair, _ in pairs}
+    with echo_server() as address:
+        echoes = {pair.verify_ms: echo_ms(address, pair.verify_ms) for pair, _ in pairs}
     for number, (pair, bar) in enumerate(pairs):
         row = measure_efficiency(
             pair, bar, echoes[pair.verify_ms], plan.generations, plan.tokens, folder / str(number)

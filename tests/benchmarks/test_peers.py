@@ -25,6 +25,7 @@ from benchmarks.peers.report import duels, peer_rows, peers_json, peers_markdown
 from benchmarks.peers.run import Contest, ContestPlan, OurContestant, PeerContestant, PeerRunSettings, run_contest
 from benchmarks.prompts import Prompt
 from benchmarks.speed.groups import cpu_seconds
+from benchmarks.worker_process import WorkerFailed
 from paceline.cli.main import app
 from paceline.models.tokenizer import load_tokenizer
 from paceline.protocol.errors import InvalidInput
@@ -96,7 +97,7 @@ def test_a_worker_that_never_gets_ready_is_ended(behaviour: str, said: str, tmp_
     if behaviour == "unknown.py":
         process = PeerProcess("gone", [sys.executable, "/no/such.py"], {}, tmp_path / "log")
         said = "ended with exit code 2"
-    with pytest.raises(PeerFailed, match=said), process:
+    with pytest.raises(WorkerFailed, match=said), process:
         pass
     assert not psutil.pid_exists(process.processes[0])
 
