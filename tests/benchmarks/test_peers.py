@@ -147,7 +147,8 @@ def test_stop_ids_end_answers_and_are_not_counted(stack: ExitStack, tmp_path: Pa
 def test_a_peer_that_is_not_installed_is_named_with_what_to_do(tmp_path: Path) -> None:
     contest = Contest()
     settings = PeerRunSettings(TARGET, tmp_path, tmp_path, 1)
-    with peers.start_peers(["llama-cpp", "transformers"], settings, contest) as started:
+    modes = peers.modes_of(["llama-cpp", "transformers"], settings)
+    with peers.start_peers(modes, settings, contest) as started:
         assert started == []
     assert set(contest.failures) == {
         "llama-cpp plain",
