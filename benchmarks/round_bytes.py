@@ -70,7 +70,7 @@ class RoundBytes:
 
     @property
     def with_target(self) -> float:
-        """Round, stage and verdict."""
+        """Round, prefetch and verdict."""
         return self.round + self.prefetch + self.verdict
 
     @property
@@ -132,14 +132,14 @@ def measure(config: CoordinatorConfig, case: str, temperature: float, asked: Seq
         for number, request in enumerate(asked)
     ]
     scale, rounds = asyncio.run(weigh(config, requests))
-    names = ("round", "stage", "verdict", "commit", "verifying", "proposal")
+    names = ("round", "prefetch", "verdict", "commit", "verifying", "proposal")
     mean = {name: scale.bytes[name] / rounds for name in names}
     return RoundBytes(
         case=case,
         temperature=temperature,
         rounds=rounds,
         round=mean["round"],
-        prefetch=mean["stage"],
+        prefetch=mean["prefetch"],
         verdict=mean["verdict"],
         commit=mean["commit"],
         verifying=mean["verifying"],
@@ -158,7 +158,7 @@ def table(rows: Sequence[RoundBytes]) -> str:
                 "temperature": row.temperature,
                 "rounds": row.rounds,
                 "round": row.round,
-                "stage": row.prefetch,
+                "prefetch": row.prefetch,
                 "verdict": row.verdict,
                 "target, both": row.with_target,
                 "bar": verdict(-row.with_target, -row.bar),

@@ -1,4 +1,4 @@
-"""Tokens a second of the target service by concurrent sessions, beside other systems: no drafting anywhere.
+"""Tokens per second of the target service by concurrent sessions, beside other systems: no drafting anywhere.
 
     paceline bench peers --install
     python -m benchmarks.throughput --out docs/reports
@@ -74,7 +74,7 @@ class OurServices:
         sampling = SamplingParams(temperature=0)
         async with AsyncClient(self.address) as client:
             await client.describe_models()  # connected before the clock starts, as a peer's worker is
-            begun = time.perf_counter()
+            started = time.perf_counter()
             texts = await asyncio.gather(
                 *(
                     client.generate(
@@ -85,7 +85,7 @@ class OurServices:
                     for prompt in prompts
                 )
             )
-            return WaveAnswer(tuple(text.token_ids for text in texts), time.perf_counter() - begun)
+            return WaveAnswer(tuple(text.token_ids for text in texts), time.perf_counter() - started)
 
 
 @dataclass(frozen=True)

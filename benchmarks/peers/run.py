@@ -90,7 +90,7 @@ class OurContestant:
     def generate(self, token_ids: Sequence[int], max_tokens: int, stop_token_ids: Sequence[int]) -> Answer:  # noqa: D102
         kind = self.group.name.partition(":")[0]
         off = kind == NONE
-        begun = time.perf_counter()
+        started = time.perf_counter()
         generation = self.group.generate(
             GenerateRequest(
                 token_ids=tuple(token_ids),
@@ -102,7 +102,7 @@ class OurContestant:
                 ),
             )
         )
-        return Answer(generation.token_ids, time.perf_counter() - begun, generation.stats.rounds)
+        return Answer(generation.token_ids, time.perf_counter() - started, generation.stats.rounds)
 
 
 @dataclass(frozen=True)

@@ -48,10 +48,10 @@ async def _echoes(address: str, pause_ms: float, messages: int) -> list[float]:
     async with open_channel(PeerSettings(address=address)) as channel:
         call: Any = channel.stream_stream(f"/{SERVICE}/{METHOD}")()
         for _ in range(UNCOUNTED + messages):
-            begun = time.perf_counter()
+            started = time.perf_counter()
             await call.write(PAYLOAD)
             await call.read()
-            times.append((time.perf_counter() - begun) * 1e3)
+            times.append((time.perf_counter() - started) * 1e3)
             await asyncio.sleep(pause_ms / 1e3)
         await call.done_writing()
     return times

@@ -140,9 +140,9 @@ class LoadResults:
 
 async def run_wave(client: AsyncClient, sessions: int, tokens: int, speculation: SpeculationSettings) -> Wave:
     """Run the same requests at once."""
-    begun = time.perf_counter()
+    started = time.perf_counter()
     runs = await asyncio.gather(*(_session(client, number, tokens, speculation) for number in range(sessions)))
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - started
     stats = [finished.stats for finished, _, _ in runs]
     return Wave(
         tokens_per_second=sum(each.committed for each in stats) / seconds,

@@ -45,7 +45,7 @@ class Efficiency:
     tokens_per_second: float
     bar: float
     echo_ms: float
-    begun_ms: float
+    self_started_ms: float
     wire_ms: float
     target_ms: float
     deciding_ms: float
@@ -64,7 +64,7 @@ class Efficiency:
 
 @dataclass(frozen=True)
 class Gain:
-    """One cell of on over off: tokens a second, median over pairs, with its lower 95 % bound."""
+    """One cell of on over off: tokens per second, median over pairs, with its lower 95 % bound."""
 
     acceptance: float
     verify_ms: float
@@ -115,7 +115,7 @@ def measure_efficiency(
         tokens_per_second=speed,
         bar=bar,
         echo_ms=echo_ms,
-        begun_ms=lost.self_started,
+        self_started_ms=lost.self_started,
         wire_ms=lost.wire,
         target_ms=lost.target,
         deciding_ms=lost.deciding,
@@ -173,7 +173,7 @@ def efficiency_row(row: Efficiency) -> dict[str, object]:
         "T_draft ms": row.draft_ms,
         "rounds": row.rounds,
         "hit rate": row.hit_rate,
-        "begun by the target": row.self_started_rate,
+        "self-started": row.self_started_rate,
         "of the ideal": row.of_ideal,
         "lower bound": row.of_ideal_lower,
         "bar": verdict(row.of_ideal_lower, row.bar),
@@ -189,7 +189,7 @@ def loss_row(row: Efficiency) -> dict[str, object]:
     return {
         "draft": row.draft_distribution,
         "T_verify ms": row.verify_ms,
-        "begun: beyond T_verify": row.begun_ms,
+        "self-started: beyond T_verify": row.self_started_ms,
         "sent: wire": row.wire_ms,
         "hit: target beyond T_verify": row.target_ms,
         "sent: deciding": row.deciding_ms,

@@ -34,8 +34,8 @@ TARGET_ONLY_TOKENS = 24
 SETTINGS = f"""A cell: {GENERATIONS} requests of {TOKENS} tokens with overlap and without, one of {TARGET_ONLY_TOKENS}
 tokens target-only; its figures are of all of them together.
 One way ms is the delay between the coordinator and either service; a round trip pays it twice. The ideal
-has the same hits and misses, pays T_verify a round, one round trip of delay where the target did not begin it
-by itself, the drafting steps and the draft's round trip a miss, and nothing else. Match is the tables' own at
+has the same hits and misses, pays T_verify a round, one round trip of delay where the round was not
+self-started, the drafting steps and the draft's round trip a miss, and nothing else. Match is the tables' own at
 this temperature; acceptance is what it is at temperature 1.
 """
 DETOURS = "What the forwarder adds to an idle echo beyond twice the delay that it states:\n"
@@ -192,7 +192,7 @@ def remote_rows(cells: Sequence[Remote]) -> list[dict[str, object]]:
             "match": cell.match,
             "one way ms": f"{cell.one_way_ms:g}",
             "hit rate": cell.hit_rate,
-            "tokens a round": cell.tokens_per_round,
+            "tokens per round": cell.tokens_per_round,
             "tok/s": cell.tokens_per_second,
             "of the ideal": cell.of_ideal,
             "of a perfect cache": cell.of_perfect_cache,

@@ -17,7 +17,7 @@ from paceline.engine.cpu import row_attention
 from paceline.engine.cpu.row_attention import FEW_KEYS
 from paceline.engine.interface import ROOT, Engine, StepItem, StepPlan
 from paceline.engine.ledger import Ledger
-from paceline.engine.table.engine import TableEngine, TableModel, TimedEngine
+from paceline.engine.table.engine import SimulatedEngine, TableEngine, TableModel
 from paceline.engine.transformer import TransformerEngine
 from paceline.models.table_names import TableSpec
 from paceline.protocol.errors import PacelineError, PrefixMismatch
@@ -155,7 +155,7 @@ def test_the_comparison_catches(
 
 def test_timed_engines_grow_trees() -> None:
     spec = TableSpec(vocab=VOCAB)
-    check_growth(TimedEngine(TableEngine(spec), 0.01), TableModel(spec).logits, 5, tolerance=0)
+    check_growth(SimulatedEngine(TableEngine(spec), 0.01), TableModel(spec).logits, 5, tolerance=0)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Table models follow their written-down distribution through any schedule; timed engines take their time."""
+"""Table models follow their written-down distribution through any schedule; simulated engines take their time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from paceline.engine.interface import Engine, StepItem, StepPlan
-from paceline.engine.table.engine import TableEngine, TableModel, TimedEngine, load_table
+from paceline.engine.table.engine import SimulatedEngine, TableEngine, TableModel, load_table
 from paceline.models.table_names import TableSpec
 from paceline.protocol.errors import InvalidInput
 
@@ -92,7 +92,7 @@ def test_the_numeric_fingerprint_is_the_law_alone() -> None:
 
 def test_a_timed_step_waits_for_its_rows_and_does_not_spin() -> None:
     engine = load_table("table:vocab=8,step_ms=20,row_ms=10")
-    assert isinstance(engine, TimedEngine)
+    assert isinstance(engine, SimulatedEngine)
     engine.open(1, 8)
     began, cpu = time.perf_counter(), time.thread_time()
     engine.step(StepPlan((StepItem(1, 0, (1, 2, 3)),)))
