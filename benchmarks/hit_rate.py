@@ -21,7 +21,7 @@ from pathlib import Path
 
 from benchmarks import REPORTS
 from benchmarks.prompts import load_prompts
-from benchmarks.reporting.presentation import markdown_table, verdict
+from benchmarks.reporting.presentation import markdown_table, titled, verdict
 from benchmarks.reporting.reports import write_rows
 from benchmarks.simulated.distributions import predicted_hit_rate
 from benchmarks.simulated.services import ModelServices, SimulatedPair, drafted, is_hit, request
@@ -89,22 +89,11 @@ def measure(client: Client, draft: str, temperature: float, fan_out: int, rounds
 
 def table(rates: Sequence[HitRate]) -> str:
     """One row a measurement."""
-    rows = [
-        {
-            "draft": rate.draft,
-            "temperature": rate.temperature,
-            "fan-out": rate.fan_out,
-            "rounds": rate.rounds,
-            "hit rate": rate.hit_rate,
-            "predicted": rate.predicted if rate.predicted is not None and rate.temperature == 1 else "",
-            "bar": _bar(rate),
-            "mean drafted": rate.mean_drafted,
-            "accepted of proposed": rate.accepted_rate,
-            "tok/s": rate.tokens_per_second,
-        }
-        for rate in rates
-    ]
-    return markdown_table(rows)
+    return markdown_table([titled(rate, predicted=_predicted(rate), bar=_bar(rate)) for rate in rates])
+
+
+def _predicted(rate: HitRate) -> object:
+    return rate.predicted if rate.predicted is not None and rate.temperature == 1 else ""
 
 
 def _bar(rate: HitRate) -> str:

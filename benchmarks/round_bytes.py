@@ -22,7 +22,7 @@ from unittest import mock
 from benchmarks import REPORTS
 from benchmarks.hit_rate import services_of
 from benchmarks.prompts import load_prompts
-from benchmarks.reporting.presentation import markdown_table, verdict
+from benchmarks.reporting.presentation import markdown_table, titled, verdict
 from benchmarks.reporting.reports import write_rows
 from benchmarks.simulated.headless import Generate, SilentContext, with_coordinator
 from benchmarks.simulated.services import ModelServices
@@ -151,26 +151,12 @@ def measure(config: CoordinatorConfig, case: str, temperature: float, asked: Seq
 
 def table(rows: Sequence[RoundBytes]) -> str:
     """One line a case."""
-    return markdown_table(
-        [
-            {
-                "case": row.case,
-                "temperature": row.temperature,
-                "rounds": row.rounds,
-                "round": row.round,
-                "prefetch": row.prefetch,
-                "verdict": row.verdict,
-                "target, both": row.with_target,
-                "bar": verdict(-row.with_target, -row.bar),
-                "commit": row.commit,
-                "verifying": row.verifying,
-                "draft, both": row.with_draft,
-                "proposals": row.proposals,
-                "proposals per round": row.proposals_per_round,
-            }
-            for row in rows
-        ]
-    )
+    return markdown_table([titled(row, **_sums(row)) for row in rows])
+
+
+def _sums(row: RoundBytes) -> dict[str, object]:
+    bar = verdict(-row.with_target, -row.bar)
+    return {"bar": bar, "with_target": row.with_target, "with_draft": row.with_draft}
 
 
 def asked_of(kinds: Sequence[str], tokens: int) -> list[GenerateRequest]:

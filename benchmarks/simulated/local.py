@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.reporting.figures import Spread, median_with_lower_bound
-from benchmarks.reporting.presentation import Bars, Plot, verdict
+from benchmarks.reporting.presentation import Bars, Plot, titled, verdict
 from benchmarks.simulated.analytic import expected_hit_rate, overlap_ceiling, overlap_gain, whole_proposal_gain
 from benchmarks.simulated.distributions import DRAFT_OF_ACCEPTANCE, guess_chances
 from benchmarks.simulated.replay import FAN_OUT, SPECULATION, K, losses, pooled, replay, run_pair
@@ -72,7 +72,7 @@ class Gain:
     pairs: int
     expected_hit_rate: float
     hit_rate: float
-    analytic: float
+    analytic_gain: float
     whole_proposals: float
     ceiling: float
     gain: float
@@ -146,7 +146,7 @@ def measure_gain(acceptance: float, pair: SimulatedPair, pairs: int, tokens: int
         pairs=pairs,
         expected_hit_rate=expected,
         hit_rate=hit_rate,
-        analytic=overlap_gain(expected, pair.verify_ms, K * pair.draft_ms),
+        analytic_gain=overlap_gain(expected, pair.verify_ms, K * pair.draft_ms),
         whole_proposals=whole_proposal_gain(expected, pair.verify_ms, pair.draft_ms, K),
         ceiling=overlap_ceiling(match, bonus, after_mismatch, pair.verify_ms, pair.draft_ms, K),
         gain=gain,
@@ -199,21 +199,8 @@ def loss_row(row: Efficiency) -> dict[str, object]:
 
 def gain_row(row: Gain) -> dict[str, object]:
     """One line of the second table."""
-    return {
-        "acceptance": row.acceptance,
-        "T_verify ms": row.verify_ms,
-        "T_draft·k ms": K * row.draft_ms,
-        "predicted hit rate": row.expected_hit_rate,
-        "hit rate": row.hit_rate,
-        "analytic gain": row.analytic,
-        "gain": row.gain,
-        "lower bound": row.gain_lower,
-        "bar": verdict(row.gain_lower, GAIN_TOLERANCE * row.analytic),
-        "analytic at the run's hit rate": row.analytic_at_hit_rate,
-        "whole proposals": row.whole_proposals,
-        "ceiling": row.ceiling,
-        "gain ÷ ceiling": row.gain / row.ceiling,
-    }
+    bar = verdict(row.gain_lower, GAIN_TOLERANCE * row.analytic_gain)
+    return titled(row, bar=bar, drafting_ms=K * row.draft_ms, of_ceiling=row.gain / row.ceiling)
 
 
 def efficiency_plot(rows: Sequence[Efficiency]) -> Plot:
