@@ -21,10 +21,10 @@ from pathlib import Path
 
 from benchmarks import REPORTS
 from benchmarks.prompts import load_prompts
-from benchmarks.reporting.presentation import markdown_table, verdict
+from benchmarks.reporting.presentation import markdown_table, titled, verdict
 from benchmarks.reporting.reports import write_rows
 from benchmarks.simulated.distributions import predicted_hit_rate
-from benchmarks.simulated.services import ModelPair, SimulatedPair, SimulatedServices, drafted, is_hit, request
+from benchmarks.simulated.services import ModelServices, SimulatedPair, drafted, is_hit, request
 from paceline.client import Client
 from paceline.local.service_process import Flags
 from paceline.models.resolve import DEFAULT_DRAFT, resolve_draft
@@ -62,18 +62,6 @@ Asked = Callable[[int], GenerateRequest]
 """The request of a number; 0 is the warm-up."""
 
 
-@dataclass(frozen=True)
-class RealPair:
-    """A pulled model and the draft that is shipped for it."""
-
-    target: str
-
-    @property
-    def draft(self) -> str:
-        """The draft's folder."""
-        return resolve_draft(DEFAULT_DRAFT, self.target)
-
-
 def measure(client: Client, draft: str, temperature: float, fan_out: int, rounds: int, asked: Asked) -> HitRate:
     """Generate until `rounds` rounds are counted, one generation beyond the warm-up at least."""
     records: list[RoundRecord] = []
@@ -101,22 +89,11 @@ def measure(client: Client, draft: str, temperature: float, fan_out: int, rounds
 
 def table(rates: Sequence[HitRate]) -> str:
     """One row a measurement."""
-    rows = [
-        {
-            "draft": rate.draft,
-            "temperature": rate.temperature,
-            "fan-out": rate.fan_out,
-            "rounds": rate.rounds,
-            "hit rate": rate.hit_rate,
-            "predicted": rate.predicted if rate.predicted is not None and rate.temperature == 1 else "",
-            "bar": _bar(rate),
-            "mean drafted": rate.mean_drafted,
-            "accepted of proposed": rate.accepted_rate,
-            "tok/s": rate.tokens_per_second,
-        }
-        for rate in rates
-    ]
-    return markdown_table(rows)
+    return markdown_table([titled(rate, predicted=_predicted(rate), bar=_bar(rate)) for rate in rates])
+
+
+def _predicted(rate: HitRate) -> object:
+    return rate.predicted if rate.predicted is not None and rate.temperature == 1 else ""
 
 
 def _bar(rate: HitRate) -> str:
@@ -130,7 +107,8 @@ def simulated_rates(draft: str, given: argparse.Namespace, folder: Path) -> Iter
     def asked(number: int) -> GenerateRequest:
         return request(number, given.tokens, drafted(K))
 
-    yield from rates_of(draft, SimulatedPair(f"distribution={draft}", VERIFY_MS, DRAFT_MS), asked, given, folder)
+    pair = SimulatedPair(f"distribution={draft}", VERIFY_MS, DRAFT_MS)
+    yield from rates_of(draft, ModelServices.of(folder, pair), asked, given)
 
 
 def real_rates(given: argparse.Namespace, folder: Path) -> Iterator[HitRate]:
@@ -142,12 +120,17 @@ def real_rates(given: argparse.Namespace, folder: Path) -> Iterator[HitRate]:
     def asked(number: int) -> GenerateRequest:
         return replace(request(number, tokens, drafted(K)), token_ids=(), messages=chats[number % len(chats)])
 
-    yield from rates_of(SHIPPED, RealPair(given.model), asked, given, folder)
+    yield from rates_of(SHIPPED, services_of(given.model, folder), asked, given)
 
 
-def rates_of(draft: str, pair: ModelPair, asked: Asked, given: argparse.Namespace, folder: Path) -> Iterator[HitRate]:
+def services_of(model: str, folder: Path) -> ModelServices:
+    """A pulled model and the draft that is shipped for it."""
+    return ModelServices(folder, model, resolve_draft(DEFAULT_DRAFT, model))
+
+
+def rates_of(draft: str, pair: ModelServices, asked: Asked, given: argparse.Namespace) -> Iterator[HitRate]:
     """One pair at every fan-out and temperature."""
-    with SimulatedServices(folder, pair) as services:
+    with pair as services:
         for fan_out in given.fan_outs:
             rounds = given.bar_rounds if (draft, fan_out) in BARS else given.rounds
             flags: Flags = {"fan_out": fan_out}

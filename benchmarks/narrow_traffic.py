@@ -40,21 +40,8 @@ COLORS = (
     *("gold", "brown", "beige", "pink", "purple", "turquoise", "cream"),
 )
 BRAND_STARTS = (
-    "Nor",
-    "Bel",
-    "Kas",
-    "Tri",
-    "Alm",
-    "Ost",
-    "Ver",
-    "Mon",
-    "Sil",
-    "Dra",
-    "Fen",
-    "Gar",
-    "Lun",
-    "Pel",
-    "Zan",
+    *("Nor", "Bel", "Kas", "Tri", "Alm", "Ost", "Ver", "Mon"),
+    *("Sil", "Dra", "Fen", "Gar", "Lun", "Pel", "Zan"),
 )
 BRAND_ENDS = ("vik", "mont", "ora", "sen", "dale", "eta", "holm", "ica", "ford", "una", "wick", "ano", "stad", "ello")
 TEMPLATES = (

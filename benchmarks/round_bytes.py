@@ -20,12 +20,12 @@ from typing import Any
 from unittest import mock
 
 from benchmarks import REPORTS
-from benchmarks.hit_rate import RealPair
+from benchmarks.hit_rate import services_of
 from benchmarks.prompts import load_prompts
-from benchmarks.reporting.presentation import markdown_table, verdict
+from benchmarks.reporting.presentation import markdown_table, titled, verdict
 from benchmarks.reporting.reports import write_rows
 from benchmarks.simulated.headless import Generate, SilentContext, with_coordinator
-from benchmarks.simulated.services import ModelPair, SimulatedServices
+from benchmarks.simulated.services import ModelServices
 from paceline.local.drafter_choice import MODEL
 from paceline.local.service_process import write_config
 from paceline.protocol import codec
@@ -70,7 +70,7 @@ class RoundBytes:
 
     @property
     def with_target(self) -> float:
-        """Round, stage and verdict."""
+        """Round, prefetch and verdict."""
         return self.round + self.prefetch + self.verdict
 
     @property
@@ -132,14 +132,14 @@ def measure(config: CoordinatorConfig, case: str, temperature: float, asked: Seq
         for number, request in enumerate(asked)
     ]
     scale, rounds = asyncio.run(weigh(config, requests))
-    names = ("round", "stage", "verdict", "commit", "verifying", "proposal")
+    names = ("round", "prefetch", "verdict", "commit", "verifying", "proposal")
     mean = {name: scale.bytes[name] / rounds for name in names}
     return RoundBytes(
         case=case,
         temperature=temperature,
         rounds=rounds,
         round=mean["round"],
-        prefetch=mean["stage"],
+        prefetch=mean["prefetch"],
         verdict=mean["verdict"],
         commit=mean["commit"],
         verifying=mean["verifying"],
@@ -151,26 +151,12 @@ def measure(config: CoordinatorConfig, case: str, temperature: float, asked: Seq
 
 def table(rows: Sequence[RoundBytes]) -> str:
     """One line a case."""
-    return markdown_table(
-        [
-            {
-                "case": row.case,
-                "temperature": row.temperature,
-                "rounds": row.rounds,
-                "round": row.round,
-                "stage": row.prefetch,
-                "verdict": row.verdict,
-                "target, both": row.with_target,
-                "bar": verdict(-row.with_target, -row.bar),
-                "commit": row.commit,
-                "verifying": row.verifying,
-                "draft, both": row.with_draft,
-                "proposals": row.proposals,
-                "proposals per round": row.proposals_per_round,
-            }
-            for row in rows
-        ]
-    )
+    return markdown_table([titled(row, **_sums(row)) for row in rows])
+
+
+def _sums(row: RoundBytes) -> dict[str, object]:
+    bar = verdict(-row.with_target, -row.bar)
+    return {"bar": bar, "with_target": row.with_target, "with_draft": row.with_draft}
 
 
 def asked_of(kinds: Sequence[str], tokens: int) -> list[GenerateRequest]:
@@ -179,12 +165,10 @@ def asked_of(kinds: Sequence[str], tokens: int) -> list[GenerateRequest]:
     return [GenerateRequest(messages=chat, max_new_tokens=tokens, ignore_eos=True) for chat in chats]
 
 
-def run(
-    pair: ModelPair, temperatures: Sequence[float], asked: Sequence[GenerateRequest], folder: Path
-) -> list[RoundBytes]:
+def run(services: ModelServices, temperatures: Sequence[float], asked: Sequence[GenerateRequest]) -> list[RoundBytes]:
     """Every case at every temperature."""
-    with SimulatedServices(folder, pair) as services:
-        file = folder / "coordinator.toml"
+    with services:
+        file = services.folder / "coordinator.toml"
         write_config(CoordinatorConfig, file, services.coordinator_flags() | {"fan_out": FAN_OUT})
         config = load_config(CoordinatorConfig, file, {})
         return [measure(config, case, temperature, asked) for case in CASES for temperature in temperatures]
@@ -202,7 +186,7 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         asked = asked_of(given.kinds, given.tokens)
-        rows = run(RealPair(given.model), given.temperatures, asked, Path(folder))
+        rows = run(services_of(given.model, Path(folder)), given.temperatures, asked)
     settings = {"model": given.model, "tokens": str(given.tokens), "fan-out": str(FAN_OUT)}
     print(write_rows(given.out, "round-bytes", settings | {"kinds": ", ".join(given.kinds)}, rows, table(rows)))
 

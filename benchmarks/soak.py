@@ -180,14 +180,14 @@ def run(soak: Soak, folder: Path) -> Found:
     source, found = random.Random(soak.seed), Found()  # noqa: S311 - no secret
     with SoakPair(folder, soak) as pair:
         found.resident_before, found.allowed_growth = pair.status("target").resident_bytes, pair.planned_growth()
-        begun = time.monotonic()
+        started = time.monotonic()
         for place, first in enumerate(range(0, soak.sessions, soak.wave)):
             kill = place % KILL_EVERY == KILL_EVERY - 1
             numbers = range(first, min(first + soak.wave, soak.sessions))
             asyncio.run(run_wave(pair, soak, numbers, source, found, kill=kill))
             if kill:
                 pair.replace_coordinator()
-        found.seconds = time.monotonic() - begun
+        found.seconds = time.monotonic() - started
         deadline = time.monotonic() + END_SECONDS
         while (status := pair.status("target")).sessions or status.kv_rows or status.queue_length:
             if time.monotonic() > deadline:

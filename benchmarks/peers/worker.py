@@ -244,16 +244,16 @@ LOADERS = {"transformers": load_transformers, "llama-cpp": load_llama_cpp, "vllm
 
 def answer(generate: Generate, request: dict[str, Any]) -> dict[str, Any]:
     """Run one request under the clock."""
-    begun = time.perf_counter()
+    started = time.perf_counter()
     token_ids, steps = generate(request["token_ids"], request["max_tokens"], request["stop_token_ids"])
-    return {"token_ids": token_ids, "wall_s": time.perf_counter() - begun, "target_steps": steps}
+    return {"token_ids": token_ids, "wall_s": time.perf_counter() - started, "target_steps": steps}
 
 
 def answer_wave(generate: GenerateWave, request: dict[str, Any]) -> dict[str, Any]:
     """Run one wave under the clock."""
-    begun = time.perf_counter()
+    started = time.perf_counter()
     token_ids = generate(request["prompts"], request["max_tokens"])
-    return {"token_ids": token_ids, "wall_s": time.perf_counter() - begun}
+    return {"token_ids": token_ids, "wall_s": time.perf_counter() - started}
 
 
 def load(options: dict[str, Any]) -> tuple[Callable[[dict[str, Any]], dict[str, Any]], dict[str, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,11 @@ def markdown_table(rows: Sequence[Mapping[str, object]]) -> str:
         return "not run\n"
     lines = [rows[0].keys(), ["---"] * len(rows[0]), *(row.values() for row in rows)]
     return "".join(f"| {' | '.join(_cell(cell) for cell in line)} |\n" for line in lines)
+
+
+def titled(row: Any, **more: object) -> dict[str, object]:
+    """A table's line from a dataclass: its fields under their names, then more columns, or others in their place."""
+    return {name.replace("_", " "): value for name, value in (asdict(row) | more).items()}
 
 
 def _cell(cell: object) -> str:

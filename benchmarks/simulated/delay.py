@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import ctypes
+import json
 import os
 import socket
 import sys
@@ -21,44 +22,32 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from types import TracebackType
 from typing import cast
 
 import uvloop
 
-from benchmarks.simulated.child import Child, say
+from benchmarks.worker_process import WorkerProcess, say
 
 _TFD_NONBLOCK = 0o4000
 _TFD_ABSTIME = 1
 
 
-class DelayProxy:
-    """A forwarder to one address, in a process of its own. A context manager.
+class DelayProxy(WorkerProcess):
+    """A forwarder, in a process of its own."""
 
-    Raises (on entering, and from `set_one_way_ms`):
-        RuntimeError: its process ended.
-    """
-
-    def __init__(self, upstream: str, one_way_ms: float = 0.0) -> None:
-        self._child = Child("benchmarks.simulated.delay", "--upstream", upstream, "--one-way-ms", str(one_way_ms))
-
-    def __enter__(self) -> DelayProxy:
-        self._child.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._child.__exit__(kind, error, trace)
+    @classmethod
+    def to(cls, upstream: str, one_way_ms: float = 0.0) -> DelayProxy:
+        """A forwarder to host:port."""
+        return cls.of_module("benchmarks.simulated.delay", "--upstream", upstream, "--one-way-ms", str(one_way_ms))
 
     @property
     def address(self) -> str:
         """host:port that leads to the upstream."""
-        return self._child.address
+        return self.facts["address"]
 
     def set_one_way_ms(self, one_way_ms: float) -> None:
         """Delay what comes from now on by so much; standing connections go on."""
-        self._child.ask(str(one_way_ms))
+        self.ask({"one_way_ms": one_way_ms})
 
 
 class Deadlines:
@@ -170,17 +159,17 @@ class _Accepted(_Side):
 
 
 async def forward(host: str, port: int, one_way_ms: float) -> None:
-    """Forward until stdin closes; a line on it is a new delay, answered with the same line."""
+    """Forward until stdin closes; each line on it has a new delay."""
     loop = asyncio.get_running_loop()
     deadlines = Deadlines(loop, one_way_ms / 1e3)
     server = await loop.create_server(lambda: _Accepted(deadlines, host, port), "127.0.0.1", 0)
     bound_host, bound_port = server.sockets[0].getsockname()[:2]
-    say(f"{bound_host}:{bound_port}")
+    say({"ready": {"address": f"{bound_host}:{bound_port}"}})
     reader = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     while line := (await reader.readline()).decode().strip():
-        deadlines.delay_s = float(line) / 1e3
-        say(line)
+        deadlines.delay_s = json.loads(line)["one_way_ms"] / 1e3
+        say({})
 
 
 def main() -> None:

@@ -11,13 +11,14 @@ import asyncio
 import statistics
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
 import uvloop
 
-from benchmarks.simulated.child import Child, say
+from benchmarks.worker_process import WorkerProcess, say
 from paceline.rpc.channel import open_channel
 from paceline.rpc.server import RunningServer, run_server
 from paceline.runtime.config import PeerSettings, ServerSettings
@@ -29,9 +30,11 @@ MESSAGES = 200
 UNCOUNTED = 10
 
 
-def echo_server() -> Child:
-    """The other process; to be entered."""
-    return Child("benchmarks.simulated.echo")
+@contextmanager
+def echo_server() -> Iterator[str]:
+    """The other process, while the context is open; yields its address."""
+    with WorkerProcess.of_module("benchmarks.simulated.echo") as server:
+        yield server.facts["address"]
 
 
 def echo_ms(address: str, pause_ms: float, messages: int = MESSAGES) -> float:
@@ -45,10 +48,10 @@ async def _echoes(address: str, pause_ms: float, messages: int) -> list[float]:
     async with open_channel(PeerSettings(address=address)) as channel:
         call: Any = channel.stream_stream(f"/{SERVICE}/{METHOD}")()
         for _ in range(UNCOUNTED + messages):
-            begun = time.perf_counter()
+            started = time.perf_counter()
             await call.write(PAYLOAD)
             await call.read()
-            times.append((time.perf_counter() - begun) * 1e3)
+            times.append((time.perf_counter() - started) * 1e3)
             await asyncio.sleep(pause_ms / 1e3)
         await call.done_writing()
     return times
@@ -65,7 +68,7 @@ def _register(server: grpc.aio.Server) -> None:
 
 
 def _announce(running: RunningServer) -> None:
-    say(f"127.0.0.1:{running.port}")
+    say({"ready": {"address": f"127.0.0.1:{running.port}"}})
 
 
 async def serve() -> None:

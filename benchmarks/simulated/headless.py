@@ -60,7 +60,9 @@ async def with_coordinator(config: CoordinatorConfig, body: Callable[[Generate],
     found: list[Found] = []
     links: list[PeerLink[Any, Any]] = []
 
-    async def run_server(settings: Any, register: Callable[[Any], Awaitable[None]], names: Any) -> None:
+    async def run_server(
+        settings: Any, register: Callable[[Any], Awaitable[None]], names: Any, *, loading: str
+    ) -> None:
         server = DirectServer()
         await register(server)
         assert server.generate is not None, "the servicer registered"

@@ -21,11 +21,11 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.reporting.figures import Spread, median_with_lower_bound
-from benchmarks.reporting.presentation import Bars, Plot, markdown_table, verdict
+from benchmarks.reporting.presentation import Bars, Plot, markdown_table, titled, verdict
 from benchmarks.reporting.progress import Advance, measuring
 from benchmarks.reporting.reports import describe, write_report
 from benchmarks.simulated.replay import FAN_OUT, K
-from benchmarks.simulated.services import OFF, SimulatedPair, SimulatedServices, drafted, request
+from benchmarks.simulated.services import OFF, ModelServices, SimulatedPair, drafted, request
 from paceline.client import AsyncClient
 from paceline.protocol.errors import require
 from paceline.protocol.generation import Finished, SpeculationSettings, Tokens
@@ -98,7 +98,7 @@ class LoadRow:
     tokens_per_second: float
     p50_gap_ms: float
     p99_gap_ms: float
-    slowest_ms: float
+    slowest_ms_per_token: float
     tokens_per_round: float
 
 
@@ -130,7 +130,7 @@ class LoadResults:
         return (
             "# Load\n"
             f"\n## Auto\n\n{markdown_table([comparison_row(each) for each in self.comparisons])}\n"
-            f"## All modes\n\n{markdown_table([load_row(row) for row in self.rows])}"
+            f"## All modes\n\n{markdown_table([titled(row) for row in self.rows])}"
         )
 
     def plots(self) -> list[Plot]:
@@ -140,9 +140,9 @@ class LoadResults:
 
 async def run_wave(client: AsyncClient, sessions: int, tokens: int, speculation: SpeculationSettings) -> Wave:
     """Run the same requests at once."""
-    begun = time.perf_counter()
+    started = time.perf_counter()
     runs = await asyncio.gather(*(_session(client, number, tokens, speculation) for number in range(sessions)))
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - started
     stats = [finished.stats for finished, _, _ in runs]
     return Wave(
         tokens_per_second=sum(each.committed for each in stats) / seconds,
@@ -198,13 +198,13 @@ def _row(name: str, sessions: int, mode: str, waves: Sequence[Wave]) -> LoadRow:
         tokens_per_second=statistics.median(wave.tokens_per_second for wave in waves),
         p50_gap_ms=float(np.percentile(gaps, 50)),
         p99_gap_ms=float(np.percentile(gaps, 99)),
-        slowest_ms=statistics.median(wave.slowest_ms for wave in waves),
+        slowest_ms_per_token=statistics.median(wave.slowest_ms for wave in waves),
         tokens_per_round=1 + sum(wave.accepted for wave in waves) / sum(wave.rounds for wave in waves),
     )
 
 
 @asynccontextmanager
-async def clients_of(services: SimulatedServices) -> AsyncIterator[Mapping[str, AsyncClient]]:
+async def clients_of(services: ModelServices) -> AsyncIterator[Mapping[str, AsyncClient]]:
     """A client for each mode; auto learns on a coordinator that serves it alone."""
     async with AsyncExitStack() as stack:
         fixed = stack.enter_context(services.coordinator("fixed", {"fan_out": FAN_OUT}))
@@ -218,7 +218,7 @@ async def run(plan: LoadPlan, folder: Path, advance: Advance) -> LoadResults:
     rows: list[LoadRow] = []
     comparisons: list[Comparison] = []
     for number, (name, pair) in enumerate(PAIRS.items()):
-        with SimulatedServices(folder / str(number), pair) as services:
+        with ModelServices.of(folder / str(number), pair) as services:
             async with clients_of(services) as clients:
                 for sessions in plan.sessions:
                     found, comparison = await measure(clients, name, sessions, plan.waves, plan.tokens)
@@ -247,20 +247,6 @@ def comparison_row(each: Comparison) -> dict[str, object]:
         "its slowest request over target-only's": each.slowest_over_off,
         "lower bound of that": each.slowest_over_off_lower,
         "guarantee": verdict(each.slowest_over_off_lower, BAR),
-    }
-
-
-def load_row(row: LoadRow) -> dict[str, object]:
-    """One line of the second table."""
-    return {
-        "target": row.target,
-        "sessions": row.sessions,
-        "speculation": row.mode,
-        "tok/s": row.tokens_per_second,
-        "tokens per round": row.tokens_per_round,
-        "p50 ms": row.p50_gap_ms,
-        "p99 ms": row.p99_gap_ms,
-        "slowest request, ms per token": row.slowest_ms,
     }
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.reporting.figures import Spread, median_with_lower_bound
-from benchmarks.reporting.presentation import Bars, Plot, verdict
+from benchmarks.reporting.presentation import Bars, Plot, titled, verdict
 from benchmarks.simulated.analytic import expected_hit_rate, overlap_ceiling, overlap_gain, whole_proposal_gain
 from benchmarks.simulated.distributions import DRAFT_OF_ACCEPTANCE, guess_chances
 from benchmarks.simulated.replay import FAN_OUT, SPECULATION, K, losses, pooled, replay, run_pair
-from benchmarks.simulated.services import SimulatedPair, SimulatedServices, request
+from benchmarks.simulated.services import ModelServices, SimulatedPair, request
 from paceline.client import Client
 
 GAIN_TOLERANCE = 0.95
@@ -45,7 +45,7 @@ class Efficiency:
     tokens_per_second: float
     bar: float
     echo_ms: float
-    begun_ms: float
+    self_started_ms: float
     wire_ms: float
     target_ms: float
     deciding_ms: float
@@ -64,7 +64,7 @@ class Efficiency:
 
 @dataclass(frozen=True)
 class Gain:
-    """One cell of on over off: tokens a second, median over pairs, with its lower 95 % bound."""
+    """One cell of on over off: tokens per second, median over pairs, with its lower 95 % bound."""
 
     acceptance: float
     verify_ms: float
@@ -72,7 +72,7 @@ class Gain:
     pairs: int
     expected_hit_rate: float
     hit_rate: float
-    analytic: float
+    analytic_gain: float
     whole_proposals: float
     ceiling: float
     gain: float
@@ -90,7 +90,7 @@ def measure_efficiency(
 ) -> Efficiency:
     """Run `generations` after one that isn't counted."""
     with (
-        SimulatedServices(folder, pair) as services,
+        ModelServices.of(folder, pair) as services,
         services.coordinator("on", {"fan_out": FAN_OUT}) as address,
         Client(address) as client,
     ):
@@ -115,7 +115,7 @@ def measure_efficiency(
         tokens_per_second=speed,
         bar=bar,
         echo_ms=echo_ms,
-        begun_ms=lost.self_started,
+        self_started_ms=lost.self_started,
         wire_ms=lost.wire,
         target_ms=lost.target,
         deciding_ms=lost.deciding,
@@ -126,7 +126,7 @@ def measure_efficiency(
 def measure_gain(acceptance: float, pair: SimulatedPair, pairs: int, tokens: int, folder: Path) -> Gain:
     """Run interleaved pairs after one that isn't counted."""
     with (
-        SimulatedServices(folder, pair) as services,
+        ModelServices.of(folder, pair) as services,
         services.coordinator("on", {"fan_out": FAN_OUT}) as on_address,
         services.coordinator("off", {"fan_out": 0}) as off_address,
         Client(on_address) as on,
@@ -146,7 +146,7 @@ def measure_gain(acceptance: float, pair: SimulatedPair, pairs: int, tokens: int
         pairs=pairs,
         expected_hit_rate=expected,
         hit_rate=hit_rate,
-        analytic=overlap_gain(expected, pair.verify_ms, K * pair.draft_ms),
+        analytic_gain=overlap_gain(expected, pair.verify_ms, K * pair.draft_ms),
         whole_proposals=whole_proposal_gain(expected, pair.verify_ms, pair.draft_ms, K),
         ceiling=overlap_ceiling(match, bonus, after_mismatch, pair.verify_ms, pair.draft_ms, K),
         gain=gain,
@@ -173,7 +173,7 @@ def efficiency_row(row: Efficiency) -> dict[str, object]:
         "T_draft ms": row.draft_ms,
         "rounds": row.rounds,
         "hit rate": row.hit_rate,
-        "begun by the target": row.self_started_rate,
+        "self-started": row.self_started_rate,
         "of the ideal": row.of_ideal,
         "lower bound": row.of_ideal_lower,
         "bar": verdict(row.of_ideal_lower, row.bar),
@@ -189,7 +189,7 @@ def loss_row(row: Efficiency) -> dict[str, object]:
     return {
         "draft": row.draft_distribution,
         "T_verify ms": row.verify_ms,
-        "begun: beyond T_verify": row.begun_ms,
+        "self-started: beyond T_verify": row.self_started_ms,
         "sent: wire": row.wire_ms,
         "hit: target beyond T_verify": row.target_ms,
         "sent: deciding": row.deciding_ms,
@@ -199,21 +199,8 @@ def loss_row(row: Efficiency) -> dict[str, object]:
 
 def gain_row(row: Gain) -> dict[str, object]:
     """One line of the second table."""
-    return {
-        "acceptance": row.acceptance,
-        "T_verify ms": row.verify_ms,
-        "T_draft·k ms": K * row.draft_ms,
-        "predicted hit rate": row.expected_hit_rate,
-        "hit rate": row.hit_rate,
-        "analytic gain": row.analytic,
-        "gain": row.gain,
-        "lower bound": row.gain_lower,
-        "bar": verdict(row.gain_lower, GAIN_TOLERANCE * row.analytic),
-        "analytic at the run's hit rate": row.analytic_at_hit_rate,
-        "whole proposals": row.whole_proposals,
-        "ceiling": row.ceiling,
-        "gain ÷ ceiling": row.gain / row.ceiling,
-    }
+    bar = verdict(row.gain_lower, GAIN_TOLERANCE * row.analytic_gain)
+    return titled(row, bar=bar, drafting_ms=K * row.draft_ms, of_ceiling=row.gain / row.ceiling)
 
 
 def efficiency_plot(rows: Sequence[Efficiency]) -> Plot:

@@ -1,10 +1,10 @@
-"""What hiding drafting behind verification brings, on timed models: `paceline bench overlap`.
+"""What hiding drafting behind verification brings, on simulated models: `paceline bench overlap`.
 
 Efficiency. A run's own round records are replayed at no cost of coordination (`benchmarks.simulated.replay`).
 Efficiency is that ideal time over the time that the run took, from its first tokens to its last. Beside
 it stands the floor of coordination, measured in the same run: an idle echo over gRPC (`benchmarks.simulated.echo`).
-T_verify / (T_verify + echo) is what nothing can pass that sends every round over gRPC; rounds that the target begins
-with a staged proposal can.
+T_verify / (T_verify + echo) is what nothing can pass that sends every round over gRPC; self-started rounds, whose
+proposal was prefetched, can.
 
 Gain. Overlap on (fan-out 4) and off (fan-out 0) run the same requests in turn, through two
 coordinators that share one target and one draft; coupled texts are equal, which is checked. The
@@ -158,8 +158,8 @@ class Results:
 
     def plots(self) -> list[Plot]:
         """Efficiency and gain, each under its ceiling; at a distance, overlap on over off."""
-        near = [efficiency_plot(self.efficiencies), gain_plot(self.gains)]
-        return [plot for plot in (*near, remote_plot(self.remotes)) if plot.groups]
+        plots = [efficiency_plot(self.efficiencies), gain_plot(self.gains), remote_plot(self.remotes)]
+        return [plot for plot in plots if plot.groups]
 
 
 class _Cell(Protocol):
@@ -178,8 +178,8 @@ def _updated(held: Sequence[Row], newer: Sequence[Row]) -> tuple[Row, ...]:
 def measure_efficiencies(plan: OverlapPlan, folder: Path, advance: Advance) -> Iterator[Efficiency]:
     """The first grid, each T_verify's echo before its pairs."""
     pairs = plan.efficiencies
-    with echo_server() as server:
-        echoes = {pair.verify_ms: echo_ms(server.address, pair.verify_ms) for pair, _ in pairs}
+    with echo_server() as address:
+        echoes = {pair.verify_ms: echo_ms(address, pair.verify_ms) for pair, _ in pairs}
     for number, (pair, bar) in enumerate(pairs):
         row = measure_efficiency(
             pair, bar, echoes[pair.verify_ms], plan.generations, plan.tokens, folder / str(number)
@@ -197,7 +197,7 @@ def measure_gains(plan: OverlapPlan, folder: Path, advance: Advance) -> Iterator
 
 def run(plan: OverlapPlan, folder: Path, advance: Advance) -> Results:
     """Measure what was asked for."""
-    began = f"{datetime.datetime.now(datetime.UTC):%H:%M} UTC, load {load_average()}"
+    started = f"{datetime.datetime.now(datetime.UTC):%H:%M} UTC, load {load_average()}"
     efficiencies = tuple(measure_efficiencies(plan, folder / "efficiency", advance))
     gains = tuple(measure_gains(plan, folder / "gain", advance))
     detours = tuple(measure_detours()) if plan.distances else ()
@@ -209,7 +209,7 @@ def run(plan: OverlapPlan, folder: Path, advance: Advance) -> Results:
     settings = {"k": str(K), "fan-out": str(FAN_OUT)}
     if efficiencies or gains:
         settings |= {"tokens": str(plan.tokens), "generations": str(plan.generations)}
-    return Results((describe() | settings | {"began": began},), efficiencies, gains, tuple(remotes), detours)
+    return Results((describe() | settings | {"started": started},), efficiencies, gains, tuple(remotes), detours)
 
 
 def measure_overlap(plan: OverlapPlan, out: Path, name: str, *, add: bool) -> Path:

@@ -20,7 +20,7 @@ from benchmarks.simulated.delay import DelayProxy
 from benchmarks.simulated.distributions import DRAFT_OF_ACCEPTANCE, coupled_match
 from benchmarks.simulated.echo import echo_ms, echo_server
 from benchmarks.simulated.replay import FAN_OUT, SPECULATION, pooled, replay, run_pair
-from benchmarks.simulated.services import OFF, SimulatedPair, SimulatedServices, request
+from benchmarks.simulated.services import OFF, ModelServices, SimulatedPair, request
 from paceline.client import Client
 from paceline.protocol.generation import GenerateRequest
 from paceline.protocol.sampling import SamplingParams
@@ -34,8 +34,8 @@ TARGET_ONLY_TOKENS = 24
 SETTINGS = f"""A cell: {GENERATIONS} requests of {TOKENS} tokens with overlap and without, one of {TARGET_ONLY_TOKENS}
 tokens target-only; its figures are of all of them together.
 One way ms is the delay between the coordinator and either service; a round trip pays it twice. The ideal
-has the same hits and misses, pays T_verify a round, one round trip of delay where the target did not begin it
-by itself, the drafting steps and the draft's round trip a miss, and nothing else. Match is the tables' own at
+has the same hits and misses, pays T_verify a round, one round trip of delay where the round was not
+self-started, the drafting steps and the draft's round trip a miss, and nothing else. Match is the tables' own at
 this temperature; acceptance is what it is at temperature 1.
 """
 DETOURS = "What the forwarder adds to an idle echo beyond twice the delay that it states:\n"
@@ -92,8 +92,8 @@ class Detour:
 def measure_detours() -> list[Detour]:
     """One for each delay."""
     detours = []
-    with echo_server() as server, DelayProxy(server.address) as proxy:
-        direct = echo_ms(server.address, DETOUR_PAUSE_MS, DETOUR_MESSAGES)
+    with echo_server() as address, DelayProxy.to(address) as proxy:
+        direct = echo_ms(address, DETOUR_PAUSE_MS, DETOUR_MESSAGES)
         for one_way_ms in ONE_WAY_MS:
             proxy.set_one_way_ms(one_way_ms)
             through = echo_ms(proxy.address, DETOUR_PAUSE_MS, DETOUR_MESSAGES)
@@ -164,9 +164,9 @@ def measure_remotes(verify_ms: float, acceptances: Sequence[float], folder: Path
         pair = SimulatedPair(draft, verify_ms, DRAFT_MS)
         matches = {temperature: coupled_match(draft, temperature) for temperature in TEMPERATURES}
         with (
-            SimulatedServices(folder / f"{acceptance}", pair) as services,
-            DelayProxy(services.address_of("target")) as to_target,
-            DelayProxy(services.address_of("draft")) as to_draft,
+            ModelServices.of(folder / f"{acceptance}", pair) as services,
+            DelayProxy.to(services.address_of("target")) as to_target,
+            DelayProxy.to(services.address_of("draft")) as to_draft,
         ):
             ways = {"target.address": to_target.address, "draft.address": to_draft.address}
             with (
@@ -192,7 +192,7 @@ def remote_rows(cells: Sequence[Remote]) -> list[dict[str, object]]:
             "match": cell.match,
             "one way ms": f"{cell.one_way_ms:g}",
             "hit rate": cell.hit_rate,
-            "tokens a round": cell.tokens_per_round,
+            "tokens per round": cell.tokens_per_round,
             "tok/s": cell.tokens_per_second,
             "of the ideal": cell.of_ideal,
             "of a perfect cache": cell.of_perfect_cache,

@@ -1,8 +1,8 @@
 """A generation's rounds replayed at no cost of coordination, and pairs of generations with overlap and without.
 
-A round costs T_verify, and one round trip of the delay on the way to the target unless the target began it by
-itself. One whose proposal was not in the speculation cache costs the time that the draft spent on its steps for it
-too, and the round trip to the draft. Nothing else costs anything. With a perfect cache no round costs those.
+A round costs T_verify, and one round trip of the delay on the way to the target unless the round was
+self-started. One whose proposal was not in the speculation cache costs the time that the draft spent on its steps
+for it too, and the round trip to the draft. Nothing else costs anything. With a perfect cache no round costs those.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class RoundReplay:
 
     @property
     def self_started_rate(self) -> float:
-        """Share of the rounds that the target began by itself, with a proposal that was staged."""
+        """Share of the rounds that the target started by itself, with a prefetched proposal."""
         return self.self_started / self.rounds
 
     @property
@@ -105,7 +105,7 @@ class Losses:
     """Where rounds lose against their replay: medians, milliseconds.
 
     Attributes:
-        begun: of a hit's round that the target began: the time between two verdicts beyond T_verify; 0 without any.
+        self_started: of a hit's self-started round: the time between two verdicts beyond T_verify; 0 without any.
         wire: of a hit's round that was sent: from dispatch to verdict, less the target's service; 0 without any.
         target: of a hit's round: the target's service beyond T_verify.
         deciding: of a hit's round that was sent: all else, the acceptance rule and the planning.

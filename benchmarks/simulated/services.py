@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from paceline.local.drafter_choice import MODEL
 from paceline.local.services import LocalServices
@@ -17,18 +16,6 @@ from paceline.protocol.records import RoundRecord
 
 START_SECONDS = 120.0
 OFF = SpeculationSettings(off=True)
-
-
-class ModelPair(Protocol):
-    """Names of a target's and a draft's models."""
-
-    @property
-    def target(self) -> str:
-        """The target's."""
-
-    @property
-    def draft(self) -> str:
-        """The draft's."""
 
 
 @dataclass(frozen=True)
@@ -56,17 +43,22 @@ def _model_name(distribution: str, step_ms: float, row_ms: float) -> str:
     return f"table:{distribution},step_ms={step_ms:g},row_ms={row_ms:g}"
 
 
-class SimulatedServices(LocalServices):
-    """A target and a draft service; coordinators come and go beside them."""
+class ModelServices(LocalServices):
+    """A target and a draft service on named models; coordinators come and go beside them."""
 
-    def __init__(self, folder: Path, pair: ModelPair) -> None:
+    def __init__(self, folder: Path, target: str, draft: str) -> None:
         super().__init__(folder, start_timeout_s=START_SECONDS)
-        self.pair = pair
+        self._target, self._draft = target, draft
+
+    @classmethod
+    def of(cls, folder: Path, pair: SimulatedPair) -> ModelServices:
+        """On simulated models."""
+        return cls(folder, pair.target, pair.draft)
 
     def start_all(self) -> None:
         """Start both, and wait for them."""
-        self.start("target", "target", {"model": self.pair.target, "server.port": 0})
-        self.start("draft", "draft", {"drafters": [f"{MODEL}:{self.pair.draft}"], "server.port": 0})
+        self.start("target", "target", {"model": self._target, "server.port": 0})
+        self.start("draft", "draft", {"drafters": [f"{MODEL}:{self._draft}"], "server.port": 0})
         self.await_serving("target", "draft")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,13 +24,7 @@ def measure_speed(model: str, plan: SpeedPlan, url: str | None, out: Path, name:
     """
     console = stderr_console()
     with running_groups(model, plan.drafters, url, console) as groups:
-        facts = describe() | {
-            "model": model,
-            "pairs of each row": str(plan.pairs),
-            "tokens of each generation": str(plan.tokens),
-            "compute threads": "; ".join(f"{Variant(name).name}: {group.split}" for name, group in groups.items()),
-            "load average before": load_average(),
-        }
+        facts = _facts(model, plan, groups)
         done: list[SpeedPair] = []
         try:
             with progress_bar(console, "pairs", len(plan)) as advance:
@@ -47,6 +41,16 @@ def measure_speed(model: str, plan: SpeedPlan, url: str | None, out: Path, name:
                 text, values = speed_markdown(rows, costs), speed_json(rows, done, costs)
                 report = write_report(out, name, facts, values, text, speed_plots(rows))
     return report
+
+
+def _facts(model: str, plan: SpeedPlan, groups: Mapping[str, ServiceGroup]) -> dict[str, str]:
+    return describe() | {
+        "model": model,
+        "pairs of each row": str(plan.pairs),
+        "tokens of each generation": str(plan.tokens),
+        "compute threads": "; ".join(f"{Variant(name).name}: {group.split}" for name, group in groups.items()),
+        "load average before": load_average(),
+    }
 
 
 @contextmanager

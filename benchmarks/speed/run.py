@@ -209,7 +209,7 @@ class SpeedPair:
 
     @property
     def ratio(self) -> float:
-        """Drafted tokens a second ÷ target-only's on our fastest services."""
+        """Drafted tokens per second ÷ target-only's on our fastest services."""
         return _ratio(self.drafted.tokens_per_second, self.plain.tokens_per_second)
 
     @property
@@ -242,9 +242,9 @@ def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
 
 def measure(runner: GenerationRunner, requests: Sequence[GenerateRequest]) -> SpeedRun:
     """Run generations one after the other under the client's clock."""
-    begun = time.perf_counter()
+    started = time.perf_counter()
     generations = [runner.generate(request) for request in requests]
-    return SpeedRun.of(generations, time.perf_counter() - begun)
+    return SpeedRun.of(generations, time.perf_counter() - started)
 
 
 def run_turn(turn: Turn, groups: Mapping[str, GenerationRunner]) -> SpeedPair:
@@ -259,7 +259,7 @@ def run_turn(turn: Turn, groups: Mapping[str, GenerationRunner]) -> SpeedPair:
 
 
 def warm_up(plan: SpeedPlan, groups: Mapping[str, GenerationRunner]) -> None:
-    """A short generation of each kind of work that will be timed, on each group."""
+    """A short generation of each kind of work that will be measured, on each group."""
     prompt = next(iter(plan.prompts.values()))[0]
     for variant in (Variant(NONE), *plan.variants):
         for temperature in plan.temperatures:

@@ -27,7 +27,7 @@ def listener() -> Iterator[socket.socket]:
 
 @pytest.fixture
 def proxy(listener: socket.socket) -> Iterator[DelayProxy]:
-    with DelayProxy(f"127.0.0.1:{listener.getsockname()[1]}") as running:
+    with DelayProxy.to(f"127.0.0.1:{listener.getsockname()[1]}") as running:
         yield running
 
 
@@ -125,13 +125,13 @@ def test_what_comes_for_a_side_that_has_ended_disturbs_no_other_connection(
 def test_a_client_is_cut_off_where_there_is_no_upstream() -> None:
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
-    with DelayProxy(f"127.0.0.1:{port}") as proxy:
+    with DelayProxy.to(f"127.0.0.1:{port}") as proxy:
         host, _, own = proxy.address.rpartition(":")
         with socket.create_connection((host, int(own)), timeout=20) as near:
             assert near.recv(1) == b""
 
 
 def test_an_echo_over_grpc_pays_the_delay_twice() -> None:
-    with echo_server() as server, DelayProxy(server.address, one_way_ms=15) as proxy:
-        assert echo_ms(server.address, pause_ms=1, messages=5) > 0
+    with echo_server() as address, DelayProxy.to(address, one_way_ms=15) as proxy:
+        assert echo_ms(address, pause_ms=1, messages=5) > 0
         assert echo_ms(proxy.address, pause_ms=1, messages=5) >= 30

@@ -17,7 +17,7 @@ from benchmarks.simulated.distributions import DRAFT_OF_ACCEPTANCE, coupled_matc
 from benchmarks.simulated.overlap import Results
 from benchmarks.simulated.remote import DelayedPlace, Remote
 from benchmarks.simulated.replay import SPECULATION, losses, pooled, replay, run_pair
-from benchmarks.simulated.services import SimulatedPair, SimulatedServices, request
+from benchmarks.simulated.services import ModelServices, SimulatedPair, request
 from paceline.client import Client
 from paceline.local.service_process import write_config
 from paceline.protocol.records import GenerationStats, RoundRecord, StepTimings
@@ -111,12 +111,12 @@ def test_tables_have_a_line_for_each_row() -> None:
 
 
 @pytest.fixture(scope="module")
-def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedServices]:
-    with SimulatedServices(tmp_path_factory.mktemp("timed"), FAST) as running:
+def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelServices]:
+    with ModelServices.of(tmp_path_factory.mktemp("timed"), FAST) as running:
         yield running
 
 
-def test_overlap_changes_no_text_and_its_replay_is_faster_than_the_run(services: SimulatedServices) -> None:
+def test_overlap_changes_no_text_and_its_replay_is_faster_than_the_run(services: ModelServices) -> None:
     with (
         services.coordinator("on", {"fan_out": 4}) as on_address,
         services.coordinator("off", {"fan_out": 0}) as off_address,
@@ -137,7 +137,7 @@ def test_overlap_changes_no_text_and_its_replay_is_faster_than_the_run(services:
     assert 0.8 < rate.predicted < 1
 
 
-def test_bytes_of_a_round_are_weighed_by_message(services: SimulatedServices, tmp_path: Path) -> None:
+def test_bytes_of_a_round_are_weighed_by_message(services: ModelServices, tmp_path: Path) -> None:
     file = tmp_path / "coordinator.toml"
     write_config(CoordinatorConfig, file, services.coordinator_flags() | {"fan_out": 2})
     config = load_config(CoordinatorConfig, file, {})
@@ -153,10 +153,10 @@ def test_bytes_of_a_round_are_weighed_by_message(services: SimulatedServices, tm
     assert flat.proposals > chain.proposals, "supports are sent"
 
 
-def test_a_cell_at_a_distance_has_the_same_text_and_slower_rounds(services: SimulatedServices) -> None:
+def test_a_cell_at_a_distance_has_the_same_text_and_slower_rounds(services: ModelServices) -> None:
     with (
-        DelayProxy(services.address_of("target")) as to_target,
-        DelayProxy(services.address_of("draft")) as to_draft,
+        DelayProxy.to(services.address_of("target")) as to_target,
+        DelayProxy.to(services.address_of("draft")) as to_draft,
         services.coordinator(
             "on", {"fan_out": 4, "target.address": to_target.address, "draft.address": to_draft.address}
         ) as on_address,

@@ -25,6 +25,7 @@ from benchmarks.peers.report import duels, peer_rows, peers_json, peers_markdown
 from benchmarks.peers.run import Contest, ContestPlan, OurContestant, PeerContestant, PeerRunSettings, run_contest
 from benchmarks.prompts import Prompt
 from benchmarks.speed.groups import cpu_seconds
+from benchmarks.worker_process import WorkerFailed
 from paceline.cli.main import app
 from paceline.models.tokenizer import load_tokenizer
 from paceline.protocol.errors import InvalidInput
@@ -96,7 +97,7 @@ def test_a_worker_that_never_gets_ready_is_ended(behaviour: str, said: str, tmp_
     if behaviour == "unknown.py":
         process = PeerProcess("gone", [sys.executable, "/no/such.py"], {}, tmp_path / "log")
         said = "ended with exit code 2"
-    with pytest.raises(PeerFailed, match=said), process:
+    with pytest.raises(WorkerFailed, match=said), process:
         pass
     assert not psutil.pid_exists(process.processes[0])
 
@@ -146,7 +147,8 @@ def test_stop_ids_end_answers_and_are_not_counted(stack: ExitStack, tmp_path: Pa
 def test_a_peer_that_is_not_installed_is_named_with_what_to_do(tmp_path: Path) -> None:
     contest = Contest()
     settings = PeerRunSettings(TARGET, tmp_path, tmp_path, 1)
-    with peers.start_peers(["llama-cpp", "transformers"], settings, contest) as started:
+    modes = peers.modes_of(["llama-cpp", "transformers"], settings)
+    with peers.start_peers(modes, settings, contest) as started:
         assert started == []
     assert set(contest.failures) == {
         "llama-cpp plain",

@@ -9,19 +9,19 @@ from scipy import stats
 
 MIN_EXPECTED = 5.0
 LEVEL = 1e-6
-"""A test of a right law fails once in a million seeds; seeds are fixed, so it does not flake."""
+"""A test of a right distribution fails once in a million seeds; seeds are fixed, so it does not flake."""
 
 Tokens = tuple[int, ...]
 
 
-def chi_square_p(samples: Sequence[Tokens], law: Mapping[Tokens, float]) -> float:
-    """p-value of the samples under the law; cells of fewer than 5 expected are pooled into one."""
+def chi_square_p(samples: Sequence[Tokens], distribution: Mapping[Tokens, float]) -> float:
+    """p-value of the samples under the distribution; cells of fewer than 5 expected are pooled into one."""
     observed = Counter(samples)
-    unknown = sum(count for cell, count in observed.items() if law.get(cell, 0.0) == 0.0)
+    unknown = sum(count for cell, count in observed.items() if distribution.get(cell, 0.0) == 0.0)
     if unknown:
         return 0.0
     total = len(samples)
-    kept = {cell: p for cell, p in law.items() if p * total >= MIN_EXPECTED}
+    kept = {cell: p for cell, p in distribution.items() if p * total >= MIN_EXPECTED}
     rest = 1.0 - sum(kept.values())
     seen = [observed[cell] for cell in kept]
     expected = [p * total for p in kept.values()]

@@ -58,7 +58,7 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield running
 
 
-def next_token_law(params: SamplingParams, output: Sequence[int]) -> list[float]:
+def next_token_distribution(params: SamplingParams, output: Sequence[int]) -> list[float]:
     """p after an output, from the definitions: no code of the package's chain."""
     history = [*PROMPT, *output]
     scores = [float(x) for x in MODEL.logits(history)]
@@ -84,13 +84,13 @@ def may_come(output: Sequence[int], token: int) -> bool:
     return any(re.fullmatch(LANGUAGE, text + chr(97 + token) + ending) for ending in ("", "b", "d"))
 
 
-def enumerate_law(params: SamplingParams) -> dict[Tokens, float]:
+def enumerate_distribution(params: SamplingParams) -> dict[Tokens, float]:
     done: dict[Tokens, float] = {}
     running: dict[Tokens, float] = {(): 1.0}
     for _ in range(LENGTH):
         longer: dict[Tokens, float] = {}
         for text, mass in running.items():
-            for token, p in enumerate(next_token_law(params, text)):
+            for token, p in enumerate(next_token_distribution(params, text)):
                 if p > 0:
                     (done if token == END else longer)[(*text, token)] = mass * p
         running = longer
@@ -122,20 +122,22 @@ async def texts(client: AsyncClient, requests: Sequence[GenerateRequest]) -> lis
 
 @pytest.mark.parametrize("params", [PENALISED, CONSTRAINED], ids=["penalised", "constrained"])
 @pytest.mark.parametrize("acceptance", list(Acceptance))
-async def test_text_has_the_processed_law(services: Cluster, acceptance: Acceptance, params: SamplingParams) -> None:
+async def test_text_has_the_processed_distribution(
+    services: Cluster, acceptance: Acceptance, params: SamplingParams
+) -> None:
     speculation = SpeculationSettings(drafter="model", num_draft_tokens=3)
     async with services.async_client() as client:
         found = await texts(client, [request(params, seed, acceptance, speculation) for seed in range(SAMPLES)])
-    assert chi_square_p(found, enumerate_law(params)) > LEVEL
+    assert chi_square_p(found, enumerate_distribution(params)) > LEVEL
 
 
-def test_the_statistic_sees_the_unprocessed_law() -> None:
+def test_the_statistic_sees_the_unprocessed_distribution() -> None:
     """The mutation of the test itself."""
-    law, plain = enumerate_law(PENALISED), enumerate_law(SamplingParams(temperature=0.9))
+    distribution, plain = enumerate_distribution(PENALISED), enumerate_distribution(SamplingParams(temperature=0.9))
     cells = sorted(plain)
     masses = np.array([plain[cell] for cell in cells])
     drawn = np.random.default_rng(0).choice(len(cells), size=SAMPLES, p=masses / masses.sum())
-    assert chi_square_p([cells[i] for i in drawn], law) < LEVEL
+    assert chi_square_p([cells[i] for i in drawn], distribution) < LEVEL
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -232,11 +234,11 @@ async def test_samples_share_prompt_and_seed_and_not_their_noise(services: Clust
         assert [each.token_ids for each in sync.generate_samples(4, base)] == [each.token_ids for each in samples]
 
 
-async def test_samples_have_the_law_too(services: Cluster) -> None:
+async def test_samples_have_the_distribution_too(services: Cluster) -> None:
     base = request(PENALISED, 77, Acceptance.COUPLED, SPECULATIONS[0])
     async with services.async_client() as client:
         found = await texts(client, [GenerateRequest(**{**vars(base), "sample_index": i}) for i in range(SAMPLES)])
-    assert chi_square_p(found, enumerate_law(PENALISED)) > LEVEL
+    assert chi_square_p(found, enumerate_distribution(PENALISED)) > LEVEL
 
 
 REFUSED: list[tuple[dict[str, object], str]] = [

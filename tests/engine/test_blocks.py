@@ -19,7 +19,7 @@ from paceline.runtime.config import EngineSettings
 from tests.engine import tiny
 
 SPEC = TableSpec(vocab=32, contexts=100_003, max_kv_rows=600)
-LAW = TableModel(SPEC)
+DISTRIBUTION = TableModel(SPEC)
 SYSTEM = tuple(random.Random(5).choices(range(32), k=70))
 
 
@@ -32,11 +32,11 @@ def begin(engine: Engine, session: int, of: Prefix, rows: int = 150) -> int:
     reused = engine.open(session, rows, of)
     rest = of.token_ids[reused:]
     (logits,) = engine.step(StepPlan((StepItem(session, reused, rest, logit_rows=(len(rest) - 1,)),)))
-    np.testing.assert_array_equal(logits[0], LAW.logits(of.token_ids))
+    np.testing.assert_array_equal(logits[0], DISTRIBUTION.logits(of.token_ids))
     return reused
 
 
-def test_full_blocks_of_a_common_prefix_are_taken_and_the_law_holds() -> None:
+def test_full_blocks_of_a_common_prefix_are_taken_and_the_distribution_holds() -> None:
     engine = TableEngine(SPEC)
     assert begin(engine, 1, prefix(3, 4)) == 0
     assert begin(engine, 2, prefix(5, 6)) == 2 * BLOCK_ROWS

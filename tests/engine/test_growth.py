@@ -17,7 +17,7 @@ from paceline.engine.cpu import row_attention
 from paceline.engine.cpu.row_attention import FEW_KEYS
 from paceline.engine.interface import Engine, StepItem, StepPlan
 from paceline.engine.ledger import Ledger
-from paceline.engine.table.engine import TableEngine, TableModel, TimedEngine
+from paceline.engine.table.engine import SimulatedEngine, TableEngine, TableModel
 from paceline.engine.transformer import TransformerEngine
 from paceline.models.table_names import TableSpec
 from paceline.protocol.errors import PacelineError, PrefixMismatch
@@ -80,7 +80,9 @@ def _parents(paths: Sequence[tuple[int, ...]], trunk: int) -> tuple[int, ...]:
     return tuple(ROOT if len(path) == trunk + 1 else tree.index(path[:-1]) for path in tree)
 
 
-def check_growth(engine: Engine, law: Callable[[Sequence[int]], NDArray[Any]], seed: int, tolerance: float) -> None:
+def check_growth(
+    engine: Engine, expected: Callable[[Sequence[int]], NDArray[Any]], seed: int, tolerance: float
+) -> None:
     source = random.Random(seed)
     growers = [Grower(session, random.Random(source.random())) for session in (1, 2)]
     try:
@@ -92,7 +94,7 @@ def check_growth(engine: Engine, law: Callable[[Sequence[int]], NDArray[Any]], s
             outputs = engine.step(StepPlan(tuple(item for item, _ in steps)))
             for (_, histories), logits in zip(steps, outputs, strict=True):
                 for history, row in zip(histories, logits, strict=True):
-                    np.testing.assert_allclose(row, law(history), atol=tolerance, rtol=0)
+                    np.testing.assert_allclose(row, expected(history), atol=tolerance, rtol=0)
     finally:
         for grower in growers:
             engine.close(grower.session)
@@ -147,16 +149,16 @@ def test_the_comparison_catches(
     monkeypatch: pytest.MonkeyPatch,
     mutate: Callable[[pytest.MonkeyPatch], None],
 ) -> None:
-    engine, law = llama
+    engine, distribution = llama
     mutate(monkeypatch)
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         for seed in range(4):
-            check_growth(engine, law, seed, tolerance=2e-4)
+            check_growth(engine, distribution, seed, tolerance=2e-4)
 
 
 def test_timed_engines_grow_trees() -> None:
     spec = TableSpec(vocab=VOCAB)
-    check_growth(TimedEngine(TableEngine(spec), 0.01), TableModel(spec).logits, 5, tolerance=0)
+    check_growth(SimulatedEngine(TableEngine(spec), 0.01), TableModel(spec).logits, 5, tolerance=0)
 
 
 @pytest.fixture

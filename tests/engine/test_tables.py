@@ -1,4 +1,4 @@
-"""Table models follow their written-down distribution through any schedule; timed engines take their time."""
+"""Table models follow their written-down distribution through any schedule; simulated engines take their time."""
 
 from __future__ import annotations
 
@@ -9,49 +9,49 @@ import numpy as np
 import pytest
 
 from paceline.engine.interface import Engine, StepItem, StepPlan
-from paceline.engine.table.engine import TableEngine, TableModel, TimedEngine, load_table
+from paceline.engine.table.engine import SimulatedEngine, TableEngine, TableModel, load_table
 from paceline.models.table_names import TableSpec
 from paceline.protocol.errors import InvalidInput
 
 
-def engine_and_law(name: str) -> tuple[Engine, TableModel]:
+def engine_and_distribution(name: str) -> tuple[Engine, TableModel]:
     return load_table(name), TableModel(TableSpec.parse(name))
 
 
 @pytest.mark.parametrize("order", [0, 1, 2])
-def test_chains_trees_rollback_and_compaction_follow_the_law(order: int) -> None:
-    engine, law = engine_and_law(f"table:vocab=26,order={order}")
+def test_chains_trees_rollback_and_compaction_follow_the_distribution(order: int) -> None:
+    engine, distribution = engine_and_distribution(f"table:vocab=26,order={order}")
     engine.open(1, 20)
     engine.open(2, 20)
     first, second = engine.step(
         StepPlan((StepItem(1, 0, (3, 4, 5), logit_rows=(2, 0)), StepItem(2, 0, (5,), logit_rows=(0,))))
     )
-    np.testing.assert_array_equal(first, [law.logits([3, 4, 5]), law.logits([3])])
-    np.testing.assert_array_equal(second, [law.logits([5])])
+    np.testing.assert_array_equal(first, [distribution.logits([3, 4, 5]), distribution.logits([3])])
+    np.testing.assert_array_equal(second, [distribution.logits([5])])
     (tree,) = engine.step(StepPlan((StepItem(1, 3, (6, 7, 8, 9), (-1, -1, 0, 1), logit_rows=(2, 3)),)))
-    np.testing.assert_array_equal(tree, [law.logits([3, 4, 5, 6, 8]), law.logits([3, 4, 5, 7, 9])])
+    np.testing.assert_array_equal(tree, [distribution.logits([3, 4, 5, 6, 8]), distribution.logits([3, 4, 5, 7, 9])])
     (kept,) = engine.step(StepPlan((StepItem(1, 5, (1,), kept_rows=(4, 6), logit_rows=(0,)),)))
-    np.testing.assert_array_equal(kept, [law.logits([3, 4, 5, 7, 9, 1])])
+    np.testing.assert_array_equal(kept, [distribution.logits([3, 4, 5, 7, 9, 1])])
     (rolled_back,) = engine.step(StepPlan((StepItem(1, 1, (2,), logit_rows=(0,)),)))
-    np.testing.assert_array_equal(rolled_back, [law.logits([3, 2])])
+    np.testing.assert_array_equal(rolled_back, [distribution.logits([3, 2])])
     for session in (1, 2):
         engine.close(session)
     assert engine.kv_rows == 0
 
 
-def test_the_law_sees_every_token_of_the_history() -> None:
-    law = TableModel(TableSpec.parse("table:vocab=8,contexts=100003"))
+def test_the_distribution_sees_every_token_of_the_history() -> None:
+    distribution = TableModel(TableSpec.parse("table:vocab=8,contexts=100003"))
     history = [1, 2, 3, 4, 5, 6]
     for place in range(len(history)):
         changed = [*history]
         changed[place] = 7
-        assert not np.array_equal(law.logits(history), law.logits(changed))
+        assert not np.array_equal(distribution.logits(history), distribution.logits(changed))
 
 
 def test_a_finite_order_forgets() -> None:
-    law = TableModel(TableSpec.parse("table:vocab=8,order=2"))
-    np.testing.assert_array_equal(law.logits([1, 2, 3]), law.logits([7, 2, 3]))
-    assert not np.array_equal(law.logits([1, 2, 3]), law.logits([1, 7, 3]))
+    distribution = TableModel(TableSpec.parse("table:vocab=8,order=2"))
+    np.testing.assert_array_equal(distribution.logits([1, 2, 3]), distribution.logits([7, 2, 3]))
+    assert not np.array_equal(distribution.logits([1, 2, 3]), distribution.logits([1, 7, 3]))
 
 
 def test_noise_resembles_and_invert_opposes() -> None:
@@ -81,7 +81,7 @@ def test_bad_names_are_refused(name: str, message: str) -> None:
         load_table(name)
 
 
-def test_the_numeric_fingerprint_is_the_law_alone() -> None:
+def test_the_numeric_fingerprint_is_the_distribution_alone() -> None:
     one = load_table("table:vocab=8,seed=3").info.fingerprint
     same = load_table("table:vocab=8,seed=3,step_ms=1,max_length=64").info.fingerprint
     other = load_table("table:vocab=8,seed=4").info.fingerprint
@@ -92,7 +92,7 @@ def test_the_numeric_fingerprint_is_the_law_alone() -> None:
 
 def test_a_timed_step_waits_for_its_rows_and_does_not_spin() -> None:
     engine = load_table("table:vocab=8,step_ms=20,row_ms=10")
-    assert isinstance(engine, TimedEngine)
+    assert isinstance(engine, SimulatedEngine)
     engine.open(1, 8)
     began, cpu = time.perf_counter(), time.thread_time()
     engine.step(StepPlan((StepItem(1, 0, (1, 2, 3)),)))
@@ -125,7 +125,7 @@ def test_a_disturbance_has_the_stated_size_whatever_its_tail(tail: float) -> Non
     assert kurtosis > 10 if tail else kurtosis == pytest.approx(3, rel=0.1)
 
 
-def test_later_keys_override_a_named_law() -> None:
+def test_later_keys_override_a_named_distribution() -> None:
     named = TableSpec.parse("table:distribution=middling,disturb=0.6,step_ms=30")
     assert named == replace(TableSpec.parse("table:distribution=middling"), disturb=0.6, step_ms=30.0)
     assert TableSpec.parse(named.distribution) == replace(named, step_ms=0.0)

@@ -1,7 +1,7 @@
 """Variants that break exactness, one for each row of the table in `exactness` §9 that is about drawing.
 
 Each is a way in which an engine was, or could easily be, wrong. `test_mutants`
-shows that the law of the text gives every one of them away, and that the exact
+shows that the distribution of the text gives every one of them away, and that the exact
 algorithm passes the same test.
 """
 

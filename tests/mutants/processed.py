@@ -1,4 +1,4 @@
-"""Whole requests under penalties and a grammar: the exact algorithm, its law from the definitions, and mutants."""
+"""Whole requests under penalties and a grammar: the exact algorithm, its text by the definitions, and mutants."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Path = tuple[int, ...]
 
 
 class ProcessedRounds(Rounds):
-    """The exact algorithm; a draft of the unprocessed law proposes what the grammar forbids, too."""
+    """The exact algorithm; a draft of the unprocessed distribution proposes what the grammar forbids, too."""
 
     k = 3
     draft = MIDDLING
@@ -128,7 +128,7 @@ def cut(output: Sequence[int], length: int) -> Path:
     return tuple(output[: min(ends, length)])
 
 
-def plain_law(history: Sequence[int], sampling: SamplingParams) -> NDArray[np.float64]:
+def plain_distribution(history: Sequence[int], sampling: SamplingParams) -> NDArray[np.float64]:
     """p [V] after a history, written from the definitions."""
     output = history[len(PROMPT) :]
     scores = TARGET.logits(history).astype(np.float64).copy()
@@ -151,14 +151,14 @@ def _may_come(text: str, token: int) -> bool:
     return any(re.fullmatch(LANGUAGE, text + chr(97 + token) + ending) for ending in ("", "b", "c", "a", "ab"))
 
 
-def enumerate_processed_law(length: int, sampling: SamplingParams) -> dict[Path, float]:
-    """The law of plain sampling."""
+def enumerate_processed_distribution(length: int, sampling: SamplingParams) -> dict[Path, float]:
+    """The distribution of plain sampling."""
     done: dict[Path, float] = {}
     running: dict[Path, float] = {(): 1.0}
     for _ in range(length):
         longer: dict[Path, float] = {}
         for text, mass in running.items():
-            for token, p in enumerate(plain_law((*PROMPT, *text), sampling)):
+            for token, p in enumerate(plain_distribution((*PROMPT, *text), sampling)):
                 if p > 0:
                     (done if token == END else longer)[(*text, token)] = mass * float(p)
         running = longer

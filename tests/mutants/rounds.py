@@ -25,9 +25,9 @@ from paceline.sampling.noise import Stream
 from paceline.sampling.racing import race
 
 VOCAB = 4
-LAW = f"table:vocab={VOCAB},seed=3,contexts=101,sharpness=1.2"
-TARGET = TableModel(TableSpec.parse(LAW))
-OPPOSITE = TableModel(TableSpec.parse(f"{LAW},invert=1"))
+DISTRIBUTION = f"table:vocab={VOCAB},seed=3,contexts=101,sharpness=1.2"
+TARGET = TableModel(TableSpec.parse(DISTRIBUTION))
+OPPOSITE = TableModel(TableSpec.parse(f"{DISTRIBUTION},invert=1"))
 """A draft that ranks tokens the opposite way: one that resembles the target would hide a bias."""
 MIDDLING = TableModel(
     TableSpec.parse(f"table:vocab={VOCAB},seed=3,contexts=101,sharpness=1.2,noise=0.7,noise_seed=5")
@@ -127,13 +127,13 @@ class BlockRounds(Rounds):
     acceptance = Acceptance.BLOCK
 
 
-def enumerate_law(length: int) -> dict[tuple[int, ...], float]:
-    """The law of plain sampling."""
-    law: dict[tuple[int, ...], float] = {(): 1.0}
+def enumerate_distribution(length: int) -> dict[tuple[int, ...], float]:
+    """The distribution of plain sampling."""
+    distribution: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(length):
         longer: dict[tuple[int, ...], float] = {}
-        for text, mass in law.items():
+        for text, mass in distribution.items():
             row = probabilities(processed_scores(TARGET.logits((*PROMPT, *text))[np.newaxis], SAMPLING)[0])
             longer |= {(*text, token): mass * float(row[token]) for token in range(VOCAB)}
-        law = longer
-    return law
+        distribution = longer
+    return distribution

@@ -1,4 +1,4 @@
-"""The law of the text passes the exact algorithm and fails every mutant."""
+"""The distribution of the text passes the exact algorithm and fails every mutant."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paceline.protocol.proposal import Acceptance
 from target_service.session import Session
 from tests.e2e.statistics import LEVEL, chi_square_p
 from tests.mutants import mutants, prefetches, processed, runs
-from tests.mutants.rounds import BlockRounds, Rounds, enumerate_law
+from tests.mutants.rounds import BlockRounds, Rounds, enumerate_distribution
 
 LENGTH = 4
 SAMPLES = 8_000
@@ -27,38 +27,38 @@ MUTANTS = (
     mutants.TrunkNoiseChoosesBranchLength,
     mutants.TrimmedByItsOwnQ,
 )
-LAW = enumerate_law(LENGTH)
+DISTRIBUTION = enumerate_distribution(LENGTH)
 
 
 def p_value(algorithm: type[Rounds]) -> float:
-    return chi_square_p([algorithm(seed).text(LENGTH) for seed in range(SAMPLES)], LAW)
+    return chi_square_p([algorithm(seed).text(LENGTH) for seed in range(SAMPLES)], DISTRIBUTION)
 
 
 @pytest.mark.parametrize("algorithm", EXACT, ids=lambda a: a.__name__)
-def test_exact_algorithms_have_the_law(algorithm: type[Rounds]) -> None:
+def test_exact_algorithms_have_the_distribution(algorithm: type[Rounds]) -> None:
     assert p_value(algorithm) > LEVEL
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.__name__)
-def test_the_law_gives_the_mutant_away(mutant: type[Rounds]) -> None:
+def test_the_distribution_gives_the_mutant_away(mutant: type[Rounds]) -> None:
     assert p_value(mutant) < LEVEL
 
 
 PROCESSED_LENGTH = 6
 PROCESSED_SAMPLES = 2_500
-PROCESSED_LAWS = {
-    sampling: processed.enumerate_processed_law(PROCESSED_LENGTH, sampling)
+PROCESSED_DISTRIBUTIONS = {
+    sampling: processed.enumerate_processed_distribution(PROCESSED_LENGTH, sampling)
     for sampling in (processed.SAMPLING, processed.PENALTIES)
 }
 
 
 def processed_p_value(algorithm: type[processed.ProcessedRounds]) -> float:
     texts = [algorithm(seed).text(PROCESSED_LENGTH) for seed in range(PROCESSED_SAMPLES)]
-    return chi_square_p(texts, PROCESSED_LAWS[algorithm.sampling])
+    return chi_square_p(texts, PROCESSED_DISTRIBUTIONS[algorithm.sampling])
 
 
 @pytest.mark.parametrize("algorithm", [processed.ProcessedRounds, processed.ProcessedBlockRounds])
-def test_penalties_and_grammar_have_the_law(algorithm: type[processed.ProcessedRounds]) -> None:
+def test_penalties_and_grammar_have_the_distribution(algorithm: type[processed.ProcessedRounds]) -> None:
     assert processed_p_value(algorithm) > LEVEL
 
 
@@ -67,7 +67,7 @@ def test_penalties_and_grammar_have_the_law(algorithm: type[processed.ProcessedR
     [processed.HistoryOffByOneRow, processed.PenaltiesKeptAfterRejection, processed.GrammarKeptForRejectedTokens],
     ids=lambda m: m.__name__,
 )
-def test_the_processed_law_gives_the_mutant_away(mutant: type[processed.ProcessedRounds]) -> None:
+def test_the_processed_distribution_gives_the_mutant_away(mutant: type[processed.ProcessedRounds]) -> None:
     assert processed_p_value(mutant) < LEVEL
 
 

@@ -1,4 +1,4 @@
-"""`decide` and the target's pre-drawn verdicts: their draws, their law, their corners."""
+"""`decide` and the target's pre-drawn verdicts: their draws, their distribution, their corners."""
 
 from __future__ import annotations
 
@@ -288,12 +288,12 @@ def test_n_gram_proposals_are_point_masses_under_rejection() -> None:
     assert stats.binomtest(accepted, 4000, float(p[()][2])).pvalue > 1e-6
 
 
-# Laws through the real draws
+# Distributions through the real draws
 
 
 @pytest.mark.parametrize("kind", list(Acceptance))
 @pytest.mark.parametrize("k", [1, 3])
-def test_law_of_a_round_through_the_real_draws(kind: Acceptance, k: int) -> None:
+def test_distribution_of_a_round_through_the_real_draws(kind: Acceptance, k: int) -> None:
     """q ranked opposite to p; the first two tokens, continued by a target-only round. Fails 1 in 10^6."""
     rng = np.random.default_rng(7)
     p = plain.random_table(rng, 3, 4)

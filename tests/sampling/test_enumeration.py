@@ -1,6 +1,6 @@
 """The acceptance rules, enumerated: every draft, every branch of the accept draws, V = 3, k <= 3.
 
-p and q are random tables that depend on the whole prefix. The law of the first k + 1 tokens (the
+p and q are random tables that depend on the whole prefix. The distribution of the first k + 1 tokens (the
 round's own, then plain continuation) must be the target's within 1e-12. The accept draws are
 integrated analytically: each rule is constant in u_i on both sides of one threshold, so every cell of
 thresholds is weighted by its volume and the rule itself is asked on the cell's far corners.
@@ -31,7 +31,7 @@ from tests.sampling import plain
 from tests.sampling.plain import Table
 
 V = 3
-Law = dict[tuple[int, ...], float]
+Masses = dict[tuple[int, ...], float]
 EXACT = 1e-12
 
 
@@ -104,32 +104,32 @@ def branches(p: Table, q: Table, k: int) -> Iterator[tuple[float, Branch]]:
             yield drafted, Branch(x, [p[x[:i]] for i in range(k + 1)], q_rows)
 
 
-def continued(law: Law, emitted: tuple[int, ...], mass: float, p: Table, length: int) -> None:
+def continued(masses: Masses, emitted: tuple[int, ...], mass: float, p: Table, length: int) -> None:
     """Add a round's tokens, continued plainly to `length` tokens."""
     if len(emitted) == length:
-        law[emitted] += mass
+        masses[emitted] += mass
         return
     for token in range(V):
-        continued(law, (*emitted, token), mass * float(p[emitted][token]), p, length)
+        continued(masses, (*emitted, token), mass * float(p[emitted][token]), p, length)
 
 
-def speculative_law(rule: Rule, p: Table, q: Table, k: int) -> Law:
-    law: Law = defaultdict(float)
+def speculative_distribution(rule: Rule, p: Table, q: Table, k: int) -> Masses:
+    masses: Masses = defaultdict(float)
     for drafted, branch in branches(p, q, k):
         for volume, accepted, after in rule(branch):
             for token in np.flatnonzero(after):
                 emitted = (*branch.x[:accepted], int(token))
-                continued(law, emitted, drafted * volume * float(after[token]), p, k + 1)
-    return law
+                continued(masses, emitted, drafted * volume * float(after[token]), p, k + 1)
+    return masses
 
 
-def target_law(p: Table, length: int) -> Law:
-    law: Law = defaultdict(float)
-    continued(law, (), 1.0, p, length)
-    return law
+def target_distribution(p: Table, length: int) -> Masses:
+    masses: Masses = defaultdict(float)
+    continued(masses, (), 1.0, p, length)
+    return masses
 
 
-def error(found: Law, wanted: Law) -> float:
+def error(found: Masses, wanted: Masses) -> float:
     return max(abs(found.get(x, 0.0) - wanted.get(x, 0.0)) for x in found.keys() | wanted.keys())
 
 
@@ -169,14 +169,14 @@ CASES = [(case, k) for k in (0, 1, 2, 3) for case in range(18)]
 @pytest.mark.parametrize(("case", "k"), CASES)
 def test_law_is_the_targets(rule: Rule, case: int, k: int) -> None:
     p, q = tables(case, k)
-    assert error(speculative_law(rule, p, q, k), target_law(p, k + 1)) < EXACT
+    assert error(speculative_distribution(rule, p, q, k), target_distribution(p, k + 1)) < EXACT
 
 
 @pytest.mark.parametrize(("case", "k"), CASES)
 def test_coupled_law_is_the_targets(case: int, k: int) -> None:
     """The noise is integrated in closed form, position by position."""
     p, q = tables(case, k)
-    law: Law = defaultdict(float)
+    masses: Masses = defaultdict(float)
     for x in product(range(V), repeat=k):
         joints = [plain.coupled_joint(p[x[:i]], q[x[:i]]) for i in range(k)]
         proposal = Proposal(1, x, (1.0,) * k)
@@ -184,8 +184,8 @@ def test_coupled_law_is_the_targets(case: int, k: int) -> None:
             mass = float(p[x][y[k]] * np.prod([joints[i][x[i], y[i]] for i in range(k)]))
             node = coupled_walk(proposal, y)
             if mass > 0:
-                continued(law, (*x[: node + 1], y[node + 1]), mass, p, k + 1)
-    assert error(law, target_law(p, k + 1)) < EXACT
+                continued(masses, (*x[: node + 1], y[node + 1]), mass, p, k + 1)
+    assert error(masses, target_distribution(p, k + 1)) < EXACT
 
 
 @pytest.mark.parametrize("case", range(60))
@@ -272,4 +272,4 @@ def coarser_q(branch: Branch) -> Iterator[tuple[float, int, Distribution]]:
 )
 def test_mutants_are_seen(mutant: Rule) -> None:
     p, q = tables(0, 3)
-    assert error(speculative_law(mutant, p, q, 3), target_law(p, 4)) > 1e-3
+    assert error(speculative_distribution(mutant, p, q, 3), target_distribution(p, 4)) > 1e-3

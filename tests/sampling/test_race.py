@@ -1,4 +1,4 @@
-"""The race: the compiled one with its prefilter against the definition, and its law."""
+"""The race: the compiled one with its prefilter against the definition, and its distribution."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The replayed law against plain definitions and against simulated rounds."""
+"""The replayed distribution against plain definitions and against simulated rounds."""
 
 from __future__ import annotations
 

@@ -147,10 +147,10 @@ _Row = tuple[int, tuple[int, ...]]
 """What a row keeps of its ancestors: the hash, and with a finite order the last tokens."""
 
 
-class TimedEngine(WrappedEngine):
+class SimulatedEngine(WrappedEngine):
     """Another engine whose step lasts at least `step_ms + row_ms · rows`.
 
-    The wait is a sleep in the executor's thread, so several timed services keep
+    The wait is a sleep in the executor's thread, so several simulated services keep
     their times on one core. Linux may end a sleep 50 µs late to spare wake-ups;
     not this one.
     """
@@ -176,11 +176,11 @@ def _wake_on_time(thread_id: int) -> None:
 
 
 def load_table(model: str, settings: EngineSettings = _MANY_SESSIONS) -> Engine:
-    """Build the engine of a `table:` name, timed if the name states a time."""
+    """Build the engine of a `table:` name, simulated if the name states a time."""
     spec = TableSpec.parse(model)
     engine = TableEngine(spec, settings)
     if spec.step_ms or spec.row_ms:
-        return TimedEngine(engine, spec.step_ms, spec.row_ms)
+        return SimulatedEngine(engine, spec.step_ms, spec.row_ms)
     return engine
 
 

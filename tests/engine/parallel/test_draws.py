@@ -39,7 +39,7 @@ def rows(rng: np.random.Generator, count: int, vocab_size: int) -> NDArray[np.fl
 
 
 def chain(rng: np.random.Generator, logits: NDArray[np.float32], acceptance: Acceptance) -> Proposal | None:
-    """A proposal for all but the last row, from a law of its own."""
+    """A proposal for all but the last row, from a distribution of its own."""
     k, vocab_size = len(logits) - 1, logits.shape[1]
     if not k:
         return None

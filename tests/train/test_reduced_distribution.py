@@ -1,4 +1,4 @@
-"""Exactness with a draft that lacks half of the vocabulary: the law of the text is the target's."""
+"""Exactness with a draft that lacks half of the vocabulary: the distribution of the text is the target's."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 from paceline.protocol.target import Round
 from paceline.train.vocabulary import DraftVocabulary
 from tests.e2e.statistics import LEVEL, chi_square_p
-from tests.mutants.rounds import MIDDLING, VOCAB, BlockRounds, Rounds, Scores, enumerate_law
+from tests.mutants.rounds import MIDDLING, VOCAB, BlockRounds, Rounds, Scores, enumerate_distribution
 
 REDUCED = DraftVocabulary(np.array([1, 3], np.int32), VOCAB)
 LENGTH = 4
 SAMPLES = 8_000
-LAW = enumerate_law(LENGTH)
+DISTRIBUTION = enumerate_distribution(LENGTH)
 
 
 class ReducedRounds(Rounds):
@@ -40,11 +40,11 @@ class RenormalisedTarget(ReducedRounds):
 
 
 @pytest.mark.parametrize("algorithm", [ReducedRounds, ReducedBlockRounds])
-def test_the_law_is_the_targets(algorithm: type[Rounds]) -> None:
+def test_the_distribution_is_the_targets(algorithm: type[Rounds]) -> None:
     texts = [algorithm(seed).text(LENGTH) for seed in range(SAMPLES)]
     assert {token for text in texts for token in text} == set(range(VOCAB))
-    assert chi_square_p(texts, LAW) > LEVEL
+    assert chi_square_p(texts, DISTRIBUTION) > LEVEL
 
 
 def test_a_confined_target_is_given_away() -> None:
-    assert chi_square_p([RenormalisedTarget(seed).text(LENGTH) for seed in range(SAMPLES)], LAW) < LEVEL
+    assert chi_square_p([RenormalisedTarget(seed).text(LENGTH) for seed in range(SAMPLES)], DISTRIBUTION) < LEVEL

@@ -1,4 +1,4 @@
-"""The law of the text through the three real services, all acceptance modes, at least three rounds."""
+"""The distribution of the text through the three real services, all acceptance modes, at least three rounds."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ OPPOSITE = TARGET + ",invert=1"
 """q ranked opposite to p: a draft that resembles the target would hide a bias."""
 
 
-def enumerate_law(sampling: SamplingParams) -> dict[Tokens, float]:
+def enumerate_distribution(sampling: SamplingParams) -> dict[Tokens, float]:
     """Probability of every text of `LENGTH` tokens under plain, non-speculative sampling."""
     model = TableModel(TableSpec.parse(TARGET))
-    law: dict[Tokens, float] = {(): 1.0}
+    distribution: dict[Tokens, float] = {(): 1.0}
     for _ in range(LENGTH):
         longer: dict[Tokens, float] = {}
-        for text, mass in law.items():
+        for text, mass in distribution.items():
             scores = processed_scores(model.logits((*PROMPT, *text))[np.newaxis], sampling)[0]
             row = probabilities(scores)
             for token in range(VOCAB):
                 longer[(*text, token)] = mass * float(row[token])
-        law = longer
-    return law
+        distribution = longer
+    return distribution
 
 
 async def sample(client: AsyncClient, requests: list[GenerateRequest], fewest_rounds: int = 3) -> list[Tokens]:
@@ -60,13 +60,15 @@ async def sample(client: AsyncClient, requests: list[GenerateRequest], fewest_ro
 
 @pytest.fixture(scope="module")
 def opposite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("law"), target_model=TARGET, drafters=(f"model:{OPPOSITE}",)) as running:
+    with Cluster(
+        tmp_path_factory.mktemp("distribution"), target_model=TARGET, drafters=(f"model:{OPPOSITE}",)
+    ) as running:
         yield running
 
 
 @pytest.mark.parametrize("drafter", ["model", "ngram"])
 @pytest.mark.parametrize("acceptance", list(Acceptance))
-async def test_text_has_the_targets_law(opposite: Cluster, acceptance: Acceptance, drafter: str) -> None:
+async def test_text_has_the_targets_distribution(opposite: Cluster, acceptance: Acceptance, drafter: str) -> None:
     sampling = SamplingParams(temperature=0.9)
     requests = [
         GenerateRequest(
@@ -81,10 +83,10 @@ async def test_text_has_the_targets_law(opposite: Cluster, acceptance: Acceptanc
     ]
     async with opposite.async_client() as client:
         texts = await sample(client, requests)
-    assert chi_square_p(texts, enumerate_law(sampling)) > LEVEL
+    assert chi_square_p(texts, enumerate_distribution(sampling)) > LEVEL
 
 
-async def test_longer_chains_and_filters_have_the_law(opposite: Cluster) -> None:
+async def test_longer_chains_and_filters_have_the_distribution(opposite: Cluster) -> None:
     sampling = SamplingParams(temperature=1.3, top_k=2)
     for acceptance, k in itertools.product((Acceptance.REJECTION, Acceptance.BLOCK), (2, 3)):
         requests = [
@@ -100,11 +102,11 @@ async def test_longer_chains_and_filters_have_the_law(opposite: Cluster) -> None
         ]
         async with opposite.async_client() as client:
             gathered = await asyncio.gather(*(client.generate(request) for request in requests))
-        assert chi_square_p([each.token_ids for each in gathered], enumerate_law(sampling)) > LEVEL
+        assert chi_square_p([each.token_ids for each in gathered], enumerate_distribution(sampling)) > LEVEL
 
 
 @pytest.mark.parametrize("acceptance", [Acceptance.REJECTION, Acceptance.BLOCK])
-async def test_the_policys_choices_leave_the_law_alone(opposite: Cluster, acceptance: Acceptance) -> None:
+async def test_the_policys_choices_leave_the_distribution_alone(opposite: Cluster, acceptance: Acceptance) -> None:
     """Drafter, length, waiting and cutting are all the policy's; hits and misses both happen."""
     sampling = SamplingParams(temperature=0.9)
     requests = [
@@ -113,17 +115,17 @@ async def test_the_policys_choices_leave_the_law_alone(opposite: Cluster, accept
     ]
     async with opposite.async_client() as client:
         texts = await sample(client, requests, fewest_rounds=1)
-    assert chi_square_p(texts, enumerate_law(sampling)) > LEVEL
+    assert chi_square_p(texts, enumerate_distribution(sampling)) > LEVEL
 
 
-def test_the_statistic_sees_a_wrong_law() -> None:
-    """The mutation of the test itself: texts of the draft's law are told from the target's."""
-    law = enumerate_law(SamplingParams(temperature=0.9))
-    texts = sorted(law)
+def test_the_statistic_sees_a_wrong_distribution() -> None:
+    """The mutation of the test itself: texts of the draft's distribution are told from the target's."""
+    distribution = enumerate_distribution(SamplingParams(temperature=0.9))
+    texts = sorted(distribution)
     rng = np.random.default_rng(0)
-    masses = np.array([law[text] for text in texts])
+    masses = np.array([distribution[text] for text in texts])
     wrong = 0.95 * masses + 0.05 * masses[::-1]
     drawn = [texts[i] for i in rng.choice(len(texts), size=20 * SAMPLES, p=wrong / wrong.sum())]
     right = [texts[i] for i in rng.choice(len(texts), size=20 * SAMPLES, p=masses / masses.sum())]
-    assert chi_square_p(drawn, law) < LEVEL
-    assert chi_square_p(right, law) > LEVEL
+    assert chi_square_p(drawn, distribution) < LEVEL
+    assert chi_square_p(right, distribution) > LEVEL
