@@ -47,6 +47,7 @@ check: setup
 	$(BIN)/buf lint
 	$(BIN)/python -m tools.check_stubs
 	$(BIN)/python -m tools.check_citations
+	$(BIN)/python -m tools.structure --check
 	$(BIN)/lint-imports
 
 format: setup

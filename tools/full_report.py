@@ -67,7 +67,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         junit = Path(folder) / "junit.xml"
         command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={junit}", *sys.argv[1:]]
-        code = subprocess.run(command, check=False).returncode  # noqa: S603 - our own tests
+        code = subprocess.run(command, check=False).returncode
         modules = read_results(junit)
     REPORTS.mkdir(parents=True, exist_ok=True)
     file = REPORTS / f"test-full-{datetime.date.today().isoformat()}.md"

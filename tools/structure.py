@@ -1,8 +1,9 @@
-"""How the tree reads: `python -m tools.structure [--tree FOLDER]`, for this checkout or another one.
+"""How the tree reads: `python -m tools.structure [--tree FOLDER]`, for this checkout or another one; some minutes.
 
-Counts product code only: Python that git tracks, without tests and without generated stubs. Modules and
-imports are those that grimp finds. Duplicates are runs of six or more lines that pylint's similarity
-checker finds twice, comments, docstrings, imports and signatures aside.
+Counts the product alone: Python that git tracks, without tests and without generated stubs. Modules and
+imports are those that grimp finds. Code lines are those without blank ones, imports, comments and
+docstrings. Duplicates are runs of six or more lines that pylint's similarity checker finds twice, comments,
+docstrings, imports and signatures aside.
 """
 
 from __future__ import annotations
@@ -42,6 +43,17 @@ class SourceFile:
         """All of them, blank ones too."""
         return len(self.text.splitlines())
 
+    @property
+    def code_lines(self) -> int:
+        """Those that hold anything but imports, comments and docstrings."""
+        aside: set[int] = set()
+        for node in ast.walk(ast.parse(self.text)):
+            text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+            if isinstance(node, ast.stmt) and (text or isinstance(node, ast.Import | ast.ImportFrom)):
+                aside.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        held = (line.strip() for number, line in enumerate(self.text.splitlines(), 1) if number not in aside)
+        return sum(bool(line) and not line.startswith("#") for line in held)
+
 
 def product(tree: Path) -> list[SourceFile]:
     """Every tracked module of the product."""
@@ -60,6 +72,11 @@ def functions(sources: Sequence[SourceFile]) -> Iterator[Function]:
     """Every function and method."""
     for source in sources:
         yield from (node for node in ast.walk(ast.parse(source.text)) if isinstance(node, Function))
+
+
+def long_files(sources: Sequence[SourceFile]) -> list[str]:
+    """Files of more than `LONG_FILE` lines."""
+    return [f"{source.path} ({source.lines})" for source in sources if source.lines > LONG_FILE]
 
 
 def classes_twice(sources: Sequence[SourceFile]) -> dict[str, list[str]]:
@@ -96,17 +113,18 @@ def duplicates(tree: Path, sources: Sequence[SourceFile]) -> int:
 def report(tree: Path) -> str:
     """All figures, as Markdown."""
     sources = product(tree)
-    rooms: Counter[str] = Counter()
+    rooms, code = Counter[str](), Counter[str]()
     for source in sources:
         rooms[room_of(source.path)] += source.lines
+        code[room_of(source.path)] += source.code_lines
     lengths = [(node.end_lineno or node.lineno) - node.lineno + 1 for node in functions(sources)]
-    long_files = [f"{source.path} ({source.lines})" for source in sources if source.lines > LONG_FILE]
     loose = [source.path for source in sources if re.fullmatch(r"paceline/\w+\.py", source.path)]
     upward, twice = upward_imports(tree), classes_twice(sources)
     facts = {
-        "lines of product code": str(sum(rooms.values())),
+        "lines of the product": str(sum(rooms.values())),
+        "code lines": str(sum(code.values())),
         "files": str(len(sources)),
-        f"files over {LONG_FILE} lines": _counted(long_files),
+        f"files over {LONG_FILE} lines": _counted(long_files(sources)),
         "loose files in paceline/": _counted(loose),
         "imports that close a circle or point upwards": _counted(upward),
         "class names that occur twice": _counted(list(twice)),
@@ -118,7 +136,8 @@ def report(tree: Path) -> str:
         "words of the README": str(len((tree / "README.md").read_text().split())),
     }
     lines = ["| what | figure |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in facts.items()), ""]
-    lines += ["| package | lines |", "| --- | --- |", *(f"| {room} | {rooms[room]} |" for room in sorted(rooms))]
+    lines += ["| package | lines | code lines |", "| --- | --- | --- |"]
+    lines += [f"| {room} | {rooms[room]} | {code[room]} |" for room in sorted(rooms)]
     return "\n".join(lines) + "\n"
 
 
@@ -126,11 +145,24 @@ def _counted(found: Sequence[str]) -> str:
     return f"{len(found)}: {', '.join(found)}" if found else "0"
 
 
+def check(tree: Path) -> list[str]:
+    """What must not be: files that are too long, and class names that two modules give."""
+    sources = product(tree)
+    twice = [f"class {name} in {' and '.join(paths)}" for name, paths in classes_twice(sources).items()]
+    return [f"over {LONG_FILE} lines: {found}" for found in long_files(sources)] + twice
+
+
 def main() -> None:
-    """Print the figures."""
+    """Print the figures, or with `--check` what must not be."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tree", type=Path, default=Path(), help="A checkout; default: the current folder.")
-    sys.stdout.write(report(parser.parse_args().tree.resolve()))
+    parser.add_argument(
+        "--check", action="store_true", help="Only fail where a file is too long or a class name twice."
+    )
+    given = parser.parse_args()
+    if given.check:
+        sys.exit("\n".join(check(given.tree)) or 0)
+    sys.stdout.write(report(given.tree.resolve()))
 
 
 if __name__ == "__main__":
