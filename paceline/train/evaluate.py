@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,6 +69,11 @@ class HeldOutReplay:
     overlaps: NDArray[np.float64]  # [positions] 1 - TV
     matches: NDArray[np.float64]  # [positions] coupled match
     roles: NDArray[np.int8]  # [positions]
+
+    def of(self, role: Role) -> HeldOutReplay:
+        """The positions of one role."""
+        chosen = self.roles == role
+        return HeldOutReplay(self.accepted[chosen], self.overlaps[chosen], self.matches[chosen], self.roles[chosen])
 
 
 def replay(target: Engine, draft: Engine, row: Row, temperature: float) -> HeldOutReplay:
@@ -177,16 +181,10 @@ def acceptance_tables(
             if report is not None:
                 report(done)
         for role in (Role.ANSWER, Role.THINKING):
-            parts = [_part(each, role) for each in replays]
-            parts = [part for part in parts if part.accepted.size]
+            parts = [part for each in replays if (part := each.of(role)).accepted.size]
             if parts:
                 tables.append(_table(temperature, role.name.lower(), parts))
     return tuple(tables)
-
-
-def _part(whole: HeldOutReplay, role: Role) -> HeldOutReplay:
-    chosen = whole.roles == role
-    return HeldOutReplay(whole.accepted[chosen], whole.overlaps[chosen], whole.matches[chosen], whole.roles[chosen])
 
 
 def _table(temperature: float, part: str, replays: Sequence[HeldOutReplay]) -> AcceptanceTable:
@@ -244,23 +242,3 @@ def cost_ratio(target: Engine, draft: Engine, prefix: Sequence[int]) -> CostRati
     for engine in engines:
         engine.close(_SESSION)
     return CostRatio(*(float(np.median(measured)) for measured in times))
-
-
-def as_json(tables: Sequence[AcceptanceTable], costs: CostRatio, file_bytes: int) -> dict[str, Any]:
-    """What the manifest keeps of an evaluation."""
-    return {
-        "tables": [
-            asdict(table)
-            | {
-                "overlap": round(table.overlap, 4),
-                "coupled_match": round(table.coupled_match, 4),
-                "by_depth": [round(value, 4) for value in table.by_depth],
-                "accepted_length": [round(value, 3) for value in table.accepted_length],
-            }
-            for table in tables
-        ],
-        "target_step_ms": round(costs.target_ms, 3),
-        "draft_step_ms": round(costs.draft_ms, 3),
-        "cost_ratio": round(costs.ratio, 4),
-        "file_bytes": file_bytes,
-    }

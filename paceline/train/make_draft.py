@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress, TaskID
-from transformers import PreTrainedModel
 
 from paceline.engine.loading import load_engine
 from paceline.engine.weights import set_threads
+from paceline.models.pull import file_digest
 from paceline.protocol.errors import require
 from paceline.runtime.config import DEFAULT_MODEL, EngineSettings
 from paceline.sampling.racing import warm_up
@@ -24,14 +23,13 @@ from paceline.train import measure
 from paceline.train.checkpoint import (
     WEIGHTS_FILE,
     DraftManifest,
+    TargetFingerprint,
     check_target,
     copy_weights,
-    file_digest,
     load_draft_engine,
     load_manifest,
     save_draft,
     save_manifest,
-    with_results,
 )
 from paceline.train.corpus import Row, Split, TokenIds, count_learned, split_rows
 from paceline.train.distill import Distiller, Pace, StepReport, TrainRecipe, load_state, recipe_facts, run
@@ -95,17 +93,22 @@ def train_draft(wanted: TrainDraft, console: Console) -> DraftManifest:
     warm_up()
     target = Target.load(wanted.target, wanted.engine)
     layers = _layers(wanted, target)
-    data = _user_data(wanted, target)
+    data = UserData(())  # the target asks and answers
+    if wanted.data is not None:
+        data = read_data(wanted.data, target.tokenizer, wanted.generation.max_length)
     split = split_rows(_all_rows(wanted, target, data, console))
     size, ends = target.tokenizer.vocab_size, target.tokenizer.eos_token_ids
     vocabulary = choose_vocabulary(split.train, min(wanted.draft_vocab, size), size, always=ends)
-    student = _first_student(wanted, target, layers, vocabulary)
+    student = build_student(target.model, layers, vocabulary)
+    if wanted.init is not None:
+        copy_weights(wanted.init, student)
     distiller = Distiller(target.model, student, vocabulary, split, wanted.recipe)
     if resumes:
         distiller.restore(load_state(wanted.checkpoint))
         console.print(f"resumed at step {distiller.step_number} of {distiller.total_steps or '?'}")
     facts = _data_facts(wanted, data, split, vocabulary)
-    _train(wanted, distiller, replace(DraftManifest.of_target(target, layers, vocabulary), data=facts), console)
+    made_for = TargetFingerprint(target.name, target.tokenizer.fingerprint, target.weights)
+    _train(wanted, distiller, DraftManifest(made_for, layers, vocabulary.size, facts), console)
     return _measure(wanted, split.held_out, console)
 
 
@@ -118,13 +121,6 @@ def _layers(wanted: TrainDraft, target: Target) -> tuple[int, ...]:
     agrees = wanted.layers in ((), manifest.layers)
     require(agrees, "layers", wanted.layers, f"{manifest.layers}, as in {wanted.init.name}")
     return manifest.layers
-
-
-def _user_data(wanted: TrainDraft, target: Target) -> UserData:
-    """What the user brought; empty: the target asks and answers."""
-    if wanted.data is None:
-        return UserData(())
-    return read_data(wanted.data, target.tokenizer, wanted.generation.max_length)
 
 
 def _all_rows(wanted: TrainDraft, target: Target, data: UserData, console: Console) -> list[Row]:
@@ -147,15 +143,6 @@ def _write_rows(wanted: TrainDraft, target: Target, prompts: tuple[TokenIds, ...
         return self_generate(writer, wanted.work / "corpus", tokens, target.weights, show)
 
 
-def _first_student(
-    wanted: TrainDraft, target: Target, layers: tuple[int, ...], vocabulary: DraftVocabulary
-) -> PreTrainedModel:
-    student = build_student(target.model, layers, vocabulary)
-    if wanted.init is not None:
-        copy_weights(wanted.init, student)
-    return student
-
-
 def _train(wanted: TrainDraft, distiller: Distiller, manifest: DraftManifest, console: Console) -> None:
     def save() -> None:
         made = replace(manifest, training=_training_facts(wanted, distiller), versions=measure.versions())
@@ -164,9 +151,10 @@ def _train(wanted: TrainDraft, distiller: Distiller, manifest: DraftManifest, co
     with measure.bar(console) as progress:
         task = progress.add_task("distilling", total=None)
         for report in run(distiller, wanted.checkpoint, wanted.pace, save):
-            _show_step(progress, task, report)
+            line, total = _step_line(report), report.total_steps or None
+            progress.update(task, completed=report.step, total=total, description=line)
             if not console.is_terminal and report.step % wanted.pace.measure_steps == 0:
-                console.print(_step_line(report))
+                console.print(line)
     save()
 
 
@@ -190,15 +178,11 @@ def _measure(wanted: TrainDraft, held_out: Sequence[Row], console: Console) -> D
     draft = load_draft_engine(str(wanted.out), wanted.engine, wanted.target)
     rows = measure.first_of_each(held_out, wanted.evaluation_rows)
     found = measure.measure_draft(target, draft, wanted.out, rows, console)
-    manifest = with_results(load_manifest(wanted.out), {**found.facts, "machine": measure.machine(wanted.engine)})
+    acceptance = {**found.facts, "machine": measure.machine(wanted.engine)}
+    manifest = replace(load_manifest(wanted.out), acceptance=acceptance)
     save_manifest(wanted.out, manifest)
     measure.show(console, found)
     return manifest
-
-
-def _show_step(progress: Progress, task: TaskID, report: StepReport) -> None:
-    total = report.total_steps or None
-    progress.update(task, completed=report.step, total=total, description=_step_line(report))
 
 
 def _step_line(report: StepReport) -> str:

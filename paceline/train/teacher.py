@@ -12,7 +12,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from paceline.train.corpus import Row
-from paceline.train.student import PackedBatch, batch_logits
+from paceline.train.student import learned_logits
 from paceline.train.vocabulary import DraftVocabulary
 
 GREEDY_TEMPERATURE = 0.5
@@ -109,11 +109,6 @@ class Teacher:
         self._seen: dict[tuple[Row, float], _Seen] = {}
         self._free = memory_bytes
 
-    @property
-    def remembered(self) -> int:
-        """Texts whose labels need no layers."""
-        return len(self._seen)
-
     @torch.no_grad()
     def log_probabilities(self, row: Row, temperature: float) -> torch.Tensor:
         """Label of one text's learned positions at a temperature above 0.
@@ -137,7 +132,7 @@ class Teacher:
         # A copy of the output: what is done to it in place behind the head must show.
         hook = self._head.register_forward_hook(lambda _, inputs, output: heads.append((inputs[0], output.clone())))
         try:
-            logits = batch_logits(self._model, PackedBatch.of((row,)))
+            logits = learned_logits(self._model, row)
         finally:
             hook.remove()
         hidden, output = (each.reshape(-1, each.shape[-1]) for each in heads[0])
