@@ -152,7 +152,7 @@ class Bench:
         """An engine that has passed the check of every engine."""
         runner = runner_for(self.device, graphs=graphs)
         facts, info = self.facts, self.facts.info(self._rows)
-        engine = StaticEngine(self._model, info, facts.kv_shape, self.settings, facts.threads, runner)
+        engine = StaticEngine(self._model, info, facts.kv_shape, self.settings, runner)
         for _ in range(WARM_UP):
             self_check(engine, self._reference)
         return engine

@@ -84,7 +84,7 @@ def build_engine(
     panels = None if static else panel_dtype(model, settings)
     if panels is not None:
         decoding = in_panels(model, panels, facts.max_length)
-        engine = TransformerEngine(model, info, facts.kv_shape, settings, facts.threads, decoding)
+        engine = TransformerEngine(model, info, facts.kv_shape, settings, decoding)
         reference = replace(reference, dtype=panels)
         self_check(engine, reference)
         if engine.row_decoder is None:
@@ -95,7 +95,7 @@ def build_engine(
     if static:
         return _checked_static(model, info, facts, settings, reference)
     kind = ReproducibleEngine if settings.reproducible else TransformerEngine
-    engine = kind(model, info, facts.kv_shape, settings, facts.threads)
+    engine = kind(model, info, facts.kv_shape, settings)
     self_check(engine, reference)
     if settings.reproducible:
         isolation_check(engine, settings.reproducible_rows)
@@ -135,7 +135,7 @@ def _checked_static(
 ) -> Engine:
     """A static engine whose steps are right as they are, while they are captured, and replayed."""
     runner = runner_for(facts.kv_shape.device, graphs=settings.cuda_graphs)
-    engine = StaticEngine(model, info, facts.kv_shape, settings, facts.threads, runner)
+    engine = StaticEngine(model, info, facts.kv_shape, settings, runner)
     self_check(engine, reference)
     if isinstance(runner, GraphRunner):
         try:
@@ -156,7 +156,6 @@ class DecoderFacts:
     fingerprint: Fingerprint
     max_length: int
     kv_shape: KVShape
-    threads: int
 
     def info(self, max_kv_rows: int) -> EngineInfo:
         """What an engine of it is, given room for so many KV rows."""
@@ -186,12 +185,12 @@ def examine(
     vocab_size = tokenizer.vocab_size if reduced_head else _vocab_size(model, tokenizer)
     model.set_attn_implementation(ATTENTION_NAME)
     shape = probe_kv_shape(model, max_length)
-    threads = set_threads(settings.threads)
+    set_threads(settings.threads)
     row_shapes = describe_shapes(settings.reproducible_rows) if settings.reproducible else RAGGED
     row_shapes = STATIC if static else row_shapes
     panels = None if static or ranks > 1 else panel_dtype(model, settings)
     numeric = numeric_fingerprint(model, max_length, row_shapes, ranks=ranks, device=device, panels=panels)
-    return DecoderFacts(Fingerprint(name, tokenizer.fingerprint, vocab_size, numeric), max_length, shape, threads)
+    return DecoderFacts(Fingerprint(name, tokenizer.fingerprint, vocab_size, numeric), max_length, shape)
 
 
 def _kv_rows(memory: MemoryPlan, settings: EngineSettings, *, static: bool) -> int:
@@ -200,13 +199,11 @@ def _kv_rows(memory: MemoryPlan, settings: EngineSettings, *, static: bool) -> i
     In reproducible mode whole buckets, with room for the two sessions of the self-check.
     """
     rows = memory.kv // memory.row_bytes
-    if static:
-        rows = rows // PAGE_ROWS * PAGE_ROWS
-        require(rows >= 2 * PAGE_ROWS, "KV rows of kv_bytes", rows, f"at least {2 * PAGE_ROWS}, two pages")
-    if not settings.reproducible:
-        return rows
-    rows = rows // BUCKET_ROWS * BUCKET_ROWS
-    require(rows >= 2 * BUCKET_ROWS, "KV rows of kv_bytes", rows, f"at least {2 * BUCKET_ROWS} if reproducible")
+    wholes = ((PAGE_ROWS, static, ", two pages"), (BUCKET_ROWS, settings.reproducible, " if reproducible"))
+    for whole, wanted, reason in wholes:
+        if wanted:
+            rows = rows // whole * whole
+            require(rows >= 2 * whole, "KV rows of kv_bytes", rows, f"at least {2 * whole}{reason}")
     return rows
 
 

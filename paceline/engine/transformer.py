@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from paceline.engine.cpu.row_attention import EVERY_KEY, FEW_KEYS, RowAttention,
 from paceline.engine.forward import AttentionCall, packed_forward
 from paceline.engine.interface import NO_PREFIX, EngineInfo, Logits, Prefix, StepItem, StepPlan
 from paceline.engine.kv import KVShape, SessionKV
-from paceline.engine.ledger import Ledger, depths
+from paceline.engine.ledger import LedgerEngine, depths
 from paceline.runtime.config import EngineSettings
 from paceline.sampling.tree import ancestor_mask
 
@@ -85,10 +85,10 @@ def _attend_segment(segment: _Segment, call: AttentionCall) -> torch.Tensor:  # 
 
 
 class ComputeThreads:
-    """Torch keeps its thread count per calling thread; the executor's must have ours."""
+    """Torch keeps its thread count per calling thread; the executor's must have that of the one that loads."""
 
-    def __init__(self, threads: int) -> None:
-        self._threads = threads
+    def __init__(self) -> None:
+        self._threads = torch.get_num_threads()
         self._thread_id: int | None = None
 
     def bind(self) -> None:
@@ -98,12 +98,8 @@ class ComputeThreads:
             self._thread_id = threading.get_ident()
 
 
-class DecoderEngine(Generic[Rows]):
-    """What all engines of transformers decoders have: the model, compute threads, and a ledger.
-
-    Args:
-        blocks: the store of shared blocks, if it needs other rules than the ledger's own.
-    """
+class DecoderEngine(LedgerEngine[Rows]):
+    """What all engines of transformers decoders have: the model, and its compute threads."""
 
     def __init__(
         self,
@@ -111,31 +107,12 @@ class DecoderEngine(Generic[Rows]):
         info: EngineInfo,
         kv_shape: KVShape,
         settings: EngineSettings,
-        threads: int,
         blocks: BlockStore[Rows] | None = None,
     ) -> None:
-        self.info = info
+        super().__init__(info, settings, blocks)
         self._model = model
         self._kv_shape = kv_shape
-        self._threads = ComputeThreads(threads)
-        self._ledger: Ledger[Rows] = Ledger(
-            vocab_size=info.fingerprint.vocab_size,
-            max_length=info.max_length,
-            max_kv_rows=info.max_kv_rows,
-            max_sessions=settings.max_num_seqs,
-            prefix_reuse=settings.prefix_reuse,
-            shaped=settings.reproducible,
-            blocks=blocks,
-        )
-
-    @property
-    def kv_rows(self) -> int:  # noqa: D102
-        return self._ledger.kv_rows
-
-    @property
-    def cached_rows(self) -> int:
-        """Rows of shared blocks."""
-        return self._ledger.cached_rows
+        self._threads = ComputeThreads()
 
 
 class TransformerEngine(DecoderEngine[torch.Tensor]):
@@ -147,10 +124,9 @@ class TransformerEngine(DecoderEngine[torch.Tensor]):
         info: EngineInfo,
         kv_shape: KVShape,
         settings: EngineSettings,
-        threads: int,
         row_decoder: RowDecoder | None = None,
     ) -> None:
-        super().__init__(model, info, kv_shape, settings, threads)
+        super().__init__(model, info, kv_shape, settings)
         self.row_decoder = row_decoder
         """Computes whole steps of models whose shape it knows."""
         compiles = kv_shape.device.type == "cpu" and kv_shape.dtype == ROW_DTYPE

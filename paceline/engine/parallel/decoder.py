@@ -78,4 +78,4 @@ def build_share(
         pack_linears(model)
     same = json.dumps([facts.fingerprint.tokenizer, vocab_size, facts.max_length, str(model.dtype), digest])
     rows = group.agree(same, memory.kv // shape.row_bytes)
-    return TransformerEngine(model, facts.info(rows), shape, settings, facts.threads), reference
+    return TransformerEngine(model, facts.info(rows), shape, settings), reference

@@ -169,10 +169,8 @@ class _Outputs:
 class ReproducibleEngine(TransformerEngine):
     """A decoder whose logits are, bit for bit, a function of a session's own tokens."""
 
-    def __init__(
-        self, model: PreTrainedModel, info: EngineInfo, kv_shape: KVShape, settings: EngineSettings, threads: int
-    ) -> None:
-        super().__init__(model, info, kv_shape, settings, threads)
+    def __init__(self, model: PreTrainedModel, info: EngineInfo, kv_shape: KVShape, settings: EngineSettings) -> None:
+        super().__init__(model, info, kv_shape, settings)
         self._prompt_rows: dict[int, int] = {}
         self._decode_rows = settings.reproducible_rows
 
