@@ -69,6 +69,11 @@ class Ledger(Generic[Rows]):
         """Rows of shared blocks."""
         return self._blocks.held_rows
 
+    @property
+    def _free(self) -> int:
+        """Rows of the budget that no session has reserved."""
+        return self._info.max_kv_rows - self._reserved
+
     def rows(self, session: int) -> int:
         """Rows that a session holds, accepted or not."""
         return self._sessions[session].rows
@@ -88,7 +93,7 @@ class Ledger(Generic[Rows]):
         self._sessions[session] = opened
         self._reserved += max_rows
         blocks = self._begin(opened) if prefix.token_ids and self._settings.prefix_reuse else []
-        self._blocks.evict_to(self._info.max_kv_rows - self._reserved)
+        self._blocks.evict_to(self._free)
         return blocks
 
     def close(self, session: int) -> None:
@@ -116,12 +121,10 @@ class Ledger(Generic[Rows]):
         known = self._blocks.match([key])
         if known:
             self._blocks.use(known)
-        else:
-            if not self._blocks.evict_to(
-                self._info.max_kv_rows - self._reserved - self._blocks.cost(key), idle_only=True
-            ):
-                return
+        elif self._blocks.evict_to(self._free - self._blocks.cost(key), idle_only=True):
             self._blocks.put(key, copy(number, key.start, key.end))
+        else:
+            return
         session.used.append(key)
 
     def _begin(self, session: _SessionRows) -> list[Rows]:
@@ -140,9 +143,8 @@ class Ledger(Generic[Rows]):
             raise InvalidInput.of("session", session, "an id that is not open")
         if len(self._sessions) >= self._settings.max_num_seqs:
             raise Overloaded(f"{self._settings.max_num_seqs} sessions are open", retry_after_ms=RETRY_AFTER_MS)
-        if self._reserved + max_rows > self._info.max_kv_rows:
-            free = self._info.max_kv_rows - self._reserved
-            raise Overloaded(f"{max_rows} KV rows wanted, {free} free", retry_after_ms=RETRY_AFTER_MS)
+        if max_rows > self._free:
+            raise Overloaded(f"{max_rows} KV rows wanted, {self._free} free", retry_after_ms=RETRY_AFTER_MS)
 
     def check(self, plan: StepPlan) -> None:
         """Refuse a plan that any session can't follow; changes nothing.
