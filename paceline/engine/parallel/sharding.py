@@ -75,7 +75,7 @@ def shard_model(model: PreTrainedModel, group: RankGroup, share: Share) -> None:
         if style not in (COLUMNS, ROWS) or type(module) is not nn.Linear:
             raise Unsupported(f"model type {name}: {path} is {type(module).__name__}, split {style}; not built")
         _replace(model, path, _columns(module, group) if style == COLUMNS else _rows(module, group))
-    model.set_output_embeddings(_sliced(head, slice(share.first, share.last), slice(None)))
+    model.set_output_embeddings(_sliced(head, slice(share.start, share.stop), slice(None)))
 
 
 def _columns(linear: nn.Linear, group: RankGroup) -> nn.Linear:
