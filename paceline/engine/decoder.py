@@ -81,25 +81,22 @@ def build_engine(
     reference = plain_reference(model, info)
     if can_pack(model) or static:
         fuse_layers(model)
-    panels = None if static else panel_dtype(model, settings)
+    panels, decoding = None if static else panel_dtype(model, settings), None
     if panels is not None:
         decoding = in_panels(model, panels, facts.max_length)
-        engine = TransformerEngine(model, info, facts.kv_shape, settings, decoding)
         reference = replace(reference, dtype=panels)
-        self_check(engine, reference)
-        if engine.row_decoder is None:
-            _check_many_rows(engine, reference)
-        return engine
-    if can_pack(model):
+    elif can_pack(model):
         pack_linears(model)
     if static:
         return _checked_static(model, info, facts, settings, reference)
-    kind = ReproducibleEngine if settings.reproducible else TransformerEngine
-    engine = kind(model, info, facts.kv_shape, settings)
-    self_check(engine, reference)
     if settings.reproducible:
-        isolation_check(engine, settings.reproducible_rows)
-    elif engine.few_keys:
+        exact = ReproducibleEngine(model, info, facts.kv_shape, settings)
+        self_check(exact, reference)
+        isolation_check(exact, settings.reproducible_rows)
+        return exact
+    engine = TransformerEngine(model, info, facts.kv_shape, settings, decoding)
+    self_check(engine, reference)
+    if engine.few_keys and decoding is None:
         _check_many_rows(engine, reference)
     return engine
 

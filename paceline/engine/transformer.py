@@ -206,8 +206,13 @@ class TransformerEngine(DecoderEngine[torch.Tensor]):
         mask[:, item.trunk :].masked_fill_(torch.from_numpy(~seen), float("-inf"))
         return mask.to(self._kv_shape.device).repeat(self._kv_shape.groups, 1)
 
+    def _on_host(self, logits: torch.Tensor) -> Logits:
+        """[rows, tensor width] → [rows, V]."""
+        found: Logits = logits[:, : self.info.fingerprint.vocab_size].float().cpu().contiguous().numpy()
+        return found
+
     def _split(self, logits: torch.Tensor, plan: StepPlan) -> list[Logits]:
-        rows = logits[:, : self.info.fingerprint.vocab_size].float().cpu().contiguous().numpy()
+        rows = self._on_host(logits)
         outputs: list[Logits] = []
         start = 0
         for item in plan.items:

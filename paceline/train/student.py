@@ -17,6 +17,7 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from paceline.engine.cpu.linear import frozen_linear
 from paceline.engine.fingerprint import weights_digest
 from paceline.engine.forward import ATTENTION_NAME, AttentionCall, packed_forward
 from paceline.engine.weights import keep_layers, load_decoder
@@ -94,13 +95,10 @@ def _reduce_head(student: PreTrainedModel, vocabulary: DraftVocabulary) -> None:
     if not isinstance(head, torch.nn.Linear):
         raise Unsupported(f"{type(student).__name__}: its output head is {type(head).__name__}, not a linear layer")
     rows = torch.from_numpy(vocabulary.d2t).long().to(head.weight.device)
-    reduced = torch.nn.Linear(head.in_features, vocabulary.size, bias=head.bias is not None, device="meta")
-    reduced.weight = torch.nn.Parameter(head.weight.detach()[rows].clone(), requires_grad=False)
-    if head.bias is not None:
-        reduced.bias = torch.nn.Parameter(head.bias.detach()[rows].clone(), requires_grad=False)
+    bias = None if head.bias is None else head.bias.detach()[rows].clone()
     student.config.get_text_config().tie_word_embeddings = False
     student.config.tie_word_embeddings = False
-    student.set_output_embeddings(reduced)
+    student.set_output_embeddings(frozen_linear(head.weight.detach()[rows].clone(), bias))
 
 
 def _borrowed(student: PreTrainedModel) -> list[torch.nn.Parameter]:

@@ -10,7 +10,7 @@ finite, so they add exact zeros.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -146,26 +146,6 @@ def _attend_tiles(
     return rows.reshape(heads, tiles * TILE_ROWS, head_dim)[:, group.offset : group.offset + group.count]
 
 
-@dataclass
-class _Outputs:
-    """Logits of a step as its passes bring them."""
-
-    vocab_size: int
-    rows: dict[tuple[int, int], Logits] = field(default_factory=dict)
-
-    def take(self, made: Pass, logits: torch.Tensor) -> None:
-        """Keep the wanted rows of a pass, whose logits are [rows, tensor width]."""
-        arrays: Logits = logits[:, : self.vocab_size].float().cpu().contiguous().numpy()
-        for placed in made.placed:
-            for row in _wanted(placed):
-                self.rows[placed.item.session, row] = arrays[placed.at + row - placed.start]
-
-    def of(self, item: StepItem) -> Logits:
-        """[len(item.logit_rows), V]."""
-        found = [self.rows[item.session, row] for row in item.logit_rows]
-        return np.stack(found) if found else np.empty((0, self.vocab_size), np.float32)
-
-
 class ReproducibleEngine(TransformerEngine):
     """A decoder whose logits are, bit for bit, a function of a session's own tokens."""
 
@@ -190,14 +170,19 @@ class ReproducibleEngine(TransformerEngine):
                 raise InvalidInput.of(name, item.trunk, f"{item.base_length} in reproducible mode: no kept trees")
         trees = {item.session: self._prepare(item) for item in plan.items}
         self._ledger.apply(plan)
-        outputs = _Outputs(self.info.fingerprint.vocab_size)
+        found: dict[tuple[int, int], Logits] = {}
         for made in passes(plan, self._prompt_rows, self._decode_rows):
-            outputs.take(made, self._forward(made, trees))
+            logits = self._on_host(self._forward(made, trees))
+            for placed in made.placed:
+                for row in _wanted(placed):
+                    found[placed.item.session, row] = logits[placed.at + row - placed.start]
         for item in plan.items:
             tree = trees[item.session]
             if tree is not None:
                 self._kv[item.session].copy_in(item.base_length + chained(item), tree)
-        return [outputs.of(item) for item in plan.items]
+        none = np.empty((0, self.info.fingerprint.vocab_size), np.float32)
+        wanted = [[found[item.session, row] for row in item.logit_rows] for item in plan.items]
+        return [np.stack(rows) if rows else none for rows in wanted]
 
     def _prepare(self, item: StepItem) -> torch.Tensor | None:
         """Move kept rows, make every key that the step reads finite, and make room for a tree's rows."""

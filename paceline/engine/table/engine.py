@@ -55,11 +55,7 @@ class TableModel:
 
     def logits(self, history: Sequence[int]) -> NDArray[np.float32]:
         """Logits [V] of the token that follows `history` (at least one token)."""
-        recent = history[-self.spec.order :] if self.spec.order else history
-        value = _EMPTY_PATH
-        for token in recent:
-            value = extend_hash(value, token)
-        return self.row(value)
+        return self.row(_hash_of(history[-self.spec.order :] if self.spec.order else history))
 
     def row(self, path_hash: int) -> NDArray[np.float32]:
         """Logits [V] for a path's hash; a view, not to be written to."""
@@ -71,9 +67,11 @@ class TableModel:
         return row
 
 
-def extend_hash(path_hash: int, token: int) -> int:
-    """Hash of a path with one token more."""
-    return (path_hash * _MULTIPLIER + token + 1) % _MODULUS
+def _hash_of(tokens: Sequence[int], path_hash: int = _EMPTY_PATH) -> int:
+    """Hash of a path with some tokens more."""
+    for token in tokens:
+        path_hash = (path_hash * _MULTIPLIER + token + 1) % _MODULUS
+    return path_hash
 
 
 class TableEngine(LedgerEngine[list[_Row]]):
@@ -120,12 +118,9 @@ class TableEngine(LedgerEngine[list[_Row]]):
     def _extend(self, row: _Row, token: int) -> _Row:
         path_hash, recent = row
         if not self._order:
-            return extend_hash(path_hash, token), ()
+            return _hash_of((token,), path_hash), ()
         recent = (*recent, token)[-self._order :]
-        value = _EMPTY_PATH
-        for each in recent:
-            value = extend_hash(value, each)
-        return value, recent
+        return _hash_of(recent), recent
 
 
 class TimedEngine(WrappedEngine):
