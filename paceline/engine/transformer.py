@@ -134,12 +134,6 @@ class TransformerEngine(DecoderEngine[torch.Tensor]):
         """What `is_few` takes."""
         self._kv: dict[int, SessionKV] = {}
 
-    @property
-    def kv_bytes(self) -> int:
-        """Bytes of the tensors of sessions and shared blocks; at most the budget's."""
-        rows = sum(kv.capacity for kv in self._kv.values()) + self._ledger.cached_rows
-        return rows * self._kv_shape.row_bytes
-
     @torch.inference_mode()
     def open(self, session: int, max_rows: int, prefix: Prefix = NO_PREFIX) -> int:  # noqa: D102
         blocks = self._ledger.open(session, max_rows, prefix)

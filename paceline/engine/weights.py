@@ -19,11 +19,10 @@ from paceline.runtime.config import FAST_DTYPE, EngineSettings
 LOADABLE = "a decoder that transformers loads"
 
 
-def set_threads(threads: int) -> int:
-    """Set the calling thread's compute threads; 0 takes every core that torch sees. Returns the number."""
+def set_threads(threads: int) -> None:
+    """Set the calling thread's compute threads; 0 takes every core that torch sees."""
     if threads > 0:
         torch.set_num_threads(threads)
-    return torch.get_num_threads()
 
 
 def keep_layers(model: PreTrainedModel, layers: tuple[int, ...]) -> None:

@@ -31,7 +31,7 @@ from paceline.train.checkpoint import (
     save_draft,
     save_manifest,
 )
-from paceline.train.corpus import Row, Split, TokenIds, count_learned, split_rows
+from paceline.train.corpus import Row, Split, count_learned, split_rows
 from paceline.train.distill import Distiller, Pace, StepReport, TrainRecipe, load_state, recipe_facts, run
 from paceline.train.student import Target, build_student, default_layers
 from paceline.train.user_data import UserData, read_data
@@ -127,12 +127,8 @@ def _all_rows(wanted: TrainDraft, target: Target, data: UserData, console: Conso
     """Texts to learn from: the user's finished ones, and what the target writes."""
     if data.rows and not data.prompts:
         return list(data.rows)
-    return [*data.rows, *_write_rows(wanted, target, data.prompts, console)]
-
-
-def _write_rows(wanted: TrainDraft, target: Target, prompts: tuple[TokenIds, ...], console: Console) -> list[Row]:
     settings = wanted.engine.model_copy(update={"max_num_seqs": max(wanted.generation.batch_rows, 1)})
-    writer = Writer(load_engine(wanted.target, settings), target.tokenizer, wanted.generation, prompts)
+    writer = Writer(load_engine(wanted.target, settings), target.tokenizer, wanted.generation, data.prompts)
     tokens = wanted.self_generate
     with measure.bar(console) as progress:
         task = progress.add_task("writing text", total=tokens)
@@ -140,7 +136,7 @@ def _write_rows(wanted: TrainDraft, target: Target, prompts: tuple[TokenIds, ...
         def show(done: int) -> None:
             progress.update(task, completed=min(done, tokens))
 
-        return self_generate(writer, wanted.work / "corpus", tokens, target.weights, show)
+        return [*data.rows, *self_generate(writer, wanted.work / "corpus", tokens, target.weights, show)]
 
 
 def _train(wanted: TrainDraft, distiller: Distiller, manifest: DraftManifest, console: Console) -> None:

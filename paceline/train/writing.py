@@ -145,7 +145,8 @@ class Writer:
     def write(self, rows: range) -> Iterator[tuple[int, Row | None]]:
         """Write rows in one running batch, yielding (row, None) a token and (row, text) when one ends."""
         frame = ChatFrame((), ()) if self.prompts else ChatFrame.of(self.tokenizer)
-        waiting = [self._begin(index, frame) for index in rows]
+        prompts = self.prompts
+        waiting = [_Writing(i, self.recipe, frame, prompts[i] if prompts else None) for i in rows]
         waiting.reverse()
         running: list[_Writing] = []
         try:
@@ -159,9 +160,6 @@ class Writer:
         finally:
             for writing in running:
                 self.engine.close(writing.index)
-
-    def _begin(self, index: int, frame: ChatFrame) -> _Writing:
-        return _Writing(index, self.recipe, frame, self.prompts[index] if self.prompts else None)
 
     def _admit(self, waiting: list[_Writing], running: list[_Writing]) -> None:
         room = _ADMITTED_ROWS

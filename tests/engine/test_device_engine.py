@@ -50,7 +50,7 @@ def llama() -> tuple[StaticEngine, tiny.Plain]:
 
 def free_rows(engine: StaticEngine) -> int:
     """Rows of pages that neither a session nor a block holds."""
-    return engine._pool.free * PAGE_ROWS
+    return len(engine._pool._free) * PAGE_ROWS
 
 
 def run_writers(engine: StaticEngine, plain: tiny.Plain, seed: int) -> None:
