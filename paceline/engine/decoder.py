@@ -39,7 +39,7 @@ from paceline.engine.memory import MemoryPlan, plan_memory
 from paceline.engine.reproducible.engine import ReproducibleEngine
 from paceline.engine.reproducible.isolation import isolation_check
 from paceline.engine.reproducible.shapes import BUCKET_ROWS, describe_shapes
-from paceline.engine.transformer import TransformerEngine
+from paceline.engine.transformer import ServedDecoder, TransformerEngine
 from paceline.engine.weights import load_decoder, set_threads
 from paceline.models.resolve import ResolvedModel
 from paceline.models.tokenizer import Tokenizer, load_tokenizer
@@ -87,14 +87,15 @@ def build_engine(
         reference = replace(reference, dtype=panels)
     elif can_pack(model):
         pack_linears(model)
+    served = ServedDecoder(model, info, facts.kv_shape, settings)
     if static:
-        return _checked_static(model, info, facts, settings, reference)
+        return _checked_static(served, reference)
     if settings.reproducible:
-        exact = ReproducibleEngine(model, info, facts.kv_shape, settings)
+        exact = ReproducibleEngine(served)
         self_check(exact, reference)
         isolation_check(exact, settings.reproducible_rows)
         return exact
-    engine = TransformerEngine(model, info, facts.kv_shape, settings, decoding)
+    engine = TransformerEngine(served, decoding)
     self_check(engine, reference)
     if engine.few_keys and decoding is None:
         _check_many_rows(engine, reference)
@@ -123,16 +124,10 @@ def _check_many_rows(engine: TransformerEngine, reference: PlainReference) -> No
     engine.few_keys = few_keys
 
 
-def _checked_static(
-    model: PreTrainedModel,
-    info: EngineInfo,
-    facts: DecoderFacts,
-    settings: EngineSettings,
-    reference: PlainReference,
-) -> Engine:
+def _checked_static(served: ServedDecoder, reference: PlainReference) -> Engine:
     """A static engine whose steps are right as they are, while they are captured, and replayed."""
-    runner = runner_for(facts.kv_shape.device, graphs=settings.cuda_graphs)
-    engine = StaticEngine(model, info, facts.kv_shape, settings, runner)
+    runner = runner_for(served.kv_shape.device, graphs=served.settings.cuda_graphs)
+    engine = StaticEngine(served, runner)
     self_check(engine, reference)
     if isinstance(runner, GraphRunner):
         try:

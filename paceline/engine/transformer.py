@@ -98,38 +98,34 @@ class ComputeThreads:
             self._thread_id = threading.get_ident()
 
 
+@dataclass(frozen=True, eq=False)
+class ServedDecoder:
+    """A decoder that has been examined, and how it is to be served."""
+
+    model: PreTrainedModel
+    info: EngineInfo
+    kv_shape: KVShape
+    settings: EngineSettings
+
+
 class DecoderEngine(LedgerEngine[Rows]):
     """What all engines of transformers decoders have: the model, and its compute threads."""
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        info: EngineInfo,
-        kv_shape: KVShape,
-        settings: EngineSettings,
-        blocks: BlockStore[Rows] | None = None,
-    ) -> None:
-        super().__init__(info, settings, blocks)
-        self._model = model
-        self._kv_shape = kv_shape
+    def __init__(self, decoder: ServedDecoder, blocks: BlockStore[Rows] | None = None) -> None:
+        super().__init__(decoder.info, decoder.settings, blocks)
+        self._model = decoder.model
+        self._kv_shape = decoder.kv_shape
         self._threads = ComputeThreads()
 
 
 class TransformerEngine(DecoderEngine[torch.Tensor]):
     """A decoder behind the engine interface; `Engine` says what its methods promise."""
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        info: EngineInfo,
-        kv_shape: KVShape,
-        settings: EngineSettings,
-        row_decoder: RowDecoder | None = None,
-    ) -> None:
-        super().__init__(model, info, kv_shape, settings)
+    def __init__(self, decoder: ServedDecoder, row_decoder: RowDecoder | None = None) -> None:
+        super().__init__(decoder)
         self.row_decoder = row_decoder
         """Computes whole steps of models whose shape it knows."""
-        compiles = kv_shape.device.type == "cpu" and kv_shape.dtype == ROW_DTYPE
+        compiles = self._kv_shape.device.type == "cpu" and self._kv_shape.dtype == ROW_DTYPE
         self.few_keys = EVERY_KEY if row_decoder is not None else FEW_KEYS if compiles else 0
         """What `is_few` takes."""
         self._kv: dict[int, SessionKV] = {}

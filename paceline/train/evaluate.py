@@ -9,7 +9,7 @@ are what services would draw from: logits of serving engines, processed by the r
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,30 +80,20 @@ def replay(target: Engine, draft: Engine, row: Row, temperature: float) -> HeldO
     """Replay a text that was written at `temperature`; positions are those of the learned tokens."""
     params = SamplingParams(temperature=temperature)
     figures: list[tuple[float, float, float]] = []
-
-    def measure(at: int, target_logits: NDArray[np.float32], draft_logits: NDArray[np.float32]) -> None:
-        p = probabilities(processed_scores(target_logits[None], params)[0])
-        q = probabilities(processed_scores(draft_logits[None], params)[0])
-        token = int(row.token_ids[at])
-        figures.append((coupled_acceptance(p, q, token), overlap(p, q), coupled_match(p, q)))
-
     learned = np.flatnonzero(row.learned)
     learned = learned[learned > 0]
-    _each_position(target, draft, row, learned, measure)
+    for at, both in _each_position((target, draft), row, learned):
+        p, q = (probabilities(processed_scores(logits[None], params)[0]) for logits in both)
+        figures.append((coupled_acceptance(p, q, int(row.token_ids[at])), overlap(p, q), coupled_match(p, q)))
     accepted, overlaps, matches = np.array(figures, np.float64).reshape(-1, 3).T
     return HeldOutReplay(accepted, overlaps, matches, row.roles[learned])
 
 
 def _each_position(
-    target: Engine,
-    draft: Engine,
-    row: Row,
-    wanted: NDArray[np.intp],
-    measure: Callable[[int, NDArray[np.float32], NDArray[np.float32]], None],
-) -> None:
-    """Call back with both models' logits before each wanted token, a chunk of the text at a time."""
+    engines: tuple[Engine, Engine], row: Row, wanted: NDArray[np.intp]
+) -> Iterator[tuple[int, list[NDArray[np.float32]]]]:
+    """The place of each wanted token, and both models' logits before it; computed a chunk of the text at a time."""
     tokens = tuple(row.token_ids.tolist())
-    engines = (target, draft)
     for engine in engines:
         engine.open(_SESSION, len(tokens))
     try:
@@ -111,9 +101,9 @@ def _each_position(
             end = min(start + CHUNK_ROWS, len(tokens) - 1)
             rows = tuple(int(at) - 1 - start for at in wanted if start < at <= end)
             plan = StepPlan((StepItem(_SESSION, start, tokens[start:end], logit_rows=rows),))
-            target_logits, draft_logits = (engine.step(plan)[0] for engine in engines)
+            found = [engine.step(plan)[0] for engine in engines]
             for place, local in enumerate(rows):
-                measure(start + local + 1, target_logits[place], draft_logits[place])
+                yield start + local + 1, [logits[place] for logits in found]
     finally:
         for engine in engines:
             engine.close(_SESSION)

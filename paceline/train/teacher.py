@@ -68,11 +68,6 @@ class _Seen:
     hidden: torch.Tensor  # [positions, hidden size], as its head reads them
     normaliser: torch.Tensor  # [positions, 1], log of the summed exponentials over its whole vocabulary
 
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        return self.hidden.nbytes + self.normaliser.nbytes
-
 
 class Teacher:
     """The target's distributions over the draft's vocabulary.
@@ -114,9 +109,10 @@ class Teacher:
             if hidden is None:
                 return logits[:, self._ids] / temperature - normaliser
             seen = _Seen(hidden, normaliser)
-            if seen.size <= self._free:
+            size = hidden.nbytes + normaliser.nbytes
+            if size <= self._free:
                 self._seen[row, temperature] = seen
-                self._free -= seen.size
+                self._free -= size
         scores = functional.linear(seen.hidden, self._reduced, self._reduced_bias).float()
         return scores / temperature - seen.normaliser
 

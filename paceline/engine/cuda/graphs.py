@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 logger = logging.getLogger(__name__)
 
 MAX_GRAPHS = 192
-"""Shapes that get a graph; the others run as they are. Chosen, not tuned; bounds `graph_bytes`."""
+"""Shapes that get a graph; the others run as they are. Chosen, not tuned; bounds `static_bytes`."""
 
 
 def upload(array: NDArray[Any], device: torch.device, into: torch.Tensor | None = None) -> torch.Tensor:

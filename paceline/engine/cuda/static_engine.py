@@ -8,7 +8,6 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-from transformers import PreTrainedModel
 
 from paceline.engine.blocks import BlockStore
 from paceline.engine.cuda.attention import static_attention
@@ -25,17 +24,14 @@ from paceline.engine.interface import (
     NO_PREFIX,
     Draw,
     Drawing,
-    EngineInfo,
     Logits,
     Prefix,
     RankedRows,
     Ranking,
     StepPlan,
 )
-from paceline.engine.kv import KVShape
-from paceline.engine.transformer import DecoderEngine
+from paceline.engine.transformer import DecoderEngine, ServedDecoder
 from paceline.protocol.proposal import Acceptance
-from paceline.runtime.config import EngineSettings
 from paceline.sampling.acceptance import draw_positions
 
 
@@ -61,26 +57,19 @@ class StaticEngine(DecoderEngine[_PageBlock]):
     Coupled draws that temperature alone shapes are raced on the device; whatever else is asked for gets logits.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        info: EngineInfo,
-        kv_shape: KVShape,
-        settings: EngineSettings,
-        runner: StepRunner | None = None,
-    ) -> None:
+    def __init__(self, decoder: ServedDecoder, runner: StepRunner) -> None:
         """Take the pool and the static buffers.
 
         Raises:
             Unsupported: the device's integers are not the reference's.
         """
-        check_words(kv_shape.device)
+        check_words(decoder.kv_shape.device)
         blocks: BlockStore[_PageBlock] = BlockStore(paged=True, release=lambda block: self._pool.release(block.page))
-        super().__init__(model, info, kv_shape, settings, blocks)
-        self._runner: StepRunner = DirectRunner() if runner is None else runner
-        self._direct = DirectRunner()
+        super().__init__(decoder, blocks)
+        self._runner = runner
+        self._direct: StepRunner = DirectRunner()
         with torch.inference_mode():
-            self._pool = PagePool(kv_shape, info.max_kv_rows)
+            self._pool = PagePool(decoder.kv_shape, self.info.max_kv_rows)
             self._static = self._make_buffers(INPUT_INTEGERS, STATIC_ROWS, STATIC_FOUND)
 
     @torch.inference_mode()

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch.nn import functional
-from transformers import PreTrainedModel
 
 from paceline.engine.forward import AttentionCall, packed_forward
-from paceline.engine.interface import NO_PREFIX, EngineInfo, Logits, Prefix, StepItem, StepPlan
-from paceline.engine.kv import KVShape, SessionKV
+from paceline.engine.interface import NO_PREFIX, Logits, Prefix, StepItem, StepPlan
+from paceline.engine.kv import SessionKV
 from paceline.engine.ledger import depths
 from paceline.engine.reproducible.shapes import (
     TILE_ROWS,
@@ -31,9 +30,8 @@ from paceline.engine.reproducible.shapes import (
     passes,
     tree_paths,
 )
-from paceline.engine.transformer import TransformerEngine
+from paceline.engine.transformer import ServedDecoder, TransformerEngine
 from paceline.protocol.errors import InvalidInput
-from paceline.runtime.config import EngineSettings
 
 Rows = slice | torch.Tensor
 """Rows of a pass: a range where they follow one another."""
@@ -149,10 +147,10 @@ def _attend_tiles(
 class ReproducibleEngine(TransformerEngine):
     """A decoder whose logits are, bit for bit, a function of a session's own tokens."""
 
-    def __init__(self, model: PreTrainedModel, info: EngineInfo, kv_shape: KVShape, settings: EngineSettings) -> None:
-        super().__init__(model, info, kv_shape, settings)
+    def __init__(self, decoder: ServedDecoder) -> None:
+        super().__init__(decoder)
         self._prompt_rows: dict[int, int] = {}
-        self._decode_rows = settings.reproducible_rows
+        self._decode_rows = decoder.settings.reproducible_rows
 
     def open(self, session: int, max_rows: int, prefix: Prefix = NO_PREFIX) -> int:  # noqa: D102
         reused = super().open(session, bucket(max_rows), prefix)
