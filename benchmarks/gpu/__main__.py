@@ -36,6 +36,7 @@ from paceline.engine.cuda.pages import whole_pages
 from paceline.engine.cuda.static_engine import StaticEngine
 from paceline.engine.decoder import DecoderFacts, examine
 from paceline.engine.interface import Draw, StepItem, StepPlan
+from paceline.engine.transformer import ServedDecoder
 from paceline.models.tokenizer import TableTokenizer
 from paceline.protocol.proposal import ROOT, Acceptance, Proposal
 from paceline.protocol.sampling import NoiseKey
@@ -152,7 +153,7 @@ class Bench:
         """An engine that has passed the check of every engine."""
         runner = runner_for(self.device, graphs=graphs)
         facts, info = self.facts, self.facts.info(self._rows)
-        engine = StaticEngine(self._model, info, facts.kv_shape, self.settings, facts.threads, runner)
+        engine = StaticEngine(ServedDecoder(self._model, info, facts.kv_shape, self.settings), runner)
         for _ in range(WARM_UP):
             self_check(engine, self._reference)
         return engine

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from paceline.engine.forward import ATTENTION_NAME, AttentionCall, packed_forward
-from paceline.engine.interface import Engine, EngineInfo, Logits, StepItem, StepPlan
+from paceline.engine.interface import Engine, EngineInfo, StepItem, StepPlan
 from paceline.engine.kv import KVShape
 from paceline.protocol.errors import InvalidInput, Unsupported
 
@@ -162,7 +162,7 @@ def _run_schedule(engine: Engine, texts: tuple[tuple[int, ...], tuple[int, ...]]
             engine.open(session, end + 4)
         for items in steps:
             for session, logits in enumerate(engine.step(StepPlan(items))):
-                rows[session].append(_copied(logits))
+                rows[session].append(torch.from_numpy(logits.copy()))
     finally:
         for session in sessions:
             engine.close(session)
@@ -171,10 +171,6 @@ def _run_schedule(engine: Engine, texts: tuple[tuple[int, ...], tuple[int, ...]]
 
 def _chunk(session: int, text: tuple[int, ...], start: int, end: int) -> StepItem:
     return StepItem(session, start, text[start:end], logit_rows=tuple(range(end - start)))
-
-
-def _copied(logits: Logits) -> torch.Tensor:
-    return torch.from_numpy(logits.copy())
 
 
 @torch.inference_mode()

@@ -39,7 +39,7 @@ from paceline.engine.memory import MemoryPlan, plan_memory
 from paceline.engine.reproducible.engine import ReproducibleEngine
 from paceline.engine.reproducible.isolation import isolation_check
 from paceline.engine.reproducible.shapes import BUCKET_ROWS, describe_shapes
-from paceline.engine.transformer import TransformerEngine
+from paceline.engine.transformer import ServedDecoder, TransformerEngine
 from paceline.engine.weights import load_decoder, set_threads
 from paceline.models.resolve import ResolvedModel
 from paceline.models.tokenizer import Tokenizer, load_tokenizer
@@ -81,25 +81,23 @@ def build_engine(
     reference = plain_reference(model, info)
     if can_pack(model) or static:
         fuse_layers(model)
-    panels = None if static else panel_dtype(model, settings)
+    panels, decoding = None if static else panel_dtype(model, settings), None
     if panels is not None:
         decoding = in_panels(model, panels, facts.max_length)
-        engine = TransformerEngine(model, info, facts.kv_shape, settings, facts.threads, decoding)
         reference = replace(reference, dtype=panels)
-        self_check(engine, reference)
-        if engine.row_decoder is None:
-            _check_many_rows(engine, reference)
-        return engine
-    if can_pack(model):
+    elif can_pack(model):
         pack_linears(model)
+    served = ServedDecoder(model, info, facts.kv_shape, settings)
     if static:
-        return _checked_static(model, info, facts, settings, reference)
-    kind = ReproducibleEngine if settings.reproducible else TransformerEngine
-    engine = kind(model, info, facts.kv_shape, settings, facts.threads)
-    self_check(engine, reference)
+        return _checked_static(served, reference)
     if settings.reproducible:
-        isolation_check(engine, settings.reproducible_rows)
-    elif engine.few_keys:
+        exact = ReproducibleEngine(served)
+        self_check(exact, reference)
+        isolation_check(exact, settings.reproducible_rows)
+        return exact
+    engine = TransformerEngine(served, decoding)
+    self_check(engine, reference)
+    if engine.few_keys and decoding is None:
         _check_many_rows(engine, reference)
     return engine
 
@@ -126,16 +124,10 @@ def _check_many_rows(engine: TransformerEngine, reference: PlainReference) -> No
     engine.few_keys = few_keys
 
 
-def _checked_static(
-    model: PreTrainedModel,
-    info: EngineInfo,
-    facts: DecoderFacts,
-    settings: EngineSettings,
-    reference: PlainReference,
-) -> Engine:
+def _checked_static(served: ServedDecoder, reference: PlainReference) -> Engine:
     """A static engine whose steps are right as they are, while they are captured, and replayed."""
-    runner = runner_for(facts.kv_shape.device, graphs=settings.cuda_graphs)
-    engine = StaticEngine(model, info, facts.kv_shape, settings, facts.threads, runner)
+    runner = runner_for(served.kv_shape.device, graphs=served.settings.cuda_graphs)
+    engine = StaticEngine(served, runner)
     self_check(engine, reference)
     if isinstance(runner, GraphRunner):
         try:
@@ -156,7 +148,6 @@ class DecoderFacts:
     fingerprint: Fingerprint
     max_length: int
     kv_shape: KVShape
-    threads: int
 
     def info(self, max_kv_rows: int) -> EngineInfo:
         """What an engine of it is, given room for so many KV rows."""
@@ -186,12 +177,12 @@ def examine(
     vocab_size = tokenizer.vocab_size if reduced_head else _vocab_size(model, tokenizer)
     model.set_attn_implementation(ATTENTION_NAME)
     shape = probe_kv_shape(model, max_length)
-    threads = set_threads(settings.threads)
+    set_threads(settings.threads)
     row_shapes = describe_shapes(settings.reproducible_rows) if settings.reproducible else RAGGED
     row_shapes = STATIC if static else row_shapes
     panels = None if static or ranks > 1 else panel_dtype(model, settings)
     numeric = numeric_fingerprint(model, max_length, row_shapes, ranks=ranks, device=device, panels=panels)
-    return DecoderFacts(Fingerprint(name, tokenizer.fingerprint, vocab_size, numeric), max_length, shape, threads)
+    return DecoderFacts(Fingerprint(name, tokenizer.fingerprint, vocab_size, numeric), max_length, shape)
 
 
 def _kv_rows(memory: MemoryPlan, settings: EngineSettings, *, static: bool) -> int:
@@ -200,13 +191,11 @@ def _kv_rows(memory: MemoryPlan, settings: EngineSettings, *, static: bool) -> i
     In reproducible mode whole buckets, with room for the two sessions of the self-check.
     """
     rows = memory.kv // memory.row_bytes
-    if static:
-        rows = rows // PAGE_ROWS * PAGE_ROWS
-        require(rows >= 2 * PAGE_ROWS, "KV rows of kv_bytes", rows, f"at least {2 * PAGE_ROWS}, two pages")
-    if not settings.reproducible:
-        return rows
-    rows = rows // BUCKET_ROWS * BUCKET_ROWS
-    require(rows >= 2 * BUCKET_ROWS, "KV rows of kv_bytes", rows, f"at least {2 * BUCKET_ROWS} if reproducible")
+    wholes = ((PAGE_ROWS, static, ", two pages"), (BUCKET_ROWS, settings.reproducible, " if reproducible"))
+    for whole, wanted, reason in wholes:
+        if wanted:
+            rows = rows // whole * whole
+            require(rows >= 2 * whole, "KV rows of kv_bytes", rows, f"at least {2 * whole}{reason}")
     return rows
 
 

@@ -94,19 +94,13 @@ def forward(
     wanted: torch.Tensor,  # [n] rows
 ) -> torch.Tensor:  # [n, tensor width]
     """Run one forward pass on what is on the device already; makes no tensor on the host."""
-    arguments: dict[str, Any] = {"logits_to_keep": wanted} if _keeps_logits(model) else {}
+    keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
+    arguments: dict[str, Any] = {"logits_to_keep": wanted} if keeps else {}
     token = _ATTENDER.set(attender)
     try:
         logits: torch.Tensor = model(
-            input_ids=token_ids,
-            position_ids=positions,
-            use_cache=False,
-            **arguments,
+            input_ids=token_ids, position_ids=positions, use_cache=False, **arguments
         ).logits[0]
     finally:
         _ATTENDER.reset(token)
-    return logits if arguments else logits[wanted]
-
-
-def _keeps_logits(model: PreTrainedModel) -> bool:
-    return "logits_to_keep" in inspect.signature(model.forward).parameters
+    return logits if keeps else logits[wanted]

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import Generic
 
 from paceline.engine.blocks import BlockChain, BlockKey, BlockStore, Rows, prefix_keys
-from paceline.engine.interface import NO_PREFIX, Prefix, StepItem, StepPlan
+from paceline.engine.interface import NO_PREFIX, EngineInfo, Prefix, StepItem, StepPlan
 from paceline.protocol.errors import InvalidInput, Overloaded, PrefixMismatch, UnknownSession
 from paceline.protocol.proposal import ROOT
+from paceline.runtime.config import EngineSettings
 
 RETRY_AFTER_MS = 100
 """Hint sent with `Overloaded`, chosen, not tuned: about one round of the sessions that hold the room."""
@@ -47,26 +48,13 @@ class Ledger(Generic[Rows]):
     """Sessions, their reserved and used rows, the blocks that they share, and the rules of a valid step.
 
     Invariant: `kv_rows` = sum of the open sessions' `max_rows`, and
-    `kv_rows` + `cached_rows` ≤ `max_kv_rows`.
+    `kv_rows` + `cached_rows` ≤ the engine's `max_kv_rows`.
     """
 
-    def __init__(
-        self,
-        *,
-        vocab_size: int,
-        max_length: int,
-        max_kv_rows: int,
-        max_sessions: int,
-        prefix_reuse: bool = True,
-        shaped: bool = False,
-        blocks: BlockStore[Rows] | None = None,
-    ) -> None:
-        self._vocab_size = vocab_size
-        self._max_length = max_length
-        self._max_kv_rows = max_kv_rows
-        self._max_sessions = max_sessions
-        self._prefix_reuse = prefix_reuse
-        self._shaped = shaped
+    def __init__(self, info: EngineInfo, settings: EngineSettings, blocks: BlockStore[Rows] | None = None) -> None:
+        """Begin with no sessions; `blocks` is the store of shared blocks, if it needs other rules than its own."""
+        self._info = info
+        self._settings = settings
         self._sessions: dict[int, _SessionRows] = {}
         self._reserved = 0
         self._blocks: BlockStore[Rows] = BlockStore() if blocks is None else blocks
@@ -80,6 +68,11 @@ class Ledger(Generic[Rows]):
     def cached_rows(self) -> int:
         """Rows of shared blocks."""
         return self._blocks.held_rows
+
+    @property
+    def _free(self) -> int:
+        """Rows of the budget that no session has reserved."""
+        return self._info.max_kv_rows - self._reserved
 
     def rows(self, session: int) -> int:
         """Rows that a session holds, accepted or not."""
@@ -99,8 +92,8 @@ class Ledger(Generic[Rows]):
         opened = _SessionRows(max_rows, prefix)
         self._sessions[session] = opened
         self._reserved += max_rows
-        blocks = self._begin(opened) if prefix.token_ids and self._prefix_reuse else []
-        self._blocks.evict_to(self._max_kv_rows - self._reserved)
+        blocks = self._begin(opened) if prefix.token_ids and self._settings.prefix_reuse else []
+        self._blocks.evict_to(self._free)
         return blocks
 
     def close(self, session: int) -> None:
@@ -128,31 +121,30 @@ class Ledger(Generic[Rows]):
         known = self._blocks.match([key])
         if known:
             self._blocks.use(known)
-        else:
-            if not self._blocks.evict_to(self._max_kv_rows - self._reserved - self._blocks.cost(key), idle_only=True):
-                return
+        elif self._blocks.evict_to(self._free - self._blocks.cost(key), idle_only=True):
             self._blocks.put(key, copy(number, key.start, key.end))
+        else:
+            return
         session.used.append(key)
 
     def _begin(self, session: _SessionRows) -> list[Rows]:
-        keys = prefix_keys(session.prefix, shaped=self._shaped)
+        keys = prefix_keys(session.prefix, shaped=self._settings.reproducible)
         found = self._blocks.match([key for key in keys if key.end <= session.max_rows])
-        session.chain = BlockChain(keys, found, session.prefix.prompt_rows if self._shaped else None)
+        session.chain = BlockChain(keys, found, session.prefix.prompt_rows if self._settings.reproducible else None)
         session.base = found[-1].end if found else 0
         session.tokens = [*session.prefix.token_ids[: session.base]]
         session.used = found
         return self._blocks.use(found)
 
     def _check_room(self, session: int, max_rows: int) -> None:
-        if not 1 <= max_rows <= self._max_kv_rows:
-            raise InvalidInput.of("max_rows", max_rows, f"in [1, {self._max_kv_rows}], the whole KV budget")
+        if not 1 <= max_rows <= self._info.max_kv_rows:
+            raise InvalidInput.of("max_rows", max_rows, f"in [1, {self._info.max_kv_rows}], the whole KV budget")
         if session in self._sessions:
             raise InvalidInput.of("session", session, "an id that is not open")
-        if len(self._sessions) >= self._max_sessions:
-            raise Overloaded(f"{self._max_sessions} sessions are open", retry_after_ms=RETRY_AFTER_MS)
-        if self._reserved + max_rows > self._max_kv_rows:
-            free = self._max_kv_rows - self._reserved
-            raise Overloaded(f"{max_rows} KV rows wanted, {free} free", retry_after_ms=RETRY_AFTER_MS)
+        if len(self._sessions) >= self._settings.max_num_seqs:
+            raise Overloaded(f"{self._settings.max_num_seqs} sessions are open", retry_after_ms=RETRY_AFTER_MS)
+        if max_rows > self._free:
+            raise Overloaded(f"{max_rows} KV rows wanted, {self._free} free", retry_after_ms=RETRY_AFTER_MS)
 
     def check(self, plan: StepPlan) -> None:
         """Refuse a plan that any session can't follow; changes nothing.
@@ -193,11 +185,28 @@ class Ledger(Generic[Rows]):
         if item.base_length + new > session.max_rows:
             raise InvalidInput.of(f"{name} rows", item.base_length + new, f"at most {session.max_rows}")
         for token in item.token_ids:
-            if not 0 <= token < self._vocab_size:
-                raise InvalidInput.of(f"{name} token id", token, f"in [0, {self._vocab_size})")
+            if not 0 <= token < self._info.fingerprint.vocab_size:
+                raise InvalidInput.of(f"{name} token id", token, f"in [0, {self._info.fingerprint.vocab_size})")
         length = item.trunk + max(depths(item))
-        if length > self._max_length:
-            raise InvalidInput.of(f"{name} length", length, f"at most {self._max_length}, the model's context")
+        if length > self._info.max_length:
+            raise InvalidInput.of(f"{name} length", length, f"at most {self._info.max_length}, the model's context")
+
+
+class LedgerEngine(Generic[Rows]):
+    """What all engines with sessions of their own have: what the model is, and a ledger."""
+
+    def __init__(self, info: EngineInfo, settings: EngineSettings, blocks: BlockStore[Rows] | None = None) -> None:
+        self.info = info
+        self._ledger = Ledger(info, settings, blocks)
+
+    @property
+    def kv_rows(self) -> int:  # noqa: D102
+        return self._ledger.kv_rows
+
+    @property
+    def cached_rows(self) -> int:
+        """Rows of shared blocks."""
+        return self._ledger.cached_rows
 
 
 def _settled(item: StepItem, session: _SessionRows) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import torch
 
-from paceline.engine.cuda.footprint import graph_bytes, static_bytes
+from paceline.engine.cuda.footprint import static_bytes
 from paceline.engine.kv import KVShape
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES
@@ -78,7 +78,7 @@ def plan_memory(
         available=_available_bytes(shape.device, settings),
         kv=settings.kv_bytes,
         row_bytes=shape.row_bytes,
-        static=_static_bytes(settings, shape, max_length, head.shape[0]) if static else 0,
+        static=static_bytes(settings, shape, max_length, head.shape[0]) if static else 0,
     )
     if not plan.kv:
         chosen = plan.room if shape.device.type == "cuda" else min(DEFAULT_CPU_KV_BYTES, plan.room)
@@ -104,12 +104,6 @@ def workspace_bytes(config: Any, settings: EngineSettings, shape: KVShape, max_l
     logits = settings.max_step_rows * width * (shape.dtype.itemsize + 4)
     scores = _SCORE_COPIES * (MAX_PROPOSAL_NODES + 1) * width * 4
     return activations + mask + logits + scores
-
-
-def _static_bytes(settings: EngineSettings, shape: KVShape, max_length: int, width: int) -> int:
-    step = static_bytes(settings, shape, max_length, width)
-    graphs = settings.cuda_graphs and shape.device.type == "cuda"
-    return step + graph_bytes(step) if graphs else step
 
 
 def refuse_weights_beyond(location: str, available: int) -> None:

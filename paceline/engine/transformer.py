@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from paceline.engine.cpu.row_attention import EVERY_KEY, FEW_KEYS, RowAttention,
 from paceline.engine.forward import AttentionCall, packed_forward
 from paceline.engine.interface import NO_PREFIX, EngineInfo, Logits, Prefix, StepItem, StepPlan
 from paceline.engine.kv import KVShape, SessionKV
-from paceline.engine.ledger import Ledger, depths
+from paceline.engine.ledger import LedgerEngine, depths
 from paceline.runtime.config import EngineSettings
 from paceline.sampling.tree import ancestor_mask
 
@@ -85,10 +85,10 @@ def _attend_segment(segment: _Segment, call: AttentionCall) -> torch.Tensor:  # 
 
 
 class ComputeThreads:
-    """Torch keeps its thread count per calling thread; the executor's must have ours."""
+    """Torch keeps its thread count per calling thread; the executor's must have that of the one that loads."""
 
-    def __init__(self, threads: int) -> None:
-        self._threads = threads
+    def __init__(self) -> None:
+        self._threads = torch.get_num_threads()
         self._thread_id: int | None = None
 
     def bind(self) -> None:
@@ -98,71 +98,37 @@ class ComputeThreads:
             self._thread_id = threading.get_ident()
 
 
-class DecoderEngine(Generic[Rows]):
-    """What all engines of transformers decoders have: the model, compute threads, and a ledger.
+@dataclass(frozen=True, eq=False)
+class ServedDecoder:
+    """A decoder that has been examined, and how it is to be served."""
 
-    Args:
-        blocks: the store of shared blocks, if it needs other rules than the ledger's own.
-    """
+    model: PreTrainedModel
+    info: EngineInfo
+    kv_shape: KVShape
+    settings: EngineSettings
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        info: EngineInfo,
-        kv_shape: KVShape,
-        settings: EngineSettings,
-        threads: int,
-        blocks: BlockStore[Rows] | None = None,
-    ) -> None:
-        self.info = info
-        self._model = model
-        self._kv_shape = kv_shape
-        self._threads = ComputeThreads(threads)
-        self._ledger: Ledger[Rows] = Ledger(
-            vocab_size=info.fingerprint.vocab_size,
-            max_length=info.max_length,
-            max_kv_rows=info.max_kv_rows,
-            max_sessions=settings.max_num_seqs,
-            prefix_reuse=settings.prefix_reuse,
-            shaped=settings.reproducible,
-            blocks=blocks,
-        )
 
-    @property
-    def kv_rows(self) -> int:  # noqa: D102
-        return self._ledger.kv_rows
+class DecoderEngine(LedgerEngine[Rows]):
+    """What all engines of transformers decoders have: the model, and its compute threads."""
 
-    @property
-    def cached_rows(self) -> int:
-        """Rows of shared blocks."""
-        return self._ledger.cached_rows
+    def __init__(self, decoder: ServedDecoder, blocks: BlockStore[Rows] | None = None) -> None:
+        super().__init__(decoder.info, decoder.settings, blocks)
+        self._model = decoder.model
+        self._kv_shape = decoder.kv_shape
+        self._threads = ComputeThreads()
 
 
 class TransformerEngine(DecoderEngine[torch.Tensor]):
     """A decoder behind the engine interface; `Engine` says what its methods promise."""
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        info: EngineInfo,
-        kv_shape: KVShape,
-        settings: EngineSettings,
-        threads: int,
-        row_decoder: RowDecoder | None = None,
-    ) -> None:
-        super().__init__(model, info, kv_shape, settings, threads)
+    def __init__(self, decoder: ServedDecoder, row_decoder: RowDecoder | None = None) -> None:
+        super().__init__(decoder)
         self.row_decoder = row_decoder
         """Computes whole steps of models whose shape it knows."""
-        compiles = kv_shape.device.type == "cpu" and kv_shape.dtype == ROW_DTYPE
+        compiles = self._kv_shape.device.type == "cpu" and self._kv_shape.dtype == ROW_DTYPE
         self.few_keys = EVERY_KEY if row_decoder is not None else FEW_KEYS if compiles else 0
         """What `is_few` takes."""
         self._kv: dict[int, SessionKV] = {}
-
-    @property
-    def kv_bytes(self) -> int:
-        """Bytes of the tensors of sessions and shared blocks; at most the budget's."""
-        rows = sum(kv.capacity for kv in self._kv.values()) + self._ledger.cached_rows
-        return rows * self._kv_shape.row_bytes
 
     @torch.inference_mode()
     def open(self, session: int, max_rows: int, prefix: Prefix = NO_PREFIX) -> int:  # noqa: D102
@@ -230,8 +196,13 @@ class TransformerEngine(DecoderEngine[torch.Tensor]):
         mask[:, item.trunk :].masked_fill_(torch.from_numpy(~seen), float("-inf"))
         return mask.to(self._kv_shape.device).repeat(self._kv_shape.groups, 1)
 
+    def _on_host(self, logits: torch.Tensor) -> Logits:
+        """[rows, tensor width] → [rows, V]."""
+        found: Logits = logits[:, : self.info.fingerprint.vocab_size].float().cpu().contiguous().numpy()
+        return found
+
     def _split(self, logits: torch.Tensor, plan: StepPlan) -> list[Logits]:
-        rows = logits[:, : self.info.fingerprint.vocab_size].float().cpu().contiguous().numpy()
+        rows = self._on_host(logits)
         outputs: list[Logits] = []
         start = 0
         for item in plan.items:

@@ -19,11 +19,10 @@ from paceline.runtime.config import FAST_DTYPE, EngineSettings
 LOADABLE = "a decoder that transformers loads"
 
 
-def set_threads(threads: int) -> int:
-    """Set the calling thread's compute threads; 0 takes every core that torch sees. Returns the number."""
+def set_threads(threads: int) -> None:
+    """Set the calling thread's compute threads; 0 takes every core that torch sees."""
     if threads > 0:
         torch.set_num_threads(threads)
-    return torch.get_num_threads()
 
 
 def keep_layers(model: PreTrainedModel, layers: tuple[int, ...]) -> None:
@@ -69,7 +68,6 @@ def load_decoder(resolved: ResolvedModel, settings: EngineSettings, *, on_host: 
     """
     device = chosen_device(settings.device)
     load_decoder_config(resolved, settings)  # refuses what it can before weights are read
-    common = {**resolved.arguments, "trust_remote_code": settings.trust_remote_code}
     if device.type == "cpu":
         refuse_weights_beyond(resolved.location, available_ram())
     dtype: Any = chosen_dtype(settings.dtype, device)
@@ -79,7 +77,8 @@ def load_decoder(resolved: ResolvedModel, settings: EngineSettings, *, on_host: 
             pretrained_model_name_or_path=resolved.location,
             dtype=dtype,
             attn_implementation="eager",
-            **common,
+            trust_remote_code=settings.trust_remote_code,
+            **resolved.arguments,
         )
     if resolved.layers is not None:
         keep_layers(model, resolved.layers)
@@ -93,9 +92,9 @@ def load_decoder_config(resolved: ResolvedModel, settings: EngineSettings) -> Pr
         InvalidInput: nothing that transformers loads as a decoder.
         Unsupported: not a decoder that can be packed.
     """
-    common = {**resolved.arguments, "trust_remote_code": settings.trust_remote_code}
+    remote = settings.trust_remote_code
     with refusing_files(resolved, resolved.name, LOADABLE):
-        config = AutoConfig.from_pretrained(resolved.location, **common)
+        config = AutoConfig.from_pretrained(resolved.location, trust_remote_code=remote, **resolved.arguments)
     assert isinstance(config, PreTrainedConfig)
     refuse_config(config)
     brings_code = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})

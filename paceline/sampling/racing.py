@@ -133,16 +133,10 @@ def require_finite(name: str, largest: NDArray[np.floating]) -> None:
 
 
 def race_among(
-    scores: Scores,
-    ids: NDArray[np.intp],
-    m: int,
-    key: NoiseKey,
-    stream: Stream,
-    position: int,
-    round_key: int = 0,
+    scores: Scores, ids: NDArray[np.intp], m: int, key: NoiseKey, stream: Stream, position: int
 ) -> tuple[int, ...]:
     """The m best of a race in order, known to be among some ids: log-weights [n] of `ids` [n], all finite."""
-    values = _perturbed(scores, ids, *address_of(key, stream, position, round_key))
+    values = _perturbed(scores, ids, *address_of(key, stream, position, 0))
     return tuple(ids[np.lexsort((ids, -values))[:m]].tolist())
 
 

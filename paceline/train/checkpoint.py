@@ -9,7 +9,6 @@ manifest's fingerprint is compared before anything is served.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -27,6 +26,7 @@ from paceline.engine.decoder import build_engine
 from paceline.engine.interface import Engine, Logits, StepPlan
 from paceline.engine.weights import chosen_dtype
 from paceline.engine.wrapped import WrappedEngine
+from paceline.models.pull import file_digest
 from paceline.models.resolve import MANIFEST_FILE, resolve
 from paceline.models.whole import refuse_incomplete
 from paceline.protocol.errors import DamagedFile, InvalidInput, VocabularyMismatch, require
@@ -81,12 +81,6 @@ class DraftManifest:
     trees: bool = True
     format: str = FORMAT
 
-    @classmethod
-    def of_target(cls, target: Target, layers: Sequence[int], vocabulary: DraftVocabulary) -> DraftManifest:
-        """The manifest of a draft that is still to be trained."""
-        fingerprint = TargetFingerprint(target.name, target.tokenizer.fingerprint, target.weights)
-        return cls(fingerprint, tuple(layers), vocabulary.size)
-
 
 def save_draft(folder: Path, student: PreTrainedModel, vocabulary: DraftVocabulary, manifest: DraftManifest) -> None:
     """Write a draft; the manifest comes last, so a folder that has one is whole."""
@@ -123,12 +117,6 @@ def pack_draft(folder: Path, out: Path, form: WeightFormat) -> DraftManifest:
     packed = replace(manifest, weights=form.value, files=files)
     save_manifest(out, packed)
     return packed
-
-
-def file_digest(file: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _load_tensors(file: Path) -> dict[str, torch.Tensor]:
@@ -256,19 +244,10 @@ def load_draft_engine(model: str, settings: EngineSettings, target_model: str | 
     """
     folder = Path(model).expanduser()
     target = Target.load(target_model or load_manifest(folder).target.model, settings)
-    return draft_engine(load_draft(folder, target), target, settings, resolve(model).name)
-
-
-def draft_engine(draft: LoadedDraft, target: Target, settings: EngineSettings, name: str) -> Engine:
-    """The serving engine of a loaded draft; takes the student over."""
+    draft = load_draft(folder, target)
     student: Any = draft.student
     student.requires_grad_(False)
     wanted = chosen_dtype(settings.dtype, student.device)
     student.to(torch.float16 if wanted == "auto" else wanted)
-    inner = build_engine(student, target.tokenizer, settings, name, reduced_head=True)
+    inner = build_engine(student, target.tokenizer, settings, resolve(model).name, reduced_head=True)
     return ReducedVocabularyEngine(inner, draft.vocabulary)
-
-
-def with_results(manifest: DraftManifest, acceptance: Mapping[str, Any]) -> DraftManifest:
-    """The manifest with measured acceptance."""
-    return replace(manifest, acceptance=acceptance)

@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from paceline.engine.cpu.linear import cpu_has_bfloat16
 from paceline.protocol.errors import InvalidInput, require
 from paceline.train.corpus import Row, Split, count_learned, replace_file
-from paceline.train.student import PackedBatch, batch_logits, trained_weights
+from paceline.train.student import learned_logits, trained_weights
 from paceline.train.teacher import GREEDY_TEMPERATURE, LabelledLogs, Loss, Teacher, position_losses
 from paceline.train.vocabulary import DraftVocabulary
 
@@ -119,7 +119,8 @@ class Distiller:
             self._weights.values(), lr=recipe.learning_rate, betas=_BETAS, weight_decay=recipe.weight_decay
         )
         self._held_out = self._label_held_out(split.held_out)
-        self._seconds = 0.0
+        self.seconds = 0.0
+        """Time that the steps took, those before a resume included."""
 
     @property
     def done(self) -> bool:
@@ -151,8 +152,8 @@ class Distiller:
     def measure_held_out(self) -> float:
         """Mean Σ min(p, q) = 1 - TV at temperature 1 on held-out text."""
         overlaps = []
-        for batch, target in self._held_out:
-            draft = torch.log_softmax(self._logits(batch), dim=-1)
+        for row, target in self._held_out:
+            draft = torch.log_softmax(self._logits(row), dim=-1)
             overlaps.append(torch.minimum(target.exp(), draft.exp()).sum(-1))
         self.held_out = float(torch.cat(overlaps).mean())
         return self.held_out
@@ -169,7 +170,7 @@ class Distiller:
             "total_steps": self.total_steps,
             "rows": len(self._rows),
             "held_out": self.held_out,
-            "seconds": self._seconds,
+            "seconds": self.seconds,
         }
 
     @torch.no_grad()
@@ -180,27 +181,25 @@ class Distiller:
             InvalidInput: it was taken with another recipe, vocabulary or number of rows.
         """
         for name, value in asdict(self.recipe).items():
-            require(
-                state["recipe"].get(name) == value, name, value, f"{state['recipe'].get(name)!r}, as checkpointed"
-            )
+            kept = state["recipe"].get(name)
+            require(kept == value, name, value, f"{kept!r}, as checkpointed")
         same = np.array_equal(state["d2t"].numpy(), self.vocabulary.d2t)
         require(same, "draft vocabulary", self.vocabulary.size, "the checkpoint's own")
-        require(
-            state["rows"] == len(self._rows), "training rows", len(self._rows), f"{state['rows']}, as checkpointed"
-        )
+        rows = len(self._rows)
+        require(state["rows"] == rows, "training rows", rows, f"{state['rows']}, as checkpointed")
         require(set(state["weights"]) == set(self._weights), "layers", len(self._weights), "the checkpoint's own")
         for name, weight in self._weights.items():
             weight.copy_(state["weights"][name])
         self._optimizer.load_state_dict(state["optimizer"])
         self.step_number, self.tokens_seen = state["step_number"], state["tokens_seen"]
         self.total_steps, self.held_out = state["total_steps"], state["held_out"]
-        self._seconds = state["seconds"]
+        self.seconds = state["seconds"]
 
     def _backward(self, row: Row, count: int) -> tuple[float, float]:
         """Add one text's share of the gradient; returns its share of the loss, and its summed acceptance."""
         temperature = row.temperature or GREEDY_TEMPERATURE
         target = self._teacher.log_probabilities(row, temperature)
-        draft = torch.log_softmax(self._logits(PackedBatch.of((row,))) / temperature, dim=-1)
+        draft = torch.log_softmax(self._logits(row) / temperature, dim=-1)
         warming = self.step_number < self.recipe.kl_share * (self.total_steps or math.inf)
         kind = Loss.KL if warming else self.recipe.loss
         losses, overlaps = position_losses(LabelledLogs(target, draft), kind, self.recipe.hybrid_decay)
@@ -208,11 +207,11 @@ class Distiller:
         loss.backward()
         return float(loss.detach()), float(overlaps.sum())
 
-    def _logits(self, batch: PackedBatch) -> torch.Tensor:
+    def _logits(self, row: Row) -> torch.Tensor:
         """The student's logits [positions, draft size] in float32, computed in the recipe's precision."""
         low = self.recipe.torch_dtype != torch.float32
         with torch.autocast(self.student.device.type, self.recipe.torch_dtype, enabled=low):
-            return batch_logits(self.student, batch).float()
+            return learned_logits(self.student, row).float()
 
     def _batch(self, step: int) -> list[Row]:
         """Rows of a step: slices of each epoch's own permutation, the last slice filled from the next epoch."""
@@ -233,35 +232,30 @@ class Distiller:
         cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, share)))
         return recipe.learning_rate * (recipe.final_share + (1 - recipe.final_share) * cosine)
 
-    @property
-    def seconds(self) -> float:
-        """Time that the steps took, those before a resume included."""
-        return self._seconds
-
     def _time(self, seconds: float) -> None:
-        self._seconds += seconds
+        self.seconds += seconds
         if not self.total_steps and self.step_number >= TIMED_STEPS:
-            each = self._seconds / self.step_number
+            each = self.seconds / self.step_number
             self.total_steps = max(self.step_number + 1, round(self.recipe.minutes * 60 / each))
 
     def _report(self, loss: float, acceptance: float, speed: float) -> StepReport:
-        each = self._seconds / self.step_number
+        each = self.seconds / self.step_number
         left = (self.total_steps - self.step_number) * each if self.total_steps else self.recipe.minutes * 60
         return StepReport(
             self.step_number, self.total_steps, loss, acceptance, self.tokens_seen, speed, left, self.held_out
         )
 
-    def _label_held_out(self, rows: Sequence[Row]) -> list[tuple[PackedBatch, torch.Tensor]]:
-        """Batches with the target's log-probabilities at temperature 1: the few rows that are looked at often."""
-        labelled: list[tuple[PackedBatch, torch.Tensor]] = []
+    def _label_held_out(self, rows: Sequence[Row]) -> list[tuple[Row, torch.Tensor]]:
+        """Texts with the target's log-probabilities at temperature 1: the few rows that are looked at often."""
+        labelled: list[tuple[Row, torch.Tensor]] = []
         positions = 0
         plain = [row for row in rows if row.temperature == 1] or list(rows)
         for row in plain:
-            batch = PackedBatch.of((row,))
-            if not batch.logit_rows:
+            count = int(row.learned[1:].sum())
+            if not count:
                 continue
-            labelled.append((batch, self._teacher.log_probabilities(row, 1.0)))
-            positions += len(batch.logit_rows)
+            labelled.append((row, self._teacher.log_probabilities(row, 1.0)))
+            positions += count
             if positions >= HELD_OUT_TOKENS:
                 break
         return labelled

@@ -9,9 +9,8 @@ are what services would draw from: logits of serving engines, processed by the r
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,35 +70,30 @@ class HeldOutReplay:
     matches: NDArray[np.float64]  # [positions] coupled match
     roles: NDArray[np.int8]  # [positions]
 
+    def of(self, role: Role) -> HeldOutReplay:
+        """The positions of one role."""
+        chosen = self.roles == role
+        return HeldOutReplay(self.accepted[chosen], self.overlaps[chosen], self.matches[chosen], self.roles[chosen])
+
 
 def replay(target: Engine, draft: Engine, row: Row, temperature: float) -> HeldOutReplay:
     """Replay a text that was written at `temperature`; positions are those of the learned tokens."""
     params = SamplingParams(temperature=temperature)
     figures: list[tuple[float, float, float]] = []
-
-    def measure(at: int, target_logits: NDArray[np.float32], draft_logits: NDArray[np.float32]) -> None:
-        p = probabilities(processed_scores(target_logits[None], params)[0])
-        q = probabilities(processed_scores(draft_logits[None], params)[0])
-        token = int(row.token_ids[at])
-        figures.append((coupled_acceptance(p, q, token), overlap(p, q), coupled_match(p, q)))
-
     learned = np.flatnonzero(row.learned)
     learned = learned[learned > 0]
-    _each_position(target, draft, row, learned, measure)
+    for at, both in _each_position((target, draft), row, learned):
+        p, q = (probabilities(processed_scores(logits[None], params)[0]) for logits in both)
+        figures.append((coupled_acceptance(p, q, int(row.token_ids[at])), overlap(p, q), coupled_match(p, q)))
     accepted, overlaps, matches = np.array(figures, np.float64).reshape(-1, 3).T
     return HeldOutReplay(accepted, overlaps, matches, row.roles[learned])
 
 
 def _each_position(
-    target: Engine,
-    draft: Engine,
-    row: Row,
-    wanted: NDArray[np.intp],
-    measure: Callable[[int, NDArray[np.float32], NDArray[np.float32]], None],
-) -> None:
-    """Call back with both models' logits before each wanted token, a chunk of the text at a time."""
+    engines: tuple[Engine, Engine], row: Row, wanted: NDArray[np.intp]
+) -> Iterator[tuple[int, list[NDArray[np.float32]]]]:
+    """The place of each wanted token, and both models' logits before it; computed a chunk of the text at a time."""
     tokens = tuple(row.token_ids.tolist())
-    engines = (target, draft)
     for engine in engines:
         engine.open(_SESSION, len(tokens))
     try:
@@ -107,9 +101,9 @@ def _each_position(
             end = min(start + CHUNK_ROWS, len(tokens) - 1)
             rows = tuple(int(at) - 1 - start for at in wanted if start < at <= end)
             plan = StepPlan((StepItem(_SESSION, start, tokens[start:end], logit_rows=rows),))
-            target_logits, draft_logits = (engine.step(plan)[0] for engine in engines)
+            found = [engine.step(plan)[0] for engine in engines]
             for place, local in enumerate(rows):
-                measure(start + local + 1, target_logits[place], draft_logits[place])
+                yield start + local + 1, [logits[place] for logits in found]
     finally:
         for engine in engines:
             engine.close(_SESSION)
@@ -177,16 +171,10 @@ def acceptance_tables(
             if report is not None:
                 report(done)
         for role in (Role.ANSWER, Role.THINKING):
-            parts = [_part(each, role) for each in replays]
-            parts = [part for part in parts if part.accepted.size]
+            parts = [part for each in replays if (part := each.of(role)).accepted.size]
             if parts:
                 tables.append(_table(temperature, role.name.lower(), parts))
     return tuple(tables)
-
-
-def _part(whole: HeldOutReplay, role: Role) -> HeldOutReplay:
-    chosen = whole.roles == role
-    return HeldOutReplay(whole.accepted[chosen], whole.overlaps[chosen], whole.matches[chosen], whole.roles[chosen])
 
 
 def _table(temperature: float, part: str, replays: Sequence[HeldOutReplay]) -> AcceptanceTable:
@@ -244,23 +232,3 @@ def cost_ratio(target: Engine, draft: Engine, prefix: Sequence[int]) -> CostRati
     for engine in engines:
         engine.close(_SESSION)
     return CostRatio(*(float(np.median(measured)) for measured in times))
-
-
-def as_json(tables: Sequence[AcceptanceTable], costs: CostRatio, file_bytes: int) -> dict[str, Any]:
-    """What the manifest keeps of an evaluation."""
-    return {
-        "tables": [
-            asdict(table)
-            | {
-                "overlap": round(table.overlap, 4),
-                "coupled_match": round(table.coupled_match, 4),
-                "by_depth": [round(value, 4) for value in table.by_depth],
-                "accepted_length": [round(value, 3) for value in table.accepted_length],
-            }
-            for table in tables
-        ],
-        "target_step_ms": round(costs.target_ms, 3),
-        "draft_step_ms": round(costs.draft_ms, 3),
-        "cost_ratio": round(costs.ratio, 4),
-        "file_bytes": file_bytes,
-    }

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress, TaskID
-from transformers import PreTrainedModel
 
 from paceline.engine.loading import load_engine
 from paceline.engine.weights import set_threads
+from paceline.models.pull import file_digest
 from paceline.protocol.errors import require
 from paceline.runtime.config import DEFAULT_MODEL, EngineSettings
 from paceline.sampling.racing import warm_up
@@ -24,16 +23,15 @@ from paceline.train import measure
 from paceline.train.checkpoint import (
     WEIGHTS_FILE,
     DraftManifest,
+    TargetFingerprint,
     check_target,
     copy_weights,
-    file_digest,
     load_draft_engine,
     load_manifest,
     save_draft,
     save_manifest,
-    with_results,
 )
-from paceline.train.corpus import Row, Split, TokenIds, count_learned, split_rows
+from paceline.train.corpus import Row, Split, count_learned, split_rows
 from paceline.train.distill import Distiller, Pace, StepReport, TrainRecipe, load_state, recipe_facts, run
 from paceline.train.student import Target, build_student, default_layers
 from paceline.train.user_data import UserData, read_data
@@ -95,17 +93,22 @@ def train_draft(wanted: TrainDraft, console: Console) -> DraftManifest:
     warm_up()
     target = Target.load(wanted.target, wanted.engine)
     layers = _layers(wanted, target)
-    data = _user_data(wanted, target)
+    data = UserData(())  # the target asks and answers
+    if wanted.data is not None:
+        data = read_data(wanted.data, target.tokenizer, wanted.generation.max_length)
     split = split_rows(_all_rows(wanted, target, data, console))
     size, ends = target.tokenizer.vocab_size, target.tokenizer.eos_token_ids
     vocabulary = choose_vocabulary(split.train, min(wanted.draft_vocab, size), size, always=ends)
-    student = _first_student(wanted, target, layers, vocabulary)
+    student = build_student(target.model, layers, vocabulary)
+    if wanted.init is not None:
+        copy_weights(wanted.init, student)
     distiller = Distiller(target.model, student, vocabulary, split, wanted.recipe)
     if resumes:
         distiller.restore(load_state(wanted.checkpoint))
         console.print(f"resumed at step {distiller.step_number} of {distiller.total_steps or '?'}")
     facts = _data_facts(wanted, data, split, vocabulary)
-    _train(wanted, distiller, replace(DraftManifest.of_target(target, layers, vocabulary), data=facts), console)
+    made_for = TargetFingerprint(target.name, target.tokenizer.fingerprint, target.weights)
+    _train(wanted, distiller, DraftManifest(made_for, layers, vocabulary.size, facts), console)
     return _measure(wanted, split.held_out, console)
 
 
@@ -120,23 +123,12 @@ def _layers(wanted: TrainDraft, target: Target) -> tuple[int, ...]:
     return manifest.layers
 
 
-def _user_data(wanted: TrainDraft, target: Target) -> UserData:
-    """What the user brought; empty: the target asks and answers."""
-    if wanted.data is None:
-        return UserData(())
-    return read_data(wanted.data, target.tokenizer, wanted.generation.max_length)
-
-
 def _all_rows(wanted: TrainDraft, target: Target, data: UserData, console: Console) -> list[Row]:
     """Texts to learn from: the user's finished ones, and what the target writes."""
     if data.rows and not data.prompts:
         return list(data.rows)
-    return [*data.rows, *_write_rows(wanted, target, data.prompts, console)]
-
-
-def _write_rows(wanted: TrainDraft, target: Target, prompts: tuple[TokenIds, ...], console: Console) -> list[Row]:
     settings = wanted.engine.model_copy(update={"max_num_seqs": max(wanted.generation.batch_rows, 1)})
-    writer = Writer(load_engine(wanted.target, settings), target.tokenizer, wanted.generation, prompts)
+    writer = Writer(load_engine(wanted.target, settings), target.tokenizer, wanted.generation, data.prompts)
     tokens = wanted.self_generate
     with measure.bar(console) as progress:
         task = progress.add_task("writing text", total=tokens)
@@ -144,16 +136,7 @@ def _write_rows(wanted: TrainDraft, target: Target, prompts: tuple[TokenIds, ...
         def show(done: int) -> None:
             progress.update(task, completed=min(done, tokens))
 
-        return self_generate(writer, wanted.work / "corpus", tokens, target.weights, show)
-
-
-def _first_student(
-    wanted: TrainDraft, target: Target, layers: tuple[int, ...], vocabulary: DraftVocabulary
-) -> PreTrainedModel:
-    student = build_student(target.model, layers, vocabulary)
-    if wanted.init is not None:
-        copy_weights(wanted.init, student)
-    return student
+        return [*data.rows, *self_generate(writer, wanted.work / "corpus", tokens, target.weights, show)]
 
 
 def _train(wanted: TrainDraft, distiller: Distiller, manifest: DraftManifest, console: Console) -> None:
@@ -164,9 +147,10 @@ def _train(wanted: TrainDraft, distiller: Distiller, manifest: DraftManifest, co
     with measure.bar(console) as progress:
         task = progress.add_task("distilling", total=None)
         for report in run(distiller, wanted.checkpoint, wanted.pace, save):
-            _show_step(progress, task, report)
+            line, total = _step_line(report), report.total_steps or None
+            progress.update(task, completed=report.step, total=total, description=line)
             if not console.is_terminal and report.step % wanted.pace.measure_steps == 0:
-                console.print(_step_line(report))
+                console.print(line)
     save()
 
 
@@ -190,15 +174,11 @@ def _measure(wanted: TrainDraft, held_out: Sequence[Row], console: Console) -> D
     draft = load_draft_engine(str(wanted.out), wanted.engine, wanted.target)
     rows = measure.first_of_each(held_out, wanted.evaluation_rows)
     found = measure.measure_draft(target, draft, wanted.out, rows, console)
-    manifest = with_results(load_manifest(wanted.out), {**found.facts, "machine": measure.machine(wanted.engine)})
+    acceptance = {**found.facts, "machine": measure.machine(wanted.engine)}
+    manifest = replace(load_manifest(wanted.out), acceptance=acceptance)
     save_manifest(wanted.out, manifest)
     measure.show(console, found)
     return manifest
-
-
-def _show_step(progress: Progress, task: TaskID, report: StepReport) -> None:
-    total = report.total_steps or None
-    progress.update(task, completed=report.step, total=total, description=_step_line(report))
 
 
 def _step_line(report: StepReport) -> str:

@@ -8,7 +8,7 @@ import platform
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +45,23 @@ class Measurement:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """In plain values."""
-        return evaluate.as_json(self.tables, self.costs, self.file_bytes)
+        """In plain values, as manifests keep them."""
+        return {
+            "tables": [
+                asdict(table)
+                | {
+                    "overlap": round(table.overlap, 4),
+                    "coupled_match": round(table.coupled_match, 4),
+                    "by_depth": [round(value, 4) for value in table.by_depth],
+                    "accepted_length": [round(value, 3) for value in table.accepted_length],
+                }
+                for table in self.tables
+            ],
+            "target_step_ms": round(self.costs.target_ms, 3),
+            "draft_step_ms": round(self.costs.draft_ms, 3),
+            "cost_ratio": round(self.costs.ratio, 4),
+            "file_bytes": self.file_bytes,
+        }
 
 
 @contextmanager

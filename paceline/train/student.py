@@ -1,8 +1,8 @@
 """The student: chosen layers of the target, with its norm, its embedding, and the rows of its head that it needs.
 
 Embedding and head stay the target's own and are never trained, so a checkpoint
-holds layers and norm alone. Training runs texts packed one behind the other,
-each attending to itself, through the same hook as the engine.
+holds layers and norm alone. Training runs texts one by one, through the same
+hook as the engine.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from paceline.engine.cpu.linear import frozen_linear
 from paceline.engine.fingerprint import weights_digest
 from paceline.engine.forward import ATTENTION_NAME, AttentionCall, packed_forward
 from paceline.engine.weights import keep_layers, load_decoder
@@ -93,13 +95,10 @@ def _reduce_head(student: PreTrainedModel, vocabulary: DraftVocabulary) -> None:
     if not isinstance(head, torch.nn.Linear):
         raise Unsupported(f"{type(student).__name__}: its output head is {type(head).__name__}, not a linear layer")
     rows = torch.from_numpy(vocabulary.d2t).long().to(head.weight.device)
-    reduced = torch.nn.Linear(head.in_features, vocabulary.size, bias=head.bias is not None, device="meta")
-    reduced.weight = torch.nn.Parameter(head.weight.detach()[rows].clone(), requires_grad=False)
-    if head.bias is not None:
-        reduced.bias = torch.nn.Parameter(head.bias.detach()[rows].clone(), requires_grad=False)
+    bias = None if head.bias is None else head.bias.detach()[rows].clone()
     student.config.get_text_config().tie_word_embeddings = False
     student.config.tie_word_embeddings = False
-    student.set_output_embeddings(reduced)
+    student.set_output_embeddings(frozen_linear(head.weight.detach()[rows].clone(), bias))
 
 
 def _borrowed(student: PreTrainedModel) -> list[torch.nn.Parameter]:
@@ -107,54 +106,25 @@ def _borrowed(student: PreTrainedModel) -> list[torch.nn.Parameter]:
     return [weight for module in modules for weight in module.parameters()]
 
 
-@dataclass(frozen=True)
-class _PackedTexts:
-    """Attention of whole texts packed one behind the other."""
-
-    bounds: tuple[tuple[int, int], ...]
+class _WholeText:
+    """Causal attention of one whole text."""
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         grouped = call.query.shape[1] != call.key.shape[1]
-        outputs = [
-            functional.scaled_dot_product_attention(
-                call.query[:, :, low:high],
-                call.key[:, :, low:high],
-                call.value[:, :, low:high],
-                is_causal=True,
-                scale=call.scaling,
-                enable_gqa=grouped,
-            )
-            for low, high in self.bounds
-        ]
-        return torch.cat(outputs, dim=2).transpose(1, 2)
+        attended = functional.scaled_dot_product_attention(
+            call.query, call.key, call.value, is_causal=True, scale=call.scaling, enable_gqa=grouped
+        )
+        return attended.transpose(1, 2)
 
 
-@dataclass(frozen=True)
-class PackedBatch:
-    """Texts packed into one sequence, and the packed rows whose next token is learned."""
+def learned_logits(model: PreTrainedModel, row: Row) -> torch.Tensor:
+    """Logits of a text's learned positions, with gradients where the model has them.
 
-    token_ids: tuple[int, ...]
-    positions: tuple[int, ...]
-    bounds: tuple[tuple[int, int], ...]
-    logit_rows: tuple[int, ...]
+    Each comes from the token before it, so the text's last token needs no row, and its first is never learned.
 
-    @classmethod
-    def of(cls, rows: Sequence[Row]) -> PackedBatch:
-        """Pack texts whole; the last token of each is only predicted, so it needs no row."""
-        tokens: list[int] = []
-        positions: list[int] = []
-        bounds: list[tuple[int, int]] = []
-        wanted: list[int] = []
-        for row in rows:
-            low, length = len(tokens), len(row.token_ids) - 1
-            tokens += row.token_ids[:length].tolist()
-            positions += range(length)
-            bounds.append((low, low + length))
-            wanted += [low + i for i in range(length) if row.learned[i + 1]]
-        return cls(tuple(tokens), tuple(positions), tuple(bounds), tuple(wanted))
-
-
-def batch_logits(model: PreTrainedModel, batch: PackedBatch) -> torch.Tensor:
-    """Logits [len(logit_rows), head width] of a packed batch, with gradients where the model has them."""
-    attention = _PackedTexts(batch.bounds)
-    return packed_forward(model, attention, list(batch.token_ids), list(batch.positions), list(batch.logit_rows))
+    Returns:
+        [positions, head width].
+    """
+    tokens = row.token_ids[:-1].tolist()
+    wanted = np.flatnonzero(row.learned[1:]).tolist()
+    return packed_forward(model, _WholeText(), tokens, [*range(len(tokens))], wanted)

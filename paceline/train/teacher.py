@@ -12,7 +12,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from paceline.train.corpus import Row
-from paceline.train.student import PackedBatch, batch_logits
+from paceline.train.student import learned_logits
 from paceline.train.vocabulary import DraftVocabulary
 
 GREEDY_TEMPERATURE = 0.5
@@ -68,20 +68,6 @@ class _Seen:
     hidden: torch.Tensor  # [positions, hidden size], as its head reads them
     normaliser: torch.Tensor  # [positions, 1], log of the summed exponentials over its whole vocabulary
 
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        return self.hidden.nbytes + self.normaliser.nbytes
-
-
-@dataclass(frozen=True, eq=False)
-class _Read:
-    """One pass over a text; `plain`: the logits are the head's output, untouched."""
-
-    hidden: torch.Tensor  # [positions, hidden size] where `plain`
-    logits: torch.Tensor  # [positions, target vocabulary]
-    plain: bool
-
 
 class Teacher:
     """The target's distributions over the draft's vocabulary.
@@ -109,11 +95,6 @@ class Teacher:
         self._seen: dict[tuple[Row, float], _Seen] = {}
         self._free = memory_bytes
 
-    @property
-    def remembered(self) -> int:
-        """Texts whose labels need no layers."""
-        return len(self._seen)
-
     @torch.no_grad()
     def log_probabilities(self, row: Row, temperature: float) -> torch.Tensor:
         """Label of one text's learned positions at a temperature above 0.
@@ -123,27 +104,26 @@ class Teacher:
         """
         seen = self._seen.get((row, temperature))
         if seen is None:
-            read = self._read(row)
-            normaliser = torch.logsumexp(read.logits / temperature, dim=-1, keepdim=True)
-            if not read.plain:
-                return read.logits[:, self._ids] / temperature - normaliser
-            seen = _Seen(read.hidden, normaliser)
-            self._remember(row, temperature, seen)
+            hidden, logits = self._read(row)
+            normaliser = torch.logsumexp(logits / temperature, dim=-1, keepdim=True)
+            if hidden is None:
+                return logits[:, self._ids] / temperature - normaliser
+            seen = _Seen(hidden, normaliser)
+            size = hidden.nbytes + normaliser.nbytes
+            if size <= self._free:
+                self._seen[row, temperature] = seen
+                self._free -= size
         scores = functional.linear(seen.hidden, self._reduced, self._reduced_bias).float()
         return scores / temperature - seen.normaliser
 
-    def _read(self, row: Row) -> _Read:
+    def _read(self, row: Row) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """What the head reads [positions, hidden size], None if its output isn't the logits; and those [.., V]."""
         heads: list[tuple[torch.Tensor, torch.Tensor]] = []
         # A copy of the output: what is done to it in place behind the head must show.
         hook = self._head.register_forward_hook(lambda _, inputs, output: heads.append((inputs[0], output.clone())))
         try:
-            logits = batch_logits(self._model, PackedBatch.of((row,)))
+            logits = learned_logits(self._model, row)
         finally:
             hook.remove()
         hidden, output = (each.reshape(-1, each.shape[-1]) for each in heads[0])
-        return _Read(hidden, logits[:, : self._width].float(), torch.equal(output, logits))
-
-    def _remember(self, row: Row, temperature: float, seen: _Seen) -> None:
-        if seen.size <= self._free:
-            self._seen[row, temperature] = seen
-            self._free -= seen.size
+        return hidden if torch.equal(output, logits) else None, logits[:, : self._width].float()

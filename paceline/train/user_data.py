@@ -56,7 +56,7 @@ def read_jsonl(file: Path, tokenizer: Tokenizer, max_length: int) -> UserData:
         if not line.strip():
             continue
         found, wanted = _read_line(line, f"{file.name} line {number}", tokenizer)
-        rows += [_cut(row, max_length) for row in found]
+        rows += [Row(row.token_ids[:max_length], row.roles[:max_length], row.temperature) for row in found]
         prompts += wanted
     require(bool(rows or prompts), "data", str(file), "at least 1 line")
     for prompt in prompts:
@@ -113,7 +113,3 @@ def _finished(prompt: TokenIds, text: TokenIds, tokenizer: Tokenizer) -> Row:
     tokens = np.array([*prompt, *text], np.int32)
     roles = np.array([int(Role.FORCED)] * len(prompt) + [int(Role.ANSWER)] * len(text), np.int8)
     return Row(tokens, mark_thinking(tokens, roles, tokenizer), 1.0)
-
-
-def _cut(row: Row, length: int) -> Row:
-    return Row(row.token_ids[:length], row.roles[:length], row.temperature)

@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +145,8 @@ class Writer:
     def write(self, rows: range) -> Iterator[tuple[int, Row | None]]:
         """Write rows in one running batch, yielding (row, None) a token and (row, text) when one ends."""
         frame = ChatFrame((), ()) if self.prompts else ChatFrame.of(self.tokenizer)
-        waiting = [self._begin(index, frame) for index in rows]
+        prompts = self.prompts
+        waiting = [_Writing(i, self.recipe, frame, prompts[i] if prompts else None) for i in rows]
         waiting.reverse()
         running: list[_Writing] = []
         try:
@@ -160,9 +160,6 @@ class Writer:
         finally:
             for writing in running:
                 self.engine.close(writing.index)
-
-    def _begin(self, index: int, frame: ChatFrame) -> _Writing:
-        return _Writing(index, self.recipe, frame, self.prompts[index] if self.prompts else None)
 
     def _admit(self, waiting: list[_Writing], running: list[_Writing]) -> None:
         room = _ADMITTED_ROWS
@@ -205,7 +202,7 @@ def self_generate(writer: Writer, folder: Path, tokens: int, target: str, report
         numbers = range(first, min(first + writer.recipe.shard_rows, last))
         file = folder / f"shard-{first // writer.recipe.shard_rows:05}.npz"
         if not file.exists():
-            _write_shard(writer, numbers, file, partial(_report_from, report, done))
+            _write_shard(writer, numbers, file, report, done)
         shard = read_shards(file)
         rows += shard
         done += count_learned(shard)
@@ -214,16 +211,12 @@ def self_generate(writer: Writer, folder: Path, tokens: int, target: str, report
     return rows
 
 
-def _report_from(report: Report, before: int, written: int) -> None:
-    report(before + written)
-
-
-def _write_shard(writer: Writer, numbers: range, file: Path, report: Report) -> None:
+def _write_shard(writer: Writer, numbers: range, file: Path, report: Report, before: int) -> None:
     rows: dict[int, Row] = {}
     for written, (index, row) in enumerate(writer.write(numbers)):
         if row is not None:
             rows[index] = row
-        report(written)
+        report(before + written)
     seed, vocab_size = writer.recipe.seed, writer.tokenizer.vocab_size
     save_shard(file, [rows[index] for index in numbers], vocab_size, seed=seed, first_row=numbers.start)
 

@@ -119,7 +119,9 @@ def test_the_oldest_idle_block_goes_first_and_a_chain_from_its_end() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_the_budget_holds_whatever_happens(seed: int) -> None:
     source = random.Random(seed)
-    ledger: Ledger[None] = Ledger(vocab_size=8, max_length=200, max_kv_rows=500, max_sessions=9)
+    ledger: Ledger[None] = Ledger(
+        TableEngine(TableSpec(vocab=8, max_length=200, max_kv_rows=500)).info, EngineSettings(max_num_seqs=9)
+    )
     held: dict[int, int] = {}
     for number in range(300):
         if held and source.random() < 0.5:

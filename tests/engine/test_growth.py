@@ -22,6 +22,7 @@ from paceline.engine.transformer import TransformerEngine
 from paceline.models.table_names import TableSpec
 from paceline.protocol.errors import PacelineError, PrefixMismatch
 from paceline.protocol.proposal import ROOT
+from paceline.runtime.config import EngineSettings
 from tests.engine import tiny
 
 VOCAB = 40
@@ -164,7 +165,9 @@ def test_timed_engines_grow_trees() -> None:
 @pytest.fixture
 def ledger() -> Ledger[None]:
     """3 trunk rows; row 3 and 4 follow row 2, row 5 follows 3, row 6 follows 4, row 7 follows 3."""
-    made: Ledger[None] = Ledger(vocab_size=10, max_length=12, max_kv_rows=100, max_sessions=4)
+    made: Ledger[None] = Ledger(
+        TableEngine(TableSpec(vocab=10, max_length=12, max_kv_rows=100)).info, EngineSettings(max_num_seqs=4)
+    )
     made.open(1, 20)
     for item in (
         StepItem(1, 0, (1, 2, 3)),

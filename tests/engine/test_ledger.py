@@ -6,13 +6,18 @@ import pytest
 
 from paceline.engine.interface import StepItem, StepPlan
 from paceline.engine.ledger import Ledger, depths
+from paceline.engine.table.engine import TableEngine
+from paceline.models.table_names import TableSpec
 from paceline.protocol.errors import InvalidInput, PacelineError, PrefixMismatch
+from paceline.runtime.config import EngineSettings
 
 
 @pytest.fixture
 def ledger() -> Ledger[None]:
     """A session of 3 chain rows, then a tree: rows 3 and 4 follow row 2, row 5 follows 3, row 6 follows 4."""
-    made: Ledger[None] = Ledger(vocab_size=10, max_length=12, max_kv_rows=100, max_sessions=4)
+    made: Ledger[None] = Ledger(
+        TableEngine(TableSpec(vocab=10, max_length=12, max_kv_rows=100)).info, EngineSettings(max_num_seqs=4)
+    )
     made.open(1, 20)
     for item in (StepItem(1, 0, (1, 2, 3)), StepItem(1, 3, (4, 5, 6, 7), (-1, -1, 0, 1))):
         plan = StepPlan((item,))

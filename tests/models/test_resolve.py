@@ -10,24 +10,24 @@ from paceline.models.resolve import PROVENANCE_FILE, is_pulled, model_home, pull
 from paceline.protocol.errors import InvalidInput
 
 
-def test_the_home_is_given_or_named_or_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_home_is_named_or_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
     assert model_home() == tmp_path
-    assert model_home(Path("given")) == Path("given")
     monkeypatch.delenv("PACELINE_HOME")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("sys.platform", "linux")
     assert model_home() == tmp_path / "cache" / "paceline"
 
 
-def test_a_pulled_model_has_a_name(tmp_path: Path) -> None:
+def test_a_pulled_model_has_a_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
     with pytest.raises(InvalidInput, match=r"run: paceline pull smollm2-135m"):
-        resolve("smollm2-135m", tmp_path)
-    folder = pulled_path("smollm2-135m", tmp_path)
+        resolve("smollm2-135m")
+    folder = pulled_path("smollm2-135m")
     folder.mkdir(parents=True)
-    assert not is_pulled("smollm2-135m", tmp_path)
+    assert not is_pulled("smollm2-135m")
     (folder / PROVENANCE_FILE).write_text("{}")
-    found = resolve("smollm2-135m#layers=0,1,2,29", tmp_path)
+    found = resolve("smollm2-135m#layers=0,1,2,29")
     assert (found.kind, found.location, found.layers) == ("folder", str(folder), (0, 1, 2, 29))
     assert found.name == "smollm2-135m#layers=0,1,2,29"
 

@@ -16,10 +16,11 @@ from typer.testing import CliRunner
 from draft_service.drafters.catalogue import build_catalogue
 from paceline.cli.main import app
 from paceline.models import resolve as models
+from paceline.models.pull import file_digest
 from paceline.models.resolve import MANIFEST_FILE, resolve_draft, shipped_draft
 from paceline.protocol.errors import InvalidInput
 from paceline.runtime.config import DraftConfig
-from paceline.train.checkpoint import WEIGHTS_FILE, file_digest, load_draft, load_manifest, pack_draft
+from paceline.train.checkpoint import WEIGHTS_FILE, load_draft, load_manifest, pack_draft
 from paceline.train.make_draft import train_draft
 from paceline.train.packing import WeightFormat, pack, unpack
 from paceline.train.student import trained_weights

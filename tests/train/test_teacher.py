@@ -38,7 +38,7 @@ def test_a_remembered_label_is_the_recomputed_one(
     for row in ROWS * 2:
         mine, theirs = (each.log_probabilities(row, temperature) for each in (remembering, forgetful))
         assert torch.equal(mine, theirs)
-    assert (remembering.remembered, forgetful.remembered) == (len(ROWS), 0)
+    assert (len(remembering._seen), len(forgetful._seen)) == (len(ROWS), 0)
 
 
 def test_labels_are_the_targets_distribution(model: PreTrainedModel) -> None:
@@ -50,7 +50,7 @@ def test_labels_are_the_targets_distribution(model: PreTrainedModel) -> None:
             logits = model_logits(model, tokens)[0, 3:-1]  # before each of the answer's tokens
         plain = torch.log_softmax(logits / temperature, dim=-1)[:, VOCABULARY.d2t]
         torch.testing.assert_close(teacher.log_probabilities(row, temperature), plain, atol=1e-4, rtol=1e-4)
-    assert teacher.remembered == 2
+    assert len(teacher._seen) == 2
 
 
 def model_logits(model: PreTrainedModel, tokens: torch.Tensor) -> torch.Tensor:
@@ -84,4 +84,4 @@ def test_a_model_that_scales_behind_its_head_is_read_each_time(model: PreTrained
         once, again = (teacher.log_probabilities(row, 0.99) for _ in range(2))
         assert torch.equal(once, again)
         torch.testing.assert_close(once, plain.log_probabilities(row, 1.0), atol=1e-5, rtol=1e-4)
-    assert (teacher.remembered, plain.remembered) == (0, len(ROWS))
+    assert (len(teacher._seen), len(plain._seen)) == (0, len(ROWS))

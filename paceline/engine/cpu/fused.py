@@ -16,7 +16,7 @@ from torch.nn import functional
 from transformers.activations import SiLUActivation
 
 from paceline.engine.cpu import row_math
-from paceline.engine.cpu.linear import SummedLinear
+from paceline.engine.cpu.linear import SummedLinear, frozen_linear
 from paceline.engine.forward import AttentionCall, attend
 
 
@@ -130,12 +130,8 @@ def fuse_layers(model: nn.Module) -> None:
 def _joined(*linears: nn.Linear) -> nn.Linear:
     """One product for several of the same input."""
     weight = torch.cat([linear.weight.detach() for linear in linears])
-    with torch.device("meta"):
-        joined = nn.Linear(weight.shape[1], weight.shape[0], bias=linears[0].bias is not None)
-    joined.weight = nn.Parameter(weight, requires_grad=False)
-    if linears[0].bias is not None:
-        joined.bias = nn.Parameter(torch.cat([linear.bias.detach() for linear in linears]), requires_grad=False)
-    return joined
+    biased = linears[0].bias is not None
+    return frozen_linear(weight, torch.cat([linear.bias.detach() for linear in linears]) if biased else None)
 
 
 def math_for(weight: torch.Tensor) -> Any:

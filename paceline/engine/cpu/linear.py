@@ -18,6 +18,15 @@ PACKED_FOR_ROWS = 8
 """Rows that oneDNN optimises the layout for; chosen, not tuned. It decides speed alone."""
 
 
+def frozen_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> torch.nn.Linear:
+    """A layer of weights [outputs, inputs] and a bias [outputs] that are there; none are made first."""
+    linear = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    linear.weight = torch.nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        linear.bias = torch.nn.Parameter(bias, requires_grad=False)
+    return linear
+
+
 class PackedLinear(torch.nn.Module):
     """`nn.Linear` for inference on a CPU, in float32 or bfloat16."""
 

@@ -59,23 +59,16 @@ def is_few(item: StepItem, few_keys: int) -> bool:
 
 @dataclass(frozen=True)
 class RowAttention:
-    """The rows of a step that are computed here, and which keys each sees.
+    """The rows of a step that are computed here, and which keys each sees, as compiled code takes them.
 
-    `rows` [n, 5]: its index in the step, the address of its session's keys and values, their capacity,
-    the slot of its own key, and how many keys it sees from the first on. Behind those row i sees the
-    slots `others[starts[i]:starts[i + 1]]`.
+    `seen` are `rows`, `starts` and `others`. `rows` [n, 5]: its index in the step, the address of its session's
+    keys and values, their capacity, the slot of its own key, and how many keys it sees from the first on. Behind
+    those row i sees the slots `others[starts[i]:starts[i + 1]]`.
     """
 
-    rows: NDArray[np.int64]
-    starts: NDArray[np.int64]
-    others: NDArray[np.int64]
+    seen: Seen
     scores: NDArray[np.float32]
     """Room for the scores of the row that sees most keys."""
-
-    @property
-    def seen(self) -> Seen:
-        """The rows and their keys, as compiled code takes them."""
-        return self.rows, self.starts, self.others
 
     @classmethod
     def of(cls, placed: Sequence[tuple[StepItem, SessionKV, int]]) -> RowAttention:
@@ -90,12 +83,8 @@ class RowAttention:
                 others.extend(behind)
                 starts.append(len(others))
         most = max((row[4] for row in rows), default=0) + len(others)
-        return cls(
-            np.array(rows, np.int64),
-            np.array(starts, np.int64),
-            np.array(others, np.int64),
-            np.empty(most, np.float32),
-        )
+        seen = np.array(rows, np.int64), np.array(starts, np.int64), np.array(others, np.int64)
+        return cls(seen, np.empty(most, np.float32))
 
     def attend(self, call: AttentionCall, out: torch.Tensor) -> None:
         """Write the rows' keys and values behind the kept ones, and their attention into `out`.

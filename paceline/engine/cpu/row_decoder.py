@@ -47,17 +47,18 @@ class RowDecoder:
         self._modules = (layers, body.norm, head)
         self._embeddings: torch.Tensor = body.embed_tokens.weight.detach()
         self._angles = _Angles(body.rotary_emb, first.head_dim, max_length)
-        self._kernel: Kernel = head.kernel
-        self._weights = np.array([_addresses(layer) for layer in layers], np.int64)
+        kernel: Kernel = head.kernel
+        weights = np.array([_addresses(layer) for layer in layers], np.int64)
         norms = [norm for layer in layers for norm in (layer.input_norm, layer.mlp_norm)]
-        self._epsilons = np.array([norm.epsilon for norm in (*norms, body.norm)])
+        epsilons = np.array([norm.epsilon for norm in (*norms, body.norm)])
         outputs = padded(head.out_features)
-        self._head = (body.norm.weight.data_ptr(), head.addresses, outputs)
+        closing = (body.norm.weight.data_ptr(), head.addresses, outputs)
         self._logits: int = head.out_features
+        self._layers = len(layers)
         width, inner = self._embeddings.shape[1], first.down_proj.in_features
-        self._shape = DecoderShape(
-            width, first.heads, first.kv_heads, first.head_dim, inner, np.float32(first.scaling)
-        )
+        shape = DecoderShape(width, first.heads, first.kv_heads, first.head_dim, inner, np.float32(first.scaling))
+        self._model = (kernel, shape, weights, epsilons, closing)
+        """As `decode_step` takes it."""
         widths = (width, first.qkv_proj.out_features, first.o_proj.in_features, inner)
         self._room = _Room(pool.threads, widths, outputs)
 
@@ -70,24 +71,12 @@ class RowDecoder:
         room.fit(rows, len(wanted), attention.scores.size)
         torch.index_select(self._embeddings, 0, torch.tensor(token_ids), out=room.hidden[:rows])
         angles = self._angles.of(positions)
-        counters = phases(len(self._weights) * PHASES_OF_LAYER + 1)
+        counters = phases(self._layers * PHASES_OF_LAYER + 1)
         shared = room.shared(*angles)
         which = (np.arange(rows), np.array(wanted, np.int64))
 
         def work(thread: int, _held: object = angles) -> None:
-            own = room.own(thread)
-            decode_step(
-                counters,
-                self._kernel,
-                self._shape,
-                self._weights,
-                self._epsilons,
-                self._head,
-                attention.seen,
-                which,
-                shared,
-                own,
-            )
+            decode_step(counters, *self._model, attention.seen, which, shared, room.own(thread))
 
         self._pool.run(work)
         return room.logits[: len(wanted), : self._logits]

@@ -19,6 +19,7 @@ from paceline.protocol.sampling import SamplingParams
 from paceline.sampling.distribution import probabilities, processed_scores
 from paceline.sampling.noise import Stream
 from paceline.sampling.racing import race_among, race_best
+from paceline.sampling.ranking import largest_of_rows
 
 Found = NDArray[np.float64]
 """[n, 2 + 3 · count], as `race_candidates` has it."""
@@ -108,14 +109,9 @@ class RacedRows:
     def _best_of_whole(self) -> list[tuple[int, ...]]:
         ranking, logits = self.ranking, self.whole()
         if ranking.greedy:
-            return [_largest(row, ranking.count) for row in logits]
+            return [tuple(ids[ids >= 0].tolist()) for ids in largest_of_rows(logits, ranking.count)]
         scores = processed_scores(logits, SamplingParams(temperature=ranking.temperature))
         return [
             race_best(row, ranking.count, ranking.noise, Stream.DRAFT, position)
             for row, position in zip(scores, ranking.positions, strict=True)
         ]
-
-
-def _largest(logits: NDArray[np.float32], count: int) -> tuple[int, ...]:
-    order = np.argsort(-logits, kind="stable")[:count]
-    return tuple(order[logits[order] > -np.inf].tolist())

@@ -28,16 +28,16 @@ _GRAPH_BYTES = 2 << 20
 
 
 def static_bytes(settings: EngineSettings, shape: KVShape, max_length: int, vocab_size: int) -> int:
-    """An upper bound of the static buffers, the padding page, and one step's gathered keys, mask and race."""
+    """An upper bound of the static buffers, the padding page, and one step's gathered keys, mask and race.
+
+    Graphs take as much again, one pool as large as a step, which they share, and their launches.
+    """
     buffers = 8 * INPUT_INTEGERS + 4 * STATIC_ROWS * vocab_size + 8 * STATIC_FOUND + shape.row_bytes * PAGE_ROWS
     longest = length_bucket(max_length)
     gathered = max(GATHERED_ROWS, longest) * shape.row_bytes // shape.layers
     chunk = count_bucket(max(settings.prefill_chunk, FEW_ROWS))
     queries = max(GATHERED_ROWS * FEW_ROWS, longest * chunk)
     mask = queries * (shape.groups * shape.dtype.itemsize + _MASK_BYTES)
-    return buffers + gathered + mask + RACED_AT_ONCE * vocab_size * _RACE_BYTES
-
-
-def graph_bytes(step_bytes: int) -> int:
-    """An upper bound of what graphs hold: one pool as large as a step, which they share, and their launches."""
-    return step_bytes + MAX_GRAPHS * _GRAPH_BYTES
+    step = buffers + gathered + mask + RACED_AT_ONCE * vocab_size * _RACE_BYTES
+    graphs = settings.cuda_graphs and shape.device.type == "cuda"
+    return 2 * step + MAX_GRAPHS * _GRAPH_BYTES if graphs else step

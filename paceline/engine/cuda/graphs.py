@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 logger = logging.getLogger(__name__)
 
 MAX_GRAPHS = 192
-"""Shapes that get a graph; the others run as they are. Chosen, not tuned; bounds `graph_bytes`."""
+"""Shapes that get a graph; the others run as they are. Chosen, not tuned; bounds `static_bytes`."""
 
 
 def upload(array: NDArray[Any], device: torch.device, into: torch.Tensor | None = None) -> torch.Tensor:
@@ -43,18 +43,12 @@ def download(tensors: Sequence[torch.Tensor]) -> list[NDArray[Any]]:
 class StepRunner(Protocol):
     """Runs steps. `body` must be a function of buffers whose addresses stay, and of the shape alone."""
 
-    @property
-    def graphs(self) -> int:
-        """Graphs captured so far."""
-
     def run(self, shape: Hashable, body: Callable[[], None]) -> None:
         """Run `body`, or what it did before for the shape."""
 
 
 class DirectRunner:
     """Runs every step as it is."""
-
-    graphs = 0
 
     def run(self, shape: Hashable, body: Callable[[], None]) -> None:  # noqa: D102
         body()
@@ -72,7 +66,8 @@ class GraphRunner:
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph | None] = {}
 
     @property
-    def graphs(self) -> int:  # noqa: D102
+    def graphs(self) -> int:
+        """Graphs captured so far."""
         return sum(graph is not None for graph in self._graphs.values())
 
     def run(self, shape: Hashable, body: Callable[[], None]) -> None:

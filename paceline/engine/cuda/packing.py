@@ -17,7 +17,7 @@ from paceline.engine.cuda.buckets import (
     groups_of,
     mask_words,
 )
-from paceline.engine.cuda.layout import Field, GroupFields, layout_of
+from paceline.engine.cuda.layout import Field, GroupFields, Layout, layout_of
 from paceline.engine.cuda.noise import counter_of
 from paceline.engine.cuda.pages import Ids, PagePool
 from paceline.engine.interface import Ranking, StepItem, StepPlan
@@ -62,12 +62,15 @@ def pack(plan: StepPlan, races: Sequence[Ranking | None], pool: PagePool, vocab_
     integers = np.zeros(layout.size, np.int64)
     _put(integers, layout.wanted, raced)
     _put(integers, Field(layout.wanted.start + shape.raced, (shape.plain,)), plain)
-    _put_rows(integers, plan, pool, shape)
-    _put_races(integers, items, races, shape)
+    _put_rows(integers, plan, pool, layout)
+    _put_races(integers, races, layout)
+    query = _view(integers, layout.query)
     first_query = 0
     for group, fields in zip(groups, layout.groups, strict=True):
         _put_group(integers, group, fields, items, lows, pool)
-        _put_queries(integers, layout.query, group, items, lows, first_query)
+        for place, index in enumerate(group.items):
+            start, count = first_query + place * group.shape.rows, len(items[index].token_ids)
+            query[lows[index] : lows[index] + count] = np.arange(start, start + count)
         first_query += group.shape.queries
     return PackedStep(shape, integers, starts, len(raced), len(plain))
 
@@ -94,9 +97,8 @@ def _view(integers: Ids, field: Field) -> Ids:
     return integers[field.start : field.end].reshape(field.shape)
 
 
-def _put_rows(integers: Ids, plan: StepPlan, pool: PagePool, shape: StepShape) -> None:
+def _put_rows(integers: Ids, plan: StepPlan, pool: PagePool, layout: Layout) -> None:
     """Tokens, positions and places of the new rows; padding is token 0 at position 0, written where nobody reads."""
-    layout = layout_of(shape)
     write = _view(integers, layout.write)
     write[:] = pool.scratch_row
     low = 0
@@ -109,8 +111,7 @@ def _put_rows(integers: Ids, plan: StepPlan, pool: PagePool, shape: StepShape) -
         low = high
 
 
-def _put_races(integers: Ids, items: Sequence[StepItem], races: Sequence[Ranking | None], shape: StepShape) -> None:
-    layout = layout_of(shape)
+def _put_races(integers: Ids, races: Sequence[Ranking | None], layout: Layout) -> None:
     chosen = [race for race in races if race is not None]
     counters = [counter_of(race.noise, position) for race in chosen for position in race.positions]
     # Words of the key need 32 bits of the 64, so signs don't matter.
@@ -154,13 +155,3 @@ def _tree_bits(item: StepItem) -> Ids:
     seen = np.zeros((len(item.token_ids), mask_words(item) * BITS), np.bool_)
     seen[:, : item.tree_rows] = ancestor_mask(item.parents)[item.kept_tree :]
     return np.packbits(seen, axis=1, bitorder="little").view("<i8").astype(np.int64, copy=False)
-
-
-def _put_queries(
-    integers: Ids, field: Field, group: SessionGroup, items: Sequence[StepItem], lows: Sequence[int], first: int
-) -> None:
-    query = _view(integers, field)
-    for place, index in enumerate(group.items):
-        count = len(items[index].token_ids)
-        start = first + place * group.shape.rows
-        query[lows[index] : lows[index] + count] = np.arange(start, start + count)

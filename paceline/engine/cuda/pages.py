@@ -53,11 +53,6 @@ class PagePool:
         """A row that is never read."""
         return self.zero_row + 1
 
-    @property
-    def free(self) -> int:
-        """Pages that nobody holds."""
-        return len(self._free)
-
     def open(self, session: int, rows: int) -> None:
         """Hand a session the pages of so many rows; the ledger has seen to it that they are there."""
         count = whole_pages(rows) // PAGE_ROWS

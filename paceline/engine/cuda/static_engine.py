@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
-from transformers import PreTrainedModel
 
 from paceline.engine.blocks import BlockStore
 from paceline.engine.cuda.attention import static_attention
-from paceline.engine.cuda.buckets import PAGE_ROWS, StepShape
+from paceline.engine.cuda.buckets import StepShape
 from paceline.engine.cuda.candidates import RacedRows
 from paceline.engine.cuda.footprint import INPUT_INTEGERS, RACED_AT_ONCE, STATIC_FOUND, STATIC_ROWS
 from paceline.engine.cuda.graphs import DirectRunner, StepRunner, download, upload
@@ -24,17 +24,14 @@ from paceline.engine.interface import (
     NO_PREFIX,
     Draw,
     Drawing,
-    EngineInfo,
     Logits,
     Prefix,
     RankedRows,
     Ranking,
     StepPlan,
 )
-from paceline.engine.kv import KVShape
-from paceline.engine.transformer import DecoderEngine
+from paceline.engine.transformer import DecoderEngine, ServedDecoder
 from paceline.protocol.proposal import Acceptance
-from paceline.runtime.config import EngineSettings
 from paceline.sampling.acceptance import draw_positions
 
 
@@ -60,38 +57,20 @@ class StaticEngine(DecoderEngine[_PageBlock]):
     Coupled draws that temperature alone shapes are raced on the device; whatever else is asked for gets logits.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        info: EngineInfo,
-        kv_shape: KVShape,
-        settings: EngineSettings,
-        threads: int,
-        runner: StepRunner | None = None,
-    ) -> None:
+    def __init__(self, decoder: ServedDecoder, runner: StepRunner) -> None:
         """Take the pool and the static buffers.
 
         Raises:
             Unsupported: the device's integers are not the reference's.
         """
-        check_words(kv_shape.device)
+        check_words(decoder.kv_shape.device)
         blocks: BlockStore[_PageBlock] = BlockStore(paged=True, release=lambda block: self._pool.release(block.page))
-        super().__init__(model, info, kv_shape, settings, threads, blocks)
-        self._runner: StepRunner = DirectRunner() if runner is None else runner
-        self._direct = DirectRunner()
+        super().__init__(decoder, blocks)
+        self._runner = runner
+        self._direct: StepRunner = DirectRunner()
         with torch.inference_mode():
-            self._pool = PagePool(kv_shape, info.max_kv_rows)
+            self._pool = PagePool(decoder.kv_shape, self.info.max_kv_rows)
             self._static = self._make_buffers(INPUT_INTEGERS, STATIC_ROWS, STATIC_FOUND)
-
-    @property
-    def free_rows(self) -> int:
-        """Rows of pages that neither a session nor a block holds."""
-        return self._pool.free * PAGE_ROWS
-
-    @property
-    def graphs(self) -> int:
-        """Graphs captured so far."""
-        return self._runner.graphs
 
     @torch.inference_mode()
     def open(self, session: int, max_rows: int, prefix: Prefix = NO_PREFIX) -> int:  # noqa: D102
@@ -136,7 +115,7 @@ class StaticEngine(DecoderEngine[_PageBlock]):
             answers.append(
                 logits[rows]
                 if ranking is None
-                else RacedRows(ranking, found[rows], logits.shape[1], _Whole(buffers.logits[rows]))
+                else RacedRows(ranking, found[rows], logits.shape[1], partial(_read, buffers.logits[rows]))
             )
         return answers
 
@@ -144,15 +123,12 @@ class StaticEngine(DecoderEngine[_PageBlock]):
         """Compute a step in the static buffers, as a graph, or where it has no room there in its own."""
         shape, integers = packed.shape, packed.integers
         fits = shape.wanted <= STATIC_ROWS and _found_size(shape) <= STATIC_FOUND and len(integers) <= INPUT_INTEGERS
+        runner, room = self._runner, self._static
         if not (shape.graphed and fits):
-            own = self._make_buffers(len(integers), shape.wanted, _found_size(shape))
-            buffers = _of_shape(own, shape)
-            upload(integers, self._kv_shape.device, into=buffers.inputs)
-            self._direct.run(shape, lambda: self._compute(shape, buffers))
-            return buffers
-        buffers = _of_shape(self._static, shape)
+            runner, room = self._direct, self._make_buffers(len(integers), shape.wanted, _found_size(shape))
+        buffers = _of_shape(room, shape)
         upload(integers, self._kv_shape.device, into=buffers.inputs)
-        self._runner.run(shape, lambda: self._compute(shape, buffers))
+        runner.run(shape, lambda: self._compute(shape, buffers))
         return buffers
 
     def _compute(self, shape: StepShape, buffers: _Buffers) -> None:
@@ -183,15 +159,9 @@ class StaticEngine(DecoderEngine[_PageBlock]):
         return _PageBlock(self._pool.copy_out(session, start), end - start)
 
 
-@dataclass(frozen=True)
-class _Whole:
-    """Reads rows of logits that are still on the device."""
-
-    logits: torch.Tensor
-
-    def __call__(self) -> Logits:
-        (rows,) = download((self.logits,))
-        return rows
+def _read(logits: torch.Tensor) -> Logits:
+    """Rows of logits that are still on the device."""
+    return download((logits,))[0]
 
 
 def _found_size(shape: StepShape) -> int:

@@ -17,7 +17,7 @@ from paceline.engine.memory import plan_memory
 from paceline.engine.parallel.draws import vocabulary_shares
 from paceline.engine.parallel.group import RankGroup
 from paceline.engine.parallel.sharding import check_degree, shard_model, shard_shape
-from paceline.engine.transformer import TransformerEngine
+from paceline.engine.transformer import ServedDecoder, TransformerEngine
 from paceline.engine.weights import load_decoder
 from paceline.models.resolve import resolve
 from paceline.models.tokenizer import Tokenizer, load_tokenizer
@@ -78,4 +78,4 @@ def build_share(
         pack_linears(model)
     same = json.dumps([facts.fingerprint.tokenizer, vocab_size, facts.max_length, str(model.dtype), digest])
     rows = group.agree(same, memory.kv // shape.row_bytes)
-    return TransformerEngine(model, facts.info(rows), shape, settings, facts.threads), reference
+    return TransformerEngine(ServedDecoder(model, facts.info(rows), shape, settings)), reference

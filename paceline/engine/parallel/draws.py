@@ -13,8 +13,6 @@ A row that holds NaN or no finite score is found in step 3, so that every rank t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,16 +30,8 @@ score (-inf if it isn't here)."""
 Parts = NDArray[np.float64]
 """[rows, 3]: of each row the best value here, its id, and the mass of the residual here."""
 
-
-@dataclass(frozen=True)
-class Share:
-    """The ids [first, last) that one rank has logits for; `first` is a multiple of 4."""
-
-    first: int
-    last: int
-
-    def __len__(self) -> int:
-        return self.last - self.first
+Share = range
+"""The ids that one rank has logits for; the first is a multiple of 4."""
 
 
 def vocabulary_shares(vocab_size: int, ranks: int) -> tuple[Share, ...]:
@@ -64,7 +54,7 @@ def summarise(draw: Draw, logits: Logits, share: Share) -> Summaries:
         largest = float(row.max(initial=-np.inf))
         with np.errstate(invalid="ignore"):
             mass = float(np.exp(row - largest).sum()) if np.isfinite(largest) else 0.0
-        own = float(row[token - share.first]) if share.first <= token < share.last else -np.inf
+        own = float(row[token - share.start]) if token in share else -np.inf
         summary[:] = largest, mass, own
     return summaries
 
@@ -85,7 +75,7 @@ def draw_part(draw: Draw, logits: Logits, share: Share, summaries: NDArray[np.fl
     parts = _residual_parts(draw, scores[:-1], share, summaries)
     round_ = draw.round_
     position = round_.first_position + len(parts)
-    bonus = race_part(scores[-1], share.first, draw.noise, Stream.DRAFT, position, round_.base_length)
+    bonus = race_part(scores[-1], share.start, draw.noise, Stream.DRAFT, position, round_.base_length)
     return np.array([*parts, (*bonus, 0.0)])
 
 
@@ -124,11 +114,11 @@ def _proposed(draw: Draw) -> tuple[int, ...]:
 
 def _coupled_part(draw: Draw, scores: Logits, share: Share, position: int) -> tuple[float, int, float]:
     if not draw.greedy:
-        return (*race_part(scores, share.first, draw.noise, Stream.DRAFT, position), 0.0)
+        return (*race_part(scores, share.start, draw.noise, Stream.DRAFT, position), 0.0)
     if not len(share):
-        return -np.inf, share.first, 0.0
+        return -np.inf, share.start, 0.0
     best = int(scores.argmax())
-    return float(scores[best]), share.first + best, 0.0
+    return float(scores[best]), share.start + best, 0.0
 
 
 def _residual_parts(
@@ -143,12 +133,12 @@ def _residual_parts(
     for i, row in enumerate(scores):
         with np.errstate(invalid="ignore", over="ignore"):
             p = np.exp(row.astype(np.float64) - largest[i]) / total[i]
-            q = acceptance.drafted_distribution(proposal, i, draw.vocab_size)[share.first : share.last]
+            q = acceptance.drafted_distribution(proposal, i, draw.vocab_size)[share.start : share.stop]
             left = acceptance.residual(p, q, weights[i])
         mass = float(left.sum())
         best = race_part(
-            _log(left if mass > 0 else p),
-            share.first,
+            acceptance.log_of(left if mass > 0 else p),
+            share.start,
             draw.noise,
             Stream.RESIDUAL,
             round_.first_position + i,
@@ -180,10 +170,6 @@ def _token_probabilities(summaries: NDArray[np.float64]) -> tuple[float, ...]:
         p = np.exp(summaries[:, :, 2].max(axis=0) - largest) / total
     found: list[float] = p.tolist()
     return tuple(found)
-
-
-def _log(weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.log(weights, out=np.full(weights.size, -np.inf), where=weights > 0)
 
 
 def _winner(parts: NDArray[np.float64], mass: float) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,15 +71,9 @@ class ParallelEngine(WrappedEngine):
     def step_and_draw(self, plan: StepPlan, draws: Sequence[Draw | None]) -> Sequence[Logits | Drawing]:  # noqa: D102
         step = StepCommand(plan, tuple(draws))
         command = encode(step)
-        with self._turn:
-            self._refuse_lost()
-            try:
-                self._group.tell(command)
-                return run_step(self._inner, self._group, step)
-            except PacelineError:
-                raise
-            except Exception as error:
-                raise self._lose(error) from error
+        with self._calling():
+            self._group.tell(command)
+            return run_step(self._inner, self._group, step)
 
     def stop(self) -> None:
         """Let the other ranks go; harmless when one is gone already."""
@@ -89,12 +83,24 @@ class ParallelEngine(WrappedEngine):
                 self._tell(Stop())
 
     def _tell(self, command: Command) -> None:
+        with self._calling():
+            self._group.tell(encode(command))
+
+    @contextlib.contextmanager
+    def _calling(self) -> Iterator[None]:
+        """A call of all ranks, one at a time; any failure but a refusal ends the group."""
         with self._turn:
-            self._refuse_lost()
+            if self._lost is not None:
+                raise PeerUnavailable(self._lost.message)
             try:
-                self._group.tell(encode(command))
+                yield
+            except PacelineError:
+                raise
             except Exception as error:
-                raise self._lose(error) from error
+                logger.error("tensor-parallel group lost: error=%r", error)
+                self._lost = PeerUnavailable(f"the tensor-parallel group of {self._group.size} ranks has failed")
+                self._on_lost(self._lost.message)
+                raise self._lost from error
 
     def _beat(self) -> None:
         while not self._stopped.wait(BEAT_SECONDS):
@@ -102,16 +108,6 @@ class ParallelEngine(WrappedEngine):
                 self._tell(Beat())
             except PeerUnavailable:
                 return
-
-    def _refuse_lost(self) -> None:
-        if self._lost is not None:
-            raise PeerUnavailable(self._lost.message)
-
-    def _lose(self, error: Exception) -> PeerUnavailable:
-        logger.error("tensor-parallel group lost: error=%r", error)
-        self._lost = PeerUnavailable(f"the tensor-parallel group of {self._group.size} ranks has failed")
-        self._on_lost(self._lost.message)
-        return self._lost
 
 
 def follow(engine: Engine, group: RankGroup) -> None:

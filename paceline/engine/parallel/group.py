@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from paceline.engine.parallel.place import Place
 from paceline.engine.parallel.wire import Ints
 from paceline.protocol.errors import InvalidInput
+from paceline.runtime.config import LOCALHOST
 
 JOIN_SECONDS = 600.0
 """How long ranks wait for each other while they load; chosen, not tuned: the slowest disk decides."""
@@ -152,7 +153,7 @@ def _store(place: Place, listener: int | None) -> Any:
     if place.port is None:
         return None
     return dist.TCPStore(  # type: ignore[attr-defined]  # exported, though not explicitly
-        place.address,
+        LOCALHOST,
         place.port,
         place.size,
         place.rank == 0,

@@ -49,7 +49,9 @@ class RankProcesses:
         server = socket.create_server((LOCALHOST, 0), backlog=degree)
         self.place = Place(0, degree, 0, degree, port=server.getsockname()[1])
         self.listener = server.detach()
-        _keep_to_loopback()
+        # Ranks of one machine need not be reachable from another, unless someone has chosen an interface.
+        if sys.platform in _LOOPBACK:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK[sys.platform])
         context = multiprocessing.get_context("spawn")
         self._ranks: dict[int, SpawnProcess] = {}
         self._closing = threading.Event()
@@ -129,13 +131,6 @@ def _end_with_parent(parent: int) -> None:
         ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(FAILED)
-
-
-def _keep_to_loopback() -> None:
-    """Ranks of one machine need not be reachable from another, unless someone has chosen an interface."""
-    name = _LOOPBACK.get(sys.platform)
-    if name is not None:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
 
 def _last_words(rank: int, process: SpawnProcess) -> str:

@@ -105,7 +105,7 @@ class TableShare(WrappedEngine):
         self._share = share
 
     def step(self, plan: StepPlan) -> Sequence[Logits]:  # noqa: D102
-        return [logits[:, self._share.first : self._share.last] for logits in self._inner.step(plan)]
+        return [logits[:, self._share.start : self._share.stop] for logits in self._inner.step(plan)]
 
 
 def _load_share(

@@ -6,21 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from paceline.protocol.errors import InvalidInput
-from paceline.runtime.config import LOCALHOST
 
 
 @dataclass(frozen=True)
 class Place:
     """Where one rank stands; `local_rank` numbers the ranks of its machine.
 
-    `address` and `port` are rank 0's; None: the environment says how to meet, as torchrun's does.
+    `port` is rank 0's on this machine; None: the environment says how to meet, as torchrun's does.
     """
 
     rank: int
     size: int
     local_rank: int
     local_size: int
-    address: str = LOCALHOST
     port: int | None = None
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from paceline.engine.cpu.linear import SummedLinear
+from paceline.engine.cpu.linear import SummedLinear, frozen_linear
 from paceline.engine.kv import KVShape
 from paceline.engine.parallel.draws import Share
 from paceline.engine.parallel.group import RankGroup
@@ -75,7 +75,7 @@ def shard_model(model: PreTrainedModel, group: RankGroup, share: Share) -> None:
         if style not in (COLUMNS, ROWS) or type(module) is not nn.Linear:
             raise Unsupported(f"model type {name}: {path} is {type(module).__name__}, split {style}; not built")
         _replace(model, path, _columns(module, group) if style == COLUMNS else _rows(module, group))
-    model.set_output_embeddings(_sliced(head, slice(share.first, share.last), slice(None)))
+    model.set_output_embeddings(_sliced(head, slice(share.start, share.stop), slice(None)))
 
 
 def _columns(linear: nn.Linear, group: RankGroup) -> nn.Linear:
@@ -93,12 +93,8 @@ def _own(size: int, group: RankGroup) -> slice:
 
 def _sliced(linear: nn.Linear, outputs: slice, inputs: slice) -> nn.Linear:
     """A layer of some outputs and inputs; the bias follows the outputs. Copies, so that the whole can be freed."""
-    weight = linear.weight[outputs, inputs].clone()
-    part = nn.Linear(weight.shape[1], weight.shape[0], bias=linear.bias is not None, device="meta")
-    part.weight = nn.Parameter(weight, requires_grad=False)
-    if linear.bias is not None:
-        part.bias = nn.Parameter(linear.bias[outputs].clone(), requires_grad=False)
-    return part
+    bias = None if linear.bias is None else linear.bias[outputs].clone()
+    return frozen_linear(linear.weight[outputs, inputs].clone(), bias)
 
 
 def _replace(model: nn.Module, path: str, module: nn.Module) -> None:

@@ -10,16 +10,15 @@ finite, so they add exact zeros.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch.nn import functional
-from transformers import PreTrainedModel
 
 from paceline.engine.forward import AttentionCall, packed_forward
-from paceline.engine.interface import NO_PREFIX, EngineInfo, Logits, Prefix, StepItem, StepPlan
-from paceline.engine.kv import KVShape, SessionKV
+from paceline.engine.interface import NO_PREFIX, Logits, Prefix, StepItem, StepPlan
+from paceline.engine.kv import SessionKV
 from paceline.engine.ledger import depths
 from paceline.engine.reproducible.shapes import (
     TILE_ROWS,
@@ -31,9 +30,8 @@ from paceline.engine.reproducible.shapes import (
     passes,
     tree_paths,
 )
-from paceline.engine.transformer import TransformerEngine
+from paceline.engine.transformer import ServedDecoder, TransformerEngine
 from paceline.protocol.errors import InvalidInput
-from paceline.runtime.config import EngineSettings
 
 Rows = slice | torch.Tensor
 """Rows of a pass: a range where they follow one another."""
@@ -146,35 +144,13 @@ def _attend_tiles(
     return rows.reshape(heads, tiles * TILE_ROWS, head_dim)[:, group.offset : group.offset + group.count]
 
 
-@dataclass
-class _Outputs:
-    """Logits of a step as its passes bring them."""
-
-    vocab_size: int
-    rows: dict[tuple[int, int], Logits] = field(default_factory=dict)
-
-    def take(self, made: Pass, logits: torch.Tensor) -> None:
-        """Keep the wanted rows of a pass, whose logits are [rows, tensor width]."""
-        arrays: Logits = logits[:, : self.vocab_size].float().cpu().contiguous().numpy()
-        for placed in made.placed:
-            for row in _wanted(placed):
-                self.rows[placed.item.session, row] = arrays[placed.at + row - placed.start]
-
-    def of(self, item: StepItem) -> Logits:
-        """[len(item.logit_rows), V]."""
-        found = [self.rows[item.session, row] for row in item.logit_rows]
-        return np.stack(found) if found else np.empty((0, self.vocab_size), np.float32)
-
-
 class ReproducibleEngine(TransformerEngine):
     """A decoder whose logits are, bit for bit, a function of a session's own tokens."""
 
-    def __init__(
-        self, model: PreTrainedModel, info: EngineInfo, kv_shape: KVShape, settings: EngineSettings, threads: int
-    ) -> None:
-        super().__init__(model, info, kv_shape, settings, threads)
+    def __init__(self, decoder: ServedDecoder) -> None:
+        super().__init__(decoder)
         self._prompt_rows: dict[int, int] = {}
-        self._decode_rows = settings.reproducible_rows
+        self._decode_rows = decoder.settings.reproducible_rows
 
     def open(self, session: int, max_rows: int, prefix: Prefix = NO_PREFIX) -> int:  # noqa: D102
         reused = super().open(session, bucket(max_rows), prefix)
@@ -192,14 +168,19 @@ class ReproducibleEngine(TransformerEngine):
                 raise InvalidInput.of(name, item.trunk, f"{item.base_length} in reproducible mode: no kept trees")
         trees = {item.session: self._prepare(item) for item in plan.items}
         self._ledger.apply(plan)
-        outputs = _Outputs(self.info.fingerprint.vocab_size)
+        found: dict[tuple[int, int], Logits] = {}
         for made in passes(plan, self._prompt_rows, self._decode_rows):
-            outputs.take(made, self._forward(made, trees))
+            logits = self._on_host(self._forward(made, trees))
+            for placed in made.placed:
+                for row in _wanted(placed):
+                    found[placed.item.session, row] = logits[placed.at + row - placed.start]
         for item in plan.items:
             tree = trees[item.session]
             if tree is not None:
                 self._kv[item.session].copy_in(item.base_length + chained(item), tree)
-        return [outputs.of(item) for item in plan.items]
+        none = np.empty((0, self.info.fingerprint.vocab_size), np.float32)
+        wanted = [[found[item.session, row] for row in item.logit_rows] for item in plan.items]
+        return [np.stack(rows) if rows else none for rows in wanted]
 
     def _prepare(self, item: StepItem) -> torch.Tensor | None:
         """Move kept rows, make every key that the step reads finite, and make room for a tree's rows."""

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.engine.interface import NO_PREFIX, Engine, EngineInfo, Logits, Prefix, StepItem, StepPlan
-from paceline.engine.ledger import Ledger
+from paceline.engine.ledger import LedgerEngine
 from paceline.engine.wrapped import WrappedEngine
 from paceline.models.table_names import TableSpec
 from paceline.models.tokenizer import TableTokenizer
@@ -33,6 +33,8 @@ _MULTIPLIER = 0x9E3779B97F4A7C15 % _MODULUS
 _EMPTY_PATH = 0x243F6A8885A308D3 % _MODULUS
 
 
+_Row = tuple[int, tuple[int, ...]]
+"""What a row keeps of its ancestors: the hash, and with a finite order the last tokens."""
 _MANY_SESSIONS = EngineSettings(max_num_seqs=65536)
 
 
@@ -53,11 +55,7 @@ class TableModel:
 
     def logits(self, history: Sequence[int]) -> NDArray[np.float32]:
         """Logits [V] of the token that follows `history` (at least one token)."""
-        recent = history[-self.spec.order :] if self.spec.order else history
-        value = _EMPTY_PATH
-        for token in recent:
-            value = extend_hash(value, token)
-        return self.row(value)
+        return self.row(_hash_of(history[-self.spec.order :] if self.spec.order else history))
 
     def row(self, path_hash: int) -> NDArray[np.float32]:
         """Logits [V] for a path's hash; a view, not to be written to."""
@@ -69,12 +67,14 @@ class TableModel:
         return row
 
 
-def extend_hash(path_hash: int, token: int) -> int:
-    """Hash of a path with one token more."""
-    return (path_hash * _MULTIPLIER + token + 1) % _MODULUS
+def _hash_of(tokens: Sequence[int], path_hash: int = _EMPTY_PATH) -> int:
+    """Hash of a path with some tokens more."""
+    for token in tokens:
+        path_hash = (path_hash * _MULTIPLIER + token + 1) % _MODULUS
+    return path_hash
 
 
-class TableEngine:
+class TableEngine(LedgerEngine[list[_Row]]):
     """A table model behind the engine interface; `Engine` says what its methods promise."""
 
     def __init__(self, spec: TableSpec, settings: EngineSettings = _MANY_SESSIONS) -> None:
@@ -84,25 +84,8 @@ class TableEngine:
         fingerprint = Fingerprint(
             spec.distribution, tokenizer.fingerprint, spec.vocab, f"table-1 {spec.distribution}"
         )
-        self.info = EngineInfo(fingerprint, spec.max_length, spec.max_kv_rows)
-        self._ledger: Ledger[list[_Row]] = Ledger(
-            vocab_size=spec.vocab,
-            max_length=spec.max_length,
-            max_kv_rows=spec.max_kv_rows,
-            max_sessions=settings.max_num_seqs,
-            prefix_reuse=settings.prefix_reuse,
-            shaped=settings.reproducible,
-        )
+        super().__init__(EngineInfo(fingerprint, spec.max_length, spec.max_kv_rows), settings)
         self._paths: dict[int, list[_Row]] = {}
-
-    @property
-    def kv_rows(self) -> int:  # noqa: D102
-        return self._ledger.kv_rows
-
-    @property
-    def cached_rows(self) -> int:
-        """Rows of shared blocks."""
-        return self._ledger.cached_rows
 
     def open(self, session: int, max_rows: int, prefix: Prefix = NO_PREFIX) -> int:  # noqa: D102
         blocks = self._ledger.open(session, max_rows, prefix)
@@ -135,16 +118,9 @@ class TableEngine:
     def _extend(self, row: _Row, token: int) -> _Row:
         path_hash, recent = row
         if not self._order:
-            return extend_hash(path_hash, token), ()
+            return _hash_of((token,), path_hash), ()
         recent = (*recent, token)[-self._order :]
-        value = _EMPTY_PATH
-        for each in recent:
-            value = extend_hash(value, each)
-        return value, recent
-
-
-_Row = tuple[int, tuple[int, ...]]
-"""What a row keeps of its ancestors: the hash, and with a finite order the last tokens."""
+        return _hash_of(recent), recent
 
 
 class SimulatedEngine(WrappedEngine):

@@ -58,7 +58,7 @@ def chain(rng: np.random.Generator, logits: NDArray[np.float32], acceptance: Acc
 def drawn_in_parts(draw: Draw, logits: NDArray[np.float32], ranks: int) -> Drawn:
     """What `ranks` ranks and the two exchanges between them make."""
     shares = vocabulary_shares(draw.vocab_size, ranks)
-    own = [np.ascontiguousarray(logits[:, share.first : share.last]) for share in shares]
+    own = [np.ascontiguousarray(logits[:, share.start : share.stop]) for share in shares]
     summaries = np.array([summarise(draw, *each) for each in zip(own, shares, strict=True)])
     parts = np.array([draw_part(draw, *each, summaries) for each in zip(own, shares, strict=True)])
     return combine(draw, parts, summaries)
@@ -96,22 +96,22 @@ def test_equals_on_both_sides_of_an_edge_go_to_the_lowest_id(temperature: float,
     """Exact ties of the race's values: the same score, and noise that gives it no chance to differ."""
     vocab_size = 24
     shares = vocabulary_shares(vocab_size, ranks)
-    edge = shares[1].first
+    edge = shares[1].start
     logits = np.full((1, vocab_size), -INF, np.float32)
     logits[0, [edge - 1, edge]] = 1.5
     draw = Draw(Acceptance.COUPLED, temperature, NoiseKey(5), Round(1, BASE, ROOT, (1,)), vocab_size)
     if temperature == 0:
         assert drawn_in_parts(draw, logits, ranks).token_ids == (edge - 1,)
     tied = np.zeros((ranks, 1, 3))
-    tied[:, 0, :2] = [(2.5, share.first + 1) for share in shares]
-    assert combine(draw, tied[::-1], np.empty((ranks, 0, 3))).token_ids == (shares[0].first + 1,)
+    tied[:, 0, :2] = [(2.5, share.start + 1) for share in shares]
+    assert combine(draw, tied[::-1], np.empty((ranks, 0, 3))).token_ids == (shares[0].start + 1,)
 
 
 @pytest.mark.parametrize(("vocab_size", "ranks"), [(1, 4), (5, 4), (97, 4), (49152, 3), (50257, 8), (24, 7)])
 def test_shares_cover_the_vocabulary_in_whole_blocks(vocab_size: int, ranks: int) -> None:
     shares = vocabulary_shares(vocab_size, ranks)
-    assert [id_ for share in shares for id_ in range(share.first, share.last)] == list(range(vocab_size))
-    assert all(share.first % 4 == 0 for share in shares)
+    assert [id_ for share in shares for id_ in range(share.start, share.stop)] == list(range(vocab_size))
+    assert all(share.start % 4 == 0 for share in shares)
     assert len(shares) == ranks
 
 
