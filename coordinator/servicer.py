@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from paceline.protocol.errors import InternalError, Overloaded
 from paceline.protocol.generation import Finished, GenerateEvent, ModelDescription, Started
 from paceline.protocol.handshake import Fingerprint
 from paceline.protocol.proposal import AUTO, NGRAM, NONE
+from paceline.rpc.frames import first_to_end
 from paceline.rpc.statuses import typed_errors
 from paceline.runtime import telemetry
 from paceline.v1 import generation_service_pb2 as pb
@@ -114,7 +114,8 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
 
         try:
             await write(Started(task.noise.seed, task.prompt, self._settings.model))
-            await _with_writer(rounds, Outbox(write, free))
+            outbox = Outbox(write, free)
+            await first_to_end(outbox.run(), rounds(outbox))
         finally:
             free()
         if sequence.finish_reason is None:
@@ -141,21 +142,6 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         default = self._settings.drafting.drafter
         names = ((default,) if default != NONE else ()) + (AUTO, NGRAM) + of_service
         return tuple(dict.fromkeys(names))
-
-
-async def _with_writer(rounds: Callable[[Outbox], Any], outbox: Outbox) -> None:
-    """Run the rounds beside the task that writes their text; whichever fails ends both."""
-    writer = asyncio.ensure_future(outbox.run())
-    work = asyncio.ensure_future(rounds(outbox))
-    try:
-        await asyncio.wait([writer, work], return_when=asyncio.FIRST_COMPLETED)
-        if writer.done():
-            writer.result()
-        await work
-    finally:
-        for task in (writer, work):
-            task.cancel()
-        await asyncio.gather(writer, work, return_exceptions=True)
 
 
 def _deadline(context: grpc.aio.ServicerContext[Any, Any]) -> float | None:
