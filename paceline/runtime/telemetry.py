@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 NS_PER_MS = 1_000_000
 INSTRUMENTATION = "paceline"
+ROUND_FACTS = ("base_length", "proposed", "accepted", "cache_hit", "cache_miss", "drafter", "self_started", "wire_ms")
+"""Fields of a round's record that its span has, each as `paceline.` and its name."""
 
 Attributes = Mapping[str, str | bool | int | float]
 
@@ -198,18 +200,7 @@ class _LiveRound(RoundTrace):
         self._span = span
 
     def finish(self, record: RoundRecord, start_ns: int) -> None:
-        self._span.set_attributes(
-            {
-                "paceline.base_length": record.base_length,
-                "paceline.proposed": record.proposed,
-                "paceline.accepted": record.accepted,
-                "paceline.cache_hit": record.cache_hit,
-                "paceline.cache_miss": record.cache_miss,
-                "paceline.drafter": record.drafter,
-                "paceline.self_started": record.self_started,
-                "paceline.wire_ms": record.wire_ms,
-            }
-        )
+        self._span.set_attributes({f"paceline.{name}": getattr(record, name) for name in ROUND_FACTS})
         verify_ms = record.wire_ms + record.target.service_ms
         parts = (("draft", record.draft_wait_ms), ("verify", verify_ms), ("accept", record.accept_ms))
         self._tracing.children(self._span, start_ns, parts)
