@@ -129,17 +129,17 @@ async def _read_commands(
 
 
 def _handle(
-    kind: LinkKind[Command, Event], message: Message, writer: FrameWriter[Event], handler: LinkHandler[Command]
+    kind: LinkKind[Command, Event], message: Message, writer: FrameWriter[Any], handler: LinkHandler[Command]
 ) -> None:
     session_id = codec.session_id_of(message)
     try:
         handler.on_command(kind.decode_command(message))
     except PacelineError as error:
-        _fail(writer, session_id, error, closed=False)
+        writer.send(codec.failure_of(session_id, error, session_closed=False))
     except Exception as error:
         logger.exception("command failed: method=%s session=%d", kind.method, session_id)
         _close_failed(handler, session_id)
-        _fail(writer, session_id, unexpected(error), closed=True)
+        writer.send(codec.failure_of(session_id, unexpected(error), session_closed=True))
 
 
 def _close_failed(handler: LinkHandler[Any], session_id: int) -> None:
@@ -147,7 +147,3 @@ def _close_failed(handler: LinkHandler[Any], session_id: int) -> None:
         handler.on_command(Close(session_id))
     except Exception:
         logger.exception("closing a failed session failed: session=%d", session_id)
-
-
-def _fail(writer: FrameWriter[Any], session_id: int, error: PacelineError, *, closed: bool) -> None:
-    writer.send(codec.failure_of(session_id, error, session_closed=closed))

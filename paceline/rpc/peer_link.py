@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -80,6 +81,8 @@ class PeerLink(Generic[Command, Event]):
         self.name = name
         self.address = settings.address
         self._settings = settings
+        self._where = f"{name} at {settings.address}"
+        self._facts = {"peer": name, "address": settings.address}
         self._hello = hello
         self._backoff = _Backoff(reconnect_min_ms / 1e3, reconnect_max_ms / 1e3)
         self._keepalive = keepalive
@@ -87,7 +90,8 @@ class PeerLink(Generic[Command, Event]):
         self.on_event: Callable[[Event], None] = _ignore
         self.on_down: Callable[[PacelineError], None] = _ignore
         self.last_error: PacelineError | None = None
-        self._welcome: Welcome | None = None
+        self.welcome: Welcome | None = None
+        """The last one; it stays after the link is down. None: there was no link yet."""
         self._writer: FrameWriter[Command] | None = None
         self._up = asyncio.Event()
         self._refused = asyncio.Event()
@@ -100,11 +104,6 @@ class PeerLink(Generic[Command, Event]):
     def is_up(self) -> bool:
         """Whether a link stands now."""
         return self._writer is not None
-
-    @property
-    def welcome(self) -> Welcome | None:
-        """The last welcome; it stays after the link is down. None: there was no link yet."""
-        return self._welcome
 
     @property
     def silent_s(self) -> float:
@@ -162,16 +161,12 @@ class PeerLink(Generic[Command, Event]):
             VocabularyMismatch, ProtocolMismatch: the peer is there and doesn't fit; raised at once.
             PeerUnavailable: it did not come up in time; names peer, address and the last error.
         """
-        if self.is_up and self._welcome is not None:
-            return self._welcome
-        waiters = [asyncio.ensure_future(event.wait()) for event in (self._up, self._refused)]
-        try:
-            await asyncio.wait(waiters, timeout=max(0.0, timeout_s), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for waiter in waiters:
-                waiter.cancel()
-        if self.is_up and self._welcome is not None:
-            return self._welcome
+        if not self.is_up:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await first_to_end(self._up.wait(), self._refused.wait())
+        if self.is_up and self.welcome is not None:
+            return self.welcome
         if self._refused.is_set() and self.last_error is not None:
             raise _fresh(self.last_error)
         raise self._unavailable()
@@ -271,7 +266,7 @@ class PeerLink(Generic[Command, Event]):
         return codec.failure_of(session_id, wrapped)
 
     def _set_up(self, writer: FrameWriter[Command], welcome: Welcome) -> None:
-        self._writer, self._welcome = writer, welcome
+        self._writer, self.welcome = writer, welcome
         self._last_frame = time.monotonic()
         self.last_error = None
         self._refused.clear()
@@ -314,14 +309,6 @@ class PeerLink(Generic[Command, Event]):
         return PeerUnavailable(
             f"the link to {self._where} broke: {error.message}", metadata={**self._facts, "cause": error.reason}
         )
-
-    @property
-    def _where(self) -> str:
-        return f"{self.name} at {self.address}"
-
-    @property
-    def _facts(self) -> dict[str, str]:
-        return {"peer": self.name, "address": self.address}
 
     def _unavailable(self) -> PeerUnavailable:
         cause = f" ({self.last_error.message})" if self.last_error else ""
