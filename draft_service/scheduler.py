@@ -36,6 +36,8 @@ from paceline.sampling import processors
 class DraftScheduler(SessionScheduler[DraftingSession]):
     """Sessions in, proposals out. All methods run on the event loop and none blocks."""
 
+    opens = DraftOpen
+
     def __init__(self, catalogue: Catalogue, executor: Executor, max_num_seqs: int) -> None:
         super().__init__()
         self._catalogue = catalogue
@@ -45,7 +47,6 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
         self._drafting: dict[DraftingSession, DraftTask] = {}
         self._speculating: dict[DraftingSession, SpeculationTask] = {}
         self._wake = asyncio.Event()
-        self.steps = 0
 
     @property
     def queue_length(self) -> int:
@@ -72,6 +73,13 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
         self._calls.append(open_call(session))
         self._begin(session, None, command.budget, facts.traceparent)
         return session
+
+    def handle(self, session: DraftingSession, command: Commit | Verifying) -> None:
+        """Take a commit or the announcement of a round in."""
+        if isinstance(command, Commit):
+            self.commit(session, command)
+        else:
+            self.verifying(session, command)
 
     def commit(self, session: DraftingSession, command: Commit) -> None:
         """Take in new committed tokens and end what the session was doing.

@@ -53,6 +53,8 @@ class TargetScheduler(SessionScheduler[Session]):
     verify.
     """
 
+    opens = TargetOpen
+
     def __init__(
         self,
         engine: Engine,
@@ -85,7 +87,6 @@ class TargetScheduler(SessionScheduler[Session]):
             failed=self._fail,
             wake=self._wake.set,
         )
-        self.steps = 0
 
     @property
     def queue_length(self) -> int:
@@ -115,6 +116,13 @@ class TargetScheduler(SessionScheduler[Session]):
         self._admission.enter(session)
         self._add(session)
         return session
+
+    def handle(self, session: Session, command: Round | Prefetch) -> None:
+        """Take a round or prefetched proposals in."""
+        if isinstance(command, Round):
+            self.submit(session, command)
+        else:
+            self.prefetch(session, command)
 
     def submit(self, session: Session, round_: Round) -> None:
         """Take a round in; it waits for the session's prefix. A repeated round gets its verdict again.

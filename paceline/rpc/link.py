@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import grpc
@@ -16,9 +15,7 @@ from paceline.protocol.handshake import Hello, Welcome
 from paceline.protocol.session import Close
 from paceline.rpc.frames import FrameWriter, InSession, Message, check_frame, first_to_end
 from paceline.rpc.link_kinds import (
-    DRAFT,
     HANDSHAKE_TIMEOUT_S,
-    TARGET,
     Command,
     Event,
     LinkKind,
@@ -80,12 +77,6 @@ async def serve_link(
             return
         logger.exception("link failed: method=%s peer=%s", kind.method, peer)
         await abort_with(context, unexpected(error))
-
-
-serve_target_link = partial(serve_link, TARGET)
-"""`serve_link` for `TargetService.Verify`."""
-serve_draft_link = partial(serve_link, DRAFT)
-"""`serve_link` for `DraftService.Draft`."""
 
 
 async def _accept(kind: LinkKind[Command, Event], context: Any, welcome: Welcome) -> Hello:
