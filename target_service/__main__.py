@@ -69,7 +69,7 @@ def _servicer(engine: Engine, executor: Executor, config: TargetConfig) -> Targe
     from target_service.servicer import TargetServicer
 
     grammars = Grammars(partial(load_tokenizer, config.model, trust_remote_code=config.engine.trust_remote_code))
-    return TargetServicer(engine, executor, config.engine, config.max_queue, config.step_timeout_ms / 1e3, grammars)
+    return TargetServicer(engine, executor, config, grammars)
 
 
 def start(config: TargetConfig) -> Coroutine[Any, Any, None]:

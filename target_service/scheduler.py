@@ -27,7 +27,7 @@ from paceline.protocol.records import StepTimings
 from paceline.protocol.target import Prefetch, Round, TargetOpen, TargetOpened, Verdict
 from paceline.rpc.sessions import SessionOwner, SessionScheduler
 from paceline.runtime import telemetry
-from paceline.runtime.config import EngineSettings
+from paceline.runtime.config import TargetConfig
 from paceline.sampling.grammar import Grammars
 from target_service.admission import Admission, Reserved, make_room
 from target_service.batching import Batcher
@@ -55,20 +55,12 @@ class TargetScheduler(SessionScheduler[Session]):
 
     opens = TargetOpen
 
-    def __init__(
-        self,
-        engine: Engine,
-        executor: Executor,
-        settings: EngineSettings,
-        max_queue: int,
-        step_timeout_s: float,
-        grammars: Grammars | None = None,
-    ) -> None:
+    def __init__(self, engine: Engine, executor: Executor, config: TargetConfig, grammars: Grammars | None) -> None:
         super().__init__()
         self._engine = engine
         self._executor = executor
-        self._settings = settings
-        self._step_timeout_s = step_timeout_s
+        self._settings = config.engine
+        self._step_timeout_s = config.step_timeout_ms / 1e3
         self._engaged: float | None = None
         """When the engine's thread began its current work, on the monotonic clock; None: it is idle."""
         self._opening: dict[int, Session] = {}
@@ -79,8 +71,8 @@ class TargetScheduler(SessionScheduler[Session]):
         self._batcher = Batcher()
         self._wake = asyncio.Event()
         self._admission = Admission(
-            settings.max_num_seqs,
-            max_queue,
+            config.engine.max_num_seqs,
+            config.max_queue,
             grammars,
             make_room=self._make_room,
             admitted=self._on_admitted,

@@ -16,7 +16,7 @@ from paceline.protocol.target import LIFE_SIGN_MS, MAX_LEASE, MAX_PREFETCHED
 from paceline.rpc.link_kinds import TARGET
 from paceline.rpc.servicer import SessionServicer
 from paceline.rpc.statuses import typed_errors
-from paceline.runtime.config import EngineSettings
+from paceline.runtime.config import TargetConfig
 from paceline.sampling.grammar import Grammars
 from paceline.v1 import target_service_pb2 as pb
 from paceline.v1 import target_service_pb2_grpc as pb_grpc
@@ -27,25 +27,18 @@ class TargetServicer(SessionServicer[TargetScheduler], pb_grpc.TargetServiceServ
     """Serves a loaded engine."""
 
     def __init__(
-        self,
-        engine: Engine,
-        executor: Executor,
-        settings: EngineSettings,
-        max_queue: int,
-        step_timeout_s: float,
-        grammars: Grammars | None = None,
+        self, engine: Engine, executor: Executor, config: TargetConfig, grammars: Grammars | None = None
     ) -> None:
         self._engine = engine
-        scheduler = TargetScheduler(engine, executor, settings, max_queue, step_timeout_s, grammars)
         welcome = Welcome(
             incarnation=secrets.token_hex(8),
             fingerprint=engine.info.fingerprint,
             max_length=engine.info.longest_session,
-            max_sessions=settings.max_num_seqs,
+            max_sessions=config.engine.max_num_seqs,
             max_lease=MAX_LEASE,
             max_prefetched=MAX_PREFETCHED,
         )
-        super().__init__(TARGET, scheduler, welcome)
+        super().__init__(TARGET, TargetScheduler(engine, executor, config, grammars), welcome)
         self._life = asyncio.create_task(self._show_life(), name="target's signs of life")
 
     async def close(self) -> None:

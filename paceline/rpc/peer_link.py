@@ -208,12 +208,12 @@ class PeerLink(Generic[Command, Event]):
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
                 await call.write(self._kind.request(hello=codec.encode_hello(self._hello)))
-                frame = await self._read(call)
+                frame = await call.read()
         except TimeoutError as error:
             raise PeerUnavailable(
                 f"{self._where} did not answer within {HANDSHAKE_TIMEOUT_S:g} s", metadata=self._facts
             ) from error
-        if frame is None or not frame.HasField("welcome") or frame.events:
+        if frame is grpc.aio.EOF or not frame.HasField("welcome") or frame.events:
             raise ProtocolMismatch(f"the first frame from {self._where} must carry welcome and nothing else")
         check_version(frame.welcome.protocol_version)
         welcome = codec.decode_welcome(frame.welcome)
@@ -230,24 +230,19 @@ class PeerLink(Generic[Command, Event]):
             await first_to_end(self._read_events(call), writer.run(call.write), self._dropped, at_end=writer.close)
         except asyncio.InvalidStateError:
             # A write to a call that has just ended; reading tells why it ended.
-            await self._read(call)
+            await call.read()
         finally:
             self._dropped.cancel()
             call.cancel()
 
     async def _read_events(self, call: Any) -> None:
-        while (frame := await self._read(call)) is not None:
+        while (frame := await call.read()) is not grpc.aio.EOF:
             self._last_frame = time.monotonic()
             check_frame(frame)
             if frame.HasField("welcome"):
                 raise ProtocolMismatch(f"a second welcome from {self._where}")
             for message in frame.events:
                 self._deliver(message)
-
-    async def _read(self, call: Any) -> Message | None:
-        """The next frame; None at the end of the stream. Raises the status of a failed one."""
-        frame = await call.read()
-        return None if frame is grpc.aio.EOF else frame
 
     def _deliver(self, message: Message) -> None:
         session_id = codec.session_id_of(message)
