@@ -16,7 +16,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
@@ -29,7 +29,7 @@ from paceline.rpc.sessions import SessionOwner, SessionScheduler
 from paceline.runtime import telemetry
 from paceline.runtime.config import TargetConfig
 from paceline.sampling.grammar import Grammars
-from target_service.admission import Admission, Reserved, make_room
+from target_service.admission import Admission, make_room
 from target_service.batching import Batcher
 from target_service.session import Session, check_open, rows_to_reserve, shared_prefix
 from target_service.step import PrefillWork, RoundWork, Step, StepResult, gather_step, run_step
@@ -74,7 +74,7 @@ class TargetScheduler(SessionScheduler[Session]):
             config.engine.max_num_seqs,
             config.max_queue,
             grammars,
-            make_room=self._make_room,
+            make_room=lambda closing, opening: self._engage(make_room, engine, closing, opening),
             admitted=self._on_admitted,
             failed=self._fail,
             wake=self._wake.set,
@@ -198,9 +198,6 @@ class TargetScheduler(SessionScheduler[Session]):
                     await self._wake.wait()
             except TimeoutError:
                 return
-
-    async def _make_room(self, closing: Sequence[Session], opening: Sequence[Session]) -> Reserved:
-        return await self._engage(make_room, self._engine, closing, opening)
 
     def _on_admitted(self, session: Session) -> None:
         if session.prefill_left:
