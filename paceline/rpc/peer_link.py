@@ -61,15 +61,16 @@ class PeerLink(Generic[Command, Event]):
     `last_error` and tried again with the longest back-off.
 
     Args:
-        name: the peer's role in messages and logs: "target", "draft".
-        settings: where it is.
+        settings: where the peer is.
         hello: what we expect to find.
     """
 
+    kind: LinkKind[Command, Event]
+    name: str
+    """The peer's role in messages and logs."""
+
     def __init__(
         self,
-        kind: LinkKind[Command, Event],
-        name: str,
         settings: PeerSettings,
         hello: Hello,
         *,
@@ -77,12 +78,10 @@ class PeerLink(Generic[Command, Event]):
         reconnect_max_ms: float = RECONNECT_MAX_MS,
         keepalive: Keepalive = KEEPALIVE,
     ) -> None:
-        self._kind = kind
-        self.name = name
         self.address = settings.address
         self._settings = settings
-        self._where = f"{name} at {settings.address}"
-        self._facts = {"peer": name, "address": settings.address}
+        self._where = f"{self.name} at {settings.address}"
+        self._facts = {"peer": self.name, "address": settings.address}
         self._hello = hello
         self._backoff = _Backoff(reconnect_min_ms / 1e3, reconnect_max_ms / 1e3)
         self._keepalive = keepalive
@@ -183,7 +182,7 @@ class PeerLink(Generic[Command, Event]):
         channel: grpc.aio.Channel | None = None
         try:
             channel = open_channel(self._settings, self._keepalive, section=f"{self.name}.")
-            call = getattr(self._kind.stub(channel), self._kind.method)()
+            call = getattr(self.kind.stub(channel), self.kind.method)()
             welcome = await self._greet(call)
             await self._use(call, welcome)
         except PacelineError as error:
@@ -207,7 +206,7 @@ class PeerLink(Generic[Command, Event]):
     async def _greet(self, call: Any) -> Welcome:
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-                await call.write(self._kind.request(hello=codec.encode_hello(self._hello)))
+                await call.write(self.kind.request(hello=codec.encode_hello(self._hello)))
                 frame = await call.read()
         except TimeoutError as error:
             raise PeerUnavailable(
@@ -221,9 +220,7 @@ class PeerLink(Generic[Command, Event]):
         return welcome
 
     async def _use(self, call: Any, welcome: Welcome) -> None:
-        writer = FrameWriter[Command](
-            self._kind.encode_command, lambda commands: self._kind.request(commands=commands)
-        )
+        writer = FrameWriter[Command](self.kind.encode_command, lambda commands: self.kind.request(commands=commands))
         self._dropped = asyncio.get_running_loop().create_future()
         self._set_up(writer, welcome)
         try:
@@ -247,7 +244,7 @@ class PeerLink(Generic[Command, Event]):
     def _deliver(self, message: Message) -> None:
         session_id = codec.session_id_of(message)
         try:
-            event: Any = self._kind.decode_event(message)
+            event: Any = self.kind.decode_event(message)
         except PacelineError as error:
             event = self._malformed(session_id, error)
         if event.session_id == 0:
@@ -316,15 +313,13 @@ class PeerLink(Generic[Command, Event]):
 class TargetLink(PeerLink[TargetCommand, TargetEvent]):
     """A `PeerLink` to a target service."""
 
-    def __init__(self, settings: PeerSettings, hello: Hello, *, name: str = "target", **options: Any) -> None:
-        super().__init__(TARGET, name, settings, hello, **options)
+    kind, name = TARGET, "target"
 
 
 class DraftLink(PeerLink[DraftCommand, DraftEvent]):
     """A `PeerLink` to a draft service."""
 
-    def __init__(self, settings: PeerSettings, hello: Hello, *, name: str = "draft", **options: Any) -> None:
-        super().__init__(DRAFT, name, settings, hello, **options)
+    kind, name = DRAFT, "draft"
 
 
 class _Backoff:
