@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import secrets
 from typing import Any
 
 import grpc
 
-from coordinator.policy.drafting import DraftingSettings
-from coordinator.servicer import CoordinatorSettings, GenerationServicer
+from coordinator.servicer import GenerationServicer
 from coordinator.sessions.draft import DraftPeer
 from coordinator.sessions.target import TargetPeer
 from paceline.models.tokenizer import Tokenizer, load_tokenizer
@@ -25,8 +23,6 @@ from paceline.runtime.process import keep_loaded, run_service
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1 import generation_service_pb2_grpc as pb_grpc
 
-logger = logging.getLogger(__name__)
-
 SERVICE = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
 
 
@@ -37,21 +33,13 @@ async def serve(config: CoordinatorConfig) -> None:
         InvalidInput: the model's tokenizer can't be loaded, or the port is taken.
     """
     telemetry.configure("paceline-coordinator")
-    settings = CoordinatorSettings(
-        model=config.served_model_name or config.model,
-        drafting=DraftingSettings(
-            config.drafter, config.num_draft_tokens, config.fan_out, config.lease, config.max_prefetched
-        ),
-        seed=config.seed,
-        max_concurrent_requests=config.max_concurrent_requests,
-    )
     links: list[PeerLink[Any, Any]] = []
 
     async def register(server: grpc.aio.Server) -> None:
         tokenizer = await asyncio.to_thread(load_tokenizer, config.model)
         target, draft = _peers(config, tokenizer)
         links.extend(peer.link for peer in (target, draft) if peer is not None)
-        servicer = GenerationServicer(settings, tokenizer, target, draft)
+        servicer = GenerationServicer(config, tokenizer, target, draft)
         pb_grpc.add_GenerationServiceServicer_to_server(servicer, server)
         keep_loaded()
         for link in links:

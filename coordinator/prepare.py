@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from coordinator.text.sequence import GenerationTask
 from paceline.models.tokenizer import Tokenizer
-from paceline.protocol.errors import UnknownModel, Unsupported, require
+from paceline.protocol.errors import UnknownModel, Unsupported, require, require_ids
 from paceline.protocol.generation import GenerateRequest
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES, NONE
 from paceline.protocol.sampling import NoiseKey
@@ -39,8 +39,8 @@ def prepare(
         raise UnknownModel(f"model = {request.model!r}: must be {model.name!r}, the one served here")
     prompt = _prompt_ids(request, model.tokenizer)
     vocab_size = model.tokenizer.vocab_size
-    _check_ids("prompt token_ids", prompt, vocab_size)
-    _check_ids("resume_token_ids", request.resume_token_ids, vocab_size)
+    require_ids("prompt token_ids", prompt, vocab_size)
+    require_ids("resume_token_ids", request.resume_token_ids, vocab_size)
     max_length = _max_length(request, len(prompt), model.max_length)
     _check_sampling(request, model.tokenizer)
     _check_drafter(request, model.drafters)
@@ -69,11 +69,6 @@ def _prompt_ids(request: GenerateRequest, tokenizer: Tokenizer) -> tuple[int, ..
     ids = tokenizer.encode(request.prompt or "")
     require(len(ids) > 0, "prompt", request.prompt, "text of at least 1 token")
     return ids
-
-
-def _check_ids(field: str, ids: Sequence[int], vocab_size: int) -> None:
-    for token_id in ids:
-        require(0 <= token_id < vocab_size, field, token_id, f"in [0, {vocab_size})")
 
 
 def _max_length(request: GenerateRequest, prompt_length: int, context_length: int) -> int:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -26,8 +24,10 @@ from paceline.protocol.errors import InternalError, Overloaded
 from paceline.protocol.generation import Finished, GenerateEvent, ModelDescription, Started
 from paceline.protocol.handshake import Fingerprint
 from paceline.protocol.proposal import AUTO, NGRAM, NONE
+from paceline.rpc.frames import first_to_end
 from paceline.rpc.statuses import typed_errors
 from paceline.runtime import telemetry
+from paceline.runtime.config import CoordinatorConfig
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1 import generation_service_pb2_grpc as pb_grpc
 
@@ -39,23 +39,17 @@ PATIENT_SHARE = 0.9
 Write = Callable[[GenerateEvent], Any]
 
 
-@dataclass(frozen=True)
-class CoordinatorSettings:
-    """What the servicer needs of the configuration."""
-
-    model: str
-    drafting: DraftingSettings
-    seed: int | None
-    max_concurrent_requests: int
-
-
 class GenerationServicer(pb_grpc.GenerationServiceServicer):
     """Runs each request's rounds on the shared links."""
 
     def __init__(
-        self, settings: CoordinatorSettings, tokenizer: Tokenizer, target: TargetPeer, draft: DraftPeer | None
+        self, config: CoordinatorConfig, tokenizer: Tokenizer, target: TargetPeer, draft: DraftPeer | None
     ) -> None:
-        self._settings = settings
+        self._config = config
+        self._model = config.served_model_name or config.model
+        self._drafting = DraftingSettings(
+            config.drafter, config.num_draft_tokens, config.fan_out, config.lease, config.max_prefetched
+        )
         self._tokenizer = tokenizer
         self._target = target
         self._draft = draft
@@ -100,7 +94,7 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
     async def _stream(self, task: GenerationTask, write: Write, arrived: float) -> None:
         sequence = Sequence(task, self._tokenizer)
         target = TargetSession(self._target, task)
-        drafting = Drafting(task, self._draft, self._cost_model, self._settings.drafting)
+        drafting = Drafting(task, self._draft, self._cost_model, self._drafting)
         stats = StatsBuilder(arrived)
 
         def free() -> None:
@@ -113,8 +107,9 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
             await outbox.drained()
 
         try:
-            await write(Started(task.noise.seed, task.prompt, self._settings.model))
-            await _with_writer(rounds, Outbox(write, free))
+            await write(Started(task.noise.seed, task.prompt, self._model))
+            outbox = Outbox(write, free)
+            await first_to_end(outbox.run(), rounds(outbox))
         finally:
             free()
         if sequence.finish_reason is None:
@@ -122,40 +117,25 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         await write(Finished(sequence.finish_reason, sequence.flush(), stats.build()))
 
     def _admit(self) -> None:
-        limit = self._settings.max_concurrent_requests
+        limit = self._config.max_concurrent_requests
         if self._running >= limit:
             raise Overloaded(f"max_concurrent_requests = {limit} are running", retry_after_ms=RETRY_AFTER_MS)
 
     def _served(self) -> ServedModel:
         target, draft = self._target.link.welcome, self._draft.link.welcome if self._draft else None
         return ServedModel(
-            name=self._settings.model,
+            name=self._model,
             tokenizer=self._tokenizer,
             max_length=target.max_length if target else 0,
             drafters=self._drafters(draft.drafters if draft else ()),
-            seed=self._settings.seed,
+            seed=self._config.seed,
         )
 
     def _drafters(self, of_service: tuple[str, ...]) -> tuple[str, ...]:
         """Names that requests may use, the default first."""
-        default = self._settings.drafting.drafter
+        default = self._config.drafter
         names = ((default,) if default != NONE else ()) + (AUTO, NGRAM) + of_service
         return tuple(dict.fromkeys(names))
-
-
-async def _with_writer(rounds: Callable[[Outbox], Any], outbox: Outbox) -> None:
-    """Run the rounds beside the task that writes their text; whichever fails ends both."""
-    writer = asyncio.ensure_future(outbox.run())
-    work = asyncio.ensure_future(rounds(outbox))
-    try:
-        await asyncio.wait([writer, work], return_when=asyncio.FIRST_COMPLETED)
-        if writer.done():
-            writer.result()
-        await work
-    finally:
-        for task in (writer, work):
-            task.cancel()
-        await asyncio.gather(writer, work, return_exceptions=True)
 
 
 def _deadline(context: grpc.aio.ServicerContext[Any, Any]) -> float | None:

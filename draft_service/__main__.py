@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
-import grpc
-
 from draft_service.drafters.names import check_drafters
 from paceline.engine.executor import Executor
-from paceline.rpc.server import run_server
+from paceline.rpc.servicer import serve_sessions
 from paceline.runtime import telemetry
 from paceline.runtime.config import DraftConfig
 from paceline.runtime.options import parse_config
-from paceline.runtime.process import keep_loaded, run_service
+from paceline.runtime.process import run_service
 from paceline.sampling import racing
 from paceline.v1 import draft_service_pb2 as pb
 from paceline.v1 import draft_service_pb2_grpc as pb_grpc
@@ -24,8 +21,6 @@ from paceline.v1 import draft_service_pb2_grpc as pb_grpc
 if TYPE_CHECKING:
     from draft_service.drafters.catalogue import Catalogue
     from draft_service.servicer import DraftServicer
-
-logger = logging.getLogger(__name__)
 
 SERVICE = pb.DESCRIPTOR.services_by_name["DraftService"].full_name
 TARGETS_OWN = ("engine.reproducible", "engine.reproducible_rows")
@@ -40,39 +35,23 @@ async def serve(config: DraftConfig) -> None:
     """
     telemetry.configure("paceline-draft")
     executor = Executor("draft-engine")
-    try:
-        await _serve_on(executor, config)
-    finally:
-        executor.close()
-        telemetry.shutdown()
 
-
-async def _serve_on(executor: Executor, config: DraftConfig) -> None:
-    # torch and transformers take seconds to import: health answers meanwhile.
-    serving: DraftServicer | None = None
-    stop = asyncio.Event()
-
-    async def register(server: grpc.aio.Server) -> None:
-        nonlocal serving
+    async def load() -> DraftServicer:
         catalogue = await executor.run(_load, config)
         from draft_service.servicer import DraftServicer
 
-        serving = DraftServicer(catalogue, executor, config.engine.max_num_seqs)
-        # A service that can't step any more must not look healthy.
-        serving.runner.add_done_callback(lambda _: stop.set())
-        pb_grpc.add_DraftServiceServicer_to_server(serving, server)
-        keep_loaded()
+        return DraftServicer(catalogue, executor, config.engine.max_num_seqs)
 
-    async def drain() -> None:
-        if serving is not None:
-            await serving.scheduler.idle()
+    async def drain(serving: DraftServicer) -> None:
+        await serving.scheduler.idle()
 
     try:
+        add = pb_grpc.add_DraftServiceServicer_to_server
         loading = f"the draft service is still loading {', '.join(config.drafters)}"
-        await run_server(config.server, register, [SERVICE], stop, on_drain=drain, loading=loading)
+        await serve_sessions(config.server, SERVICE, load, add, drain, stop=asyncio.Event(), loading=loading)
     finally:
-        if serving is not None:
-            await serving.close()
+        executor.close()
+        telemetry.shutdown()
 
 
 def _load(config: DraftConfig) -> Catalogue:

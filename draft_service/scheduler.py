@@ -11,23 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 
 from draft_service.drafters.catalogue import Catalogue
-from draft_service.session import DraftingSession, DraftTask, FinishedDraft, Grown, SpeculationTask
-from draft_service.step import (
-    SessionCall,
-    StepResults,
-    begin_call,
-    close_call,
-    commit_call,
-    open_call,
-    run_steps,
-    speculate_call,
-)
+from draft_service.session import DraftingSession, DraftTask, Grown, SpeculationTask
+from draft_service.step import SessionCall, StepResults, run_steps
 from paceline.engine.executor import Executor
 from paceline.protocol.draft import Commit, DraftBudget, DraftedProposal, DraftOpen, DraftOpened, Verifying
 from paceline.protocol.errors import Overloaded, require_ids
-from paceline.protocol.proposal import Outcome
+from paceline.protocol.proposal import Outcome, Proposal
 from paceline.rpc.sessions import RETRY_AFTER_MS, SessionOwner, SessionScheduler
 from paceline.runtime import telemetry
 from paceline.sampling import processors
@@ -35,6 +27,8 @@ from paceline.sampling import processors
 
 class DraftScheduler(SessionScheduler[DraftingSession]):
     """Sessions in, proposals out. All methods run on the event loop and none blocks."""
+
+    opens = DraftOpen
 
     def __init__(self, catalogue: Catalogue, executor: Executor, max_num_seqs: int) -> None:
         super().__init__()
@@ -45,7 +39,6 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
         self._drafting: dict[DraftingSession, DraftTask] = {}
         self._speculating: dict[DraftingSession, SpeculationTask] = {}
         self._wake = asyncio.Event()
-        self.steps = 0
 
     @property
     def queue_length(self) -> int:
@@ -69,9 +62,16 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
         key, length = next(self._keys), len(facts.token_ids)
         session = DraftingSession(key, command.session_id, owner, facts, drafter, vocab_size, length)
         self._add(session)
-        self._calls.append(open_call(session))
+        self._calls.append(SessionCall(session, partial(drafter.open, key, facts), opens=True))
         self._begin(session, None, command.budget, facts.traceparent)
         return session
+
+    def handle(self, session: DraftingSession, command: Commit | Verifying) -> None:
+        """Take a commit or the announcement of a round in."""
+        if isinstance(command, Commit):
+            self.commit(session, command)
+        else:
+            self.verifying(session, command)
 
     def commit(self, session: DraftingSession, command: Commit) -> None:
         """Take in new committed tokens and end what the session was doing.
@@ -83,7 +83,7 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
             PrefixMismatch, InvalidInput: the commit is refused, the session stays as it is.
         """
         session.accept(command)
-        self._calls.append(commit_call(session, command.token_ids))
+        self._calls.append(SessionCall(session, partial(session.drafter.commit, session.key, command.token_ids)))
         self._stop(session)
         self._wake.set()
         if session.offer is None:
@@ -104,12 +104,12 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
         self._stop(session)
         if command.budget.fan_out and command.budget.max_tokens:
             task = self._speculating[session] = SpeculationTask(session, command)
-            self._calls.append(speculate_call(task))
+            self._calls.append(SessionCall(session, task.begin))
             self._wake.set()
 
     def _release(self, session: DraftingSession) -> None:
         self._stop(session)
-        self._calls.append(close_call(session))
+        self._calls.append(SessionCall(session, partial(session.drafter.close, session.key), closes=True))
         self._wake.set()
 
     async def run(self) -> None:
@@ -148,15 +148,15 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
             return
         task = DraftTask(session, outcome, budget, session.next_proposal_id(), time.monotonic(), traceparent)
         self._drafting[session] = task
-        self._calls.append(begin_call(task))
+        self._calls.append(SessionCall(session, task.begin))
 
     def _deliver(self, results: StepResults) -> None:
         for session, reused in results.opened.items():
             self._send_opened(session, reused)
         for session, error in results.failures.items():
             self._fail(session, error)
-        for drafted in results.drafted:
-            self._send(drafted)
+        for task, proposal in results.drafted.items():
+            self._send(task, proposal)
         for each in results.grown:
             self._send_prepared(each)
 
@@ -166,15 +166,14 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
             opened = DraftOpened(session.id, manifest.name, reused, manifest.feature_layers)
             session.owner.send(opened, urgent=True)
 
-    def _send(self, drafted: FinishedDraft) -> None:
-        task = drafted.task
-        if self._drafting.get(task.session) is not task:
-            return
-        del self._drafting[task.session]
-        timings = task.timings(time.monotonic())
+    def _send(self, task: DraftTask, proposal: Proposal) -> None:
         session = task.session
-        session.sent(task.outcome, drafted.proposal)
-        session.owner.send(DraftedProposal(session.id, task.outcome, drafted.proposal, timings), urgent=True)
+        if self._drafting.get(session) is not task:
+            return
+        del self._drafting[session]
+        timings = task.timings(time.monotonic())
+        session.sent(task.outcome, proposal)
+        session.owner.send(DraftedProposal(session.id, task.outcome, proposal, timings), urgent=True)
         telemetry.record_step(task.traceparent, "draft", timings)
 
     def _send_prepared(self, grown: Grown) -> None:

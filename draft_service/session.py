@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -12,14 +13,6 @@ from paceline.protocol.errors import require, require_ids
 from paceline.protocol.proposal import ROOT, Acceptance, Outcome, Proposal
 from paceline.protocol.records import StepTimings
 from paceline.rpc.sessions import ServedSession
-
-
-@dataclass(frozen=True)
-class Offer:
-    """A proposal as far as it was sent."""
-
-    proposal_id: int
-    nodes: int
 
 
 @dataclass(eq=False)
@@ -36,8 +29,8 @@ class DraftingSession(ServedSession):
     vocab_size: int
     committed_length: int
     verifying: Verifying | None = None
-    offer: Offer | None = None
-    prepared: dict[Outcome, Offer] = field(default_factory=dict)
+    offer: Proposal | None = None
+    prepared: dict[Outcome, Proposal] = field(default_factory=dict)
     last_id: int = 0
     ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     """Proposal ids; taken on both threads."""
@@ -48,12 +41,11 @@ class DraftingSession(ServedSession):
 
     def sent(self, outcome: Outcome | None, proposal: Proposal) -> None:
         """Record a proposal that has left: for what is committed, or prepared for an outcome of the round."""
-        offer = Offer(proposal.proposal_id, len(proposal))
-        self.last_id = max(self.last_id, offer.proposal_id)
+        self.last_id = max(self.last_id, proposal.proposal_id)
         if self.verifying is None:
-            self.offer = offer
+            self.offer = proposal
         elif outcome is not None:
-            self.prepared[outcome] = offer
+            self.prepared[outcome] = proposal
 
     def accept(self, commit: Commit) -> None:
         """Take in new committed tokens; a refused commit changes nothing.
@@ -88,10 +80,11 @@ class DraftingSession(ServedSession):
         known = verifying.proposal_id <= self.last_id
         require(known, "proposal_id", verifying.proposal_id, f"at most {self.last_id}, the last one sent")
         if verifying.proposal_id:
-            offer = self.offer or Offer(0, 0)
-            self._expect("proposal_id", offer.proposal_id, verifying.proposal_id)
-            fits = verifying.node_count <= offer.nodes
-            require(fits, "node_count", verifying.node_count, f"at most {offer.nodes}, the nodes sent")
+            offered, nodes = (self.offer.proposal_id, len(self.offer)) if self.offer is not None else (0, 0)
+            self._expect("proposal_id", offered, verifying.proposal_id)
+            require(
+                verifying.node_count <= nodes, "node_count", verifying.node_count, f"at most {nodes}, the nodes sent"
+            )
         if verifying.proposal is not None:
             require_ids("proposal token_ids", verifying.proposal.token_ids, self.vocab_size)
             fits = verifying.proposal.is_chain or self.facts.acceptance is Acceptance.COUPLED
@@ -120,6 +113,11 @@ class DraftTask:
     sample_ms: float = 0.0
     rows: int = 0
     batch: int = field(default=1)
+
+    def begin(self) -> None:
+        """Start to draft."""
+        self.started = time.monotonic()
+        self.draft = self.session.drafter.begin(self.session.key, self.budget, self.proposal_id)
 
     @property
     def deadline(self) -> float | None:
@@ -153,6 +151,12 @@ class SpeculationTask:
     started: bool = False
     timings: StepTimings = field(default_factory=StepTimings)
 
+    def begin(self) -> None:
+        """Start to prepare."""
+        self.started = True
+        drafter, next_id = self.session.drafter, self.session.next_proposal_id
+        self.speculating = drafter.speculate(self.session.key, self.verifying, next_id)
+
     @property
     def over(self) -> bool:
         """Whether nothing is left to compute."""
@@ -166,14 +170,6 @@ class Grown:
     task: SpeculationTask
     prepared: list[Prepared]
     timings: StepTimings
-
-
-@dataclass(frozen=True)
-class FinishedDraft:
-    """A task's proposal, done or as far as it got by its deadline."""
-
-    task: DraftTask
-    proposal: Proposal
 
 
 def _nodes(verifying: Verifying) -> int:

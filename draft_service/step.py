@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from draft_service.drafters.interface import AnyDrafter
-from draft_service.session import DraftingSession, DraftTask, FinishedDraft, Grown, SpeculationTask
+from draft_service.session import DraftingSession, DraftTask, Grown, SpeculationTask
 from paceline.protocol.errors import PacelineError
+from paceline.protocol.proposal import Proposal
 from paceline.protocol.records import StepTimings
 
 logger = logging.getLogger(__name__)
@@ -41,12 +42,13 @@ class StepResults:
     """What calls or a step have done that the event loop must send; false if there is nothing.
 
     `opened` says how many prefix tokens each opened session reused; a session
-    in `failures` can't be used again.
+    in `failures` can't be used again; `drafted` has proposals that are done, or
+    as far as they got by their deadlines.
     """
 
     opened: dict[DraftingSession, int] = field(default_factory=dict)
     failures: dict[DraftingSession, PacelineError] = field(default_factory=dict)
-    drafted: list[FinishedDraft] = field(default_factory=list)
+    drafted: dict[DraftTask, Proposal] = field(default_factory=dict)
     grown: list[Grown] = field(default_factory=list)
 
     def __bool__(self) -> bool:
@@ -63,42 +65,6 @@ class _DrafterBatch:
     @property
     def sessions(self) -> list[DraftingSession]:
         return [*(task.session for task in self.drafts), *(task.session for task in self.speculations)]
-
-
-def open_call(session: DraftingSession) -> SessionCall:
-    """Begin a session in its drafter."""
-    return SessionCall(session, lambda: session.drafter.open(session.key, session.facts), opens=True)
-
-
-def commit_call(session: DraftingSession, token_ids: Sequence[int]) -> SessionCall:
-    """Append committed tokens."""
-    return SessionCall(session, lambda: session.drafter.commit(session.key, token_ids))
-
-
-def begin_call(task: DraftTask) -> SessionCall:
-    """Start to draft a task's proposal."""
-
-    def begin() -> None:
-        task.started = time.monotonic()
-        task.draft = task.session.drafter.begin(task.session.key, task.budget, task.proposal_id)
-
-    return SessionCall(task.session, begin)
-
-
-def speculate_call(task: SpeculationTask) -> SessionCall:
-    """Start to prepare for a round's outcomes."""
-
-    def speculate() -> None:
-        session = task.session
-        task.started = True
-        task.speculating = session.drafter.speculate(session.key, task.verifying, session.next_proposal_id)
-
-    return SessionCall(task.session, speculate)
-
-
-def close_call(session: DraftingSession) -> SessionCall:
-    """Forget a session in its drafter."""
-    return SessionCall(session, lambda: session.drafter.close(session.key), closes=True)
 
 
 def run_steps(
@@ -144,9 +110,8 @@ def run_steps(
 def _unfinished(
     drafts: Sequence[DraftTask], speculations: Sequence[SpeculationTask], results: StepResults
 ) -> tuple[list[DraftTask], list[SpeculationTask]]:
-    drafted = {each.task for each in results.drafted}
     return (
-        [task for task in drafts if task not in drafted and task.session not in results.failures],
+        [task for task in drafts if task not in results.drafted and task.session not in results.failures],
         [task for task in speculations if task.session not in results.failures],
     )
 
@@ -226,7 +191,7 @@ def _read_draft(task: DraftTask, results: StepResults) -> None:
     with _failing([task.session], "reading a proposal", results):
         proposal = task.draft.proposal()
         task.sample_ms = (time.monotonic() - started) * 1e3
-        results.drafted.append(FinishedDraft(task, proposal))
+        results.drafted[task] = proposal
 
 
 def _read_grown(task: SpeculationTask, results: StepResults) -> None:

@@ -5,21 +5,20 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any
-
-import grpc
 
 from paceline.engine.executor import Executor
 from paceline.engine.parallel.launch import run_rank
 from paceline.engine.parallel.place import Place, place_from
 from paceline.models.tokenizer import load_tokenizer
-from paceline.rpc.server import run_server
+from paceline.rpc.frames import first_to_end
+from paceline.rpc.servicer import serve_sessions
 from paceline.runtime import telemetry
 from paceline.runtime.config import TargetConfig
 from paceline.runtime.options import parse_config
-from paceline.runtime.process import keep_loaded, run_service
+from paceline.runtime.process import run_service
 from paceline.v1 import target_service_pb2 as pb
 from paceline.v1 import target_service_pb2_grpc as pb_grpc
 from target_service.ranks import LossWatch, engine_loader
@@ -43,51 +42,34 @@ async def serve(config: TargetConfig, place: Place | None = None) -> None:
         PacelineError: the model can't be served, or the port is taken.
     """
     watch = LossWatch()
-    with engine_loader(config, place, watch) as load:
+    with engine_loader(config, place, watch) as load_engine:
         telemetry.configure("paceline-target")
         executor = Executor("target-engine")
+
+        async def load() -> TargetServicer:
+            engine = await executor.run(load_engine)
+            return _servicer(engine, executor, config)
+
+        async def drain(serving: TargetServicer) -> None:
+            """Sessions end by themselves, or with the engine."""
+            await first_to_end(serving.scheduler.idle(), watch.lost.wait(), asyncio.wait([serving.runner]))
+
         try:
-            await _serve_on(executor, config, load, watch)
+            add = pb_grpc.add_TargetServiceServicer_to_server
+            loading = f"the target service is still loading {config.model}"
+            await serve_sessions(config.server, SERVICE, load, add, drain, stop=watch.stop, loading=loading)
         finally:
             executor.close()
             telemetry.shutdown()
     watch.check()
 
 
-async def _serve_on(executor: Executor, config: TargetConfig, load: Callable[[], Engine], watch: LossWatch) -> None:
-    # torch and transformers take seconds to import: health answers meanwhile.
-    serving: TargetServicer | None = None
+def _servicer(engine: Engine, executor: Executor, config: TargetConfig) -> TargetServicer:
+    from paceline.sampling.grammar import Grammars
+    from target_service.servicer import TargetServicer
 
-    async def register(server: grpc.aio.Server) -> None:
-        nonlocal serving
-        engine = await executor.run(load)
-        from paceline.sampling.grammar import Grammars
-        from target_service.servicer import TargetServicer
-
-        grammars = Grammars(partial(load_tokenizer, config.model, trust_remote_code=config.engine.trust_remote_code))
-        serving = TargetServicer(
-            engine, executor, config.engine, config.max_queue, config.step_timeout_ms / 1e3, grammars
-        )
-        # A service that can't step any more must not look healthy.
-        serving.runner.add_done_callback(lambda _: watch.stop.set())
-        pb_grpc.add_TargetServiceServicer_to_server(serving, server)
-        keep_loaded()
-
-    async def drain() -> None:
-        """Sessions end by themselves, or with the engine."""
-        if serving is None:
-            return
-        ends = [asyncio.ensure_future(each) for each in (serving.scheduler.idle(), watch.lost.wait())]
-        await asyncio.wait([*ends, serving.runner], return_when=asyncio.FIRST_COMPLETED)
-        for end in ends:
-            end.cancel()
-
-    try:
-        loading = f"the target service is still loading {config.model}"
-        await run_server(config.server, register, [SERVICE], watch.stop, on_drain=drain, loading=loading)
-    finally:
-        if serving is not None:
-            await serving.close()
+    grammars = Grammars(partial(load_tokenizer, config.model, trust_remote_code=config.engine.trust_remote_code))
+    return TargetServicer(engine, executor, config, grammars)
 
 
 def start(config: TargetConfig) -> Coroutine[Any, Any, None]:

@@ -16,7 +16,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
@@ -27,9 +27,9 @@ from paceline.protocol.records import StepTimings
 from paceline.protocol.target import Prefetch, Round, TargetOpen, TargetOpened, Verdict
 from paceline.rpc.sessions import SessionOwner, SessionScheduler
 from paceline.runtime import telemetry
-from paceline.runtime.config import EngineSettings
+from paceline.runtime.config import TargetConfig
 from paceline.sampling.grammar import Grammars
-from target_service.admission import Admission, Reserved, make_room
+from target_service.admission import Admission, make_room
 from target_service.batching import Batcher
 from target_service.session import Session, check_open, rows_to_reserve, shared_prefix
 from target_service.step import PrefillWork, RoundWork, Step, StepResult, gather_step, run_step
@@ -53,20 +53,14 @@ class TargetScheduler(SessionScheduler[Session]):
     verify.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        executor: Executor,
-        settings: EngineSettings,
-        max_queue: int,
-        step_timeout_s: float,
-        grammars: Grammars | None = None,
-    ) -> None:
+    opens = TargetOpen
+
+    def __init__(self, engine: Engine, executor: Executor, config: TargetConfig, grammars: Grammars | None) -> None:
         super().__init__()
         self._engine = engine
         self._executor = executor
-        self._settings = settings
-        self._step_timeout_s = step_timeout_s
+        self._settings = config.engine
+        self._step_timeout_s = config.step_timeout_ms / 1e3
         self._engaged: float | None = None
         """When the engine's thread began its current work, on the monotonic clock; None: it is idle."""
         self._opening: dict[int, Session] = {}
@@ -77,15 +71,14 @@ class TargetScheduler(SessionScheduler[Session]):
         self._batcher = Batcher()
         self._wake = asyncio.Event()
         self._admission = Admission(
-            settings.max_num_seqs,
-            max_queue,
+            config.engine.max_num_seqs,
+            config.max_queue,
             grammars,
-            make_room=self._make_room,
+            make_room=lambda closing, opening: self._engage(make_room, engine, closing, opening),
             admitted=self._on_admitted,
             failed=self._fail,
             wake=self._wake.set,
         )
-        self.steps = 0
 
     @property
     def queue_length(self) -> int:
@@ -115,6 +108,13 @@ class TargetScheduler(SessionScheduler[Session]):
         self._admission.enter(session)
         self._add(session)
         return session
+
+    def handle(self, session: Session, command: Round | Prefetch) -> None:
+        """Take a round or prefetched proposals in."""
+        if isinstance(command, Round):
+            self.submit(session, command)
+        else:
+            self.prefetch(session, command)
 
     def submit(self, session: Session, round_: Round) -> None:
         """Take a round in; it waits for the session's prefix. A repeated round gets its verdict again.
@@ -198,9 +198,6 @@ class TargetScheduler(SessionScheduler[Session]):
                     await self._wake.wait()
             except TimeoutError:
                 return
-
-    async def _make_room(self, closing: Sequence[Session], opening: Sequence[Session]) -> Reserved:
-        return await self._engage(make_room, self._engine, closing, opening)
 
     def _on_admitted(self, session: Session) -> None:
         if session.prefill_left:

@@ -135,12 +135,8 @@ class Session(ServedSession):
         for round_ in prefetched.values():
             check_round(round_, mode, info, self.max_rows)
         prefetched = self.prefetched | prefetched
-        require(
-            len(prefetched) <= MAX_PREFETCHED,
-            "prefetched proposals",
-            len(prefetched),
-            f"at most {MAX_PREFETCHED} for one round",
-        )
+        few = len(prefetched) <= MAX_PREFETCHED
+        require(few, "prefetched proposals", len(prefetched), f"at most {MAX_PREFETCHED} for one round")
         self.prefetched = prefetched
         # A coordinator that prefetches for a round has the verdicts before it, and won't ask for those again.
         self.run.clear()

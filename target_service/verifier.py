@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from paceline.engine.interface import Draw, Drawing, Logits
+from paceline.engine.interface import Draw, Drawing, Drawn, Logits
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.proposal import ROOT, Acceptance
 from paceline.protocol.sampling import SamplingParams
@@ -39,22 +39,15 @@ def verify(logits: Logits, facts: SessionSpec, round_: Round, processors: Proces
         InvalidInput: the logits hold NaN, or no token is left to come.
     """
     processed = logits if processors is None else _process(logits, round_, processors)
-    p: tuple[float, ...] = ()
-    masses: tuple[float, ...] = ()
     if facts.acceptance is Acceptance.COUPLED:
-        tokens = _draw_coupled(processed, facts, round_)
+        drawn = Drawn(_draw_coupled(processed, facts, round_))
     elif facts.acceptance is Acceptance.REJECTION:
         p, tokens = acceptance.draw_rejection(processed_scores(processed, facts.sampling), round_, facts.noise)
+        drawn = Drawn(tokens, p)
     else:
         p, masses, tokens = acceptance.draw_block(processed_scores(processed, facts.sampling), round_, facts.noise)
-    return Verdict(
-        session_id=round_.session_id,
-        base_length=round_.base_length,
-        token_ids=tokens,
-        target_probabilities=p,
-        residual_masses=masses,
-        logprobs=_logprobs(logits, facts, round_, tokens),
-    )
+        drawn = Drawn(tokens, p, masses)
+    return _verdict(drawn, round_, _logprobs(logits, facts, round_, drawn.token_ids))
 
 
 def _draw_coupled(processed: Logits, facts: SessionSpec, round_: Round) -> tuple[int, ...]:
@@ -97,14 +90,12 @@ def drawn_verdict(drawing: Drawing, round_: Round) -> Verdict:
     Raises:
         InvalidInput: the logits hold NaN.
     """
-    drawn = drawing.drawn()
-    return Verdict(
-        session_id=round_.session_id,
-        base_length=round_.base_length,
-        token_ids=drawn.token_ids,
-        target_probabilities=drawn.target_probabilities,
-        residual_masses=drawn.residual_masses,
-    )
+    return _verdict(drawing.drawn(), round_)
+
+
+def _verdict(drawn: Drawn, round_: Round, logprobs: tuple[RowLogprobs, ...] = ()) -> Verdict:
+    p, masses = drawn.target_probabilities, drawn.residual_masses
+    return Verdict(round_.session_id, round_.base_length, drawn.token_ids, p, masses, logprobs)
 
 
 def _logprobs(logits: Logits, facts: SessionSpec, round_: Round, drawn: tuple[int, ...]) -> tuple[RowLogprobs, ...]:

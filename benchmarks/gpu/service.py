@@ -102,7 +102,7 @@ async def through_the_service(
         InternalError: the service failed a session.
     """
     executor = Executor("gpu-benchmark")
-    servicer = TargetServicer(engine, executor, settings, sessions, TargetConfig().step_timeout_ms / 1e3)
+    servicer = TargetServicer(engine, executor, TargetConfig(engine=settings, max_queue=sessions))
     address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     stop = asyncio.Event()
 

@@ -75,6 +75,7 @@ def build_catalogue(config: DraftConfig) -> Catalogue:
         VocabularyMismatch: models whose tokenizers differ from each other or from the target's.
     """
     check_drafters(config.drafters)
+    tokenizer_of = partial(load_tokenizer, trust_remote_code=config.engine.trust_remote_code)
     drafters: dict[str, AnyDrafter] = {}
     engines: list[Engine] = []
     for text in config.drafters:
@@ -87,7 +88,7 @@ def build_catalogue(config: DraftConfig) -> Catalogue:
             config.engine.prefill_chunk,
             name,
             reduced_vocabulary=trained,
-            grammars=_grammars(config.target_model or model.partition("#")[0], config),
+            grammars=Grammars(partial(tokenizer_of, config.target_model or model.partition("#")[0])),
         )
     _check_vocabularies(engines, config)
     return Catalogue(drafters, tuple(engines))
@@ -99,10 +100,6 @@ def _load_trained(folder: str, config: DraftConfig) -> Engine:
     from paceline.train.checkpoint import load_draft_engine
 
     return load_draft_engine(folder, config.engine, config.target_model)
-
-
-def _grammars(model: str, config: DraftConfig) -> Grammars:
-    return Grammars(partial(load_tokenizer, model, trust_remote_code=config.engine.trust_remote_code))
 
 
 def _check_vocabularies(engines: list[Engine], config: DraftConfig) -> None:

@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -37,7 +38,6 @@ SHOWN_DIGITS = 12
 
 DEFAULT_DRAFT = f"{LOCALHOST}:{DRAFT_PORT}"
 DEFAULT_TARGET = f"{LOCALHOST}:{TARGET_PORT}"
-Worker = Literal["target", "draft"]
 
 
 @dataclass(frozen=True)
@@ -89,15 +89,12 @@ def examine(addresses: Addresses) -> Iterator[Finding]:
     """Report everything, in order, as it is found out."""
     yield from _versions()
     yield from _models()
-    statuses = []
-    workers: list[tuple[Worker, str]] = [("target", addresses.target)]
-    workers += [("draft", addresses.draft)] if addresses.draft else []
-    for name, address in workers:
-        findings, status = _worker(name, addresses, address)
-        yield from findings
-        statuses.append(status)
+    statuses: list[ServiceStatus] = []
+    yield from _worker("target", addresses, addresses.target, statuses)
+    if addresses.draft:
+        yield from _worker("draft", addresses, addresses.draft, statuses)
     yield from _coordinator(addresses)
-    yield from _tokenizers([status for status in statuses if status is not None])
+    yield from _tokenizers(statuses)
 
 
 def _versions() -> Iterator[Finding]:
@@ -147,30 +144,32 @@ def _models() -> Iterator[Finding]:
         yield Finding(f"model {name}", "pulled" if is_pulled(name) else f"not pulled (paceline pull {name})")
 
 
-def _worker(name: Worker, addresses: Addresses, address: str) -> tuple[list[Finding], ServiceStatus | None]:
-    """Health, round trip and status of the target or draft service."""
+def _worker(
+    name: Literal["target", "draft"], addresses: Addresses, address: str, statuses: list[ServiceStatus]
+) -> Iterator[Finding]:
+    """Health, round trip and status of the target or draft service; adds its status if it has one."""
     health = _health(name, addresses, address)
+    yield from health
     if not health[0].ok:
-        return health, None
+        return
     try:
         status = service_status(name, addresses.peer(address), addresses.timeout_s)
     except grpc.RpcError as error:
-        return [*health, Finding(f"{name} status", from_rpc_error(error).message, ok=False)], None
-    detail = (
-        f"{status.fingerprint.model or 'no model'}, {status.sessions} sessions, "
-        f"{status.kv_rows} of {status.max_kv_rows} KV rows, {status.resident_bytes >> 20} MiB resident"
-    )
-    return [*health, Finding(f"{name} status", detail)], status
+        yield Finding(f"{name} status", from_rpc_error(error).message, ok=False)
+        return
+    statuses.append(status)
+    model, resident_mib = status.fingerprint.model or "no model", status.resident_bytes >> 20
+    rows = f"{status.kv_rows} of {status.max_kv_rows} KV rows"
+    yield Finding(f"{name} status", f"{model}, {status.sessions} sessions, {rows}, {resident_mib} MiB resident")
 
 
 def _health(name: str, addresses: Addresses, address: str) -> list[Finding]:
-    request = health_pb2.HealthCheckRequest()
-    timeout_s = addresses.timeout_s
     with open_sync_channel(addresses.peer(address)) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
+        check = partial(stub.Check, health_pb2.HealthCheckRequest(), timeout=addresses.timeout_s)
         try:
-            answer = stub.Check(request, timeout=timeout_s, wait_for_ready=True)
-            trips = [_timed_ms(lambda: stub.Check(request, timeout=timeout_s)) for _ in range(ROUND_TRIPS)]
+            answer = check(wait_for_ready=True)
+            trips = [_timed_ms(check) for _ in range(ROUND_TRIPS)]
         except grpc.RpcError as error:
             return [Finding(name, f"{address} does not answer: {from_rpc_error(error).message}", ok=False)]
     state = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -15,22 +14,6 @@ from paceline.runtime.config import DEFAULT_MODEL, EngineSettings, load_config
 from paceline.runtime.options import takes_settings
 
 train = typer.Typer(help="Make models for this system.", no_args_is_help=True)
-
-
-class TrainLoss(StrEnum):
-    """What training makes small; `paceline.train.teacher.Loss` says what each is."""
-
-    KL = "kl"
-    NLA = "nla"
-    LK = "lk"
-
-
-class TrainDtype(StrEnum):
-    """Precisions of training."""
-
-    AUTO = "auto"
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
 
 
 @train.command(
@@ -61,14 +44,15 @@ def train_draft(
         str, typer.Option(help="TEMPERATURE:SHARE,… of the texts that the target writes.")
     ] = "1:0.5,0.6:0.25,0:0.25",
     max_length: Annotated[int, typer.Option(help="Longest text, in tokens.")] = 448,
-    loss: Annotated[TrainLoss, typer.Option(help="kl; nla, lk: after a warm-up on kl.")] = TrainLoss.LK,
+    loss: Annotated[Literal["kl", "nla", "lk"], typer.Option(help="kl; nla, lk: after a warm-up on kl.")] = "lk",
     minutes: Annotated[float, typer.Option(help="Training time; fixes the steps once a few are timed.")] = 10.0,
     tokens: Annotated[int, typer.Option(help="Tokens to learn from, repeats counted; 0: --minutes decides.")] = 0,
     learning_rate: Annotated[float, typer.Option(help="Peak of the cosine schedule.")] = 1e-3,
     batch_rows: Annotated[int, typer.Option(help="Texts in a training step.")] = 8,
-    dtype: Annotated[TrainDtype, typer.Option(help="Precision of matrix products; auto: what is fast here.")] = (
-        TrainDtype.AUTO
-    ),
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16"],
+        typer.Option(help="Precision of matrix products; auto: what is fast here."),
+    ] = "auto",
     seed: Annotated[int, typer.Option(help="Seed of the texts and of their order.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the folder's checkpoint.")] = False,
     evaluation_rows: Annotated[int, typer.Option(help="Held-out texts of each temperature in the tables.")] = 8,
@@ -97,13 +81,13 @@ def train_draft(
         draft_vocab=draft_vocab,
         generation=GenerationRecipe(seed=seed, max_length=max_length, temperature_mix=mix),
         recipe=distill.TrainRecipe(
-            loss=Loss(loss.value),
+            loss=Loss(loss),
             tokens=tokens,
             minutes=minutes,
             learning_rate=learning_rate,
             batch_rows=batch_rows,
             seed=seed,
-            dtype=distill.fast_dtype(engine.device) if dtype is TrainDtype.AUTO else dtype.value,
+            dtype=distill.fast_dtype(engine.device) if dtype == "auto" else dtype,
         ),
         resume=resume,
         evaluation_rows=evaluation_rows,
@@ -141,24 +125,17 @@ def measure_drafts(
     measure.measure_drafts(wanted, Console(soft_wrap=True))
 
 
-class PackedWeights(StrEnum):
-    """How packed weights are written; `paceline.train.packing` says more."""
-
-    FLOAT16 = "float16"
-    INT8 = "int8"
-
-
 @train.command("pack", epilog=example("paceline train pack --draft draft --out shipped --weights int8"))
 def pack_draft(
     draft: Annotated[Path, typer.Option(help="The draft's folder.")],
     out: Annotated[Path, typer.Option(help="Folder of the copy.")],
-    weights: Annotated[PackedWeights, typer.Option(help="int8: one scale per row, half size.")] = PackedWeights.INT8,
+    weights: Annotated[Literal["float16", "int8"], typer.Option(help="int8: one scale per row, half size.")] = "int8",
 ) -> None:
     """Copy a draft to be shipped: small, without the work folder, its files' SHA-256 in the manifest."""
     need_engine("train pack")
     from paceline.train import checkpoint, packing
 
-    manifest = checkpoint.pack_draft(draft, out, packing.WeightFormat(weights.value))
+    manifest = checkpoint.pack_draft(draft, out, packing.WeightFormat(weights))
     for name, digest in manifest.files.items():
         typer.echo(f"{digest}  {out / name}")
 

@@ -69,9 +69,9 @@ def open_channel(settings: PeerSettings, keepalive: Keepalive = KEEPALIVE, *, se
     return grpc.aio.secure_channel(settings.address, credentials, options=options)
 
 
-def open_sync_channel(settings: PeerSettings, keepalive: Keepalive = KEEPALIVE) -> grpc.Channel:
+def open_sync_channel(settings: PeerSettings) -> grpc.Channel:
     """A channel for threads. Raises as `open_channel`."""
-    options = _client_options(keepalive)
+    options = _client_options(KEEPALIVE)
     credentials = _credentials(settings, "")
     if credentials is None:
         return grpc.insecure_channel(settings.address, options=options)

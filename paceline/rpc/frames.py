@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
@@ -38,7 +38,7 @@ class FrameWriter(Generic[M]):
         self._frame = frame
         self._urgent: deque[tuple[Message, int]] = deque()
         self._others: deque[tuple[Message, int, int]] = deque()
-        self._waiting_sessions: dict[int, int] = {}
+        self._waiting_sessions = Counter[int]()
         self._filled = asyncio.Event()
         self._closed = False
         self.frames_sent = 0
@@ -61,7 +61,7 @@ class FrameWriter(Generic[M]):
             self._urgent.append((encoded, size))
         else:
             self._others.append((encoded, size, session))
-            self._waiting_sessions[session] = self._waiting_sessions.get(session, 0) + 1
+            self._waiting_sessions[session] += 1
         self._filled.set()
 
     def show_life(self) -> None:
@@ -97,17 +97,12 @@ class FrameWriter(Generic[M]):
             message, size, session = self._others.popleft()
             taken.append(message)
             room -= size
-            self._forget(session)
+            self._waiting_sessions[session] -= 1
+            if not self._waiting_sessions[session]:
+                del self._waiting_sessions[session]
         if not self._urgent and not self._others:
             self._filled.clear()
         return taken
-
-    def _forget(self, session: int) -> None:
-        left = self._waiting_sessions[session] - 1
-        if left:
-            self._waiting_sessions[session] = left
-        else:
-            del self._waiting_sessions[session]
 
 
 def check_frame(frame: Message) -> None:
@@ -117,12 +112,15 @@ def check_frame(frame: Message) -> None:
         raise InvalidInput.of("frame bytes", size, f"at most {MAX_FRAME_BYTES}")
 
 
-async def first_to_end(*bodies: Any, at_end: Callable[[], None]) -> None:
+async def first_to_end(*bodies: Any, at_end: Callable[[], None] = lambda: None) -> bool:
     """Run bodies side by side until one ends; the others are cancelled, its exception is raised.
 
     If several end at once the first one's exception counts: a reader knows why
     a stream ended, a writer only that it did. `at_end` is called exactly once,
     before anything else is waited for.
+
+    Returns:
+        Whether the first body has ended by itself.
     """
     tasks = [asyncio.ensure_future(body) for body in bodies]
     try:
@@ -130,6 +128,7 @@ async def first_to_end(*bodies: Any, at_end: Callable[[], None]) -> None:
         for task in tasks:
             if task in done:
                 task.result()
+        return tasks[0] in done
     finally:
         try:
             at_end()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import grpc
@@ -16,9 +15,7 @@ from paceline.protocol.handshake import Hello, Welcome
 from paceline.protocol.session import Close
 from paceline.rpc.frames import FrameWriter, InSession, Message, check_frame, first_to_end
 from paceline.rpc.link_kinds import (
-    DRAFT,
     HANDSHAKE_TIMEOUT_S,
-    TARGET,
     Command,
     Event,
     LinkKind,
@@ -82,12 +79,6 @@ async def serve_link(
         await abort_with(context, unexpected(error))
 
 
-serve_target_link = partial(serve_link, TARGET)
-"""`serve_link` for `TargetService.Verify`."""
-serve_draft_link = partial(serve_link, DRAFT)
-"""`serve_link` for `DraftService.Draft`."""
-
-
 async def _accept(kind: LinkKind[Command, Event], context: Any, welcome: Welcome) -> Hello:
     try:
         async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
@@ -129,17 +120,17 @@ async def _read_commands(
 
 
 def _handle(
-    kind: LinkKind[Command, Event], message: Message, writer: FrameWriter[Event], handler: LinkHandler[Command]
+    kind: LinkKind[Command, Event], message: Message, writer: FrameWriter[Any], handler: LinkHandler[Command]
 ) -> None:
     session_id = codec.session_id_of(message)
     try:
         handler.on_command(kind.decode_command(message))
     except PacelineError as error:
-        _fail(writer, session_id, error, closed=False)
+        writer.send(codec.failure_of(session_id, error, session_closed=False))
     except Exception as error:
         logger.exception("command failed: method=%s session=%d", kind.method, session_id)
         _close_failed(handler, session_id)
-        _fail(writer, session_id, unexpected(error), closed=True)
+        writer.send(codec.failure_of(session_id, unexpected(error), session_closed=True))
 
 
 def _close_failed(handler: LinkHandler[Any], session_id: int) -> None:
@@ -147,7 +138,3 @@ def _close_failed(handler: LinkHandler[Any], session_id: int) -> None:
         handler.on_command(Close(session_id))
     except Exception:
         logger.exception("closing a failed session failed: session=%d", session_id)
-
-
-def _fail(writer: FrameWriter[Any], session_id: int, error: PacelineError, *, closed: bool) -> None:
-    writer.send(codec.failure_of(session_id, error, session_closed=closed))

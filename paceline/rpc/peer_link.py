@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -60,15 +61,16 @@ class PeerLink(Generic[Command, Event]):
     `last_error` and tried again with the longest back-off.
 
     Args:
-        name: the peer's role in messages and logs: "target", "draft".
-        settings: where it is.
+        settings: where the peer is.
         hello: what we expect to find.
     """
 
+    kind: LinkKind[Command, Event]
+    name: str
+    """The peer's role in messages and logs."""
+
     def __init__(
         self,
-        kind: LinkKind[Command, Event],
-        name: str,
         settings: PeerSettings,
         hello: Hello,
         *,
@@ -76,10 +78,10 @@ class PeerLink(Generic[Command, Event]):
         reconnect_max_ms: float = RECONNECT_MAX_MS,
         keepalive: Keepalive = KEEPALIVE,
     ) -> None:
-        self._kind = kind
-        self.name = name
         self.address = settings.address
         self._settings = settings
+        self._where = f"{self.name} at {settings.address}"
+        self._facts = {"peer": self.name, "address": settings.address}
         self._hello = hello
         self._backoff = _Backoff(reconnect_min_ms / 1e3, reconnect_max_ms / 1e3)
         self._keepalive = keepalive
@@ -87,7 +89,8 @@ class PeerLink(Generic[Command, Event]):
         self.on_event: Callable[[Event], None] = _ignore
         self.on_down: Callable[[PacelineError], None] = _ignore
         self.last_error: PacelineError | None = None
-        self._welcome: Welcome | None = None
+        self.welcome: Welcome | None = None
+        """The last one; it stays after the link is down. None: there was no link yet."""
         self._writer: FrameWriter[Command] | None = None
         self._up = asyncio.Event()
         self._refused = asyncio.Event()
@@ -100,11 +103,6 @@ class PeerLink(Generic[Command, Event]):
     def is_up(self) -> bool:
         """Whether a link stands now."""
         return self._writer is not None
-
-    @property
-    def welcome(self) -> Welcome | None:
-        """The last welcome; it stays after the link is down. None: there was no link yet."""
-        return self._welcome
 
     @property
     def silent_s(self) -> float:
@@ -162,16 +160,12 @@ class PeerLink(Generic[Command, Event]):
             VocabularyMismatch, ProtocolMismatch: the peer is there and doesn't fit; raised at once.
             PeerUnavailable: it did not come up in time; names peer, address and the last error.
         """
-        if self.is_up and self._welcome is not None:
-            return self._welcome
-        waiters = [asyncio.ensure_future(event.wait()) for event in (self._up, self._refused)]
-        try:
-            await asyncio.wait(waiters, timeout=max(0.0, timeout_s), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for waiter in waiters:
-                waiter.cancel()
-        if self.is_up and self._welcome is not None:
-            return self._welcome
+        if not self.is_up:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await first_to_end(self._up.wait(), self._refused.wait())
+        if self.is_up and self.welcome is not None:
+            return self.welcome
         if self._refused.is_set() and self.last_error is not None:
             raise _fresh(self.last_error)
         raise self._unavailable()
@@ -188,7 +182,7 @@ class PeerLink(Generic[Command, Event]):
         channel: grpc.aio.Channel | None = None
         try:
             channel = open_channel(self._settings, self._keepalive, section=f"{self.name}.")
-            call = getattr(self._kind.stub(channel), self._kind.method)()
+            call = getattr(self.kind.stub(channel), self.kind.method)()
             welcome = await self._greet(call)
             await self._use(call, welcome)
         except PacelineError as error:
@@ -212,13 +206,13 @@ class PeerLink(Generic[Command, Event]):
     async def _greet(self, call: Any) -> Welcome:
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-                await call.write(self._kind.request(hello=codec.encode_hello(self._hello)))
-                frame = await self._read(call)
+                await call.write(self.kind.request(hello=codec.encode_hello(self._hello)))
+                frame = await call.read()
         except TimeoutError as error:
             raise PeerUnavailable(
                 f"{self._where} did not answer within {HANDSHAKE_TIMEOUT_S:g} s", metadata=self._facts
             ) from error
-        if frame is None or not frame.HasField("welcome") or frame.events:
+        if frame is grpc.aio.EOF or not frame.HasField("welcome") or frame.events:
             raise ProtocolMismatch(f"the first frame from {self._where} must carry welcome and nothing else")
         check_version(frame.welcome.protocol_version)
         welcome = codec.decode_welcome(frame.welcome)
@@ -226,22 +220,20 @@ class PeerLink(Generic[Command, Event]):
         return welcome
 
     async def _use(self, call: Any, welcome: Welcome) -> None:
-        writer = FrameWriter[Command](
-            self._kind.encode_command, lambda commands: self._kind.request(commands=commands)
-        )
+        writer = FrameWriter[Command](self.kind.encode_command, lambda commands: self.kind.request(commands=commands))
         self._dropped = asyncio.get_running_loop().create_future()
         self._set_up(writer, welcome)
         try:
             await first_to_end(self._read_events(call), writer.run(call.write), self._dropped, at_end=writer.close)
         except asyncio.InvalidStateError:
             # A write to a call that has just ended; reading tells why it ended.
-            await self._read(call)
+            await call.read()
         finally:
             self._dropped.cancel()
             call.cancel()
 
     async def _read_events(self, call: Any) -> None:
-        while (frame := await self._read(call)) is not None:
+        while (frame := await call.read()) is not grpc.aio.EOF:
             self._last_frame = time.monotonic()
             check_frame(frame)
             if frame.HasField("welcome"):
@@ -249,15 +241,10 @@ class PeerLink(Generic[Command, Event]):
             for message in frame.events:
                 self._deliver(message)
 
-    async def _read(self, call: Any) -> Message | None:
-        """The next frame; None at the end of the stream. Raises the status of a failed one."""
-        frame = await call.read()
-        return None if frame is grpc.aio.EOF else frame
-
     def _deliver(self, message: Message) -> None:
         session_id = codec.session_id_of(message)
         try:
-            event: Any = self._kind.decode_event(message)
+            event: Any = self.kind.decode_event(message)
         except PacelineError as error:
             event = self._malformed(session_id, error)
         if event.session_id == 0:
@@ -271,7 +258,7 @@ class PeerLink(Generic[Command, Event]):
         return codec.failure_of(session_id, wrapped)
 
     def _set_up(self, writer: FrameWriter[Command], welcome: Welcome) -> None:
-        self._writer, self._welcome = writer, welcome
+        self._writer, self.welcome = writer, welcome
         self._last_frame = time.monotonic()
         self.last_error = None
         self._refused.clear()
@@ -315,14 +302,6 @@ class PeerLink(Generic[Command, Event]):
             f"the link to {self._where} broke: {error.message}", metadata={**self._facts, "cause": error.reason}
         )
 
-    @property
-    def _where(self) -> str:
-        return f"{self.name} at {self.address}"
-
-    @property
-    def _facts(self) -> dict[str, str]:
-        return {"peer": self.name, "address": self.address}
-
     def _unavailable(self) -> PeerUnavailable:
         cause = f" ({self.last_error.message})" if self.last_error else ""
         retry_after_ms = self.last_error.retry_after_ms if self.last_error else None
@@ -334,15 +313,13 @@ class PeerLink(Generic[Command, Event]):
 class TargetLink(PeerLink[TargetCommand, TargetEvent]):
     """A `PeerLink` to a target service."""
 
-    def __init__(self, settings: PeerSettings, hello: Hello, *, name: str = "target", **options: Any) -> None:
-        super().__init__(TARGET, name, settings, hello, **options)
+    kind, name = TARGET, "target"
 
 
 class DraftLink(PeerLink[DraftCommand, DraftEvent]):
     """A `PeerLink` to a draft service."""
 
-    def __init__(self, settings: PeerSettings, hello: Hello, *, name: str = "draft", **options: Any) -> None:
-        super().__init__(DRAFT, name, settings, hello, **options)
+    kind, name = DRAFT, "draft"
 
 
 class _Backoff:

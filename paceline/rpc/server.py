@@ -20,6 +20,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from paceline.protocol.errors import InvalidInput, PeerUnavailable
 from paceline.rpc.channel import keepalive_options, message_options
+from paceline.rpc.frames import first_to_end
 from paceline.rpc.statuses import abort_with
 from paceline.rpc.tls import read_authority, read_pair
 from paceline.runtime.config import ServerSettings
@@ -100,7 +101,8 @@ async def run_server(
             await _drain(server, settings.drain_seconds, on_drain)
             if probe is not None:
                 await probe.stop(None)
-            _forget_port_file(settings.port_file)
+            if settings.port_file is not None:
+                settings.port_file.unlink(missing_ok=True)
     logger.info("stopped: services=%s port=%d", ",".join(service_names), port)
 
 
@@ -194,19 +196,8 @@ async def _load(
     stop: asyncio.Event,
 ) -> bool:
     """Run `register`; False if `stop` came first."""
-    outcome = register(_LateServer(server))  # type: ignore[arg-type]  # all that generated code calls
-    if outcome is None:
-        return True
-    loading, stopping = asyncio.ensure_future(outcome), asyncio.ensure_future(stop.wait())
-    try:
-        await asyncio.wait([loading, stopping], return_when=asyncio.FIRST_COMPLETED)
-        if loading.done():
-            loading.result()
-        return loading.done()
-    finally:
-        loading.cancel()
-        stopping.cancel()
-        await asyncio.gather(loading, stopping, return_exceptions=True)
+    loading = register(_LateServer(server))  # type: ignore[arg-type]  # all that generated code calls
+    return loading is None or await first_to_end(loading, stop.wait())
 
 
 def _options() -> list[tuple[str, int]]:
@@ -287,11 +278,6 @@ def _announce(
     logger.info(
         "serving: services=%s address=%s health_port=%s", ",".join(service_names), address, running.health_port
     )
-
-
-def _forget_port_file(port_file: Path | None) -> None:
-    if port_file is not None:
-        port_file.unlink(missing_ok=True)
 
 
 async def _drain(server: grpc.aio.Server, seconds: float, on_drain: Hook | None) -> None:

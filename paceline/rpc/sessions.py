@@ -6,9 +6,8 @@ import asyncio
 import itertools
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from paceline.protocol.codec import failure_of
 from paceline.protocol.errors import (
@@ -19,10 +18,8 @@ from paceline.protocol.errors import (
     PrefixMismatch,
     UnknownSession,
 )
-from paceline.protocol.handshake import Welcome
 from paceline.protocol.session import Close, SessionSpec
 from paceline.rpc.frames import FrameWriter
-from paceline.rpc.link import LinkHandler
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +68,11 @@ Session = TypeVar("Session", bound=ServedSession)
 class SessionScheduler(ABC, Generic[Session]):
     """What every scheduler does with its open sessions, on whatever links: when and how each ends."""
 
+    opens: ClassVar[type[Any]]
+    """The command that opens a session."""
+
     def __init__(self) -> None:
+        self.steps = 0
         self._keys = itertools.count(1)
         self._open: dict[Session, asyncio.TimerHandle | None] = {}
         self._idle = asyncio.Event()
@@ -85,6 +86,19 @@ class SessionScheduler(ABC, Generic[Session]):
     @abstractmethod
     def open(self, owner: SessionOwner, command: Any) -> Session:
         """Begin a session; a `PacelineError` refuses it."""
+
+    @abstractmethod
+    def handle(self, session: Session, command: Any) -> None:
+        """Take in a command that neither opens nor closes; a `PacelineError` refuses it."""
+
+    @property
+    @abstractmethod
+    def queue_length(self) -> int:
+        """What waits for a step."""
+
+    @abstractmethod
+    async def run(self) -> None:
+        """Run steps until cancelled."""
 
     def close(self, session: Session) -> None:
         """End a session; closing it again is harmless. What it holds is free when the running step ends."""
@@ -131,22 +145,12 @@ class LinkSessions(Generic[Session]):
     """The sessions of one link; its `LinkHandler`, and the `SessionOwner` of each of them.
 
     Args:
-        open_kind: the class of the command that opens a session.
-        scheduler: what it is opened on.
-        handle: takes every command but opens and closes, with its session.
+        scheduler: what they are opened on.
         writer: of the link.
     """
 
-    def __init__(
-        self,
-        open_kind: type[Any],
-        scheduler: SessionScheduler[Session],
-        handle: Callable[[Session, Any], None],
-        writer: FrameWriter[Any],
-    ) -> None:
-        self._open_kind = open_kind
+    def __init__(self, scheduler: SessionScheduler[Session], writer: FrameWriter[Any]) -> None:
         self._scheduler = scheduler
-        self._handle = handle
         self._writer = writer
         self._sessions: dict[int, Session] = {}
 
@@ -159,10 +163,10 @@ class LinkSessions(Generic[Session]):
         """Handle one command; an error that is raised leaves the session as it was."""
         if isinstance(command, Close):
             self._close(command)
-        elif isinstance(command, self._open_kind):
+        elif isinstance(command, self._scheduler.opens):
             self._open(command)
         else:
-            self._handle(self._session(command.session_id), command)
+            self._scheduler.handle(self._session(command.session_id), command)
 
     def closed(self) -> None:
         """The link is gone, and its sessions with it."""
@@ -201,42 +205,3 @@ class LinkSessions(Generic[Session]):
         if session is None:
             raise UnknownSession(f"session {session_id} is not open on this link")
         return session
-
-
-Serve = Callable[[Any, Welcome, Callable[[FrameWriter[Any]], LinkHandler[Any]]], Any]
-
-
-class Links(Generic[Session]):
-    """All links of a service, and the frames that they have written since it started."""
-
-    def __init__(self, serve: Serve, connect: Callable[[FrameWriter[Any]], LinkSessions[Session]]) -> None:
-        self._serve = serve
-        self._connect = connect
-        self._standing: set[LinkSessions[Session]] = set()
-        self._frames_of_past_links = 0
-
-    @property
-    def frames_sent(self) -> int:
-        """Frames written on all links, past ones too."""
-        return self._frames_of_past_links + sum(link.frames_sent for link in self._standing)
-
-    def show_life(self) -> None:
-        """Have every coordinator with open sessions see that the service is alive."""
-        for link in self._standing:
-            link.show_life()
-
-    async def serve(self, context: Any, welcome: Welcome) -> None:
-        """Serve one link until it ends."""
-        opened: list[LinkSessions[Session]] = []
-
-        def connect(writer: FrameWriter[Any]) -> LinkSessions[Session]:
-            opened.append(self._connect(writer))
-            self._standing.add(opened[0])
-            return opened[0]
-
-        try:
-            await self._serve(context, welcome, connect)
-        finally:
-            for link in opened:
-                self._standing.discard(link)
-                self._frames_of_past_links += link.frames_sent

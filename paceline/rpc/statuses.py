@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn, TypeVar
 
 import grpc
-from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 
 from paceline.protocol.errors import (
@@ -42,13 +41,14 @@ _GRPC_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 def to_status(error: PacelineError) -> status_pb2.Status:
     """The `google.rpc.Status` of an error."""
-    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=_shortened(error.metadata))
+    facts = {key: value[:MAX_MESSAGE_CHARACTERS] for key, value in error.metadata.items()}
+    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=facts)
     status = status_pb2.Status(code=int(error.code), message=error.message[:MAX_MESSAGE_CHARACTERS])
-    status.details.append(_packed(info))
+    status.details.add().Pack(info)
     if error.retry_after_ms is not None:
         retry = error_details_pb2.RetryInfo()
         retry.retry_delay.FromMilliseconds(error.retry_after_ms)
-        status.details.append(_packed(retry))
+        status.details.add().Pack(retry)
     return status
 
 
@@ -137,16 +137,6 @@ def _kind_of(code: grpc.StatusCode, details: str) -> type[PacelineError]:
         grpc.StatusCode.UNIMPLEMENTED: Unsupported,
         grpc.StatusCode.INVALID_ARGUMENT: InvalidInput,
     }.get(code, InternalError)
-
-
-def _packed(message: Any) -> any_pb2.Any:
-    packed = any_pb2.Any()
-    packed.Pack(message)
-    return packed
-
-
-def _shortened(metadata: dict[str, str]) -> dict[str, str]:
-    return {key: value[:MAX_MESSAGE_CHARACTERS] for key, value in metadata.items()}
 
 
 assert all(int(code) in _GRPC_CODES for code in Code)

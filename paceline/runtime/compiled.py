@@ -32,13 +32,9 @@ def compiled(function: _Function, fastmath: Any = False, *, inlined: bool = Fals
         # Division by zero gives infinity; a check for it would keep loops from becoming vector instructions.
         "error_model": "numpy",
     }
-    folder = _folder()
-    if folder is None:
-        without: _Function = numba.njit(function, **options)
-        return without
-    with _kept_in(folder):
-        found: _Function = numba.njit(function, cache=True, **options)
-    return found
+    with _machine_code() as is_kept:
+        made: _Function = numba.njit(function, cache=is_kept, **options)
+    return made
 
 
 def compiled_pointer(function: Callable[..., None], words: int) -> int:
@@ -47,15 +43,9 @@ def compiled_pointer(function: Callable[..., None], words: int) -> int:
     What calls it by address doesn't hold its code: a large function is compiled once and not into every caller.
     """
     options: dict[str, Any] = {"nopython": True, "error_model": "numpy"}
-    folder = _folder()
     signature = types.void(*[types.int64] * words)
-    if folder is None:
-        return _address(numba.cfunc(signature, **options)(function))
-    with _kept_in(folder):
-        return _address(numba.cfunc(signature, cache=True, **options)(function))
-
-
-def _address(made: Any) -> int:
+    with _machine_code() as is_kept:
+        made: Any = numba.cfunc(signature, cache=is_kept, **options)(function)
     return int(made.address)
 
 
@@ -86,10 +76,11 @@ def _digest() -> str:
 
 
 @contextmanager
-def _kept_in(folder: str) -> Iterator[None]:
-    before = _config.CACHE_DIR
-    _config.CACHE_DIR = folder
+def _machine_code() -> Iterator[bool]:
+    """Keep what is compiled within in `_folder`; yields whether there is one."""
+    before, folder = _config.CACHE_DIR, _folder()
+    _config.CACHE_DIR = folder or before
     try:
-        yield
+        yield folder is not None
     finally:
         _config.CACHE_DIR = before

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 NS_PER_MS = 1_000_000
 INSTRUMENTATION = "paceline"
+ROUND_FACTS = ("base_length", "proposed", "accepted", "cache_hit", "cache_miss", "drafter", "self_started", "wire_ms")
+"""Fields of a round's record that its span has, each as `paceline.` and its name."""
 
 Attributes = Mapping[str, str | bool | int | float]
 
@@ -75,23 +77,22 @@ class GenerationTrace:
         self.end(error)
 
 
-def configure(service_name: str, exporter: SpanExporter | None = None) -> bool:
+def configure(service_name: str) -> bool:
     """Switch tracing on if the `OTEL_*` variables ask for it; returns whether it is on.
 
     Args:
         service_name: `service.name` of the spans, unless `OTEL_SERVICE_NAME` is set.
-        exporter: where spans go instead of OTLP; switches tracing on by itself.
 
     Raises:
         Unsupported: tracing is asked for and the extra `otel` isn't installed.
         InvalidInput: an exporter or protocol that is not supported.
     """
     global _tracing
-    if exporter is None and not _wanted(os.environ):
+    if not _wanted(os.environ):
         return False
     shutdown()
     try:
-        _tracing = _Tracing(service_name, exporter)
+        _tracing = _Tracing(service_name)
     except ImportError as error:
         raise Unsupported("traces need opentelemetry: pip install 'paceline[otel]'") from error
     return True
@@ -125,14 +126,14 @@ def shutdown() -> None:
 class _Tracing:
     """The SDK, imported on construction."""
 
-    def __init__(self, service_name: str, exporter: SpanExporter | None) -> None:
+    def __init__(self, service_name: str) -> None:
         from opentelemetry.sdk.resources import SERVICE_NAME, Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
         named = {} if os.environ.get("OTEL_SERVICE_NAME") else {SERVICE_NAME: service_name}
         self.provider: TracerProvider = TracerProvider(resource=Resource.create(named))
-        self.provider.add_span_processor(BatchSpanProcessor(exporter or _otlp_exporter()))
+        self.provider.add_span_processor(BatchSpanProcessor(_otlp_exporter()))
         self.tracer: Tracer = self.provider.get_tracer(INSTRUMENTATION)
 
     def record_step(self, traceparent: str, name: str, timings: StepTimings) -> None:
@@ -198,18 +199,7 @@ class _LiveRound(RoundTrace):
         self._span = span
 
     def finish(self, record: RoundRecord, start_ns: int) -> None:
-        self._span.set_attributes(
-            {
-                "paceline.base_length": record.base_length,
-                "paceline.proposed": record.proposed,
-                "paceline.accepted": record.accepted,
-                "paceline.cache_hit": record.cache_hit,
-                "paceline.cache_miss": record.cache_miss,
-                "paceline.drafter": record.drafter,
-                "paceline.self_started": record.self_started,
-                "paceline.wire_ms": record.wire_ms,
-            }
-        )
+        self._span.set_attributes({f"paceline.{name}": getattr(record, name) for name in ROUND_FACTS})
         verify_ms = record.wire_ms + record.target.service_ms
         parts = (("draft", record.draft_wait_ms), ("verify", verify_ms), ("accept", record.accept_ms))
         self._tracing.children(self._span, start_ns, parts)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import cast
 
 import pytest
 
 from draft_service.drafters.model import ModelDrafter
 from draft_service.session import DraftingSession, DraftTask, SpeculationTask
-from draft_service.step import StepResults, begin_call, open_call, run_steps, speculate_call
+from draft_service.step import SessionCall, StepResults, run_steps
 from paceline.protocol.draft import DraftBudget, Verifying
 from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import NoiseKey, SamplingParams
@@ -32,7 +33,8 @@ class Service:
         sampling = SamplingParams(temperature=0.9)
         spec = SessionSpec(PREFIX, len(PREFIX), sampling, NoiseKey(key), Acceptance.COUPLED)
         session = DraftingSession(key, key, cast(SessionOwner, None), spec, self.drafter, 24, len(PREFIX))
-        run_steps([open_call(session)], [], [], never, self.results.append)
+        opens = SessionCall(session, partial(self.drafter.open, key, spec), opens=True)
+        run_steps([opens], [], [], never, self.results.append)
         assert [*self.results.pop().opened] == [session]
         return session
 
@@ -46,6 +48,10 @@ class Service:
         return SpeculationTask(self.session(key), verifying)
 
 
+def begun(task: DraftTask | SpeculationTask) -> SessionCall:
+    return SessionCall(task.session, task.begin)
+
+
 def never() -> bool:
     return False
 
@@ -57,15 +63,15 @@ def service() -> Service:
 
 def test_steps_go_on_until_the_proposal_is_whole(service: Service) -> None:
     task = service.drafting()
-    assert run_steps([begin_call(task)], [task], [], never, service.results.append) == DEPTH
+    assert run_steps([begun(task)], [task], [], never, service.results.append) == DEPTH
     (results,) = service.results
-    assert [len(each.proposal) for each in results.drafted] == [DEPTH]
+    assert [*map(len, results.drafted.values())] == [DEPTH]
     assert len(service.engine.steps) == DEPTH
 
 
 def test_steps_end_behind_the_one_in_which_something_arrives(service: Service) -> None:
     task, steps = service.drafting(), service.engine.steps
-    assert run_steps([begin_call(task)], [task], [], lambda: len(steps) == 2, service.results.append) == 2
+    assert run_steps([begun(task)], [task], [], lambda: len(steps) == 2, service.results.append) == 2
     assert not service.results
     assert run_steps([], [task], [], never, service.results.append) == DEPTH - 2
     assert len(service.results.pop().drafted) == 1
@@ -80,7 +86,7 @@ def test_what_a_step_adds_is_published_before_the_next_step(service: Service) ->
             (len(service.engine.steps), {each.next_token: len(each.proposal) for each in results.grown[0].prepared})
         )
 
-    steps = run_steps([speculate_call(task)], [], [task], never, publish)
+    steps = run_steps([begun(task)], [], [task], never, publish)
     assert [at for at, _ in published] == [*range(2, steps + 1)], (
         "the first computes the root, whose children are outcomes"
     )
@@ -89,7 +95,7 @@ def test_what_a_step_adds_is_published_before_the_next_step(service: Service) ->
 
 def test_a_proposal_that_is_whole_is_published_once_while_others_go_on(service: Service) -> None:
     draft, other = service.drafting(), service.speculation()
-    steps = run_steps([begin_call(draft), speculate_call(other)], [draft], [other], never, service.results.append)
+    steps = run_steps([begun(draft), begun(other)], [draft], [other], never, service.results.append)
     assert [len(results.drafted) for results in service.results if results.drafted] == [1]
     assert service.results[-1].grown
     assert steps > DEPTH
@@ -100,7 +106,7 @@ def test_a_session_that_fails_is_published_once_and_the_others_go_on(
 ) -> None:
     draft, other = service.drafting(), service.speculation()
     monkeypatch.setattr(service.drafter, "begin", lambda *_: 1 / 0)
-    run_steps([begin_call(draft), speculate_call(other)], [draft], [other], never, service.results.append)
+    run_steps([begun(draft), begun(other)], [draft], [other], never, service.results.append)
     first, *later = service.results
     assert [*first.failures] == [draft.session]
     assert later

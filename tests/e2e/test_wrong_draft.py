@@ -18,7 +18,8 @@ from paceline.protocol.generation import GenerateRequest, Provenance, Speculatio
 from paceline.protocol.handshake import MAX_FRAME_BYTES, Fingerprint, Welcome
 from paceline.protocol.proposal import ROOT, Acceptance, Outcome, Proposal, SparseDistribution
 from paceline.rpc.frames import MESSAGE_OVERHEAD_BYTES, FrameWriter
-from paceline.rpc.link import serve_draft_link
+from paceline.rpc.link import serve_link
+from paceline.rpc.link_kinds import DRAFT
 from paceline.v1 import draft_service_pb2_grpc as pb_grpc
 from tests.e2e.cluster import TARGET, Cluster, eventually
 
@@ -113,7 +114,7 @@ class WrongDraft(pb_grpc.DraftServiceServicer):
 
     async def Draft(self, request_iterator: Any, context: Any) -> None:
         welcome = Welcome("wrong", Fingerprint(), max_length=4096, max_sessions=10, drafters=("wrong",))
-        await serve_draft_link(context, welcome, lambda writer: Handler(writer, self._answer, self._prepare))
+        await serve_link(DRAFT, context, welcome, lambda writer: Handler(writer, self._answer, self._prepare))
 
 
 class Handler:

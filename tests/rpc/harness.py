@@ -18,7 +18,8 @@ from paceline.protocol.session import Close, SessionSpec
 from paceline.protocol.target import Round, TargetCommand, TargetEvent, TargetOpen, TargetOpened, Verdict
 from paceline.rpc.channel import MAX_MESSAGE_BYTES, open_channel
 from paceline.rpc.frames import FrameWriter
-from paceline.rpc.link import serve_target_link
+from paceline.rpc.link import serve_link
+from paceline.rpc.link_kinds import TARGET
 from paceline.rpc.peer_link import TargetLink
 from paceline.runtime.config import PeerSettings
 from paceline.v1 import target_service_pb2 as pb
@@ -84,7 +85,7 @@ class Servicer(pb_grpc.TargetServiceServicer):
 
     async def Verify(self, request_iterator: Any, context: Any) -> None:
         try:
-            await serve_target_link(context, self.welcome, self._open)
+            await serve_link(TARGET, context, self.welcome, self._open)
         finally:
             self.ended += 1
 

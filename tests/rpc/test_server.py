@@ -20,7 +20,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from paceline.protocol.errors import InvalidInput, Overloaded, PacelineError, PeerUnavailable
 from paceline.protocol.target import TargetOpened
 from paceline.rpc.channel import open_channel, open_sync_channel
-from paceline.rpc.link import serve_draft_link
+from paceline.rpc.link import serve_link
+from paceline.rpc.link_kinds import DRAFT
 from paceline.rpc.peer_link import TargetLink
 from paceline.rpc.server import RunningServer, address_of, run_server
 from paceline.rpc.statuses import from_rpc_error, typed_errors
@@ -227,7 +228,7 @@ class Drafts(draft_grpc.DraftServiceServicer):
         def refuse(writer: Any) -> Any:
             raise AssertionError("no link is made")
 
-        await serve_draft_link(context, WELCOME, refuse)
+        await serve_link(DRAFT, context, WELCOME, refuse)
 
 
 def _register_all(server: grpc.aio.Server) -> None:

@@ -26,7 +26,7 @@ from paceline.protocol.session import Failure, SessionSpec
 from paceline.protocol.target import Round, TargetOpen, Verdict
 from paceline.rpc.peer_link import DraftLink, PeerLink, TargetLink
 from paceline.rpc.server import run_server
-from paceline.runtime.config import EngineSettings, PeerSettings, ServerSettings
+from paceline.runtime.config import EngineSettings, PeerSettings, ServerSettings, TargetConfig
 from paceline.sampling.grammar import Grammars
 from paceline.v1 import draft_service_pb2_grpc as draft_grpc
 from paceline.v1 import target_service_pb2_grpc as target_grpc
@@ -178,7 +178,8 @@ async def target_service(
     """A target service; yields its servicer and address."""
     executor = Executor("target-test")
     wanted = EngineSettings(**({"prefill_chunk": 16, "max_num_seqs": 64} | settings))
-    servicer = TargetServicer(engine, executor, wanted, max_queue, step_timeout_s, grammars)
+    config = TargetConfig(engine=wanted, max_queue=max_queue, step_timeout_ms=step_timeout_s * 1e3)
+    servicer = TargetServicer(engine, executor, config, grammars)
     async with _closing(servicer.close, executor):
 
         def register(server: grpc.aio.Server) -> None:

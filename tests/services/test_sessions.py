@@ -32,6 +32,9 @@ class Owner:
 class Sessions(SessionScheduler[ServedSession]):
     """A scheduler that only notes what it releases."""
 
+    opens = TargetOpen
+    queue_length = 0
+
     def __init__(self) -> None:
         super().__init__()
         self.released: list[int] = []
@@ -44,6 +47,12 @@ class Sessions(SessionScheduler[ServedSession]):
 
     def opened(self, session_id: int, time_left_ms: int | None = None) -> ServedSession:
         return self.open(self.owner, target_open(session_id, (1, 2), time_left_ms=time_left_ms))
+
+    def handle(self, session: ServedSession, command: Any) -> None:
+        raise AssertionError(f"no command comes here: {command}")
+
+    async def run(self) -> None:
+        """It has no steps."""
 
     def _release(self, session: ServedSession) -> None:
         self.released.append(session.id)

@@ -149,8 +149,6 @@ copier(SessionSpec, pb.SessionSpec, acceptance=ACCEPTANCE, traceparent=TRACEPARE
 
 def _check_proposal(message: pb.Proposal) -> None:
     require(message.proposal_id >= 1, "proposal_id", message.proposal_id, "at least 1")
-    nodes = len(message.token_ids)
-    require(nodes <= MAX_PROPOSAL_NODES, "proposal nodes", nodes, f"at most {MAX_PROPOSAL_NODES}")
     size = len(message.drafter.encode())
     require(size <= MAX_DRAFTER_BYTES, "proposal drafter bytes", size, f"at most {MAX_DRAFTER_BYTES}")
 

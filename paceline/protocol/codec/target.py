@@ -16,7 +16,6 @@ from paceline.protocol.codec.parts import (
 from paceline.protocol.errors import require
 from paceline.protocol.proposal import ROOT, Outcome, Proposal
 from paceline.protocol.target import (
-    MAX_PREFETCHED,
     Prefetch,
     Round,
     SelfStarted,
@@ -46,8 +45,6 @@ def _encode_prefetch(command: Prefetch) -> pb.Prefetch:
 
 
 def _decode_prefetch(message: pb.Prefetch) -> Prefetch:
-    count = len(message.proposals)
-    require(count <= MAX_PREFETCHED, "prefetched proposals", count, f"at most {MAX_PREFETCHED} for one round")
     prefetched = []
     for each in message.proposals:
         require(each.node >= ROOT, "prefetched node", each.node, "at least -1")
