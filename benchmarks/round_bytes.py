@@ -32,8 +32,8 @@ from paceline.protocol import codec
 from paceline.protocol.generation import GenerateRequest, SpeculationSettings
 from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import SamplingParams
-from paceline.rpc import peer_link
 from paceline.rpc.link_kinds import DRAFT, TARGET, LinkKind
+from paceline.rpc.peer_link import DraftLink, TargetLink
 from paceline.runtime.config import DEFAULT_MODEL, CoordinatorConfig, load_config
 from paceline.runtime.process import sigterm_interrupts
 
@@ -116,8 +116,8 @@ async def weigh(config: CoordinatorConfig, requests: Sequence[GenerateRequest]) 
         return sum(context.stats.rounds for context in contexts)
 
     with (
-        mock.patch.object(peer_link, "TARGET", scale.weighed(TARGET)),
-        mock.patch.object(peer_link, "DRAFT", scale.weighed(DRAFT)),
+        mock.patch.object(TargetLink, "kind", scale.weighed(TARGET)),
+        mock.patch.object(DraftLink, "kind", scale.weighed(DRAFT)),
     ):
         rounds = await with_coordinator(config, each)
     return scale, rounds
