@@ -14,24 +14,20 @@ class StatsBuilder:
 
     def __init__(self, arrived: float) -> None:
         self._arrived = arrived
-        self._first_token: float | None = None
-        self._first_tokens = 0
-        self._last_token = arrived
-        self._committed = 0
         self._records: list[RoundRecord] = []
+        self._commits: list[tuple[int, float]] = []
 
     def add(self, record: RoundRecord, committed: int, decided: float) -> None:
         """Count one round and the tokens that it committed at `decided` (`time.perf_counter`)."""
         self._records.append(record)
-        self._committed += committed
-        self._last_token = decided
-        if self._first_token is None:
-            self._first_token, self._first_tokens = self._last_token, committed
+        self._commits.append((committed, decided))
 
     def build(self) -> GenerationStats:
         """The statistics so far."""
         records = self._records
-        first = self._first_token if self._first_token is not None else self._last_token
+        first_tokens, first = self._commits[0] if self._commits else (0, self._arrived)
+        last = self._commits[-1][1] if self._commits else self._arrived
+        committed = sum(tokens for tokens, _ in self._commits)
         spec = [record for record in records if record.proposed]
         num_spec_tokens = max((record.proposed for record in spec), default=0)
         histogram = [0] * (num_spec_tokens + 1 if spec else 0)
@@ -39,11 +35,11 @@ class StatsBuilder:
             histogram[record.accepted] += 1
         return GenerationStats(
             rounds=len(records),
-            committed=self._committed,
+            committed=committed,
             cache_hits=sum(record.cache_hit for record in records),
             cache_misses=sum(record.cache_miss for record in records),
             time_to_first_token_ms=(first - self._arrived) * 1e3,
-            tokens_per_second=_rate(self._committed - self._first_tokens, self._last_token - first),
+            tokens_per_second=_rate(committed - first_tokens, last - first),
             verify_ms_p50=_median([record.wire_ms + record.target.service_ms for record in records]),
             draft_wait_ms_p50=_median([record.draft_wait_ms for record in records]),
             num_spec_steps=len(spec),

@@ -310,8 +310,7 @@ def check_round(round_: Round, acceptance: Acceptance, info: EngineInfo, max_row
     rows = round_.first_position + (len(proposal) if proposal else 0)
     require(rows <= max_rows, "KV rows of the session", rows, f"at most {max_rows}")
     if proposal is not None:
-        require_ids("proposal token_ids", proposal.token_ids, vocab_size)
-        _check_acceptance(proposal, acceptance, vocab_size)
+        proposal.check_for(acceptance, vocab_size)
 
 
 def rows_to_reserve(facts: SessionSpec, info: EngineInfo) -> int:
@@ -327,18 +326,6 @@ def shared_prefix(facts: SessionSpec, settings: EngineSettings) -> tuple[Prefix,
     """
     prefix = Prefix(facts.token_ids, facts.prompt_length - 1)
     return prefix, prefix_keys(prefix, shaped=settings.reproducible) if settings.prefix_reuse else ()
-
-
-def _check_acceptance(proposal: Proposal, acceptance: Acceptance, vocab_size: int) -> None:
-    supports = len(proposal.supports)
-    if acceptance is Acceptance.COUPLED:
-        require(supports == 0, "proposal supports", supports, "0 under coupled acceptance")
-        return
-    rule = f"under {acceptance.value} acceptance"
-    require(proposal.is_chain, "proposal parents", proposal.parents, f"a chain {rule}")
-    require(supports == len(proposal), "proposal supports", supports, f"{len(proposal)}, one for each node, {rule}")
-    for support in proposal.supports:
-        require_ids("support token_ids", support.token_ids, vocab_size)
 
 
 def _lease_of(round_: Round) -> Lease:

@@ -20,8 +20,8 @@ from paceline.protocol.draft import (
     DraftOpen,
     Verifying,
 )
-from paceline.protocol.errors import InvalidInput, PacelineError, PeerUnavailable
-from paceline.protocol.proposal import MAX_PROPOSAL_NODES, NGRAM, Acceptance, Outcome, Proposal
+from paceline.protocol.errors import InvalidInput, PacelineError, PeerUnavailable, require
+from paceline.protocol.proposal import MAX_PROPOSAL_NODES, NGRAM, Outcome, Proposal
 from paceline.protocol.records import StepTimings
 from paceline.protocol.session import Failure
 from paceline.protocol.target import Round
@@ -270,15 +270,16 @@ class DraftSession:
 
     def _checked(self, drafted: DraftedProposal, longest: int, *, hit: bool) -> Drafted | None:
         """What a round may use of what the draft service sent; a fault in it ends the session."""
+        assert self._peer is not None
         try:
             proposal, timings = drafted.proposal, drafted.timings
+            proposal.check_for(self._task.acceptance, self._peer.vocab_size)
+            depth = max(proposal.depths, default=0)
+            require(depth <= longest, "proposal depth", depth, f"at most {longest} tokens, as was wanted")
         except InvalidInput as error:
             self._give_up(f"it sent a malformed proposal: {error.message}")
             return None
         if not len(proposal):
-            return None
-        if fault := self._fault_in(proposal, longest):
-            self._give_up(fault)
             return None
         self._pause_s = RETRY_MIN_S
         return Drafted(proposal, hit, timings=timings)
@@ -312,24 +313,4 @@ class DraftSession:
             return f"it drafted for node {outcome.node} of a round that has {nodes}"
         if outcome.next_token >= vocab_size:
             return f"it drafted for a next token of {outcome.next_token}, outside [0, {vocab_size})"
-        return ""
-
-    def _fault_in(self, proposal: Proposal, longest: int) -> str:
-        """Why a proposal can't be sent to the target; empty if it can."""
-        assert self._peer is not None
-        vocab_size = self._peer.vocab_size
-        if any(not 0 <= token_id < vocab_size for token_id in proposal.token_ids):
-            return f"proposal {proposal.proposal_id} has a token id outside [0, {vocab_size})"
-        depth = max(proposal.depths, default=0)
-        if depth > longest:
-            return f"proposal {proposal.proposal_id} is {depth} tokens long, {longest} were wanted"
-        coupled = self._task.acceptance is Acceptance.COUPLED
-        if coupled and proposal.supports:
-            return f"proposal {proposal.proposal_id} has supports, which coupled takes none of"
-        if not coupled and len(proposal.supports) != len(proposal):
-            return f"proposal {proposal.proposal_id} lacks the supports that {self._task.acceptance.value} needs"
-        if not coupled and not proposal.is_chain:
-            return f"proposal {proposal.proposal_id} is a tree, {self._task.acceptance.value} takes chains"
-        if any(support.token_ids[-1] >= vocab_size for support in proposal.supports):
-            return f"proposal {proposal.proposal_id} has a support outside [0, {vocab_size})"
         return ""

@@ -151,7 +151,8 @@ def require(condition: bool, name: str, value: object, limit: str) -> None:
 def require_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
     """Raise `InvalidInput` naming the first token id outside the vocabulary."""
     for token_id in ids:
-        require(0 <= token_id < vocab_size, name, token_id, f"in [0, {vocab_size}), the vocabulary")
+        if not 0 <= token_id < vocab_size:
+            raise InvalidInput.of(name, token_id, f"in [0, {vocab_size}), the vocabulary")
 
 
 def _shortened(text: str, limit: int = 120) -> str:

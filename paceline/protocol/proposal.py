@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from paceline.protocol.errors import require
+from paceline.protocol.errors import require, require_ids
 
 MAX_PROPOSAL_NODES = 64
 MAX_SUPPORT_ENTRIES = 256
@@ -96,6 +96,24 @@ class Proposal:
             found = support.probability(token_id)
             require(found > 0, f"q of drafted token {token_id}", found, "positive in its support")
             require(abs(found - q) <= 1e-6, f"q of drafted token {token_id}", q, f"its support's {found!r}")
+
+    def check_for(self, acceptance: Acceptance, vocab_size: int) -> None:
+        """Refuse what a target can't verify.
+
+        Raises:
+            InvalidInput: a token outside the vocabulary, supports under coupled acceptance, or, under another rule,
+                a tree or nodes without supports.
+        """
+        require_ids("proposal token_ids", self.token_ids, vocab_size)
+        supports = len(self.supports)
+        if acceptance is Acceptance.COUPLED:
+            require(supports == 0, "proposal supports", supports, "0 under coupled acceptance")
+            return
+        rule = f"under {acceptance.value} acceptance"
+        require(self.is_chain, "proposal parents", self.parents, f"a chain {rule}")
+        require(supports == len(self), "proposal supports", supports, f"{len(self)}, one for each node, {rule}")
+        for support in self.supports:
+            require_ids("support token_ids", support.token_ids, vocab_size)
 
     def __len__(self) -> int:
         return len(self.token_ids)
