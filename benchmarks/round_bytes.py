@@ -20,7 +20,6 @@ from typing import Any
 from unittest import mock
 
 from benchmarks import REPORTS
-from benchmarks.hit_rate import services_of
 from benchmarks.prompts import load_prompts
 from benchmarks.reporting.presentation import markdown_table, titled, verdict
 from benchmarks.reporting.reports import write_rows
@@ -28,6 +27,7 @@ from benchmarks.simulated.headless import Generate, SilentContext, with_coordina
 from benchmarks.simulated.services import ModelServices
 from paceline.local.drafter_choice import MODEL
 from paceline.local.service_process import write_config
+from paceline.models.resolve import DEFAULT_DRAFT, resolve_draft
 from paceline.protocol import codec
 from paceline.protocol.generation import GenerateRequest, SpeculationSettings
 from paceline.protocol.proposal import Acceptance
@@ -186,7 +186,8 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         asked = asked_of(given.kinds, given.tokens)
-        rows = run(services_of(given.model, Path(folder)), given.temperatures, asked)
+        services = ModelServices(Path(folder), given.model, resolve_draft(DEFAULT_DRAFT, given.model))
+        rows = run(services, given.temperatures, asked)
     settings = {"model": given.model, "tokens": str(given.tokens), "fan-out": str(FAN_OUT)}
     print(write_rows(given.out, "round-bytes", settings | {"kinds": ", ".join(given.kinds)}, rows, table(rows)))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.simulated.analytic import expected_hit_rate
 from paceline.engine.table.engine import TableModel
 from paceline.models.table_names import TableSpec
 from paceline.protocol.sampling import NoiseKey
@@ -69,9 +68,3 @@ def guess_chances(draft_distribution: str, fan_out: int) -> tuple[float, float, 
     target, draft = (table_of(TableSpec.parse(name)) for name in ("distribution=text", draft_distribution))
     ranks = raced_ranks(target, draft, MATCH_DRAWS)
     return float((ranks == 1).mean()), *chances(ranks, fan_out)
-
-
-def predicted_hit_rate(draft_distribution: str, k: int, fan_out: int) -> tuple[float, float]:
-    """Coupled match of a draft and the share of outcomes that it guesses, both from its tables alone."""
-    match, bonus, after_mismatch = guess_chances(draft_distribution, fan_out)
-    return match, expected_hit_rate(match, k, bonus, after_mismatch)

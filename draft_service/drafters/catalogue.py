@@ -80,14 +80,12 @@ def build_catalogue(config: DraftConfig) -> Catalogue:
     engines: list[Engine] = []
     for text in config.drafters:
         model = resolve_draft(text.partition(":")[2], config.target_model)
-        trained = is_draft(model)
-        engines.append(_load_trained(model, config) if trained else load_engine(model, config.engine))
+        engines.append(_load_trained(model, config) if is_draft(model) else load_engine(model, config.engine))
         name = text if MODEL in drafters else MODEL
         drafters[name] = ModelDrafter(
             engines[-1],
             config.engine.prefill_chunk,
             name,
-            reduced_vocabulary=trained,
             grammars=Grammars(partial(tokenizer_of, config.target_model or model.partition("#")[0])),
         )
     _check_vocabularies(engines, config)

@@ -20,11 +20,10 @@ from paceline.protocol.session import SessionSpec
 
 @dataclass(frozen=True)
 class DrafterManifest:
-    """What a drafter is called, what it needs of the target, and which tokens it can draft."""
+    """What a drafter is called and what it needs of the target."""
 
     name: str
     feature_layers: tuple[int, ...] = ()
-    reduced_vocabulary: bool = False
 
 
 @dataclass(frozen=True)

@@ -118,12 +118,11 @@ class ModelDrafter:
         prefill_chunk: int,
         name: str = MODEL,
         *,
-        reduced_vocabulary: bool = False,
         rows_per_step: int = ROWS_PER_STEP,
         cost: StepCost | None = None,
         grammars: Grammars | None = None,
     ) -> None:
-        self.manifest = DrafterManifest(name, reduced_vocabulary=reduced_vocabulary)
+        self.manifest = DrafterManifest(name)
         self._engine = engine
         self._grammars = grammars
         self._prefill_chunk = prefill_chunk

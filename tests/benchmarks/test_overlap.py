@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import hit_rate, round_bytes
+from benchmarks import round_bytes
 from benchmarks.reporting.figures import median_with_lower_bound
 from benchmarks.reporting.presentation import markdown_table
+from benchmarks.simulated.analytic import expected_hit_rate
 from benchmarks.simulated.delay import DelayProxy
-from benchmarks.simulated.distributions import DRAFT_OF_ACCEPTANCE, coupled_match
+from benchmarks.simulated.distributions import DRAFT_OF_ACCEPTANCE, coupled_match, guess_chances
 from benchmarks.simulated.overlap import Results
 from benchmarks.simulated.remote import DelayedPlace, Remote
 from benchmarks.simulated.replay import SPECULATION, losses, pooled, replay, run_pair
@@ -124,17 +125,12 @@ def test_overlap_changes_no_text_and_its_replay_is_faster_than_the_run(services:
         Client(off_address) as off,
     ):
         fast, slow = run_pair(on, off, request(3, 48, SPECULATION))
-        rate = hit_rate.measure(
-            on, "middling", 1.0, 4, rounds=1, asked=lambda number: request(number, 16, SPECULATION)
-        )
     with_overlap, without = replay(fast.stats, FAST.verify_ms), replay(slow.stats, FAST.verify_ms)
     for found in (with_overlap, without):
         assert found.perfect_seconds <= found.ideal_seconds < found.seconds
-    assert without.hits == 0
-    assert rate.rounds >= 1
-    assert 0 <= rate.hit_rate <= 1
-    assert rate.predicted is not None
-    assert 0.8 < rate.predicted < 1
+    assert with_overlap.hits > without.hits == 0
+    match, bonus, after_mismatch = guess_chances("distribution=middling", fan_out=4)
+    assert 0.8 < expected_hit_rate(match, 4, bonus, after_mismatch) < 1
 
 
 def test_bytes_of_a_round_are_weighed_by_message(services: ModelServices, tmp_path: Path) -> None:

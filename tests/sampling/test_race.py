@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,7 +16,7 @@ from paceline.protocol.errors import InvalidInput
 from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.sampling import noise, racing
 from paceline.sampling.distribution import divided_scores, processed_scores
-from paceline.sampling.noise import Stream
+from paceline.sampling.noise import Stream, Words
 from paceline.sampling.racing import SHORT_ROW, Scores, race, race_best, race_rows
 from tests.sampling import plain
 from tests.sampling.field import exponentials
@@ -120,19 +122,31 @@ def test_race_equals_the_definition_on_any_floats(row: NDArray[np.float32], seed
     assert race_best(row, m, NoiseKey(seed), Stream.RESIDUAL, 1) == tuple(plain.ranking(row, drawn)[:m])
 
 
-def test_prefilter_takes_few_logarithms(monkeypatch: pytest.MonkeyPatch) -> None:
-    evaluated = []
-    exact = racing._perturbed
+def logarithms_a_race(monkeypatch: pytest.MonkeyPatch) -> float:
+    """How many noise values a race of 20,000 ids looks at, on average."""
+    looked_at = []
 
-    def counting(scores: Scores, ids: NDArray[np.intp], *address: int) -> NDArray[np.float64]:
-        evaluated.append(ids.size)
-        return exact(scores, ids, *address)
+    def counting(*counter_and_key: np.uint32) -> Words:
+        looked_at.append(counter_and_key)
+        return noise.philox_block(*counter_and_key)
 
-    monkeypatch.setattr(racing, "_perturbed", counting)
+    monkeypatch.setattr(racing, "philox_block", counting)
+    interpreted: Any = racing._best_of_race
+    monkeypatch.setattr(racing, "_best_of_race", interpreted.py_func)
     row = (np.random.default_rng(0).standard_normal(20_000) * 3).astype(np.float32)
-    for position in range(50):
+    for position in range(20):
         race(row, NoiseKey(2), Stream.DRAFT, position)
-    assert sum(evaluated) / 50 < 10
+    return len(looked_at) / 20
+
+
+def test_prefilter_takes_few_logarithms(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 1 <= logarithms_a_race(monkeypatch) < 30
+
+
+def test_mutant_loose_ceilings_take_many_logarithms(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = racing._CeilingCache.row
+    monkeypatch.setattr(racing._CeilingCache, "row", lambda *given: exact(*given) + np.float32(5))
+    assert logarithms_a_race(monkeypatch) > 100
 
 
 def test_ties_go_to_the_lowest_id() -> None:

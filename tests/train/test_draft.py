@@ -29,7 +29,13 @@ from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.protocol.session import SessionSpec
 from paceline.runtime.config import DraftConfig
-from paceline.train.checkpoint import WEIGHTS_FILE, load_draft, load_draft_engine, load_manifest
+from paceline.train.checkpoint import (
+    WEIGHTS_FILE,
+    ReducedVocabularyEngine,
+    load_draft,
+    load_draft_engine,
+    load_manifest,
+)
 from paceline.train.corpus import split_rows
 from paceline.train.distill import Distiller, Pace, TrainRecipe, load_state, run, save_state
 from paceline.train.make_draft import train_draft
@@ -190,8 +196,9 @@ def test_served_logits_are_the_students_and_never_leave_its_vocabulary(
 def proposed_ids(draft: Path, target: Path, acceptance: Acceptance, temperature: float) -> tuple[set[int], set[int]]:
     """What a draft proposes behind tokens that it lacks, and the ids that it has."""
     config = DraftConfig(drafters=(f"model:{draft}",), target_model=str(target), engine=SETTINGS)
-    drafter = build_catalogue(config).pick("")
-    assert drafter.manifest.reduced_vocabulary
+    catalogue = build_catalogue(config)
+    assert isinstance(catalogue.engines[0], ReducedVocabularyEngine)
+    drafter = catalogue.pick("")
     known = set(load_draft(draft, load_target(target)).vocabulary.d2t.tolist())
     absent = next(token for token in range(258) if token not in known)
     sampling = SamplingParams(temperature=temperature, top_p=0.9, min_p=0.01)

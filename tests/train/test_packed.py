@@ -20,7 +20,13 @@ from paceline.models.pull import file_digest
 from paceline.models.resolve import MANIFEST_FILE, resolve_draft, shipped_draft
 from paceline.protocol.errors import InvalidInput
 from paceline.runtime.config import DraftConfig
-from paceline.train.checkpoint import WEIGHTS_FILE, load_draft, load_manifest, pack_draft
+from paceline.train.checkpoint import (
+    WEIGHTS_FILE,
+    ReducedVocabularyEngine,
+    load_draft,
+    load_manifest,
+    pack_draft,
+)
 from paceline.train.make_draft import train_draft
 from paceline.train.packing import WeightFormat, pack, unpack
 from paceline.train.student import trained_weights
@@ -161,7 +167,7 @@ def test_the_default_drafter_is_the_shipped_draft(shipped: Path) -> None:
     config = DraftConfig(drafters=("model:default",), target_model="tiny", engine=SETTINGS)
     catalogue = build_catalogue(config)
     assert catalogue.names == ("model",)
-    assert catalogue.pick("").manifest.reduced_vocabulary
+    assert isinstance(catalogue.engines[0], ReducedVocabularyEngine)
 
 
 @pytest.mark.usefixtures("shipped")
