@@ -17,7 +17,7 @@ from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.sampling import noise, racing
 from paceline.sampling.distribution import divided_scores, processed_scores
 from paceline.sampling.noise import Stream, Words
-from paceline.sampling.racing import SHORT_ROW, Scores, race, race_best, race_rows
+from paceline.sampling.racing import SHORT_ROW, race, race_best, race_rows
 from tests.sampling import plain
 from tests.sampling.field import exponentials
 
