@@ -78,7 +78,7 @@ def main() -> None:
     """Run in turns and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--before", type=Path, required=True, help="The other checkout.")
-    parser.add_argument("--turns", type=int, default=2, help="Runs of each tree; at least 2.")
+    parser.add_argument("--turns", type=int, default=4, help="Runs of each tree; two understate the noise.")
     parser.add_argument("--figure", default=".", help="Regular expression on the paths of numbers.")
     parser.add_argument("benchmark", nargs="+", help="What follows `paceline bench`.")
     given = parser.parse_args()
