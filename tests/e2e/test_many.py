@@ -4,59 +4,35 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
+from benchmarks.many_services import COORDINATORS, PEERS, ManyServices
 from paceline.client import AsyncClient
-from paceline.local.services import LocalServices
 from paceline.protocol.generation import Finished, GenerateRequest, SpeculationSettings, Tokens
-from paceline.rpc.server import write_atomically
-from tests.e2e.cluster import START_SECONDS, eventually
+from tests.e2e.cluster import eventually
 
 TIMED = "table:vocab=300,seed=1,eos=299,step_ms=4"
 NEAR = "table:vocab=300,seed=1,eos=299,noise=0.2,step_ms=1"
 OF_ANOTHER = "table:vocab=64,seed=1"
 LENGTH = 200
-PEERS = ("target-a", "target-b", "draft-a", "draft-b")
 
 
-class ManyServices(LocalServices):
-    """Two targets, two draft services, and a coordinator that finds them by files."""
+class Many(ManyServices):
+    """The services, seen through the first coordinator."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, start_timeout_s=START_SECONDS)
-
-    def start_all(self) -> None:
-        for label in PEERS:
-            self.start_peer(label, NEAR)
-        self.await_serving(*PEERS)
-        self.tell("target", "target-a", "target-b")
-        self.tell("draft", "draft-a", "draft-b")
-        flags = {"model": TIMED, "server.port": 0, "reconnect_max_ms": 200.0}
-        for role in ("target", "draft"):
-            flags[f"{role}.address"] = f"file:{self.folder / role}"
-        self.start("coordinator", "coordinator", flags)
-        self.await_serving("coordinator")
-        self.await_links()
-
-    def start_peer(self, label: str, draft: str) -> None:
-        """Start a service, whose role its label begins with."""
-        if label.startswith("target"):
-            self.start(label, "target", {"model": TIMED, "server.port": 0})
-        else:
-            self.start(label, "draft", {"drafters": [f"model:{draft}"], "server.port": 0})
-
-    def tell(self, role: str, *labels: str) -> None:
-        """Write a role's endpoints, as an orchestrator does."""
-        lines = [f"{self.address_of(label)}\n" for label in labels]
-        write_atomically(self.folder / role, "".join(lines))
+    @property
+    def address(self) -> str:
+        return self.address_of(COORDINATORS[0])
 
     def sessions(self, label: str) -> int:
         return self.status(label).sessions
 
+    def log(self) -> str:
+        return self.processes[COORDINATORS[0]].log_file.read_text()
+
     def all_serve(self) -> None:
-        """Bring every service back, and tell the coordinator."""
+        """Bring every service back, and tell the coordinators."""
         ended = [label for label in PEERS if self.processes[label].exit_code is not None]
         for label in ended:
             self.start_again(label)
@@ -66,13 +42,13 @@ class ManyServices(LocalServices):
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ManyServices]:
-    with ManyServices(tmp_path_factory.mktemp("many")) as services:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Many]:
+    with Many(tmp_path_factory.mktemp("many"), TIMED, NEAR) as services:
         yield services
 
 
 @pytest.fixture
-def many(running: ManyServices) -> ManyServices:
+def many(running: Many) -> Many:
     running.all_serve()
     return running
 
@@ -90,7 +66,7 @@ def request(number: int, length: int = LENGTH, *, off: bool = False) -> Generate
 class Streams:
     """Requests that run at once, and how far each is."""
 
-    def __init__(self, services: ManyServices, count: int, length: int = LENGTH) -> None:
+    def __init__(self, services: Many, count: int, length: int = LENGTH) -> None:
         self.ids: list[list[int]] = [[] for _ in range(count)]
         self._client = services.address
         self._length = length
@@ -115,14 +91,14 @@ class Streams:
         return [tuple(ids) for ids in self.ids]
 
 
-async def alone(services: ManyServices, count: int, length: int = LENGTH) -> list[tuple[int, ...]]:
+async def alone(services: Many, count: int, length: int = LENGTH) -> list[tuple[int, ...]]:
     """The same texts, target-only, undisturbed."""
     async with AsyncClient(services.address) as client:
         wanted = [client.generate(request(number, length, off=True)) for number in range(count)]
         return [generation.token_ids for generation in await asyncio.gather(*wanted)]
 
 
-async def test_sessions_are_spread_and_a_killed_target_hands_its_own_over(many: ManyServices) -> None:
+async def test_sessions_are_spread_and_a_killed_target_hands_its_own_over(many: Many) -> None:
     expected = await alone(many, 6)
     streams = Streams(many, 6)
     await streams.are_under_way()
@@ -137,7 +113,7 @@ async def test_sessions_are_spread_and_a_killed_target_hands_its_own_over(many: 
     assert await again.texts() == expected
 
 
-async def test_a_session_goes_where_its_prefix_is(many: ManyServices) -> None:
+async def test_a_session_goes_where_its_prefix_is(many: Many) -> None:
     prompt = tuple(n % 290 for n in range(300))
 
     async def generate(*more: int) -> set[str]:
@@ -152,12 +128,10 @@ async def test_a_session_goes_where_its_prefix_is(many: ManyServices) -> None:
     assert places == [places[0]] * 6
 
 
-async def test_a_draft_service_is_added_under_load_and_one_removed(many: ManyServices) -> None:
+async def test_a_draft_service_is_added_under_load_and_one_removed(many: Many) -> None:
     expected = await alone(many, 4, 400)
     many.tell("draft", "draft-a")
-    eventually(
-        lambda: many.processes["coordinator"].log_file.read_text().count("drained: peer=draft") >= 1, "drained"
-    )
+    eventually(lambda: many.log().count("drained: peer=draft") >= 1, "drained")
     streams = Streams(many, 4, 400)
     await streams.are_under_way()
     assert await asyncio.to_thread(many.sessions, "draft-b") == 0
@@ -169,14 +143,13 @@ async def test_a_draft_service_is_added_under_load_and_one_removed(many: ManySer
     await asyncio.to_thread(eventually, lambda: many.sessions("draft-a") == 0, "draft-a is empty")
 
 
-async def test_a_draft_of_another_model_in_the_pool_is_left_alone(many: ManyServices) -> None:
-    many.start("draft-c", "draft", {"drafters": [f"model:{OF_ANOTHER}"], "server.port": 0})
+async def test_a_draft_of_another_model_in_the_pool_is_left_alone(many: Many) -> None:
+    many.start_peer("draft-c", OF_ANOTHER)
     many.await_serving("draft-c")
     many.tell("draft", "draft-c", "draft-a")
-    log = many.processes["coordinator"].log_file
     address = many.address_of("draft-c")
     await asyncio.to_thread(
-        eventually, lambda: f"address={address} reason=VOCABULARY_MISMATCH" in log.read_text(), "draft-c is refused"
+        eventually, lambda: f"address={address} reason=VOCABULARY_MISMATCH" in many.log(), "draft-c is refused"
     )
     streams = Streams(many, 2)
     await streams.are_under_way()
@@ -184,7 +157,7 @@ async def test_a_draft_of_another_model_in_the_pool_is_left_alone(many: ManyServ
     assert await streams.texts() == await alone(many, 2)
 
 
-async def test_all_targets_gone_and_one_back(many: ManyServices) -> None:
+async def test_all_targets_gone_and_one_back(many: Many) -> None:
     expected = await alone(many, 2)
     streams = Streams(many, 2)
     await streams.are_under_way()
