@@ -103,7 +103,13 @@ class EngineSettings(ModelSettings):
     max_step_rows: int = Field(
         1024, ge=128, le=1 << 20, description="Most rows of one step; further rounds wait for the next."
     )
-    prefix_reuse: bool = Field(True, description="Compute a prefix that sessions share once.")
+    max_sessions_per_link: int = Field(
+        1024, ge=1, le=1 << 20, description="Most sessions that one coordinator has open, those that wait included."
+    )
+    prefix_reuse: bool = Field(True, description="Compute a prefix that sessions of one tenant share once.")
+    share_prefixes: bool = Field(
+        False, description="Share prefixes between tenants, too: each can tell what the others have sent."
+    )
     reproducible_rows: int = Field(
         16, ge=8, le=64, multiple_of=8, description="Rows of a reproducible step; others are padded or cut to it."
     )
