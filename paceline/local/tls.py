@@ -57,9 +57,8 @@ def check_folder(folder: Path | None) -> None:
     files = [_authority(folder), *(Path(file) for role in Role for file in _files(folder, role))]
     missing = next((file for file in files if not file.is_file()), None)
     if missing is not None:
-        raise InvalidInput.of(
-            "tls", str(folder), f"a folder that `paceline certs` has written: {missing.name} is missing"
-        )
+        limit = f"a folder as `paceline certs` writes it ({missing.name} is missing)"
+        raise InvalidInput.of("tls", str(folder), limit)
 
 
 def _authority(folder: Path) -> Path:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
-import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -28,6 +26,7 @@ from paceline.rpc.statuses import from_rpc_error
 from paceline.runtime.config import CoordinatorConfig, PeerSettings, ServerSettings
 from paceline.runtime.roles import Role, role_in
 from tests.rpc.harness import HELLO, WELCOME, an_open, until
+from tests.rpc.shown import shown_certificate
 from tests.rpc.test_server import METHODS, NO_MESSAGE, Service, register_all, service
 
 HOUR = timedelta(hours=1)
@@ -252,16 +251,7 @@ def test_a_coordinator_expects_roles_of_its_peers_once_it_shows_a_certificate(tm
 
 def served_serial(pki: Pki, port: int) -> int:
     """The serial number of the certificate that a new connection is shown."""
-    context = ssl.create_default_context(cafile=pki.ca)
-    context.set_alpn_protocols(["h2"])
-    context.load_cert_chain(pki.file("coordinator.crt"), pki.file("coordinator.key"))
-    with (
-        socket.create_connection(("127.0.0.1", port)) as plain,
-        context.wrap_socket(plain, server_hostname="target.paceline") as wrapped,
-    ):
-        shown = wrapped.getpeercert(binary_form=True)
-    assert shown is not None
-    return x509.load_der_x509_certificate(shown).serial_number
+    return shown_certificate(pki.peer(port)).serial_number
 
 
 def serial(issued: Issued) -> int:
