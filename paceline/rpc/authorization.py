@@ -5,6 +5,8 @@ Asked on a server that demands client certificates (`server.tls_client_ca`), unl
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping
@@ -12,7 +14,7 @@ from typing import Any
 
 import grpc
 
-from paceline.protocol.errors import PermissionDenied
+from paceline.protocol.errors import PacelineError, PermissionDenied
 from paceline.rpc.statuses import abort_with
 from paceline.runtime.roles import Role, role_in
 
@@ -35,8 +37,9 @@ CALLERS: Mapping[str, frozenset[Role]] = {
     "/grpc.health.v1.Health/List": _ANYBODY,
     "/grpc.health.v1.Health/Watch": _ANYBODY,
 }
-"""Every other method, reflection for example, is an operator's alone."""
 _OTHERS = frozenset({Role.OPERATOR})
+"""Every other method, reflection for example, is an operator's alone."""
+FIRST_MESSAGE_S = 5.0
 
 
 def check_caller(method: str, peer: str, identity: Mapping[str, Any]) -> None:
@@ -76,15 +79,18 @@ class ChecksRoles(grpc.aio.ServerInterceptor):
         reads = "stream" if handler.request_streaming else "unary"
         writes = "stream" if handler.response_streaming else "unary"
         kind = f"{reads}_{writes}"
-        return handler._replace(**{kind: _checked(getattr(handler, kind), details.method)})
+        checked = _checked(getattr(handler, kind), details.method, streams=handler.request_streaming)
+        return handler._replace(**{kind: checked})
 
 
-def _checked(method: Callable[[Any, Any], Any], name: str) -> Callable[[Any, Any], Any]:
+def _checked(method: Callable[[Any, Any], Any], name: str, *, streams: bool) -> Callable[[Any, Any], Any]:
     async def check(context: Any) -> None:
         try:
             check_caller(name, context.peer(), context.auth_context())
         except PermissionDenied as error:
             logger.warning("call refused: method=%s reason=%s error=%s", name, error.reason, error.message)
+            if streams:
+                await _take_first(context)
             await abort_with(context, error)
 
     async def called(request: Any, context: Any) -> Any:
@@ -98,3 +104,10 @@ def _checked(method: Callable[[Any, Any], Any], name: str) -> Callable[[Any, Any
 
     # gRPC asks a handler's function whether it is a generator.
     return streamed if inspect.isasyncgenfunction(method) else called
+
+
+async def _take_first(context: Any) -> None:
+    """Let the caller's first message arrive: a write that a refusal overtakes fails as INTERNAL, and hides it."""
+    with contextlib.suppress(TimeoutError, PacelineError):
+        async with asyncio.timeout(FIRST_MESSAGE_S):
+            await context.read()

@@ -130,7 +130,9 @@ def server_credentials(settings: ServerSettings) -> grpc.ServerCredentials | Non
         return _configuration(material)
 
     return grpc.dynamic_ssl_server_credentials(
-        _configuration(told), changed, require_client_authentication=told.authority is not None
+        _configuration(told),
+        changed,  # type: ignore[arg-type]  # the stub forgets that None is allowed
+        require_client_authentication=told.authority is not None,
     )
 
 

@@ -147,7 +147,7 @@ async def test_negative_control_a_table_that_lets_drafts_in_is_noticed(
 ) -> None:
     (verify,) = (method for method in METHODS if method.name == "Verify")
     path = "/paceline.v1.TargetService/Verify"
-    monkeypatch.setattr(authorization, "CALLERS", authorization.CALLERS | {path: frozenset({Role.DRAFT})})
+    monkeypatch.setattr(authorization, "CALLERS", {**authorization.CALLERS, path: frozenset({Role.DRAFT})})
     async with service(pki.server(), register=register_all) as running:
         code, _ = await call(pki.peer(port_of(running), "draft"), verify)
         assert code is grpc.StatusCode.INVALID_ARGUMENT
@@ -240,7 +240,7 @@ def test_a_coordinator_expects_roles_of_its_peers_once_it_shows_a_certificate(tm
     plain = CoordinatorConfig(peer_ca=tmp_path / "ca.crt")
     assert plain.reach(plain.target, Role.TARGET).server_name is None
     mutual = {"peer_ca": tmp_path / "ca", "peer_certificate": tmp_path / "crt", "peer_key": tmp_path / "key"}
-    config = CoordinatorConfig(**mutual, draft=PeerSettings(address="there:1"))  # type: ignore[arg-type]
+    config = CoordinatorConfig(**mutual, draft=PeerSettings(address="there:1"))
     assert config.draft is not None
     reached = config.reach(config.draft, Role.DRAFT)
     assert (reached.address, reached.server_name) == ("there:1", "draft.paceline")
