@@ -20,7 +20,7 @@ from paceline.runtime import telemetry
 from paceline.runtime.config import CoordinatorConfig
 from paceline.runtime.options import parse_config
 from paceline.runtime.process import keep_loaded, run_service
-from paceline.runtime.roles import Role
+from paceline.runtime.roles import PeerRole
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1 import generation_service_pb2_grpc as pb_grpc
 
@@ -65,14 +65,14 @@ def _peers(config: CoordinatorConfig, tokenizer: Tokenizer) -> tuple[TargetPeer,
         "reconnect_max_ms": config.reconnect_max_ms,
     }
     target = TargetPeer(
-        TargetLink(config.reach(config.target, Role.TARGET), hello, **backoff),
+        TargetLink(config.reach(config.target, PeerRole.TARGET), hello, **backoff),
         round_timeout_s=config.round_timeout_ms / 1e3,
         wait_s=config.target_wait_ms / 1e3,
     )
     if config.draft is None:
         return target, None
     draft = DraftPeer(
-        DraftLink(config.reach(config.draft, Role.DRAFT), hello, **backoff),
+        DraftLink(config.reach(config.draft, PeerRole.DRAFT), hello, **backoff),
         timeout_s=config.draft_timeout_ms / 1e3,
         vocab_size=tokenizer.vocab_size,
     )

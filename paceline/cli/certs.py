@@ -34,10 +34,10 @@ def certs(
     if util.find_spec("cryptography") is None:
         raise PacelineError("`paceline certs` needs the library cryptography: pip install 'paceline[tls]'")
     from paceline.local.certificates import HOSTS, write_certificates
-    from paceline.runtime.roles import Role
+    from paceline.runtime.roles import PeerRole
 
     lifetime = timedelta(hours=hours)
     write_certificates(out, hosts=host or HOSTS, trust_domain=trust_domain, lifetime=lifetime)
-    for role in Role:
+    for role in PeerRole:
         typer.echo(f"{out / role}.crt, .key  {role.uri(trust_domain)}")
     typer.echo(f"{out / 'ca'}.crt, .key  the authority, for development alone; the others are valid for {hours:g} h")

@@ -30,7 +30,7 @@ from paceline.rpc.channel import open_sync_channel
 from paceline.rpc.service_status import service_status
 from paceline.rpc.statuses import from_rpc_error
 from paceline.runtime.config import DRAFT_PORT, LOCALHOST, TARGET_PORT, PeerSettings
-from paceline.runtime.roles import Role
+from paceline.runtime.roles import PeerRole
 
 BASE_PACKAGES = ("grpcio", "protobuf", "pydantic", "rich", "typer")
 ENGINE_PACKAGES = ("torch", "transformers", "numpy", "numba", "safetensors", "gguf")
@@ -63,7 +63,7 @@ class Addresses:
     tls_key: Path | None = None
     tls_roles: bool = True
 
-    def peer(self, role: Role, address: str) -> PeerSettings:
+    def peer(self, role: PeerRole, address: str) -> PeerSettings:
         """How to reach one of them: where a certificate is shown, by the name of its role, if roles are in use."""
         return PeerSettings(
             address=address,
@@ -169,7 +169,7 @@ def _worker(
     if not health[0].ok:
         return
     try:
-        status = service_status(name, addresses.peer(Role(name), address), addresses.timeout_s)
+        status = service_status(name, addresses.peer(PeerRole(name), address), addresses.timeout_s)
     except grpc.RpcError as error:
         yield Finding(f"{name} status", from_rpc_error(error).message, ok=False)
         return
@@ -180,7 +180,7 @@ def _worker(
 
 
 def _health(name: str, addresses: Addresses, address: str) -> list[Finding]:
-    with open_sync_channel(addresses.peer(Role(name), address)) as channel:
+    with open_sync_channel(addresses.peer(PeerRole(name), address)) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         check = partial(stub.Check, health_pb2.HealthCheckRequest(), timeout=addresses.timeout_s)
         try:
@@ -207,7 +207,9 @@ def _coordinator(addresses: Addresses) -> Iterator[Finding]:
     if not health[0].ok:
         return
     try:
-        with Client(addresses.peer(Role.COORDINATOR, addresses.coordinator), timeout_s=addresses.timeout_s) as client:
+        with Client(
+            addresses.peer(PeerRole.COORDINATOR, addresses.coordinator), timeout_s=addresses.timeout_s
+        ) as client:
             models = client.describe_models()
     except PacelineError as error:
         yield Finding("models", error.message, ok=False)

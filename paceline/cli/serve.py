@@ -19,7 +19,7 @@ from paceline.protocol.errors import require
 from paceline.runtime.config import DEFAULT_MODEL
 from paceline.runtime.options import takes_settings
 from paceline.runtime.process import sigterm_interrupts
-from paceline.runtime.roles import Role
+from paceline.runtime.roles import PeerRole
 
 
 @app.command(
@@ -70,7 +70,7 @@ def _client_flags(tls: Path | None) -> str:
     """What a client adds to its command under mutual TLS."""
     if tls is None:
         return ""
-    name = Role.COORDINATOR.server_name
+    name = PeerRole.COORDINATOR.server_name
     files = f"--tls-ca {tls}/ca.crt --tls-certificate {tls}/client.crt --tls-key {tls}/client.key"
     return f" {files} --tls-server-name {name}"
 

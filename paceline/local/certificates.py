@@ -21,7 +21,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from paceline.protocol.errors import InvalidInput
 from paceline.runtime.config import LOCALHOST
-from paceline.runtime.roles import Role
+from paceline.runtime.roles import PeerRole
 
 AUTHORITY = "ca"
 TRUST_DOMAIN = "local"
@@ -118,10 +118,10 @@ class Authority:
         return Issued(_pem(certificate), _key_pem(key))
 
     def issue_role(
-        self, role: Role, *, hosts: Iterable[str] = HOSTS, trust_domain: str = TRUST_DOMAIN, lifetime: timedelta
+        self, role: PeerRole, *, hosts: Iterable[str] = HOSTS, trust_domain: str = TRUST_DOMAIN, lifetime: timedelta
     ) -> Issued:
         """The certificate of a role: its URI, and where it serves its DNS name and the hosts."""
-        serves = role in (Role.TARGET, Role.DRAFT, Role.COORDINATOR)
+        serves = role in (PeerRole.TARGET, PeerRole.DRAFT, PeerRole.COORDINATOR)
         names = (role.server_name, *hosts) if serves else ()
         return self.issue(role, uris=(role.uri(trust_domain),), hosts=names, lifetime=lifetime)
 
@@ -137,7 +137,7 @@ def write_certificates(
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         authority = Authority.in_folder(folder)
-        for role in Role:
+        for role in PeerRole:
             issued = authority.issue_role(role, hosts=hosts, trust_domain=trust_domain, lifetime=lifetime)
             issued.write(folder, role)
     except OSError as error:

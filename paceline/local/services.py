@@ -30,7 +30,7 @@ from paceline.protocol.handshake import ServiceStatus
 from paceline.rpc.service_status import service_status
 from paceline.runtime.config import CoordinatorConfig, DraftConfig, PeerSettings, TargetConfig
 from paceline.runtime.process import describe_exit
-from paceline.runtime.roles import Role
+from paceline.runtime.roles import PeerRole
 
 POLL_SECONDS = 0.05
 START_SECONDS = 600.0
@@ -152,13 +152,13 @@ class LocalServices:
             "server.port": 0,
             "target.address": self.address_of("target"),
             "draft.address": draft,
-            **server_tls(self.tls, Role.COORDINATOR),
+            **server_tls(self.tls, PeerRole.COORDINATOR),
             **peer_tls(self.tls),
         }
 
     def reach(self, label: str) -> PeerSettings:
         """How this machine's operator reaches a service that serves, or one that did."""
-        return operator_of(self.tls, self.address_of(label), Role(self.processes[label].name))
+        return operator_of(self.tls, self.address_of(label), PeerRole(self.processes[label].name))
 
     @property
     def address(self) -> str:

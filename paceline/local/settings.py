@@ -34,7 +34,7 @@ from paceline.runtime.config import (
     load_config,
     refusal,
 )
-from paceline.runtime.roles import Role
+from paceline.runtime.roles import PeerRole
 
 SHARED_BELOW = 4
 """Cores from which target and draft get cores of their own."""
@@ -151,7 +151,7 @@ def target_flags(settings: ServeSettings, threads: int) -> Flags:
         "engine.threads": threads,
         "model": settings.model,
         "server.port": settings.target_port,
-        **server_tls(settings.tls, Role.TARGET),
+        **server_tls(settings.tls, PeerRole.TARGET),
     }
 
 
@@ -164,7 +164,7 @@ def draft_flags(settings: ServeSettings, threads: int) -> Flags:
         "drafters": [f"{MODEL}:{settings.draft_model}"],
         "target_model": settings.model,
         "server.port": settings.draft_port,
-        **server_tls(settings.tls, Role.DRAFT),
+        **server_tls(settings.tls, PeerRole.DRAFT),
     }
 
 
@@ -180,7 +180,7 @@ def coordinator_flags(settings: ServeSettings, target: str, draft: str | None, c
         "server.port": settings.port,
         "target.address": target,
         "draft.address": draft,
-        **server_tls(settings.tls, Role.COORDINATOR),
+        **server_tls(settings.tls, PeerRole.COORDINATOR),
         **peer_tls(settings.tls),
     }
 

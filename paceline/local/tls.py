@@ -9,10 +9,10 @@ from pathlib import Path
 
 from paceline.protocol.errors import InvalidInput
 from paceline.runtime.config import PeerSettings
-from paceline.runtime.roles import Role
+from paceline.runtime.roles import PeerRole
 
 
-def server_tls(folder: Path | None, role: Role) -> dict[str, object]:
+def server_tls(folder: Path | None, role: PeerRole) -> dict[str, object]:
     """Settings of a service that serves as `role` and demands certificates; none without a folder."""
     if folder is None:
         return {}
@@ -28,15 +28,15 @@ def peer_tls(folder: Path | None) -> dict[str, object]:
     """Settings of a coordinator for its target and draft; none without a folder."""
     if folder is None:
         return {}
-    certificate, key = _files(folder, Role.COORDINATOR)
+    certificate, key = _files(folder, PeerRole.COORDINATOR)
     return {"peer_ca": str(_authority(folder)), "peer_certificate": certificate, "peer_key": key}
 
 
-def operator_of(folder: Path | None, address: str, role: Role) -> PeerSettings:
+def operator_of(folder: Path | None, address: str, role: PeerRole) -> PeerSettings:
     """How the operator reaches a service that serves as `role`."""
     if folder is None:
         return PeerSettings(address=address)
-    certificate, key = _files(folder, Role.OPERATOR)
+    certificate, key = _files(folder, PeerRole.OPERATOR)
     return PeerSettings(
         address=address,
         tls_ca=_authority(folder),
@@ -54,7 +54,7 @@ def check_folder(folder: Path | None) -> None:
     """
     if folder is None:
         return
-    files = [_authority(folder), *(Path(file) for role in Role for file in _files(folder, role))]
+    files = [_authority(folder), *(Path(file) for role in PeerRole for file in _files(folder, role))]
     missing = next((file for file in files if not file.is_file()), None)
     if missing is not None:
         limit = f"a folder as `paceline certs` writes it ({missing.name} is missing)"
@@ -65,5 +65,5 @@ def _authority(folder: Path) -> Path:
     return folder.absolute() / "ca.crt"
 
 
-def _files(folder: Path, role: Role) -> tuple[str, str]:
+def _files(folder: Path, role: PeerRole) -> tuple[str, str]:
     return str(folder.absolute() / f"{role}.crt"), str(folder.absolute() / f"{role}.key")

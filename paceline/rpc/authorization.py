@@ -16,16 +16,16 @@ import grpc
 
 from paceline.protocol.errors import PacelineError, PermissionDenied
 from paceline.rpc.statuses import abort_with
-from paceline.runtime.roles import Role, role_in
+from paceline.runtime.roles import PeerRole, role_in
 
 logger = logging.getLogger(__name__)
 
-_COORDINATOR = frozenset({Role.COORDINATOR})
-_STATUS = _COORDINATOR | {Role.OPERATOR}
-_REQUESTS = frozenset({Role.CLIENT, Role.OPERATOR})
-_ANYBODY = frozenset(Role)
+_COORDINATOR = frozenset({PeerRole.COORDINATOR})
+_STATUS = _COORDINATOR | {PeerRole.OPERATOR}
+_REQUESTS = frozenset({PeerRole.CLIENT, PeerRole.OPERATOR})
+_ANYBODY = frozenset(PeerRole)
 
-CALLERS: Mapping[str, frozenset[Role]] = {
+CALLERS: Mapping[str, frozenset[PeerRole]] = {
     "/paceline.v1.TargetService/Verify": _COORDINATOR,
     "/paceline.v1.TargetService/GetTargetStatus": _STATUS,
     "/paceline.v1.DraftService/Draft": _COORDINATOR,
@@ -37,7 +37,7 @@ CALLERS: Mapping[str, frozenset[Role]] = {
     "/grpc.health.v1.Health/List": _ANYBODY,
     "/grpc.health.v1.Health/Watch": _ANYBODY,
 }
-_OTHERS = frozenset({Role.OPERATOR})
+_OTHERS = frozenset({PeerRole.OPERATOR})
 """Every other method, reflection for example, is an operator's alone."""
 FIRST_MESSAGE_S = 5.0
 

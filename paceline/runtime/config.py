@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.proposal import AUTO, NONE
 from paceline.protocol.target import LIFE_SIGN_MS
-from paceline.runtime.roles import Role, RolePolicy
+from paceline.runtime.roles import PeerRole, RolePolicy
 
 DEFAULT_MODEL = "smollm2-135m"
 FAST_DTYPE: Literal["fast"] = "fast"
@@ -229,7 +229,7 @@ class CoordinatorConfig(RequestSettings):
         """`--draft none`, `draft = "none"`."""
         return None if value == NONE or (isinstance(value, dict) and value.get("address") == NONE) else value
 
-    def reach(self, peer: PeerSettings, role: Role) -> PeerSettings:
+    def reach(self, peer: PeerSettings, role: PeerRole) -> PeerSettings:
         """How to reach the target or the draft service: with what is set for both, and by its role's name."""
         common = {"tls_ca": self.peer_ca, "tls_certificate": self.peer_certificate, "tls_key": self.peer_key}
         reached = peer.model_copy(update={name: file for name, file in common.items() if file is not None})

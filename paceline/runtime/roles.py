@@ -17,7 +17,7 @@ _ROLE_URI = re.compile(r"spiffe://[^/?#]+/paceline/(?P<role>draft|target|coordin
 RolePolicy = Literal["required", "off"]
 
 
-class Role(StrEnum):
+class PeerRole(StrEnum):
     """What a process or a person is to the others."""
 
     DRAFT = "draft"
@@ -36,7 +36,7 @@ class Role(StrEnum):
         return f"spiffe://{trust_domain}/paceline/{self}"
 
 
-def role_in(uris: Iterable[str]) -> Role | None:
+def role_in(uris: Iterable[str]) -> PeerRole | None:
     """The role that a certificate's URIs name; None: none, several, or one that there is not."""
     named = [match["role"] for uri in uris if (match := _ROLE_URI.fullmatch(uri))]
-    return Role(named[0]) if len(named) == 1 else None
+    return PeerRole(named[0]) if len(named) == 1 else None

@@ -14,7 +14,7 @@ from paceline.cli.main import app
 from paceline.local.certificates import Authority
 from paceline.local.tls import check_folder
 from paceline.protocol.errors import InvalidInput
-from paceline.runtime.roles import Role, role_in
+from paceline.runtime.roles import PeerRole, role_in
 
 runner = CliRunner(env={"COLUMNS": "250", "TERM": "dumb"})
 
@@ -38,14 +38,14 @@ def test_each_role_gets_a_certificate_and_keys_are_their_owners_alone(tmp_path: 
     output = certs(folder, "--trust-domain", "demo.example", "--host", "target.svc", "--host", "10.0.0.9")
     check_folder(folder)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    for role in Role:
+    for role in PeerRole:
         assert stat.S_IMODE((folder / f"{role}.key").stat().st_mode) == 0o600
         shown = names(folder / f"{role}.crt")
         uris = shown.get_values_for_type(x509.UniformResourceIdentifier)
         assert uris == [f"spiffe://demo.example/paceline/{role}"]
         assert role_in(uris) is role
         assert uris[0] in output
-        serves = role in (Role.TARGET, Role.DRAFT, Role.COORDINATOR)
+        serves = role in (PeerRole.TARGET, PeerRole.DRAFT, PeerRole.COORDINATOR)
         assert shown.get_values_for_type(x509.DNSName) == ([f"{role}.paceline", "target.svc"] if serves else [])
         assert bool(shown.get_values_for_type(x509.IPAddress)) is serves
     assert not [file for file in folder.iterdir() if file.suffix not in (".crt", ".key")]

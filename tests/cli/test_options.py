@@ -16,7 +16,7 @@ from paceline.local.settings import ServeSettings
 from paceline.protocol.errors import InvalidInput
 from paceline.runtime.config import CoordinatorConfig, DraftConfig, TargetConfig
 from paceline.runtime.options import parse_config, settings_of
-from paceline.runtime.roles import Role
+from paceline.runtime.roles import PeerRole
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = (TargetConfig, DraftConfig, CoordinatorConfig)
@@ -109,8 +109,8 @@ def test_flags_set_what_they_name_and_the_rest_stays(monkeypatch: pytest.MonkeyP
 def test_peers_are_named_by_their_sections(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     config = parse(monkeypatch, CoordinatorConfig, "--target", "t:1", "--draft", "d:2", "--peer-ca", "ca.crt")
     assert (
-        config.reach(config.target, Role.TARGET).tls_ca
-        == config.reach(config.draft, Role.DRAFT).tls_ca
+        config.reach(config.target, PeerRole.TARGET).tls_ca
+        == config.reach(config.draft, PeerRole.DRAFT).tls_ca
         == Path("ca.crt")
     )
     assert (config.target.address, config.draft.address) == ("t:1", "d:2")

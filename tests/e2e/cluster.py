@@ -12,7 +12,7 @@ from paceline.client import AsyncClient, Client
 from paceline.local.service_process import Flags, ServiceName
 from paceline.local.services import LocalServices
 from paceline.local.tls import peer_tls, server_tls
-from paceline.runtime.roles import Role
+from paceline.runtime.roles import PeerRole
 
 START_SECONDS = 60.0
 POLL_SECONDS = 0.01
@@ -101,5 +101,5 @@ class Cluster(LocalServices):
                 **peer_tls(self.tls),
             },
         }
-        common = {"server.port": self.ports[name], **server_tls(self.tls, Role(name))}
+        common = {"server.port": self.ports[name], **server_tls(self.tls, PeerRole(name))}
         return common | flags[name] | (self._given[name] or {})

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+import json
+import logging
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 from cryptography import x509
+from typer.testing import CliRunner
 
+from paceline.cli.main import app
 from paceline.client import AsyncClient, Client
 from paceline.local.certificates import write_certificates
 from paceline.local.service_process import ServiceName
+from paceline.local.settings import ServeSettings
+from paceline.local.supervisor import SupervisedServices
 from paceline.protocol.errors import PacelineError, PeerUnavailable, PermissionDenied, UntrustedPeer
 from paceline.protocol.generation import GenerateRequest
 from paceline.rpc.service_status import service_status
 from paceline.rpc.statuses import from_rpc_error
 from paceline.runtime.config import PeerSettings
-from paceline.runtime.roles import Role
+from paceline.runtime.roles import PeerRole
 from tests.e2e.cluster import Cluster, eventually
 from tests.rpc.shown import shown_certificate
+
+logger = logging.getLogger(__name__)
 
 HOUR = timedelta(hours=1)
 STEP = ",step_ms=2"
@@ -46,7 +55,7 @@ def secured(certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield running
 
 
-def as_role(cluster: Cluster, role: Role | None, label: str) -> PeerSettings:
+def as_role(cluster: Cluster, role: PeerRole | None, label: str) -> PeerSettings:
     """How somebody of a role reaches a service; without a role: with no certificate."""
     reached = cluster.reach(label)
     assert cluster.tls is not None
@@ -72,10 +81,8 @@ def serials(cluster: Cluster, folder: Path) -> dict[str, tuple[int, int]]:
     return found
 
 
-async def test_rotation_under_load_loses_and_changes_nothing(
-    secured: Cluster, certificates: Path, record_property: Callable[[str, object], None]
-) -> None:
-    peer = as_role(secured, Role.CLIENT, "coordinator")
+async def test_rotation_under_load_loses_and_changes_nothing(secured: Cluster, certificates: Path) -> None:
+    peer = as_role(secured, PeerRole.CLIENT, "coordinator")
     async with AsyncClient(peer) as client:
         expected = [(await client.generate(request(number))).token_ids for number in range(10)]
     before, links = serials(secured, certificates), log_of(secured, "coordinator").count("link up: ")
@@ -107,8 +114,7 @@ async def test_rotation_under_load_loses_and_changes_nothing(
                     assert (await through.generate(request(3))).token_ids == expected[3]
     stop.set()
     await asyncio.gather(*workers)
-    for name, count in {"rotations": ROTATIONS, "requests": done, "lost": len(lost), "changed": changed}.items():
-        record_property(name, count)
+    logger.info("rotations=%d requests=%d lost=%d changed=%d", ROTATIONS, done, len(lost), changed)
     assert (lost, changed) == ([], 0)
     assert done >= ROTATIONS * REQUESTS_BETWEEN
     shown = serials(secured, certificates)
@@ -132,9 +138,9 @@ async def test_a_link_that_is_lost_after_a_rotation_comes_back_with_the_new_file
     assert "TLS files read again: section=target" in log_of(secured, "coordinator")
 
 
-@pytest.mark.parametrize("role", [Role.DRAFT, Role.TARGET, Role.CLIENT])
+@pytest.mark.parametrize("role", [PeerRole.DRAFT, PeerRole.TARGET, PeerRole.CLIENT])
 @pytest.mark.parametrize("label", ["target", "draft"])
-def test_a_foreign_role_is_refused_by_a_service(secured: Cluster, role: Role, label: ServiceName) -> None:
+def test_a_foreign_role_is_refused_by_a_service(secured: Cluster, role: PeerRole, label: ServiceName) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         service_status(label, as_role(secured, role, label))
     error = from_rpc_error(caught.value)
@@ -149,7 +155,7 @@ def test_the_coordinator_takes_requests_of_clients_and_of_nobody_else(secured: C
             client.generate(request(1))
         return caught.value
 
-    for role in (Role.DRAFT, Role.TARGET, Role.COORDINATOR):
+    for role in (PeerRole.DRAFT, PeerRole.TARGET, PeerRole.COORDINATOR):
         error = refused(as_role(secured, role, "coordinator"))
         assert isinstance(error, PermissionDenied)
         assert f" = {role}: must be client or operator for " in error.message
@@ -157,12 +163,14 @@ def test_the_coordinator_takes_requests_of_clients_and_of_nobody_else(secured: C
         error = refused(peer)
         assert isinstance(error, PeerUnavailable)
         assert "it hung up while connecting; its log may say that it demands TLS" in error.message
-    with Client(as_role(secured, Role.CLIENT, "coordinator")) as client:
+    with Client(as_role(secured, PeerRole.CLIENT, "coordinator")) as client:
         assert client.generate(request(1)).token_ids
 
 
 def test_a_client_takes_no_draft_for_a_coordinator(secured: Cluster) -> None:
-    posing = as_role(secured, Role.CLIENT, "draft").model_copy(update={"server_name": Role.COORDINATOR.server_name})
+    posing = as_role(secured, PeerRole.CLIENT, "draft").model_copy(
+        update={"server_name": PeerRole.COORDINATOR.server_name}
+    )
     with Client(posing) as client, pytest.raises(UntrustedPeer, match="lacks the DNS name"):
         client.generate(request(1))
 
@@ -174,7 +182,7 @@ def test_a_draft_can_not_pass_for_a_coordinator(secured: Cluster, certificates: 
     try:
         secured.await_serving("posing")
         wanted = "must be coordinator for /paceline.v1.TargetService/Verify"
-        peer = as_role(secured, Role.CLIENT, "posing")
+        peer = as_role(secured, PeerRole.CLIENT, "posing")
         with Client(peer, resume_wait_s=0) as client, pytest.raises(PeerUnavailable, match=wanted):
             client.generate(request(1))
         eventually(lambda: "reason=PERMISSION_DENIED" in log_of(secured, "posing"), "the coordinator's log says so")
@@ -197,3 +205,34 @@ def test_a_target_can_not_pass_for_a_draft(secured: Cluster) -> None:
         assert "lacks the DNS name that is expected of it" in line
     finally:
         secured.processes.pop("misled").stop()
+
+
+def paceline(*arguments: str) -> Any:
+    return CliRunner(env={"COLUMNS": "250", "TERM": "dumb"}).invoke(app, arguments)
+
+
+def files_of(folder: Path, role: PeerRole) -> list[str]:
+    certificate, key = str(folder / f"{role}.crt"), str(folder / f"{role}.key")
+    return ["--tls-ca", str(folder / "ca.crt"), "--tls-certificate", certificate, "--tls-key", key]
+
+
+def test_serve_generate_and_doctor_take_the_files(certificates: Path, tmp_path: Path) -> None:
+    settings = ServeSettings(
+        model=TARGET, drafter=f"model:{NEAR}", port=0, target_port=0, draft_port=0, tls=certificates
+    )
+    with SupervisedServices(settings, tmp_path) as services:
+        asked = ["generate", "--coordinator", services.address, "--prompt", "hi", "--max-new-tokens", "4", "--json"]
+        result = paceline(*asked, *files_of(certificates, PeerRole.CLIENT))
+        assert result.exit_code == 0, result.output
+        assert len(json.loads(result.output)["token_ids"]) == 4
+        named = ["--tls-server-name", PeerRole.COORDINATOR.server_name]
+        assert paceline(*asked, *files_of(certificates, PeerRole.CLIENT), *named).exit_code == 0
+        refused = paceline(*asked, *files_of(certificates, PeerRole.DRAFT))
+        assert refused.exit_code == 1
+        assert "must be client or operator" in refused.output
+        refused = paceline(*asked, *files_of(certificates, PeerRole.CLIENT), "--tls-server-name", "elsewhere")
+        assert "lacks the DNS name that is expected of it" in refused.output
+        addresses = [part for label in services.processes for part in (f"--{label}", services.address_of(label))]
+        result = paceline("doctor", *addresses, *files_of(certificates, PeerRole.OPERATOR))
+        assert "all is well" in result.output, result.output
+        assert "not well" in paceline("doctor", *addresses, *files_of(certificates, PeerRole.CLIENT)).output

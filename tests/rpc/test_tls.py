@@ -24,7 +24,7 @@ from paceline.rpc.exposure import warn_if_exposed, warn_of_callers
 from paceline.rpc.peer_link import TargetLink
 from paceline.rpc.statuses import from_rpc_error
 from paceline.runtime.config import CoordinatorConfig, PeerSettings, ServerSettings
-from paceline.runtime.roles import Role, role_in
+from paceline.runtime.roles import PeerRole, role_in
 from tests.rpc.harness import HELLO, WELCOME, an_open, until
 from tests.rpc.shown import shown_certificate
 from tests.rpc.test_server import METHODS, NO_MESSAGE, Service, register_all, service
@@ -57,14 +57,14 @@ class Pki:
 
     def peer(self, port: int, name: str | None = "coordinator", **settings: Any) -> PeerSettings:
         files = {"tls_certificate": self.file(f"{name}.crt"), "tls_key": self.file(f"{name}.key")} if name else {}
-        known = {"address": f"127.0.0.1:{port}", "tls_ca": self.ca, "server_name": Role.TARGET.server_name}
+        known = {"address": f"127.0.0.1:{port}", "tls_ca": self.ca, "server_name": PeerRole.TARGET.server_name}
         return PeerSettings(**(known | files | settings))
 
 
 @pytest.fixture
 def pki(tmp_path: Path) -> Pki:
     authority = Authority.in_folder(tmp_path)
-    for role in Role:
+    for role in PeerRole:
         authority.issue_role(role, lifetime=HOUR).write(tmp_path, role)
     return Pki(tmp_path, authority)
 
@@ -110,15 +110,15 @@ async def call(settings: PeerSettings, method: Any) -> tuple[grpc.StatusCode, Pa
 
 
 SERVED = {
-    "Verify": {Role.COORDINATOR},
-    "GetTargetStatus": {Role.COORDINATOR, Role.OPERATOR},
-    "Draft": {Role.COORDINATOR},
-    "GetDraftStatus": {Role.COORDINATOR, Role.OPERATOR},
-    "Generate": {Role.CLIENT, Role.OPERATOR},
-    "DescribeModels": {Role.CLIENT, Role.OPERATOR},
-    "Check": set(Role),
-    "List": set(Role),
-    "Watch": set(Role),
+    "Verify": {PeerRole.COORDINATOR},
+    "GetTargetStatus": {PeerRole.COORDINATOR, PeerRole.OPERATOR},
+    "Draft": {PeerRole.COORDINATOR},
+    "GetDraftStatus": {PeerRole.COORDINATOR, PeerRole.OPERATOR},
+    "Generate": {PeerRole.CLIENT, PeerRole.OPERATOR},
+    "DescribeModels": {PeerRole.CLIENT, PeerRole.OPERATOR},
+    "Check": set(PeerRole),
+    "List": set(PeerRole),
+    "Watch": set(PeerRole),
 }
 
 
@@ -127,8 +127,8 @@ def test_every_method_says_who_may_call_it() -> None:
     assert {path: SERVED[name] for path, name in names.items()} == authorization.CALLERS
 
 
-@pytest.mark.parametrize("role", [*Role, None])
-async def test_a_role_opens_its_own_methods_and_no_others(pki: Pki, role: Role | None) -> None:
+@pytest.mark.parametrize("role", [*PeerRole, None])
+async def test_a_role_opens_its_own_methods_and_no_others(pki: Pki, role: PeerRole | None) -> None:
     name = role or pki.certify("stranger")
     async with service(pki.server(), register=register_all) as running:
         for method in METHODS:
@@ -147,7 +147,7 @@ async def test_negative_control_a_table_that_lets_drafts_in_is_noticed(
 ) -> None:
     (verify,) = (method for method in METHODS if method.name == "Verify")
     path = "/paceline.v1.TargetService/Verify"
-    monkeypatch.setattr(authorization, "CALLERS", {**authorization.CALLERS, path: frozenset({Role.DRAFT})})
+    monkeypatch.setattr(authorization, "CALLERS", {**authorization.CALLERS, path: frozenset({PeerRole.DRAFT})})
     async with service(pki.server(), register=register_all) as running:
         code, _ = await call(pki.peer(port_of(running), "draft"), verify)
         assert code is grpc.StatusCode.INVALID_ARGUMENT
@@ -164,8 +164,8 @@ async def test_without_roles_any_certificate_of_the_authority_will_do(pki: Pki) 
 @pytest.mark.parametrize(
     ("uris", "role"),
     [
-        (("spiffe://prod.example/paceline/target",), Role.TARGET),
-        (("spiffe://prod/paceline/client", "https://example.org/"), Role.CLIENT),
+        (("spiffe://prod.example/paceline/target",), PeerRole.TARGET),
+        (("spiffe://prod/paceline/client", "https://example.org/"), PeerRole.CLIENT),
         (("spiffe://prod/paceline/client", "spiffe://prod/paceline/coordinator"), None),
         (("spiffe://prod/paceline/root",), None),
         (("spiffe://prod/ns/x/paceline/coordinator",), None),
@@ -176,7 +176,7 @@ async def test_without_roles_any_certificate_of_the_authority_will_do(pki: Pki) 
         ((), None),
     ],
 )
-def test_a_certificate_has_a_role_or_none(uris: tuple[str, ...], role: Role | None) -> None:
+def test_a_certificate_has_a_role_or_none(uris: tuple[str, ...], role: PeerRole | None) -> None:
     assert role_in(uris) is role
 
 
@@ -190,7 +190,7 @@ REFUSED_CALLERS = {
 
 @pytest.mark.parametrize("case", REFUSED_CALLERS)
 async def test_a_caller_that_the_handshake_refuses(pki: Pki, case: str, capfd: pytest.CaptureFixture[str]) -> None:
-    uri = Role.COORDINATOR.uri()
+    uri = PeerRole.COORDINATOR.uri()
     pki.certify("foreign", uri, authority=Authority.create("another CA"))
     pki.certify("expired", uri, **past())
     async with service(pki.server()) as running:
@@ -221,7 +221,7 @@ UNTRUSTED_SERVERS = {
 
 @pytest.mark.parametrize("case", UNTRUSTED_SERVERS)
 async def test_a_server_that_the_handshake_refuses(pki: Pki, case: str) -> None:
-    name = Role.TARGET.server_name
+    name = PeerRole.TARGET.server_name
     pki.certify("foreign", hosts=[name], authority=Authority.create("another CA"))
     pki.certify("expired", hosts=[name], **past())
     served = {
@@ -238,15 +238,15 @@ async def test_a_server_that_the_handshake_refuses(pki: Pki, case: str) -> None:
 
 def test_a_coordinator_expects_roles_of_its_peers_once_it_shows_a_certificate(tmp_path: Path) -> None:
     plain = CoordinatorConfig(peer_ca=tmp_path / "ca.crt")
-    assert plain.reach(plain.target, Role.TARGET).server_name is None
+    assert plain.reach(plain.target, PeerRole.TARGET).server_name is None
     mutual = {"peer_ca": tmp_path / "ca", "peer_certificate": tmp_path / "crt", "peer_key": tmp_path / "key"}
     config = CoordinatorConfig(**mutual, draft=PeerSettings(address="there:1"))
     assert config.draft is not None
-    reached = config.reach(config.draft, Role.DRAFT)
+    reached = config.reach(config.draft, PeerRole.DRAFT)
     assert (reached.address, reached.server_name) == ("there:1", "draft.paceline")
     assert {name: getattr(reached, f"tls_{name[5:]}") for name in mutual} == mutual
     off = config.model_copy(update={"peer_roles": "off"})
-    assert off.reach(off.target, Role.TARGET).server_name is None
+    assert off.reach(off.target, PeerRole.TARGET).server_name is None
 
 
 def served_serial(pki: Pki, port: int) -> int:
@@ -269,7 +269,7 @@ async def test_a_new_certificate_is_shown_to_new_connections_and_links_stay(
     async with service(pki.server()) as running, linked(pki.peer(port_of(running))) as link:
         await link.wait_up(10)
         old = served_serial(pki, port_of(running))
-        issued = pki.authority.issue_role(Role.TARGET, lifetime=HOUR)
+        issued = pki.authority.issue_role(PeerRole.TARGET, lifetime=HOUR)
         issued.write(pki.folder, "target")
         assert await asyncio.to_thread(served_serial, pki, port_of(running)) == serial(issued) != old
         events: list[Any] = []
@@ -287,7 +287,7 @@ async def test_half_a_new_pair_changes_nothing_until_the_other_half_is_there(
 ) -> None:
     async with service(pki.server()) as running:
         old = await asyncio.to_thread(served_serial, pki, port_of(running))
-        issued = pki.authority.issue_role(Role.TARGET, lifetime=HOUR)
+        issued = pki.authority.issue_role(PeerRole.TARGET, lifetime=HOUR)
         pki.file("target.crt").write_bytes(issued.certificate)
         for _ in range(3):
             assert await asyncio.to_thread(served_serial, pki, port_of(running)) == old
@@ -317,12 +317,12 @@ async def test_a_link_that_connects_again_shows_its_new_certificate(pki: Pki) ->
         patch.setattr(authorization, "check_caller", noted)
         async with service(pki.server()) as running, linked(pki.peer(port_of(running))) as link:
             await link.wait_up(10)
-            first = pki.authority.issue_role(Role.COORDINATOR, lifetime=HOUR)
+            first = pki.authority.issue_role(PeerRole.COORDINATOR, lifetime=HOUR)
             first.write(pki.folder, "coordinator")
             link.drop(PeerUnavailable("a test's wish"))
             await link.wait_up(10)
             # Half a pair: the link comes back with the last one that was right.
-            second = pki.authority.issue_role(Role.COORDINATOR, lifetime=HOUR)
+            second = pki.authority.issue_role(PeerRole.COORDINATOR, lifetime=HOUR)
             pki.file("coordinator.crt").write_bytes(second.certificate)
             link.drop(PeerUnavailable("a test's wish"))
             await link.wait_up(10)
@@ -332,7 +332,7 @@ async def test_a_link_that_connects_again_shows_its_new_certificate(pki: Pki) ->
 
 async def test_a_new_authority_of_clients_holds_from_the_next_connection_on(pki: Pki) -> None:
     successor = Authority.create("the next CA")
-    pki.certify("next", Role.COORDINATOR.uri(), authority=successor)
+    pki.certify("next", PeerRole.COORDINATOR.uri(), authority=successor)
     async with service(pki.server()) as running:
         error = await refusal_of(pki.peer(port_of(running), "next"))
         assert isinstance(error, PeerUnavailable)
