@@ -73,6 +73,7 @@ class TargetScheduler(SessionScheduler[Session]):
         self._admission = Admission(
             config.engine.max_num_seqs,
             config.max_queue,
+            int(config.max_link_share * engine.info.max_kv_rows),
             grammars,
             make_room=lambda closing, opening: self._engage(make_room, engine, closing, opening),
             admitted=self._on_admitted,

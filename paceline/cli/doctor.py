@@ -30,6 +30,7 @@ from paceline.rpc.channel import open_sync_channel
 from paceline.rpc.service_status import service_status
 from paceline.rpc.statuses import from_rpc_error
 from paceline.runtime.config import DRAFT_PORT, LOCALHOST, TARGET_PORT, PeerSettings
+from paceline.runtime.logs import one_line
 from paceline.runtime.roles import PeerRole
 
 BASE_PACKAGES = ("grpcio", "protobuf", "pydantic", "rich", "typer")
@@ -96,7 +97,7 @@ def doctor(
     for finding in examine(addresses):
         well &= finding.ok is not False
         console.print(f"{marks[finding.ok]} [bold]{finding.subject:<22}[/bold]", end="")
-        console.print(finding.detail, markup=False, highlight=False)
+        console.print(one_line(finding.detail), markup=False, highlight=False)
     console.print("all is well" if well else "not well: see the lines marked BAD")
     raise typer.Exit(0 if well else EXIT_ERROR)
 

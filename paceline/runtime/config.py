@@ -141,6 +141,12 @@ class TargetConfig(RankSettings):
     max_queue: int = Field(
         1024, ge=1, le=1 << 20, description="Most sessions waiting for room before RESOURCE_EXHAUSTED."
     )
+    max_link_share: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="Largest share of the KV rows for one coordinator; its further sessions wait.",
+    )
     step_timeout_ms: float = Field(
         120_000.0, gt=0, description="A step that takes longer hangs: coordinators see no more life in the target."
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from paceline.models.table_names import TableSpec
 from paceline.protocol.draft import DraftBudget, DraftOpen, DraftOpened
 from paceline.protocol.session import Close, Failure
 from paceline.protocol.target import TargetOpen, TargetOpened, Verdict
@@ -86,3 +87,34 @@ async def test_a_link_leaves_room_for_the_others(kind: str) -> None:
         greedy.link.send(Close(1))
         greedy.link.send(open_(4))
         await greedy.of(opened, 4)
+
+
+@pytest.mark.parametrize(("share", "waits"), [(0.5, True), (1.0, False)])
+async def test_a_link_holds_its_share_of_the_rows_and_its_further_sessions_wait(share: float, waits: bool) -> None:
+    """Each session takes 100 + 64 of 700 rows."""
+    engine = RecordingEngine(TableSpec(vocab=32, seed=3, max_length=256, max_kv_rows=700))
+    async with (
+        target_service(engine, max_link_share=share) as (servicer, address),
+        linked(target_link(address)) as greedy,
+        linked(target_link(address)) as other,
+    ):
+        for session in (1, 2, 3):
+            greedy.link.send(target_open(session, (session,), max_length=100))
+        for session in (1, 2):
+            await greedy.of(TargetOpened, session)
+        other.link.send(target_open(1, (9,), max_length=100))
+        await other.of(TargetOpened, 1)
+        assert (servicer.scheduler.queue_length, greedy.has(TargetOpened)) == ((1, False) if waits else (0, True))
+        greedy.link.send(Close(1))
+        await greedy.of(TargetOpened, 3)
+
+
+async def test_a_session_that_alone_exceeds_the_share_is_served_alone() -> None:
+    engine = RecordingEngine(TableSpec(vocab=32, seed=3, max_length=256, max_kv_rows=700))
+    async with target_service(engine, max_link_share=0.1) as (_, address), linked(target_link(address)) as events:
+        for session in (1, 2):
+            events.link.send(target_open(session, (session,), max_length=100))
+        await events.of(TargetOpened, 1)
+        assert not events.has(TargetOpened)
+        events.link.send(Close(1))
+        await events.of(TargetOpened, 2)
