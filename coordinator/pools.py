@@ -17,6 +17,7 @@ from paceline.protocol.handshake import Fingerprint, Hello
 from paceline.rpc.endpoints import Endpoint, EndpointSource
 from paceline.rpc.peer_link import DraftLink, TargetLink
 from paceline.runtime.config import CoordinatorConfig, PoolSettings
+from paceline.runtime.roles import PeerRole
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Pools:
         }
 
         def target_at(endpoint: Endpoint) -> TargetPeer:
-            peer = config.reach(config.target, endpoint.address, endpoint.server_name)
+            peer = config.reach(config.target, PeerRole.TARGET, endpoint.address, endpoint.server_name)
             return TargetPeer(TargetLink(peer, hello, **backoff))
 
         target = TargetPool(round_timeout_s=config.round_timeout_ms / 1e3, wait_s=config.target_wait_ms / 1e3)
@@ -52,7 +53,7 @@ class Pools:
         settings = config.draft
 
         def draft_at(endpoint: Endpoint) -> DraftPeer:
-            peer = config.reach(settings, endpoint.address, endpoint.server_name)
+            peer = config.reach(settings, PeerRole.DRAFT, endpoint.address, endpoint.server_name)
             return DraftPeer(DraftLink(peer, hello, **backoff))
 
         draft = DraftPool(timeout_s=config.draft_timeout_ms / 1e3, vocab_size=tokenizer.vocab_size)

@@ -8,14 +8,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 
 from paceline.engine.interface import Engine
 from paceline.protocol.errors import Overloaded, PacelineError, Unsupported
 from paceline.protocol.sampling import Grammar
 from paceline.protocol.session import SessionSpec
-from paceline.rpc.sessions import RETRY_AFTER_MS
+from paceline.rpc.sessions import RETRY_AFTER_MS, SessionOwner
 from paceline.sampling.grammar import Grammars
 from target_service.prefixes import PendingPrefixes
 from target_service.session import Session, make_processors
@@ -34,6 +34,7 @@ class Admission:
     Args:
         max_sessions: most sessions that hold rows at once.
         max_queue: most sessions that wait.
+        max_link_rows: most KV rows that the sessions of one link hold, unless it has but one session.
         grammars: compiles grammars; None: this target knows no tokenizer.
         make_room: frees and reserves rows.
         admitted: called with each session that has its rows.
@@ -45,6 +46,7 @@ class Admission:
         self,
         max_sessions: int,
         max_queue: int,
+        max_link_rows: int,
         grammars: Grammars | None,
         *,
         make_room: MakeRoom,
@@ -54,12 +56,15 @@ class Admission:
     ) -> None:
         self._max_sessions = max_sessions
         self._max_queue = max_queue
+        self._max_link_rows = max_link_rows
         self._grammars = grammars
         self._make_room, self._on_admitted, self._on_failed, self._wake = make_room, admitted, failed, wake
         self._compiling: set[asyncio.Task[None]] = set()
         self._waiting: deque[Session] = deque()
         self._closing: list[Session] = []
         self._holding = 0
+        self._link_rows = Counter[SessionOwner]()
+        """What the admitted sessions of each link hold."""
         self._no_room = False
         self.prefixes = PendingPrefixes()
 
@@ -129,6 +134,8 @@ class Admission:
         """Returns the rows copied for the sessions admitted, or None if there was nothing to do."""
         closing, self._closing = self._closing, []
         self._holding -= len(closing)
+        for session in closing:
+            self._hold(session.owner, -session.max_rows)
         self._no_room = self._no_room and not closing
         opening = self._next_to_open()
         if not closing and not opening:
@@ -149,16 +156,27 @@ class Admission:
     def _next_to_open(self) -> list[Session]:
         room = 0 if self._no_room else self._max_sessions - self._holding
         chosen: list[Session] = []
+        wanted = Counter(self._link_rows)
         for session in self._waiting:
             if len(chosen) >= room:
                 break
-            if not self.prefixes.holds(session):
+            rows = wanted[session.owner] + session.max_rows
+            alone = rows == session.max_rows
+            if (alone or rows <= self._max_link_rows) and not self.prefixes.holds(session):
                 self.prefixes.claim(session)
+                wanted[session.owner] = rows
                 chosen.append(session)
         return chosen
 
+    def _hold(self, owner: SessionOwner, rows: int) -> None:
+        """Count rows of a link; one that holds none is forgotten."""
+        self._link_rows[owner] += rows
+        if not self._link_rows[owner]:
+            del self._link_rows[owner]
+
     def _admit(self, session: Session, reused: int) -> None:
         self._holding += 1
+        self._hold(session.owner, session.max_rows)
         session.admitted = True
         session.prefilled = session.reused = reused
         self.prefixes.computed(session)

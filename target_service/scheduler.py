@@ -56,7 +56,7 @@ class TargetScheduler(SessionScheduler[Session]):
     opens = TargetOpen
 
     def __init__(self, engine: Engine, executor: Executor, config: TargetConfig, grammars: Grammars | None) -> None:
-        super().__init__()
+        super().__init__(config.engine.max_sessions_per_link)
         self._engine = engine
         self._executor = executor
         self._settings = config.engine
@@ -73,6 +73,7 @@ class TargetScheduler(SessionScheduler[Session]):
         self._admission = Admission(
             config.engine.max_num_seqs,
             config.max_queue,
+            int(config.max_link_share * engine.info.max_kv_rows),
             grammars,
             make_room=lambda closing, opening: self._engage(make_room, engine, closing, opening),
             admitted=self._on_admitted,

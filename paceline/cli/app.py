@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from paceline.cli.bench import bench
 from paceline.cli.train import train
 from paceline.protocol.errors import InvalidInput, PacelineError
+from paceline.runtime.logs import one_line
 from paceline.runtime.options import usage_error
 
 EXIT_ERROR = 1
@@ -47,7 +48,9 @@ class _OneLineErrors(TyperGroup):
 
 def _fail(message: str, code: int) -> NoReturn:
     if message:  # none where a group without a command has shown its help
-        typer.echo(f"paceline: error: {message}", err=True)
+        # A service's words, perhaps: a terminal must not take them for commands.
+        shown = "\n".join(one_line(line) for line in message.split("\n"))
+        typer.echo(f"paceline: error: {shown}", err=True)
     sys.exit(code)
 
 

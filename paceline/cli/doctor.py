@@ -19,7 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from rich.console import Console
 
 from paceline.cli.app import EXIT_ERROR, app
-from paceline.cli.support import TlsCa, example, has_engine
+from paceline.cli.support import TlsCa, TlsCertificate, TlsKey, example, has_engine
 from paceline.client import DEFAULT_ADDRESS, Client
 from paceline.models.resolve import PULLABLE, is_pulled, model_home
 from paceline.protocol.errors import PacelineError
@@ -30,6 +30,8 @@ from paceline.rpc.channel import open_sync_channel
 from paceline.rpc.service_status import service_status
 from paceline.rpc.statuses import from_rpc_error
 from paceline.runtime.config import DRAFT_PORT, LOCALHOST, TARGET_PORT, PeerSettings
+from paceline.runtime.logs import one_line
+from paceline.runtime.roles import PeerRole
 
 BASE_PACKAGES = ("grpcio", "protobuf", "pydantic", "rich", "typer")
 ENGINE_PACKAGES = ("torch", "transformers", "numpy", "numba", "safetensors", "gguf")
@@ -56,12 +58,21 @@ class Addresses:
     coordinator: str = DEFAULT_ADDRESS
     draft: str | None = DEFAULT_DRAFT
     target: str = DEFAULT_TARGET
-    tls_ca: Path | None = None
     timeout_s: float = 3.0
+    tls_ca: Path | None = None
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+    tls_roles: bool = True
 
-    def peer(self, address: str) -> PeerSettings:
-        """How to reach one of them."""
-        return PeerSettings(address=address, tls_ca=self.tls_ca)
+    def peer(self, role: PeerRole, address: str) -> PeerSettings:
+        """How to reach one of them: where a certificate is shown, by the name of its role, if roles are in use."""
+        return PeerSettings(
+            address=address,
+            tls_ca=self.tls_ca,
+            tls_certificate=self.tls_certificate,
+            tls_key=self.tls_key,
+            server_name=role.server_name if self.tls_certificate is not None and self.tls_roles else None,
+        )
 
 
 @app.command(epilog=example("paceline doctor", f"paceline doctor --coordinator {DEFAULT_ADDRESS} --draft none"))
@@ -70,17 +81,23 @@ def doctor(
     draft: Annotated[str, typer.Option(help="HOST:PORT of the draft service, or none.")] = DEFAULT_DRAFT,
     target: Annotated[str, typer.Option(help="HOST:PORT of the target service.")] = DEFAULT_TARGET,
     tls_ca: TlsCa = None,
+    tls_certificate: TlsCertificate = None,
+    tls_key: TlsKey = None,
+    tls_roles: Annotated[
+        bool, typer.Option(help="Where a certificate is shown: whether the services' name roles, or hosts.")
+    ] = True,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for each answer.")] = 3.0,
 ) -> None:
     """Check versions, devices, models and services; the exit code says whether all is well."""
     console = Console(soft_wrap=True)
     marks = {True: "[green]ok[/green]  ", False: "[red]BAD[/red] ", None: "    "}
     well = True
-    addresses = Addresses(coordinator, None if draft == NONE else draft, target, tls_ca, timeout)
+    asked = None if draft == NONE else draft
+    addresses = Addresses(coordinator, asked, target, timeout, tls_ca, tls_certificate, tls_key, tls_roles)
     for finding in examine(addresses):
         well &= finding.ok is not False
         console.print(f"{marks[finding.ok]} [bold]{finding.subject:<22}[/bold]", end="")
-        console.print(finding.detail, markup=False, highlight=False)
+        console.print(one_line(finding.detail), markup=False, highlight=False)
     console.print("all is well" if well else "not well: see the lines marked BAD")
     raise typer.Exit(0 if well else EXIT_ERROR)
 
@@ -153,7 +170,7 @@ def _worker(
     if not health[0].ok:
         return
     try:
-        status = service_status(name, addresses.peer(address), addresses.timeout_s)
+        status = service_status(name, addresses.peer(PeerRole(name), address), addresses.timeout_s)
     except grpc.RpcError as error:
         yield Finding(f"{name} status", from_rpc_error(error).message, ok=False)
         return
@@ -164,7 +181,7 @@ def _worker(
 
 
 def _health(name: str, addresses: Addresses, address: str) -> list[Finding]:
-    with open_sync_channel(addresses.peer(address)) as channel:
+    with open_sync_channel(addresses.peer(PeerRole(name), address)) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         check = partial(stub.Check, health_pb2.HealthCheckRequest(), timeout=addresses.timeout_s)
         try:
@@ -191,7 +208,9 @@ def _coordinator(addresses: Addresses) -> Iterator[Finding]:
     if not health[0].ok:
         return
     try:
-        with Client(addresses.peer(addresses.coordinator), timeout_s=addresses.timeout_s) as client:
+        with Client(
+            addresses.peer(PeerRole.COORDINATOR, addresses.coordinator), timeout_s=addresses.timeout_s
+        ) as client:
             models = client.describe_models()
     except PacelineError as error:
         yield Finding("models", error.message, ok=False)

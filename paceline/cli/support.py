@@ -12,6 +12,10 @@ from paceline.protocol.errors import PacelineError
 
 Timeout = Annotated[float | None, typer.Option(help="Seconds that the whole request may take.", show_default="none")]
 TlsCa = Annotated[Path | None, typer.Option(help="Trust this CA and use TLS.", show_default="plaintext")]
+TlsCertificate = Annotated[
+    Path | None, typer.Option(help="PEM certificate to show, where the services demand one.", show_default="none")
+]
+TlsKey = Annotated[Path | None, typer.Option(help="PEM key of the certificate.", show_default="none")]
 
 
 def example(*commands: str) -> str:

@@ -22,6 +22,7 @@ class Code(IntEnum):
     INVALID_ARGUMENT = 3
     DEADLINE_EXCEEDED = 4
     NOT_FOUND = 5
+    PERMISSION_DENIED = 7
     RESOURCE_EXHAUSTED = 8
     FAILED_PRECONDITION = 9
     UNIMPLEMENTED = 12
@@ -120,6 +121,14 @@ class Overloaded(PacelineError, code=Code.RESOURCE_EXHAUSTED, reason="OVERLOADED
 
 class PeerUnavailable(PacelineError, code=Code.UNAVAILABLE, reason="PEER_UNAVAILABLE", retry_safe=True):
     """A peer that is dead, unreachable or silent; the message names it."""
+
+
+class UntrustedPeer(PacelineError, code=Code.UNAVAILABLE, reason="UNTRUSTED_PEER"):
+    """A peer that TLS refuses, or that refuses TLS: trying again mends nothing, other settings or files do."""
+
+
+class PermissionDenied(PacelineError, code=Code.PERMISSION_DENIED, reason="PERMISSION_DENIED"):
+    """A caller whose role doesn't allow the call; the message names it and the roles that do."""
 
 
 class DeadlineExceeded(PacelineError, code=Code.DEADLINE_EXCEEDED, reason="DEADLINE_EXCEEDED"):

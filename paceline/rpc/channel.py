@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 import grpc
 
-from paceline.protocol.errors import InvalidInput
 from paceline.protocol.handshake import MAX_FRAME_BYTES
-from paceline.rpc.tls import read_authority, read_pair
+from paceline.rpc.tls import channel_credentials
 from paceline.runtime.config import PeerSettings
 
 MAX_MESSAGE_BYTES = 4 * MAX_FRAME_BYTES
@@ -63,7 +62,7 @@ def open_channel(settings: PeerSettings, keepalive: Keepalive = KEEPALIVE, *, se
         InvalidInput: a TLS file is missing, or not what it should be.
     """
     options = _client_options(keepalive, settings.server_name)
-    credentials = _credentials(settings, section)
+    credentials = channel_credentials(settings, section)
     if credentials is None:
         return grpc.aio.insecure_channel(settings.address, options=options)
     return grpc.aio.secure_channel(settings.address, credentials, options=options)
@@ -72,7 +71,7 @@ def open_channel(settings: PeerSettings, keepalive: Keepalive = KEEPALIVE, *, se
 def open_sync_channel(settings: PeerSettings) -> grpc.Channel:
     """A channel for threads. Raises as `open_channel`."""
     options = _client_options(KEEPALIVE, settings.server_name)
-    credentials = _credentials(settings, "")
+    credentials = channel_credentials(settings, "")
     if credentials is None:
         return grpc.insecure_channel(settings.address, options=options)
     return grpc.secure_channel(settings.address, credentials, options=options)
@@ -92,15 +91,3 @@ def _client_options(keepalive: Keepalive, server_name: str | None) -> Options:
         ("grpc.max_reconnect_backoff_ms", 2_000),
         ("grpc.enable_http_proxy", 0),
     ]
-
-
-def _credentials(settings: PeerSettings, section: str) -> grpc.ChannelCredentials | None:
-    pair = read_pair(section, settings.tls_certificate, settings.tls_key)
-    authority = read_authority(f"{section}tls_ca", settings.tls_ca)
-    if authority is None:
-        if pair is not None:
-            name = f"{section}tls_certificate"
-            raise InvalidInput.of(name, str(settings.tls_certificate), f"set together with {section}tls_ca")
-        return None
-    certificate, key = pair or (None, None)
-    return grpc.ssl_channel_credentials(authority, private_key=key, certificate_chain=certificate)

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.proposal import AUTO, NONE
 from paceline.protocol.target import LIFE_SIGN_MS
+from paceline.runtime.roles import PeerRole, RolePolicy
 
 DEFAULT_MODEL = "smollm2-135m"
 FAST_DTYPE: Literal["fast"] = "fast"
@@ -64,6 +65,10 @@ class ServerSettings(_Settings):
     tls_certificate: Path | None = Field(None, description="PEM certificate to serve with.")
     tls_key: Path | None = Field(None, description="PEM key of the certificate.")
     tls_client_ca: Path | None = Field(None, description="Require client certificates signed by this CA.")
+    tls_roles: RolePolicy = Field(
+        "required",
+        description="With a client CA: calls need a role in the certificate; off: any of its certificates.",
+    )
     drain_seconds: float = Field(5.0, ge=0, le=600, description="Time that running sessions get on SIGTERM.")
     port_file: Path | None = Field(None, description="Written with host:port once the server is SERVING.")
 
@@ -87,6 +92,9 @@ class PoolSettings(_Settings):
     tls_ca: Annotated[Path | None, NO_FLAG] = Field(None, description="Trust this CA and use TLS; unset: plaintext.")
     tls_certificate: Annotated[Path | None, NO_FLAG] = None
     tls_key: Annotated[Path | None, NO_FLAG] = None
+    server_name: Annotated[str | None, NO_FLAG] = Field(
+        None, description="Name in every peer's certificate; unset: the role's, the DNS name or the address's host."
+    )
 
     @field_validator("address", mode="before")
     @classmethod
@@ -120,7 +128,13 @@ class EngineSettings(ModelSettings):
     max_step_rows: int = Field(
         1024, ge=128, le=1 << 20, description="Most rows of one step; further rounds wait for the next."
     )
-    prefix_reuse: bool = Field(True, description="Compute a prefix that sessions share once.")
+    max_sessions_per_link: int = Field(
+        1024, ge=1, le=1 << 20, description="Most sessions that one coordinator has open, those that wait included."
+    )
+    prefix_reuse: bool = Field(True, description="Compute a prefix that sessions of one tenant share once.")
+    share_prefixes: bool = Field(
+        False, description="Share prefixes between tenants, too: each can tell what the others have sent."
+    )
     reproducible_rows: int = Field(
         16, ge=8, le=64, multiple_of=8, description="Rows of a reproducible step; others are padded or cut to it."
     )
@@ -143,6 +157,12 @@ class TargetConfig(RankSettings):
     engine: EngineSettings = EngineSettings()
     max_queue: int = Field(
         1024, ge=1, le=1 << 20, description="Most sessions waiting for room before RESOURCE_EXHAUSTED."
+    )
+    max_link_share: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="Largest share of the KV rows for one coordinator; its further sessions wait.",
     )
     step_timeout_ms: float = Field(
         120_000.0, gt=0, description="A step that takes longer hangs: coordinators see no more life in the target."
@@ -199,6 +219,11 @@ class CoordinatorConfig(RequestSettings):
     peer_ca: Path | None = Field(
         None, description="Trust this CA for target and draft, whatever their own settings say; switches TLS on."
     )
+    peer_certificate: Path | None = Field(None, description="PEM certificate to show to target and draft, likewise.")
+    peer_key: Path | None = Field(None, description="PEM key of the certificate.")
+    peer_roles: RolePolicy = Field(
+        "required", description="Where a certificate is shown: the peer's must name its role; off: its host."
+    )
     drafter: str = Field(AUTO, description="auto, ngram, none, or a drafter of the draft service.")
     fan_out: int = Field(
         4, ge=0, le=64, description="Next tokens per accepted node to draft for while a round is verified; 0: none."
@@ -231,14 +256,22 @@ class CoordinatorConfig(RequestSettings):
         address = value.get("address") if isinstance(value, dict) else value
         return None if address in (NONE, [NONE], (NONE,)) else value
 
-    def reach(self, pool: PoolSettings, address: str, server_name: str | None = None) -> PeerSettings:
-        """How to reach one of the targets or draft services, with `peer_ca` applied."""
+    def reach(self, pool: PoolSettings, role: PeerRole, address: str, server_name: str | None = None) -> PeerSettings:
+        """How to reach one of the targets or draft services: with what is set for both, and by its role's name.
+
+        Args:
+            pool: which of them.
+            role: what it is.
+            address: its HOST:PORT.
+            server_name: the name that it was found by, if it was.
+        """
+        by_role = bool(self.peer_certificate or pool.tls_certificate) and self.peer_roles == "required"
         return PeerSettings(
             address=address,
-            server_name=server_name,
+            server_name=pool.server_name or (role.server_name if by_role else server_name),
             tls_ca=self.peer_ca or pool.tls_ca,
-            tls_certificate=pool.tls_certificate,
-            tls_key=pool.tls_key,
+            tls_certificate=self.peer_certificate or pool.tls_certificate,
+            tls_key=self.peer_key or pool.tls_key,
         )
 
 

@@ -16,22 +16,26 @@ from paceline.local.settings import ServeSettings
 from paceline.protocol.errors import InvalidInput
 from paceline.runtime.config import CoordinatorConfig, DraftConfig, TargetConfig
 from paceline.runtime.options import parse_config, settings_of
+from paceline.runtime.roles import PeerRole
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = (TargetConfig, DraftConfig, CoordinatorConfig)
 FLAGS_BEFORE = {
     TargetConfig: """model tensor-parallel-size max-queue dtype device threads max-model-len max-num-seqs kv-bytes
         gpu-memory-utilization prefill-chunk max-step-rows prefix-reuse reproducible reproducible-rows cuda-graphs
-        trust-remote-code host port health-port port-file tls-certificate tls-key tls-client-ca drain-seconds""",
+        trust-remote-code host port health-port port-file tls-certificate tls-key tls-client-ca tls-roles
+        drain-seconds max-sessions-per-link share-prefixes""",
     DraftConfig: """drafter target-model dtype device threads max-model-len max-num-seqs kv-bytes
         gpu-memory-utilization prefill-chunk cuda-graphs trust-remote-code host port health-port port-file
         tls-certificate tls-key tls-client-ca drain-seconds""",
     CoordinatorConfig: """model served-model-name target draft drafter num-draft-tokens fan-out lease max-prefetched
-        seed host port health-port port-file tls-certificate tls-key tls-client-ca peer-ca""",
+        seed host port health-port port-file tls-certificate tls-key tls-client-ca peer-ca
+        peer-certificate peer-key""",
     ServeSettings: """drafter tensor-parallel-size max-model-len max-num-seqs gpu-memory-utilization dtype
-        reproducible trust-remote-code served-model-name seed host port draft-port target-port max-restarts""",
+        reproducible trust-remote-code served-model-name seed host port draft-port target-port tls
+        max-restarts""",
 }
-WITHOUT_FLAG = {"target.tls_ca", "target.tls_certificate", "target.tls_key"}
+WITHOUT_FLAG = {"target.tls_ca", "target.tls_certificate", "target.tls_key", "target.server_name"}
 """One CA for both peers is `--peer-ca`; what else their TLS needs is for a file."""
 
 runner = CliRunner(env={"COLUMNS": "250", "TERM": "dumb"})
@@ -104,7 +108,10 @@ def test_flags_set_what_they_name_and_the_rest_stays(monkeypatch: pytest.MonkeyP
 
 def test_peers_are_named_by_their_sections(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     config = parse(monkeypatch, CoordinatorConfig, "--target", "t:1", "--draft", "d:2", "--peer-ca", "ca.crt")
-    target, draft = config.reach(config.target, "t:1"), config.reach(config.draft, "d:2")
+    target, draft = (
+        config.reach(config.target, PeerRole.TARGET, "t:1"),
+        config.reach(config.draft, PeerRole.DRAFT, "d:2"),
+    )
     assert (target.tls_ca, draft.tls_ca) == (Path("ca.crt"), Path("ca.crt"))
     assert (config.target.address, config.draft.address) == (("t:1",), ("d:2",))
     several = parse(monkeypatch, CoordinatorConfig, "--target", "t:1", "--target", "dns:///t:2")

@@ -290,7 +290,7 @@ def test_output_rows_are_not_taken_for_prompt_rows(sensitive: Made, monkeypatch:
     np.testing.assert_array_equal(reopened(sharing, TEXTS[1]), expected)
 
     key = blocks.block_key
-    monkeypatch.setattr(blocks, "block_key", lambda before, tokens, prompt_rows: key(before, tokens, None))
+    monkeypatch.setattr(blocks, "block_key", lambda before, tokens, _: key(before, tokens, blocks.Sharing()))
     mutant, _ = tiny.engine_and_plain(config, reproducible=True)
     assert not np.array_equal(reopened(mutant, TEXTS[1]), expected)
 

@@ -171,6 +171,7 @@ async def target_service(
     engine: Engine,
     *,
     max_queue: int = 64,
+    max_link_share: float = 1.0,
     step_timeout_s: float = 60.0,
     grammars: Grammars | None = None,
     **settings: Any,
@@ -178,7 +179,9 @@ async def target_service(
     """A target service; yields its servicer and address."""
     executor = Executor("target-test")
     wanted = EngineSettings(**({"prefill_chunk": 16, "max_num_seqs": 64} | settings))
-    config = TargetConfig(engine=wanted, max_queue=max_queue, step_timeout_ms=step_timeout_s * 1e3)
+    config = TargetConfig(
+        engine=wanted, max_queue=max_queue, max_link_share=max_link_share, step_timeout_ms=step_timeout_s * 1e3
+    )
     servicer = TargetServicer(engine, executor, config, grammars)
     async with _closing(servicer.close, executor):
 
@@ -191,12 +194,13 @@ async def target_service(
 
 @asynccontextmanager
 async def draft_service(
-    engine: Engine, *, prefill_chunk: int = 16, max_num_seqs: int = 64
+    engine: Engine, *, prefill_chunk: int = 16, **settings: Any
 ) -> AsyncIterator[tuple[DraftServicer, str]]:
     """A draft service with a model drafter; yields its servicer and address."""
     executor = Executor("draft-test")
     drafters: dict[str, Any] = {"model": ModelDrafter(engine, prefill_chunk)}
-    servicer = DraftServicer(Catalogue(drafters, (engine,)), executor, max_num_seqs)
+    wanted = EngineSettings(**({"max_num_seqs": 64} | settings))
+    servicer = DraftServicer(Catalogue(drafters, (engine,)), executor, wanted)
     async with _closing(servicer.close, executor):
 
         def register(server: grpc.aio.Server) -> None:

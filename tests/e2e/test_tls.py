@@ -1,0 +1,238 @@
+"""Three processes under mutual TLS: certificates change under load, and a foreign role gets nowhere."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from cryptography import x509
+from typer.testing import CliRunner
+
+from paceline.cli.main import app
+from paceline.client import AsyncClient, Client
+from paceline.local.certificates import write_certificates
+from paceline.local.service_process import ServiceName
+from paceline.local.settings import ServeSettings
+from paceline.local.supervisor import SupervisedServices
+from paceline.protocol.errors import PacelineError, PeerUnavailable, PermissionDenied, UntrustedPeer
+from paceline.protocol.generation import GenerateRequest
+from paceline.rpc.service_status import service_status
+from paceline.rpc.statuses import from_rpc_error
+from paceline.runtime.config import PeerSettings
+from paceline.runtime.roles import PeerRole
+from tests.e2e.cluster import Cluster, eventually
+from tests.rpc.shown import shown_certificate
+
+logger = logging.getLogger(__name__)
+
+HOUR = timedelta(hours=1)
+STEP = ",step_ms=2"
+TARGET = f"table:vocab=64,seed=1{STEP}"
+NEAR = "table:vocab=64,seed=1,noise=0.3"
+WORKERS = 4
+ROTATIONS = 5
+REQUESTS_BETWEEN = 8
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("certs")
+    write_certificates(folder, lifetime=HOUR)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def secured(certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("secured")
+    with Cluster(folder, target_model=TARGET, drafters=(f"model:{NEAR}",), tls=certificates) as running:
+        yield running
+
+
+def as_role(cluster: Cluster, role: PeerRole | None, label: str) -> PeerSettings:
+    """How somebody of a role reaches a service; without a role: with no certificate."""
+    reached = cluster.reach(label)
+    assert cluster.tls is not None
+    names = ("crt", "key")
+    certificate, key = (None, None) if role is None else (cluster.tls / f"{role}.{name}" for name in names)
+    return reached.model_copy(update={"tls_certificate": certificate, "tls_key": key})
+
+
+def request(number: int) -> GenerateRequest:
+    return GenerateRequest(token_ids=(1, number % 64), seed=number % 5, max_new_tokens=32)
+
+
+def log_of(cluster: Cluster, label: str) -> str:
+    return cluster.processes[label].log_file.read_text()
+
+
+def serials(cluster: Cluster, folder: Path) -> dict[str, tuple[int, int]]:
+    """For each service the serial number that a new connection is shown, and that of the file."""
+    found = {}
+    for label in cluster.processes:
+        file = x509.load_pem_x509_certificate((folder / f"{label}.crt").read_bytes())
+        found[label] = shown_certificate(cluster.reach(label)).serial_number, file.serial_number
+    return found
+
+
+async def test_rotation_under_load_loses_and_changes_nothing(secured: Cluster, certificates: Path) -> None:
+    peer = as_role(secured, PeerRole.CLIENT, "coordinator")
+    async with AsyncClient(peer) as client:
+        expected = [(await client.generate(request(number))).token_ids for number in range(10)]
+    before, links = serials(secured, certificates), log_of(secured, "coordinator").count("link up: ")
+    done, lost, changed = 0, [], 0
+    stop = asyncio.Event()
+
+    async def work(worker: int) -> None:
+        nonlocal done, changed
+        number = worker
+        while not stop.is_set():
+            try:
+                # A connection of its own for each request: each sees a handshake.
+                async with AsyncClient(peer, resume_wait_s=0) as each:
+                    text = (await each.generate(request(number % 10))).token_ids
+            except PacelineError as error:
+                lost.append(error)
+            else:
+                changed += text != expected[number % 10]
+            done += 1
+            number += WORKERS
+
+    workers = [asyncio.create_task(work(worker)) for worker in range(WORKERS)]
+    async with AsyncClient(peer) as through:
+        for _ in range(ROTATIONS):
+            await asyncio.to_thread(write_certificates, certificates, lifetime=HOUR)
+            goal = done + REQUESTS_BETWEEN
+            async with asyncio.timeout(60):
+                while done < goal:
+                    assert (await through.generate(request(3))).token_ids == expected[3]
+    stop.set()
+    await asyncio.gather(*workers)
+    logger.info("rotations=%d requests=%d lost=%d changed=%d", ROTATIONS, done, len(lost), changed)
+    assert (lost, changed) == ([], 0)
+    assert done >= ROTATIONS * REQUESTS_BETWEEN
+    shown = serials(secured, certificates)
+    assert all(now == written for now, written in shown.values())
+    assert all(shown[label] != before[label] for label in shown)
+    assert log_of(secured, "coordinator").count("link up: ") == links, "no link was dropped"
+    assert "TLS files read again: section=server" in log_of(secured, "coordinator")
+
+
+async def test_a_link_that_is_lost_after_a_rotation_comes_back_with_the_new_files(
+    secured: Cluster, certificates: Path
+) -> None:
+    async with secured.async_client() as client:
+        expected = (await client.generate(request(2))).token_ids
+    await asyncio.to_thread(write_certificates, certificates, lifetime=HOUR)
+    secured.kill("target")
+    await asyncio.to_thread(secured.restart, "target")
+    await asyncio.to_thread(secured.await_links)
+    async with secured.async_client() as client:
+        assert (await client.generate(request(2))).token_ids == expected
+    assert "TLS files read again: section=target" in log_of(secured, "coordinator")
+
+
+@pytest.mark.parametrize("role", [PeerRole.DRAFT, PeerRole.TARGET, PeerRole.CLIENT])
+@pytest.mark.parametrize("label", ["target", "draft"])
+def test_a_foreign_role_is_refused_by_a_service(secured: Cluster, role: PeerRole, label: ServiceName) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        service_status(label, as_role(secured, role, label))
+    error = from_rpc_error(caught.value)
+    assert isinstance(error, PermissionDenied)
+    assert f" = {role}: must be coordinator or operator for " in error.message
+    eventually(lambda: f" = {role}: must be coordinator" in log_of(secured, label), "the log says so")
+
+
+def test_the_coordinator_takes_requests_of_clients_and_of_nobody_else(secured: Cluster) -> None:
+    def refused(peer: PeerSettings | str) -> PacelineError:
+        with Client(peer, resume_wait_s=0) as client, pytest.raises(PacelineError) as caught:
+            client.generate(request(1))
+        return caught.value
+
+    for role in (PeerRole.DRAFT, PeerRole.TARGET, PeerRole.COORDINATOR):
+        error = refused(as_role(secured, role, "coordinator"))
+        assert isinstance(error, PermissionDenied)
+        assert f" = {role}: must be client or operator for " in error.message
+    for peer in (as_role(secured, None, "coordinator"), secured.address):
+        error = refused(peer)
+        assert isinstance(error, PeerUnavailable)
+        assert "it hung up while connecting; its log may say that it demands TLS" in error.message
+    with Client(as_role(secured, PeerRole.CLIENT, "coordinator")) as client:
+        assert client.generate(request(1)).token_ids
+
+
+def test_a_client_takes_no_draft_for_a_coordinator(secured: Cluster) -> None:
+    posing = as_role(secured, PeerRole.CLIENT, "draft").model_copy(
+        update={"server_name": PeerRole.COORDINATOR.server_name}
+    )
+    with Client(posing) as client, pytest.raises(UntrustedPeer, match="lacks the DNS name"):
+        client.generate(request(1))
+
+
+def test_a_draft_can_not_pass_for_a_coordinator(secured: Cluster, certificates: Path) -> None:
+    """All sides say why, and the cluster goes on."""
+    files = {"peer_certificate": str(certificates / "draft.crt"), "peer_key": str(certificates / "draft.key")}
+    secured.start("posing", "coordinator", secured.coordinator_flags() | files | {"target_wait_ms": 200.0})
+    try:
+        secured.await_serving("posing")
+        wanted = "must be coordinator for /paceline.v1.TargetService/Verify"
+        peer = as_role(secured, PeerRole.CLIENT, "posing")
+        with Client(peer, resume_wait_s=0) as client, pytest.raises(PeerUnavailable, match=wanted):
+            client.generate(request(1))
+        eventually(lambda: "reason=PERMISSION_DENIED" in log_of(secured, "posing"), "the coordinator's log says so")
+        assert wanted in log_of(secured, "target")
+    finally:
+        secured.processes.pop("posing").stop()
+    with secured.client() as client:
+        assert client.generate(request(1)).token_ids
+
+
+def test_a_target_can_not_pass_for_a_draft(secured: Cluster) -> None:
+    flags = secured.coordinator_flags() | {"draft.address": secured.address_of("target")}
+    secured.start("misled", "coordinator", flags)
+    try:
+        secured.await_serving("misled")
+        lacks = "no link: peer=draft"
+        eventually(lambda: lacks in log_of(secured, "misled"), "the coordinator's log says so")
+        (line,) = (line for line in log_of(secured, "misled").splitlines() if lacks in line)
+        assert "reason=UNTRUSTED_PEER" in line
+        assert "lacks the DNS name that is expected of it" in line
+    finally:
+        secured.processes.pop("misled").stop()
+
+
+def paceline(*arguments: str) -> Any:
+    return CliRunner(env={"COLUMNS": "250", "TERM": "dumb"}).invoke(app, arguments)
+
+
+def files_of(folder: Path, role: PeerRole) -> list[str]:
+    certificate, key = str(folder / f"{role}.crt"), str(folder / f"{role}.key")
+    return ["--tls-ca", str(folder / "ca.crt"), "--tls-certificate", certificate, "--tls-key", key]
+
+
+def test_serve_generate_and_doctor_take_the_files(certificates: Path, tmp_path: Path) -> None:
+    settings = ServeSettings(
+        model=TARGET, drafter=f"model:{NEAR}", port=0, target_port=0, draft_port=0, tls=certificates
+    )
+    with SupervisedServices(settings, tmp_path) as services:
+        asked = ["generate", "--coordinator", services.address, "--prompt", "hi", "--max-new-tokens", "4", "--json"]
+        result = paceline(*asked, *files_of(certificates, PeerRole.CLIENT))
+        assert result.exit_code == 0, result.output
+        assert len(json.loads(result.output)["token_ids"]) == 4
+        named = ["--tls-server-name", PeerRole.COORDINATOR.server_name]
+        assert paceline(*asked, *files_of(certificates, PeerRole.CLIENT), *named).exit_code == 0
+        refused = paceline(*asked, *files_of(certificates, PeerRole.DRAFT))
+        assert refused.exit_code == 1
+        assert "must be client or operator" in refused.output
+        refused = paceline(*asked, *files_of(certificates, PeerRole.CLIENT), "--tls-server-name", "elsewhere")
+        assert "lacks the DNS name that is expected of it" in refused.output
+        addresses = [part for label in services.processes for part in (f"--{label}", services.address_of(label))]
+        result = paceline("doctor", *addresses, *files_of(certificates, PeerRole.OPERATOR))
+        assert "all is well" in result.output, result.output
+        assert "not well" in paceline("doctor", *addresses, *files_of(certificates, PeerRole.CLIENT)).output
