@@ -235,7 +235,7 @@ class PeerLink(Generic[Command, Event]):
     async def _read_events(self, call: Any) -> None:
         while (frame := await call.read()) is not grpc.aio.EOF:
             self._last_frame = time.monotonic()
-            check_frame(frame)
+            check_frame(frame, len(frame.events))
             if frame.HasField("welcome"):
                 raise ProtocolMismatch(f"a second welcome from {self._where}")
             for message in frame.events:
