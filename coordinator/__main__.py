@@ -12,8 +12,10 @@ import grpc
 from coordinator.servicer import GenerationServicer
 from coordinator.sessions.draft import DraftPeer
 from coordinator.sessions.target import TargetPeer
+from paceline.access.gate import gate_of
 from paceline.models.tokenizer import Tokenizer, load_tokenizer
 from paceline.protocol.handshake import Fingerprint, Hello
+from paceline.rpc.frames import first_to_end
 from paceline.rpc.peer_link import DraftLink, PeerLink, TargetLink
 from paceline.rpc.server import run_server
 from paceline.runtime import telemetry
@@ -30,16 +32,19 @@ async def serve(config: CoordinatorConfig) -> None:
     """Load the tokenizer with the server already up, keep the links and serve until stopped.
 
     Raises:
-        InvalidInput: the model's tokenizer can't be loaded, or the port is taken.
+        InvalidInput: the model's tokenizer can't be loaded, the key file is not valid, or the port is taken.
     """
+    gate = gate_of(config.api_keys)
     telemetry.configure("paceline-coordinator")
     links: list[PeerLink[Any, Any]] = []
+    servicer: GenerationServicer | None = None
 
     async def register(server: grpc.aio.Server) -> None:
+        nonlocal servicer
         tokenizer = await asyncio.to_thread(load_tokenizer, config.model)
         target, draft = _peers(config, tokenizer)
         links.extend(peer.link for peer in (target, draft) if peer is not None)
-        servicer = GenerationServicer(config, tokenizer, target, draft)
+        servicer = GenerationServicer(config, tokenizer, target, draft, gate)
         pb_grpc.add_GenerationServiceServicer_to_server(servicer, server)
         keep_loaded()
         for link in links:
@@ -47,8 +52,10 @@ async def serve(config: CoordinatorConfig) -> None:
 
     try:
         loading = f"the coordinator is still loading the tokenizer of {config.model}"
-        await run_server(config.server, register, [SERVICE], loading=loading)
+        await first_to_end(run_server(config.server, register, [SERVICE], loading=loading), gate.watch())
     finally:
+        if servicer is not None:
+            servicer.close()
         for link in links:
             await link.close()
         telemetry.shutdown()

@@ -7,7 +7,7 @@ import platform
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -19,7 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from rich.console import Console
 
 from paceline.cli.app import EXIT_ERROR, app
-from paceline.cli.support import TlsCa, example, has_engine
+from paceline.cli.support import ApiKeyFile, TlsCa, example, has_engine, read_api_key
 from paceline.client import DEFAULT_ADDRESS, Client
 from paceline.models.resolve import PULLABLE, is_pulled, model_home
 from paceline.protocol.errors import PacelineError
@@ -58,6 +58,7 @@ class Addresses:
     target: str = DEFAULT_TARGET
     tls_ca: Path | None = None
     timeout_s: float = 3.0
+    api_key: str | None = field(default=None, repr=False)
 
     def peer(self, address: str) -> PeerSettings:
         """How to reach one of them."""
@@ -70,13 +71,16 @@ def doctor(
     draft: Annotated[str, typer.Option(help="HOST:PORT of the draft service, or none.")] = DEFAULT_DRAFT,
     target: Annotated[str, typer.Option(help="HOST:PORT of the target service.")] = DEFAULT_TARGET,
     tls_ca: TlsCa = None,
+    api_key_file: ApiKeyFile = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for each answer.")] = 3.0,
 ) -> None:
     """Check versions, devices, models and services; the exit code says whether all is well."""
     console = Console(soft_wrap=True)
     marks = {True: "[green]ok[/green]  ", False: "[red]BAD[/red] ", None: "    "}
     well = True
-    addresses = Addresses(coordinator, None if draft == NONE else draft, target, tls_ca, timeout)
+    addresses = Addresses(
+        coordinator, None if draft == NONE else draft, target, tls_ca, timeout, read_api_key(api_key_file)
+    )
     for finding in examine(addresses):
         well &= finding.ok is not False
         console.print(f"{marks[finding.ok]} [bold]{finding.subject:<22}[/bold]", end="")
@@ -191,7 +195,8 @@ def _coordinator(addresses: Addresses) -> Iterator[Finding]:
     if not health[0].ok:
         return
     try:
-        with Client(addresses.peer(addresses.coordinator), timeout_s=addresses.timeout_s) as client:
+        peer, timeout_s = addresses.peer(addresses.coordinator), addresses.timeout_s
+        with Client(peer, timeout_s=timeout_s, api_key=addresses.api_key) as client:
             models = client.describe_models()
     except PacelineError as error:
         yield Finding("models", error.message, ok=False)

@@ -16,7 +16,7 @@ from rich.console import Console
 from paceline.cli import display
 from paceline.cli.app import app
 from paceline.cli.serve import check_models
-from paceline.cli.support import Timeout, TlsCa, example, need_engine
+from paceline.cli.support import ApiKeyFile, Timeout, TlsCa, example, need_engine, read_api_key
 from paceline.client import DEFAULT_ADDRESS, Client, Collector, Generation
 from paceline.local.settings import ServeSettings
 from paceline.local.supervisor import SupervisedServices
@@ -82,6 +82,7 @@ def generate(
     local: Annotated[bool, typer.Option("--local", help="Start services for this one command.")] = False,
     model: Annotated[str, typer.Option(help="With --local: the target model.")] = DEFAULT_MODEL,
     tls_ca: TlsCa = None,
+    api_key_file: ApiKeyFile = None,
     timeout: Timeout = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per sample.")] = False,
     compare: Annotated[bool, typer.Option("--compare", help="Run again target-only and show both speeds.")] = False,
@@ -118,9 +119,10 @@ def generate(
     wanted = _Wanted(request, as_json, compare, n)
     if local:
         with sigterm_interrupts(), _local_services(model, drafter or AUTO, quiet=as_json) as services:
-            _generate_at(PeerSettings(address=services.address), timeout, wanted)
+            _generate_at(PeerSettings(address=services.address), None, timeout, wanted)
     else:
-        _generate_at(PeerSettings(address=coordinator, tls_ca=tls_ca), timeout, wanted)
+        peer = PeerSettings(address=coordinator, tls_ca=tls_ca)
+        _generate_at(peer, read_api_key(api_key_file), timeout, wanted)
 
 
 def _messages(
@@ -192,8 +194,8 @@ def _local_services(model: str, drafter: str, *, quiet: bool) -> Iterator[Superv
         yield running
 
 
-def _generate_at(peer: PeerSettings, timeout_s: float | None, wanted: _Wanted) -> None:
-    with Client(peer, timeout_s=timeout_s) as client:
+def _generate_at(peer: PeerSettings, api_key: str | None, timeout_s: float | None, wanted: _Wanted) -> None:
+    with Client(peer, timeout_s=timeout_s, api_key=api_key) as client:
         client.describe_models()  # fails at once where nobody listens; a broken stream would be resumed
         if wanted.samples == 1 and not wanted.as_json:
             _stream(client, wanted)

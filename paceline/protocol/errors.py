@@ -27,6 +27,7 @@ class Code(IntEnum):
     UNIMPLEMENTED = 12
     INTERNAL = 13
     UNAVAILABLE = 14
+    UNAUTHENTICATED = 16
 
 
 class PacelineError(Exception):
@@ -120,6 +121,10 @@ class Overloaded(PacelineError, code=Code.RESOURCE_EXHAUSTED, reason="OVERLOADED
 
 class PeerUnavailable(PacelineError, code=Code.UNAVAILABLE, reason="PEER_UNAVAILABLE", retry_safe=True):
     """A peer that is dead, unreachable or silent; the message names it."""
+
+
+class Unauthenticated(PacelineError, code=Code.UNAUTHENTICATED, reason="UNAUTHENTICATED"):
+    """A request without a valid API key, or one whose key was revoked while it ran."""
 
 
 class DeadlineExceeded(PacelineError, code=Code.DEADLINE_EXCEEDED, reason="DEADLINE_EXCEEDED"):

@@ -23,6 +23,7 @@ from paceline.protocol.errors import (
     Overloaded,
     PacelineError,
     PeerUnavailable,
+    Unauthenticated,
     Unsupported,
     from_wire,
 )
@@ -135,6 +136,7 @@ def _kind_of(code: grpc.StatusCode, details: str) -> type[PacelineError]:
         grpc.StatusCode.UNAVAILABLE: PeerUnavailable,
         grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
         grpc.StatusCode.UNIMPLEMENTED: Unsupported,
+        grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
         grpc.StatusCode.INVALID_ARGUMENT: InvalidInput,
     }.get(code, InternalError)
 
