@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from coordinator.sessions.peer import Peer
 from coordinator.sessions.speculation_cache import SpeculationCache
 from coordinator.text.sequence import GenerationTask
+from paceline.protocol.codec import error_of
 from paceline.protocol.draft import (
     Commit,
     DraftBudget,
@@ -163,7 +164,7 @@ class DraftSession:
             spec = self._task.spec(committed, traceparent)
             self._peer.send(DraftOpen(self._id, spec, self._drafter, budget))
         except PeerUnavailable as error:
-            self._give_up(error.message)
+            self._give_up(error.for_log)
 
     def settle(self, outcome: Outcome | None) -> Drafted | None:
         """Record the round's outcome; returns the proposal that was prepared for it, if there is one."""
@@ -231,7 +232,7 @@ class DraftSession:
     def refused(self, error: PacelineError) -> None:
         """The target refused what was proposed."""
         if self._id is not None:
-            self._give_up(f"the target refused what it proposed: {error.message}")
+            self._give_up(f"the target refused what it proposed: {error.for_log}")
 
     def close(self) -> None:
         """End the session on the draft service."""
@@ -242,7 +243,7 @@ class DraftSession:
     def on_event(self, event: DraftEvent) -> None:
         """Handle what the draft service sent for this session."""
         if isinstance(event, Failure):
-            self._give_up(event.message)
+            self._give_up(error_of(event).for_log)
         elif isinstance(event, DraftedProposal):
             if self._cache.put(event):
                 self._arrived.set()
@@ -253,13 +254,13 @@ class DraftSession:
         """The link broke, and this session with it."""
         self._id = None
         self._arrived.set()
-        logger.warning("draft lost, going on target-only: error=%s", error.message)
+        logger.warning("draft lost, going on target-only: error=%s", error.for_log)
 
     def _send(self, peer: DraftPeer, command: DraftCommand) -> None:
         try:
             peer.send(command)
         except PeerUnavailable as error:
-            self._give_up(error.message)
+            self._give_up(error.for_log)
 
     def _may_open(self, peer: DraftPeer) -> bool:
         return peer.link.is_up and time.monotonic() >= self._retry_at
@@ -277,7 +278,7 @@ class DraftSession:
             depth = max(proposal.depths, default=0)
             require(depth <= longest, "proposal depth", depth, f"at most {longest} tokens, as was wanted")
         except InvalidInput as error:
-            self._give_up(f"it sent a malformed proposal: {error.message}")
+            self._give_up(f"it sent a malformed proposal: {error.for_log}")
             return None
         if not len(proposal):
             return None

@@ -190,7 +190,7 @@ class TargetSession:
                     raise
                 logger.warning(
                     "target session lost, opening it anew: session=%s base_length=%d error=%s",
-                    self._id, len(committed) - 1, error.message,
+                    self._id, len(committed) - 1, error.for_log,
                 )  # fmt: skip
                 self.close()
                 await self._until_reachable(error, deadline)
@@ -320,7 +320,7 @@ class TargetSession:
         """End the session: the target may still be verifying the round for which something was prefetched."""
         logger.warning(
             "target refused what was proposed, the round goes without: session=%s base_length=%d error=%s",
-            self._id, base_length, error.message,
+            self._id, base_length, error.for_log,
         )  # fmt: skip
         self.close()
         self._alone_at = base_length
