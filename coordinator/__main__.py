@@ -15,6 +15,7 @@ from coordinator.sessions.target import TargetPeer
 from paceline.access.gate import gate_of
 from paceline.models.tokenizer import Tokenizer, load_tokenizer
 from paceline.protocol.handshake import Fingerprint, Hello
+from paceline.rpc.exposure import warn_if_exposed
 from paceline.rpc.frames import first_to_end
 from paceline.rpc.peer_link import DraftLink, PeerLink, TargetLink
 from paceline.rpc.server import run_server
@@ -22,6 +23,7 @@ from paceline.runtime import telemetry
 from paceline.runtime.config import CoordinatorConfig
 from paceline.runtime.options import parse_config
 from paceline.runtime.process import keep_loaded, run_service
+from paceline.runtime.roles import Role
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1 import generation_service_pb2_grpc as pb_grpc
 
@@ -35,6 +37,8 @@ async def serve(config: CoordinatorConfig) -> None:
         InvalidInput: the model's tokenizer can't be loaded, the key file is not valid, or the port is taken.
     """
     gate = gate_of(config.api_keys)
+    if config.api_keys is None and config.server.tls_client_ca is None:
+        warn_if_exposed(config.server, "requests without a key", "set api_keys or server.tls_client_ca")
     telemetry.configure("paceline-coordinator")
     links: list[PeerLink[Any, Any]] = []
     servicer: GenerationServicer | None = None
@@ -71,14 +75,14 @@ def _peers(config: CoordinatorConfig, tokenizer: Tokenizer) -> tuple[TargetPeer,
         "reconnect_max_ms": config.reconnect_max_ms,
     }
     target = TargetPeer(
-        TargetLink(config.reach(config.target), hello, **backoff),
+        TargetLink(config.reach(config.target, Role.TARGET), hello, **backoff),
         round_timeout_s=config.round_timeout_ms / 1e3,
         wait_s=config.target_wait_ms / 1e3,
     )
     if config.draft is None:
         return target, None
     draft = DraftPeer(
-        DraftLink(config.reach(config.draft), hello, **backoff),
+        DraftLink(config.reach(config.draft, Role.DRAFT), hello, **backoff),
         timeout_s=config.draft_timeout_ms / 1e3,
         vocab_size=tokenizer.vocab_size,
     )

@@ -27,9 +27,14 @@ class ServedModel:
 
 
 def prepare(
-    request: GenerateRequest, model: ServedModel, *, deadline: float | None = None, traceparent: str = ""
+    request: GenerateRequest,
+    model: ServedModel,
+    *,
+    deadline: float | None = None,
+    traceparent: str = "",
+    tenant: str = "",
 ) -> GenerationTask:
-    """Check a request and fix everything that its rounds depend on.
+    """Check a request and fix everything that its rounds depend on; `tenant` is whose request it is.
 
     Args:
         request: with token ids (`coordinator.prompts`).
@@ -64,6 +69,7 @@ def prepare(
         speculation=request.speculation,
         deadline=deadline,
         traceparent=traceparent,
+        tenant=tenant,
     )
 
 

@@ -109,7 +109,7 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         served = self._served()
         wanted = await self._prompts.tokenised(wanted, served.max_length)
         traceparent = codec.decode_traceparent(_metadata(context, "traceparent"))
-        task = prepare(wanted, served, deadline=_deadline(context), traceparent=traceparent)
+        task = prepare(wanted, served, deadline=_deadline(context), traceparent=traceparent, tenant=caller.tenant)
         caller.take_prompt(len(task.prompt) + len(task.resumed))
 
         async def write(event: GenerateEvent) -> None:

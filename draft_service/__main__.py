@@ -40,7 +40,7 @@ async def serve(config: DraftConfig) -> None:
         catalogue = await executor.run(_load, config)
         from draft_service.servicer import DraftServicer
 
-        return DraftServicer(catalogue, executor, config.engine.max_num_seqs)
+        return DraftServicer(catalogue, executor, config.engine)
 
     async def drain(serving: DraftServicer) -> None:
         await serving.scheduler.idle()

@@ -22,6 +22,7 @@ from paceline.protocol.errors import Overloaded, require_ids
 from paceline.protocol.proposal import Outcome, Proposal
 from paceline.rpc.sessions import RETRY_AFTER_MS, SessionOwner, SessionScheduler
 from paceline.runtime import telemetry
+from paceline.runtime.config import EngineSettings
 from paceline.sampling import processors
 
 
@@ -30,11 +31,11 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
 
     opens = DraftOpen
 
-    def __init__(self, catalogue: Catalogue, executor: Executor, max_num_seqs: int) -> None:
-        super().__init__()
+    def __init__(self, catalogue: Catalogue, executor: Executor, settings: EngineSettings) -> None:
+        super().__init__(settings.max_sessions_per_link)
         self._catalogue = catalogue
         self._executor = executor
-        self._max_num_seqs = max_num_seqs
+        self._max_num_seqs = settings.max_num_seqs
         self._calls: list[SessionCall] = []
         self._drafting: dict[DraftingSession, DraftTask] = {}
         self._speculating: dict[DraftingSession, SpeculationTask] = {}

@@ -15,6 +15,7 @@ from paceline.protocol.handshake import ServiceStatus, Welcome
 from paceline.rpc.link_kinds import DRAFT
 from paceline.rpc.servicer import SessionServicer
 from paceline.rpc.statuses import typed_errors
+from paceline.runtime.config import EngineSettings
 from paceline.v1 import draft_service_pb2 as pb
 from paceline.v1 import draft_service_pb2_grpc as pb_grpc
 
@@ -22,16 +23,16 @@ from paceline.v1 import draft_service_pb2_grpc as pb_grpc
 class DraftServicer(SessionServicer[DraftScheduler], pb_grpc.DraftServiceServicer):
     """Serves a catalogue of drafters."""
 
-    def __init__(self, catalogue: Catalogue, executor: Executor, max_num_seqs: int) -> None:
+    def __init__(self, catalogue: Catalogue, executor: Executor, settings: EngineSettings) -> None:
         self._catalogue = catalogue
         welcome = Welcome(
             incarnation=secrets.token_hex(8),
             fingerprint=catalogue.fingerprint,
             max_length=catalogue.max_length,
-            max_sessions=max_num_seqs,
+            max_sessions=settings.max_num_seqs,
             drafters=catalogue.names,
         )
-        super().__init__(DRAFT, DraftScheduler(catalogue, executor, max_num_seqs), welcome)
+        super().__init__(DRAFT, DraftScheduler(catalogue, executor, settings), welcome)
 
     async def Draft(  # noqa: N802
         self, request_iterator: Any, context: grpc.aio.ServicerContext[Any, Any]

@@ -56,7 +56,7 @@ class TargetScheduler(SessionScheduler[Session]):
     opens = TargetOpen
 
     def __init__(self, engine: Engine, executor: Executor, config: TargetConfig, grammars: Grammars | None) -> None:
-        super().__init__()
+        super().__init__(config.engine.max_sessions_per_link)
         self._engine = engine
         self._executor = executor
         self._settings = config.engine

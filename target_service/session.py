@@ -324,7 +324,8 @@ def shared_prefix(facts: SessionSpec, settings: EngineSettings) -> tuple[Prefix,
 
     The prompt's last token is the root of the first round, so its row is a round's and not the prompt's.
     """
-    prefix = Prefix(facts.token_ids, facts.prompt_length - 1)
+    tenant = "" if settings.share_prefixes else facts.tenant
+    prefix = Prefix(facts.token_ids, facts.prompt_length - 1, tenant)
     return prefix, prefix_keys(prefix, shaped=settings.reproducible) if settings.prefix_reuse else ()
 
 

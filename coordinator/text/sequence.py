@@ -34,6 +34,8 @@ class GenerationTask:
     deadline: float | None = None
     """On the monotonic clock, seconds."""
     traceparent: str = ""
+    tenant: str = ""
+    """As `SessionSpec.tenant`."""
 
     @property
     def time_left_ms(self) -> int | None:
@@ -54,6 +56,7 @@ class GenerationTask:
             traceparent=traceparent,
             max_length=self.max_length,
             end_token_ids=tuple(sorted(self.eos_token_ids)),
+            tenant=self.tenant,
         )
 
 

@@ -19,7 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from rich.console import Console
 
 from paceline.cli.app import EXIT_ERROR, app
-from paceline.cli.support import ApiKeyFile, TlsCa, example, has_engine, read_api_key
+from paceline.cli.support import ApiKeyFile, TlsCa, TlsCertificate, TlsKey, example, has_engine, read_api_key
 from paceline.client import DEFAULT_ADDRESS, Client
 from paceline.models.resolve import PULLABLE, is_pulled, model_home
 from paceline.protocol.errors import PacelineError
@@ -30,6 +30,7 @@ from paceline.rpc.channel import open_sync_channel
 from paceline.rpc.service_status import service_status
 from paceline.rpc.statuses import from_rpc_error
 from paceline.runtime.config import DRAFT_PORT, LOCALHOST, TARGET_PORT, PeerSettings
+from paceline.runtime.roles import Role
 
 BASE_PACKAGES = ("grpcio", "protobuf", "pydantic", "rich", "typer")
 ENGINE_PACKAGES = ("torch", "transformers", "numpy", "numba", "safetensors", "gguf")
@@ -56,13 +57,22 @@ class Addresses:
     coordinator: str = DEFAULT_ADDRESS
     draft: str | None = DEFAULT_DRAFT
     target: str = DEFAULT_TARGET
-    tls_ca: Path | None = None
     timeout_s: float = 3.0
+    tls_ca: Path | None = None
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+    tls_roles: bool = True
     api_key: str | None = field(default=None, repr=False)
 
-    def peer(self, address: str) -> PeerSettings:
-        """How to reach one of them."""
-        return PeerSettings(address=address, tls_ca=self.tls_ca)
+    def peer(self, role: Role, address: str) -> PeerSettings:
+        """How to reach one of them: where a certificate is shown, by the name of its role, if roles are in use."""
+        return PeerSettings(
+            address=address,
+            tls_ca=self.tls_ca,
+            tls_certificate=self.tls_certificate,
+            tls_key=self.tls_key,
+            server_name=role.server_name if self.tls_certificate is not None and self.tls_roles else None,
+        )
 
 
 @app.command(epilog=example("paceline doctor", f"paceline doctor --coordinator {DEFAULT_ADDRESS} --draft none"))
@@ -71,6 +81,11 @@ def doctor(
     draft: Annotated[str, typer.Option(help="HOST:PORT of the draft service, or none.")] = DEFAULT_DRAFT,
     target: Annotated[str, typer.Option(help="HOST:PORT of the target service.")] = DEFAULT_TARGET,
     tls_ca: TlsCa = None,
+    tls_certificate: TlsCertificate = None,
+    tls_key: TlsKey = None,
+    tls_roles: Annotated[
+        bool, typer.Option(help="Where a certificate is shown: whether the services' name roles, or hosts.")
+    ] = True,
     api_key_file: ApiKeyFile = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for each answer.")] = 3.0,
 ) -> None:
@@ -78,9 +93,8 @@ def doctor(
     console = Console(soft_wrap=True)
     marks = {True: "[green]ok[/green]  ", False: "[red]BAD[/red] ", None: "    "}
     well = True
-    addresses = Addresses(
-        coordinator, None if draft == NONE else draft, target, tls_ca, timeout, read_api_key(api_key_file)
-    )
+    asked, key = None if draft == NONE else draft, read_api_key(api_key_file)
+    addresses = Addresses(coordinator, asked, target, timeout, tls_ca, tls_certificate, tls_key, tls_roles, key)
     for finding in examine(addresses):
         well &= finding.ok is not False
         console.print(f"{marks[finding.ok]} [bold]{finding.subject:<22}[/bold]", end="")
@@ -157,7 +171,7 @@ def _worker(
     if not health[0].ok:
         return
     try:
-        status = service_status(name, addresses.peer(address), addresses.timeout_s)
+        status = service_status(name, addresses.peer(Role(name), address), addresses.timeout_s)
     except grpc.RpcError as error:
         yield Finding(f"{name} status", from_rpc_error(error).message, ok=False)
         return
@@ -168,7 +182,7 @@ def _worker(
 
 
 def _health(name: str, addresses: Addresses, address: str) -> list[Finding]:
-    with open_sync_channel(addresses.peer(address)) as channel:
+    with open_sync_channel(addresses.peer(Role(name), address)) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         check = partial(stub.Check, health_pb2.HealthCheckRequest(), timeout=addresses.timeout_s)
         try:
@@ -195,7 +209,7 @@ def _coordinator(addresses: Addresses) -> Iterator[Finding]:
     if not health[0].ok:
         return
     try:
-        peer, timeout_s = addresses.peer(addresses.coordinator), addresses.timeout_s
+        peer, timeout_s = addresses.peer(Role.COORDINATOR, addresses.coordinator), addresses.timeout_s
         with Client(peer, timeout_s=timeout_s, api_key=addresses.api_key) as client:
             models = client.describe_models()
     except PacelineError as error:

@@ -16,7 +16,16 @@ from rich.console import Console
 from paceline.cli import display
 from paceline.cli.app import app
 from paceline.cli.serve import check_models
-from paceline.cli.support import ApiKeyFile, Timeout, TlsCa, example, need_engine, read_api_key
+from paceline.cli.support import (
+    ApiKeyFile,
+    Timeout,
+    TlsCa,
+    TlsCertificate,
+    TlsKey,
+    example,
+    need_engine,
+    read_api_key,
+)
 from paceline.client import DEFAULT_ADDRESS, Client, Collector, Generation
 from paceline.local.settings import ServeSettings
 from paceline.local.supervisor import SupervisedServices
@@ -82,6 +91,11 @@ def generate(
     local: Annotated[bool, typer.Option("--local", help="Start services for this one command.")] = False,
     model: Annotated[str, typer.Option(help="With --local: the target model.")] = DEFAULT_MODEL,
     tls_ca: TlsCa = None,
+    tls_certificate: TlsCertificate = None,
+    tls_key: TlsKey = None,
+    tls_server_name: Annotated[
+        str | None, typer.Option(help="Name in the coordinator's certificate.", show_default="the host")
+    ] = None,
     api_key_file: ApiKeyFile = None,
     timeout: Timeout = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per sample.")] = False,
@@ -119,9 +133,15 @@ def generate(
     wanted = _Wanted(request, as_json, compare, n)
     if local:
         with sigterm_interrupts(), _local_services(model, drafter or AUTO, quiet=as_json) as services:
-            _generate_at(PeerSettings(address=services.address), None, timeout, wanted)
+            _generate_at(services.reach("coordinator"), None, timeout, wanted)
     else:
-        peer = PeerSettings(address=coordinator, tls_ca=tls_ca)
+        peer = PeerSettings(
+            address=coordinator,
+            tls_ca=tls_ca,
+            tls_certificate=tls_certificate,
+            tls_key=tls_key,
+            server_name=tls_server_name,
+        )
         _generate_at(peer, read_api_key(api_key_file), timeout, wanted)
 
 

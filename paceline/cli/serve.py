@@ -19,6 +19,7 @@ from paceline.protocol.errors import require
 from paceline.runtime.config import DEFAULT_MODEL
 from paceline.runtime.options import takes_settings
 from paceline.runtime.process import sigterm_interrupts
+from paceline.runtime.roles import Role
 
 
 @app.command(
@@ -60,8 +61,18 @@ def serve(
 
 def _serve_until_stopped(services: SupervisedServices) -> None:
     with services:
-        typer.echo(f'ready: paceline generate --prompt "Once upon a time" --coordinator {services.address}')
+        command = f'paceline generate --prompt "Once upon a time" --coordinator {services.address}'
+        typer.echo(f"ready: {command}{_client_flags(services.tls)}")
         services.wait()
+
+
+def _client_flags(tls: Path | None) -> str:
+    """What a client adds to its command under mutual TLS."""
+    if tls is None:
+        return ""
+    name = Role.COORDINATOR.server_name
+    files = f"--tls-ca {tls}/ca.crt --tls-certificate {tls}/client.crt --tls-key {tls}/client.key"
+    return f" {files} --tls-server-name {name}"
 
 
 def check_models(settings: ServeSettings) -> None:

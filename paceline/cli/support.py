@@ -19,6 +19,10 @@ ApiKeyFile = Annotated[
     typer.Option(help="A file with the API key alone.", show_default=f"the variable {API_KEY_VARIABLE}"),
 ]
 TlsCa = Annotated[Path | None, typer.Option(help="Trust this CA and use TLS.", show_default="plaintext")]
+TlsCertificate = Annotated[
+    Path | None, typer.Option(help="PEM certificate to show, where the services demand one.", show_default="none")
+]
+TlsKey = Annotated[Path | None, typer.Option(help="PEM key of the certificate.", show_default="none")]
 
 
 def example(*commands: str) -> str:

@@ -1,8 +1,8 @@
 """Blocks of KV rows that sessions with a common prefix compute once. Pure bookkeeping; engines bring the rows.
 
-A block's key hashes every token up to the block's end, so equal keys mean equal rows. Sessions keep their rows
-contiguous and copy blocks in and out: a step reads one stretch of memory per session, and evicting a block takes
-nothing from any session (docs/decisions/2026-11-21-shared-blocks-are-copied.md).
+A block's key hashes its tenant and every token up to the block's end, so equal keys mean equal rows of one tenant.
+Sessions keep their rows contiguous and copy blocks in and out: a step reads one stretch of memory per session, and
+evicting a block takes nothing from any session (docs/decisions/2026-11-21-shared-blocks-are-copied.md).
 """
 
 from __future__ import annotations
@@ -40,29 +40,44 @@ class BlockKey:
         return self.end - self.start
 
 
-def block_key(before: BlockKey | None, tokens: Sequence[int], prompt_rows: int | None) -> BlockKey:
-    """The key of a block of `tokens` behind another one.
+@dataclass(frozen=True)
+class Sharing:
+    """What keys tell apart beside tokens: whose rows they are, and how they were computed.
 
     `prompt_rows`: in reproducible mode, how many of the session's rows have the
-    prompt's shape; rows of different shapes differ in their last bits, so the
-    key tells them apart. None: shapes vary anyway.
+    prompt's shape; rows of different shapes differ in their last bits. None:
+    shapes vary anyway.
     """
+
+    tenant: str = ""
+    prompt_rows: int | None = None
+
+
+def sharing_of(prefix: Prefix, *, shaped: bool) -> Sharing:
+    """Of a session that begins with a prefix; `shaped`: in reproducible mode."""
+    return Sharing(prefix.tenant, prefix.prompt_rows if shaped else None)
+
+
+def block_key(before: BlockKey | None, tokens: Sequence[int], sharing: Sharing) -> BlockKey:
+    """The key of a block of `tokens` behind another one."""
     start = 0 if before is None else before.end
     end = start + len(tokens)
-    digest = hashlib.blake2b(b"" if before is None else before.digest, digest_size=16)
-    if prompt_rows is not None:
-        digest.update(array("q", [min(max(prompt_rows - start, 0), len(tokens))]).tobytes())
+    # Keyed, not prefixed: no tenant's name can pass for tokens.
+    key, path = (sharing.tenant.encode(), b"") if before is None else (b"", before.digest)
+    digest = hashlib.blake2b(path, digest_size=16, key=key)
+    if sharing.prompt_rows is not None:
+        digest.update(array("q", [min(max(sharing.prompt_rows - start, 0), len(tokens))]).tobytes())
     digest.update(array("q", tokens).tobytes())
     return BlockKey(digest.digest(), start, end)
 
 
 def prefix_keys(prefix: Prefix, *, shaped: bool) -> tuple[BlockKey, ...]:
     """Keys of all rows of a prefix but its last token's, which is computed anew for its logits."""
-    usable = prefix.token_ids[:-1]
+    usable, sharing = prefix.token_ids[:-1], sharing_of(prefix, shaped=shaped)
     keys: list[BlockKey] = []
     for start in range(0, len(usable), BLOCK_ROWS):
         tokens = usable[start : start + BLOCK_ROWS]
-        keys.append(block_key(keys[-1] if keys else None, tokens, prefix.prompt_rows if shaped else None))
+        keys.append(block_key(keys[-1] if keys else None, tokens, sharing))
     return tuple(keys)
 
 
@@ -72,9 +87,9 @@ class BlockChain:
     `keys` are the prefix's, `found` those that the session began with.
     """
 
-    def __init__(self, keys: Sequence[BlockKey], found: Sequence[BlockKey], prompt_rows: int | None) -> None:
+    def __init__(self, keys: Sequence[BlockKey], found: Sequence[BlockKey], sharing: Sharing) -> None:
         self._tail = keys[-1] if keys and keys[-1].rows < BLOCK_ROWS else None
-        self._prompt_rows = prompt_rows
+        self._sharing = sharing
         self._full = [key for key in found if key.rows == BLOCK_ROWS]
         self._tail_told = len(found) > len(self._full)
 
@@ -89,13 +104,13 @@ class BlockChain:
         while (len(self._full) + 1) * BLOCK_ROWS <= rows:
             start = len(self._full) * BLOCK_ROWS
             before = self._full[-1] if self._full else None
-            self._full.append(block_key(before, tokens[start : start + BLOCK_ROWS], self._prompt_rows))
+            self._full.append(block_key(before, tokens[start : start + BLOCK_ROWS], self._sharing))
             complete.append(self._full[-1])
         tail = self._tail
         if tail is not None and tail.end <= rows and not self._tail_told:
             before = self._full[tail.start // BLOCK_ROWS - 1] if tail.start else None
             self._tail_told = True
-            complete.append(block_key(before, tokens[tail.start : tail.end], self._prompt_rows))
+            complete.append(block_key(before, tokens[tail.start : tail.end], self._sharing))
         return complete
 
 

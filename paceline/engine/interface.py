@@ -27,11 +27,13 @@ class Prefix:
     """The tokens that a session begins with: it may take their rows from other sessions and give them its own.
 
     The first `prompt_rows` rows are the prompt's; in reproducible mode they are
-    computed in the prompt's shape and all later ones in the decode shape.
+    computed in the prompt's shape and all later ones in the decode shape. Only
+    sessions of the same `tenant` share rows.
     """
 
     token_ids: tuple[int, ...] = ()
     prompt_rows: int = 0
+    tenant: str = ""
 
 
 NO_PREFIX = Prefix()

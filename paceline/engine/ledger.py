@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic
 
-from paceline.engine.blocks import BlockChain, BlockKey, BlockStore, Rows, prefix_keys
+from paceline.engine.blocks import BlockChain, BlockKey, BlockStore, Rows, prefix_keys, sharing_of
 from paceline.engine.interface import NO_PREFIX, EngineInfo, Prefix, StepItem, StepPlan
 from paceline.protocol.errors import InvalidInput, Overloaded, PrefixMismatch, UnknownSession
 from paceline.protocol.proposal import ROOT
@@ -130,7 +130,7 @@ class Ledger(Generic[Rows]):
     def _begin(self, session: _SessionRows) -> list[Rows]:
         keys = prefix_keys(session.prefix, shaped=self._settings.reproducible)
         found = self._blocks.match([key for key in keys if key.end <= session.max_rows])
-        session.chain = BlockChain(keys, found, session.prefix.prompt_rows if self._settings.reproducible else None)
+        session.chain = BlockChain(keys, found, sharing_of(session.prefix, shaped=self._settings.reproducible))
         session.base = found[-1].end if found else 0
         session.tokens = [*session.prefix.token_ids[: session.base]]
         session.used = found

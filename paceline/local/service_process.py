@@ -18,7 +18,8 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from paceline.protocol.errors import InvalidInput, PacelineError
-from paceline.runtime.config import LOCALHOST, Config, load_config
+from paceline.rpc.channel import open_sync_channel
+from paceline.runtime.config import LOCALHOST, Config, PeerSettings, load_config
 from paceline.runtime.process import BAD_CONFIGURATION, find_refusal
 
 LOG_LINES = 15
@@ -195,9 +196,10 @@ def _thread_environment(threads: int) -> dict[str, str]:
     }
 
 
-def is_serving(address: str, timeout_s: float = HEALTH_SECONDS) -> bool:
-    """Whether grpc.health.v1 at `address` (plaintext) answers SERVING within `timeout_s`."""
-    with grpc.insecure_channel(address) as channel:
+def is_serving(peer: str | PeerSettings, timeout_s: float = HEALTH_SECONDS) -> bool:
+    """Whether grpc.health.v1 at host:port, or as settings say, answers SERVING within `timeout_s`."""
+    settings = PeerSettings(address=peer) if isinstance(peer, str) else peer
+    with open_sync_channel(settings) as channel:
         try:
             answer = health_pb2_grpc.HealthStub(channel).Check(
                 health_pb2.HealthCheckRequest(), timeout=timeout_s, wait_for_ready=True

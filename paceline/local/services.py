@@ -24,11 +24,13 @@ from paceline.local.service_process import (
     is_serving,
     write_config,
 )
+from paceline.local.tls import operator_of, peer_tls, server_tls
 from paceline.protocol.errors import PacelineError
 from paceline.protocol.handshake import ServiceStatus
 from paceline.rpc.service_status import service_status
-from paceline.runtime.config import CoordinatorConfig, DraftConfig, TargetConfig
+from paceline.runtime.config import CoordinatorConfig, DraftConfig, PeerSettings, TargetConfig
 from paceline.runtime.process import describe_exit
+from paceline.runtime.roles import Role
 
 POLL_SECONDS = 0.05
 START_SECONDS = 600.0
@@ -50,6 +52,9 @@ class LocalServices:
         ServiceFailed: a service ended or did not come up in time.
 
     On entering, the services that had been started were stopped.
+
+    Args:
+        tls: the folder of role certificates that all services have mutual TLS with; None: plaintext.
     """
 
     def __init__(
@@ -60,8 +65,10 @@ class LocalServices:
         environment: Mapping[str, str] | None = None,
         start_timeout_s: float = START_SECONDS,
         keeps_logs: bool = True,
+        tls: Path | None = None,
     ) -> None:
         self.folder = folder
+        self.tls = tls
         self.processes: dict[str, ServiceProcess] = {}
         self._announce = announce
         self._environment = dict(environment or {})
@@ -111,7 +118,7 @@ class LocalServices:
         deadline = time.monotonic() + self._start_timeout_s
         for label in labels:
             process = self.processes[label]
-            while process.address is None or not is_serving(process.address):
+            while process.address is None or not is_serving(self.reach(label)):
                 self._wait_for_progress(process, "SERVING", deadline)
             port = int(process.address.rpartition(":")[2])
             self._flags[label] = self._flags[label] | {"server.port": port}
@@ -121,7 +128,7 @@ class LocalServices:
         """Wait until a coordinator has its links: it serves before they stand, and the first request needs them."""
         deadline = time.monotonic() + self._start_timeout_s
         drafts = "draft" in self.processes
-        with Client(self.address_of(label), timeout_s=HEALTH_SECONDS, api_key=self.api_key) as client:
+        with Client(self.reach(label), timeout_s=HEALTH_SECONDS, api_key=self.api_key) as client:
             while True:
                 with contextlib.suppress(PacelineError):
                     if all(m.target_ready and (m.draft_ready or not drafts) for m in client.describe_models()):
@@ -147,7 +154,13 @@ class LocalServices:
             "server.port": 0,
             "target.address": self.address_of("target"),
             "draft.address": draft,
+            **server_tls(self.tls, Role.COORDINATOR),
+            **peer_tls(self.tls),
         }
+
+    def reach(self, label: str) -> PeerSettings:
+        """How this machine's operator reaches a service that serves, or one that did."""
+        return operator_of(self.tls, self.address_of(label), Role(self.processes[label].name))
 
     @property
     def address(self) -> str:
@@ -162,7 +175,7 @@ class LocalServices:
 
     def status(self, label: str) -> ServiceStatus:
         """What a target or a draft service is doing."""
-        return service_status(self.processes[label].name, self.address_of(label))
+        return service_status(self.processes[label].name, self.reach(label))
 
     def kill(self, label: str) -> None:
         """SIGKILL a service, which no wait for the others then takes for a failure."""

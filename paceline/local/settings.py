@@ -6,12 +6,14 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, Field, ModelWrapValidatorHandler, ValidationError, model_validator
 
 from paceline.local.drafter_choice import MODEL, DrafterChoice
 from paceline.local.service_process import Flags
+from paceline.local.tls import check_folder, peer_tls, server_tls
 from paceline.protocol.errors import InvalidInput, require
 from paceline.protocol.proposal import AUTO, NGRAM, NONE
 from paceline.runtime.config import (
@@ -32,6 +34,7 @@ from paceline.runtime.config import (
     load_config,
     refusal,
 )
+from paceline.runtime.roles import Role
 
 SHARED_BELOW = 4
 """Cores from which target and draft get cores of their own."""
@@ -47,6 +50,9 @@ class ServeSettings(ModelSettings, RankSettings, RequestSettings):
     port: Port = Field(COORDINATOR_PORT, description="The coordinator's gRPC port; 0 takes a free one.")
     draft_port: Port = Field(DRAFT_PORT, description="The draft service's port.")
     target_port: Port = Field(TARGET_PORT, description="The target service's port.")
+    tls: Path | None = Field(
+        None, description="Folder of role certificates (paceline certs): mutual TLS on every edge."
+    )
     max_restarts: int = Field(
         5, ge=0, le=1000, description="Times in a row that a service which ends is started again."
     )
@@ -145,6 +151,7 @@ def target_flags(settings: ServeSettings, threads: int) -> Flags:
         "engine.threads": threads,
         "model": settings.model,
         "server.port": settings.target_port,
+        **server_tls(settings.tls, Role.TARGET),
     }
 
 
@@ -157,6 +164,7 @@ def draft_flags(settings: ServeSettings, threads: int) -> Flags:
         "drafters": [f"{MODEL}:{settings.draft_model}"],
         "target_model": settings.model,
         "server.port": settings.draft_port,
+        **server_tls(settings.tls, Role.DRAFT),
     }
 
 
@@ -172,6 +180,8 @@ def coordinator_flags(settings: ServeSettings, target: str, draft: str | None, c
         "server.port": settings.port,
         "target.address": target,
         "draft.address": draft,
+        **server_tls(settings.tls, Role.COORDINATOR),
+        **peer_tls(settings.tls),
     }
 
 
@@ -186,6 +196,7 @@ def check_settings(settings: ServeSettings) -> None:
     Raises:
         InvalidInput: naming key, value and limit.
     """
+    check_folder(settings.tls)
     load_config(TargetConfig, None, target_flags(settings, 1))
     if settings.draft_model is not None:
         load_config(DraftConfig, None, draft_flags(settings, 1))

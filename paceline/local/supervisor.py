@@ -65,7 +65,7 @@ class SupervisedServices(LocalServices):
         keeps_logs: bool = True,
     ) -> None:
         check_settings(settings)
-        super().__init__(folder, announce, start_timeout_s=start_timeout_s, keeps_logs=keeps_logs)
+        super().__init__(folder, announce, start_timeout_s=start_timeout_s, keeps_logs=keeps_logs, tls=settings.tls)
         self.settings = settings
         self._restarts: dict[str, Restarts] = {}
         self._returning: set[str] = set()
@@ -113,6 +113,6 @@ class SupervisedServices(LocalServices):
     def _announce_returned(self) -> None:
         for label in tuple(self._returning):
             process = self.processes[label]
-            if process.address is not None and is_serving(process.address):
+            if process.address is not None and is_serving(self.reach(label)):
                 self._returning.discard(label)
                 self._announce(f"{label:<12} {process.address}  pid {process.pid}  back")

@@ -25,6 +25,7 @@ class Code(IntEnum):
     INVALID_ARGUMENT = 3
     DEADLINE_EXCEEDED = 4
     NOT_FOUND = 5
+    PERMISSION_DENIED = 7
     RESOURCE_EXHAUSTED = 8
     FAILED_PRECONDITION = 9
     UNIMPLEMENTED = 12
@@ -139,6 +140,14 @@ class PeerUnavailable(PacelineError, code=Code.UNAVAILABLE, reason="PEER_UNAVAIL
 
 class Unauthenticated(PacelineError, code=Code.UNAUTHENTICATED, reason="UNAUTHENTICATED"):
     """A request without a valid API key, or one whose key was revoked while it ran."""
+
+
+class UntrustedPeer(PacelineError, code=Code.UNAVAILABLE, reason="UNTRUSTED_PEER"):
+    """A peer that TLS refuses, or that refuses TLS: trying again mends nothing, other settings or files do."""
+
+
+class PermissionDenied(PacelineError, code=Code.PERMISSION_DENIED, reason="PERMISSION_DENIED"):
+    """A caller whose role doesn't allow the call; the message names it and the roles that do."""
 
 
 class DeadlineExceeded(PacelineError, code=Code.DEADLINE_EXCEEDED, reason="DEADLINE_EXCEEDED"):

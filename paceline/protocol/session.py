@@ -12,13 +12,17 @@ from paceline.protocol.sampling import NoiseKey, SamplingParams
 MAX_TIME_LEFT_MS = (1 << 32) - 1
 """Longest time that a service is told a request has left, 49.7 days: what the wire's field holds."""
 
+MAX_TENANT_BYTES = 64
+"""What a keyed BLAKE2b takes as its key."""
+
 
 @dataclass(frozen=True)
 class SessionSpec:
     """What the sessions of one request have in common on both services: what they continue, and how.
 
     The first `prompt_length` of `token_ids` are the prompt, the others output. `max_length` counts the tokens
-    that prompt and output may become; 0: the service's context length. `end_token_ids` end the text.
+    that prompt and output may become; 0: the service's context length. `end_token_ids` end the text. Sessions share
+    prefixes within a `tenant` only.
     """
 
     token_ids: tuple[int, ...]
@@ -30,6 +34,7 @@ class SessionSpec:
     traceparent: str = ""
     max_length: int = 0
     end_token_ids: tuple[int, ...] = ()
+    tenant: str = ""
 
     def __post_init__(self) -> None:
         prefix = len(self.token_ids)
@@ -37,6 +42,8 @@ class SessionSpec:
         require(1 <= self.prompt_length <= prefix, "prompt_length", self.prompt_length, f"in [1, {prefix}]")
         long_enough = self.max_length == 0 or self.max_length >= prefix
         require(long_enough, "max_length", self.max_length, f"at least the prefix's {prefix} tokens, or 0")
+        size = len(self.tenant.encode())
+        require(size <= MAX_TENANT_BYTES, "tenant bytes", size, f"at most {MAX_TENANT_BYTES}")
 
 
 @dataclass(frozen=True)

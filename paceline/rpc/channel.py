@@ -9,15 +9,14 @@ from dataclasses import dataclass
 
 import grpc
 
-from paceline.protocol.errors import InvalidInput
 from paceline.protocol.handshake import MAX_FRAME_BYTES
-from paceline.rpc.tls import read_authority, read_pair
+from paceline.rpc.tls import channel_credentials
 from paceline.runtime.config import PeerSettings
 
 MAX_MESSAGE_BYTES = 4 * MAX_FRAME_BYTES
 """gRPC's own limit; links check `MAX_FRAME_BYTES` themselves so that the error is typed."""
 
-Options = list[tuple[str, int]]
+Options = list[tuple[str, int | str]]
 
 
 @dataclass(frozen=True)
@@ -62,8 +61,8 @@ def open_channel(settings: PeerSettings, keepalive: Keepalive = KEEPALIVE, *, se
     Raises:
         InvalidInput: a TLS file is missing, or not what it should be.
     """
-    options = _client_options(keepalive)
-    credentials = _credentials(settings, section)
+    options = _client_options(keepalive, settings.server_name)
+    credentials = channel_credentials(settings, section)
     if credentials is None:
         return grpc.aio.insecure_channel(settings.address, options=options)
     return grpc.aio.secure_channel(settings.address, credentials, options=options)
@@ -71,15 +70,17 @@ def open_channel(settings: PeerSettings, keepalive: Keepalive = KEEPALIVE, *, se
 
 def open_sync_channel(settings: PeerSettings) -> grpc.Channel:
     """A channel for threads. Raises as `open_channel`."""
-    options = _client_options(KEEPALIVE)
-    credentials = _credentials(settings, "")
+    options = _client_options(KEEPALIVE, settings.server_name)
+    credentials = channel_credentials(settings, "")
     if credentials is None:
         return grpc.insecure_channel(settings.address, options=options)
     return grpc.secure_channel(settings.address, credentials, options=options)
 
 
-def _client_options(keepalive: Keepalive) -> Options:
+def _client_options(keepalive: Keepalive, server_name: str | None) -> Options:
+    named: Options = [("grpc.ssl_target_name_override", server_name)] if server_name else []
     return [
+        *named,
         *message_options(),
         *keepalive_options(keepalive),
         # A connection of its own for each channel: one link's fate is not another's,
@@ -90,15 +91,3 @@ def _client_options(keepalive: Keepalive) -> Options:
         ("grpc.max_reconnect_backoff_ms", 2_000),
         ("grpc.enable_http_proxy", 0),
     ]
-
-
-def _credentials(settings: PeerSettings, section: str) -> grpc.ChannelCredentials | None:
-    pair = read_pair(section, settings.tls_certificate, settings.tls_key)
-    authority = read_authority(f"{section}tls_ca", settings.tls_ca)
-    if authority is None:
-        if pair is not None:
-            name = f"{section}tls_certificate"
-            raise InvalidInput.of(name, str(settings.tls_certificate), f"set together with {section}tls_ca")
-        return None
-    certificate, key = pair or (None, None)
-    return grpc.ssl_channel_credentials(authority, private_key=key, certificate_chain=certificate)

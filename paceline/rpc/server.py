@@ -19,10 +19,12 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from paceline.protocol.errors import InvalidInput, PeerUnavailable
-from paceline.rpc.channel import keepalive_options, message_options
+from paceline.rpc.authorization import ChecksRoles
+from paceline.rpc.channel import Options, keepalive_options, message_options
+from paceline.rpc.exposure import warn_if_exposed
 from paceline.rpc.frames import first_to_end
 from paceline.rpc.statuses import abort_with
-from paceline.rpc.tls import read_authority, read_pair
+from paceline.rpc.tls import server_credentials
 from paceline.runtime.config import ServerSettings
 
 logger = logging.getLogger(__name__)
@@ -79,9 +81,12 @@ async def run_server(
     """
     stop = stop or asyncio.Event()
     gate = _LoadingGate(loading)
-    server = grpc.aio.server(interceptors=(_ParsesRequests(),), options=_options())
+    server = grpc.aio.server(interceptors=_interceptors(settings), options=_options())
     server.add_generic_rpc_handlers((gate,))
-    port = _bind(server, settings.host, settings.port, _credentials(settings))
+    credentials = server_credentials(settings)
+    port = _bind(server, settings.host, settings.port, credentials)
+    if credentials is None:
+        warn_if_exposed(settings, "plaintext", "set server.tls_certificate and server.tls_key")
     servicer = health.aio.HealthServicer()
     names = ("", *service_names)
     await _set_health(servicer, names, health_pb2.HealthCheckResponse.NOT_SERVING)
@@ -200,7 +205,7 @@ async def _load(
     return loading is None or await first_to_end(loading, stop.wait())
 
 
-def _options() -> list[tuple[str, int]]:
+def _options() -> Options:
     return [
         *message_options(),
         *keepalive_options(),
@@ -224,18 +229,11 @@ def _bind(server: grpc.aio.Server, host: str, port: int, credentials: grpc.Serve
         raise InvalidInput.of("server address", address, "a free host:port of this machine") from error
 
 
-def _credentials(settings: ServerSettings) -> grpc.ServerCredentials | None:
-    pair = read_pair("server.", settings.tls_certificate, settings.tls_key)
-    client_ca = read_authority("server.tls_client_ca", settings.tls_client_ca)
-    if pair is None:
-        if client_ca is not None:
-            limit = "set together with server.tls_certificate and server.tls_key"
-            raise InvalidInput.of("server.tls_client_ca", str(settings.tls_client_ca), limit)
-        return None
-    certificate, key = pair
-    return grpc.ssl_server_credentials(
-        [(key, certificate)], root_certificates=client_ca, require_client_auth=client_ca is not None
-    )
+def _interceptors(settings: ServerSettings) -> tuple[grpc.aio.ServerInterceptor, ...]:
+    """A call passes them in order."""
+    if settings.tls_client_ca is None or settings.tls_roles == "off":
+        return (_ParsesRequests(),)
+    return ChecksRoles(), _ParsesRequests()
 
 
 async def _start_probe(

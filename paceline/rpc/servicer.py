@@ -11,6 +11,7 @@ import psutil
 
 from paceline.protocol.errors import InternalError, PeerUnavailable
 from paceline.protocol.handshake import ServiceStatus, Welcome
+from paceline.rpc.exposure import warn_of_callers
 from paceline.rpc.frames import FrameWriter
 from paceline.rpc.link import serve_link
 from paceline.rpc.link_kinds import LinkKind
@@ -124,6 +125,7 @@ async def serve_sessions(
         if serving is not None:
             await drain(serving)
 
+    warn_of_callers(settings)
     try:
         await run_server(settings, register, [service_name], stop, on_drain=drained, loading=loading)
     finally:

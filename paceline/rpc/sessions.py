@@ -14,6 +14,7 @@ from paceline.protocol.errors import (
     DeadlineExceeded,
     InternalError,
     InvalidInput,
+    Overloaded,
     PacelineError,
     PrefixMismatch,
     UnknownSession,
@@ -71,8 +72,9 @@ class SessionScheduler(ABC, Generic[Session]):
     opens: ClassVar[type[Any]]
     """The command that opens a session."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_sessions_per_link: int) -> None:
         self.steps = 0
+        self.max_sessions_per_link = max_sessions_per_link
         self._keys = itertools.count(1)
         self._open: dict[Session, asyncio.TimerHandle | None] = {}
         self._idle = asyncio.Event()
@@ -191,9 +193,17 @@ class LinkSessions(Generic[Session]):
         if command.session_id in self._sessions:
             raise InvalidInput.of("session_id", command.session_id, "new on the link; it is open")
         try:
+            self._check_room()
             self._sessions[command.session_id] = self._scheduler.open(self, command)
         except PacelineError as error:
             self.send(failure_of(command.session_id, error, session_closed=True), urgent=False)
+
+    def _check_room(self) -> None:
+        """One link leaves room for the others."""
+        limit = self._scheduler.max_sessions_per_link
+        if len(self._sessions) >= limit:
+            message = f"engine.max_sessions_per_link = {limit} sessions of this link are open"
+            raise Overloaded(message, retry_after_ms=RETRY_AFTER_MS)
 
     def _close(self, command: Close) -> None:
         session = self._sessions.pop(command.session_id, None)

@@ -23,8 +23,10 @@ from paceline.protocol.errors import (
     Overloaded,
     PacelineError,
     PeerUnavailable,
+    PermissionDenied,
     Unauthenticated,
     Unsupported,
+    UntrustedPeer,
     from_wire,
 )
 
@@ -37,6 +39,19 @@ MAX_MESSAGE_CHARACTERS = 1024
 
 Context = Any  # grpc.aio.ServicerContext of any request and response
 Answer = TypeVar("Answer")
+_DISTRUST = {
+    "Hostname Verification Check failed": "its certificate lacks the DNS name that is expected of it: the host's, "
+    "or between services its role's, as target.paceline",
+    "CERTIFICATE_VERIFY_FAILED: certificate has expired": "its certificate has expired",
+    "CERTIFICATE_VERIFY_FAILED: certificate is not yet valid": "its certificate is not valid yet",
+    "CERTIFICATE_VERIFY_FAILED": "its certificate is of no authority in this side's tls_ca",
+    "WRONG_VERSION_NUMBER": "it does not speak TLS, and this side's tls_ca is set",
+}
+"""What gRPC says where a handshake has failed, and what it means."""
+_HUNG_UP = (
+    "it hung up while connecting; its log may say that it demands TLS, or a certificate of its tls_client_ca "
+    "that has not expired"
+)
 _GRPC_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -78,7 +93,9 @@ def from_rpc_error(error: grpc.RpcError, peer: str = "") -> PacelineError:
                 return typed
     kind = _kind_of(error.code(), error.details() or "")
     details = error.details() or error.code().name
-    message = f"{peer}: {details}" if peer else details
+    meaning = _meaning_of(details)
+    told = f"{meaning} ({details})" if meaning else details
+    message = f"{peer}: {told}" if peer else told
     return kind(message, metadata={"peer": peer} if peer else None)
 
 
@@ -122,6 +139,13 @@ def unexpected(error: Exception) -> InternalError:
     return InternalError(f"unexpected {type(error).__name__}; the service's log has the stack")
 
 
+def _meaning_of(details: str) -> str:
+    """What a failed connection means to whoever set it up; empty: gRPC's details say it."""
+    distrust = next((meaning for said, meaning in _DISTRUST.items() if said in details), "")
+    hung_up = details.startswith("failed to connect") and details.endswith("Socket closed")
+    return distrust or (_HUNG_UP if hung_up else "")
+
+
 def _kind_of(code: grpc.StatusCode, details: str) -> type[PacelineError]:
     """The error for a status that gRPC made itself."""
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
@@ -130,6 +154,8 @@ def _kind_of(code: grpc.StatusCode, details: str) -> type[PacelineError]:
         # A peer that is stopped at once cancels its calls: for the caller it is gone.
         ours = details.startswith(("Locally cancelled", "Channel closed"))
         return Cancelled if ours else PeerUnavailable
+    if code is grpc.StatusCode.UNAVAILABLE and any(said in details for said in _DISTRUST):
+        return UntrustedPeer
     if code is grpc.StatusCode.INTERNAL:
         return PeerUnavailable if "RST_STREAM" in details else InternalError
     return {
@@ -138,6 +164,7 @@ def _kind_of(code: grpc.StatusCode, details: str) -> type[PacelineError]:
         grpc.StatusCode.UNIMPLEMENTED: Unsupported,
         grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
         grpc.StatusCode.INVALID_ARGUMENT: InvalidInput,
+        grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
     }.get(code, InternalError)
 
 

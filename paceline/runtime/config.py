@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.proposal import AUTO, NONE
 from paceline.protocol.target import LIFE_SIGN_MS
+from paceline.runtime.roles import Role, RolePolicy
 
 DEFAULT_MODEL = "smollm2-135m"
 FAST_DTYPE: Literal["fast"] = "fast"
@@ -64,6 +65,10 @@ class ServerSettings(_Settings):
     tls_certificate: Path | None = Field(None, description="PEM certificate to serve with.")
     tls_key: Path | None = Field(None, description="PEM key of the certificate.")
     tls_client_ca: Path | None = Field(None, description="Require client certificates signed by this CA.")
+    tls_roles: RolePolicy = Field(
+        "required",
+        description="With a client CA: calls need a role in the certificate; off: any of its certificates.",
+    )
     drain_seconds: float = Field(5.0, ge=0, le=600, description="Time that running sessions get on SIGTERM.")
     port_file: Path | None = Field(None, description="Written with host:port once the server is SERVING.")
 
@@ -75,6 +80,9 @@ class PeerSettings(_Settings):
     tls_ca: Annotated[Path | None, NO_FLAG] = Field(None, description="Trust this CA and use TLS; unset: plaintext.")
     tls_certificate: Annotated[Path | None, NO_FLAG] = None
     tls_key: Annotated[Path | None, NO_FLAG] = None
+    server_name: Annotated[str | None, NO_FLAG] = Field(
+        None, description="Name in the peer's certificate; unset: the address's host."
+    )
 
 
 class ModelSettings(_Settings):
@@ -103,7 +111,13 @@ class EngineSettings(ModelSettings):
     max_step_rows: int = Field(
         1024, ge=128, le=1 << 20, description="Most rows of one step; further rounds wait for the next."
     )
-    prefix_reuse: bool = Field(True, description="Compute a prefix that sessions share once.")
+    max_sessions_per_link: int = Field(
+        1024, ge=1, le=1 << 20, description="Most sessions that one coordinator has open, those that wait included."
+    )
+    prefix_reuse: bool = Field(True, description="Compute a prefix that sessions of one tenant share once.")
+    share_prefixes: bool = Field(
+        False, description="Share prefixes between tenants, too: each can tell what the others have sent."
+    )
     reproducible_rows: int = Field(
         16, ge=8, le=64, multiple_of=8, description="Rows of a reproducible step; others are padded or cut to it."
     )
@@ -179,6 +193,11 @@ class CoordinatorConfig(RequestSettings):
     peer_ca: Path | None = Field(
         None, description="Trust this CA for target and draft, whatever their own settings say; switches TLS on."
     )
+    peer_certificate: Path | None = Field(None, description="PEM certificate to show to target and draft, likewise.")
+    peer_key: Path | None = Field(None, description="PEM key of the certificate.")
+    peer_roles: RolePolicy = Field(
+        "required", description="Where a certificate is shown: the peer's must name its role; off: its host."
+    )
     drafter: str = Field(AUTO, description="auto, ngram, none, or a drafter of the draft service.")
     fan_out: int = Field(
         4, ge=0, le=64, description="Next tokens per accepted node to draft for while a round is verified; 0: none."
@@ -214,9 +233,13 @@ class CoordinatorConfig(RequestSettings):
         """`--draft none`, `draft = "none"`."""
         return None if value == NONE or (isinstance(value, dict) and value.get("address") == NONE) else value
 
-    def reach(self, peer: PeerSettings) -> PeerSettings:
-        """How to reach the target or the draft service, with `peer_ca` applied."""
-        return peer if self.peer_ca is None else peer.model_copy(update={"tls_ca": self.peer_ca})
+    def reach(self, peer: PeerSettings, role: Role) -> PeerSettings:
+        """How to reach the target or the draft service: with what is set for both, and by its role's name."""
+        common = {"tls_ca": self.peer_ca, "tls_certificate": self.peer_certificate, "tls_key": self.peer_key}
+        reached = peer.model_copy(update={name: file for name, file in common.items() if file is not None})
+        if reached.tls_certificate is None or self.peer_roles == "off" or reached.server_name is not None:
+            return reached
+        return reached.model_copy(update={"server_name": role.server_name})
 
 
 Config = TypeVar("Config", bound=_Settings)

@@ -15,10 +15,10 @@ from typing import Any
 import uvloop
 
 from paceline.protocol.errors import InvalidInput, PacelineError, Unsupported, VocabularyMismatch
+from paceline.runtime.logs import log_to_stderr
 
 logger = logging.getLogger(__name__)
 
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 BAD_CONFIGURATION = 2
 FAILED = 1
 _REFUSALS = (InvalidInput, Unsupported, VocabularyMismatch)
@@ -32,14 +32,15 @@ def run_service(name: str, start: Callable[[], Coroutine[Any, Any, None]]) -> No
     that either raises is logged as one line and ends the process: with exit code 2 for bad
     configuration, else 1. `find_refusal` recognises the line if it says what was refused.
     """
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    log_to_stderr()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(start())
     except PacelineError as error:
         if error.__cause__ is not None:
             # The library's whole message; the error has its gist.
-            logger.info("%s", error.__cause__)
+            for line in str(error.__cause__).splitlines():
+                logger.info("%s", line)
         outcome = "refused" if isinstance(error, _REFUSALS) else "failed"
         logger.error("%s %s: %s", name, outcome, " ".join(error.message.splitlines()))
         sys.exit(BAD_CONFIGURATION if isinstance(error, InvalidInput) else FAILED)

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17paceline/v1/types.proto\x12\x0bpaceline.v1\"\xe3\x03\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x01\x88\x01\x01\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x15\n\x08logprobs\x18\x05 \x01(\rH\x02\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x06 \x01(\x02H\x03\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x02\x12>\n\nlogit_bias\x18\t \x03(\x0b\x32*.paceline.v1.SamplingParams.LogitBiasEntry\x12-\n\tbad_words\x18\n \x03(\x0b\x32\x1a.paceline.v1.TokenSequence\x12\x12\n\nmin_tokens\x18\x0b \x01(\r\x12%\n\x07grammar\x18\x0c \x01(\x0b\x32\x14.paceline.v1.Grammar\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x0b\n\t_logprobsB\x15\n\x13_repetition_penalty\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"M\n\x07Grammar\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12\x0e\n\x04lark\x18\x03 \x01(\tH\x00\x42\n\n\x08language\".\n\x08NoiseKey\x12\x0c\n\x04seed\x18\x01 \x01(\x06\x12\x14\n\x0csample_index\x18\x02 \x01(\r\"\xba\x02\n\x0bSessionSpec\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rprompt_length\x18\x02 \x01(\r\x12-\n\x08sampling\x18\x03 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12$\n\x05noise\x18\x04 \x01(\x0b\x32\x15.paceline.v1.NoiseKey\x12+\n\nacceptance\x18\x05 \x01(\x0e\x32\x17.paceline.v1.Acceptance\x12\x19\n\x0ctime_left_ms\x18\x06 \x01(\rH\x00\x88\x01\x01\x12(\n\x05trace\x18\x07 \x01(\x0b\x32\x19.paceline.v1.TraceContext\x12\x12\n\nmax_length\x18\x08 \x01(\r\x12\x15\n\rend_token_ids\x18\t \x03(\rB\x0f\n\r_time_left_ms\"T\n\x0b\x46ingerprint\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttokenizer\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x0f\n\x07numeric\x18\x04 \x01(\t\"e\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12-\n\x0b\x66ingerprint\x18\x03 \x01(\x0b\x32\x18.paceline.v1.Fingerprint\"\x83\x02\n\x07Welcome\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12-\n\x0b\x66ingerprint\x18\x03 \x01(\x0b\x32\x18.paceline.v1.Fingerprint\x12\x12\n\nmax_length\x18\x04 \x01(\r\x12\x14\n\x0cmax_sessions\x18\x05 \x01(\r\x12\x1a\n\x12max_proposal_nodes\x18\x06 \x01(\r\x12\x17\n\x0fmax_frame_bytes\x18\x07 \x01(\r\x12\x10\n\x08\x64rafters\x18\x08 \x03(\t\x12\x11\n\tmax_lease\x18\t \x01(\r\x12\x16\n\x0emax_prefetched\x18\n \x01(\r\">\n\x12SparseDistribution\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rprobabilities\x18\x02 \x03(\x02\"\xa4\x01\n\x08Proposal\x12\x13\n\x0bproposal_id\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0f\n\x07parents\x18\x03 \x03(\x11\x12\x1b\n\x13\x64raft_probabilities\x18\x04 \x03(\x02\x12\x31\n\x08supports\x18\x05 \x03(\x0b\x32\x1f.paceline.v1.SparseDistribution\x12\x0f\n\x07\x64rafter\x18\x06 \x01(\t\"@\n\x07Outcome\x12\x13\n\x0b\x62\x61se_length\x18\x01 \x01(\r\x12\x0c\n\x04node\x18\x02 \x01(\x11\x12\x12\n\nnext_token\x18\x03 \x01(\r\"#\n\x0cTraceContext\x12\x13\n\x0btraceparent\x18\x01 \x01(\t\"2\n\x0bRowLogprobs\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x10\n\x08logprobs\x18\x02 \x03(\x02\"z\n\x0bStepTimings\x12\x10\n\x08queue_ms\x18\x01 \x01(\x02\x12\x12\n\nforward_ms\x18\x02 \x01(\x02\x12\x11\n\tsample_ms\x18\x03 \x01(\x02\x12\x12\n\nservice_ms\x18\x04 \x01(\x02\x12\x0c\n\x04rows\x18\x05 \x01(\r\x12\x10\n\x08sessions\x18\x06 \x01(\r\"u\n\x08\x46\x65\x61tures\x12\x12\n\nsession_id\x18\x01 \x01(\r\x12\x16\n\x0e\x66irst_position\x18\x02 \x01(\r\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\r\n\x05shape\x18\x04 \x03(\r\x12\x11\n\tlayer_ids\x18\x05 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x06 \x01(\x0c\"\x1b\n\x05\x43lose\x12\x12\n\nsession_id\x18\x01 \x01(\r\"\x8f\x02\n\x07\x46\x61ilure\x12\x12\n\nsession_id\x18\x01 \x01(\r\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x05\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x34\n\x08metadata\x18\x05 \x03(\x0b\x32\".paceline.v1.Failure.MetadataEntry\x12\x1b\n\x0eretry_after_ms\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nretry_safe\x18\x07 \x01(\x08\x12\x16\n\x0esession_closed\x18\x08 \x01(\x08\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x11\n\x0f_retry_after_ms\"\xdd\x01\n\rServiceStatus\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12-\n\x0b\x66ingerprint\x18\x02 \x01(\x0b\x32\x18.paceline.v1.Fingerprint\x12\x10\n\x08sessions\x18\x03 \x01(\r\x12\x0f\n\x07kv_rows\x18\x04 \x01(\r\x12\x13\n\x0bmax_kv_rows\x18\x05 \x01(\r\x12\x14\n\x0cqueue_length\x18\x06 \x01(\r\x12\r\n\x05steps\x18\x07 \x01(\x04\x12\x16\n\x0eresident_bytes\x18\x08 \x01(\x04\x12\x13\n\x0b\x66rames_sent\x18\t \x01(\x04*p\n\nAcceptance\x12\x1a\n\x16\x41\x43\x43\x45PTANCE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x41\x43\x43\x45PTANCE_COUPLED\x10\x01\x12\x18\n\x14\x41\x43\x43\x45PTANCE_REJECTION\x10\x02\x12\x14\n\x10\x41\x43\x43\x45PTANCE_BLOCK\x10\x03*\x88\x01\n\nProvenance\x12\x1a\n\x16PROVENANCE_UNSPECIFIED\x10\x00\x12\x17\n\x13PROVENANCE_ACCEPTED\x10\x01\x12\x18\n\x14PROVENANCE_RECOVERED\x10\x02\x12\x14\n\x10PROVENANCE_BONUS\x10\x03\x12\x15\n\x11PROVENANCE_TARGET\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17paceline/v1/types.proto\x12\x0bpaceline.v1\"\xe3\x03\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x01\x88\x01\x01\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x15\n\x08logprobs\x18\x05 \x01(\rH\x02\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x06 \x01(\x02H\x03\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x02\x12>\n\nlogit_bias\x18\t \x03(\x0b\x32*.paceline.v1.SamplingParams.LogitBiasEntry\x12-\n\tbad_words\x18\n \x03(\x0b\x32\x1a.paceline.v1.TokenSequence\x12\x12\n\nmin_tokens\x18\x0b \x01(\r\x12%\n\x07grammar\x18\x0c \x01(\x0b\x32\x14.paceline.v1.Grammar\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x0b\n\t_logprobsB\x15\n\x13_repetition_penalty\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"M\n\x07Grammar\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12\x0e\n\x04lark\x18\x03 \x01(\tH\x00\x42\n\n\x08language\".\n\x08NoiseKey\x12\x0c\n\x04seed\x18\x01 \x01(\x06\x12\x14\n\x0csample_index\x18\x02 \x01(\r\"\xca\x02\n\x0bSessionSpec\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rprompt_length\x18\x02 \x01(\r\x12-\n\x08sampling\x18\x03 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12$\n\x05noise\x18\x04 \x01(\x0b\x32\x15.paceline.v1.NoiseKey\x12+\n\nacceptance\x18\x05 \x01(\x0e\x32\x17.paceline.v1.Acceptance\x12\x19\n\x0ctime_left_ms\x18\x06 \x01(\rH\x00\x88\x01\x01\x12(\n\x05trace\x18\x07 \x01(\x0b\x32\x19.paceline.v1.TraceContext\x12\x12\n\nmax_length\x18\x08 \x01(\r\x12\x15\n\rend_token_ids\x18\t \x03(\r\x12\x0e\n\x06tenant\x18\n \x01(\tB\x0f\n\r_time_left_ms\"T\n\x0b\x46ingerprint\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttokenizer\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x0f\n\x07numeric\x18\x04 \x01(\t\"e\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12-\n\x0b\x66ingerprint\x18\x03 \x01(\x0b\x32\x18.paceline.v1.Fingerprint\"\x83\x02\n\x07Welcome\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12-\n\x0b\x66ingerprint\x18\x03 \x01(\x0b\x32\x18.paceline.v1.Fingerprint\x12\x12\n\nmax_length\x18\x04 \x01(\r\x12\x14\n\x0cmax_sessions\x18\x05 \x01(\r\x12\x1a\n\x12max_proposal_nodes\x18\x06 \x01(\r\x12\x17\n\x0fmax_frame_bytes\x18\x07 \x01(\r\x12\x10\n\x08\x64rafters\x18\x08 \x03(\t\x12\x11\n\tmax_lease\x18\t \x01(\r\x12\x16\n\x0emax_prefetched\x18\n \x01(\r\">\n\x12SparseDistribution\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rprobabilities\x18\x02 \x03(\x02\"\xa4\x01\n\x08Proposal\x12\x13\n\x0bproposal_id\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0f\n\x07parents\x18\x03 \x03(\x11\x12\x1b\n\x13\x64raft_probabilities\x18\x04 \x03(\x02\x12\x31\n\x08supports\x18\x05 \x03(\x0b\x32\x1f.paceline.v1.SparseDistribution\x12\x0f\n\x07\x64rafter\x18\x06 \x01(\t\"@\n\x07Outcome\x12\x13\n\x0b\x62\x61se_length\x18\x01 \x01(\r\x12\x0c\n\x04node\x18\x02 \x01(\x11\x12\x12\n\nnext_token\x18\x03 \x01(\r\"#\n\x0cTraceContext\x12\x13\n\x0btraceparent\x18\x01 \x01(\t\"2\n\x0bRowLogprobs\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x10\n\x08logprobs\x18\x02 \x03(\x02\"z\n\x0bStepTimings\x12\x10\n\x08queue_ms\x18\x01 \x01(\x02\x12\x12\n\nforward_ms\x18\x02 \x01(\x02\x12\x11\n\tsample_ms\x18\x03 \x01(\x02\x12\x12\n\nservice_ms\x18\x04 \x01(\x02\x12\x0c\n\x04rows\x18\x05 \x01(\r\x12\x10\n\x08sessions\x18\x06 \x01(\r\"u\n\x08\x46\x65\x61tures\x12\x12\n\nsession_id\x18\x01 \x01(\r\x12\x16\n\x0e\x66irst_position\x18\x02 \x01(\r\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\r\n\x05shape\x18\x04 \x03(\r\x12\x11\n\tlayer_ids\x18\x05 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x06 \x01(\x0c\"\x1b\n\x05\x43lose\x12\x12\n\nsession_id\x18\x01 \x01(\r\"\x8f\x02\n\x07\x46\x61ilure\x12\x12\n\nsession_id\x18\x01 \x01(\r\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x05\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x34\n\x08metadata\x18\x05 \x03(\x0b\x32\".paceline.v1.Failure.MetadataEntry\x12\x1b\n\x0eretry_after_ms\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nretry_safe\x18\x07 \x01(\x08\x12\x16\n\x0esession_closed\x18\x08 \x01(\x08\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x11\n\x0f_retry_after_ms\"\xdd\x01\n\rServiceStatus\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12-\n\x0b\x66ingerprint\x18\x02 \x01(\x0b\x32\x18.paceline.v1.Fingerprint\x12\x10\n\x08sessions\x18\x03 \x01(\r\x12\x0f\n\x07kv_rows\x18\x04 \x01(\r\x12\x13\n\x0bmax_kv_rows\x18\x05 \x01(\r\x12\x14\n\x0cqueue_length\x18\x06 \x01(\r\x12\r\n\x05steps\x18\x07 \x01(\x04\x12\x16\n\x0eresident_bytes\x18\x08 \x01(\x04\x12\x13\n\x0b\x66rames_sent\x18\t \x01(\x04*p\n\nAcceptance\x12\x1a\n\x16\x41\x43\x43\x45PTANCE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x41\x43\x43\x45PTANCE_COUPLED\x10\x01\x12\x18\n\x14\x41\x43\x43\x45PTANCE_REJECTION\x10\x02\x12\x14\n\x10\x41\x43\x43\x45PTANCE_BLOCK\x10\x03*\x88\x01\n\nProvenance\x12\x1a\n\x16PROVENANCE_UNSPECIFIED\x10\x00\x12\x17\n\x13PROVENANCE_ACCEPTED\x10\x01\x12\x18\n\x14PROVENANCE_RECOVERED\x10\x02\x12\x14\n\x10PROVENANCE_BONUS\x10\x03\x12\x15\n\x11PROVENANCE_TARGET\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,10 +35,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
   _globals['_FAILURE_METADATAENTRY']._loaded_options = None
   _globals['_FAILURE_METADATAENTRY']._serialized_options = b'8\001'
-  _globals['_ACCEPTANCE']._serialized_start=2613
-  _globals['_ACCEPTANCE']._serialized_end=2725
-  _globals['_PROVENANCE']._serialized_start=2728
-  _globals['_PROVENANCE']._serialized_end=2864
+  _globals['_ACCEPTANCE']._serialized_start=2629
+  _globals['_ACCEPTANCE']._serialized_end=2741
+  _globals['_PROVENANCE']._serialized_start=2744
+  _globals['_PROVENANCE']._serialized_end=2880
   _globals['_SAMPLINGPARAMS']._serialized_start=41
   _globals['_SAMPLINGPARAMS']._serialized_end=524
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=414
@@ -50,33 +50,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_NOISEKEY']._serialized_start=641
   _globals['_NOISEKEY']._serialized_end=687
   _globals['_SESSIONSPEC']._serialized_start=690
-  _globals['_SESSIONSPEC']._serialized_end=1004
-  _globals['_FINGERPRINT']._serialized_start=1006
-  _globals['_FINGERPRINT']._serialized_end=1090
-  _globals['_HELLO']._serialized_start=1092
-  _globals['_HELLO']._serialized_end=1193
-  _globals['_WELCOME']._serialized_start=1196
-  _globals['_WELCOME']._serialized_end=1455
-  _globals['_SPARSEDISTRIBUTION']._serialized_start=1457
-  _globals['_SPARSEDISTRIBUTION']._serialized_end=1519
-  _globals['_PROPOSAL']._serialized_start=1522
-  _globals['_PROPOSAL']._serialized_end=1686
-  _globals['_OUTCOME']._serialized_start=1688
-  _globals['_OUTCOME']._serialized_end=1752
-  _globals['_TRACECONTEXT']._serialized_start=1754
-  _globals['_TRACECONTEXT']._serialized_end=1789
-  _globals['_ROWLOGPROBS']._serialized_start=1791
-  _globals['_ROWLOGPROBS']._serialized_end=1841
-  _globals['_STEPTIMINGS']._serialized_start=1843
-  _globals['_STEPTIMINGS']._serialized_end=1965
-  _globals['_FEATURES']._serialized_start=1967
-  _globals['_FEATURES']._serialized_end=2084
-  _globals['_CLOSE']._serialized_start=2086
-  _globals['_CLOSE']._serialized_end=2113
-  _globals['_FAILURE']._serialized_start=2116
-  _globals['_FAILURE']._serialized_end=2387
-  _globals['_FAILURE_METADATAENTRY']._serialized_start=2321
-  _globals['_FAILURE_METADATAENTRY']._serialized_end=2368
-  _globals['_SERVICESTATUS']._serialized_start=2390
-  _globals['_SERVICESTATUS']._serialized_end=2611
+  _globals['_SESSIONSPEC']._serialized_end=1020
+  _globals['_FINGERPRINT']._serialized_start=1022
+  _globals['_FINGERPRINT']._serialized_end=1106
+  _globals['_HELLO']._serialized_start=1108
+  _globals['_HELLO']._serialized_end=1209
+  _globals['_WELCOME']._serialized_start=1212
+  _globals['_WELCOME']._serialized_end=1471
+  _globals['_SPARSEDISTRIBUTION']._serialized_start=1473
+  _globals['_SPARSEDISTRIBUTION']._serialized_end=1535
+  _globals['_PROPOSAL']._serialized_start=1538
+  _globals['_PROPOSAL']._serialized_end=1702
+  _globals['_OUTCOME']._serialized_start=1704
+  _globals['_OUTCOME']._serialized_end=1768
+  _globals['_TRACECONTEXT']._serialized_start=1770
+  _globals['_TRACECONTEXT']._serialized_end=1805
+  _globals['_ROWLOGPROBS']._serialized_start=1807
+  _globals['_ROWLOGPROBS']._serialized_end=1857
+  _globals['_STEPTIMINGS']._serialized_start=1859
+  _globals['_STEPTIMINGS']._serialized_end=1981
+  _globals['_FEATURES']._serialized_start=1983
+  _globals['_FEATURES']._serialized_end=2100
+  _globals['_CLOSE']._serialized_start=2102
+  _globals['_CLOSE']._serialized_end=2129
+  _globals['_FAILURE']._serialized_start=2132
+  _globals['_FAILURE']._serialized_end=2403
+  _globals['_FAILURE_METADATAENTRY']._serialized_start=2337
+  _globals['_FAILURE_METADATAENTRY']._serialized_end=2384
+  _globals['_SERVICESTATUS']._serialized_start=2406
+  _globals['_SERVICESTATUS']._serialized_end=2627
 # @@protoc_insertion_point(module_scope)

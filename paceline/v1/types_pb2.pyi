@@ -91,7 +91,7 @@ class NoiseKey(_message.Message):
     def __init__(self, seed: _Optional[int] = ..., sample_index: _Optional[int] = ...) -> None: ...
 
 class SessionSpec(_message.Message):
-    __slots__ = ("token_ids", "prompt_length", "sampling", "noise", "acceptance", "time_left_ms", "trace", "max_length", "end_token_ids")
+    __slots__ = ("token_ids", "prompt_length", "sampling", "noise", "acceptance", "time_left_ms", "trace", "max_length", "end_token_ids", "tenant")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LENGTH_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -101,6 +101,7 @@ class SessionSpec(_message.Message):
     TRACE_FIELD_NUMBER: _ClassVar[int]
     MAX_LENGTH_FIELD_NUMBER: _ClassVar[int]
     END_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     prompt_length: int
     sampling: SamplingParams
@@ -110,7 +111,8 @@ class SessionSpec(_message.Message):
     trace: TraceContext
     max_length: int
     end_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., prompt_length: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., noise: _Optional[_Union[NoiseKey, _Mapping]] = ..., acceptance: _Optional[_Union[Acceptance, str]] = ..., time_left_ms: _Optional[int] = ..., trace: _Optional[_Union[TraceContext, _Mapping]] = ..., max_length: _Optional[int] = ..., end_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    tenant: str
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., prompt_length: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., noise: _Optional[_Union[NoiseKey, _Mapping]] = ..., acceptance: _Optional[_Union[Acceptance, str]] = ..., time_left_ms: _Optional[int] = ..., trace: _Optional[_Union[TraceContext, _Mapping]] = ..., max_length: _Optional[int] = ..., end_token_ids: _Optional[_Iterable[int]] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class Fingerprint(_message.Message):
     __slots__ = ("model", "tokenizer", "vocab_size", "numeric")

@@ -11,6 +11,8 @@ from pathlib import Path
 from paceline.client import AsyncClient, Client
 from paceline.local.service_process import Flags, ServiceName
 from paceline.local.services import LocalServices
+from paceline.local.tls import peer_tls, server_tls
+from paceline.runtime.roles import Role
 
 START_SECONDS = 60.0
 POLL_SECONDS = 0.01
@@ -49,8 +51,9 @@ class Cluster(LocalServices):
         draft_flags: Flags | None = None,
         coordinator_flags: Flags | None = None,
         environment: Mapping[str, str] | None = None,
+        tls: Path | None = None,
     ) -> None:
-        super().__init__(folder, environment=environment, start_timeout_s=START_SECONDS)
+        super().__init__(folder, environment=environment, start_timeout_s=START_SECONDS, tls=tls)
         self.target_model = target_model
         self.drafters = drafters
         self.target_proxy: str | None = None
@@ -71,10 +74,10 @@ class Cluster(LocalServices):
         self.await_serving(name)
 
     def client(self, **options: float) -> Client:
-        return Client(self.address, **options)
+        return Client(self.reach("coordinator"), **options)
 
     def async_client(self, **options: float) -> AsyncClient:
-        return AsyncClient(self.address, **options)
+        return AsyncClient(self.reach("coordinator"), **options)
 
     def wait_idle(self, timeout_s: float = 20.0) -> None:
         """Wait until no service holds a session or a KV row."""
@@ -95,6 +98,8 @@ class Cluster(LocalServices):
                 "target.address": self.target_proxy or f"127.0.0.1:{self.ports['target']}",
                 "draft.address": f"127.0.0.1:{self.ports['draft']}" if self.drafters else None,
                 "reconnect_max_ms": 200.0,
+                **peer_tls(self.tls),
             },
         }
-        return {"server.port": self.ports[name]} | flags[name] | (self._given[name] or {})
+        common = {"server.port": self.ports[name], **server_tls(self.tls, Role(name))}
+        return common | flags[name] | (self._given[name] or {})

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from paceline.engine import blocks
-from paceline.engine.blocks import BLOCK_ROWS, BlockKey, prefix_keys
+from paceline.engine.blocks import BLOCK_ROWS, BlockKey, Sharing, prefix_keys
 from paceline.engine.interface import Engine, Prefix, StepItem, StepPlan
 from paceline.engine.ledger import Ledger
 from paceline.engine.table.engine import TableEngine, TableModel
@@ -52,6 +53,36 @@ def test_samples_of_one_prompt_compute_one_row_each() -> None:
     assert begin(engine, 1, prefix(3)) == 0
     assert begin(engine, 2, prefix(3)) == len(SYSTEM)
     assert begin(engine, 3, prefix(4)) == len(SYSTEM)
+
+
+def _reused_by_two(first: str, second: str) -> int:
+    """Rows that a session of one tenant takes from a session of another, with the same prompt and the same text."""
+    engine = TableEngine(SPEC)
+    text = (*SYSTEM, *SYSTEM)
+    begin(engine, 1, Prefix(text, len(SYSTEM) - 1, first))
+    return begin(engine, 2, Prefix(text, len(SYSTEM) - 1, second))
+
+
+def test_rows_are_shared_within_a_tenant_alone() -> None:
+    assert _reused_by_two("ann", "ann") == 2 * len(SYSTEM) - 1
+    assert _reused_by_two("", "") == 2 * len(SYSTEM) - 1
+    for other in (("ann", "bob"), ("", "bob"), ("ann", ""), ("ann", "ann ")):
+        assert _reused_by_two(*other) == 0
+
+
+def test_no_tenant_has_a_name_that_passes_for_tokens() -> None:
+    name = (7).to_bytes(8, "little").decode()
+    assert not {key.digest for key in prefix_keys(prefix(of=(7, 1, 2)), shaped=False)} & {
+        key.digest for key in prefix_keys(Prefix((1, 2), 1, name), shaped=False)
+    }
+
+
+def test_mutant_keys_that_know_no_tenant(monkeypatch: pytest.MonkeyPatch) -> None:
+    def untold(before: BlockKey | None, tokens: Sequence[int], sharing: Sharing) -> Any:
+        return _block_key(before, tokens, replace(sharing, tenant=""))
+
+    monkeypatch.setattr(blocks, "block_key", untold)
+    assert _reused_by_two("ann", "bob") == 2 * len(SYSTEM) - 1, "the tests above would see it"
 
 
 def test_a_prompt_goes_on_from_what_was_written_before() -> None:
@@ -164,9 +195,9 @@ def test_a_transformer_goes_on_from_shared_rows() -> None:
         np.testing.assert_allclose(logits[0], plain.logits(text).numpy(), atol=2e-4, rtol=0)
 
 
-def _key_of_its_own_tokens(before: BlockKey | None, tokens: Sequence[int], prompt_rows: int | None) -> BlockKey:
+def _key_of_its_own_tokens(before: BlockKey | None, tokens: Sequence[int], sharing: Sharing) -> BlockKey:
     start = 0 if before is None else before.end
-    alone = _block_key(None, tokens, prompt_rows)
+    alone = _block_key(None, tokens, sharing)
     return BlockKey(alone.digest, start, start + len(tokens))
 
 

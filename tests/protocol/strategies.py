@@ -171,6 +171,7 @@ def specs(draw: st.DrawFn) -> SessionSpec:
         draw(TRACE),
         draw(st.just(0) | st.integers(len(ids), (1 << 32) - 1)),
         draw(IDS),
+        draw(st.text(st.characters(codec="utf-8"), max_size=16)),
     )
 
 

@@ -231,7 +231,7 @@ class Drafts(draft_grpc.DraftServiceServicer):
         await serve_link(DRAFT, context, WELCOME, refuse)
 
 
-def _register_all(server: grpc.aio.Server) -> None:
+def register_all(server: grpc.aio.Server) -> None:
     pb_grpc.add_TargetServiceServicer_to_server(Servicer(), server)
     draft_grpc.add_DraftServiceServicer_to_server(Drafts(), server)
     generation_grpc.add_GenerationServiceServicer_to_server(generation_grpc.GenerationServiceServicer(), server)
@@ -254,7 +254,7 @@ async def test_bytes_that_are_no_message_are_refused_and_the_next_request_is_ser
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with (
-        service(ServerSettings(), register=_register_all) as running,
+        service(ServerSettings(), register=register_all) as running,
         open_channel(PeerSettings(address=f"127.0.0.1:{running.running[0].port}")) as channel,
     ):
         for method in METHODS:
@@ -383,7 +383,9 @@ async def test_a_server_that_asks_for_certificates_needs_its_own(tls_files: Path
 
 async def test_tls_link_and_a_plaintext_probe(tls_files: Path) -> None:
     certificate, key = tls_files / "cert.pem", tls_files / "key.pem"
-    settings = ServerSettings(tls_certificate=certificate, tls_key=key, tls_client_ca=certificate, health_port=0)
+    settings = ServerSettings(
+        tls_certificate=certificate, tls_key=key, tls_client_ca=certificate, health_port=0, tls_roles="off"
+    )
     async with service(settings) as running:
         bound = running.running[0]
         assert bound.health_port is not None

@@ -191,12 +191,13 @@ async def target_service(
 
 @asynccontextmanager
 async def draft_service(
-    engine: Engine, *, prefill_chunk: int = 16, max_num_seqs: int = 64
+    engine: Engine, *, prefill_chunk: int = 16, **settings: Any
 ) -> AsyncIterator[tuple[DraftServicer, str]]:
     """A draft service with a model drafter; yields its servicer and address."""
     executor = Executor("draft-test")
     drafters: dict[str, Any] = {"model": ModelDrafter(engine, prefill_chunk)}
-    servicer = DraftServicer(Catalogue(drafters, (engine,)), executor, max_num_seqs)
+    wanted = EngineSettings(**({"max_num_seqs": 64} | settings))
+    servicer = DraftServicer(Catalogue(drafters, (engine,)), executor, wanted)
     async with _closing(servicer.close, executor):
 
         def register(server: grpc.aio.Server) -> None:

@@ -36,7 +36,7 @@ class Sessions(SessionScheduler[ServedSession]):
     queue_length = 0
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(max_sessions_per_link=8)
         self.released: list[int] = []
         self.owner = Owner()
 

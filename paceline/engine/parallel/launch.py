@@ -23,7 +23,8 @@ from multiprocessing.context import SpawnProcess
 from paceline.engine.parallel.place import Place
 from paceline.protocol.errors import PacelineError
 from paceline.runtime.config import LOCALHOST, EngineSettings
-from paceline.runtime.process import FAILED, LOG_FORMAT, describe_exit
+from paceline.runtime.logs import log_to_stderr
+from paceline.runtime.process import FAILED, describe_exit
 from paceline.sampling import racing
 
 logger = logging.getLogger(__name__)
@@ -106,9 +107,7 @@ def run_rank(model: str, settings: EngineSettings, place: Place) -> None:
 def _child(model: str, settings: EngineSettings, place: Place, parent: int) -> None:
     """The whole life of a started rank; it has no interpreter's end, which may wait for a group that is broken."""
     _end_with_parent(parent)
-    logging.basicConfig(
-        level=logging.INFO, format=LOG_FORMAT.replace("%(message)s", f"rank {place.rank}: %(message)s")
-    )
+    log_to_stderr(f"rank {place.rank}: ")
     code = 0
     try:
         run_rank(model, settings, place)

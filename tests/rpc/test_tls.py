@@ -1,0 +1,383 @@
+"""Who gets through a handshake and to which method, and what both sides are told; files that change under way."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from cryptography import x509
+
+from paceline.local.certificates import Authority, Issued
+from paceline.protocol.errors import PacelineError, PeerUnavailable, PermissionDenied, UntrustedPeer
+from paceline.protocol.target import TargetOpened
+from paceline.rpc import authorization
+from paceline.rpc.channel import open_channel
+from paceline.rpc.exposure import warn_if_exposed, warn_of_callers
+from paceline.rpc.peer_link import TargetLink
+from paceline.rpc.statuses import from_rpc_error
+from paceline.runtime.config import CoordinatorConfig, PeerSettings, ServerSettings
+from paceline.runtime.roles import Role, role_in
+from tests.rpc.harness import HELLO, WELCOME, an_open, until
+from tests.rpc.test_server import METHODS, NO_MESSAGE, Service, register_all, service
+
+HOUR = timedelta(hours=1)
+
+
+@dataclass(frozen=True)
+class Pki:
+    """An authority's folder, and who it has certified."""
+
+    folder: Path
+    authority: Authority
+
+    @property
+    def ca(self) -> Path:
+        return self.folder / "ca.crt"
+
+    def file(self, name: str) -> Path:
+        return self.folder / name
+
+    def certify(self, name: str, *uris: str, authority: Authority | None = None, **facts: Any) -> str:
+        """Write a certificate with any URIs under a name; returns the name."""
+        (authority or self.authority).issue(name, uris=uris, **facts).write(self.folder, name)
+        return name
+
+    def server(self, name: str = "target", **settings: Any) -> ServerSettings:
+        certificate, key = self.file(f"{name}.crt"), self.file(f"{name}.key")
+        return ServerSettings(tls_certificate=certificate, tls_key=key, tls_client_ca=self.ca, **settings)
+
+    def peer(self, port: int, name: str | None = "coordinator", **settings: Any) -> PeerSettings:
+        files = {"tls_certificate": self.file(f"{name}.crt"), "tls_key": self.file(f"{name}.key")} if name else {}
+        known = {"address": f"127.0.0.1:{port}", "tls_ca": self.ca, "server_name": Role.TARGET.server_name}
+        return PeerSettings(**(known | files | settings))
+
+
+@pytest.fixture
+def pki(tmp_path: Path) -> Pki:
+    authority = Authority.in_folder(tmp_path)
+    for role in Role:
+        authority.issue_role(role, lifetime=HOUR).write(tmp_path, role)
+    return Pki(tmp_path, authority)
+
+
+def past(hours: float = 2) -> dict[str, Any]:
+    """Facts of a certificate that has expired."""
+    return {"begins": datetime.now(UTC) - timedelta(hours=hours), "lifetime": -HOUR}
+
+
+@asynccontextmanager
+async def linked(settings: PeerSettings) -> AsyncIterator[TargetLink]:
+    link = TargetLink(settings, HELLO, reconnect_max_ms=100)
+    await link.start()
+    try:
+        yield link
+    finally:
+        await link.close()
+
+
+def port_of(running: Service) -> int:
+    return running.running[0].port
+
+
+async def refusal_of(settings: PeerSettings) -> PacelineError:
+    """Why no link comes about."""
+    async with linked(settings) as link:
+        await until(lambda: link.last_error)
+        assert link.last_error is not None
+        return link.last_error
+
+
+async def call(settings: PeerSettings, method: Any) -> tuple[grpc.StatusCode, PacelineError]:
+    """Send one method what is no message: whoever is let in is told so."""
+    kinds = {(False, False): "unary_unary", (False, True): "unary_stream", (True, True): "stream_stream"}
+    path = f"/{method.containing_service.full_name}/{method.name}"
+    async with open_channel(settings) as channel:
+        kind = getattr(channel, kinds[method.client_streaming, method.server_streaming])
+        sent = kind(path)(iter([NO_MESSAGE]) if method.client_streaming else NO_MESSAGE, timeout=20)
+        code = await sent.code()
+        facts = await sent.initial_metadata(), await sent.trailing_metadata(), await sent.details()
+        error = grpc.aio.AioRpcError(code, *facts)
+    return code, from_rpc_error(error)
+
+
+SERVED = {
+    "Verify": {Role.COORDINATOR},
+    "GetTargetStatus": {Role.COORDINATOR, Role.OPERATOR},
+    "Draft": {Role.COORDINATOR},
+    "GetDraftStatus": {Role.COORDINATOR, Role.OPERATOR},
+    "Generate": {Role.CLIENT, Role.OPERATOR},
+    "DescribeModels": {Role.CLIENT, Role.OPERATOR},
+    "Check": set(Role),
+    "List": set(Role),
+    "Watch": set(Role),
+}
+
+
+def test_every_method_says_who_may_call_it() -> None:
+    names = {f"/{method.containing_service.full_name}/{method.name}": method.name for method in METHODS}
+    assert {path: SERVED[name] for path, name in names.items()} == authorization.CALLERS
+
+
+@pytest.mark.parametrize("role", [*Role, None])
+async def test_a_role_opens_its_own_methods_and_no_others(pki: Pki, role: Role | None) -> None:
+    name = role or pki.certify("stranger")
+    async with service(pki.server(), register=register_all) as running:
+        for method in METHODS:
+            code, error = await call(pki.peer(port_of(running), name), method)
+            if role in SERVED[method.name]:
+                assert code is grpc.StatusCode.INVALID_ARGUMENT, method.name
+                continue
+            assert (code, type(error)) == (grpc.StatusCode.PERMISSION_DENIED, PermissionDenied), method.name
+            wanted = min(SERVED[method.name])
+            assert f"spiffe://TRUST-DOMAIN/paceline/{wanted}" in error.message
+            assert f" = {role or 'none (its URIs: none)'}: must be " in error.message
+
+
+async def test_negative_control_a_table_that_lets_drafts_in_is_noticed(
+    pki: Pki, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (verify,) = (method for method in METHODS if method.name == "Verify")
+    path = "/paceline.v1.TargetService/Verify"
+    monkeypatch.setattr(authorization, "CALLERS", authorization.CALLERS | {path: frozenset({Role.DRAFT})})
+    async with service(pki.server(), register=register_all) as running:
+        code, _ = await call(pki.peer(port_of(running), "draft"), verify)
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        code, _ = await call(pki.peer(port_of(running), "coordinator"), verify)
+        assert code is grpc.StatusCode.PERMISSION_DENIED
+
+
+async def test_without_roles_any_certificate_of_the_authority_will_do(pki: Pki) -> None:
+    stranger = pki.certify("stranger")
+    async with service(pki.server(tls_roles="off")) as running, linked(pki.peer(port_of(running), stranger)) as link:
+        assert await link.wait_up(10) == WELCOME
+
+
+@pytest.mark.parametrize(
+    ("uris", "role"),
+    [
+        (("spiffe://prod.example/paceline/target",), Role.TARGET),
+        (("spiffe://prod/paceline/client", "https://example.org/"), Role.CLIENT),
+        (("spiffe://prod/paceline/client", "spiffe://prod/paceline/coordinator"), None),
+        (("spiffe://prod/paceline/root",), None),
+        (("spiffe://prod/ns/x/paceline/coordinator",), None),
+        (("spiffe://prod/paceline/coordinator/more",), None),
+        (("spiffe:///paceline/coordinator",), None),
+        (("https://prod/paceline/coordinator",), None),
+        (("spiffe://prod/paceline/coordinator\n",), None),
+        ((), None),
+    ],
+)
+def test_a_certificate_has_a_role_or_none(uris: tuple[str, ...], role: Role | None) -> None:
+    assert role_in(uris) is role
+
+
+REFUSED_CALLERS = {
+    "no certificate": "PEER_DID_NOT_RETURN_A_CERTIFICATE",
+    "another authority": "CERTIFICATE_VERIFY_FAILED: unable to get local issuer certificate",
+    "expired": "CERTIFICATE_VERIFY_FAILED: certificate has expired",
+    "plaintext": "WRONG_VERSION_NUMBER",
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_CALLERS)
+async def test_a_caller_that_the_handshake_refuses(pki: Pki, case: str, capfd: pytest.CaptureFixture[str]) -> None:
+    uri = Role.COORDINATOR.uri()
+    pki.certify("foreign", uri, authority=Authority.create("another CA"))
+    pki.certify("expired", uri, **past())
+    async with service(pki.server()) as running:
+        port = port_of(running)
+        settings = {
+            "no certificate": pki.peer(port, None),
+            "another authority": pki.peer(port, "foreign"),
+            "expired": pki.peer(port, "expired"),
+            "plaintext": PeerSettings(address=f"127.0.0.1:{port}"),
+        }[case]
+        error = await refusal_of(settings)
+        assert isinstance(error, PeerUnavailable)
+        assert f"target at 127.0.0.1:{port}: it hung up while connecting" in error.message
+        assert "tls_client_ca" in error.message
+        async with linked(pki.peer(port)) as link:
+            assert await link.wait_up(10) == WELCOME, "the next one is served"
+    assert "Handshake failed with error SSL_ERROR_SSL: error:" in (log := capfd.readouterr().err)
+    assert REFUSED_CALLERS[case] in log
+
+
+UNTRUSTED_SERVERS = {
+    "another authority": "its certificate is of no authority in this side's tls_ca",
+    "expired": "its certificate has expired",
+    "another role": "its certificate lacks the DNS name that is expected of it",
+    "plaintext": "it does not speak TLS",
+}
+
+
+@pytest.mark.parametrize("case", UNTRUSTED_SERVERS)
+async def test_a_server_that_the_handshake_refuses(pki: Pki, case: str) -> None:
+    name = Role.TARGET.server_name
+    pki.certify("foreign", hosts=[name], authority=Authority.create("another CA"))
+    pki.certify("expired", hosts=[name], **past())
+    served = {
+        "another authority": pki.server("foreign"),
+        "expired": pki.server("expired"),
+        "another role": pki.server("draft"),
+        "plaintext": ServerSettings(),
+    }[case]
+    async with service(served) as running:
+        error = await refusal_of(pki.peer(port_of(running)))
+    assert type(error) is UntrustedPeer
+    assert f"target at 127.0.0.1:{port_of(running)}: {UNTRUSTED_SERVERS[case]}" in error.message
+
+
+def test_a_coordinator_expects_roles_of_its_peers_once_it_shows_a_certificate(tmp_path: Path) -> None:
+    plain = CoordinatorConfig(peer_ca=tmp_path / "ca.crt")
+    assert plain.reach(plain.target, Role.TARGET).server_name is None
+    mutual = {"peer_ca": tmp_path / "ca", "peer_certificate": tmp_path / "crt", "peer_key": tmp_path / "key"}
+    config = CoordinatorConfig(**mutual, draft=PeerSettings(address="there:1"))  # type: ignore[arg-type]
+    assert config.draft is not None
+    reached = config.reach(config.draft, Role.DRAFT)
+    assert (reached.address, reached.server_name) == ("there:1", "draft.paceline")
+    assert {name: getattr(reached, f"tls_{name[5:]}") for name in mutual} == mutual
+    off = config.model_copy(update={"peer_roles": "off"})
+    assert off.reach(off.target, Role.TARGET).server_name is None
+
+
+def served_serial(pki: Pki, port: int) -> int:
+    """The serial number of the certificate that a new connection is shown."""
+    context = ssl.create_default_context(cafile=pki.ca)
+    context.set_alpn_protocols(["h2"])
+    context.load_cert_chain(pki.file("coordinator.crt"), pki.file("coordinator.key"))
+    with (
+        socket.create_connection(("127.0.0.1", port)) as plain,
+        context.wrap_socket(plain, server_hostname="target.paceline") as wrapped,
+    ):
+        shown = wrapped.getpeercert(binary_form=True)
+    assert shown is not None
+    return x509.load_der_x509_certificate(shown).serial_number
+
+
+def serial(issued: Issued) -> int:
+    return x509.load_pem_x509_certificate(issued.certificate).serial_number
+
+
+def records_of(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
+    return [record.getMessage() for record in caplog.records if text in record.getMessage()]
+
+
+async def test_a_new_certificate_is_shown_to_new_connections_and_links_stay(
+    pki: Pki, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with service(pki.server()) as running, linked(pki.peer(port_of(running))) as link:
+        await link.wait_up(10)
+        old = served_serial(pki, port_of(running))
+        issued = pki.authority.issue_role(Role.TARGET, lifetime=HOUR)
+        issued.write(pki.folder, "target")
+        assert await asyncio.to_thread(served_serial, pki, port_of(running)) == serial(issued) != old
+        events: list[Any] = []
+        link.on_event = events.append
+        link.send(an_open(1))
+        await until(lambda: events == [TargetOpened(1)])
+        assert link.is_up
+        assert len(records_of(caplog, "TLS files read again: section=server")) == 1
+        async with linked(pki.peer(port_of(running))) as another:
+            assert await another.wait_up(10) == WELCOME
+
+
+async def test_half_a_new_pair_changes_nothing_until_the_other_half_is_there(
+    pki: Pki, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with service(pki.server()) as running:
+        old = await asyncio.to_thread(served_serial, pki, port_of(running))
+        issued = pki.authority.issue_role(Role.TARGET, lifetime=HOUR)
+        pki.file("target.crt").write_bytes(issued.certificate)
+        for _ in range(3):
+            assert await asyncio.to_thread(served_serial, pki, port_of(running)) == old
+        (told,) = records_of(caplog, "TLS files are not right, the last ones stay: section=server")
+        assert "server.tls_key" in told
+        assert "must be the private key of server.tls_certificate" in told
+        pki.file("target.key").write_bytes(issued.key)
+        assert await asyncio.to_thread(served_serial, pki, port_of(running)) == serial(issued)
+
+
+async def test_a_vanished_file_leaves_the_last_ones_in_force(pki: Pki) -> None:
+    async with service(pki.server()) as running:
+        old = await asyncio.to_thread(served_serial, pki, port_of(running))
+        pki.file("target.key").unlink()
+        assert await asyncio.to_thread(served_serial, pki, port_of(running)) == old
+
+
+async def test_a_link_that_connects_again_shows_its_new_certificate(pki: Pki) -> None:
+    seen: list[int] = []
+    check = authorization.check_caller
+
+    def noted(method: str, peer: str, identity: Any) -> None:
+        seen.append(x509.load_pem_x509_certificate(identity["x509_pem_cert"][0]).serial_number)
+        check(method, peer, identity)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(authorization, "check_caller", noted)
+        async with service(pki.server()) as running, linked(pki.peer(port_of(running))) as link:
+            await link.wait_up(10)
+            first = pki.authority.issue_role(Role.COORDINATOR, lifetime=HOUR)
+            first.write(pki.folder, "coordinator")
+            link.drop(PeerUnavailable("a test's wish"))
+            await link.wait_up(10)
+            # Half a pair: the link comes back with the last one that was right.
+            second = pki.authority.issue_role(Role.COORDINATOR, lifetime=HOUR)
+            pki.file("coordinator.crt").write_bytes(second.certificate)
+            link.drop(PeerUnavailable("a test's wish"))
+            await link.wait_up(10)
+    assert seen[1:] == [serial(first), serial(first)]
+    assert seen[0] != seen[1]
+
+
+async def test_a_new_authority_of_clients_holds_from_the_next_connection_on(pki: Pki) -> None:
+    successor = Authority.create("the next CA")
+    pki.certify("next", Role.COORDINATOR.uri(), authority=successor)
+    async with service(pki.server()) as running:
+        error = await refusal_of(pki.peer(port_of(running), "next"))
+        assert isinstance(error, PeerUnavailable)
+        pki.ca.write_bytes(pki.ca.read_bytes() + successor.own.certificate)
+        for name in ("next", "coordinator"):
+            async with linked(pki.peer(port_of(running), name)) as link:
+                assert await link.wait_up(10) == WELCOME
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "[::1]", "localhost"])
+def test_what_this_machine_alone_can_reach_is_not_exposed(host: str, caplog: pytest.LogCaptureFixture) -> None:
+    settings = ServerSettings(host=host)
+    warn_if_exposed(settings, "plaintext", "set …")
+    warn_of_callers(settings)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "target.example"])
+def test_what_others_can_reach_is_named_with_its_remedy(host: str, caplog: pytest.LogCaptureFixture) -> None:
+    warn_if_exposed(ServerSettings(host=host, port=5), "plaintext", "set server.tls_certificate")
+    warn_of_callers(ServerSettings(host=host, port=5))
+    warn_of_callers(ServerSettings(host=host, port=5, tls_client_ca=Path("ca"), tls_roles="off"))
+    warn_of_callers(ServerSettings(host=host, port=5, tls_client_ca=Path("ca")))
+    told = [record.getMessage().partition("; ")[0] for record in caplog.records]
+    assert told == [
+        f"unsafe to expose: {what} on server.host = {host}, port 5"
+        for what in (
+            "plaintext",
+            "any caller may open sessions",
+            "any certificate of server.tls_client_ca may open sessions",
+        )
+    ]
+    assert "set server.tls_certificate, or server.host = 127.0.0.1" in caplog.records[0].getMessage()
+
+
+async def test_a_plaintext_server_says_so_at_start(caplog: pytest.LogCaptureFixture) -> None:
+    async with service(ServerSettings(host="0.0.0.0")):
+        assert len(records_of(caplog, "unsafe to expose: plaintext on server.host = 0.0.0.0")) == 1
