@@ -9,7 +9,10 @@ import grpc
 
 from coordinator.pools import Pools
 from coordinator.servicer import GenerationServicer
+from paceline.access.gate import gate_of
 from paceline.models.tokenizer import load_tokenizer
+from paceline.rpc.exposure import warn_if_exposed
+from paceline.rpc.frames import first_to_end
 from paceline.rpc.server import run_server
 from paceline.runtime import telemetry
 from paceline.runtime.config import CoordinatorConfig
@@ -25,24 +28,30 @@ async def serve(config: CoordinatorConfig) -> None:
     """Load the tokenizer with the server already up, keep the links and serve until stopped.
 
     Raises:
-        InvalidInput: the model's tokenizer can't be loaded, or the port is taken.
+        InvalidInput: the model's tokenizer can't be loaded, the key file is not valid, or the port is taken.
     """
+    gate = gate_of(config.api_keys)
+    if config.api_keys is None and config.server.tls_client_ca is None:
+        warn_if_exposed(config.server, "requests without a key", "set api_keys or server.tls_client_ca")
     telemetry.configure("paceline-coordinator")
     pools: Pools | None = None
+    servicer: GenerationServicer | None = None
 
     async def register(server: grpc.aio.Server) -> None:
-        nonlocal pools
+        nonlocal pools, servicer
         tokenizer = await asyncio.to_thread(load_tokenizer, config.model)
         pools = Pools.of(config, tokenizer)
-        servicer = GenerationServicer(config, tokenizer, pools.target, pools.draft)
+        servicer = GenerationServicer(config, tokenizer, pools.target, pools.draft, gate)
         pb_grpc.add_GenerationServiceServicer_to_server(servicer, server)
         keep_loaded()
         pools.start()
 
     try:
         loading = f"the coordinator is still loading the tokenizer of {config.model}"
-        await run_server(config.server, register, [SERVICE], loading=loading)
+        await first_to_end(run_server(config.server, register, [SERVICE], loading=loading), gate.watch())
     finally:
+        if servicer is not None:
+            servicer.close()
         if pools is not None:
             await pools.close()
         telemetry.shutdown()

@@ -1,4 +1,4 @@
-"""From a request to a task: tokenise, check against the model's limits, draw the seed."""
+"""From a tokenised request to a task: check it against the model's limits, draw the seed."""
 
 from __future__ import annotations
 
@@ -36,17 +36,23 @@ def prepare(
 ) -> GenerationTask:
     """Check a request and fix everything that its rounds depend on; `tenant` is whose request it is.
 
+    Args:
+        request: with token ids (`coordinator.prompts`).
+        model: what it is for.
+        deadline: on the monotonic clock, seconds.
+        traceparent: of the client's span.
+
     Raises:
         InvalidInput: naming field, value and limit.
         UnknownModel: the request names another model.
     """
     if request.model not in ("", model.name):
         raise UnknownModel(f"model = {request.model!r}: must be {model.name!r}, the one served here")
-    prompt = _prompt_ids(request, model.tokenizer)
+    prompt = request.token_ids
+    max_length = _max_length(request, len(prompt), model.max_length)
     vocab_size = model.tokenizer.vocab_size
     require_ids("prompt token_ids", prompt, vocab_size)
     require_ids("resume_token_ids", request.resume_token_ids, vocab_size)
-    max_length = _max_length(request, len(prompt), model.max_length)
     _check_sampling(request, model.tokenizer)
     _check_drafter(request, model.drafters)
     seed = request.seed if request.seed is not None else model.seed
@@ -65,16 +71,6 @@ def prepare(
         traceparent=traceparent,
         tenant=tenant,
     )
-
-
-def _prompt_ids(request: GenerateRequest, tokenizer: Tokenizer) -> tuple[int, ...]:
-    if request.token_ids:
-        return request.token_ids
-    if request.messages:
-        return tokenizer.render_chat(request.messages)
-    ids = tokenizer.encode(request.prompt or "")
-    require(len(ids) > 0, "prompt", request.prompt, "text of at least 1 token")
-    return ids
 
 
 def _max_length(request: GenerateRequest, prompt_length: int, context_length: int) -> int:

@@ -12,12 +12,14 @@ import grpc
 from coordinator.policy.cost_model import CostModel
 from coordinator.policy.drafting import Drafting, DraftingSettings
 from coordinator.prepare import ServedModel, prepare
+from coordinator.prompts import PromptReader
 from coordinator.round import run_rounds
 from coordinator.sessions.draft import DraftPool
 from coordinator.sessions.target import TargetPool, TargetSession
 from coordinator.stats import StatsBuilder
 from coordinator.text.outbox import Outbox
 from coordinator.text.sequence import GenerationTask, Sequence
+from paceline.access.gate import Caller, Gate
 from paceline.models.tokenizer import Tokenizer
 from paceline.protocol import codec
 from paceline.protocol.errors import InternalError, Overloaded
@@ -43,9 +45,16 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
     """Runs each request's rounds on the shared links."""
 
     def __init__(
-        self, config: CoordinatorConfig, tokenizer: Tokenizer, target: TargetPool, draft: DraftPool | None
+        self,
+        config: CoordinatorConfig,
+        tokenizer: Tokenizer,
+        target: TargetPool,
+        draft: DraftPool | None,
+        gate: Gate,
     ) -> None:
         self._config = config
+        self._gate = gate
+        self._prompts = PromptReader(tokenizer)
         self._model = config.served_model_name or config.model
         self._drafting = DraftingSettings(
             config.drafter, config.num_draft_tokens, config.fan_out, config.lease, config.max_prefetched
@@ -60,24 +69,21 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]) -> None:  # noqa: N802
         """Stream one generation; cancelling it frees both services' sessions."""
         arrived = time.perf_counter()
+        caller = self._gate.authenticate(_metadata(context, "authorization"))
         self._admit()
         self._running += 1
         try:
-            wanted = codec.decode_generate_request(request)
-            await self._target.wait_up(_patience_s(context, self._target.wait_s))
-            task = prepare(wanted, self._served(), deadline=_deadline(context), traceparent=_traceparent(context))
-
-            async def write(event: GenerateEvent) -> None:
-                await context.write(codec.encode_generate_event(event))
-
-            await self._stream(task, write, arrived)
+            with caller.request():
+                await first_to_end(self._generate(request, context, caller, arrived), caller.until_revoked())
         finally:
             self._running -= 1
 
+    @typed_errors
     async def DescribeModels(  # noqa: N802
         self, request: pb.DescribeModelsRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.DescribeModelsResponse:
-        """What is served, and which peers are up."""
+        """What is served, and which peers are up; asks for a key as `Generate` does, and counts nothing."""
+        self._gate.authenticate(_metadata(context, "authorization"))
         target, draft = self._target.welcomes, self._draft.welcomes if self._draft else ()
         served = self._served()
         description = ModelDescription(
@@ -91,7 +97,27 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         )
         return pb.DescribeModelsResponse(models=[codec.encode_model_description(description)])
 
-    async def _stream(self, task: GenerationTask, write: Write, arrived: float) -> None:
+    async def _generate(
+        self,
+        request: pb.GenerateRequest,
+        context: grpc.aio.ServicerContext[Any, Any],
+        caller: Caller,
+        arrived: float,
+    ) -> None:
+        wanted = codec.decode_generate_request(request)
+        await self._target.wait_up(_patience_s(context, self._target.wait_s))
+        served = self._served()
+        wanted = await self._prompts.tokenised(wanted, served.max_length)
+        traceparent = codec.decode_traceparent(_metadata(context, "traceparent"))
+        task = prepare(wanted, served, deadline=_deadline(context), traceparent=traceparent, tenant=caller.tenant)
+        caller.take_prompt(len(task.prompt) + len(task.resumed))
+
+        async def write(event: GenerateEvent) -> None:
+            await context.write(codec.encode_generate_event(event))
+
+        await self._stream(task, write, caller, arrived)
+
+    async def _stream(self, task: GenerationTask, write: Write, caller: Caller, arrived: float) -> None:
         sequence = Sequence(task, self._tokenizer)
         target = TargetSession(self._target, task)
         drafting = Drafting(task, self._draft, self._cost_model, self._drafting)
@@ -108,13 +134,17 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
 
         try:
             await write(Started(task.noise.seed, task.prompt, self._model))
-            outbox = Outbox(write, free)
+            outbox = Outbox(write, free, caller.take_generated)
             await first_to_end(outbox.run(), rounds(outbox))
         finally:
             free()
         if sequence.finish_reason is None:
             raise InternalError("the rounds ended before the text did")
         await write(Finished(sequence.finish_reason, sequence.flush(), stats.build()))
+
+    def close(self) -> None:
+        """Let go of the threads that read prompts."""
+        self._prompts.close()
 
     def _admit(self) -> None:
         limit = self._config.max_concurrent_requests
@@ -149,7 +179,7 @@ def _patience_s(context: grpc.aio.ServicerContext[Any, Any], longest_s: float) -
     return longest_s if left is None else min(longest_s, PATIENT_SHARE * left)
 
 
-def _traceparent(context: grpc.aio.ServicerContext[Any, Any]) -> str:
-    metadata = dict(context.invocation_metadata() or ())
-    value = metadata.get("traceparent", "")
-    return codec.decode_traceparent(value if isinstance(value, str) else value.decode("ascii", "replace"))
+def _metadata(context: grpc.aio.ServicerContext[Any, Any], key: str) -> str:
+    """What the client sent under a key; empty: nothing."""
+    value = dict(context.invocation_metadata() or ()).get(key, "")
+    return value if isinstance(value, str) else value.decode("ascii", "replace")

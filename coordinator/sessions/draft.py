@@ -173,7 +173,7 @@ class DraftSession:
             spec = self._task.spec(committed, traceparent)
             peer.send(DraftOpen(self._id, spec, self._drafter, budget))
         except PeerUnavailable as error:
-            self._give_up(error.message)
+            self._give_up(error.for_log)
 
     def settle(self, outcome: Outcome | None) -> Drafted | None:
         """Record the round's outcome; returns the proposal that was prepared for it, if there is one."""
@@ -241,7 +241,7 @@ class DraftSession:
     def refused(self, error: PacelineError) -> None:
         """The target refused what was proposed."""
         if self._id is not None:
-            self._give_up(f"the target refused what it proposed: {error.message}")
+            self._give_up(f"the target refused what it proposed: {error.for_log}")
 
     def close(self) -> None:
         """End the session on the draft service."""
@@ -255,7 +255,7 @@ class DraftSession:
             error = error_of(event)
             if isinstance(error, Overloaded | PeerUnavailable) and self._pool and self._peer:
                 self._pool.refused(self._peer, error)
-            self._give_up(event.message)
+            self._give_up(error.for_log)
         elif isinstance(event, DraftedProposal):
             if self._cache.put(event):
                 self._arrived.set()
@@ -266,13 +266,13 @@ class DraftSession:
         """The link broke, and this session with it."""
         self._id = None
         self._arrived.set()
-        logger.warning("draft lost, going on target-only: error=%s", error.message)
+        logger.warning("draft lost, going on target-only: error=%s", error.for_log)
 
     def _send(self, peer: DraftPeer, command: DraftCommand) -> None:
         try:
             peer.send(command)
         except PeerUnavailable as error:
-            self._give_up(error.message)
+            self._give_up(error.for_log)
 
     def _fits(self, peer: DraftPeer) -> bool:
         """Whether a draft service has the drafter, and its pause is over if it failed."""
@@ -293,7 +293,7 @@ class DraftSession:
             depth = max(proposal.depths, default=0)
             require(depth <= longest, "proposal depth", depth, f"at most {longest} tokens, as was wanted")
         except InvalidInput as error:
-            self._give_up(f"it sent a malformed proposal: {error.message}")
+            self._give_up(f"it sent a malformed proposal: {error.for_log}")
             return None
         if not len(proposal):
             return None

@@ -224,7 +224,7 @@ class TargetSession:
                     raise
                 logger.warning(
                     "target session lost, opening it anew: address=%s session=%s base_length=%d error=%s",
-                    self._peer and self._peer.link.address, self._id, len(committed) - 1, error.message,
+                    self._peer and self._peer.link.address, self._id, len(committed) - 1, error.for_log,
                 )  # fmt: skip
                 self.close()
                 await self._pool.wait_willing(max(0.0, deadline - time.monotonic()), self._fits)
@@ -375,7 +375,7 @@ class TargetSession:
         """End the session: the target may still be verifying the round for which something was prefetched."""
         logger.warning(
             "target refused what was proposed, the round goes without: session=%s base_length=%d error=%s",
-            self._id, base_length, error.message,
+            self._id, base_length, error.for_log,
         )  # fmt: skip
         self.close()
         self._alone_at = base_length

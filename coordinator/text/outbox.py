@@ -26,9 +26,15 @@ MOST_BYTES_PER_TOKEN = 1024
 class Outbox:
     """Holds what the client hasn't taken; one task drains it with `run`."""
 
-    def __init__(self, write: Callable[[Tokens], Awaitable[None]], free: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        write: Callable[[Tokens], Awaitable[None]],
+        free: Callable[[], None],
+        count: Callable[[int], None] = lambda tokens: None,
+    ) -> None:
         self._write = write
         self._free = free
+        self._count = count
         self._pending: list[Tokens] = []
         self._unread = 0
         self._filled = asyncio.Event()
@@ -36,7 +42,8 @@ class Outbox:
         self._drained.set()
 
     def put(self, tokens: Tokens) -> None:
-        """Add text; never blocks."""
+        """Add text; never blocks. `count` is told how many tokens it has: read or not, they were generated."""
+        self._count(len(tokens.token_ids))
         self._pending.append(tokens)
         self._unread += size_of(tokens)
         self._drained.clear()

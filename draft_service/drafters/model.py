@@ -224,7 +224,7 @@ class ModelDrafter:
         try:
             return self._grammars.matcher(grammar, end_token_ids)
         except PacelineError as error:
-            logger.info("drafting without the grammar: %s", error.message)
+            logger.info("drafting without the grammar: %s", error.for_log)
             return None
 
     def _gather(self, drafts: Sequence[ModelDraft], speculations: Sequence[Speculation]) -> list[_Work]:

@@ -68,7 +68,7 @@ class SessionState:
         return processed
 
     def _do_without(self, error: InvalidInput) -> None:
-        logger.info("drafting without the chain before temperature: %s", error.message)
+        logger.info("drafting without the chain before temperature: %s", error.for_log)
         self.processors = None
 
     def shape(self, budget: DraftBudget, root: Node) -> Shape:

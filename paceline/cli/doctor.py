@@ -7,7 +7,7 @@ import platform
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -19,7 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from rich.console import Console
 
 from paceline.cli.app import EXIT_ERROR, app
-from paceline.cli.support import TlsCa, TlsCertificate, TlsKey, example, has_engine
+from paceline.cli.support import ApiKeyFile, TlsCa, TlsCertificate, TlsKey, example, has_engine, read_api_key
 from paceline.client import DEFAULT_ADDRESS, Client
 from paceline.models.resolve import PULLABLE, is_pulled, model_home
 from paceline.protocol.errors import PacelineError
@@ -63,6 +63,7 @@ class Addresses:
     tls_certificate: Path | None = None
     tls_key: Path | None = None
     tls_roles: bool = True
+    api_key: str | None = field(default=None, repr=False)
 
     def peer(self, role: PeerRole, address: str) -> PeerSettings:
         """How to reach one of them: where a certificate is shown, by the name of its role, if roles are in use."""
@@ -86,14 +87,15 @@ def doctor(
     tls_roles: Annotated[
         bool, typer.Option(help="Where a certificate is shown: whether the services' name roles, or hosts.")
     ] = True,
+    api_key_file: ApiKeyFile = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for each answer.")] = 3.0,
 ) -> None:
     """Check versions, devices, models and services; the exit code says whether all is well."""
     console = Console(soft_wrap=True)
     marks = {True: "[green]ok[/green]  ", False: "[red]BAD[/red] ", None: "    "}
     well = True
-    asked = None if draft == NONE else draft
-    addresses = Addresses(coordinator, asked, target, timeout, tls_ca, tls_certificate, tls_key, tls_roles)
+    asked, key = None if draft == NONE else draft, read_api_key(api_key_file)
+    addresses = Addresses(coordinator, asked, target, timeout, tls_ca, tls_certificate, tls_key, tls_roles, key)
     for finding in examine(addresses):
         well &= finding.ok is not False
         console.print(f"{marks[finding.ok]} [bold]{finding.subject:<22}[/bold]", end="")
@@ -208,9 +210,8 @@ def _coordinator(addresses: Addresses) -> Iterator[Finding]:
     if not health[0].ok:
         return
     try:
-        with Client(
-            addresses.peer(PeerRole.COORDINATOR, addresses.coordinator), timeout_s=addresses.timeout_s
-        ) as client:
+        peer, timeout_s = addresses.peer(PeerRole.COORDINATOR, addresses.coordinator), addresses.timeout_s
+        with Client(peer, timeout_s=timeout_s, api_key=addresses.api_key) as client:
             models = client.describe_models()
     except PacelineError as error:
         yield Finding("models", error.message, ok=False)

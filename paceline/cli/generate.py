@@ -16,7 +16,16 @@ from rich.console import Console
 from paceline.cli import display
 from paceline.cli.app import app
 from paceline.cli.serve import check_models
-from paceline.cli.support import Timeout, TlsCa, TlsCertificate, TlsKey, example, need_engine
+from paceline.cli.support import (
+    ApiKeyFile,
+    Timeout,
+    TlsCa,
+    TlsCertificate,
+    TlsKey,
+    example,
+    need_engine,
+    read_api_key,
+)
 from paceline.client import DEFAULT_ADDRESS, Client, Collector, Generation
 from paceline.local.settings import ServeSettings
 from paceline.local.supervisor import SupervisedServices
@@ -87,6 +96,7 @@ def generate(
     tls_server_name: Annotated[
         str | None, typer.Option(help="Name in the coordinator's certificate.", show_default="the host")
     ] = None,
+    api_key_file: ApiKeyFile = None,
     timeout: Timeout = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per sample.")] = False,
     compare: Annotated[bool, typer.Option("--compare", help="Run again target-only and show both speeds.")] = False,
@@ -123,7 +133,7 @@ def generate(
     wanted = _Wanted(request, as_json, compare, n)
     if local:
         with sigterm_interrupts(), _local_services(model, drafter or AUTO, quiet=as_json) as services:
-            _generate_at(services.reach("coordinator"), timeout, wanted)
+            _generate_at(services.reach("coordinator"), None, timeout, wanted)
     else:
         peer = PeerSettings(
             address=coordinator,
@@ -132,7 +142,7 @@ def generate(
             tls_key=tls_key,
             server_name=tls_server_name,
         )
-        _generate_at(peer, timeout, wanted)
+        _generate_at(peer, read_api_key(api_key_file), timeout, wanted)
 
 
 def _messages(
@@ -204,8 +214,8 @@ def _local_services(model: str, drafter: str, *, quiet: bool) -> Iterator[Superv
         yield running
 
 
-def _generate_at(peer: PeerSettings, timeout_s: float | None, wanted: _Wanted) -> None:
-    with Client(peer, timeout_s=timeout_s) as client:
+def _generate_at(peer: PeerSettings, api_key: str | None, timeout_s: float | None, wanted: _Wanted) -> None:
+    with Client(peer, timeout_s=timeout_s, api_key=api_key) as client:
         client.describe_models()  # fails at once where nobody listens; a broken stream would be resumed
         if wanted.samples == 1 and not wanted.as_json:
             _stream(client, wanted)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from importlib import util
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from paceline.protocol.errors import PacelineError
+from paceline.protocol.errors import InvalidInput, PacelineError, require
+
+API_KEY_VARIABLE = "PACELINE_API_KEY"
 
 Timeout = Annotated[float | None, typer.Option(help="Seconds that the whole request may take.", show_default="none")]
+ApiKeyFile = Annotated[
+    Path | None,
+    typer.Option(help="A file with the API key alone.", show_default=f"the variable {API_KEY_VARIABLE}"),
+]
 TlsCa = Annotated[Path | None, typer.Option(help="Trust this CA and use TLS.", show_default="plaintext")]
 TlsCertificate = Annotated[
     Path | None, typer.Option(help="PEM certificate to show, where the services demand one.", show_default="none")
@@ -21,6 +28,24 @@ TlsKey = Annotated[Path | None, typer.Option(help="PEM key of the certificate.",
 def example(*commands: str) -> str:
     """A help page's last lines."""
     return "\n\n".join(["[bold]Example:[/bold]", *(f"[cyan]{command}[/cyan]" for command in commands)])
+
+
+def read_api_key(file: Path | None) -> str | None:
+    """The API key of a file, or of the environment; None: neither is there.
+
+    A key is never an argument: every user of a machine sees those.
+
+    Raises:
+        InvalidInput: the file can't be read or is empty.
+    """
+    if file is None:
+        return os.environ.get(API_KEY_VARIABLE) or None
+    try:
+        key = file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput.of("api_key_file", str(file), "a readable file with a key") from error
+    require(key != "", "api_key_file", str(file), "a file with a key in it")
+    return key
 
 
 def has_engine() -> bool:

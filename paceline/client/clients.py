@@ -46,6 +46,7 @@ class Client(ClientBase):
             error is raised; 0 switches resuming off.
         wait_ready: seconds that the first call waits for a coordinator that is still
             loading, isn't reachable yet or has no link to its target; 0: it doesn't.
+        api_key: sent with each call, for a coordinator that asks for one. Without TLS anybody on the way can read it.
     """
 
     _open = staticmethod(open_sync_channel)

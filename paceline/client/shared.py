@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -183,6 +184,7 @@ class ClientBase:
         timeout_s: float | None = None,
         resume_wait_s: float = RESUME_WAIT_S,
         wait_ready: float = 0.0,
+        api_key: str | None = None,
     ) -> None:
         peer = address if isinstance(address, PeerSettings) else PeerSettings(address=address)
         self._channel = self._open(peer)
@@ -190,12 +192,26 @@ class ClientBase:
         self._timeout_s = timeout_s
         self._resume_wait_s = resume_wait_s
         self._readiness = Readiness(peer.address, wait_ready)
+        self._metadata = bearer(api_key)
 
     def _begin(self, progress: Progress) -> Any:
-        return self._stub.Generate(progress.message(), timeout=self._timeout_s)
+        return self._stub.Generate(progress.message(), timeout=self._timeout_s, metadata=self._metadata)
 
     def _ask(self, timeout_s: float | None) -> Any:
-        return self._stub.DescribeModels(pb.DescribeModelsRequest(), timeout=timeout_s)
+        return self._stub.DescribeModels(pb.DescribeModelsRequest(), timeout=timeout_s, metadata=self._metadata)
+
+
+def bearer(api_key: str | None) -> tuple[tuple[str, str], ...]:
+    """The metadata of every call with an API key; without one there is none.
+
+    Raises:
+        InvalidInput: what no key can be, without showing it.
+    """
+    if api_key is None:
+        return ()
+    sendable = re.fullmatch("[!-~]{1,1024}", api_key) is not None
+    require(sendable, "api_key", f"{len(api_key)} characters", "1 to 1024 characters of ASCII without white space")
+    return (("authorization", f"Bearer {api_key}"),)
 
 
 def progress_of(request: GenerateRequest | None, fields: Mapping[str, Any]) -> Progress:

@@ -76,6 +76,8 @@ class LocalServices:
         self._keeps_logs = keeps_logs
         self._flags: dict[str, Flags] = {}
         self._killed: set[str] = set()
+        self.api_key: str | None = None
+        """For coordinators that ask for one, to see their links."""
 
     def start_all(self) -> None:
         """Start what runs from the beginning."""
@@ -126,7 +128,7 @@ class LocalServices:
         """Wait until a coordinator has its links: it serves before they stand, and the first request needs them."""
         deadline = time.monotonic() + self._start_timeout_s
         drafts = "draft" in self.processes
-        with Client(self.reach(label), timeout_s=HEALTH_SECONDS) as client:
+        with Client(self.reach(label), timeout_s=HEALTH_SECONDS, api_key=self.api_key) as client:
             while True:
                 with contextlib.suppress(PacelineError):
                     if all(m.target_ready and (m.draft_ready or not drafts) for m in client.describe_models()):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from paceline.models.table_names import TableSpec, is_table
-from paceline.protocol.errors import Unsupported
+from paceline.protocol.errors import InvalidInput, Unsupported, require
 from paceline.protocol.generation import ChatMessage
 
 if TYPE_CHECKING:
@@ -17,6 +19,12 @@ _BYTES = 256
 _LETTERS = 26
 _FURTHER_LETTERS = 0x4E00
 """Where letters go on after z: printable, one code point each, stable under normalisation."""
+_LETTER_BYTES = 4
+"""Most bytes of a code point in UTF-8: any is read as one letter."""
+MAX_SPECIAL_TEXTS = 1000
+"""Most texts of special tokens in the contents of one chat: each is a call of the tokenizer, 0.1 ms."""
+_MARKERS = re.compile("[\U000f0000\U000f0001]")
+"""Private-use characters with which transformers marks special tokens in contents; it drops those that it finds."""
 
 
 class Tokenizer(Protocol):
@@ -34,8 +42,18 @@ class Tokenizer(Protocol):
     def fingerprint(self) -> str:
         """SHA-256 over the sorted (token, id) pairs."""
 
+    @property
+    def max_token_bytes(self) -> int:
+        """Upper bound of a token's text in UTF-8: a text of more than n times as many bytes has more than n tokens.
+
+        Not so where the tokenizer itself drops characters (runs of white space, for example).
+        """
+
     def encode(self, text: str) -> tuple[int, ...]:
-        """Ids of a prompt, with the special tokens that the tokenizer itself puts in front."""
+        """Ids of a prompt, with the special tokens that the tokenizer itself puts in front.
+
+        A special token's text in the prompt is that token: who sends a prompt may have rendered a template.
+        """
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids; special tokens are skipped, bytes that are not UTF-8 become U+FFFD."""
@@ -43,8 +61,12 @@ class Tokenizer(Protocol):
     def render_chat(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
         """Ids of a chat, ending where the assistant's answer begins.
 
+        Special tokens are the template's alone: their text in a message's content stays text, so that
+        nobody can write another's turn.
+
         Raises:
             Unsupported: the model has no chat template.
+            InvalidInput: a content has the text of a special token that the tokenizer can't read as text.
         """
 
 
@@ -72,6 +94,7 @@ class TableTokenizer:
         self.eos_token_ids = frozenset() if eos_token_id is None else frozenset((eos_token_id,))
         self._eos = eos_token_id
         self._bytes = vocab_size > _BYTES
+        self.max_token_bytes = 1 if self._bytes else _LETTER_BYTES
         self._letters = () if self._bytes else tuple(_letter(i) for i in range(vocab_size))
         self._ids = {letter: i for i, letter in enumerate(self._letters) if i != eos_token_id}
         self.fingerprint = vocabulary_fingerprint((self._name(i), i) for i in range(vocab_size))
@@ -126,6 +149,14 @@ class TransformersTokenizer:
         own = inner.eos_token_id
         self.eos_token_ids = frozenset(eos_token_ids) | (frozenset() if own is None else frozenset((int(own),)))
         self.fingerprint = vocabulary_fingerprint(vocabulary)
+        self.max_token_bytes = max(len(token.encode("utf-8", "surrogatepass")) for token in vocabulary)
+        self.encode("")  # has transformers settle the library's truncation and padding: threads only read from now on
+        self._further_special = tuple(inner.chat_control_tokens or ())
+        self._special = _any_of(
+            token.content
+            for token in inner.added_tokens_decoder.values()
+            if token.special or token.content in self._further_special
+        )
 
     def encode(self, text: str) -> tuple[int, ...]:  # noqa: D102
         return tuple(self.inner.encode(text))
@@ -139,9 +170,36 @@ class TransformersTokenizer:
         if not self.inner.chat_template:
             raise Unsupported("chat messages: the model has no chat template; send a prompt")
         turns = [{"role": message.role, "content": message.content} for message in messages]
+        if any(self._special.search(message.content) for message in messages):
+            return self._render_with_special_text(turns)
         text = self.inner.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
         # The template writes its own special tokens.
         return tuple(self.inner.encode(str(text), add_special_tokens=False))
+
+    def _render_with_special_text(self, turns: list[dict[str, str]]) -> tuple[int, ...]:
+        """The same where a content has a special token's text, which is read piece by piece."""
+        contents = [turn["content"] for turn in turns]
+        count = sum(len(self._special.findall(content)) for content in contents)
+        limit = f"at most {MAX_SPECIAL_TEXTS} in all messages"
+        require(count <= MAX_SPECIAL_TEXTS, "message content: texts of special tokens", count, limit)
+        marked = any(_MARKERS.search(content) for content in contents)
+        require(not marked, "message content", "U+F0000, U+F0001", "without them beside a special token's text")
+        inner = copy.copy(self.inner)
+        # Unset, whatever added token the template writes would count as special, also `<think>`.
+        inner.chat_control_tokens = list(self._further_special)
+        try:
+            ids = inner.apply_chat_template(
+                turns, add_generation_prompt=True, return_dict=False, sanitize_control_tokens=True
+            )
+        except ValueError as error:
+            limit = "what the tokenizer can read as text"
+            raise InvalidInput.of("message content", "the text of a special token", limit) from error
+        return tuple(int(token_id) for token_id in ids)
+
+
+def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """Matches any of the texts; without one nothing."""
+    return re.compile("|".join(re.escape(text) for text in texts if text) or "(?!)")
 
 
 def load_tokenizer(model: str, *, trust_remote_code: bool = False) -> Tokenizer:

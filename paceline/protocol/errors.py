@@ -9,10 +9,13 @@ into a gRPC status with `ErrorInfo` (and `RetryInfo`), `paceline.protocol.codec`
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from pathlib import Path
 from typing import ClassVar
+
+_NUMBER = re.compile(r"[-+.\d]{1,32}(e[-+]?\d+)?|inf|nan|None|True|False")
 
 
 class Code(IntEnum):
@@ -28,6 +31,7 @@ class Code(IntEnum):
     UNIMPLEMENTED = 12
     INTERNAL = 13
     UNAVAILABLE = 14
+    UNAUTHENTICATED = 16
 
 
 class PacelineError(Exception):
@@ -60,6 +64,17 @@ class PacelineError(Exception):
         self.message = message
         self.metadata = dict(metadata or {})
         self.retry_after_ms = retry_after_ms
+
+    @property
+    def for_log(self) -> str:
+        """The message as logs and spans may have it: a client's text may stand in the value that was refused.
+
+        Numbers are shown. Of any other value the field is named, without what a library says of it.
+        """
+        shown = self.metadata.get("value", "0")
+        if _NUMBER.fullmatch(shown):
+            return self.message
+        return f"{self.metadata.get('field', 'a value')} was refused (the client has the message)"
 
 
 class InternalError(PacelineError):
@@ -121,6 +136,10 @@ class Overloaded(PacelineError, code=Code.RESOURCE_EXHAUSTED, reason="OVERLOADED
 
 class PeerUnavailable(PacelineError, code=Code.UNAVAILABLE, reason="PEER_UNAVAILABLE", retry_safe=True):
     """A peer that is dead, unreachable or silent; the message names it."""
+
+
+class Unauthenticated(PacelineError, code=Code.UNAUTHENTICATED, reason="UNAUTHENTICATED"):
+    """A request without a valid API key, or one whose key was revoked while it ran."""
 
 
 class UntrustedPeer(PacelineError, code=Code.UNAVAILABLE, reason="UNTRUSTED_PEER"):

@@ -12,6 +12,10 @@ from paceline.protocol.records import GenerationStats
 from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.protocol.target import RowLogprobs
 
+MAX_MODEL_BYTES = 512
+MAX_MESSAGES = 4096
+MAX_INPUT_TOKENS = 1 << 20
+"""Most token ids of a prompt, and of a resumed output, whatever the model's context length."""
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
 
@@ -82,7 +86,7 @@ class GenerateRequest:
         require(self.prompt != "", "prompt", self.prompt, "at least 1 character")
         NoiseKey(self.seed or 0, self.sample_index)
         self._check_length()
-        require(len(self.stop) <= MAX_STOP_STRINGS, "stop strings", len(self.stop), f"at most {MAX_STOP_STRINGS}")
+        self._check_sizes()
         for text in self.stop:
             size_ok = 1 <= len(text) <= MAX_STOP_CHARACTERS
             require(size_ok, "stop string", text, f"1 to {MAX_STOP_CHARACTERS} characters")
@@ -94,6 +98,17 @@ class GenerateRequest:
         wide = self.speculation.tree_widths and max(self.speculation.tree_widths) > 1
         tree_ok = not wide or self.acceptance is Acceptance.COUPLED
         require(tree_ok, "tree_widths", self.speculation.tree_widths, "1 at each depth unless acceptance is coupled")
+
+    def _check_sizes(self) -> None:
+        for name, values, most in (
+            ("stop strings", self.stop, MAX_STOP_STRINGS),
+            ("chat messages", self.messages, MAX_MESSAGES),
+            ("token_ids", self.token_ids, MAX_INPUT_TOKENS),
+            ("resume_token_ids", self.resume_token_ids, MAX_INPUT_TOKENS),
+        ):
+            require(len(values) <= most, name, len(values), f"at most {most}")
+        size = len(self.model.encode("utf-8", "surrogatepass"))
+        require(size <= MAX_MODEL_BYTES, "model bytes", size, f"at most {MAX_MODEL_BYTES}")
 
     def _check_length(self) -> None:
         most = self.max_new_tokens

@@ -8,6 +8,9 @@ from paceline.protocol.proposal import MAX_PROPOSAL_NODES
 
 PROTOCOL_VERSION = 1
 MAX_FRAME_BYTES = 1 << 20
+MAX_FRAME_MESSAGES = 1024
+"""Most commands or events in one frame. All of a frame are handled in one go, and the smallest take a few bytes each:
+the bytes alone would let 170,000 of them hold the reader's event loop for a second."""
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
-from paceline.protocol.errors import InvalidInput
-from paceline.protocol.handshake import MAX_FRAME_BYTES
+from paceline.protocol.errors import InvalidInput, require
+from paceline.protocol.handshake import MAX_FRAME_BYTES, MAX_FRAME_MESSAGES
 
 MESSAGE_OVERHEAD_BYTES = 8
 """Tag and length of one message in its frame, from above."""
@@ -89,11 +89,15 @@ class FrameWriter(Generic[M]):
         """What fits into one frame; at least one message if any is pending, as each fits alone."""
         taken: list[Message] = []
         room = MAX_FRAME_BYTES
-        while self._urgent and self._urgent[0][1] <= room:
+
+        def fits(size: int) -> bool:
+            return size <= room and len(taken) < MAX_FRAME_MESSAGES
+
+        while self._urgent and fits(self._urgent[0][1]):
             message, size = self._urgent.popleft()
             taken.append(message)
             room -= size
-        while not self._urgent and self._others and self._others[0][1] <= room:
+        while not self._urgent and self._others and fits(self._others[0][1]):
             message, size, session = self._others.popleft()
             taken.append(message)
             room -= size
@@ -105,11 +109,11 @@ class FrameWriter(Generic[M]):
         return taken
 
 
-def check_frame(frame: Message) -> None:
-    """Raise `InvalidInput` for a frame beyond the size that both ends allow."""
+def check_frame(frame: Message, messages: int) -> None:
+    """Raise `InvalidInput` for a frame beyond the size, or the number of messages, that both ends allow."""
     size = frame.ByteSize()
-    if size > MAX_FRAME_BYTES:
-        raise InvalidInput.of("frame bytes", size, f"at most {MAX_FRAME_BYTES}")
+    require(size <= MAX_FRAME_BYTES, "frame bytes", size, f"at most {MAX_FRAME_BYTES}")
+    require(messages <= MAX_FRAME_MESSAGES, "frame messages", messages, f"at most {MAX_FRAME_MESSAGES}")
 
 
 async def first_to_end(*bodies: Any, at_end: Callable[[], None] = lambda: None) -> bool:

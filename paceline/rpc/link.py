@@ -112,7 +112,7 @@ async def _read_commands(
 ) -> None:
     """Hand over every frame's commands in one go; returns when the client ends the link."""
     while (frame := await context.read()) is not grpc.aio.EOF:
-        check_frame(frame)
+        check_frame(frame, len(frame.commands))
         if frame.HasField("hello"):
             raise ProtocolMismatch("a second hello on a link")
         for message in frame.commands:

@@ -262,7 +262,7 @@ class PeerLink(Generic[Command, Event]):
     async def _read_events(self, call: Any) -> None:
         while (frame := await call.read()) is not grpc.aio.EOF:
             self._last_frame = time.monotonic()
-            check_frame(frame)
+            check_frame(frame, len(frame.events))
             if frame.HasField("welcome"):
                 raise ProtocolMismatch(f"a second welcome from {self._where}")
             for message in frame.events:
@@ -275,12 +275,13 @@ class PeerLink(Generic[Command, Event]):
         except PacelineError as error:
             event = self._malformed(session_id, error)
         if event.session_id == 0:
-            logger.warning("event without a session: peer=%s address=%s event=%s", self.name, self.address, event)
+            kind = type(event).__name__
+            logger.warning("event without a session: peer=%s address=%s kind=%s", self.name, self.address, kind)
             return
         _call_back(self.on_event, event)
 
     def _malformed(self, session_id: int, error: PacelineError) -> Failure:
-        logger.warning("malformed event: peer=%s session=%d error=%s", self.name, session_id, error)
+        logger.warning("malformed event: peer=%s session=%d error=%s", self.name, session_id, error.for_log)
         wrapped = InternalError(f"{self._where} sent a malformed event: {error.message}", metadata=error.metadata)
         return codec.failure_of(session_id, wrapped)
 

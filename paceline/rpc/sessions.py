@@ -133,7 +133,7 @@ class SessionScheduler(ABC, Generic[Session]):
         """Tell the other side and end the session."""
         if session.closed:
             return
-        logger.warning("session failed: session=%d reason=%s error=%s", session.id, error.reason, error.message)
+        logger.warning("session failed: session=%d reason=%s error=%s", session.id, error.reason, error.for_log)
         self.close(session)
         session.owner.forget(session.id)
         session.owner.send(failure_of(session.id, error, session_closed=True), urgent=False)

@@ -24,6 +24,7 @@ from paceline.protocol.errors import (
     PacelineError,
     PeerUnavailable,
     PermissionDenied,
+    Unauthenticated,
     Unsupported,
     UntrustedPeer,
     from_wire,
@@ -161,6 +162,7 @@ def _kind_of(code: grpc.StatusCode, details: str) -> type[PacelineError]:
         grpc.StatusCode.UNAVAILABLE: PeerUnavailable,
         grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
         grpc.StatusCode.UNIMPLEMENTED: Unsupported,
+        grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
         grpc.StatusCode.INVALID_ARGUMENT: InvalidInput,
         grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
     }.get(code, InternalError)

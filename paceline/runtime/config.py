@@ -234,6 +234,10 @@ class CoordinatorConfig(RequestSettings):
     max_prefetched: int = Field(
         24, ge=0, le=64, description="Most proposals left with the target for one round's outcomes; 0: none."
     )
+    api_keys: Path | None = Field(
+        None,
+        description="File of API keys (paceline keys), read again as it changes; unset: no key is asked for.",
+    )
     max_concurrent_requests: int = Field(
         1024, ge=1, le=1 << 20, description="Most requests that run at once before RESOURCE_EXHAUSTED."
     )

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from paceline.protocol.errors import InvalidInput, Unsupported
+from paceline.protocol.errors import InvalidInput, PacelineError, Unsupported
 from paceline.protocol.records import RoundRecord, StepTimings
 
 if TYPE_CHECKING:
@@ -262,7 +262,8 @@ def _end(span: Span, error: BaseException | None) -> None:
     if not span.is_recording():
         return
     if error is not None:
-        span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
+        said = f": {error.for_log}" if isinstance(error, PacelineError) else ""
+        span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}{said}"))
     span.end()
 
 

@@ -20,7 +20,7 @@ from paceline.protocol.errors import (
     UnknownSession,
     VocabularyMismatch,
 )
-from paceline.protocol.handshake import MAX_FRAME_BYTES, Fingerprint, Hello, Welcome
+from paceline.protocol.handshake import MAX_FRAME_BYTES, MAX_FRAME_MESSAGES, Fingerprint, Hello, Welcome
 from paceline.protocol.session import Close, Failure
 from paceline.protocol.target import TargetOpened, Verdict
 from paceline.rpc import link as link_module
@@ -217,6 +217,11 @@ async def test_malformed_event_reaches_its_session_as_a_failure() -> None:
             f"at most {MAX_FRAME_BYTES}",
         ),
         (
+            [hello_frame(), pb.VerifyRequest(commands=[pb.TargetCommand()] * (MAX_FRAME_MESSAGES + 1))],
+            InvalidInput,
+            f"frame messages = {MAX_FRAME_MESSAGES + 1}: must be at most {MAX_FRAME_MESSAGES}",
+        ),
+        (
             [
                 hello_frame(),
                 pb.VerifyRequest(
@@ -247,6 +252,30 @@ async def test_malformed_frame_ends_the_link_with_a_typed_status(
             await client.link.wait_up(10)
             client.link.send(an_open(1))
             await until(lambda: client.events)
+
+
+async def test_a_frame_of_too_many_events_costs_the_peer_its_link_and_nobody_else_a_moment() -> None:
+    async with serving(servicer := Servicer()) as port, Client(port, reconnect_min_ms=1) as client:
+        await client.link.wait_up(10)
+        await until(lambda: servicer.handlers)
+        servicer.handlers[0].writer._frame = lambda events: pb.VerifyResponse(events=[pb.TargetEvent()] * 170_000)
+        servicer.handlers[0].writer.show_life()
+        await until(lambda: client.downs)
+        assert client.downs[0].metadata["cause"] == "INVALID_INPUT"
+        assert f"frame messages = 170000: must be at most {MAX_FRAME_MESSAGES}" in client.downs[0].message
+        assert client.events == []
+        await client.link.wait_up(10)
+        client.link.send(an_open(client.link.next_session_id()))
+        await until(lambda: client.events)
+
+
+async def test_a_frame_of_as_many_events_as_may_be_is_delivered_in_one_go() -> None:
+    async with serving(Servicer()) as port, Client(port) as client:
+        await client.link.wait_up(10)
+        for session in range(1, MAX_FRAME_MESSAGES + 1):
+            client.link.send(a_round(session), urgent=True)
+        await until(lambda: len(client.events) == MAX_FRAME_MESSAGES)
+        assert client.link.frames_sent == 1
 
 
 async def test_no_hello_in_time_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

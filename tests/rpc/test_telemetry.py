@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -69,18 +70,25 @@ class Receiver(otlp_grpc.TraceServiceServicer):
         return found[0]
 
 
-@pytest.fixture
-def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
+@contextmanager
+def otlp_receiver() -> Iterator[tuple[Receiver, str]]:
+    """A receiver that listens on loopback, and its endpoint."""
     receiver = Receiver()
     with ThreadPoolExecutor(2) as pool:
         server = grpc.server(pool)
         otlp_grpc.add_TraceServiceServicer_to_server(receiver, server)  # type: ignore[no-untyped-call]
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
+        yield receiver, f"http://127.0.0.1:{port}"
+        server.stop(None).wait()
+
+
+@pytest.fixture
+def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
+    with otlp_receiver() as (receiver, endpoint):
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
         yield receiver
         telemetry.shutdown()
-        server.stop(None).wait()
 
 
 def _generate(traceparent: str = "") -> str:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from paceline.protocol.codec import encode_target_command, session_id_of
 from paceline.protocol.errors import InvalidInput
-from paceline.protocol.handshake import MAX_FRAME_BYTES
+from paceline.protocol.handshake import MAX_FRAME_BYTES, MAX_FRAME_MESSAGES
 from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.protocol.session import Close, SessionSpec
@@ -114,6 +114,17 @@ def test_frames_are_bounded_whole_and_in_order(sent: list[tuple[int, bool, int]]
     for session in range(1, 5):
         numbers = [number for owner, number in arrived if owner == session]
         assert numbers == [number for number, (owner, _, _) in enumerate(sent, 1) if owner == session]
+
+
+@pytest.mark.parametrize("urgent", [False, True])
+def test_a_backlog_of_tiny_messages_leaves_in_frames_that_the_reader_takes(urgent: bool) -> None:
+    writer = _writer()
+    for session in range(1, 2 * MAX_FRAME_MESSAGES + 3):
+        writer.send(Close(session), urgent=urgent)
+    frames = _drained(writer, 2 * MAX_FRAME_MESSAGES + 2)
+    assert [len(frame.commands) for frame in frames] == [MAX_FRAME_MESSAGES, MAX_FRAME_MESSAGES, 2]
+    arrived = [session_id_of(command) for frame in frames for command in frame.commands]
+    assert arrived == [*range(1, 2 * MAX_FRAME_MESSAGES + 3)]
 
 
 def _drained(writer: FrameWriter[TargetCommand], messages: int) -> list[Any]:

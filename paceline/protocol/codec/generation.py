@@ -5,9 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from paceline.protocol.codec.copying import OneOf, Part, copier, each, enumeration
-from paceline.protocol.codec.parts import ACCEPTANCE, TREE_WIDTHS, check_ids, check_known, check_text
+from paceline.protocol.codec.parts import (
+    ACCEPTANCE,
+    TREE_WIDTHS,
+    check_counts,
+    check_ids,
+    check_known,
+    check_text,
+)
 from paceline.protocol.errors import require
 from paceline.protocol.generation import (
+    MAX_INPUT_TOKENS,
+    MAX_MESSAGES,
+    MAX_STOP_STRINGS,
     ChatMessage,
     Finished,
     FinishReason,
@@ -19,7 +29,7 @@ from paceline.protocol.generation import (
     Started,
     Tokens,
 )
-from paceline.protocol.proposal import Acceptance
+from paceline.protocol.proposal import MAX_DRAFTER_BYTES, Acceptance
 from paceline.protocol.records import GenerationStats, RoundRecord
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1 import types_pb2
@@ -50,11 +60,22 @@ def _check_request(message: pb.GenerateRequest) -> None:
     kind = message.WhichOneof("input")
     require(kind is not None, "input", kind, "one of prompt, chat, tokens")
     chat, token_ids = message.chat.messages, message.tokens.token_ids
+    check_counts(
+        ("chat messages", chat, MAX_MESSAGES),
+        ("token_ids", token_ids, MAX_INPUT_TOKENS),
+        ("resume_token_ids", message.resume_token_ids, MAX_INPUT_TOKENS),
+        ("stop strings", message.stop, MAX_STOP_STRINGS),
+    )
     require(kind != "chat" or len(chat) >= 1, "chat messages", len(chat), "at least 1")
     require(kind != "tokens" or len(token_ids) >= 1, "token_ids", len(token_ids), "at least 1 token")
 
 
-copier(SpeculationSettings, pb.SpeculationSettings, tree_widths=TREE_WIDTHS)
+def _check_speculation(message: pb.SpeculationSettings) -> None:
+    size = len(message.drafter.encode())
+    require(size <= MAX_DRAFTER_BYTES, "drafter bytes", size, f"at most {MAX_DRAFTER_BYTES}")
+
+
+copier(SpeculationSettings, pb.SpeculationSettings, _check_speculation, tree_widths=TREE_WIDTHS)
 REQUEST = copier(
     GenerateRequest,
     pb.GenerateRequest,

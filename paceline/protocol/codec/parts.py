@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Sized
 
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
@@ -21,7 +21,15 @@ from paceline.protocol.proposal import (
     SparseDistribution,
 )
 from paceline.protocol.records import StepTimings
-from paceline.protocol.sampling import Grammar, GrammarKind, NoiseKey, SamplingParams
+from paceline.protocol.sampling import (
+    MAX_BAD_WORD_TOKENS,
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIAS_ENTRIES,
+    Grammar,
+    GrammarKind,
+    NoiseKey,
+    SamplingParams,
+)
 from paceline.protocol.session import Close, Features, SessionSpec
 from paceline.protocol.target import RowLogprobs
 from paceline.v1 import types_pb2 as pb
@@ -57,6 +65,15 @@ def check_known(name: str, message: Message) -> None:
     unknown = UnknownFieldSet(message)
     if len(unknown):
         raise Unsupported(f"{name} field number {unknown[0].field_number}: this version has no such parameter")
+
+
+def check_counts(*bounded: tuple[str, Sized, int]) -> None:
+    """Refuse repeated fields of too many values, before any of them is converted.
+
+    The smallest value takes two bytes on the wire and a microsecond to convert: two million fit into a message.
+    """
+    for name, values, most in bounded:
+        require(len(values) <= most, name, len(values), f"at most {most}")
 
 
 def check_ids(name: str, ids: Iterable[int]) -> None:
@@ -124,10 +141,21 @@ def _decode_grammar(message: pb.Grammar) -> Grammar:
 
 
 register(pb.Grammar, Copier(Grammar, _encode_grammar, _decode_grammar))
+
+
+def _check_sampling(message: pb.SamplingParams) -> None:
+    check_known("sampling", message)
+    check_counts(
+        ("logit_bias entries", message.logit_bias, MAX_LOGIT_BIAS_ENTRIES),
+        ("bad_words", message.bad_words, MAX_BAD_WORDS),
+    )
+    check_counts(*(("bad_words tokens", word.token_ids, MAX_BAD_WORD_TOKENS) for word in message.bad_words))
+
+
 _SAMPLING = copier(
     SamplingParams,
     pb.SamplingParams,
-    lambda message: check_known("sampling", message),
+    _check_sampling,
     logit_bias=Part(dict, lambda biases: tuple(biases.items())),
     bad_words=each(Part(lambda word: pb.TokenSequence(token_ids=word), lambda word: tuple(word.token_ids))),
 )

@@ -1,0 +1,73 @@
+"""A request's prompt as token ids: refused by its size first, and read beside the event loop where it is long.
+
+A tokenizer takes half a second for a megabyte. Short texts are read at once; others in threads, in which the
+library lets go of Python's lock. Long ones have a thread of their own, so that they delay each other and nobody else,
+and hold the memory of one tokenising at a time (30 bytes and more for each byte of text).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from paceline.models.tokenizer import Tokenizer
+from paceline.protocol.errors import require
+from paceline.protocol.generation import GenerateRequest
+
+AT_ONCE_BYTES = 4 << 10
+"""Texts up to this size are read on the event loop, in about 1 ms: a thread would take as long to answer."""
+LONG_BYTES = 128 << 10
+"""Beyond this size, about 50 ms, a text goes to the thread for long ones."""
+SHORT_THREADS = 2
+
+
+class PromptReader:
+    """Tokenises the prompts of one model's requests; belongs to one event loop."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._short = ThreadPoolExecutor(SHORT_THREADS, "tokenise-short")
+        self._long = ThreadPoolExecutor(1, "tokenise-long")
+
+    async def tokenised(self, request: GenerateRequest, max_length: int) -> GenerateRequest:
+        """The request with its prompt or messages as token ids.
+
+        Args:
+            request: as the client sent it.
+            max_length: the model's context length, in tokens.
+
+        Raises:
+            InvalidInput: more bytes than the context can hold, or no token at all.
+            Unsupported: messages, and the model has no chat template.
+        """
+        if request.token_ids:
+            return request
+        size, most = text_bytes(request), max_length * self._tokenizer.max_token_bytes
+        name = "chat content bytes" if request.messages else "prompt bytes"
+        require(size <= most, name, size, f"at most {most}, the longest text of {max_length} tokens")
+        ids = await self._read(request, size)
+        require(len(ids) > 0, "prompt", request.prompt, "text of at least 1 token")
+        return replace(request, prompt=None, messages=(), token_ids=ids)
+
+    def close(self) -> None:
+        """Let go of the threads; what waits for them is cancelled."""
+        for threads in (self._short, self._long):
+            threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _read(self, request: GenerateRequest, size: int) -> tuple[int, ...]:
+        if size <= AT_ONCE_BYTES:
+            return self._ids(request)
+        threads = self._long if size > LONG_BYTES else self._short
+        return await asyncio.get_running_loop().run_in_executor(threads, self._ids, request)
+
+    def _ids(self, request: GenerateRequest) -> tuple[int, ...]:
+        if request.messages:
+            return self._tokenizer.render_chat(request.messages)
+        return self._tokenizer.encode(request.prompt or "")
+
+
+def text_bytes(request: GenerateRequest) -> int:
+    """Size of the prompt, or of all messages' contents, in UTF-8."""
+    texts = [message.content for message in request.messages] or [request.prompt or ""]
+    return sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)

@@ -1,0 +1,1 @@
+"""Who may send requests, and how many: API keys, their file, their limits. Knows no transport."""

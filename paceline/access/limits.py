@@ -1,0 +1,123 @@
+"""What one key has left: a bucket for each rate, and its running requests."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+from paceline.access.keys import KeyLimits
+from paceline.protocol.errors import Overloaded
+
+CONCURRENCY_RETRY_MS = 500
+"""Nothing tells when a running request ends."""
+Clock = Callable[[], float]
+
+
+class Bucket:
+    """Holds at most a minute's worth and fills at an even rate; what is taken may exceed what is there.
+
+    Who takes too much leaves a debt, which fills up like the rest. So what can't be known beforehand, the length
+    of a text, is charged as it comes.
+    """
+
+    def __init__(self, per_minute: int, clock: Clock) -> None:
+        self.per_minute = per_minute
+        self._clock = clock
+        self._level = float(per_minute)
+        self._filled_at = clock()
+
+    def wait_s(self, amount: int) -> float:
+        """Seconds until as much is there, or, if it never can be, until the bucket is full; 0: it is there."""
+        self._fill()
+        missing = min(amount, self.per_minute) - self._level
+        return max(0.0, missing) * 60 / self.per_minute
+
+    def take(self, amount: int) -> None:
+        """Take it, whatever is there."""
+        self._fill()
+        self._level -= amount
+
+    def resize(self, per_minute: int) -> None:
+        """Hold and fill differently from now on."""
+        self._fill()
+        self.per_minute = per_minute
+        self._level = min(self._level, per_minute)
+
+    def _fill(self) -> None:
+        now = self._clock()
+        self._level = min(self.per_minute, self._level + (now - self._filled_at) * self.per_minute / 60)
+        self._filled_at = now
+
+
+class Meter:
+    """Counts one key's requests and tokens against its limits; belongs to one event loop."""
+
+    def __init__(self, limits: KeyLimits, clock: Clock = time.monotonic) -> None:
+        self._clock = clock
+        self._limits = limits
+        self._running = 0
+        self._requests: Bucket | None = None
+        self._tokens: Bucket | None = None
+        self.limit(limits)
+
+    def limit(self, limits: KeyLimits) -> None:
+        """Set the limits; what was used under the old ones stays used."""
+        self._limits = limits
+        self._requests = self._resized(self._requests, limits.requests_per_minute)
+        self._tokens = self._resized(self._tokens, limits.tokens_per_minute)
+
+    def begin(self) -> None:
+        """Count a request that begins; `end` it.
+
+        Raises:
+            Overloaded: naming the limit that is reached, and when to try again.
+        """
+        most = self._limits.max_concurrent_requests
+        if most is not None and self._running >= most:
+            raise _reached("max_concurrent_requests", most, CONCURRENCY_RETRY_MS)
+        _require_room("requests_per_minute", self._requests, 1)
+        _require_room("tokens_per_minute", self._tokens, 1)
+        if self._requests is not None:
+            self._requests.take(1)
+        self._running += 1
+
+    def end(self) -> None:
+        """A request that had begun has ended."""
+        self._running -= 1
+
+    def take_prompt(self, tokens: int) -> None:
+        """Charge the tokens that a request brings, if they are there.
+
+        Raises:
+            Overloaded: as `begin`.
+        """
+        _require_room("tokens_per_minute", self._tokens, tokens)
+        self.take_generated(tokens)
+
+    def take_generated(self, tokens: int) -> None:
+        """Charge tokens that were generated; a running request goes on also beyond the limit, the next one waits."""
+        if self._tokens is not None:
+            self._tokens.take(tokens)
+
+    def _resized(self, bucket: Bucket | None, per_minute: int | None) -> Bucket | None:
+        if per_minute is None:
+            return None
+        if bucket is None:
+            return Bucket(per_minute, self._clock)
+        bucket.resize(per_minute)
+        return bucket
+
+
+def _require_room(name: str, bucket: Bucket | None, amount: int) -> None:
+    wait_s = 0.0 if bucket is None else bucket.wait_s(amount)
+    if bucket is not None and wait_s > 0:
+        raise _reached(name, bucket.per_minute, math.ceil(wait_s * 1e3))
+
+
+def _reached(name: str, limit: int, retry_after_ms: int) -> Overloaded:
+    return Overloaded(
+        f"the API key's {name} = {limit} are used up; try again in {retry_after_ms / 1e3:g} s",
+        metadata={"limit": name, "value": str(limit)},
+        retry_after_ms=retry_after_ms,
+    )

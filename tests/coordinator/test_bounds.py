@@ -1,0 +1,187 @@
+"""Every field that a client can send has a bound, or a reason to have none; a new field has to say which."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from google.protobuf.descriptor import Descriptor
+
+from coordinator.prepare import ServedModel, prepare
+from coordinator.prompts import PromptReader
+from paceline.models.tokenizer import load_tokenizer
+from paceline.protocol import codec
+from paceline.protocol.errors import InvalidInput, PacelineError, UnknownModel
+from paceline.protocol.generation import MAX_INPUT_TOKENS, MAX_MESSAGES
+from paceline.protocol.sampling import MAX_BAD_WORDS, MAX_GRAMMAR_BYTES
+from paceline.v1 import generation_service_pb2 as pb
+from paceline.v1 import types_pb2
+
+Request = pb.GenerateRequest
+SERVED = ServedModel("m", load_tokenizer("table:vocab=300"), 100, ("auto",))
+MILLIONS = 2_000_000
+"""Empty values that a message of 4 MiB holds."""
+
+OVER: dict[str, tuple[Callable[[Request], Any], str]] = {
+    "model": (lambda r: setattr(r, "model", "m" * 513), "model bytes = 513: must be at most 512"),
+    "prompt": (lambda r: setattr(r, "prompt", "x" * 101), "prompt bytes = 101: must be at most 100"),
+    "chat.messages[]": (
+        lambda r: r.chat.messages.extend([pb.ChatMessage()] * MILLIONS),
+        f"chat messages = {MILLIONS}: must be at most {MAX_MESSAGES}",
+    ),
+    "chat.messages.role": (
+        lambda r: r.chat.messages.add(role="r" * 100_000, content="x"),
+        "must be system, user or assistant",
+    ),
+    "chat.messages.content": (
+        lambda r: r.chat.messages.add(role="user", content="x" * 101),
+        "chat content bytes = 101: must be at most 100",
+    ),
+    "tokens.token_ids[]": (
+        lambda r: r.tokens.token_ids.extend([1] * (MAX_INPUT_TOKENS + 1)),
+        f"token_ids = {MAX_INPUT_TOKENS + 1}: must be at most {MAX_INPUT_TOKENS}",
+    ),
+    "tokens.token_ids": (lambda r: r.tokens.token_ids.append(300), "token_ids = 300: must be in [0, 300)"),
+    "sampling.temperature": (lambda r: setattr(r.sampling, "temperature", 101), "temperature = 101"),
+    "sampling.top_p": (lambda r: setattr(r.sampling, "top_p", 1.5), "top_p = 1.5"),
+    "sampling.min_p": (lambda r: setattr(r.sampling, "min_p", 1.5), "min_p = 1.5"),
+    "sampling.logprobs": (lambda r: setattr(r.sampling, "logprobs", 21), "logprobs = 21"),
+    "sampling.repetition_penalty": (lambda r: setattr(r.sampling, "repetition_penalty", 101), "repetition_penalty"),
+    "sampling.presence_penalty": (lambda r: setattr(r.sampling, "presence_penalty", 3), "presence_penalty = 3"),
+    "sampling.frequency_penalty": (lambda r: setattr(r.sampling, "frequency_penalty", -3), "frequency_penalty = -3"),
+    "sampling.logit_bias[]": (
+        lambda r: r.sampling.logit_bias.update(dict.fromkeys(range(1025), 1.0)),
+        "logit_bias entries = 1025: must be at most 1024",
+    ),
+    "sampling.logit_bias.key": (lambda r: r.sampling.logit_bias.update({300: 1.0}), "logit_bias id = 300"),
+    "sampling.logit_bias.value": (lambda r: r.sampling.logit_bias.update({1: 101.0}), "logit_bias of 1 = 101"),
+    "sampling.bad_words[]": (
+        lambda r: r.sampling.bad_words.extend([types_pb2.TokenSequence()] * MILLIONS),
+        f"bad_words = {MILLIONS}: must be at most {MAX_BAD_WORDS}",
+    ),
+    "sampling.bad_words.token_ids[]": (
+        lambda r: r.sampling.bad_words.add(token_ids=[1] * 65),
+        "bad_words tokens = 65: must be at most 64",
+    ),
+    "sampling.bad_words.token_ids": (lambda r: r.sampling.bad_words.add(token_ids=[300]), "bad_words id = 300"),
+    "sampling.min_tokens": (lambda r: setattr(r.sampling, "min_tokens", 100), "min_tokens = 100: must be at most 99"),
+    **{
+        f"sampling.grammar.{kind}": (
+            lambda r, kind=kind: setattr(r.sampling.grammar, kind, "x" * (MAX_GRAMMAR_BYTES + 1)),
+            f"{kind} bytes = {MAX_GRAMMAR_BYTES + 1}: must be in [1, {MAX_GRAMMAR_BYTES}]",
+        )
+        for kind in ("json_schema", "regex", "lark")
+    },
+    "max_new_tokens": (lambda r: setattr(r, "max_new_tokens", 100), "max_new_tokens = 100: must be at most 99"),
+    "stop[]": (lambda r: r.stop.extend([""] * MILLIONS), f"stop strings = {MILLIONS}: must be at most 16"),
+    "stop": (lambda r: r.stop.append("x" * 257), "must be 1 to 256 characters"),
+    "acceptance": (lambda r: setattr(r, "acceptance", 99), "acceptance = 99"),
+    "speculation.drafter": (
+        lambda r: setattr(r.speculation, "drafter", "x" * 513),
+        "drafter bytes = 513: must be at most 512",
+    ),
+    "speculation.num_draft_tokens": (
+        lambda r: setattr(r.speculation, "num_draft_tokens", 65),
+        "num_draft_tokens = 65",
+    ),
+    "speculation.tree_widths[]": (
+        lambda r: r.speculation.tree_widths.extend([1] * 65),
+        "tree_widths = 65: must be at most 64 depths",
+    ),
+    "speculation.tree_widths": (
+        lambda r: r.speculation.tree_widths.append(65),
+        "tree_widths = 65: must be in [1, 64]",
+    ),
+    "resume_token_ids[]": (
+        lambda r: r.resume_token_ids.extend([1] * (MAX_INPUT_TOKENS + 1)),
+        f"resume_token_ids = {MAX_INPUT_TOKENS + 1}: must be at most {MAX_INPUT_TOKENS}",
+    ),
+    "resume_token_ids": (lambda r: r.resume_token_ids.append(300), "resume_token_ids = 300: must be in [0, 300)"),
+    "sample_index": (lambda r: setattr(r, "sample_index", 1 << 24), "sample_index = 16777216: must be in [0, 2^24)"),
+}
+FREE = {
+    "sampling.top_k": "more than there are tokens keeps them all",
+    "seed": "every 64-bit number is one",
+    "ignore_eos": "yes or no",
+    "speculation.off": "yes or no",
+}
+
+
+def fields_of(kind: Descriptor, prefix: str = "") -> Iterator[str]:
+    """Every scalar, by its path; a repeated field once more, for how many there are."""
+    for field in kind.fields:
+        path = prefix + field.name
+        if field.is_repeated:
+            yield f"{path}[]"
+        if field.message_type is None:
+            yield path
+        else:
+            yield from fields_of(field.message_type, f"{path}.")
+
+
+def refusal(message: Request) -> PacelineError:
+    async def take() -> None:
+        reader = PromptReader(SERVED.tokenizer)
+        try:
+            wanted = codec.decode_generate_request(Request.FromString(message.SerializeToString()))
+            prepare(await reader.tokenised(wanted, SERVED.max_length), SERVED)
+        finally:
+            reader.close()
+
+    with pytest.raises(PacelineError) as caught:
+        asyncio.run(take())
+    return caught.value
+
+
+def test_every_field_is_bounded_or_says_why_not() -> None:
+    assert sorted(fields_of(Request.DESCRIPTOR)) == sorted([*OVER, *FREE])
+
+
+@pytest.mark.parametrize("path", OVER)
+def test_a_value_beyond_its_bound_is_refused_by_name(path: str) -> None:
+    exceed, words = OVER[path]
+    message = Request(seed=1)
+    if path.split(".")[0] not in ("prompt", "chat", "tokens"):
+        message.tokens.token_ids.append(1)
+    exceed(message)
+    error = refusal(message)
+    assert isinstance(error, InvalidInput), error
+    assert words in error.message
+    assert len(error.message) < 500
+
+
+@pytest.mark.parametrize("path", ["chat.messages[]", "sampling.bad_words[]", "stop[]", "tokens.token_ids[]"])
+def test_too_many_values_are_counted_before_any_is_converted(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    message = Request(seed=1)
+    OVER[path][0](message)
+    with pytest.raises(InvalidInput):
+        codec.decode_generate_request(Counted(message))  # type: ignore[arg-type]  # looks like one
+
+
+class Counted:
+    """A message whose repeated fields can be counted, and fail the test when they are read."""
+
+    def __init__(self, message: Any) -> None:
+        self._message = message
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._message, name)
+        if hasattr(value, "DESCRIPTOR"):
+            return Counted(value)
+        return Unread(value) if hasattr(value, "__len__") and not isinstance(value, str) else value
+
+
+class Unread:
+    """Has a length."""
+
+    def __init__(self, values: Any) -> None:
+        self._values = values
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+def test_another_model_s_name_is_refused() -> None:
+    assert isinstance(refusal(Request(model="n", prompt="x")), UnknownModel)

@@ -1,0 +1,184 @@
+"""API keys over real gRPC: refused alike, limited by name, revoked while requests run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from paceline.access.gate import REFUSED, REVOKED
+from paceline.access.keys import ApiKey, ApiKeys, KeyLimits, hash_of, new_key, save_keys
+from paceline.client import (
+    Client,
+    GenerateRequest,
+    Overloaded,
+    PacelineError,
+    SpeculationSettings,
+    Tokens,
+    Unauthenticated,
+)
+from tests.e2e.cluster import Cluster, eventually
+
+SLOW = "table:vocab=64,seed=1,step_ms=20,max_length=4096"
+KEYS = {name: new_key() for name in ("alice", "bob", "few", "one", "small")}
+LIMITS = {
+    "few": KeyLimits(requests_per_minute=2),
+    "one": KeyLimits(max_concurrent_requests=1),
+    "small": KeyLimits(tokens_per_minute=20),
+}
+ENDLESS = GenerateRequest(token_ids=(1, 2, 3), max_new_tokens=4000, seed=5, speculation=SpeculationSettings(off=True))
+SHORT = GenerateRequest(token_ids=(1, 2, 3), max_new_tokens=4, seed=5)
+
+
+def save(file: Path, *names: str) -> None:
+    kept = (ApiKey(name=name, sha256=hash_of(KEYS[name]), limits=LIMITS.get(name, KeyLimits())) for name in names)
+    save_keys(ApiKeys(keys=tuple(kept)), file)
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("keys") / "keys.json"
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory, file: Path) -> Iterator[Cluster]:
+    save(file, *KEYS)
+    cluster = Cluster(
+        tmp_path_factory.mktemp("guarded"), SLOW, drafters=(), coordinator_flags={"api_keys": str(file)}
+    )
+    cluster.api_key = KEYS["alice"]
+    with cluster:
+        yield cluster
+
+
+@pytest.fixture
+def keys(file: Path) -> Iterator[Path]:
+    """The file, with all keys; a test may change it."""
+    yield file
+    save(file, *KEYS)
+
+
+def client_of(cluster: Cluster, name: str) -> Client:
+    return Client(cluster.address, api_key=KEYS[name], timeout_s=60)
+
+
+def refusal(client: Client, request: GenerateRequest = SHORT) -> PacelineError:
+    with client, pytest.raises(PacelineError) as caught:
+        client.generate(request)
+    return caught.value
+
+
+@pytest.mark.parametrize("key", [None, "pl-wrong", hash_of(KEYS["alice"]), "x" * 1024])
+def test_without_one_of_its_keys_the_coordinator_says_nothing(guarded: Cluster, key: str | None) -> None:
+    with Client(guarded.address, api_key=key, timeout_s=20) as client:
+        with pytest.raises(Unauthenticated) as asked:
+            client.describe_models()
+        with pytest.raises(Unauthenticated) as sent:
+            client.generate(SHORT)
+    assert asked.value.message == sent.value.message == REFUSED
+    with Client(guarded.address, api_key=key, wait_ready=30) as client, pytest.raises(Unauthenticated):
+        client.generate(SHORT)
+
+
+def test_probes_need_no_key(guarded: Cluster) -> None:
+    with grpc.insecure_channel(guarded.address) as channel:
+        answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=20)
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_each_key_is_served_and_the_text_is_the_same(guarded: Cluster) -> None:
+    texts = set()
+    for name in ("alice", "bob"):
+        with client_of(guarded, name) as client:
+            assert client.describe_models()[0].target_ready
+            texts.add(client.generate(SHORT).text)
+    assert len(texts) == 1
+
+
+def test_a_revoked_key_ends_its_streams_and_no_others(guarded: Cluster, keys: Path) -> None:
+    with client_of(guarded, "alice") as alice, client_of(guarded, "bob") as bob:
+        others, ours = bob.stream(ENDLESS), alice.stream(ENDLESS)
+        kept = [next(others) for _ in range(2)]
+        received = [next(ours) for _ in range(3)]
+        save(keys, "bob")
+        with pytest.raises(Unauthenticated) as caught:
+            received.extend(ours)
+        assert caught.value.message == REVOKED
+        got = [token for event in received if isinstance(event, Tokens) for token in event.token_ids]
+        while sum(len(event.token_ids) for event in kept if isinstance(event, Tokens)) <= len(got):
+            kept.append(next(others))
+        true = [token for event in kept if isinstance(event, Tokens) for token in event.token_ids]
+        assert got
+        assert true[: len(got)] == got
+        eventually(lambda: guarded.status("target").sessions == 1, "the revoked stream's session is freed")
+        assert refusal(client_of(guarded, "alice")).message == REFUSED
+        kept.append(next(others))
+        others.close()
+    with client_of(guarded, "bob") as client:
+        assert client.generate(SHORT).token_ids
+    eventually(lambda: guarded.status("target").sessions == 0, "nothing is held")
+
+
+def test_a_key_that_comes_is_taken_without_a_restart(guarded: Cluster, keys: Path) -> None:
+    fresh = new_key()
+    save_keys(ApiKeys(keys=(ApiKey(name="fresh", sha256=hash_of(fresh)),)), keys)
+
+    def served() -> bool:
+        with Client(guarded.address, api_key=fresh, timeout_s=20) as client:
+            try:
+                return bool(client.generate(SHORT).token_ids)
+            except Unauthenticated:
+                return False
+
+    eventually(served, "the new key is taken")
+
+
+def test_requests_are_counted(guarded: Cluster) -> None:
+    with client_of(guarded, "few") as client:
+        for _ in range(2):
+            client.generate(SHORT)
+    error = refusal(client_of(guarded, "few"))
+    assert isinstance(error, Overloaded)
+    assert error.metadata == {"limit": "requests_per_minute", "value": "2"}
+    assert 0 < (error.retry_after_ms or 0) <= 30_000
+
+
+def test_tokens_of_prompt_and_text_are_counted(guarded: Cluster) -> None:
+    small = GenerateRequest(token_ids=(1,) * 8, max_new_tokens=16, seed=5)
+    with client_of(guarded, "small") as client:
+        assert len(client.generate(small).token_ids) == 16
+    error = refusal(client_of(guarded, "small"))
+    assert isinstance(error, Overloaded)
+    assert error.metadata == {"limit": "tokens_per_minute", "value": "20"}
+    # 8 + 16 - 20 tokens are owed, and one is wanted; those that came meanwhile are paid.
+    assert 9_000 <= (error.retry_after_ms or 0) <= 15_000
+
+
+def test_running_requests_are_counted(guarded: Cluster) -> None:
+    with client_of(guarded, "one") as client:
+        stream = client.stream(ENDLESS)
+        next(stream)
+        error = refusal(client_of(guarded, "one"))
+        assert isinstance(error, Overloaded)
+        assert error.metadata == {"limit": "max_concurrent_requests", "value": "1"}
+        stream.close()
+
+        def served() -> bool:
+            try:
+                return bool(client.generate(SHORT).token_ids)
+            except Overloaded:
+                return False
+
+        eventually(served, "the next one is served")
+
+
+def test_a_key_file_that_is_not_valid_is_refused_at_the_start(tmp_path: Path) -> None:
+    broken = tmp_path / "keys.json"
+    broken.write_text('{"keys": [{"name": "a", "sha256": "pl-SECRET"}]}')
+    cluster = Cluster(tmp_path / "cluster", drafters=(), coordinator_flags={"api_keys": str(broken)})
+    with pytest.raises(PacelineError, match=r"api_keys = .*keys\.0\.sha256") as caught, cluster:
+        pass
+    assert "SECRET" not in caught.value.message
