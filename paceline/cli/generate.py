@@ -25,7 +25,7 @@ from paceline.protocol.generation import ChatMessage, GenerateRequest, Speculati
 from paceline.protocol.proposal import AUTO, MAX_PROPOSAL_NODES, NONE, Acceptance
 from paceline.protocol.sampling import Grammar, GrammarKind, SamplingParams
 from paceline.runtime.config import DEFAULT_MODEL, PeerSettings
-from paceline.runtime.process import sigterm_interrupts
+from paceline.runtime.stopping import signals_interrupt
 
 DEFAULT_MAX_NEW_TOKENS = 128
 
@@ -117,7 +117,7 @@ def generate(
     )
     wanted = _Wanted(request, as_json, compare, n)
     if local:
-        with sigterm_interrupts(), _local_services(model, drafter or AUTO, quiet=as_json) as services:
+        with signals_interrupt(), _local_services(model, drafter or AUTO, quiet=as_json) as services:
             _generate_at(PeerSettings(address=services.address), timeout, wanted)
     else:
         _generate_at(PeerSettings(address=coordinator, tls_ca=tls_ca), timeout, wanted)
