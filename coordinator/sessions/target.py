@@ -328,7 +328,7 @@ class TargetSession:
 
     async def _until_reachable(self, error: PacelineError, deadline: float) -> None:
         remaining = deadline - time.monotonic()
-        if isinstance(error, Overloaded):
+        if isinstance(error, Overloaded) or error.retry_after_ms is not None:
             await asyncio.sleep(min(remaining, (error.retry_after_ms or 100) / 1e3))
         await self._peer.link.wait_up(max(0.0, remaining))
 

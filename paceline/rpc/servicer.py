@@ -122,6 +122,7 @@ async def serve_sessions(
 
     async def drained() -> None:
         if serving is not None:
+            serving.scheduler.draining = True
             await drain(serving)
 
     try:
