@@ -48,6 +48,7 @@ check: setup
 	$(BIN)/python -m tools.check_stubs
 	$(BIN)/python -m tools.check_citations
 	$(BIN)/python -m tools.structure --check
+	$(BIN)/python -m tools.configuration --check
 	$(BIN)/lint-imports
 
 format: setup

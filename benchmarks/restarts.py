@@ -26,7 +26,7 @@ from benchmarks.reporting.reports import write_rows
 from paceline.client import AsyncClient
 from paceline.protocol.errors import PacelineError
 from paceline.protocol.generation import GenerateRequest, SpeculationSettings, Tokens
-from paceline.runtime.process import sigterm_interrupts
+from paceline.runtime.stopping import signals_interrupt
 
 TARGET = "table:vocab=300,seed=1,eos=299,step_ms=4"
 DRAFT = "table:vocab=300,seed=1,eos=299,noise=0.2,step_ms=1"
@@ -180,7 +180,7 @@ def report(load: Load, restarts: Sequence[Restart]) -> str:
     return f"{summary}\n{markdown_table(rows)}"
 
 
-@sigterm_interrupts()
+@signals_interrupt()
 def main() -> None:
     """Run, write the report, and fail if anything was lost."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -35,7 +35,7 @@ from paceline.protocol.sampling import SamplingParams
 from paceline.rpc.link_kinds import DRAFT, TARGET, LinkKind
 from paceline.rpc.peer_link import DraftLink, TargetLink
 from paceline.runtime.config import DEFAULT_MODEL, CoordinatorConfig, load_config
-from paceline.runtime.process import sigterm_interrupts
+from paceline.runtime.stopping import signals_interrupt
 
 FAN_OUT = 4
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -174,7 +174,7 @@ def run(services: ModelServices, temperatures: Sequence[float], asked: Sequence[
         return [measure(config, case, temperature, asked) for case in CASES for temperature in temperatures]
 
 
-@sigterm_interrupts()
+@signals_interrupt()
 def main() -> None:
     """Weigh and write the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

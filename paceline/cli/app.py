@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from paceline.cli.bench import bench
+from paceline.cli.config import config
 from paceline.cli.keys import keys
 from paceline.cli.train import train
 from paceline.protocol.errors import InvalidInput, PacelineError
@@ -64,6 +65,7 @@ app = typer.Typer(
 )
 app.add_typer(train, name="train")
 app.add_typer(bench, name="bench")
+app.add_typer(config, name="config")
 app.add_typer(keys, name="keys")
 
 

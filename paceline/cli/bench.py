@@ -16,7 +16,7 @@ from paceline.cli.support import example, has_engine
 from paceline.protocol.errors import InvalidInput, PacelineError, require
 from paceline.protocol.proposal import AUTO, Acceptance
 from paceline.runtime.config import DEFAULT_MODEL
-from paceline.runtime.process import sigterm_interrupts
+from paceline.runtime.stopping import signals_interrupt
 
 if TYPE_CHECKING:
     from benchmarks.prompts import Prompt
@@ -28,7 +28,7 @@ bench = typer.Typer(
 
 @bench.callback()
 def _stoppable(context: typer.Context) -> None:
-    context.with_resource(sigterm_interrupts())
+    context.with_resource(signals_interrupt())
 
 
 _DRAFTER_COMMA = re.compile(r",(?=(?:none|ngram|auto|model)(?:[:,]|$))")

@@ -34,7 +34,7 @@ from paceline.protocol.generation import ChatMessage, GenerateRequest, Speculati
 from paceline.protocol.proposal import AUTO, MAX_PROPOSAL_NODES, NONE, Acceptance
 from paceline.protocol.sampling import Grammar, GrammarKind, SamplingParams
 from paceline.runtime.config import DEFAULT_MODEL, PeerSettings
-from paceline.runtime.process import sigterm_interrupts
+from paceline.runtime.stopping import signals_interrupt
 
 DEFAULT_MAX_NEW_TOKENS = 128
 
@@ -132,7 +132,7 @@ def generate(
     )
     wanted = _Wanted(request, as_json, compare, n)
     if local:
-        with sigterm_interrupts(), _local_services(model, drafter or AUTO, quiet=as_json) as services:
+        with signals_interrupt(), _local_services(model, drafter or AUTO, quiet=as_json) as services:
             _generate_at(services.reach("coordinator"), None, timeout, wanted)
     else:
         peer = PeerSettings(

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from paceline.access.keys import ApiKey, ApiKeys, KeyLimits, hash_of, load_keys, new_key, save_keys, tenant_of
 from paceline.cli.support import example
-from paceline.runtime.config import refusal
+from paceline.runtime.sources import refusal
 
 SHOWN_DIGITS = 12
 KeyFile = Annotated[Path, typer.Option("--file", help="The key file, as the coordinator's --api-keys names it.")]

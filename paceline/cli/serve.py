@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,14 +13,18 @@ import typer
 from paceline.cli.app import app
 from paceline.cli.support import example, need_engine
 from paceline.local.drafter_choice import DrafterChoice
+from paceline.local.service_process import of_services
 from paceline.local.settings import ServeSettings, check_settings, speculative_drafter
 from paceline.local.supervisor import SupervisedServices
 from paceline.models.resolve import resolve
 from paceline.protocol.errors import require
 from paceline.runtime.config import DEFAULT_MODEL
-from paceline.runtime.options import takes_settings
-from paceline.runtime.process import sigterm_interrupts
+from paceline.runtime.options import ConfigFile, gather, takes_settings
 from paceline.runtime.roles import PeerRole
+from paceline.runtime.stopping import signals_interrupt
+
+VARIABLES = ("PACELINE_SERVE_SPECULATIVE_CONFIG", "PACELINE_SERVE_LOG_DIR")
+"""Of the options that are no settings."""
 
 
 @app.command(
@@ -28,11 +33,17 @@ from paceline.runtime.roles import PeerRole
         'paceline serve --speculative-config \'{"method": "ngram", "num_speculative_tokens": 6}\'',
     )
 )
-@takes_settings(ServeSettings, without=("num_draft_tokens",))
+@takes_settings(ServeSettings)
 def serve(
-    model: Annotated[
-        str, typer.Argument(help="A pulled model, a Hugging Face id, a folder or a .gguf path.")
-    ] = DEFAULT_MODEL,
+    chosen_model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MODEL]",
+            help="A pulled model, a Hugging Face id, a folder or a .gguf path.",
+            show_default=DEFAULT_MODEL,
+        ),
+    ] = None,
+    config: ConfigFile = None,
     speculative_config: Annotated[
         str | None,
         typer.Option(
@@ -44,19 +55,31 @@ def serve(
     ] = None,
     **flags: Any,
 ) -> None:
-    """Start the services on this machine, each a process; Ctrl-C stops them all."""
+    """Start the services on this machine, each a process; Ctrl-C stops them all, a second one kills them."""
     need_engine("serve")
-    if speculative_config is not None:
-        given = flags.get("drafter")
-        require(given is None, "drafter", given, "left out with speculative_config")
-        flags["drafter"], flags["num_draft_tokens"] = speculative_drafter(speculative_config)
-    settings = ServeSettings(model=model, **flags)
+    _take_in(flags, chosen_model, speculative_config)
+    settings = gather(ServeSettings, config, flags, os.environ, VARIABLES).config
     check_models(settings)
     folder = log_dir or Path(tempfile.mkdtemp(prefix="paceline-"))
     typer.echo(f"logs in {folder}")
-    with contextlib.suppress(KeyboardInterrupt), sigterm_interrupts():
+    if unread := of_services(os.environ):
+        typer.echo(f"not read, since serve configures its services itself: {', '.join(unread)}")
+    with signals_interrupt(), contextlib.suppress(KeyboardInterrupt):
         _serve_until_stopped(SupervisedServices(settings, folder, typer.echo))
-    typer.echo("stopped")
+    with contextlib.suppress(OSError):  # the terminal may be what has gone
+        typer.echo("stopped")
+
+
+def _take_in(flags: dict[str, Any], model: str | None, speculative_config: str | None) -> None:
+    """Add what the options that are no settings say to the settings' flags; what is said twice is refused."""
+    if speculative_config is not None:
+        drafter, num_draft_tokens = speculative_drafter(speculative_config)
+        for name, value in (("drafter", drafter), ("num_draft_tokens", num_draft_tokens)):
+            require(name not in flags, name, flags.get(name), "left out with speculative_config")
+            flags[name] = value
+    if model is not None:
+        other = flags.setdefault("model", model)
+        require(other == model, "model", other, f"left out with the argument {model!r}")
 
 
 def _serve_until_stopped(services: SupervisedServices) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -19,8 +18,18 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from paceline.protocol.errors import InvalidInput, PacelineError
 from paceline.rpc.channel import open_sync_channel
-from paceline.runtime.config import LOCALHOST, Config, PeerSettings, load_config
+from paceline.runtime.config import (
+    LOCALHOST,
+    Config,
+    CoordinatorConfig,
+    DraftConfig,
+    PeerSettings,
+    TargetConfig,
+    load_config,
+)
+from paceline.runtime.environment import of_program
 from paceline.runtime.process import BAD_CONFIGURATION, find_refusal
+from paceline.runtime.toml_text import toml_value
 
 LOG_LINES = 15
 HEALTH_SECONDS = 1.0
@@ -50,7 +59,19 @@ def write_config(kind: type[Config], file: Path, flags: Flags) -> None:
     """Write the flags that are set as a TOML file of dotted keys, checked against `kind`."""
     load_config(kind, None, flags)
     given = {key: value for key, value in flags.items() if value is not None}
-    file.write_text("".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in given.items()))
+    file.write_text("".join(f"{key} = {toml_value(value)}\n" for key, value in given.items()))
+
+
+def of_services(environment: Mapping[str, str]) -> list[str]:
+    """Variables that configure services which somebody starts one by one."""
+    kinds = (TargetConfig, DraftConfig, CoordinatorConfig)
+    return [name for kind in kinds for name in of_program(environment, kind.variables)]
+
+
+def inherited_environment() -> dict[str, str]:
+    """This process's environment, for a service that has its whole configuration from its starter."""
+    unread = of_services(os.environ)
+    return {name: value for name, value in os.environ.items() if name not in unread}
 
 
 @dataclass
@@ -67,7 +88,7 @@ class ServiceProcess:
     name: ServiceName
     folder: Path
     threads: int = 1
-    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    environment: Mapping[str, str] = field(default_factory=inherited_environment)
     keeps_log: bool = True
     label: str = ""
     _log_start: int = field(default=0, init=False)
@@ -118,13 +139,15 @@ class ServiceProcess:
         self._started = time.monotonic()
         self.port_file.unlink(missing_ok=True)
         command = [sys.executable, "-m", _MODULES[self.name], "--config", str(self.config_file)]
-        command += ["--port-file", str(self.port_file)]
+        command += ["--port-file", str(self.port_file), "--stop-with-stdin"]
+        self._close_stdin()
         with self.log_file.open("ab") as log:
             self._log_start = log.tell()
             # A group of its own: the terminal's Ctrl-C reaches the supervisor alone, which stops them in order.
             self._child = subprocess.Popen(  # noqa: S603 - our own interpreter and modules
                 command,
-                stdin=subprocess.DEVNULL,
+                # Ends with this process, however that ends, and the child with it.
+                stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=dict(self.environment) | _thread_environment(self.threads),
@@ -132,8 +155,9 @@ class ServiceProcess:
             )
 
     def wait(self, timeout_s: float) -> int | None:
-        """Wait for the child to end, for at most `timeout_s`; returns its exit code if it has."""
-        assert self._child is not None, "started"
+        """Wait for the child to end, if there is one, for at most `timeout_s`; returns its exit code if it has."""
+        if self._child is None:
+            return None
         try:
             return self._child.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -159,6 +183,7 @@ class ServiceProcess:
         if self._child is not None:
             self.signal(signal.SIGKILL)
             self._child.wait()
+            self._close_stdin()
 
     def log_tail(self, lines: int = LOG_LINES) -> str:
         """The last lines of the log."""
@@ -174,6 +199,11 @@ class ServiceProcess:
             return ServiceFailed(f"{self.name} service {what}; last lines of {self.log_file}:\n{self.log_tail()}")
         kind = ServiceRefused if self.exit_code == BAD_CONFIGURATION else ServiceFailed
         return kind(f"{refusal}\nlog: {self.log_file}" if self.keeps_log else refusal)
+
+    def _close_stdin(self) -> None:
+        """Let go of a child that has ended."""
+        if self._child is not None and self._child.stdin is not None:
+            self._child.stdin.close()
 
     def _refusal(self) -> str | None:
         """What the child refused since it was started last."""

@@ -7,7 +7,6 @@ folder, each named after the child's label.
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,9 +17,11 @@ from typing import Any, Self
 from paceline.client import Client
 from paceline.local.service_process import (
     HEALTH_SECONDS,
+    STOP_SECONDS,
     Flags,
     ServiceName,
     ServiceProcess,
+    inherited_environment,
     is_serving,
     write_config,
 )
@@ -64,6 +65,7 @@ class LocalServices:
         *,
         environment: Mapping[str, str] | None = None,
         start_timeout_s: float = START_SECONDS,
+        stop_timeout_s: float = STOP_SECONDS,
         keeps_logs: bool = True,
         tls: Path | None = None,
     ) -> None:
@@ -73,6 +75,7 @@ class LocalServices:
         self._announce = announce
         self._environment = dict(environment or {})
         self._start_timeout_s = start_timeout_s
+        self._stop_timeout_s = stop_timeout_s
         self._keeps_logs = keeps_logs
         self._flags: dict[str, Flags] = {}
         self._killed: set[str] = set()
@@ -100,7 +103,7 @@ class LocalServices:
         """Start a service with settings of its own; returns before it serves. A label may be started again."""
         process = self.processes.get(label)
         if process is None:
-            environment = dict(os.environ) | self._environment
+            environment = inherited_environment() | self._environment
             process = ServiceProcess(name, self.folder, threads, environment, self._keeps_logs, label)
         write_config(_CONFIGS[name], process.config_file, flags)
         self.processes[label] = process
@@ -183,15 +186,17 @@ class LocalServices:
         self.processes[label].kill()
 
     def stop(self) -> None:
-        """Stop all, the last one first, so that a coordinator closes its sessions; a second interrupt kills."""
-        running = list(self.processes.values())
+        """Stop all, the coordinators first: their requests still need the others. An interrupt kills."""
+        coordinators = [process for process in self.processes.values() if process.name == "coordinator"]
+        others = [process for process in self.processes.values() if process.name != "coordinator"]
         try:
-            for process in reversed(running):
-                process.signal(signal.SIGTERM)
-            for process in reversed(running):
-                process.stop()
+            for together in (coordinators, others):
+                for process in together:
+                    process.signal(signal.SIGTERM)
+                for process in together:
+                    process.wait(self._stop_timeout_s)
         finally:
-            for process in running:
+            for process in self.processes.values():
                 process.kill()
 
     def _wait_for_progress(self, process: ServiceProcess, what: str, deadline: float) -> None:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import ClassVar
 
 from pydantic import BaseModel, Field, ModelWrapValidatorHandler, ValidationError, model_validator
 
@@ -21,7 +21,6 @@ from paceline.runtime.config import (
     DEFAULT_MODEL,
     DRAFT_PORT,
     LOCALHOST,
-    NO_FLAG,
     TARGET_PORT,
     CoordinatorConfig,
     DraftConfig,
@@ -30,20 +29,23 @@ from paceline.runtime.config import (
     Port,
     RankSettings,
     RequestSettings,
+    StopSettings,
     TargetConfig,
     load_config,
-    refusal,
 )
 from paceline.runtime.roles import PeerRole
+from paceline.runtime.sources import refusal
 
 SHARED_BELOW = 4
 """Cores from which target and draft get cores of their own."""
 
 
-class ServeSettings(ModelSettings, RankSettings, RequestSettings):
+class ServeSettings(ModelSettings, RankSettings, RequestSettings, StopSettings):
     """What `paceline serve` runs. What is not set is left to the services; port 0 takes a free one."""
 
-    model: Annotated[str, NO_FLAG] = DEFAULT_MODEL
+    variables: ClassVar[str] = "PACELINE_SERVE_"
+
+    model: str = Field(DEFAULT_MODEL, description="As MODEL: a pulled model, hub id, folder or .gguf file.")
     drafter: str = Field(AUTO, description="auto, ngram, model, none; auto:PATH, model:PATH: your own draft.")
     dtype: Dtype = Field("auto", description="Number format of the target's weights.")
     host: str = Field(LOCALHOST, description="Address that the coordinator listens on.")
@@ -60,7 +62,7 @@ class ServeSettings(ModelSettings, RankSettings, RequestSettings):
     @model_validator(mode="wrap")
     @classmethod
     def _refuse(cls, values: object, check: ModelWrapValidatorHandler[ServeSettings]) -> ServeSettings:
-        """Refuse as the services do, by the names that their settings have.
+        """Refuse as the services do.
 
         Raises:
             InvalidInput: naming field, value and limit.
@@ -68,8 +70,7 @@ class ServeSettings(ModelSettings, RankSettings, RequestSettings):
         try:
             settings = check(values)
         except ValidationError as error:
-            sections = dict.fromkeys(ModelSettings.model_fields, "engine.") | {"host": "server.", "port": "server."}
-            raise refusal(error, sections) from error
+            raise refusal(error) from error
         DrafterChoice.parse(settings.drafter)
         return settings
 
@@ -147,6 +148,7 @@ def target_flags(settings: ServeSettings, threads: int) -> Flags:
     return {
         **_given(settings, ModelSettings, "engine."),
         **_given(settings, RankSettings),
+        **_given(settings, StopSettings, "server."),
         "engine.dtype": settings.dtype,
         "engine.threads": threads,
         "model": settings.model,
@@ -159,6 +161,7 @@ def draft_flags(settings: ServeSettings, threads: int) -> Flags:
     """The draft service's settings, dotted keys as in `DraftConfig`; its precision is its own affair."""
     return {
         **_given(settings, ModelSettings, "engine."),
+        **_given(settings, StopSettings, "server."),
         "engine.reproducible": None,
         "engine.threads": threads,
         "drafters": [f"{MODEL}:{settings.draft_model}"],
@@ -172,6 +175,7 @@ def coordinator_flags(settings: ServeSettings, target: str, draft: str | None, c
     """The coordinator's settings, dotted keys as in `CoordinatorConfig`."""
     return {
         **_given(settings, RequestSettings),
+        **_given(settings, StopSettings, "server."),
         "model": settings.model,
         "drafter": DrafterChoice.parse(settings.drafter).kind,
         # Drafting beside a target on the same cores takes from it more than it gives.

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from paceline.local.service_process import ServiceProcess, is_serving
+from paceline.local.service_process import STOP_SECONDS, ServiceProcess, is_serving
 from paceline.local.services import POLL_SECONDS, START_SECONDS, LocalServices
 from paceline.local.settings import (
     ServeSettings,
@@ -65,7 +65,14 @@ class SupervisedServices(LocalServices):
         keeps_logs: bool = True,
     ) -> None:
         check_settings(settings)
-        super().__init__(folder, announce, start_timeout_s=start_timeout_s, keeps_logs=keeps_logs, tls=settings.tls)
+        super().__init__(
+            folder,
+            announce,
+            start_timeout_s=start_timeout_s,
+            stop_timeout_s=settings.drain_seconds + STOP_SECONDS,
+            keeps_logs=keeps_logs,
+            tls=settings.tls,
+        )
         self.settings = settings
         self._restarts: dict[str, Restarts] = {}
         self._returning: set[str] = set()

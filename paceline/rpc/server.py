@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
-import signal
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,6 +24,7 @@ from paceline.rpc.frames import first_to_end
 from paceline.rpc.statuses import abort_with
 from paceline.rpc.tls import server_credentials
 from paceline.runtime.config import ServerSettings
+from paceline.runtime.stopping import signals_stop, stop_with_stdin
 
 logger = logging.getLogger(__name__)
 
@@ -58,20 +57,21 @@ async def run_server(
     on_serving: Callable[[RunningServer], None] | None = None,
     loading: str = "the service is still loading",
 ) -> None:
-    """Serve until SIGTERM, SIGINT or `stop`, then drain and return.
+    """Serve until a signal, the end of standard input where that counts, or `stop`; then drain and return.
 
     The health service answers NOT_SERVING from the start, SERVING once
     `register` has returned, and NOT_SERVING again while the server drains.
     Until `register` has returned every other call is refused as UNAVAILABLE
     with `loading`, for how long, and when to try again; a stop that comes meanwhile cancels it.
+    A draining server sends GOAWAY: calls that run go on, new ones go to another address or are UNAVAILABLE.
 
     Args:
         settings: where and how; `port_file` gets `host:port` once SERVING.
         register: loads what the service needs and adds its servicers to the server; sync or async.
         service_names: full names (`paceline.v1.TargetService`) for health and reflection.
         stop: ends the server when set, beside the signals.
-        on_drain: returns when no work is left; the calls that remain are
-            cancelled then, and in any case after `drain_seconds`. None: calls
+        on_drain: called when draining begins; returns when no work is left; the calls that
+            remain are cancelled then, and in any case after `drain_seconds`. None: calls
             get `drain_seconds` to end by themselves.
         on_serving: told the bound ports once SERVING.
         loading: says which service is loading what.
@@ -90,7 +90,9 @@ async def run_server(
     servicer = health.aio.HealthServicer()
     names = ("", *service_names)
     await _set_health(servicer, names, health_pb2.HealthCheckResponse.NOT_SERVING)
-    with _signals(stop):
+    if settings.stop_with_stdin:
+        stop_with_stdin(stop, settings.drain_seconds)
+    with signals_stop(stop):
         probe, health_port = await _start_probe(settings, servicer)
         health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
         await server.start()
@@ -280,29 +282,17 @@ def _announce(
 
 async def _drain(server: grpc.aio.Server, seconds: float, on_drain: Hook | None) -> None:
     """Take no new calls, let the running ones end, cancel what is left."""
+    logger.info("draining: drain_seconds=%g", seconds)
+    began = time.monotonic()
     stopping = asyncio.ensure_future(server.stop(seconds))
     if on_drain is not None:
         drained = asyncio.ensure_future(on_drain())
         await asyncio.wait([drained, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if not drained.done() and time.monotonic() - began >= seconds:
+            logger.warning("drain_seconds = %g are over: sessions that still run are cut off", seconds)
         drained.cancel()
         results = await asyncio.gather(drained, return_exceptions=True)
         if isinstance(results[0], Exception):
             logger.error("draining failed: error=%r", results[0])
         await server.stop(None)
     await stopping
-
-
-@contextlib.contextmanager
-def _signals(stop: asyncio.Event) -> Iterator[None]:
-    """SIGTERM and SIGINT set `stop`, where the platform and the thread allow it."""
-    loop = asyncio.get_running_loop()
-    installed: list[signal.Signals] = []
-    for number in (signal.SIGTERM, signal.SIGINT):
-        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-            loop.add_signal_handler(number, stop.set)
-            installed.append(number)
-    try:
-        yield
-    finally:
-        for number in installed:
-            loop.remove_signal_handler(number)

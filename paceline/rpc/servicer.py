@@ -123,6 +123,7 @@ async def serve_sessions(
 
     async def drained() -> None:
         if serving is not None:
+            serving.scheduler.draining = True
             await drain(serving)
 
     warn_of_callers(settings)

@@ -16,6 +16,7 @@ from paceline.protocol.errors import (
     InvalidInput,
     Overloaded,
     PacelineError,
+    PeerUnavailable,
     PrefixMismatch,
     UnknownSession,
 )
@@ -26,6 +27,10 @@ logger = logging.getLogger(__name__)
 
 RETRY_AFTER_MS = 200
 """Hint sent with `Overloaded` when a session can't be opened for now."""
+DRAINING = "draining"
+"""The fact in the error of a session that a draining service refuses: another one can take it at once."""
+DRAINING_RETRY_MS = 500
+"""Hint sent with it for who knows no other service: this one ends, and one that takes its place has to load."""
 
 
 class SessionOwner(Protocol):
@@ -73,6 +78,8 @@ class SessionScheduler(ABC, Generic[Session]):
     """The command that opens a session."""
 
     def __init__(self, max_sessions_per_link: int) -> None:
+        self.draining = False
+        """Whether the service is about to stop: open sessions go on, new ones are refused."""
         self.steps = 0
         self.max_sessions_per_link = max_sessions_per_link
         self._keys = itertools.count(1)
@@ -113,6 +120,12 @@ class SessionScheduler(ABC, Generic[Session]):
         if not self._open:
             self._idle.set()
         self._release(session)
+
+    def check_admits(self) -> None:
+        """Raise `PeerUnavailable` while the service drains."""
+        if self.draining:
+            message = f"the service is draining and takes no new session ({self.sessions} still run)"
+            raise PeerUnavailable(message, metadata={DRAINING: "true"}, retry_after_ms=DRAINING_RETRY_MS)
 
     async def idle(self) -> None:
         """Return once no session is open."""
@@ -193,6 +206,7 @@ class LinkSessions(Generic[Session]):
         if command.session_id in self._sessions:
             raise InvalidInput.of("session_id", command.session_id, "new on the link; it is open")
         try:
+            self._scheduler.check_admits()
             self._check_room()
             self._sessions[command.session_id] = self._scheduler.open(self, command)
         except PacelineError as error:

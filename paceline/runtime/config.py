@@ -1,25 +1,25 @@
 """Every setting of every service: typed, bounded, frozen, documented here and nowhere else.
 
-Values come from a TOML file, overridden by command-line flags, which
-`paceline.runtime.options` makes from these types: a field's name, default,
-bounds and description are its flag's. Nothing below the command line reads the
-environment. Unknown keys fail, naming the key.
+Values come from a TOML file, overridden by variables (`paceline.runtime.environment`),
+overridden by command-line flags (`paceline.runtime.options`). All are made from
+these types: a field's name, default, bounds and description are its flag's.
+Nothing below the command line reads the environment. Unknown keys fail, naming
+the key.
 """
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from paceline.protocol.errors import InvalidInput
 from paceline.protocol.proposal import AUTO, NONE
 from paceline.protocol.target import LIFE_SIGN_MS
 from paceline.runtime.roles import PeerRole, RolePolicy
+from paceline.runtime.sources import Given, load
 
 DEFAULT_MODEL = "smollm2-135m"
 FAST_DTYPE: Literal["fast"] = "fast"
@@ -53,8 +53,31 @@ SECTION_FLAG = Flag("the section's own")
 class _Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
+    variables: ClassVar[str] = ""
+    """What the names of a program's environment variables begin with; empty: the type is a part of others."""
+    unused: ClassVar[tuple[str, ...]] = ()
+    """Settings of shared parts that a program has no use for: they have no flag and no variable."""
 
-class ServerSettings(_Settings):
+    @model_validator(mode="before")
+    @classmethod
+    def _within_sections(cls, values: object) -> object:
+        """What is given of a section leaves the rest of it to the section's default, not to its type's."""
+        if not isinstance(values, dict):
+            return values
+        defaults = {
+            name: field.default for name, field in cls.model_fields.items() if isinstance(field.default, _Settings)
+        }
+        given = {name: values[name] for name in defaults if isinstance(values.get(name), dict)}
+        return values | {name: defaults[name].model_dump(exclude_unset=True) | value for name, value in given.items()}
+
+
+class StopSettings(_Settings):
+    """What `paceline serve` passes on to every service."""
+
+    drain_seconds: float = Field(5.0, ge=0, le=600, description="Time that running sessions get on SIGTERM.")
+
+
+class ServerSettings(StopSettings):
     """What every gRPC server of ours needs."""
 
     host: str = Field(LOCALHOST, description="Address to listen on.")
@@ -69,8 +92,10 @@ class ServerSettings(_Settings):
         "required",
         description="With a client CA: calls need a role in the certificate; off: any of its certificates.",
     )
-    drain_seconds: float = Field(5.0, ge=0, le=600, description="Time that running sessions get on SIGTERM.")
     port_file: Path | None = Field(None, description="Written with host:port once the server is SERVING.")
+    stop_with_stdin: bool = Field(
+        False, description="Stop, as on SIGTERM, when standard input ends: the process that started this one is gone."
+    )
 
 
 class PeerSettings(_Settings):
@@ -152,6 +177,8 @@ class RankSettings(_Settings):
 class TargetConfig(RankSettings):
     """The target service."""
 
+    variables: ClassVar[str] = "PACELINE_TARGET_"
+
     model: str = Field(DEFAULT_MODEL, description="Pulled model, hub id, folder, .gguf file or table:… name.")
     server: ServerSettings = ServerSettings(port=TARGET_PORT)
     engine: EngineSettings = EngineSettings()
@@ -172,6 +199,9 @@ class TargetConfig(RankSettings):
 class DraftConfig(_Settings):
     """The draft service."""
 
+    variables: ClassVar[str] = "PACELINE_DRAFT_"
+    unused: ClassVar[tuple[str, ...]] = ("engine.reproducible", "engine.reproducible_rows")
+
     drafters: Annotated[tuple[str, ...], Flag("drafter")] = Field(
         ("model:default",),
         description="model:NAME, the default first; repeatable. model:default comes with Paceline.",
@@ -179,12 +209,7 @@ class DraftConfig(_Settings):
     target_model: str | None = Field(None, description="Target whose tokenizer the drafters must share.")
     server: ServerSettings = ServerSettings(port=DRAFT_PORT)
     engine: EngineSettings = EngineSettings(dtype=FAST_DTYPE)
-
-    @field_validator("engine", mode="before")
-    @classmethod
-    def _fast_unless_told(cls, value: object) -> object:
-        """A draft's precision changes speed only, so the fast one is the default."""
-        return {"dtype": FAST_DTYPE} | value if isinstance(value, dict) else value
+    """A draft's precision changes speed only, so the fast one is the default."""
 
     @field_validator("engine")
     @classmethod
@@ -206,6 +231,8 @@ class RequestSettings(_Settings):
 
 class CoordinatorConfig(RequestSettings):
     """The coordinator. `draft` unset: every round is target-only or proposed from n-grams."""
+
+    variables: ClassVar[str] = "PACELINE_COORDINATOR_"
 
     model: str = Field(DEFAULT_MODEL, description="Names the tokenizer; must be the target's.")
     server: ServerSettings = ServerSettings(port=COORDINATOR_PORT)
@@ -288,38 +315,4 @@ def load_config(kind: type[Config], file: Path | None, flags: Mapping[str, objec
     Raises:
         InvalidInput: naming the key, its value and the limit.
     """
-    values: dict[str, object] = {}
-    if file is not None:
-        values = _read_toml(file)
-    for dotted, value in flags.items():
-        if value is not None:
-            _set_dotted(values, dotted.split("."), value)
-    try:
-        return kind.model_validate(values)
-    except ValidationError as error:
-        raise refusal(error) from error
-
-
-def refusal(error: ValidationError, sections: Mapping[str, str] | None = None) -> InvalidInput:
-    """The first of pydantic's complaints; `sections` maps a field to the section that its name is shown with."""
-    first = error.errors()[0]
-    key = ".".join(str(part) for part in first["loc"])
-    return InvalidInput.of((sections or {}).get(key, "") + key, first["input"], f"valid ({first['msg']})")
-
-
-def _read_toml(file: Path) -> dict[str, object]:
-    try:
-        return tomllib.loads(file.read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise InvalidInput.of("config", str(file), f"a readable TOML file ({error})") from error
-
-
-def _set_dotted(values: dict[str, object], keys: list[str], value: object) -> None:
-    for key in keys[:-1]:
-        if values.get(key, NONE) == NONE:
-            values[key] = {}
-        inner = values[key]
-        if not isinstance(inner, dict):
-            raise InvalidInput.of(key, inner, "a table")
-        values = inner
-    values[keys[-1]] = value
+    return load(kind, file, {key: Given(value) for key, value in flags.items() if value is not None}).config

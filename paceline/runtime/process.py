@@ -8,8 +8,7 @@ import logging
 import re
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 import uvloop
@@ -67,13 +66,3 @@ def describe_exit(code: int | None) -> str:
     if code is None:
         return "no exit code yet"
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-
-
-@contextmanager
-def sigterm_interrupts() -> Iterator[None]:
-    """Within the block SIGTERM raises KeyboardInterrupt, as Ctrl-C does."""
-    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)

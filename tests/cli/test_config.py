@@ -22,6 +22,14 @@ def test_flags_override_the_file_and_leave_the_rest(tmp_path: Path) -> None:
     assert config.tensor_parallel_size == 1, "the default stays"
 
 
+@pytest.mark.parametrize(("kind", "port"), [(TargetConfig, 50053), (DraftConfig, 50052), (CoordinatorConfig, 50051)])
+def test_a_section_given_in_part_keeps_its_other_defaults(kind: type[TargetConfig], port: int) -> None:
+    config = load_config(kind, None, {"server.host": "0.0.0.0"})
+    assert (config.server.host, config.server.port) == ("0.0.0.0", port)
+    alone = load_config(CoordinatorConfig, None, {"target.tls_ca": "ca.crt"})
+    assert alone.target.address == ("127.0.0.1:50053",)
+
+
 @pytest.mark.parametrize(
     ("text", "key"),
     [

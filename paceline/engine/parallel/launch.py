@@ -25,6 +25,7 @@ from paceline.protocol.errors import PacelineError
 from paceline.runtime.config import LOCALHOST, EngineSettings
 from paceline.runtime.logs import log_to_stderr
 from paceline.runtime.process import FAILED, describe_exit
+from paceline.runtime.stopping import stop_signals
 from paceline.sampling import racing
 
 logger = logging.getLogger(__name__)
@@ -96,7 +97,7 @@ def run_rank(model: str, settings: EngineSettings, place: Place) -> None:
         PacelineError: the rank's share can't be loaded.
         Exception: the group has failed.
     """
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in stop_signals():
         signal.signal(number, signal.SIG_IGN)
     from paceline.engine.parallel.loading import serve_rank
 

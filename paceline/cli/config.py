@@ -1,0 +1,69 @@
+"""`paceline config …`: the services' settings, without starting one."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, get_args
+
+import typer
+
+from draft_service.drafters.names import check_drafters
+from paceline.cli.support import example
+from paceline.local.settings import ServeSettings, check_settings
+from paceline.runtime.config import CoordinatorConfig, DraftConfig, TargetConfig
+from paceline.runtime.fields import every_setting
+from paceline.runtime.options import parse
+from paceline.runtime.sources import Loaded
+from paceline.runtime.toml_text import annotated
+
+config = typer.Typer(help="The services' settings: shown, checked, described.", no_args_is_help=True)
+
+ProgramName = Literal["target-service", "draft-service", "coordinator", "serve"]
+Program = Annotated[ProgramName, typer.Argument(help="Whose settings.")]
+PROGRAMS: Mapping[ProgramName, type[Any]] = dict(
+    zip(get_args(ProgramName), (TargetConfig, DraftConfig, CoordinatorConfig, ServeSettings), strict=True)
+)
+_CHECKS: Mapping[ProgramName, Callable[[Any], None]] = {
+    "draft-service": lambda settings: check_drafters(settings.drafters),
+    "serve": check_settings,
+}
+_TAKES_FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True}
+SCHEMA = "https://json-schema.org/draft/2020-12/schema"
+
+
+@config.command(
+    context_settings=_TAKES_FLAGS,
+    epilog=example("paceline config show target-service --config target.toml --threads 4"),
+)
+def show(context: typer.Context, service: Program) -> None:
+    """Print the settings in force as TOML, each with what gave it; takes the service's own flags."""
+    typer.echo(annotated(_load(context, service), every_setting(PROGRAMS[service])), nl=False)
+
+
+@config.command(
+    context_settings=_TAKES_FLAGS,
+    epilog=example("paceline config check coordinator --config coordinator.toml"),
+)
+def check(context: typer.Context, service: Program) -> None:
+    """Say that the settings are valid, or name the first that is not; takes the service's own flags."""
+    given = _load(context, service).sources
+    typer.echo(f"valid: {service}, {len(given)} settings given")
+
+
+@config.command(epilog=example("paceline config schema target-service > target.schema.json"))
+def schema(service: Program) -> None:
+    """Print the JSON schema of the service's TOML file."""
+    typer.echo(json.dumps({"$schema": SCHEMA} | PROGRAMS[service].model_json_schema(), indent=2))
+
+
+def _load(context: typer.Context, service: ProgramName) -> Loaded[Any]:
+    """What the service would run with, from the same flags, variables and file.
+
+    Raises:
+        InvalidInput: naming the key or variable, its value, the limit and what gave it.
+    """
+    loaded = parse(PROGRAMS[service], f"The settings of {service}.", context.args, os.environ)
+    _CHECKS.get(service, lambda settings: None)(loaded.config)
+    return loaded

@@ -1,0 +1,105 @@
+"""Values from several sources become one checked configuration that knows where each of them came from."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from paceline.protocol.errors import InvalidInput
+from paceline.protocol.proposal import NONE
+
+Checked = TypeVar("Checked", bound=BaseModel)
+DEFAULT = "default"
+
+
+@dataclass(frozen=True)
+class Given:
+    """A value for one setting, and what gave it: a flag, a variable or a file, by name; empty: a program."""
+
+    value: object
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Loaded(Generic[Checked]):
+    """A configuration, and by dotted key what gave those settings that are not left to their defaults."""
+
+    config: Checked
+    sources: Mapping[str, str]
+
+    def source_of(self, key: str) -> str:
+        """What gave a setting, or the section that it is in."""
+        return next((self.sources[each] for each in _upwards(key) if each in self.sources), DEFAULT)
+
+
+def load(kind: type[Checked], file: Path | None, given: Mapping[str, Given]) -> Loaded[Checked]:
+    """Merge a TOML file and what overrides it, by dotted key, into one configuration.
+
+    Raises:
+        InvalidInput: naming the key, its value, the limit, and what gave it.
+    """
+    values = {} if file is None else _read_toml(file)
+    sources = {key: str(file) for key in _dotted(values)}
+    try:
+        for key, each in given.items():
+            _set_dotted(values, key.split("."), each.value)
+            sources[key] = each.source
+        return Loaded(kind.model_validate(values), sources)
+    except ValidationError as error:
+        raise _with_source(refusal(error), sources) from error
+    except InvalidInput as error:
+        raise _with_source(error, sources) from error
+
+
+def refusal(error: ValidationError) -> InvalidInput:
+    """The first of pydantic's complaints."""
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"])
+    return InvalidInput.of(key, first["input"], f"valid ({first['msg']})")
+
+
+def _with_source(error: InvalidInput, sources: Mapping[str, str]) -> InvalidInput:
+    """Name what gave the value; of a part of a value (an entry of a list), what gave the whole."""
+    field = error.metadata.get("field", "")
+    below = (key for key in sources if key.startswith(f"{field}."))
+    source = next((sources[key] for key in (*_upwards(field), *below) if sources.get(key)), "")
+    if not source:
+        return error
+    return InvalidInput(f"{error.message}; given by {source}", metadata={**error.metadata, "source": source})
+
+
+def _upwards(key: str) -> Iterator[str]:
+    """The key, then those of the sections that it is in."""
+    parts = key.split(".")
+    yield from (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+
+
+def _read_toml(file: Path) -> dict[str, object]:
+    try:
+        return tomllib.loads(file.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InvalidInput.of("config", str(file), f"a readable TOML file ({error})") from error
+
+
+def _dotted(values: Mapping[str, object], path: str = "") -> Iterator[str]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _dotted(value, f"{path}{name}.")
+        else:
+            yield path + name
+
+
+def _set_dotted(values: dict[str, object], keys: list[str], value: object) -> None:
+    for key in keys[:-1]:
+        if values.get(key, NONE) == NONE:
+            values[key] = {}
+        inner = values[key]
+        if not isinstance(inner, dict):
+            raise InvalidInput.of(key, inner, "a table")
+        values = inner
+    values[keys[-1]] = value

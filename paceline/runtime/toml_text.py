@@ -1,0 +1,52 @@
+"""Settings as TOML text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from paceline.runtime.fields import Setting
+from paceline.runtime.sources import Loaded
+
+
+def toml_value(value: object) -> str:
+    """A value as TOML writes it: JSON does too, but for what it leaves unescaped."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(toml_value(each) for each in value)}]"
+    plain = str(value) if isinstance(value, Path) else value
+    return json.dumps(plain, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def annotated(loaded: Loaded[Any], settings: Iterable[Setting]) -> str:
+    """A whole configuration, each setting with what gave it; what is unset is a comment, since TOML has no null."""
+
+    def section_of(setting: Setting) -> str:
+        return setting.key.rpartition(".")[0]
+
+    lines: list[str] = []
+    for section, members in groupby(sorted(settings, key=section_of), section_of):
+        shown = list(_lines(loaded, members))
+        unset = all(line.startswith("#") for line in shown)
+        lines += ["", f"# [{section}]" if unset else f"[{section}]"] if section else []
+        lines += shown
+    return "\n".join(lines) + "\n"
+
+
+def _lines(loaded: Loaded[Any], settings: Iterable[Setting]) -> Iterator[str]:
+    for setting in settings:
+        value, name = value_of(loaded.config, setting.key), setting.key.rpartition(".")[2]
+        source = loaded.source_of(setting.key)
+        yield f"# {name} is unset" if value is None else f"{name} = {toml_value(value)}  # {source}"
+
+
+def value_of(config: BaseModel, key: str) -> object:
+    """What a setting is; None also where its whole section is unset."""
+    value: object = config
+    for name in key.split("."):
+        value = getattr(value, name, None)
+    return value
