@@ -20,6 +20,7 @@ from paceline.runtime import telemetry
 from paceline.runtime.config import CoordinatorConfig
 from paceline.runtime.options import parse_config
 from paceline.runtime.process import keep_loaded, run_service
+from paceline.sampling import drafted
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1 import generation_service_pb2_grpc as pb_grpc
 
@@ -37,6 +38,7 @@ async def serve(config: CoordinatorConfig) -> None:
 
     async def register(server: grpc.aio.Server) -> None:
         tokenizer = await asyncio.to_thread(load_tokenizer, config.model)
+        await asyncio.to_thread(drafted.warm_up)
         target, draft = _peers(config, tokenizer)
         links.extend(peer.link for peer in (target, draft) if peer is not None)
         servicer = GenerationServicer(config, tokenizer, target, draft)
