@@ -18,6 +18,7 @@ from paceline.runtime import telemetry
 from paceline.runtime.config import CoordinatorConfig
 from paceline.runtime.options import parse_config
 from paceline.runtime.process import keep_loaded, run_service
+from paceline.sampling import drafted
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1 import generation_service_pb2_grpc as pb_grpc
 
@@ -40,6 +41,7 @@ async def serve(config: CoordinatorConfig) -> None:
     async def register(server: grpc.aio.Server) -> None:
         nonlocal pools, servicer
         tokenizer = await asyncio.to_thread(load_tokenizer, config.model)
+        await asyncio.to_thread(drafted.warm_up)
         pools = Pools.of(config, tokenizer)
         servicer = GenerationServicer(config, tokenizer, pools.target, pools.draft, gate)
         pb_grpc.add_GenerationServiceServicer_to_server(servicer, server)

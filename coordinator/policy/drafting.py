@@ -133,6 +133,7 @@ class Drafting:
         self._first_draft = drafted.first
         if drafted.proposal is not None:
             drafted = replace(drafted, proposal=drafted.proposal.first(self._rows_left))
+        self._session.dispatching(drafted)
         return replace(drafted, miss=self._missed) if self._missed else drafted
 
     async def _planned(self, asked: Callable[[], None]) -> Drafted:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from coordinator.sessions.peer import Peer
 from coordinator.sessions.pool import Pool
+from coordinator.sessions.redrawing import MAX_MISTAKES, Mistake, Redrawn, as_sent, base_behind, redrawn
 from coordinator.sessions.speculation_cache import SpeculationCache
 from coordinator.text.sequence import GenerationTask
 from paceline.protocol.codec import error_of
@@ -23,11 +25,12 @@ from paceline.protocol.draft import (
     Verifying,
 )
 from paceline.protocol.errors import InvalidInput, Overloaded, PacelineError, PeerUnavailable, require
-from paceline.protocol.proposal import MAX_PROPOSAL_NODES, NGRAM, Outcome, Proposal
+from paceline.protocol.proposal import MAX_PROPOSAL_NODES, NGRAM, Acceptance, Outcome, Proposal
 from paceline.protocol.records import StepTimings
 from paceline.protocol.session import Failure
 from paceline.protocol.target import Round
 from paceline.rpc.peer_link import DraftLink
+from paceline.sampling.drafted import draft_key
 
 logger = logging.getLogger(__name__)
 
@@ -45,12 +48,14 @@ class Drafted:
     `hit`: it was drafted for this outcome before the outcome was known.
     `miss`: outcomes were drafted for, but not this one, or not in time.
     `first`: it is the first one of its session, which had to compute the text before it.
+    `mistake`: a token of it that was redrawn.
     """
 
     proposal: Proposal | None = None
     hit: bool = False
     miss: bool = False
     first: bool = False
+    mistake: Mistake | None = None
     timings: StepTimings = field(default_factory=StepTimings)
 
 
@@ -137,8 +142,11 @@ class DraftSession:
         self._peer: DraftPeer | None = None
         self._task = task
         self._drafter = drafter
+        self._noise = draft_key(task.noise, task.acceptance)
         self._id: int | None = None
-        self._cache = SpeculationCache()
+        self._opened_at = 0
+        self._mistakes = 0
+        self._cache = SpeculationCache[Redrawn]()
         self.on_prepared: Callable[[], None] = lambda: None
         """Called when a proposal for an outcome that is not known yet has come, or has grown."""
         self._arrived = asyncio.Event()
@@ -169,8 +177,8 @@ class DraftSession:
             self._wanted = False
             return
         try:
-            self._id = peer.attach(self)
-            spec = self._task.spec(committed, traceparent)
+            self._id, self._opened_at = peer.attach(self), len(committed) - 1
+            spec = replace(self._task.spec(committed, traceparent), noise=self._noise)
             peer.send(DraftOpen(self._id, spec, self._drafter, budget))
         except PeerUnavailable as error:
             self._give_up(error.for_log)
@@ -180,16 +188,16 @@ class DraftSession:
         self._cache.expect(outcome)
         self._arrived.clear()
         self._wanted = False
-        drafted = self._cache.take()
-        return None if drafted is None else self._checked(drafted, MAX_PROPOSAL_NODES, hit=True)
+        entry = self._cache.take()
+        return None if entry is None else self._checked(entry, MAX_PROPOSAL_NODES, hit=True)
 
     def prepared(self, round_: Round) -> Iterator[tuple[Outcome, Proposal]]:
         """The proposals prepared for outcomes of a round, the likeliest first, up to one that is faulty."""
-        for outcome, drafted in self._cache.prepared(round_.base_length):
+        for outcome, entry in self._cache.prepared(round_.base_length):
             if fault := self._fault_in_outcome(outcome, round_):
                 self._give_up(fault)
                 return
-            checked = self._checked(drafted, MAX_PROPOSAL_NODES, hit=True)
+            checked = self._checked(entry, MAX_PROPOSAL_NODES, hit=True)
             if checked is not None and checked.proposal is not None:
                 yield outcome, checked.proposal
 
@@ -216,15 +224,15 @@ class DraftSession:
         """The proposal that was asked for; waits for it as long as `Patience` allows."""
         if self._pool is None or self._id is None or not self._wanted:
             return NOTHING
-        drafted = self._cache.take()
-        if drafted is None and self._patience.may_wait():
-            drafted = await self._wait(self._pool.timeout_s)
+        entry = self._cache.take()
+        if entry is None and self._patience.may_wait():
+            entry = await self._wait(self._pool.timeout_s)
         self._wanted = False
-        if drafted is None:
+        if entry is None:
             return NOTHING
         self._patience = Patience()
         first, self._fresh = self._fresh, False
-        checked = self._checked(drafted, self._budget.max_tokens, hit=False)
+        checked = self._checked(entry, self._budget.max_tokens, hit=False)
         return NOTHING if checked is None else replace(checked, first=first)
 
     def verifying(self, round_: Round, budget: DraftBudget) -> None:
@@ -237,6 +245,19 @@ class DraftSession:
         else:
             known = (proposal.proposal_id, len(proposal)) if proposal is not None else (0, 0)
             self._send(self._peer, Verifying(self._id, round_.base_length, *known, budget=budget))
+
+    def dispatching(self, drafted: Drafted) -> None:
+        """A round is about to leave with this: a mistake among its tokens ends the session.
+
+        Not before: to go without a draft for what it drew in a round that is never sent would be a choice by a
+        token that is then dropped (`exactness` §7).
+        """
+        mistake, proposal = drafted.mistake, drafted.proposal
+        if mistake is None or proposal is None or mistake.node >= len(proposal):
+            return
+        self._mistakes += 1
+        last = self._mistakes == MAX_MISTAKES
+        self._give_up(f"mistake {self._mistakes} of at most {MAX_MISTAKES}: {mistake}", for_good=last)
 
     def refused(self, error: PacelineError) -> None:
         """The target refused what was proposed."""
@@ -257,16 +278,32 @@ class DraftSession:
                 self._pool.refused(self._peer, error)
             self._give_up(error.for_log)
         elif isinstance(event, DraftedProposal):
-            if self._cache.put(event):
-                self._arrived.set()
-            else:
-                self.on_prepared()
+            self._put(event)
 
     def on_lost(self, error: PacelineError) -> None:
         """The link broke, and this session with it."""
         self._id = None
         self._arrived.set()
         logger.warning("draft lost, going on target-only: error=%s", error.for_log)
+
+    def _put(self, drafted: DraftedProposal) -> None:
+        try:
+            entry = self._redrawn(drafted)
+        except InvalidInput as error:
+            self._give_up(f"it sent a malformed proposal: {error.message}")
+            return
+        if self._cache.put(drafted.outcome, entry):
+            self._arrived.set()
+        else:
+            self.on_prepared()
+
+    def _redrawn(self, drafted: DraftedProposal) -> Redrawn:
+        """Now, when it arrives: what is prepared costs nothing between a verdict and the next round."""
+        if self._task.acceptance is Acceptance.COUPLED:
+            return as_sent(drafted)
+        outcome = drafted.outcome
+        base_length = self._opened_at if outcome is None else base_behind(outcome)
+        return redrawn(drafted, base_length, self._noise, self._cache.get(outcome))
 
     def _send(self, peer: DraftPeer, command: DraftCommand) -> None:
         try:
@@ -284,11 +321,11 @@ class DraftSession:
         self._budget = budget
         self._wanted = budget.max_tokens > 0
 
-    def _checked(self, drafted: DraftedProposal, longest: int, *, hit: bool) -> Drafted | None:
+    def _checked(self, entry: Redrawn, longest: int, *, hit: bool) -> Drafted | None:
         """What a round may use of what the draft service sent; a fault in it ends the session."""
         assert self._pool is not None
         try:
-            proposal, timings = drafted.proposal, drafted.timings
+            proposal = entry.proposal
             proposal.check_for(self._task.acceptance, self._pool.vocab_size)
             depth = max(proposal.depths, default=0)
             require(depth <= longest, "proposal depth", depth, f"at most {longest} tokens, as was wanted")
@@ -298,9 +335,9 @@ class DraftSession:
         if not len(proposal):
             return None
         self._pause_s = RETRY_MIN_S
-        return Drafted(proposal, hit, timings=timings)
+        return Drafted(proposal, hit, mistake=entry.mistake, timings=entry.timings)
 
-    async def _wait(self, timeout_s: float) -> DraftedProposal | None:
+    async def _wait(self, timeout_s: float) -> Redrawn | None:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._arrived.wait()
@@ -309,16 +346,17 @@ class DraftSession:
             logger.warning("draft is late, going on target-only: session=%s timeout_s=%g", self._id, timeout_s)
         return self._cache.take()
 
-    def _give_up(self, reason: str) -> None:
-        """Drop the session and what it sent; the next commit after a pause opens it anew."""
+    def _give_up(self, reason: str, *, for_good: bool = False) -> None:
+        """Drop the session and what it sent; the next commit after a pause opens it anew, unless it is for good."""
+        pause_s = math.inf if for_good else self._pause_s
         logger.warning(
             "draft failed, going on without it: address=%s session=%s retry_in_s=%g error=%s",
-            self._peer and self._peer.link.address, self._id, self._pause_s, reason,
+            self._peer and self._peer.link.address, self._id, pause_s, reason,
         )  # fmt: skip
         self.close()
         self._cache.clear()
         if self._peer is not None:
-            self._retry_at[self._peer] = time.monotonic() + self._pause_s
+            self._retry_at[self._peer] = time.monotonic() + pause_s
         self._pause_s = min(2 * self._pause_s, RETRY_MAX_S)
         self._arrived.set()
 

@@ -5,13 +5,14 @@ children are the best of it (`exactness` §1a). Greedy: the noise is absent and 
 of the plain scores.
 
 Rejection and block acceptance: the proposed token is drawn from exactly the float32 values that are
-sent, with the key of the round that will carry it. The target draws its bonus from the same stream
-and key, and the token after a rejection from the residual stream, so the drafter's race of q, there
-without the rejected token, is its guess at each (`exactness` §1b).
+sent, with the key of the round that will carry it. The draft's noise is its own: it can't know what
+the target draws, so q in order of size, without the proposed token, is its guess at the bonus and at
+the token after a rejection (`exactness` §1b).
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
@@ -30,7 +31,7 @@ from paceline.sampling.distribution import (
     support_scores,
 )
 from paceline.sampling.noise import Stream
-from paceline.sampling.racing import race, race_best, race_rows, require_finite
+from paceline.sampling.racing import race, race_rows, require_finite
 from paceline.sampling.ranking import largest_of_rows, shares
 
 _TINY = float(np.finfo(np.float32).tiny)
@@ -66,10 +67,9 @@ class Draws(Protocol):
     def proposed(self, distribution: Distribution, width: int, position: int, round_key: int) -> Sequence[NextToken]:
         """The children that a node gets in the round of that key, best first; at most `width`."""
 
-    def ranking(
-        self, distribution: Distribution, proposed: Sequence[int], count: int, position: int, round_key: int
-    ) -> Sequence[NextToken]:
-        """Guesses at the target's own token where `proposed` tokens are verified, best first."""
+    def ranking(self, distribution: Distribution, proposed: Sequence[int], count: int) -> Sequence[NextToken]:
+        """Guesses at the target's own token where `proposed` ones are verified, best first; `count` of them or more,
+        if there are as many."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +97,7 @@ class CoupledDraws:
     def proposed(self, distribution: Distribution, width: int, position: int, round_key: int) -> Sequence[NextToken]:  # noqa: D102
         return distribution.ranked[:width]
 
-    def ranking(  # noqa: D102
-        self, distribution: Distribution, proposed: Sequence[int], count: int, position: int, round_key: int
-    ) -> Sequence[NextToken]:
+    def ranking(self, distribution: Distribution, proposed: Sequence[int], count: int) -> Sequence[NextToken]:  # noqa: D102
         return distribution.ranked
 
 
@@ -127,22 +125,13 @@ class PreDrawnDraws:
         token = race(self._scores(distribution), self.noise, Stream.DRAFT, position, round_key)
         return (NextToken(token, distribution.support.probability(token)),)
 
-    def ranking(  # noqa: D102
-        self, distribution: Distribution, proposed: Sequence[int], count: int, position: int, round_key: int
-    ) -> Sequence[NextToken]:
+    def ranking(self, distribution: Distribution, proposed: Sequence[int], count: int) -> Sequence[NextToken]:  # noqa: D102
         support = distribution.support
         assert support is not None, "read above"
-        q = dict(zip(support.token_ids, support.probabilities, strict=True)) | dict(distribution.ranked)
+        guesses = distribution.ranked or _largest(support, count + len(proposed))
+        q = dict(zip(support.token_ids, support.probabilities, strict=True)) | dict(guesses)
         first = tuple(NextToken(token, q.get(token, _TINY)) for token in proposed)
-        if distribution.ranked:
-            return (*first, *(each for each in distribution.ranked if each.token not in proposed))
-        scores = self._scores(distribution)
-        scores[list(proposed)] = -np.inf
-        if not np.isfinite(scores.max()):
-            return first
-        stream = Stream.RESIDUAL if proposed else Stream.DRAFT
-        others = race_best(scores, count, self.noise, stream, position, round_key)
-        return (*first, *(NextToken(token, q[token]) for token in others))
+        return (*first, *(each for each in guesses if each.token not in proposed))
 
     def _scores(self, distribution: Distribution) -> NDArray[np.float64]:
         assert distribution.support is not None, "read above"
@@ -160,6 +149,12 @@ def draws_of(acceptance: Acceptance, sampling: SamplingParams, noise: NoiseKey, 
     if acceptance is Acceptance.COUPLED:
         return CoupledDraws(sampling, noise)
     return PreDrawnDraws(sampling, noise, vocab_size)
+
+
+def _largest(support: SparseDistribution, count: int) -> list[NextToken]:
+    """The most probable tokens of a support, the lowest id among equals first."""
+    tokens = map(NextToken, support.token_ids, support.probabilities)
+    return heapq.nsmallest(count, tokens, key=lambda each: -each.q)
 
 
 def _best_of(logits: Logits, count: int) -> list[Distribution]:

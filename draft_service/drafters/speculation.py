@@ -177,8 +177,7 @@ class Speculation:
     def _ranking(self, node: Node) -> Sequence[NextToken]:
         assert node.distribution is not None, "its row is computed"
         proposed = [child.token for child in self._proposed.get(node, ())]
-        key = self._tree.root.position
-        return self._draws.ranking(node.distribution, proposed, self.session.ranks, node.position + 1, key)
+        return self._draws.ranking(node.distribution, proposed, self.session.ranks)
 
     def _reach_or_correct(self, node: Node, chance: float) -> None:
         """Correct the chance of a node that was taken in before its parent's row was known; it is expanded later."""

@@ -84,7 +84,9 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends the generation; repeatable.")] = None,
     seed: Annotated[int | None, typer.Option(help="Fixes every draw.", show_default="drawn and reported")] = None,
     n: Annotated[int, typer.Option("--n", "-n", help="Samples of the same prompt and seed.")] = 1,
-    acceptance: Annotated[Acceptance, typer.Option(help="The acceptance rule.")] = Acceptance.COUPLED,
+    acceptance: Annotated[
+        Acceptance, typer.Option(help="The rule: coupled trusts no draft, rejection and block trust its q.")
+    ] = Acceptance.COUPLED,
     drafter: Annotated[str | None, typer.Option(help="Which drafter, or none.", show_default="the first")] = None,
     num_draft_tokens: Annotated[str, typer.Option(help="Tokens to propose each round, or auto.")] = AUTO,
     coordinator: Annotated[str, typer.Option(help="HOST:PORT of a coordinator.")] = DEFAULT_ADDRESS,

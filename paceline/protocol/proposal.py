@@ -24,7 +24,7 @@ ROOT = -1
 
 
 class Acceptance(Enum):
-    """The rule that turns a proposal and a verdict into committed tokens."""
+    """The rule that turns a proposal and a verdict into committed tokens; `exactness` §1d says what each trusts."""
 
     COUPLED = "coupled"
     REJECTION = "rejection"

@@ -139,7 +139,7 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class NoiseKey:
-    """What fixes every draw of one request, apart from stream and position."""
+    """What fixes every draw of one session, apart from stream and position: the request's, or a draft's own."""
 
     seed: int
     sample_index: int = 0

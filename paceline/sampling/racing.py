@@ -136,7 +136,7 @@ def race_among(
     scores: Scores, ids: NDArray[np.intp], m: int, key: NoiseKey, stream: Stream, position: int
 ) -> tuple[int, ...]:
     """The m best of a race in order, known to be among some ids: log-weights [n] of `ids` [n], all finite."""
-    values = _perturbed(scores, ids, *address_of(key, stream, position, 0))
+    values = perturbed(scores, ids, *address_of(key, stream, position, 0))
     return tuple(ids[np.lexsort((ids, -values))[:m]].tolist())
 
 
@@ -161,7 +161,7 @@ def race_part(
         return largest, first_id
     address = address_of(key, stream, position, round_key)
     best = _best_places(scores, 1, first_id, address)
-    return float(_perturbed(scores[best], best + first_id, *address)[0]), first_id + int(best[0])
+    return float(perturbed(scores[best], best + first_id, *address)[0]), first_id + int(best[0])
 
 
 def _best_places(scores: Scores, m: int, first_id: int, address: Address) -> NDArray[np.intp]:
@@ -170,7 +170,7 @@ def _best_places(scores: Scores, m: int, first_id: int, address: Address) -> NDA
     if survivors > max(m, scores.size // SPARSE_SHARE):
         return _best_of_race(scores, _ceilings.row(address, first_id, scores.size), m, first_id, *address)
     places = np.flatnonzero(scores > -math.inf)
-    order = np.argsort(-_perturbed(scores[places], places + first_id, *address), kind="stable")[:m]
+    order = np.argsort(-perturbed(scores[places], places + first_id, *address), kind="stable")[:m]
     return places[order]
 
 
@@ -178,6 +178,9 @@ def warm_up() -> None:
     """Compile every kernel (or load it from the cache), so that no request pays for it."""
     key = NoiseKey(seed=0)
     uniform(key, Stream.ACCEPT, 0)
+    few = np.where(np.arange(8 * SPARSE_SHARE) < 1, 0.0, -np.inf)
+    race_best(few, 1, key, Stream.DRAFT, 0)
+    race_best(few.astype(np.float32), 1, key, Stream.DRAFT, 0)
     race_best(np.zeros(8 * SPARSE_SHARE, np.float32), 2, key, Stream.DRAFT, 0)
     race_best(np.zeros(8 * SPARSE_SHARE, np.float64), 2, key, Stream.DRAFT, 0)
     race_rows(np.zeros((1, 8), np.float32), 2, key, Stream.DRAFT, (0,))
@@ -220,7 +223,7 @@ _SLACK, _RELATIVE_SLACK = 1e-3, 2.0**-22
 
 
 @compiled
-def _perturbed(
+def perturbed(
     scores: Scores, ids: NDArray[np.intp], position: int, round_key: int, tag: int, key_low: int, key_high: int
 ) -> NDArray[np.float64]:
     """score - log E of the given ids, by the contract. `scores` and `ids` are [n]."""

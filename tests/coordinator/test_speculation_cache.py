@@ -9,27 +9,31 @@ def drafted(outcome: Outcome | None, token: int = 5) -> DraftedProposal:
     return DraftedProposal(1, outcome, Proposal(1, (token,), (1.0,)))
 
 
+def put(cache: SpeculationCache[DraftedProposal], proposal: DraftedProposal) -> bool:
+    return cache.put(proposal.outcome, proposal)
+
+
 def test_the_opening_proposal_is_taken_once() -> None:
-    cache = SpeculationCache()
+    cache = SpeculationCache[DraftedProposal]()
     cache.expect(None)
-    assert cache.put(drafted(None))
+    assert put(cache, drafted(None))
     assert cache.take() == drafted(None)
     assert cache.take() is None
 
 
 def test_a_proposal_for_another_outcome_is_never_taken() -> None:
-    cache = SpeculationCache()
+    cache = SpeculationCache[DraftedProposal]()
     cache.expect(Outcome(10, 0, 7))
     for other in (Outcome(10, 0, 8), Outcome(10, 1, 7), Outcome(9, 0, 7), None):
-        assert not cache.put(drafted(other)), other
+        assert not put(cache, drafted(other)), other
     assert cache.take() is None
 
 
 def test_a_proposal_that_was_there_before_its_outcome_is_a_hit() -> None:
-    cache = SpeculationCache()
+    cache = SpeculationCache[DraftedProposal]()
     cache.expect(Outcome(10, 0, 7))
-    cache.put(drafted(Outcome(12, 1, 3), token=1))
-    cache.put(drafted(Outcome(12, 1, 4), token=2))
+    put(cache, drafted(Outcome(12, 1, 3), token=1))
+    put(cache, drafted(Outcome(12, 1, 4), token=2))
     cache.expect(Outcome(12, 1, 4))
     assert cache.take() == drafted(Outcome(12, 1, 4), token=2)
     cache.expect(Outcome(12, 1, 3))
@@ -37,9 +41,9 @@ def test_a_proposal_that_was_there_before_its_outcome_is_a_hit() -> None:
 
 
 def test_it_is_bounded() -> None:
-    cache = SpeculationCache()
+    cache = SpeculationCache[DraftedProposal]()
     cache.expect(Outcome(10, 0, 7))
     for token in range(2 * MAX_ENTRIES):
-        cache.put(drafted(Outcome(12, 0, token)))
+        put(cache, drafted(Outcome(12, 0, token)))
     cache.expect(Outcome(12, 0, MAX_ENTRIES))
     assert cache.take() is None

@@ -64,6 +64,7 @@ def opposite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         tmp_path_factory.mktemp("distribution"), target_model=TARGET, drafters=(f"model:{OPPOSITE}",)
     ) as running:
         yield running
+        assert "mistake" not in running.processes["coordinator"].log_tail(1_000_000), "of an honest draft"
 
 
 @pytest.mark.parametrize("drafter", ["model", "ngram"])

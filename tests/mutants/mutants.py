@@ -20,7 +20,7 @@ from paceline.sampling.acceptance import Decision
 from paceline.sampling.distribution import sparse_support
 from paceline.sampling.noise import Stream, uniform
 from paceline.sampling.racing import race
-from tests.mutants.rounds import MIDDLING, VOCAB, BlockRounds, Drawn, Rounds, Scores
+from tests.mutants.rounds import MIDDLING, VOCAB, BlockRounds, Drawn, Rounds, Scores, Unchecked
 from tests.sampling.field import exponentials
 
 WEAK = 0.3
@@ -38,7 +38,7 @@ class ResidualReusesDraftNoise(Rounds):
             return super().verify(round_)
 
 
-class DraftAndAcceptShareU(Rounds):
+class DraftAndAcceptShareU(Unchecked):
     """The draft draws by inverse CDF from the u that decides its acceptance."""
 
     def draw(self, scores: Scores, position: int) -> Drawn:
@@ -66,7 +66,7 @@ class DraftLooksAtU(Rounds):
         return 2 if uniform(self.noise, Stream.ACCEPT, len(self.ids), self.round_key()) < 0.5 else 0
 
 
-class CoarserQ(Rounds):
+class CoarserQ(Unchecked):
     """q is reported in eighths, drawn in full."""
 
     def draw(self, scores: Scores, position: int) -> Drawn:
@@ -76,7 +76,7 @@ class CoarserQ(Rounds):
         return Drawn(drawn.token_id, SparseDistribution(drawn.support.token_ids, tuple(map(float, coarse))))
 
 
-class _PositionOnlyKeys(Rounds):
+class _PositionOnlyKeys(Unchecked):
     """Draws forget the round that they belong to."""
 
     def round_key(self) -> int:
@@ -127,11 +127,11 @@ class TrunkNoiseChoosesBranchLength(_PositionOnlyKeys):
     """A branch is as long as the noise of the trunk, shared with it, suggests."""
 
     def choose_k(self) -> int:
-        field = exponentials(self.noise, Stream.DRAFT, len(self.ids), VOCAB, self.round_key())
+        field = exponentials(self.draft_noise, Stream.DRAFT, len(self.ids), VOCAB, self.round_key())
         return 2 if int(field.argmin()) < VOCAB // 2 else 0
 
 
-class DrafterChosenByItsOwnDraw(Rounds):
+class DrafterChosenByItsOwnDraw(Unchecked):
     """Of two drafters, the one that is surer of what it drew."""
 
     k = 1
@@ -148,7 +148,7 @@ class DrafterChosenByItsOwnDraw(Rounds):
         racing[list(support.token_ids)] = np.log(support.probabilities)
         # Drafters draw independently: another stream of positions for the second.
         position = len(self.ids) + (0 if scale == 1.0 else 1 << 20)
-        return self.pack([Drawn(race(racing, self.noise, Stream.DRAFT, position, self.round_key()), support)])
+        return self.pack([Drawn(race(racing, self.draft_noise, Stream.DRAFT, position, self.round_key()), support)])
 
 
 class TrimmedByItsOwnQ(Rounds):

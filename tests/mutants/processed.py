@@ -51,7 +51,7 @@ class ProcessedRounds(Rounds):
     def text(self, length: int) -> Path:
         """Up to the end token, or `length` tokens."""
         while not (output := self.ids[len(PROMPT) :]) or (END not in output and len(output) < length):
-            proposal = self.propose(self.choose_k())
+            proposal = self.receive(self.propose(self.choose_k()))
             round_ = Round(1, len(self.ids) - 1, -1, (self.ids[-1],), proposal)
             decision = self.decide(round_, self.verify(round_))
             self.ids += decision.committed

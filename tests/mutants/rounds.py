@@ -21,6 +21,7 @@ from paceline.protocol.target import Round, Verdict
 from paceline.sampling import acceptance
 from paceline.sampling.acceptance import Decision
 from paceline.sampling.distribution import probabilities, processed_scores, sparse_support, support_scores
+from paceline.sampling.drafted import draft_key, redraw
 from paceline.sampling.noise import Stream
 from paceline.sampling.racing import race
 
@@ -56,6 +57,7 @@ class Rounds:
 
     def __init__(self, seed: int) -> None:
         self.noise = NoiseKey(seed)
+        self.draft_noise = draft_key(self.noise, self.acceptance)
         self.ids = list(PROMPT)
         self.last_proposal: Proposal | None = None
         self.last_decision: Decision | None = None
@@ -63,7 +65,7 @@ class Rounds:
     def text(self, length: int) -> tuple[int, ...]:
         """Run rounds until `length` tokens are committed."""
         while len(self.ids) < len(PROMPT) + length:
-            proposal = self.propose(self.choose_k())
+            proposal = self.receive(self.propose(self.choose_k()))
             round_ = Round(1, len(self.ids) - 1, ROOT, (self.ids[-1],), proposal)
             decision = self.decide(round_, self.verify(round_))
             self.ids += decision.committed
@@ -85,7 +87,7 @@ class Rounds:
 
     def draw(self, scores: Scores, position: int) -> Drawn:
         support = sparse_support(scores)
-        token = race(support_scores(support, VOCAB), self.noise, Stream.DRAFT, position, self.round_key())
+        token = race(support_scores(support, VOCAB), self.draft_noise, Stream.DRAFT, position, self.round_key())
         return Drawn(token, support)
 
     def propose(self, k: int) -> Proposal:
@@ -103,6 +105,16 @@ class Rounds:
             supports=tuple(each.support for each in drawn),
         )
 
+    def receive(self, proposal: Proposal) -> Proposal:
+        """What a round carries of what the draft sent: its tokens, drawn again from the q that came with them."""
+        found = [
+            redraw(support, token, self.draft_noise, position, self.round_key())
+            for position, (support, token) in enumerate(
+                zip(proposal.supports, proposal.token_ids, strict=True), start=len(self.ids)
+            )
+        ]
+        return self.pack([Drawn(*each) for each in zip(found, proposal.supports, strict=True)])
+
     def target_scores(self, round_: Round) -> Scores:
         """[k + 1, V]."""
         tokens = round_.proposal.token_ids if round_.proposal else ()
@@ -119,6 +131,13 @@ class Rounds:
 
     def decide(self, round_: Round, verdict: Verdict) -> Decision:
         return acceptance.decide(self.acceptance, round_, verdict, self.noise)
+
+
+class Unchecked(Rounds):
+    """Takes a draft at its word: the same texts, where the draft is as it should be."""
+
+    def receive(self, proposal: Proposal) -> Proposal:
+        return proposal
 
 
 class BlockRounds(Rounds):

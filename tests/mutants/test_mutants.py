@@ -8,13 +8,21 @@ from paceline.protocol.errors import PrefixMismatch
 from paceline.protocol.proposal import Acceptance
 from target_service.session import Session
 from tests.e2e.statistics import LEVEL, chi_square_p
-from tests.mutants import mutants, prefetches, processed, runs
+from tests.mutants import mutants, prefetches, processed, runs, untrusted
 from tests.mutants.rounds import BlockRounds, Rounds, enumerate_distribution
 
 LENGTH = 4
 SAMPLES = 8_000
 
-EXACT = (Rounds, BlockRounds, mutants.DiscardedTokenChoosesK, mutants.KeepThenStop)
+EXACT = (
+    Rounds,
+    BlockRounds,
+    mutants.DiscardedTokenChoosesK,
+    mutants.KeepThenStop,
+    untrusted.MisreportsQ,
+    untrusted.MisreportsQToBlock,
+    untrusted.PeeksWithItsKey,
+)
 MUTANTS = (
     mutants.ResidualReusesDraftNoise,
     mutants.DraftAndAcceptShareU,
@@ -26,6 +34,10 @@ MUTANTS = (
     mutants.DrafterChosenByItsOwnDraw,
     mutants.TrunkNoiseChoosesBranchLength,
     mutants.TrimmedByItsOwnQ,
+    untrusted.MisreportsQUnchecked,
+    untrusted.DropsWhatDisagrees,
+    untrusted.PeeksWithTheSeed,
+    untrusted.FitsQToItsNoise,
 )
 DISTRIBUTION = enumerate_distribution(LENGTH)
 

@@ -19,11 +19,12 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
+from coordinator.sessions.redrawing import redrawn
 from draft_service.drafters.catalogue import build_catalogue
 from paceline.cli.main import app
 from paceline.engine.interface import Logits, StepItem, StepPlan
 from paceline.models.resolve import MANIFEST_FILE
-from paceline.protocol.draft import DraftBudget
+from paceline.protocol.draft import DraftBudget, DraftedProposal
 from paceline.protocol.errors import DamagedFile, InvalidInput, VocabularyMismatch
 from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import NoiseKey, SamplingParams
@@ -194,7 +195,7 @@ def test_served_logits_are_the_students_and_never_leave_its_vocabulary(
 
 
 def proposed_ids(draft: Path, target: Path, acceptance: Acceptance, temperature: float) -> tuple[set[int], set[int]]:
-    """What a draft proposes behind tokens that it lacks, and the ids that it has."""
+    """What a draft proposes behind tokens that it lacks, drawn as it says, and the ids that it has."""
     config = DraftConfig(drafters=(f"model:{draft}",), target_model=str(target), engine=SETTINGS)
     catalogue = build_catalogue(config)
     assert isinstance(catalogue.engines[0], ReducedVocabularyEngine)
@@ -210,7 +211,11 @@ def proposed_ids(draft: Path, target: Path, acceptance: Acceptance, temperature:
         drafting = drafter.begin(seed, budget, 1)
         while not drafting.done:
             drafter.advance([drafting], [])
-        proposed |= set(drafting.proposal().token_ids)
+        proposal = drafting.proposal()
+        proposed |= set(proposal.token_ids)
+        if acceptance is not Acceptance.COUPLED:
+            again = redrawn(DraftedProposal(1, None, proposal), len(prefix) - 1, NoiseKey(seed))
+            assert again.mistake is None
         drafter.close(seed)
     return proposed, known
 
