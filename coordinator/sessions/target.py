@@ -28,13 +28,23 @@ from paceline.protocol.errors import (
 )
 from paceline.protocol.proposal import ROOT, Acceptance, Outcome, Proposal
 from paceline.protocol.session import Failure
-from paceline.protocol.target import Prefetch, Round, TargetCommand, TargetEvent, TargetOpen, Verdict
+from paceline.protocol.target import (
+    Prefetch,
+    Round,
+    TargetCommand,
+    TargetEvent,
+    TargetOpen,
+    TargetOpened,
+    Verdict,
+)
 from paceline.rpc.peer_link import TargetLink
 
 logger = logging.getLogger(__name__)
 
 MAX_REFUSALS = 3
 """Consecutive re-opens that a live target may answer with PREFIX_MISMATCH or UNKNOWN_SESSION."""
+MAX_DEATHS = 2
+"""Targets that may die while a session waits for its grammar: more, and the grammar is what they die of."""
 Dispatched = Callable[[Round], Awaitable[None]]
 """Called with each round that was queued for the target; the verdict may come meanwhile."""
 
@@ -80,7 +90,8 @@ class TargetSession:
     has the proposals that were sent for the outcomes of the round in flight.
     `_refusal` is the last answer that refused a command and left the session as it
     was. Nothing is prefetched for the round at `_alone_at`, which is sent again
-    after a refused prefetch.
+    after a refused prefetch. `_awaits_grammar` says that the target may be compiling
+    the session's grammar.
     """
 
     def __init__(self, peer: TargetPeer, task: GenerationTask) -> None:
@@ -94,6 +105,7 @@ class TargetSession:
         self.on_refused: Callable[[PacelineError], None] = lambda error: None
         """Called when the target refused a proposal, for the round or prefetched: the round goes without."""
         self._opened_before = False
+        self._awaits_grammar = False
         self.verdict_at = 0.0
         """When the last verdict came, by `perf_counter`: under load long before its request goes on."""
         self._watcher: asyncio.TimerHandle | None = None
@@ -169,7 +181,7 @@ class TargetSession:
             PacelineError: the target refused the session, or the round as it is.
         """
         deadline = time.monotonic() + self._peer.wait_s
-        refusals, lost = 0, False
+        refusals, deaths, lost = 0, 0, False
         while True:
             try:
                 self_started = len(committed) - 1 in self._answers
@@ -185,8 +197,11 @@ class TargetSession:
             except (PeerUnavailable, Overloaded, PrefixMismatch, UnknownSession) as error:
                 lost = True
                 refusals += isinstance(error, PrefixMismatch | UnknownSession)
+                deaths += isinstance(error, PeerUnavailable) and self._awaits_grammar
+                self._awaits_grammar = False
                 first_refused = isinstance(error, Overloaded) and not self._opened_before
-                if first_refused or refusals > MAX_REFUSALS or time.monotonic() >= deadline:
+                hopeless = first_refused or refusals > MAX_REFUSALS or deaths > MAX_DEATHS
+                if hopeless or time.monotonic() >= deadline:
                     raise
                 logger.warning(
                     "target session lost, opening it anew: session=%s base_length=%d error=%s",
@@ -202,6 +217,7 @@ class TargetSession:
 
     def on_event(self, event: TargetEvent) -> None:
         """Handle what the target sent for this session."""
+        self._awaits_grammar = self._awaits_grammar and not isinstance(event, TargetOpened)
         if isinstance(event, Failure):
             error = error_of(event)
             if event.session_closed:
@@ -273,6 +289,7 @@ class TargetSession:
     def _open(self, committed: Sequence[int], traceparent: str) -> int:
         session_id = self._peer.attach(self)
         self._peer.link.send(TargetOpen(session_id, self._task.spec(committed, traceparent)), urgent=False)
+        self._awaits_grammar = self._task.sampling.grammar is not None
         return session_id
 
     async def _verdict(self, round_: Round, answer: asyncio.Future[Verdict]) -> Verdict:
