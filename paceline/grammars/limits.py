@@ -8,7 +8,6 @@ import os
 import resource
 import signal
 import sys
-import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from paceline.sampling.grammar import COMPILING_STACK_BYTES
 _STATM = Path("/proc/self/statm")
 _PR_SET_PDEATHSIG = 1
 _NICENESS = 10
-"""Of a compilation: forward passes and the masks of other grammars come first."""
+"""Of a long compilation: forward passes and the masks of other grammars come first."""
 
 
 def memory() -> tuple[int, int]:
@@ -57,6 +56,8 @@ def allow_cpu(seconds: float) -> None:
 
 
 def step_back() -> None:
-    """Let others compute first, as far as this thread is concerned."""
+    """Have others compute before this process's threads; its main thread, which follows the grammar later, excepted."""
     if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        for thread in {int(task.name) for task in Path("/proc/self/task").iterdir()} - {os.getpid()}:
+            with suppress(ProcessLookupError):
+                os.setpriority(os.PRIO_PROCESS, thread, _NICENESS)

@@ -55,6 +55,8 @@ class WorkerPool:
         self._to_fork: deque[WorkerProcess] = deque()
         self._ids = itertools.count(1)
         self._due: deque[tuple[Future[Frame], Frame | Exception]] = deque()
+        self._grown = False
+        """Whether workers may be too many, or take too much, for the first time."""
         self._asleep = False
         """Whether the thread that watches knows of no deadline."""
         self._look_s = min(settings.compile_ms, settings.step_ms) / 4e3
@@ -92,6 +94,7 @@ class WorkerPool:
                 return
             worker.sessions.discard(session)
             worker.left.append(session)
+            self._grown = True
             if not worker.sessions and not worker.is_idle:
                 self._end(worker, worker.lost())
 
@@ -125,10 +128,13 @@ class WorkerPool:
                 self._starting = True
                 threading.Thread(target=self._start, name="grammar-start", daemon=True).start()
             return
-        compiling = sum(worker.is_compiling for worker in self._workers.values())
-        for _ in range(min(len(self._to_fork), self._settings.workers - compiling)):
-            self._fork(self._host, self._to_fork.popleft())
-        self._trim()
+        if self._to_fork:
+            compiling = sum(worker.is_compiling for worker in self._workers.values())
+            for _ in range(min(len(self._to_fork), self._settings.workers - compiling)):
+                self._fork(self._host, self._to_fork.popleft())
+        if self._grown:
+            self._grown = False
+            self._trim()
 
     def _fork(self, host: HostProcess, worker: WorkerProcess) -> None:
         try:
@@ -292,7 +298,8 @@ class WorkerPool:
             self._go_on(worker)
 
     def _answered(self, worker: WorkerProcess, frame: Frame) -> None:
-        request = worker.answered(frame)
+        before, request = worker.taken_bytes, worker.answered(frame)
+        self._grown = self._grown or not worker.is_compiled or worker.taken_bytes > before
         error = frame[0].get("error")
         refusal = InvalidInput(error, metadata=frame[0]["facts"]) if error is not None else None
         self._due.append((request.answer, refusal or frame))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import socket
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 from paceline.grammars.limits import allow_cpu, confine, memory, step_back
@@ -23,6 +23,8 @@ from paceline.sampling.grammar import GrammarMatcher, TokenTable, Walk
 
 OUT_OF_MEMORY = 77
 """Exit code of a worker whose own allocation failed; the library's ends it by SIGABRT."""
+QUICK_S = 0.1
+"""Compilations that take longer let others go first."""
 _PIECE = 1 << 16
 
 
@@ -69,8 +71,11 @@ class _Worker:
             start.copy().allowed()
             return start
 
-        with ThreadPoolExecutor(1, initializer=step_back) as thread:
-            self._start = thread.submit(compiled).result()
+        with ThreadPoolExecutor(1) as thread:
+            compiling = thread.submit(compiled)
+            if wait([compiling], QUICK_S).not_done:
+                step_back()
+            self._start = compiling.result()
 
     def _walk(self, request: dict[str, Any]) -> Frame:
         assert self._start is not None, "it compiles first"
