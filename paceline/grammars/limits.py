@@ -56,7 +56,7 @@ def allow_cpu(seconds: float) -> None:
 
 
 def step_back() -> None:
-    """Have others compute before this process's threads; its main thread, which follows the grammar later, excepted."""
+    """Have others compute before this process's threads, but for the main one: it follows the grammar later."""
     if sys.platform == "linux":
         for thread in {int(task.name) for task in Path("/proc/self/task").iterdir()} - {os.getpid()}:
             with suppress(ProcessLookupError):
