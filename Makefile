@@ -14,7 +14,7 @@ wrote the hour in the book. The keeper climbed down the stairs of the lighthouse
 DEMO_FLAGS ?= --temperature 0 --max-new-tokens 96
 BENCH_FLAGS ?= --drafter ngram --kind copy,code-edit
 
-.PHONY: setup pull demo test test-full check format bench picture stubs clean
+.PHONY: setup pull demo test test-full check format bench attack picture stubs clean
 
 setup: $(STAMP)
 
@@ -57,6 +57,9 @@ format: setup
 
 bench: pull
 	$(BIN)/paceline bench speed $(MODEL) $(BENCH_FLAGS)
+
+attack: setup
+	$(BIN)/python -m tests.attacks
 
 picture: pull
 	$(BIN)/python -m tests.docs.stream_picture

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from coordinator.sessions.draft import DraftPeer, DraftPool
+from coordinator.sessions.draft_pool import DraftPeer, DraftPool
 from coordinator.sessions.membership import Membership
 from coordinator.sessions.pool import AnyPeer, Pool
-from coordinator.sessions.target import TargetPeer, TargetPool
+from coordinator.sessions.target_pool import TargetPeer, TargetPool
 from paceline.models.tokenizer import Tokenizer
 from paceline.protocol.handshake import Fingerprint, Hello
 from paceline.rpc.endpoints import Endpoint, EndpointSource

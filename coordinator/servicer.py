@@ -14,8 +14,9 @@ from coordinator.policy.drafting import Drafting, DraftingSettings
 from coordinator.prepare import ServedModel, prepare
 from coordinator.prompts import PromptReader
 from coordinator.round import run_rounds
-from coordinator.sessions.draft import DraftPool
-from coordinator.sessions.target import TargetPool, TargetSession
+from coordinator.sessions.draft_pool import DraftPool
+from coordinator.sessions.target import TargetSession
+from coordinator.sessions.target_pool import TargetPool
 from coordinator.stats import StatsBuilder
 from coordinator.text.outbox import Outbox
 from coordinator.text.sequence import GenerationTask, Sequence

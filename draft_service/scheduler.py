@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 
 from draft_service.drafters.catalogue import Catalogue
@@ -62,8 +64,9 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
             raise Overloaded(f"{self._max_num_seqs} sessions are open", retry_after_ms=RETRY_AFTER_MS)
         key, length = next(self._keys), len(facts.token_ids)
         session = DraftingSession(key, command.session_id, owner, facts, drafter, vocab_size, length)
+        self._follow_grammar(session)
         self._add(session)
-        self._calls.append(SessionCall(session, partial(drafter.open, key, facts), opens=True))
+        self._calls.append(SessionCall(session, partial(_open, session), opens=True))
         self._begin(session, None, command.budget, facts.traceparent)
         return session
 
@@ -108,13 +111,34 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
             self._calls.append(SessionCall(session, task.begin))
             self._wake.set()
 
+    def _follow_grammar(self, session: DraftingSession) -> None:
+        grammar, facts, loop = session.facts.sampling.grammar, session.facts, asyncio.get_running_loop()
+        if grammar is None or self._catalogue.grammars is None:
+            return
+        session.grammar = self._catalogue.grammars.open(grammar, facts.end_token_ids, prompt_length=0)
+
+        def compiled(_: object) -> None:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self._wake.set)
+
+        session.grammar.compiled.add_done_callback(compiled)
+
     def _release(self, session: DraftingSession) -> None:
         self._stop(session)
+        if session.grammar is not None:
+            session.grammar.close()
         self._calls.append(SessionCall(session, partial(session.drafter.close, session.key), closes=True))
         self._wake.set()
 
     async def run(self) -> None:
         """Run steps until cancelled."""
+        try:
+            await self._run()
+        finally:
+            if self._catalogue.grammars is not None:
+                self._catalogue.grammars.close()
+
+    async def _run(self) -> None:
         loop = asyncio.get_running_loop()
 
         def publish(results: StepResults) -> None:
@@ -123,12 +147,21 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
         while True:
             await self._wake.wait()
             self._wake.clear()
-            calls, self._calls = [call for call in self._calls if call.wanted], []
-            drafts, speculations = list(self._drafting.values()), list(self._speculating.values())
+            held = {session for session in self._busy() if session.held}
+            calls = [call for call in self._calls if call.wanted and call.session not in held]
+            self._calls = [call for call in self._calls if call.wanted and call.session in held]
+            drafts = [task for task in self._drafting.values() if task.session not in held]
+            speculations = [task for task in self._speculating.values() if task.session not in held]
             self.steps += await self._executor.run(run_steps, calls, drafts, speculations, self._wake.is_set, publish)
             self._drop_finished()
-            if self._calls or self._drafting or self._speculating:
+            if not all(session.held for session in self._busy()):
                 self._wake.set()
+
+    def _busy(self) -> Iterator[DraftingSession]:
+        """The session of everything that is to be done."""
+        yield from (call.session for call in self._calls)
+        yield from self._drafting
+        yield from self._speculating
 
     def _stop(self, session: DraftingSession) -> None:
         """End what the session was doing; what the running step adds to it is not sent."""
@@ -186,3 +219,7 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
             outcome = Outcome(task.verifying.base_length, each.node, each.next_token)
             session.sent(outcome, each.proposal)
             session.owner.send(DraftedProposal(session.id, outcome, each.proposal, grown.timings), urgent=True)
+
+
+def _open(session: DraftingSession) -> int:
+    return session.drafter.open(session.key, session.facts, session.follower())

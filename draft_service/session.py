@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from draft_service.drafters.interface import AnyDrafter, Draft, Prepared, Speculating
+from paceline.grammars.sessions import Awaited, GrammarSession
 from paceline.protocol.draft import Commit, DraftBudget, Verifying
 from paceline.protocol.errors import require, require_ids
 from paceline.protocol.proposal import ROOT, Acceptance, Outcome, Proposal
 from paceline.protocol.records import StepTimings
 from paceline.rpc.sessions import ServedSession
+from paceline.sampling.processors import Follower
+
+logger = logging.getLogger(__name__)
+
+GRAMMAR_PATIENCE_S = 0.1
+"""Longest that a step waits for what a grammar allows: other sessions' proposals wait with it."""
 
 
 @dataclass(eq=False)
@@ -22,7 +30,8 @@ class DraftingSession(ServedSession):
     `verifying` is the round that left for the target since the last commit: the
     next commit must be one of its outcomes. `offer` is the proposal sent for what
     is committed, the only one that a round can name; `prepared` are those sent for
-    the outcomes of the round.
+    the outcomes of the round. `grammar` is its place in its grammar; None: it has none,
+    or nobody follows grammars here.
     """
 
     drafter: AnyDrafter
@@ -32,8 +41,24 @@ class DraftingSession(ServedSession):
     offer: Proposal | None = None
     prepared: dict[Outcome, Proposal] = field(default_factory=dict)
     last_id: int = 0
+    grammar: GrammarSession | None = None
     ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     """Proposal ids; taken on both threads."""
+
+    @property
+    def held(self) -> bool:
+        """Whether its grammar is still being compiled: until then it is not opened, and nothing is drafted."""
+        return self.grammar is not None and not self.closed and not self.grammar.compiled.done()
+
+    def follower(self) -> Follower | None:
+        """Of its grammar, which has compiled; None: it has none that can be followed here."""
+        if self.grammar is None:
+            return None
+        error = self.grammar.compiled.exception()
+        if error is not None:
+            logger.info("drafting without the grammar: session=%d error=%s", self.id, error)
+            return None
+        return Awaited(self.grammar, GRAMMAR_PATIENCE_S)
 
     def next_proposal_id(self) -> int:
         """Unique within the session, from 1."""

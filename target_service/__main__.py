@@ -65,10 +65,11 @@ async def serve(config: TargetConfig, place: Place | None = None) -> None:
 
 
 def _servicer(engine: Engine, executor: Executor, config: TargetConfig) -> TargetServicer:
-    from paceline.sampling.grammar import Grammars
+    from paceline.grammars.sessions import Grammars
     from target_service.servicer import TargetServicer
 
-    grammars = Grammars(partial(load_tokenizer, config.model, trust_remote_code=config.engine.trust_remote_code))
+    load = partial(load_tokenizer, config.model, trust_remote_code=config.engine.trust_remote_code)
+    grammars = Grammars(load, config.grammar)
     return TargetServicer(engine, executor, config, grammars)
 
 

@@ -12,11 +12,10 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 
 from paceline.engine.interface import Engine
+from paceline.grammars.sessions import Grammars, GrammarSession
 from paceline.protocol.errors import Overloaded, PacelineError, Unsupported
-from paceline.protocol.sampling import Grammar
 from paceline.protocol.session import SessionSpec
 from paceline.rpc.sessions import RETRY_AFTER_MS, SessionOwner
-from paceline.sampling.grammar import Grammars
 from target_service.prefixes import PendingPrefixes
 from target_service.session import Session, make_processors
 
@@ -35,7 +34,7 @@ class Admission:
         max_sessions: most sessions that hold rows at once.
         max_queue: most sessions that wait.
         max_link_rows: most KV rows that the sessions of one link hold, unless it has but one session.
-        grammars: compiles grammars; None: this target knows no tokenizer.
+        grammars: follows grammars; None: this target knows no tokenizer.
         make_room: frees and reserves rows.
         admitted: called with each session that has its rows.
         failed: called with each session that can't be served.
@@ -59,7 +58,7 @@ class Admission:
         self._max_link_rows = max_link_rows
         self._grammars = grammars
         self._make_room, self._on_admitted, self._on_failed, self._wake = make_room, admitted, failed, wake
-        self._compiling: set[asyncio.Task[None]] = set()
+        self._compiling: dict[int, asyncio.Task[None]] = {}
         self._waiting: deque[Session] = deque()
         self._closing: list[Session] = []
         self._holding = 0
@@ -92,29 +91,34 @@ class Admission:
             )
 
     def enter(self, session: Session) -> None:
-        """Wait for room; before that for the grammar, which is compiled beside the steps and the loop."""
-        grammar = session.facts.sampling.grammar
-        if grammar is None or self._grammars is None:
-            session.processors = make_processors(session.facts, None)
+        """Wait for room; before that for the grammar, which another process compiles."""
+        facts = session.facts
+        session.processors = make_processors(facts, session.foreseen)
+        if facts.sampling.grammar is None or self._grammars is None:
             self._waiting.append(session)
             self._wake()
             return
-        task = asyncio.create_task(self._compile(session, grammar, self._grammars))
-        self._compiling.add(task)
-        task.add_done_callback(self._compiling.discard)
+        session.grammar = self._grammars.open(facts.sampling.grammar, facts.end_token_ids, facts.prompt_length)
+        task = asyncio.create_task(self._await_grammar(session, session.grammar))
+        self._compiling[session.key] = task
+        task.add_done_callback(lambda _: self._compiling.pop(session.key))
 
     def leave(self, session: Session) -> None:
         """A session has ended: its rows, if it has any, are freed when next there is time."""
         self.prefixes.end(session)
+        if session.grammar is not None:
+            session.grammar.close()
         if session.admitted:
             self._closing.append(session)
         elif session in self._waiting:
             self._waiting.remove(session)
 
     def stop(self) -> None:
-        """Compile no grammars any more."""
-        for task in self._compiling:
+        """Follow no grammars any more."""
+        for task in self._compiling.values():
             task.cancel()
+        if self._grammars is not None:
+            self._grammars.close()
 
     async def settle(self, rows_to_copy: int) -> int:
         """Free what was closed and admit what there is room for; returns what is left of `rows_to_copy`.
@@ -188,9 +192,9 @@ class Admission:
         self._waiting.remove(session)
         self._on_admitted(session)
 
-    async def _compile(self, session: Session, grammar: Grammar, grammars: Grammars) -> None:
+    async def _await_grammar(self, session: Session, grammar: GrammarSession) -> None:
         try:
-            matcher = await asyncio.to_thread(grammars.matcher, grammar, session.facts.end_token_ids)
+            await asyncio.wrap_future(grammar.compiled)
         except PacelineError as error:
             self._on_failed(session, error)
         except Exception as error:
@@ -198,7 +202,6 @@ class Admission:
             self._on_failed(session, session.defect(error))
         else:
             if not session.closed:
-                session.processors = make_processors(session.facts, matcher)
                 self._waiting.append(session)
                 self._wake()
 

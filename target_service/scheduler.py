@@ -17,22 +17,26 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 from paceline.engine.executor import Executor
 from paceline.engine.interface import Engine
+from paceline.grammars.sessions import Grammars, Masks
 from paceline.protocol.errors import PacelineError, PeerUnavailable, UnknownSession
 from paceline.protocol.records import StepTimings
 from paceline.protocol.target import Prefetch, Round, TargetOpen, TargetOpened, Verdict
 from paceline.rpc.sessions import SessionOwner, SessionScheduler
 from paceline.runtime import telemetry
 from paceline.runtime.config import TargetConfig
-from paceline.sampling.grammar import Grammars
 from target_service.admission import Admission, make_room
 from target_service.batching import Batcher
 from target_service.session import Session, check_open, rows_to_reserve, shared_prefix
 from target_service.step import PrefillWork, RoundWork, Step, StepResult, gather_step, run_step
+from target_service.verifier import drafted_paths
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +54,8 @@ class TargetScheduler(SessionScheduler[Session]):
 
     A session waits for its admission, then for its prefix (`_opening`, in the
     order in which they are served), and is in `_ready` while it has a round to
-    verify.
+    verify. Before that a session with a grammar is away, as if its coordinator
+    had the round: its grammar's worker finds out what may come in it.
     """
 
     opens = TargetOpen
@@ -66,6 +71,7 @@ class TargetScheduler(SessionScheduler[Session]):
         self._opening: dict[int, Session] = {}
         self._ready: dict[int, Session] = {}
         self._stopped = False
+        self._loop = asyncio.get_running_loop()
         self._lock = threading.RLock()
         """Held while sessions are changed, or the collections that they are in."""
         self._batcher = Batcher()
@@ -130,13 +136,14 @@ class TargetScheduler(SessionScheduler[Session]):
             raise UnknownSession(f"session {session.id} has ended")
         with self._lock:
             before = session.pending
-            self._batcher.back(session.key, time.monotonic())
+            if session.grammar is None:
+                self._batcher.back(session.key, time.monotonic())
             verdict = session.accept(round_, self._engine.info, time.monotonic())
             if verdict is not None:
                 self._send([(session, verdict)])
                 self._start_next(session)
-            elif session.pending is not before and session.admitted and not session.prefill_left:
-                self._ready[session.key] = session
+            elif session.pending is not before:
+                self._offer(session)
             if session.key in self._ready:
                 self._wake.set()
 
@@ -205,8 +212,8 @@ class TargetScheduler(SessionScheduler[Session]):
             self._opening[session.key] = session
             return
         session.owner.send(_opened(session, StepTimings()), urgent=False)
-        if session.pending is not None:
-            self._ready[session.key] = session
+        self._make_ready(session)
+        if session.key in self._ready:
             self._wake.set()
 
     async def _run_step(self, step: Step) -> None:
@@ -287,7 +294,39 @@ class TargetScheduler(SessionScheduler[Session]):
     def _start_next(self, session: Session) -> None:
         """Let a session go on without its coordinator, if it may: no step waits for it to come back."""
         if session.start_next(self._engine.info, time.monotonic()):
+            self._offer(session)
+
+    def _offer(self, session: Session) -> None:
+        """A session has a new round: it may be in a step as soon as it is known what its grammar allows there."""
+        if session.grammar is None:
+            self._make_ready(session)
+            return
+        assert session.pending is not None, "that is the round"
+        session.masked, round_ = False, session.pending.round_
+        masks = session.grammar.ask(session.newly_committed(round_), drafted_paths(round_))
+        masks.add_done_callback(partial(self._on_masks, session))
+
+    def _on_masks(self, session: Session, found: Future[Masks]) -> None:
+        """On the thread that reads what workers answer."""
+        error = found.exception()
+        if error is not None:
+            self._on_loop(self._fail, session, _typed(session, error))
+            return
+        with self._lock:
+            session.foreseen.found, session.masked = found.result(), True
+            self._batcher.back(session.key, time.monotonic())
+            self._make_ready(session)
+        self._on_loop(self._wake.set)
+
+    def _make_ready(self, session: Session) -> None:
+        """Have a session's round in the next step, if nothing else must come before it."""
+        if session.can_verify and session.admitted and not session.prefill_left and not session.closed:
             self._ready[session.key] = session
+
+    def _on_loop(self, call: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Have the event loop make a call, from any thread; none if the loop has ended."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(partial(call, *args, **kwargs))
 
     def _advance_prefix(self, work: RoundWork | PrefillWork, step: Step, result: StepResult) -> _Events:
         session = work.session
@@ -303,8 +342,8 @@ class TargetScheduler(SessionScheduler[Session]):
             self._opening[session.key] = session
             return []
         timings = _timings(step, result, session.arrived, session.first_step, session.forward_ms)
-        if isinstance(work, PrefillWork) and session.pending is not None:
-            self._ready[session.key] = session
+        if isinstance(work, PrefillWork):
+            self._make_ready(session)
         return [(session, _opened(session, replace(timings, sample_ms=0.0)))]
 
     def _send(self, events: _Events) -> None:
@@ -314,6 +353,12 @@ class TargetScheduler(SessionScheduler[Session]):
                 self._fail(session, event)
             elif not session.closed:
                 session.owner.send(event, urgent=isinstance(event, Verdict))
+
+
+def _typed(session: Session, error: BaseException) -> PacelineError:
+    if isinstance(error, PacelineError):
+        return error
+    return session.defect(error if isinstance(error, Exception) else RuntimeError(error))
 
 
 def _opened(session: Session, timings: StepTimings) -> TargetOpened:

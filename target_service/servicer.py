@@ -10,6 +10,7 @@ import grpc
 
 from paceline.engine.executor import Executor
 from paceline.engine.interface import Engine
+from paceline.grammars.sessions import Grammars
 from paceline.protocol import codec
 from paceline.protocol.handshake import ServiceStatus, Welcome
 from paceline.protocol.target import LIFE_SIGN_MS, MAX_LEASE, MAX_PREFETCHED
@@ -17,7 +18,6 @@ from paceline.rpc.link_kinds import TARGET
 from paceline.rpc.servicer import SessionServicer
 from paceline.rpc.statuses import typed_errors
 from paceline.runtime.config import TargetConfig
-from paceline.sampling.grammar import Grammars
 from paceline.v1 import target_service_pb2 as pb
 from paceline.v1 import target_service_pb2_grpc as pb_grpc
 from target_service.scheduler import TargetScheduler

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from paceline.engine.blocks import BlockKey, prefix_keys
 from paceline.engine.interface import NO_PREFIX, EngineInfo, Prefix, StepItem
+from paceline.grammars.sessions import Foreseen, GrammarSession
 from paceline.protocol.errors import PrefixMismatch, Unsupported, require, require_ids
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES, ROOT, Acceptance, Outcome, Proposal
 from paceline.protocol.session import SessionSpec
@@ -13,7 +14,7 @@ from paceline.protocol.target import MAX_PREFETCHED, Prefetch, Round, SelfStarte
 from paceline.rpc.sessions import ServedSession
 from paceline.runtime.config import EngineSettings
 from paceline.sampling import acceptance, processors
-from paceline.sampling.processors import Matcher, Processors
+from paceline.sampling.processors import Follower, Processors
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ class Session(ServedSession):
         prefetched: rounds that may follow the pending one, by its outcomes.
         next: the one of them whose outcome came true.
         processors: what logits go through before temperature (None: nothing); touched on the executor's thread only.
+        grammar: its place in its grammar (None: it has none), and `foreseen`, what may come in the pending round.
+        masked: whether `foreseen` is known for the pending round; without a grammar there is nothing to know.
     """
 
     max_rows: int
@@ -78,6 +81,14 @@ class Session(ServedSession):
     prefetched: dict[Outcome, Round] = field(default_factory=dict, repr=False)
     next: Round | None = field(default=None, repr=False)
     processors: Processors | None = field(default=None, repr=False)
+    grammar: GrammarSession | None = field(default=None, repr=False)
+    foreseen: Foreseen = field(default_factory=Foreseen, repr=False)
+    masked: bool = True
+
+    @property
+    def can_verify(self) -> bool:
+        """Whether its pending round may be in a step, but for what is left of the prefix."""
+        return self.pending is not None and self.masked
 
     @property
     def prefill_length(self) -> int:
@@ -288,11 +299,12 @@ def check_open(command: TargetOpen, info: EngineInfo) -> None:
     processors.check_ids(facts.sampling, facts.end_token_ids, vocab_size)
 
 
-def make_processors(facts: SessionSpec, matcher: Matcher | None) -> Processors | None:
-    """What a session's logits go through before temperature; None: nothing."""
-    if facts.sampling.plain:
+def make_processors(facts: SessionSpec, follower: Follower | None) -> Processors | None:
+    """What a session's logits go through before temperature; None: nothing. `follower` is of its grammar, if any."""
+    sampling = facts.sampling
+    if sampling.plain:
         return None
-    return Processors(facts.sampling, facts.prompt_length, facts.end_token_ids, matcher)
+    return Processors(sampling, facts.prompt_length, facts.end_token_ids, follower if sampling.grammar else None)
 
 
 def check_round(round_: Round, acceptance: Acceptance, info: EngineInfo, max_rows: int) -> None:

@@ -112,7 +112,7 @@ def gather_step(ready: Iterable[Session], opening: Sequence[Session], settings: 
         rounds.append(work)
         room -= len(work.item.token_ids)
     for session, rows in share_chunk(opening, settings.prefill_chunk):
-        if rows == session.prefill_left and session.pending is not None and fits(_round_work(session, rows)):
+        if rows == session.prefill_left and session.can_verify and fits(_round_work(session, rows)):
             rounds.append(_round_work(session, rows))
             room -= len(rounds[-1].item.token_ids) - rows
         else:

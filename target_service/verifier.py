@@ -58,15 +58,20 @@ def _draw_coupled(processed: Logits, facts: SessionSpec, round_: Round) -> tuple
 
 
 def _process(logits: Logits, round_: Round, processors: Processors) -> Logits:
-    proposal = round_.proposal or acceptance.EMPTY
-    nodes = [proposal.path(node) for node in range(ROOT, len(proposal))]
-    processed = processors.process(logits, [[proposal.token_ids[i] for i in path] for path in nodes])
+    processed = processors.process(logits, drafted_paths(round_))
     for row in (processed.max(axis=1) == -math.inf).nonzero()[0].tolist():
         position = acceptance.draw_positions(round_)[row]
         raise InvalidInput.of(
             f"tokens left at position {position}", 0, "at least 1: bad_words, min_tokens and grammar forbid every one"
         )
     return processed
+
+
+def drafted_paths(round_: Round) -> list[list[int]]:
+    """For each row of a round the drafted tokens that lead to it: none to the root's, then those to each node."""
+    proposal = round_.proposal or acceptance.EMPTY
+    nodes = [proposal.path(node) for node in range(ROOT, len(proposal))]
+    return [[proposal.token_ids[i] for i in path] for path in nodes]
 
 
 def draw_of(facts: SessionSpec, round_: Round, vocab_size: int) -> Draw | None:

@@ -20,7 +20,8 @@ from coordinator.policy.matches import copied_proposal, distinct_paths
 from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.request_policy import RequestPolicy
 from coordinator.policy.throttle import Level
-from coordinator.sessions.draft import NOTHING, Drafted, DraftPool, DraftSession, PendingCommit
+from coordinator.sessions.draft import NOTHING, Drafted, DraftSession, PendingCommit
+from coordinator.sessions.draft_pool import DraftPool
 from coordinator.sessions.target import TargetNext
 from coordinator.text.sequence import GenerationTask, Sequence
 from paceline.protocol.draft import DraftBudget

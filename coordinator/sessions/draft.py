@@ -6,11 +6,10 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from coordinator.sessions.peer import Peer
-from coordinator.sessions.pool import Pool
+from coordinator.sessions.draft_pool import DraftPeer, DraftPool
 from coordinator.sessions.redrawing import MAX_MISTAKES, Mistake, Redrawn, as_sent, base_behind, redrawn
 from coordinator.sessions.speculation_cache import SpeculationCache
 from coordinator.text.sequence import GenerationTask
@@ -29,7 +28,6 @@ from paceline.protocol.proposal import MAX_PROPOSAL_NODES, NGRAM, Acceptance, Ou
 from paceline.protocol.records import StepTimings
 from paceline.protocol.session import Failure
 from paceline.protocol.target import Round
-from paceline.rpc.peer_link import DraftLink
 from paceline.sampling.drafted import draft_key
 
 logger = logging.getLogger(__name__)
@@ -105,26 +103,6 @@ class Patience:
         """Skip the next rounds, twice as many as last time."""
         self.rounds_to_skip = self.next_skip
         self.next_skip = min(2 * self.next_skip, MAX_ROUNDS_SKIPPED)
-
-
-class DraftPeer(Peer[DraftCommand, DraftEvent]):
-    """The link to a draft service."""
-
-    def __init__(self, link: DraftLink) -> None:
-        super().__init__(link)
-
-    def send(self, command: DraftCommand) -> None:
-        """Queue a command; raises `PeerUnavailable` when the link is down."""
-        self.link.send(command, urgent=isinstance(command, Commit | Verifying))
-
-
-class DraftPool(Pool[DraftPeer]):
-    """The draft services, of one or several drafters, and how long a round may wait for one."""
-
-    def __init__(self, peers: Iterable[DraftPeer] = (), *, timeout_s: float, vocab_size: int) -> None:
-        super().__init__("draft", peers)
-        self.timeout_s = timeout_s
-        self.vocab_size = vocab_size
 
 
 class DraftSession:

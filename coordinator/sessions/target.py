@@ -11,11 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from coordinator.sessions.peer import Peer
-from coordinator.sessions.pool import Pool
+from coordinator.sessions.target_pool import TargetPeer, TargetPool
 from coordinator.text.sequence import GenerationTask
 from paceline.protocol.codec import error_of
 from paceline.protocol.errors import (
@@ -30,53 +29,25 @@ from paceline.protocol.errors import (
 from paceline.protocol.handshake import Welcome
 from paceline.protocol.proposal import ROOT, Acceptance, Outcome, Proposal
 from paceline.protocol.session import Failure
-from paceline.protocol.target import Prefetch, Round, TargetCommand, TargetEvent, TargetOpen, Verdict
-from paceline.rpc.peer_link import PeerLink, TargetLink
+from paceline.protocol.target import (
+    Prefetch,
+    Round,
+    TargetCommand,
+    TargetEvent,
+    TargetOpen,
+    TargetOpened,
+    Verdict,
+)
+from paceline.rpc.peer_link import PeerLink
 
 logger = logging.getLogger(__name__)
 
 MAX_REFUSALS = 3
 """Consecutive re-opens that a live target may answer with PREFIX_MISMATCH or UNKNOWN_SESSION."""
+MAX_DEATHS = 2
+"""Targets that may die while a session waits for its grammar: more, and the grammar is what they die of."""
 Dispatched = Callable[[Round], Awaitable[None]]
 """Called with each round that was queued for the target; the verdict may come meanwhile."""
-
-
-class TargetPeer(Peer[TargetCommand, TargetEvent]):
-    """The link to a target."""
-
-    def __init__(self, link: TargetLink) -> None:
-        super().__init__(link)
-
-
-class TargetPool(Pool[TargetPeer]):
-    """The targets, all of one model, and how patient rounds are with them.
-
-    The model is that of the first target that came up, as long as any of them has it: targets of another model are
-    not used, since their texts are not this model's.
-    """
-
-    def __init__(self, peers: Iterable[TargetPeer] = (), *, round_timeout_s: float, wait_s: float) -> None:
-        super().__init__("target", peers)
-        self.round_timeout_s = round_timeout_s
-        self.wait_s = wait_s
-        self._model: str | None = None
-        self._left_out: set[tuple[str, str]] = set()
-
-    def _admits(self, peer: TargetPeer) -> bool:
-        models = [welcome.fingerprint.model for each in self.peers if (welcome := each.link.welcome) is not None]
-        if self._model not in models:
-            self._model = models[0]
-        assert peer.link.welcome is not None
-        found = peer.link.welcome.fingerprint.model
-        if found == self._model:
-            return True
-        if (peer.link.address, found) not in self._left_out:
-            self._left_out.add((peer.link.address, found))
-            logger.warning(
-                "target of another model, left out: address=%s model=%s expected=%s",
-                peer.link.address, found, self._model,
-            )  # fmt: skip
-        return False
 
 
 @dataclass(frozen=True)
@@ -113,6 +84,7 @@ class TargetSession:
     was. Nothing is prefetched for the round at `_alone_at`, which is sent again
     after a refused prefetch. `_peer` is the target that the session was placed on last. Once a verdict has come,
     only targets with the same numeric fingerprint may go on: `_numeric`.
+    `_awaits_grammar` says that the target may be compiling the session's grammar.
     """
 
     def __init__(self, pool: TargetPool, task: GenerationTask) -> None:
@@ -128,6 +100,7 @@ class TargetSession:
         self._alone_at = -1
         self.on_refused: Callable[[PacelineError], None] = lambda error: None
         """Called when the target refused a proposal, for the round or prefetched: the round goes without."""
+        self._awaits_grammar = False
         self.verdict_at = 0.0
         """When the last verdict came, by `perf_counter`: under load long before its request goes on."""
         self._watcher: asyncio.TimerHandle | None = None
@@ -204,7 +177,7 @@ class TargetSession:
         """
         self._committed = committed
         deadline = time.monotonic() + self._pool.wait_s
-        refusals, lost = 0, False
+        refusals, deaths, lost = 0, 0, False
         while True:
             try:
                 self_started = len(committed) - 1 in self._answers
@@ -220,7 +193,10 @@ class TargetSession:
             except (PeerUnavailable, Overloaded, PrefixMismatch, UnknownSession) as error:
                 lost = True
                 refusals += isinstance(error, PrefixMismatch | UnknownSession)
-                if self._is_final(error) or refusals > MAX_REFUSALS or time.monotonic() >= deadline:
+                deaths += isinstance(error, PeerUnavailable) and self._awaits_grammar
+                self._awaits_grammar = False
+                hopeless = self._is_final(error) or refusals > MAX_REFUSALS or deaths > MAX_DEATHS
+                if hopeless or time.monotonic() >= deadline:
                     raise
                 logger.warning(
                     "target session lost, opening it anew: address=%s session=%s base_length=%d error=%s",
@@ -238,6 +214,7 @@ class TargetSession:
 
     def on_event(self, event: TargetEvent) -> None:
         """Handle what the target sent for this session."""
+        self._awaits_grammar = self._awaits_grammar and not isinstance(event, TargetOpened)
         if isinstance(event, Failure):
             error = error_of(event)
             if self._peer is not None and isinstance(error, Overloaded | PeerUnavailable):
@@ -328,6 +305,7 @@ class TargetSession:
         self._peer = peer
         session_id = peer.attach(self)
         peer.link.send(TargetOpen(session_id, self._task.spec(committed, traceparent)), urgent=False)
+        self._awaits_grammar = self._task.sampling.grammar is not None
         return session_id
 
     async def _verdict(self, round_: Round, answer: asyncio.Future[Verdict]) -> Verdict:

@@ -11,20 +11,21 @@ from draft_service.drafters.model import ModelDrafter
 from draft_service.drafters.names import MODEL, check_drafters
 from paceline.engine.interface import Engine
 from paceline.engine.loading import load_engine
+from paceline.grammars.sessions import Grammars
 from paceline.models.resolve import is_draft, resolve_draft
 from paceline.models.tokenizer import load_tokenizer
 from paceline.protocol.errors import InvalidInput, VocabularyMismatch
 from paceline.protocol.handshake import Fingerprint
 from paceline.runtime.config import DraftConfig
-from paceline.sampling.grammar import Grammars
 
 
 @dataclass(frozen=True)
 class Catalogue:
-    """Drafters by name, the default first, and the engines that they run on."""
+    """Drafters by name, the default first, the engines that they run on, and who follows grammars (None: nobody)."""
 
     drafters: Mapping[str, AnyDrafter]
     engines: tuple[Engine, ...]
+    grammars: Grammars | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -75,21 +76,17 @@ def build_catalogue(config: DraftConfig) -> Catalogue:
         VocabularyMismatch: models whose tokenizers differ from each other or from the target's.
     """
     check_drafters(config.drafters)
-    tokenizer_of = partial(load_tokenizer, trust_remote_code=config.engine.trust_remote_code)
     drafters: dict[str, AnyDrafter] = {}
     engines: list[Engine] = []
-    for text in config.drafters:
-        model = resolve_draft(text.partition(":")[2], config.target_model)
+    models = [resolve_draft(text.partition(":")[2], config.target_model) for text in config.drafters]
+    for text, model in zip(config.drafters, models, strict=True):
         engines.append(_load_trained(model, config) if is_draft(model) else load_engine(model, config.engine))
         name = text if MODEL in drafters else MODEL
-        drafters[name] = ModelDrafter(
-            engines[-1],
-            config.engine.prefill_chunk,
-            name,
-            grammars=Grammars(partial(tokenizer_of, config.target_model or model.partition("#")[0])),
-        )
+        drafters[name] = ModelDrafter(engines[-1], config.engine.prefill_chunk, name)
     _check_vocabularies(engines, config)
-    return Catalogue(drafters, tuple(engines))
+    tokenizer_of = partial(load_tokenizer, trust_remote_code=config.engine.trust_remote_code)
+    grammars = Grammars(partial(tokenizer_of, config.target_model or models[0].partition("#")[0]), config.grammar)
+    return Catalogue(drafters, tuple(engines), grammars)
 
 
 def _load_trained(folder: str, config: DraftConfig) -> Engine:

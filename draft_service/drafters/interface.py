@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 from paceline.protocol.draft import DraftBudget, Verifying
 from paceline.protocol.proposal import Proposal
 from paceline.protocol.session import SessionSpec
+from paceline.sampling.processors import Follower
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,13 @@ class Drafter(Protocol[D, S]):
     def manifest(self) -> DrafterManifest:
         """Constant."""
 
-    def open(self, session: int, spec: SessionSpec) -> int:
+    def open(self, session: int, spec: SessionSpec, follower: Follower | None = None) -> int:
         """Begin a session; returns how many prefix tokens were reused.
+
+        Args:
+            session: its number.
+            spec: what the target is told of it.
+            follower: of its grammar; None: it has none, or none that can be followed here.
 
         Raises:
             Overloaded: the KV budget has no room now.

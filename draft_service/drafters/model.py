@@ -8,7 +8,6 @@ and no row that a commit leaves in the tree is computed again.
 from __future__ import annotations
 
 import heapq
-import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,14 +25,10 @@ from draft_service.drafters.tree import TREE_ROWS, DraftTree, Node
 from paceline.costs.step_cost import StepCost
 from paceline.engine.interface import Engine, Logits, RankedRows, Ranking, RankingEngine, StepPlan
 from paceline.protocol.draft import DraftBudget, Verifying
-from paceline.protocol.errors import InvalidInput, PacelineError
+from paceline.protocol.errors import InvalidInput
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES, ROOT, Acceptance, Proposal
-from paceline.protocol.sampling import Grammar
 from paceline.protocol.session import SessionSpec
-from paceline.sampling.grammar import Grammars
-from paceline.sampling.processors import Matcher, Processors
-
-logger = logging.getLogger(__name__)
+from paceline.sampling.processors import Follower, Processors
 
 SHORT_LAG = MAX_PROPOSAL_NODES + 1
 """A lag that one round can leave is caught up at once; prefixes and longer lags share `prefill_chunk`."""
@@ -120,11 +115,9 @@ class ModelDrafter:
         *,
         rows_per_step: int = ROWS_PER_STEP,
         cost: StepCost | None = None,
-        grammars: Grammars | None = None,
     ) -> None:
         self.manifest = DrafterManifest(name)
         self._engine = engine
-        self._grammars = grammars
         self._prefill_chunk = prefill_chunk
         self._rows_per_step = rows_per_step
         self._cost = StepCost() if cost is None else cost
@@ -132,7 +125,7 @@ class ModelDrafter:
         self._sessions: dict[int, SessionState] = {}
         self._speculations: dict[int, Speculation] = {}
 
-    def open(self, session: int, spec: SessionSpec) -> int:
+    def open(self, session: int, spec: SessionSpec, follower: Follower | None = None) -> int:
         """Reserve the session's rows; the first step computes the prefix, in chunks.
 
         Raises:
@@ -142,7 +135,7 @@ class ModelDrafter:
         info, prefix = self._engine.info, spec.token_ids
         if len(prefix) > info.max_length:
             raise InvalidInput.of("prefix length", len(prefix), f"at most {info.max_length}, the drafter's context")
-        processors = self._processors(spec)
+        processors = _processors(spec, follower)
         max_length = min(spec.max_length or info.max_length, info.max_length)
         max_rows = min(max_length + TREE_ROWS, info.max_kv_rows)
         self._engine.open(session, max_rows)
@@ -208,25 +201,6 @@ class ModelDrafter:
             return self._engine.step(plan)
         return self._engine.step_and_rank(plan, [each.ranking() for each in work])
 
-    def _processors(self, spec: SessionSpec) -> Processors | None:
-        """What the target does to logits before temperature; a grammar that can't be followed here is left out."""
-        sampling, matcher = spec.sampling, None
-        if sampling.grammar is not None:
-            matcher = self._matcher(sampling.grammar, spec.end_token_ids)
-            sampling = sampling if matcher else replace(sampling, grammar=None)
-        if sampling.plain:
-            return None
-        return Processors(sampling, spec.prompt_length, spec.end_token_ids, matcher)
-
-    def _matcher(self, grammar: Grammar, end_token_ids: Sequence[int]) -> Matcher | None:
-        if self._grammars is None:
-            return None
-        try:
-            return self._grammars.matcher(grammar, end_token_ids)
-        except PacelineError as error:
-            logger.info("drafting without the grammar: %s", error.for_log)
-            return None
-
     def _gather(self, drafts: Sequence[ModelDraft], speculations: Sequence[Speculation]) -> list[_Work]:
         """What a step computes; long prefixes share `prefill_chunk` rows of it, so that they delay others less."""
         work: list[_Work] = []
@@ -247,6 +221,14 @@ class ModelDrafter:
                 guesses.append(made)
         _fill(guesses, sum(each.rows for each in work), self._rows_per_step, self._cost)
         return [each for each in work if each.rows]
+
+
+def _processors(spec: SessionSpec, follower: Follower | None) -> Processors | None:
+    """What the target does to logits before temperature; a grammar that can't be followed here is left out."""
+    sampling = spec.sampling if follower else replace(spec.sampling, grammar=None)
+    if sampling.plain:
+        return None
+    return Processors(sampling, spec.prompt_length, spec.end_token_ids, follower)
 
 
 def _fill(guesses: Sequence[_Work], rows: int, most: int, cost: StepCost) -> None:

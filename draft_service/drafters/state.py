@@ -15,7 +15,7 @@ from draft_service.drafters.shape import Shape, shape_of
 from draft_service.drafters.tree import DraftTree, Node
 from paceline.engine.interface import Logits
 from paceline.protocol.draft import DraftBudget
-from paceline.protocol.errors import InvalidInput
+from paceline.protocol.errors import PacelineError
 from paceline.protocol.proposal import Acceptance
 from paceline.sampling.processors import Processors
 
@@ -48,7 +48,7 @@ class SessionState:
         if self.processors is not None:
             try:
                 self.processors.advance(token_ids)
-            except InvalidInput as error:
+            except PacelineError as error:
                 self._do_without(error)
 
     def processed(self, nodes: Sequence[Node], logits: Logits) -> Logits:
@@ -60,14 +60,14 @@ class SessionState:
             return logits
         try:
             processed = self.processors.process(logits, [self.tree.path(node) for node in nodes])
-        except InvalidInput as error:
+        except PacelineError as error:
             self._do_without(error)
             return logits
         lost = np.isneginf(processed.max(axis=1))
         processed[lost] = logits[lost]
         return processed
 
-    def _do_without(self, error: InvalidInput) -> None:
+    def _do_without(self, error: PacelineError) -> None:
         logger.info("drafting without the chain before temperature: %s", error.for_log)
         self.processors = None
 

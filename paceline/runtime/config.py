@@ -166,6 +166,29 @@ class EngineSettings(ModelSettings):
     cuda_graphs: bool = Field(True, description="Capture each shape of a step on a GPU once, and replay it.")
 
 
+class GrammarSettings(_Settings):
+    """What the grammars of users may take; each is compiled and followed in a process of its own."""
+
+    compile_ms: Annotated[int, Flag("grammar_compile_ms")] = Field(
+        5_000, ge=10, le=600_000, description="Longest time that compiling a grammar may take."
+    )
+    step_ms: Annotated[int, Flag("grammar_step_ms")] = Field(
+        1_000, ge=10, le=600_000, description="Longest time that a grammar may take over one round's tokens."
+    )
+    memory_bytes: Annotated[int, Flag("grammar_memory_bytes")] = Field(
+        1 << 29, ge=1 << 24, le=1 << 40, description="Most memory that one grammar may take."
+    )
+    workers: Annotated[int, Flag("grammar_workers")] = Field(
+        4, ge=1, le=1024, description="Most grammars that are compiled at once; further ones wait."
+    )
+    cache_bytes: Annotated[int, Flag("grammar_cache_bytes")] = Field(
+        1 << 30,
+        ge=1 << 24,
+        le=1 << 40,
+        description="Most memory of all compiled grammars, past requests' included.",
+    )
+
+
 class RankSettings(_Settings):
     """What `paceline serve` passes on to the target alone."""
 
@@ -182,6 +205,7 @@ class TargetConfig(RankSettings):
     model: str = Field(DEFAULT_MODEL, description="Pulled model, hub id, folder, .gguf file or table:… name.")
     server: ServerSettings = ServerSettings(port=TARGET_PORT)
     engine: EngineSettings = EngineSettings()
+    grammar: GrammarSettings = GrammarSettings()
     max_queue: int = Field(
         1024, ge=1, le=1 << 20, description="Most sessions waiting for room before RESOURCE_EXHAUSTED."
     )
@@ -210,6 +234,7 @@ class DraftConfig(_Settings):
     server: ServerSettings = ServerSettings(port=DRAFT_PORT)
     engine: EngineSettings = EngineSettings(dtype=FAST_DTYPE)
     """A draft's precision changes speed only, so the fast one is the default."""
+    grammar: GrammarSettings = GrammarSettings()
 
     @field_validator("engine")
     @classmethod

@@ -1,85 +1,130 @@
 """Grammars: JSON schemas, regular expressions and Lark grammars, followed token by token by llguidance.
 
-The library is optional (`paceline[grammar]`). A tokenizer's token table is made once, when its first
-grammar comes; compiled grammars are kept, since a re-opened session and the samples of one request
-bring the same again.
+The library is optional (`paceline[grammar]`). Users write what it is given, and no limit of its own bounds the
+time and memory that it takes: services use it in processes that can be ended (`paceline.grammars`). Nothing here
+imports numpy or torch, so that those processes stay small.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
 from paceline.models.tokenizer import TableTokenizer, Tokenizer, TransformersTokenizer
-from paceline.protocol.errors import InvalidInput, Unsupported, require
+from paceline.protocol.errors import InvalidInput, Unsupported
 from paceline.protocol.sampling import Grammar, GrammarKind
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-KEPT_GRAMMARS = 64
-"""Compiled grammars that are kept, the latest used; chosen, not tuned."""
 COMPILING_STACK_BYTES = 256 << 20
 """Address space, not memory. The library descends from rule to rule: a chain of 3000 overflows the usual 8 MiB."""
 
 
-class Grammars:
-    """Matchers over one tokenizer; may be called from any thread.
+@dataclass(frozen=True)
+class Vocabulary:
+    """What the library needs to know of a tokenizer, as plain data that can go to another process.
 
-    Args:
-        load: the tokenizer; called once, by the first grammar.
+    Attributes:
+        size: ids are [0, size).
+        ends: ids that end a text, ascending.
+        fast: a fast tokenizer of Hugging Face as JSON; empty: the tokenizer of a table model.
     """
 
-    def __init__(self, load: Callable[[], Tokenizer]) -> None:
-        self._load = load
-        self._table: tuple[LLTokenizer, int] | None = None
-        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
-        self._lock = threading.Lock()
+    size: int
+    ends: tuple[int, ...]
+    fast: str = ""
 
-    def matcher(self, grammar: Grammar, end_token_ids: Sequence[int]) -> GrammarMatcher:
-        """A matcher at the grammar's start. Slow: the first takes seconds, a large grammar one second.
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> Vocabulary:
+        """A tokenizer's vocabulary.
 
         Raises:
-            InvalidInput: the library refuses the grammar; or the ends are not the tokenizer's own.
-            Unsupported: the library is not installed, or can't read the tokenizer.
+            Unsupported: the library can't read the tokenizer, or no token ends a text.
         """
-        with self._lock:
-            if self._table is None:
-                self._table = _token_table(self._load())
-            table, vocab_size = self._table
-            ends = tuple(sorted(end_token_ids))
-            known = tuple(sorted(table.eos_tokens))
-            require(ends == known, "end_token_ids", ends, f"{known}, the tokenizer's own, with a grammar")
-            compiled = self._compiled.get(grammar)
-            if compiled is None:
-                compiled = self._compiled[grammar] = _compile(grammar, table)
-            self._compiled.move_to_end(grammar)
-            while len(self._compiled) > KEPT_GRAMMARS:
-                self._compiled.popitem(last=False)
-            return GrammarMatcher(compiled.deep_copy(), grammar, vocab_size, ends)
+        ends = tuple(sorted(tokenizer.eos_token_ids))
+        if not ends:
+            raise Unsupported("grammar: the model has no token that ends a text")
+        if isinstance(tokenizer, TableTokenizer):
+            return cls(tokenizer.vocab_size, ends)
+        if not isinstance(tokenizer, TransformersTokenizer):
+            raise Unsupported(f"grammar: tokens of a {type(tokenizer).__name__} can't be read")
+        from transformers import PreTrainedTokenizerFast
+
+        if not isinstance(tokenizer.inner, PreTrainedTokenizerFast):
+            raise Unsupported(f"grammar: tokens of a {type(tokenizer.inner).__name__} can't be read")
+        return cls(tokenizer.vocab_size, ends, _fast_tokenizer(tokenizer.inner))
+
+    def check_ends(self, end_token_ids: Sequence[int]) -> None:
+        """Refuse ends that aren't the tokenizer's own.
+
+        Raises:
+            InvalidInput: naming both.
+        """
+        ends = tuple(sorted(end_token_ids))
+        if ends != self.ends:
+            raise InvalidInput.of("end_token_ids", ends, f"{self.ends}, the tokenizer's own, with a grammar")
+
+
+class TokenTable:
+    """The bytes of every token, as the library wants them; slow to make.
+
+    Raises:
+        Unsupported: the library is not installed, or can't read the tokenizer.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        try:
+            from llguidance import LLTokenizer, TokenizerWrapper
+        except ImportError as error:
+            raise Unsupported("grammar: needs llguidance, which is not installed (paceline[grammar])") from error
+        self.vocabulary = vocabulary
+        ends = list(vocabulary.ends)
+        if not vocabulary.fast:
+            wrapped = TokenizerWrapper(_TableVocabulary(TableTokenizer(vocabulary.size, ends[0]), ends[0]))
+            self._tokens = LLTokenizer(wrapped, eos_token=ends)
+            return
+        try:
+            self._tokens = LLTokenizer(vocabulary.fast, n_vocab=vocabulary.size, eos_token=ends)
+        except ValueError as error:
+            raise Unsupported(f"grammar: the model's tokenizer can't be read ({error})") from error
+
+    def compile(self, grammar: Grammar) -> GrammarMatcher:
+        """A matcher at the grammar's start.
+
+        Raises:
+            InvalidInput: the library refuses the grammar.
+        """
+        return GrammarMatcher(_compile(grammar, self._tokens), grammar, self.vocabulary.ends)
 
 
 class GrammarMatcher:
-    """One session's place in a grammar; `paceline.sampling.processors.Matcher` says what its methods promise."""
+    """A place in a grammar: behind some tokens."""
 
-    def __init__(self, inner: LLMatcher, grammar: Grammar, vocab_size: int, ends: Sequence[int]) -> None:
+    def __init__(self, inner: LLMatcher, grammar: Grammar, ends: Sequence[int]) -> None:
+        self.grammar = grammar
         self._inner = inner
-        self._grammar = grammar
-        self._vocab_size = vocab_size
         self._ends = frozenset(ends)
 
-    def allowed(self) -> NDArray[np.bool_]:  # noqa: D102
-        packed = np.frombuffer(self._inner.compute_bitmask(), np.uint8)
-        self._check()
-        return np.unpackbits(packed, count=self._vocab_size, bitorder="little").view(np.bool_)
+    def copy(self) -> GrammarMatcher:
+        """Another one at the same place. What the library learns of the language on the way, they share."""
+        return GrammarMatcher(self._inner.deep_copy(), self.grammar, tuple(self._ends))
 
-    def push(self, token_id: int) -> bool:  # noqa: D102
+    def allowed(self) -> bytes:
+        """Which tokens may come next, one bit each from the lowest on; end tokens where the text may end.
+
+        Raises:
+            InvalidInput: the grammar is too complex to follow.
+        """
+        packed = self._inner.compute_bitmask()
+        self._check()
+        return packed
+
+    def push(self, token_id: int) -> bool:
+        """Take one token; False, and no change, if the grammar forbids it or it ends the text."""
         # Behind an end token there is no text; the library's own state there can't be taken back.
         if token_id in self._ends:
             return False
@@ -87,16 +132,72 @@ class GrammarMatcher:
         self._check()
         return taken == 1
 
-    def pop(self, count: int) -> None:  # noqa: D102
+    def pop(self, count: int) -> None:
+        """Take the last `count` tokens back."""
         self._inner.rollback(count)
         self._check()
 
     def _check(self) -> None:
         if self._inner.is_error():
-            raise _refused(self._grammar, self._inner.get_error())
+            raise refused(self.grammar, self._inner.get_error())
 
 
-def _compile(grammar: Grammar, table: LLTokenizer) -> LLMatcher:
+class Walk:
+    """A matcher that stands at the committed output, and walks along drafted paths in between."""
+
+    def __init__(self, matcher: GrammarMatcher) -> None:
+        self._matcher = matcher
+        self._at: list[int] = []
+
+    def commit(self, token_ids: Sequence[int]) -> int:
+        """Append committed tokens; returns how many were taken before one that the grammar forbids."""
+        assert not self._at, "it stands at the committed output"
+        for place, token in enumerate(token_ids):
+            if not self._matcher.push(token):
+                return place
+        return len(token_ids)
+
+    def masks(self, paths: Sequence[Sequence[int]]) -> list[bytes | None]:
+        """What may come behind each path, as `GrammarMatcher.allowed`; None: the grammar forbids a token of it.
+
+        Raises:
+            InvalidInput: the grammar is too complex to follow.
+        """
+        try:
+            return [self._matcher.allowed() if self._go(path) else None for path in paths]
+        finally:
+            self._go(())
+
+    def _go(self, path: Sequence[int]) -> bool:
+        """Stand behind a path; False if the grammar forbids a token of it."""
+        common = 0
+        while common < min(len(path), len(self._at)) and path[common] == self._at[common]:
+            common += 1
+        if common < len(self._at):
+            self._matcher.pop(len(self._at) - common)
+            del self._at[common:]
+        for token in path[common:]:
+            if not self._matcher.push(token):
+                return False
+            self._at.append(token)
+        return True
+
+
+def refused(grammar: Grammar, why: str) -> InvalidInput:
+    """The error for a grammar that the library refuses."""
+    return InvalidInput.of(
+        grammar.kind.value, grammar.text, f"a grammar that can be followed ({' '.join(why.split())})"
+    )
+
+
+def forbidden(grammar: Grammar, token_id: int, position: int) -> InvalidInput:
+    """The error for a committed token that the grammar forbids."""
+    return InvalidInput.of(
+        f"token at position {position}", token_id, f"a token that the {grammar.kind.value} allows there"
+    )
+
+
+def _compile(grammar: Grammar, tokens: LLTokenizer) -> LLMatcher:
     from llguidance import LLMatcher, LLParserLimits
 
     notations: dict[GrammarKind, Callable[[str], str]] = {
@@ -108,10 +209,10 @@ def _compile(grammar: Grammar, table: LLTokenizer) -> LLMatcher:
     try:
         source = notations[grammar.kind](grammar.text)
     except ValueError as error:
-        raise _refused(grammar, str(error)) from error
-    compiled = _on_a_deep_stack(lambda: LLMatcher(table, source, log_level=0, limits=limits))
+        raise refused(grammar, str(error)) from error
+    compiled = _on_a_deep_stack(lambda: LLMatcher(tokens, source, log_level=0, limits=limits))
     if compiled.is_error():
-        raise _refused(grammar, compiled.get_error())
+        raise refused(grammar, compiled.get_error())
     return compiled
 
 
@@ -125,36 +226,14 @@ def _on_a_deep_stack(make: Callable[[], LLMatcher]) -> LLMatcher:
     return made.result()
 
 
-def _refused(grammar: Grammar, why: str) -> InvalidInput:
-    return InvalidInput.of(
-        grammar.kind.value, grammar.text, f"a grammar that can be followed ({' '.join(why.split())})"
-    )
+def _fast_tokenizer(tokenizer: object) -> str:
+    """A fast tokenizer as JSON, without the padding and truncation that its owner may have switched on."""
+    from copy import copy
 
-
-def _token_table(tokenizer: Tokenizer) -> tuple[LLTokenizer, int]:
-    """The bytes of every token, as the library wants them, and their number."""
-    try:
-        from llguidance import LLTokenizer, TokenizerWrapper
-    except ImportError as error:
-        raise Unsupported("grammar: needs llguidance, which is not installed (paceline[grammar])") from error
-    ends = sorted(tokenizer.eos_token_ids)
-    if not ends:
-        raise Unsupported("grammar: the model has no token that ends a text")
-    if isinstance(tokenizer, TableTokenizer):
-        wrapped = TokenizerWrapper(_TableVocabulary(tokenizer, ends[0]))
-        return LLTokenizer(wrapped, eos_token=ends), tokenizer.vocab_size
-    if not isinstance(tokenizer, TransformersTokenizer):
-        raise Unsupported(f"grammar: tokens of a {type(tokenizer).__name__} can't be read")
-    from llguidance.hf import from_tokenizer
-    from transformers import PreTrainedTokenizerFast
-
-    if not isinstance(tokenizer.inner, PreTrainedTokenizerFast):
-        raise Unsupported(f"grammar: tokens of a {type(tokenizer.inner).__name__} can't be read")
-    try:
-        table = from_tokenizer(tokenizer.inner, n_vocab=tokenizer.vocab_size, eos_token=ends)
-    except ValueError as error:
-        raise Unsupported(f"grammar: the model's tokenizer can't be read ({error})") from error
-    return table, tokenizer.vocab_size
+    backend = copy(getattr(tokenizer, "backend_tokenizer"))  # noqa: B009  transformers leaves it untyped
+    backend.no_padding()
+    backend.no_truncation()
+    return str(backend.to_str())
 
 
 class _TableVocabulary:

@@ -17,8 +17,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.protocol.errors import InvalidInput, require_ids
+from paceline.protocol.errors import require_ids
 from paceline.protocol.sampling import SamplingParams
+from paceline.sampling.grammar import forbidden
 
 Logits = NDArray[np.float32]
 Ids = NDArray[np.intp]
@@ -27,21 +28,24 @@ _FIRST_CAPACITY = 64
 """Distinct tokens that there is room for at first; room doubles."""
 
 
-class Matcher(Protocol):
-    """A grammar's state after the committed output and the drafted tokens pushed behind it."""
+class Follower(Protocol):
+    """A grammar's state behind the committed output."""
 
-    def allowed(self) -> NDArray[np.bool_]:
-        """Which tokens may come next [V]; end tokens where the text may end.
+    def commit(self, token_ids: Sequence[int]) -> int:
+        """Append committed tokens; returns how many were taken before one that the grammar forbids.
 
         Raises:
             InvalidInput: the grammar is too complex to follow.
         """
 
-    def push(self, token_id: int) -> bool:
-        """Take one token; False, and no change, if the grammar forbids it or it ends the text."""
+    def masks(self, paths: Sequence[Sequence[int]]) -> Sequence[bytes | None]:
+        """What may come behind each path of drafted tokens; None: the grammar forbids a token of it.
 
-    def pop(self, count: int) -> None:
-        """Take the last `count` tokens back."""
+        One bit for each token from the lowest on; end tokens where the text may end.
+
+        Raises:
+            InvalidInput: the grammar is too complex to follow.
+        """
 
 
 class Processors:
@@ -51,7 +55,7 @@ class Processors:
         sampling: the chain.
         prompt_length: tokens that are the prompt; what follows them was generated.
         end_token_ids: tokens that end the text.
-        matcher: of the sampling's grammar, at its start; used by these processors alone.
+        follower: of the sampling's grammar, at its start; used by these processors alone.
     """
 
     def __init__(
@@ -59,9 +63,9 @@ class Processors:
         sampling: SamplingParams,
         prompt_length: int,
         end_token_ids: Sequence[int] = (),
-        matcher: Matcher | None = None,
+        follower: Follower | None = None,
     ) -> None:
-        assert (matcher is None) == (sampling.grammar is None), "a grammar comes with its matcher"
+        assert (follower is None) == (sampling.grammar is None), "a grammar comes with its follower"
         self._sampling = sampling
         self._prompt_length = prompt_length
         self._ends = np.array(end_token_ids, np.intp)
@@ -70,7 +74,7 @@ class Processors:
         self._bad_words = _BadWords(sampling.bad_words)
         self._counts = _Counts()
         self._ids: list[int] = []
-        self._walk = None if matcher is None else _Walk(matcher)
+        self._follower = follower
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """Append committed tokens; the first call brings the whole prefix, prompt included.
@@ -79,15 +83,17 @@ class Processors:
             InvalidInput: the grammar forbids a token behind the prompt.
         """
         sampling = self._sampling
+        output_from = max(len(self._ids), self._prompt_length)
         for token in token_ids:
             generated = len(self._ids) >= self._prompt_length
             self._ids.append(token)
             if sampling.penalises and (generated or sampling.repetition_penalty != 1):
                 self._counts.add(token, generated)
-            if generated and self._walk is not None and not self._walk.commit(token):
-                assert sampling.grammar is not None, "it has a matcher"
-                limit = f"a token that the {sampling.grammar.kind.value} allows there"
-                raise InvalidInput.of(f"token at position {len(self._ids) - 1}", token, limit)
+        if self._follower is not None and sampling.grammar is not None:
+            output = self._ids[output_from:]
+            taken = self._follower.commit(output)
+            if taken < len(output):
+                raise forbidden(sampling.grammar, output[taken], output_from + taken)
 
     def process(self, logits: Logits, paths: Sequence[Sequence[int]]) -> Logits:
         """Logits as temperature will see them.
@@ -128,19 +134,15 @@ class Processors:
 
     def _forbid(self, rows: Logits, logits: Logits, paths: Sequence[Sequence[int]]) -> None:
         rows[:, self._bad_words.single] = -np.inf
-        reached = [True] * len(paths)
-        try:
-            for place, path in enumerate(paths):
-                rows[place, self._bad_words.completed_by((*self._tail(), *path))] = -np.inf
-                if self._is_too_early(len(path)):
-                    rows[place, self._ends] = -np.inf
-                if self._walk is not None:
-                    reached[place] = self._walk.go(path)
-                    if reached[place]:
-                        rows[place, ~self._walk.allowed()] = -np.inf
-        finally:
-            if self._walk is not None:
-                self._walk.go(())
+        masks = self._follower.masks(paths) if self._follower is not None else None
+        reached = [True] * len(paths) if masks is None else [mask is not None for mask in masks]
+        for place, path in enumerate(paths):
+            rows[place, self._bad_words.completed_by((*self._tail(), *path))] = -np.inf
+            if self._is_too_early(len(path)):
+                rows[place, self._ends] = -np.inf
+            mask = masks[place] if masks is not None else None
+            if mask is not None:
+                rows[place, ~_unpacked(mask, rows.shape[1])] = -np.inf
         for place in np.flatnonzero(np.isneginf(rows.max(axis=1))).tolist():
             reached[place] = reached[place] and self._can_reach(paths[place])
         for place, can in enumerate(reached):
@@ -174,6 +176,11 @@ def check_ids(sampling: SamplingParams, end_token_ids: Sequence[int], vocab_size
     named += [("bad_words id", word) for word in sampling.bad_words]
     for name, ids in named:
         require_ids(name, ids, vocab_size)
+
+
+def _unpacked(mask: bytes, vocab_size: int) -> NDArray[np.bool_]:
+    """A follower's mask as [V]."""
+    return np.unpackbits(np.frombuffer(mask, np.uint8), count=vocab_size, bitorder="little").view(np.bool_)
 
 
 class _BadWords:
@@ -233,34 +240,3 @@ class _Counts:
                 counts[token] = 0.0 if slot is None else float(self._generated[slot])
             counts[token] += 1
         return np.array([*counts], np.intp), np.array([*counts.values()], np.float32)
-
-
-class _Walk:
-    """A matcher on its way along drafted paths; at the committed output in between."""
-
-    def __init__(self, matcher: Matcher) -> None:
-        self._matcher = matcher
-        self._at: list[int] = []
-
-    def commit(self, token: int) -> bool:
-        """Append a committed token; False if the grammar forbids it."""
-        assert not self._at, "it stands at the committed output"
-        return self._matcher.push(token)
-
-    def go(self, path: Sequence[int]) -> bool:
-        """Stand behind a path; False if the grammar forbids a token of it."""
-        common = 0
-        while common < min(len(path), len(self._at)) and path[common] == self._at[common]:
-            common += 1
-        if common < len(self._at):
-            self._matcher.pop(len(self._at) - common)
-            del self._at[common:]
-        for token in path[common:]:
-            if not self._matcher.push(token):
-                return False
-            self._at.append(token)
-        return True
-
-    def allowed(self) -> NDArray[np.bool_]:
-        """Of the place where it stands."""
-        return self._matcher.allowed()

@@ -15,7 +15,8 @@ from coordinator.policy.drafting import Drafting, DraftingSettings
 from coordinator.policy.plan import Options, Plan
 from coordinator.policy.request_policy import LEAST_PLAIN
 from coordinator.policy.throttle import Level, Throttle
-from coordinator.sessions.draft import MAX_PENDING_TOKENS, DraftPeer, DraftPool
+from coordinator.sessions.draft import MAX_PENDING_TOKENS
+from coordinator.sessions.draft_pool import DraftPeer, DraftPool
 from coordinator.sessions.target import TargetNext
 from coordinator.text.sequence import GenerationTask, Sequence
 from draft_service.session import DraftingSession

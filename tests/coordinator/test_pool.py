@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from coordinator.sessions.draft import DraftPeer, DraftPool
+from coordinator.sessions.draft_pool import DraftPeer, DraftPool
 from coordinator.sessions.membership import Membership
 from coordinator.sessions.placement import ALWAYS_EVEN, BLOCK_TOKENS, PrefixMemory, choose
-from coordinator.sessions.target import TargetPeer, TargetPool
+from coordinator.sessions.target_pool import TargetPeer, TargetPool
 from paceline.protocol.errors import Overloaded, PacelineError, PeerUnavailable, VocabularyMismatch
 from paceline.protocol.handshake import Fingerprint, ServiceStatus, Welcome
 from paceline.rpc.endpoints import Endpoint, EndpointSource

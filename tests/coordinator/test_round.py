@@ -10,7 +10,8 @@ import pytest
 from coordinator.policy.cost_model import CostModel
 from coordinator.policy.drafting import Drafting, DraftingSettings
 from coordinator.round import run_rounds
-from coordinator.sessions.target import TargetPeer, TargetPool, TargetSession
+from coordinator.sessions.target import TargetSession
+from coordinator.sessions.target_pool import TargetPeer, TargetPool
 from coordinator.stats import StatsBuilder
 from coordinator.text import outbox as outbox_module
 from coordinator.text.outbox import MOST_BYTES_PER_TOKEN, Outbox

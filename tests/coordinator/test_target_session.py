@@ -7,16 +7,17 @@ from typing import Any, cast
 
 import pytest
 
-from coordinator.sessions.target import TargetPeer, TargetPool, TargetSession, Verified
+from coordinator.sessions.target import MAX_DEATHS, TargetSession, Verified
+from coordinator.sessions.target_pool import TargetPeer, TargetPool
 from coordinator.text.sequence import GenerationTask
 from paceline.protocol.codec import failure_of
 from paceline.protocol.errors import InvalidInput, Overloaded, PeerUnavailable
 from paceline.protocol.generation import SpeculationSettings
 from paceline.protocol.handshake import Fingerprint, Welcome
 from paceline.protocol.proposal import ROOT, Acceptance, Proposal
-from paceline.protocol.sampling import NoiseKey, SamplingParams
+from paceline.protocol.sampling import Grammar, GrammarKind, NoiseKey, SamplingParams
 from paceline.protocol.session import Close
-from paceline.protocol.target import Round, TargetCommand, TargetOpen, Verdict
+from paceline.protocol.target import Round, TargetCommand, TargetOpen, TargetOpened, Verdict
 from paceline.rpc.peer_link import TargetLink
 
 PROMPT = (1, 2, 3)
@@ -60,12 +61,16 @@ class Request:
     """Commits whatever its verdicts draw."""
 
     def __init__(
-        self, link: RecordingLink, acceptance: Acceptance = Acceptance.COUPLED, wait_s: float = 10.0
+        self,
+        link: RecordingLink,
+        acceptance: Acceptance = Acceptance.COUPLED,
+        wait_s: float = 10.0,
+        sampling: SamplingParams = SamplingParams(),
     ) -> None:
         task = GenerationTask(
             prompt=PROMPT,
             resumed=(),
-            sampling=SamplingParams(),
+            sampling=sampling,
             noise=NoiseKey(1),
             acceptance=acceptance,
             max_length=60,
@@ -343,3 +348,33 @@ async def test_a_request_is_refused_when_no_target_has_room() -> None:
     cast(Any, second).on_event(failure_of(1, Overloaded("full too", retry_after_ms=60_000), session_closed=True))
     with pytest.raises(Overloaded, match="full too"):
         await task
+
+
+GRAMMAR = SamplingParams(grammar=Grammar(GrammarKind.REGEX, "a+"))
+
+
+async def test_a_grammar_that_targets_die_of_is_not_sent_for_ever() -> None:
+    request = Request(RecordingLink(), sampling=GRAMMAR)
+    task = await pending(request)
+    for _ in range(MAX_DEATHS):
+        request.lose()
+        await turns()
+        assert not task.done(), "a restart loses no request"
+    request.lose()
+    with pytest.raises(PeerUnavailable):
+        await task
+    opened = [command for command in request.link.take() if isinstance(command, TargetOpen)]
+    assert len(opened) == 1 + MAX_DEATHS
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), GRAMMAR])
+async def test_targets_that_die_of_something_else_are_not_counted(sampling: SamplingParams) -> None:
+    request = Request(RecordingLink(), sampling=sampling)
+    task = await pending(request)
+    for session in range(1, 3 * MAX_DEATHS):
+        if sampling.grammar is not None:
+            cast(Any, request.link).on_event(TargetOpened(session))
+        request.lose()
+        await turns()
+    request.answer(2, session=3 * MAX_DEATHS)
+    assert (await task).verdict.token_ids == (7,)

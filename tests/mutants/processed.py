@@ -16,7 +16,7 @@ from paceline.protocol.sampling import Grammar, GrammarKind, SamplingParams
 from paceline.protocol.target import Round
 from paceline.sampling.acceptance import Decision
 from paceline.sampling.distribution import processed_scores
-from paceline.sampling.grammar import Grammars
+from paceline.sampling.grammar import TokenTable, Vocabulary, Walk
 from paceline.sampling.processors import Processors
 from tests.mutants.rounds import MIDDLING, PROMPT, TARGET, VOCAB, Rounds, Scores
 
@@ -30,7 +30,7 @@ SAMPLING = SamplingParams(
     grammar=Grammar(GrammarKind.REGEX, LANGUAGE),
 )
 PENALTIES = replace(SAMPLING, grammar=None)
-GRAMMARS = Grammars(lambda: TableTokenizer(VOCAB, END))
+TABLE = TokenTable(Vocabulary.of(TableTokenizer(VOCAB, END)))
 Path = tuple[int, ...]
 
 
@@ -44,8 +44,8 @@ class ProcessedRounds(Rounds):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         grammar = self.sampling.grammar
-        matcher = GRAMMARS.matcher(grammar, (END,)) if grammar else None
-        self.processors = Processors(self.sampling, len(PROMPT), (END,), matcher)
+        self.walk = Walk(TABLE.compile(grammar)) if grammar else None
+        self.processors = Processors(self.sampling, len(PROMPT), (END,), self.walk)
         self.processors.advance(PROMPT)
 
     def text(self, length: int) -> Path:
@@ -103,12 +103,12 @@ class GrammarKeptForRejectedTokens(ProcessedRounds):
     """The grammar's state moves through rejected tokens, where it can."""
 
     def keep(self, round_: Round, decision: Decision) -> None:
-        walk = self.processors._walk
+        walk = self.walk
         assert walk is not None
         kept = before_end(decision.committed)
         for token in (*decision.accepted, *_rejected(round_, decision)):
-            walk.commit(token)
-        walk.commit(kept[-1] if kept else END)
+            walk.commit([token])
+        walk.commit([kept[-1] if kept else END])
         self.processors._ids += kept
         for token in kept:
             self.processors._counts.add(token, True)

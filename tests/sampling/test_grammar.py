@@ -9,10 +9,10 @@ import sys
 import numpy as np
 import pytest
 
-from paceline.models.tokenizer import TableTokenizer, Tokenizer
+from paceline.models.tokenizer import TableTokenizer
 from paceline.protocol.errors import InvalidInput, Unsupported
 from paceline.protocol.sampling import Grammar, GrammarKind
-from paceline.sampling.grammar import Grammars
+from paceline.sampling.grammar import GrammarMatcher, TokenTable, Vocabulary
 
 BYTES = TableTokenizer(260, 256)
 LETTERS = TableTokenizer(30, 29)
@@ -29,18 +29,29 @@ SCHEMA = {
 }
 
 
+TABLES = {tokenizer: TokenTable(Vocabulary.of(tokenizer)) for tokenizer in (BYTES, LETTERS)}
+
+
+def matcher_of(tokenizer: TableTokenizer, grammar: Grammar) -> GrammarMatcher:
+    return TABLES[tokenizer].compile(grammar)
+
+
+def allowed(matcher: GrammarMatcher) -> list[int]:
+    bits = np.unpackbits(np.frombuffer(matcher.allowed(), np.uint8), bitorder="little")
+    return np.flatnonzero(bits).tolist()
+
+
 def regex(text: str) -> Grammar:
     return Grammar(GrammarKind.REGEX, text)
 
 
 def test_random_walks_through_a_schema_are_documents_that_fit_it() -> None:
-    grammars = Grammars(lambda: BYTES)
     for seed in range(30):
         rng = random.Random(seed)
-        matcher = grammars.matcher(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA)), (256,))
+        matcher = matcher_of(BYTES, Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA)))
         output: list[int] = []
         while True:
-            ids = np.flatnonzero(matcher.allowed()).tolist()
+            ids = allowed(matcher)
             assert ids, "a walk never gets stuck"
             # White space is allowed without end: prefer what goes on.
             token = rng.choice([i for i in ids if i not in tuple(b" \n\r\t")] or ids)
@@ -55,43 +66,36 @@ def test_random_walks_through_a_schema_are_documents_that_fit_it() -> None:
 
 
 def test_pushes_that_are_taken_back_leave_no_trace() -> None:
-    grammars, rng = Grammars(lambda: LETTERS), random.Random(2)
+    rng = random.Random(2)
     grammar = regex("(ab|c[d-f]+|gh{2,4})*")
-    used = grammars.matcher(grammar, (29,))
+    used = matcher_of(LETTERS, grammar)
     kept: list[int] = []
     for _ in range(60):
         depth = 0
         for _ in range(rng.randrange(5)):
-            depth += used.push(rng.choice(np.flatnonzero(used.allowed()).tolist()))
+            depth += used.push(rng.choice(allowed(used)))
         used.pop(depth)
-        token = rng.choice([i for i in np.flatnonzero(used.allowed()).tolist() if i != 29])
+        token = rng.choice([i for i in allowed(used) if i != 29])
         assert used.push(token)
         kept.append(token)
-        fresh = grammars.matcher(grammar, (29,))
+        fresh = matcher_of(LETTERS, grammar)
         assert all(fresh.push(each) for each in kept)
-        assert np.array_equal(used.allowed(), fresh.allowed())
+        assert used.allowed() == fresh.allowed()
 
 
 def test_a_forbidden_token_and_an_end_change_nothing() -> None:
-    matcher = Grammars(lambda: LETTERS).matcher(regex("ab?"), (29,))
+    matcher = matcher_of(LETTERS, regex("ab?"))
     assert not matcher.push(1)
     assert matcher.push(0)
     assert not matcher.push(29)
-    assert np.flatnonzero(matcher.allowed()).tolist() == [1, 29]
+    assert allowed(matcher) == [1, 29]
 
 
-def test_the_table_is_made_once_and_matchers_are_apart() -> None:
-    loads: list[int] = []
-
-    def load() -> Tokenizer:
-        loads.append(1)
-        return LETTERS
-
-    grammars = Grammars(load)
-    first, second = grammars.matcher(regex("ab"), (29,)), grammars.matcher(regex("ab"), (29,))
+def test_copies_are_apart() -> None:
+    first = matcher_of(LETTERS, regex("ab"))
+    second = first.copy()
     assert first.push(0)
-    assert np.flatnonzero(second.allowed()).tolist() == [0]
-    assert len(loads) == 1
+    assert allowed(second) == [0]
 
 
 @pytest.mark.parametrize(
@@ -106,27 +110,27 @@ def test_the_table_is_made_once_and_matchers_are_apart() -> None:
 )
 def test_bad_grammars_are_refused_by_field(kind: GrammarKind, text: str, names: str) -> None:
     with pytest.raises(InvalidInput) as caught:
-        Grammars(lambda: BYTES).matcher(Grammar(kind, text), (256,))
+        matcher_of(BYTES, Grammar(kind, text))
     assert names in caught.value.message
     assert caught.value.metadata["field"] == kind.value
 
 
 def test_ends_must_be_the_tokenizers_own() -> None:
     with pytest.raises(InvalidInput, match="end_token_ids"):
-        Grammars(lambda: LETTERS).matcher(regex("a"), (28,))
+        Vocabulary.of(LETTERS).check_ends((28,))
     with pytest.raises(Unsupported, match="no token that ends a text"):
-        Grammars(lambda: TableTokenizer(30, None)).matcher(regex("a"), ())
+        Vocabulary.of(TableTokenizer(30, None))
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(Unsupported, match=r"paceline\[grammar\]"):
-        Grammars(lambda: LETTERS).matcher(regex("a"), (29,))
+        TokenTable(Vocabulary.of(LETTERS))
 
 
 def test_a_long_chain_of_rules_does_not_end_the_process() -> None:
     rules = "".join(f'r{i}: "a" r{i + 1}\n' for i in range(3500))
     lark = f'start: r0\n{rules}r3500: "b"'
-    matcher = Grammars(lambda: BYTES).matcher(Grammar(GrammarKind.LARK, lark), (256,))
+    matcher = matcher_of(BYTES, Grammar(GrammarKind.LARK, lark))
     assert all(matcher.push(ord("a")) for _ in range(50))
-    assert np.flatnonzero(matcher.allowed()).tolist() == [ord("a")]
+    assert allowed(matcher) == [ord("a")]

@@ -18,7 +18,7 @@ from paceline.protocol.errors import InvalidInput
 from paceline.protocol.proposal import ROOT, Proposal
 from paceline.protocol.sampling import Grammar, GrammarKind, SamplingParams
 from paceline.sampling.distribution import processed_scores
-from paceline.sampling.grammar import Grammars
+from paceline.sampling.grammar import TokenTable, Vocabulary, Walk
 from paceline.sampling.processors import Processors, check_ids
 from tests.engine import tiny
 
@@ -26,7 +26,7 @@ VOCAB = 26
 END = 25
 LANGUAGE = "(ab|c[d-f])+(gh)?"
 GRAMMAR = Grammar(GrammarKind.REGEX, LANGUAGE)
-GRAMMARS = Grammars(lambda: TableTokenizer(VOCAB, END))
+TABLE = TokenTable(Vocabulary.of(TableTokenizer(VOCAB, END)))
 MODEL = tiny.random_model(tiny.llama())
 """Only asked for its list of processors, in its order."""
 
@@ -100,8 +100,8 @@ def reference(
 
 
 def processors(params: SamplingParams, prompt_length: int) -> Processors:
-    matcher = GRAMMARS.matcher(params.grammar, (END,)) if params.grammar else None
-    return Processors(params, prompt_length, (END,), matcher)
+    walk = Walk(TABLE.compile(params.grammar)) if params.grammar else None
+    return Processors(params, prompt_length, (END,), walk)
 
 
 def random_logits(rng: np.random.Generator, rows: int) -> np.ndarray[Any, Any]:

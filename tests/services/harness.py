@@ -17,6 +17,7 @@ from draft_service.servicer import DraftServicer
 from paceline.engine.executor import Executor
 from paceline.engine.interface import NO_PREFIX, Engine, EngineInfo, Logits, Prefix, StepPlan
 from paceline.engine.table.engine import TableEngine, TableModel
+from paceline.grammars.sessions import Grammars
 from paceline.models.table_names import TableSpec
 from paceline.protocol.draft import DraftBudget, DraftOpen
 from paceline.protocol.handshake import Hello
@@ -27,7 +28,6 @@ from paceline.protocol.target import Round, TargetOpen, Verdict
 from paceline.rpc.peer_link import DraftLink, PeerLink, TargetLink
 from paceline.rpc.server import run_server
 from paceline.runtime.config import EngineSettings, PeerSettings, ServerSettings, TargetConfig
-from paceline.sampling.grammar import Grammars
 from paceline.v1 import draft_service_pb2_grpc as draft_grpc
 from paceline.v1 import target_service_pb2_grpc as target_grpc
 from target_service.servicer import TargetServicer

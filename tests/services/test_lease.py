@@ -12,13 +12,13 @@ import pytest
 
 from paceline.engine.executor import Executor
 from paceline.engine.interface import Logits, StepItem, StepPlan
+from paceline.grammars.sessions import Grammars
 from paceline.models.table_names import TableSpec
 from paceline.models.tokenizer import TableTokenizer
 from paceline.protocol.proposal import ROOT, Acceptance
 from paceline.protocol.sampling import Grammar, GrammarKind, NoiseKey, SamplingParams
 from paceline.protocol.session import Close, Failure
 from paceline.protocol.target import MAX_LEASE, Round, TargetOpened, Verdict
-from paceline.sampling.grammar import Grammars
 from paceline.v1 import target_service_pb2 as pb
 from target_service.servicer import TargetServicer
 from tests.services.expected import own_tokens

@@ -12,6 +12,7 @@ import torch
 from transformers import LogitsProcessorList, PreTrainedModel
 
 from paceline.engine.decoder import build_engine
+from paceline.grammars.sessions import Grammars
 from paceline.models.table_names import TableSpec
 from paceline.models.tokenizer import TableTokenizer, Tokenizer
 from paceline.protocol.proposal import ROOT, Proposal
@@ -19,7 +20,6 @@ from paceline.protocol.sampling import Grammar, GrammarKind, SamplingParams
 from paceline.protocol.session import Close, Failure
 from paceline.protocol.target import Round, TargetOpened
 from paceline.runtime.config import EngineSettings
-from paceline.sampling.grammar import Grammars
 from tests.engine import tiny
 from tests.sampling.test_processors import OverOutput
 from tests.services.harness import (

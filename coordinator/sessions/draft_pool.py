@@ -1,0 +1,30 @@
+"""The draft services of a coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from coordinator.sessions.peer import Peer
+from coordinator.sessions.pool import Pool
+from paceline.protocol.draft import Commit, DraftCommand, DraftEvent, Verifying
+from paceline.rpc.peer_link import DraftLink
+
+
+class DraftPeer(Peer[DraftCommand, DraftEvent]):
+    """The link to a draft service."""
+
+    def __init__(self, link: DraftLink) -> None:
+        super().__init__(link)
+
+    def send(self, command: DraftCommand) -> None:
+        """Queue a command; raises `PeerUnavailable` when the link is down."""
+        self.link.send(command, urgent=isinstance(command, Commit | Verifying))
+
+
+class DraftPool(Pool[DraftPeer]):
+    """The draft services, of one or several drafters, and how long a round may wait for one."""
+
+    def __init__(self, peers: Iterable[DraftPeer] = (), *, timeout_s: float, vocab_size: int) -> None:
+        super().__init__("draft", peers)
+        self.timeout_s = timeout_s
+        self.vocab_size = vocab_size

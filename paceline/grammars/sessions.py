@@ -1,0 +1,160 @@
+"""Sessions' places in grammars, which workers hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYet
+
+from paceline.grammars.pool import WorkerPool
+from paceline.grammars.wire import Frame
+from paceline.models.tokenizer import Tokenizer
+from paceline.protocol.errors import DeadlineExceeded
+from paceline.protocol.sampling import Grammar
+from paceline.runtime.config import GrammarSettings
+from paceline.sampling.grammar import forbidden
+
+Masks = list[bytes | None]
+"""What may come behind each path (`paceline.sampling.processors.Follower`)."""
+DEFAULTS = GrammarSettings()
+
+
+class Grammars:
+    """Grammars over one tokenizer, followed by workers; may be called from any thread, and never blocks.
+
+    Args:
+        load: the tokenizer; called by the first grammar, on a thread of its own.
+        settings: what grammars may take.
+    """
+
+    def __init__(self, load: Callable[[], Tokenizer], settings: GrammarSettings = DEFAULTS) -> None:
+        self._pool = WorkerPool(load, settings)
+
+    def open(self, grammar: Grammar, end_token_ids: Sequence[int], prompt_length: int) -> GrammarSession:
+        """Begin to follow a grammar, from its start.
+
+        Args:
+            grammar: to follow.
+            end_token_ids: the session's; they must be the tokenizer's own.
+            prompt_length: tokens that the grammar doesn't see.
+        """
+        return GrammarSession(self._pool, grammar, end_token_ids, prompt_length)
+
+    def close(self) -> None:
+        """End every worker. Harmless when repeated."""
+        self._pool.close()
+
+
+class GrammarSession:
+    """One session's place in a grammar, behind the committed tokens that it was told of.
+
+    `compiled` is done once the grammar has compiled. It fails with
+
+    - `InvalidInput`: the library refuses the grammar, it exceeds a limit, or the ends are not the tokenizer's own;
+    - `Unsupported`: the library is not installed, or can't read the tokenizer;
+    - `UnknownSession`, `Overloaded`: the worker was lost; another one can follow the grammar.
+    """
+
+    def __init__(self, pool: WorkerPool, grammar: Grammar, ends: Sequence[int], prompt_length: int) -> None:
+        self._pool = pool
+        self._grammar = grammar
+        self._ends = ends
+        self._prompt_left = prompt_length
+        self._position = prompt_length
+        self._id, self._worker = pool.join(grammar)
+        self.compiled: Future[None] = Future()
+        self._worker.compiled.add_done_callback(self._on_compiled)
+
+    def ask(self, token_ids: Sequence[int], paths: Sequence[Sequence[int]]) -> Future[Masks]:
+        """Append committed tokens, the first of which are the prompt, and find out what may come behind each path.
+
+        Returns:
+            The masks. It fails as `compiled` does, and with `InvalidInput` where the grammar forbids a committed
+            token or takes too long.
+        """
+        skipped = min(self._prompt_left, len(token_ids))
+        self._prompt_left -= skipped
+        output, start = list(token_ids[skipped:]), self._position
+        self._position += len(output)
+        masks: Future[Masks] = Future()
+
+        def settle(answer: Future[Frame]) -> None:
+            try:
+                masks.set_result(self._masks(answer.result(), output, start))
+            except Exception as error:  # noqa: BLE001  whatever it is, it is for the one who asked
+                masks.set_exception(error)
+
+        header = {"commit": output, "paths": [list(path) for path in paths]}
+        self._pool.ask(self._worker, self._id, header).add_done_callback(settle)
+        return masks
+
+    def close(self) -> None:
+        """Follow the grammar no further. Harmless when repeated."""
+        self._pool.leave(self._worker, self._id)
+
+    def _masks(self, answer: Frame, output: Sequence[int], start: int) -> Masks:
+        header, payload = answer
+        if header["taken"] < len(output):
+            raise forbidden(self._grammar, output[header["taken"]], start + header["taken"])
+        reached = header["reached"]
+        size = len(payload) // max(1, sum(reached))
+        masks = iter([payload[place : place + size] for place in range(0, len(payload), size)] if size else [])
+        return [next(masks) if each else None for each in reached]
+
+    def _on_compiled(self, compiled: Future[Frame]) -> None:
+        try:
+            compiled.result()
+            assert self._pool.vocabulary is not None, "it was read before"
+            self._pool.vocabulary.check_ends(self._ends)
+        except Exception as error:  # noqa: BLE001  whatever it is, it is for the one who waits
+            self.compiled.set_exception(error)
+        else:
+            self.compiled.set_result(None)
+
+
+class Foreseen:
+    """A `Follower` whose masks were found before it is asked for them."""
+
+    def __init__(self) -> None:
+        self.found: Masks = []
+
+    def commit(self, token_ids: Sequence[int]) -> int:
+        """All of them: the worker has taken them already."""
+        return len(token_ids)
+
+    def masks(self, paths: Sequence[Sequence[int]]) -> Masks:
+        """What was found for these paths."""
+        assert len(paths) == len(self.found), "it was asked for these paths"
+        return self.found
+
+
+class Awaited:
+    """A `Follower` that waits for its masks.
+
+    Args:
+        session: its place in the grammar, which has compiled.
+        patience_s: how long it waits.
+    """
+
+    def __init__(self, session: GrammarSession, patience_s: float) -> None:
+        self._session = session
+        self._patience_s = patience_s
+        self._committed: list[int] = []
+
+    def commit(self, token_ids: Sequence[int]) -> int:
+        """All of them: whether one is forbidden, `masks` will say."""
+        self._committed += token_ids
+        return len(token_ids)
+
+    def masks(self, paths: Sequence[Sequence[int]]) -> Masks:
+        """What may come behind each path.
+
+        Raises:
+            DeadlineExceeded: it takes too long.
+            PacelineError: as `GrammarSession.ask`.
+        """
+        committed, self._committed = self._committed, []
+        try:
+            return self._session.ask(committed, paths).result(self._patience_s)
+        except NotYet:
+            raise DeadlineExceeded(f"grammar: no answer within {self._patience_s:g} s") from None

@@ -1,0 +1,90 @@
+"""A grammar worker: follows one grammar for its sessions, and answers one request after the other.
+
+| request | answer |
+|---|---|
+| `compile`: kind and text | `error`, if the library refuses it |
+| `commit` and `paths` of a `session` | `taken`, `reached`, and the masks of the paths that are; or `error` |
+
+A request may name sessions that have `left`. Every answer says how many bytes the worker has taken so far.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any
+
+from paceline.grammars.limits import allow_cpu, confine, memory, step_back
+from paceline.grammars.wire import Frame, FrameReader, encode_frame
+from paceline.protocol.errors import InvalidInput
+from paceline.protocol.sampling import Grammar, GrammarKind
+from paceline.sampling.grammar import GrammarMatcher, TokenTable, Walk
+
+OUT_OF_MEMORY = 77
+"""Exit code of a worker whose own allocation failed; the library's ends it by SIGABRT."""
+QUICK_S = 0.1
+"""Compilations that take longer let others go first."""
+_PIECE = 1 << 16
+
+
+def run_worker(connection: socket.socket, table: TokenTable, memory_bytes: int) -> None:
+    """Serve until the other side closes the connection."""
+    confine(memory_bytes)
+    worker, frames = _Worker(table), FrameReader()
+    try:
+        while piece := connection.recv(_PIECE):
+            for request, _ in frames.feed(piece):
+                connection.sendall(encode_frame(*worker.answer(request)))
+    except MemoryError:
+        os._exit(OUT_OF_MEMORY)
+
+
+class _Worker:
+    def __init__(self, table: TokenTable) -> None:
+        self._table = table
+        self._start: GrammarMatcher | None = None
+        self._walks: dict[int, Walk] = {}
+        self._resident = memory()[1]
+
+    def answer(self, request: dict[str, Any]) -> Frame:
+        """Do what a request asks for."""
+        allow_cpu(request["seconds"])
+        for session in request.get("left", ()):
+            self._walks.pop(session, None)
+        payload = b""
+        try:
+            if "compile" in request:
+                answer: dict[str, Any] = {}
+                self._compile(Grammar(GrammarKind(request["compile"]), request["text"]))
+            else:
+                answer, payload = self._walk(request)
+        except InvalidInput as error:
+            answer = {"error": error.message, "facts": error.metadata}
+        return {**answer, "bytes": max(0, memory()[1] - self._resident)}, payload
+
+    def _compile(self, grammar: Grammar) -> None:
+        """Compile, and find what may come first: some grammars put the work off until then."""
+
+        def compiled() -> GrammarMatcher:
+            start = self._table.compile(grammar)
+            start.copy().allowed()
+            return start
+
+        with ThreadPoolExecutor(1) as thread:
+            compiling = thread.submit(compiled)
+            if wait([compiling], QUICK_S).not_done:
+                step_back()
+            self._start = compiling.result()
+
+    def _walk(self, request: dict[str, Any]) -> Frame:
+        assert self._start is not None, "it compiles first"
+        walk = self._walks.get(request["session"])
+        if walk is None:
+            walk = self._walks[request["session"]] = Walk(self._start.copy())
+        taken = walk.commit(request["commit"])
+        if taken < len(request["commit"]):
+            return {"taken": taken, "reached": []}, b""
+        masks = walk.masks(request["paths"])
+        reached = [mask is not None for mask in masks]
+        return {"taken": taken, "reached": reached}, b"".join(mask for mask in masks if mask is not None)

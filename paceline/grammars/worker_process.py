@@ -1,0 +1,130 @@
+"""A grammar worker as its service sees it: what it was asked, until when it may take, and how it ended. Pure."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from collections import deque
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.grammars.wire import Frame, FrameReader, encode_frame
+from paceline.grammars.worker import OUT_OF_MEMORY
+from paceline.protocol.errors import InvalidInput, PacelineError, UnknownSession
+from paceline.protocol.sampling import Grammar
+from paceline.runtime.config import GrammarSettings
+from paceline.runtime.process import describe_exit
+
+WORKER_BYTES = 4 << 20
+"""What a worker takes beside what its answers count: pages that it no longer shares with the host (measured)."""
+
+
+@dataclass(eq=False)
+class Request:
+    """Something that a worker is asked, and where its answer goes.
+
+    Attributes:
+        session: that it is for; 0: the compilation, which all its sessions wait for.
+    """
+
+    session: int
+    header: dict[str, Any]
+    answer: Future[Frame] = field(default_factory=Future)
+
+
+@dataclass(eq=False)
+class WorkerProcess:
+    """One grammar's worker.
+
+    Attributes:
+        connection: None until it is forked, and once it has ended.
+        compiled: done when it has compiled, or failed to.
+        is_compiled: the same, known before those who wait are told.
+        sessions: that follow its grammar here.
+        left: sessions that have ended and that it was not told of yet.
+        waiting: requests behind `current`, the one that it works on until `deadline` at most.
+        taken_bytes: of memory.
+        used: when it answered last, on the monotonic clock.
+    """
+
+    id: int
+    grammar: Grammar
+    settings: GrammarSettings
+    connection: socket.socket | None = None
+    compiled: Future[Frame] = field(default_factory=Future)
+    is_compiled: bool = False
+    sessions: set[int] = field(default_factory=set)
+    left: list[int] = field(default_factory=list)
+    waiting: deque[Request] = field(default_factory=deque)
+    current: Request | None = None
+    deadline: float = 0.0
+    taken_bytes: int = WORKER_BYTES
+    used: float = 0.0
+    unsent: bytes = b""
+    frames: FrameReader = field(default_factory=FrameReader)
+
+    @property
+    def is_compiling(self) -> bool:
+        """Whether it was forked and has not compiled yet."""
+        return self.connection is not None and not self.is_compiled
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has compiled and nobody waits for it."""
+        return self.is_compiled and self.current is None
+
+    def begin(self) -> None:
+        """Begin the next request, if there is one and it works on no other."""
+        if self.current is not None or self.connection is None or not self.waiting:
+            return
+        self.current = self.waiting.popleft()
+        limit_ms = self.settings.step_ms if self.current.session else self.settings.compile_ms
+        header = {**self.current.header, "seconds": limit_ms / 1e3}
+        if self.left:
+            header["left"], self.left = self.left, []
+        self.deadline = time.monotonic() + limit_ms / 1e3
+        self.unsent += encode_frame(header)
+
+    def send(self) -> None:
+        """Send what it can take now."""
+        if self.unsent and self.connection is not None:
+            with suppress(OSError):
+                self.unsent = self.unsent[self.connection.send(self.unsent) :]
+
+    def answered(self, frame: Frame) -> Request:
+        """The request that a frame answers."""
+        done, self.current = self.current, None
+        assert done is not None, "it answers what it is asked"
+        self.taken_bytes = WORKER_BYTES + int(frame[0]["bytes"])
+        self.used = time.monotonic()
+        return done
+
+    def overdue(self) -> InvalidInput:
+        """The error for a request that takes too long."""
+        name, limit_ms = (
+            ("step_ms", self.settings.step_ms)
+            if self.current is not None and self.current.session
+            else ("compile_ms", self.settings.compile_ms)
+        )
+        doing = "whose next tokens are found" if name == "step_ms" else "that is compiled"
+        return self._beyond(f"{doing} within {limit_ms} ms (grammar.{name})")
+
+    def ending(self, code: int) -> PacelineError:
+        """Why it ended: the error of what it worked on."""
+        if code == -signal.SIGXCPU:
+            return self.overdue()
+        if code in (-signal.SIGABRT, OUT_OF_MEMORY):
+            return self._beyond(f"that needs at most {self.settings.memory_bytes} bytes (grammar.memory_bytes)")
+        if code in (-signal.SIGSEGV, -signal.SIGBUS):
+            return self._beyond("that the library can follow: this one overflowed its stack")
+        return self.lost(code)
+
+    def lost(self, code: int | None = None) -> UnknownSession:
+        """The error of sessions whose worker ended for no fault of theirs: they can be opened anew."""
+        return UnknownSession(f"{self.grammar.kind.value}: its grammar worker has ended ({describe_exit(code)})")
+
+    def _beyond(self, limit: str) -> InvalidInput:
+        return InvalidInput.of(self.grammar.kind.value, self.grammar.text, f"a grammar {limit}")

@@ -1,0 +1,319 @@
+"""Grammar workers as real processes: the masks that they find, and every way in which one is ended."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline.grammars.sessions import Awaited, Grammars, GrammarSession
+from paceline.models.tokenizer import TableTokenizer, Tokenizer
+from paceline.protocol.errors import (
+    DeadlineExceeded,
+    InvalidInput,
+    Overloaded,
+    PacelineError,
+    PeerUnavailable,
+    UnknownSession,
+    Unsupported,
+)
+from paceline.protocol.sampling import Grammar, GrammarKind
+from paceline.runtime.config import GrammarSettings
+from paceline.sampling.grammar import TokenTable, Vocabulary, Walk
+from tests.grammars.hostile import HOSTILE
+from tests.grammars.processes import hosts, workers
+from tests.sampling.test_grammar import SCHEMA
+
+WAIT_S = 20.0
+END = 256
+BYTES = TableTokenizer(260, END)
+TABLE = TokenTable(Vocabulary.of(BYTES))
+TIGHT = GrammarSettings(compile_ms=700, memory_bytes=1 << 26)
+
+
+def regex(text: str) -> Grammar:
+    return Grammar(GrammarKind.REGEX, text)
+
+
+@contextmanager
+def grammars(settings: GrammarSettings = TIGHT, load: Callable[[], Tokenizer] = lambda: BYTES) -> Iterator[Grammars]:
+    made = Grammars(load, settings)
+    try:
+        yield made
+    finally:
+        made.close()
+        eventually(lambda: not hosts(), "the host has ended")
+
+
+def eventually(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {WAIT_S:g} s: {what}"
+        time.sleep(0.005)
+
+
+def opened(followed: Grammars, grammar: Grammar, prompt_length: int = 0) -> GrammarSession:
+    session = followed.open(grammar, (END,), prompt_length)
+    session.compiled.result(WAIT_S)
+    return session
+
+
+def failure_of(followed: Grammars, grammar: Grammar) -> PacelineError:
+    error = followed.open(grammar, (END,), 0).compiled.exception(WAIT_S)
+    assert isinstance(error, PacelineError), error
+    return error
+
+
+def drafted(rng: random.Random, walk: Walk) -> list[list[int]]:
+    """Paths of a tree: mostly what may come, now and then a token that may not."""
+    paths: list[list[int]] = [[]]
+    for _ in range(rng.randrange(8)):
+        path = rng.choice(paths)
+        (mask,) = walk.masks([path])
+        likely = ids_of(mask) if mask is not None and rng.random() < 0.8 else range(END)
+        paths.append([*path, rng.choice([each for each in likely if each != END] or [0])])
+    return paths
+
+
+def ids_of(mask: bytes) -> list[int]:
+    return np.flatnonzero(np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")).tolist()
+
+
+SCHEMAS = [json.dumps(SCHEMA), '{"type":"array","items":{"type":"number"}}']
+
+
+Masks = Callable[[list[int], list[list[int]]], list[bytes | None]]
+
+
+class StaysOnThePath(Walk):
+    """A mutant: what was drafted last counts as committed."""
+
+    def masks(self, paths: Sequence[Sequence[int]]) -> list[bytes | None]:
+        found = super().masks(paths)
+        for token in paths[-1]:
+            self._matcher.push(token)
+        return found
+
+
+def masks_agree(found: Masks, grammar: Grammar, seed: int) -> bool:
+    """Whether someone finds the masks along a text with drafted trees that a walk here finds."""
+    rng, walk, committed = random.Random(seed), Walk(TABLE.compile(grammar)), list[int]()
+    for _ in range(12):
+        paths = drafted(rng, walk)
+        expected = walk.masks(paths)
+        if found(committed, paths) != expected:
+            return False
+        ids = ids_of(expected[0] or b"")
+        committed = [rng.choice([each for each in ids if each not in (END, *b" \n\r\t")] or ids)]
+        if committed == [END]:
+            break
+        assert walk.commit(committed) == 1
+    return True
+
+
+@pytest.mark.parametrize("text", SCHEMAS)
+def test_workers_find_the_masks_that_the_library_finds_here(text: str) -> None:
+    grammar = Grammar(GrammarKind.JSON_SCHEMA, text)
+    with grammars() as followed:
+        for seed in range(6):
+            session = opened(followed, grammar)
+
+            def ask(
+                committed: list[int], paths: list[list[int]], session: GrammarSession = session
+            ) -> list[bytes | None]:
+                return session.ask(committed, paths).result(WAIT_S)
+
+            assert masks_agree(ask, grammar, seed)
+            session.close()
+
+
+@pytest.mark.parametrize("text", SCHEMAS)
+def test_the_masks_give_a_mutant_away(text: str) -> None:
+    grammar = Grammar(GrammarKind.JSON_SCHEMA, text)
+
+    def agrees(kind: type[Walk], seed: int) -> bool:
+        walk = kind(TABLE.compile(grammar))
+
+        def masks(committed: list[int], paths: list[list[int]]) -> list[bytes | None]:
+            walk.commit(committed)
+            return walk.masks(paths)
+
+        return masks_agree(masks, grammar, seed)
+
+    assert all(agrees(Walk, seed) for seed in range(6))
+    assert not all(agrees(StaysOnThePath, seed) for seed in range(6))
+
+
+def test_sessions_of_a_grammar_share_its_worker_and_are_apart() -> None:
+    loads: list[int] = []
+
+    def load() -> Tokenizer:
+        loads.append(1)
+        return BYTES
+
+    with grammars(load=load) as followed:
+        first, second = opened(followed, regex("ab|cd")), opened(followed, regex("ab|cd"))
+        assert len(workers()) == 1
+        assert ids_of(first.ask([ord("a")], [[]]).result(WAIT_S)[0] or b"") == [ord("b")]
+        assert ids_of(second.ask([], [[]]).result(WAIT_S)[0] or b"") == [ord("a"), ord("c")]
+        other = opened(followed, regex("xy"))
+        assert len(workers()) == 2
+        assert ids_of(other.ask([], [[], [ord("z")]]).result(WAIT_S)[0] or b"") == [ord("x")]
+        assert loads == [1]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_grammar_is_refused_by_its_limit_and_holds_nobody_up(name: str) -> None:
+    with grammars() as followed:
+        running = opened(followed, regex("(ab)+"))
+        started = time.monotonic()
+        refused = followed.open(HOSTILE[name], (END,), 0)
+        eventually(lambda: len(workers()) == 2, "it is being compiled")
+        assert running.ask([], [[]]).result(WAIT_S)[0]
+        assert opened(followed, regex("c+d")).ask([], [[]]).result(WAIT_S)[0]
+        error = refused.compiled.exception(WAIT_S)
+        assert time.monotonic() - started < 10
+        assert isinstance(error, InvalidInput)
+        assert error.metadata["field"] == HOSTILE[name].kind.value
+        assert any(limit in error.message for limit in ("700 ms (grammar.compile_ms)", "67108864 bytes (grammar.mem"))
+        eventually(lambda: len(workers()) == 2, "its worker has ended, and no other")
+        assert running.ask([ord("a")], [[]]).result(WAIT_S)[0]
+
+
+def test_a_round_that_takes_too_long_ends_its_session_and_the_others_may_begin_anew() -> None:
+    with grammars(GrammarSettings(step_ms=600)) as followed:
+        slow, waiting = opened(followed, regex("[a-z]+")), opened(followed, regex("[a-z]+"))
+        (killed,) = workers()
+        other = opened(followed, regex("(ab)+"))
+        failed = slow.ask([], [[ord("a")], [ord("b")]] * 100_000)
+        behind = waiting.ask([], [[]])
+        error = failed.exception(WAIT_S)
+        assert isinstance(error, InvalidInput)
+        assert "600 ms (grammar.step_ms)" in error.message
+        assert isinstance(behind.exception(WAIT_S), UnknownSession)
+        assert isinstance(waiting.ask([], [[]]).exception(WAIT_S), UnknownSession)
+        assert other.ask([], [[]]).result(WAIT_S)[0]
+        assert opened(followed, regex("[a-z]+")).ask([], [[]]).result(WAIT_S)[0]
+        assert killed.pid not in {worker.pid for worker in workers()}
+
+
+def test_a_session_that_ends_ends_its_compilation() -> None:
+    with grammars(GrammarSettings(compile_ms=600_000)) as followed:
+        running = opened(followed, regex("(ab)+"))
+        for name in ("multiple", "levels"):
+            first, second = (followed.open(HOSTILE[name], (END,), 0) for _ in range(2))
+            eventually(lambda: len(workers()) == 2, "it is being compiled")
+            first.close()
+            assert not second.compiled.done()
+            second.close()
+            eventually(lambda: len(workers()) == 1, "its worker has ended")
+            assert isinstance(second.compiled.exception(WAIT_S), UnknownSession)
+        assert running.ask([], [[]]).result(WAIT_S)[0]
+
+
+def test_only_so_many_compile_at_once_and_the_others_wait_for_a_place() -> None:
+    with grammars(GrammarSettings(compile_ms=600_000, workers=2)) as followed:
+        slow = [followed.open(regex(f"x{i}" + HOSTILE["options"].text[:-4]), (END,), 0) for i in range(2)]
+        eventually(lambda: len(workers()) == 2, "both are being compiled")
+        behind = followed.open(regex("ab"), (END,), 0)
+        asked = behind.ask([], [[]])
+        assert len(workers()) == 2
+        slow[0].close()
+        behind.compiled.result(WAIT_S)
+        assert asked.result(WAIT_S)[0]
+
+
+@pytest.mark.parametrize("victim", ["worker", "host"])
+def test_a_killed_process_is_replaced(victim: str) -> None:
+    with grammars() as followed:
+        session = opened(followed, regex("ab"))
+        expected = session.ask([ord("a")], [[]]).result(WAIT_S)
+        (killed,) = workers() if victim == "worker" else hosts()
+        killed.kill()
+        eventually(lambda: not killed.is_running() or not workers(), "it is gone")
+
+        def lost() -> bool:
+            return isinstance(session.ask([], [[]]).exception(WAIT_S), UnknownSession)
+
+        eventually(lost, "the session knows")
+        again = opened(followed, regex("ab"))
+        assert again.ask([ord("a")], [[]]).result(WAIT_S) == expected
+
+
+def test_what_is_kept_is_bounded_by_bytes() -> None:
+    with grammars(GrammarSettings(cache_bytes=1 << 24)) as followed:
+        for number in range(8):
+            opened(followed, regex(f"ab{number}")).close()
+        eventually(lambda: 0 < len(workers()) <= 4, "the oldest have ended")
+        kept = {worker.pid for worker in workers()}
+        opened(followed, regex("ab7"))
+        assert {worker.pid for worker in workers()} == kept, "the latest was kept"
+
+
+def test_where_sessions_need_more_than_there_is_the_largest_goes() -> None:
+    with grammars(GrammarSettings(cache_bytes=1 << 24)) as followed:
+        sessions = [followed.open(regex(f"ab{number}"), (END,), 0) for number in range(5)]
+        for session in sessions:
+            session.compiled.exception(WAIT_S)
+        eventually(lambda: len(workers()) <= 4, "one has ended")
+        asked = [session.ask([], [[]]).exception(WAIT_S) for session in sessions]
+        lost = [error for error in asked if error is not None]
+        assert 1 <= len(lost) < len(sessions)
+        assert all(isinstance(error, UnknownSession | Overloaded) for error in lost)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "ends", "names"),
+    [
+        (regex("(a"), (END,), "regex = '(a': must be a grammar that can be followed"),
+        (Grammar(GrammarKind.JSON_SCHEMA, '{"type": "nope"}'), (END,), "json_schema = "),
+        (regex("a"), (7,), "end_token_ids = (7,): must be (256,)"),
+    ],
+)
+def test_what_the_library_refuses_is_refused_by_field(grammar: Grammar, ends: tuple[int, ...], names: str) -> None:
+    with grammars() as followed:
+        error = followed.open(grammar, ends, 0).compiled.exception(WAIT_S)
+        assert isinstance(error, InvalidInput)
+        assert names in error.message
+        assert opened(followed, regex("ab"))
+
+
+def test_a_committed_token_that_is_forbidden_is_named() -> None:
+    with grammars() as followed:
+        error = opened(followed, regex("ab"), 3).ask([9, 9, 9, ord("a"), ord("x")], [[]]).exception(WAIT_S)
+        assert isinstance(error, InvalidInput)
+        assert "token at position 4 = 120: must be a token that the regex allows there" in error.message
+
+
+def test_a_follower_waits_no_longer_than_it_may() -> None:
+    with grammars() as followed:
+        session = followed.open(regex("(ab)+"), (END,), 0)
+        session.compiled.result(WAIT_S)
+        patient = Awaited(session, WAIT_S)
+        assert patient.commit([ord("a")]) == 1
+        assert ids_of(patient.masks([[]])[0] or b"") == [ord("b")]
+        with pytest.raises(DeadlineExceeded, match="within 0 s"):
+            Awaited(session, 0).masks([[]])
+
+
+def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "llguidance.py").write_text("raise ImportError")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(__file__).parents[2]}")
+    with grammars() as followed, pytest.raises(Unsupported, match=r"paceline\[grammar\]"):
+        opened(followed, regex("a"))
+
+
+def test_a_host_that_does_not_start_fails_its_grammars_and_the_next_one_tries_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with grammars() as followed:
+        with monkeypatch.context() as broken:
+            broken.setenv("PYTHONHOME", "/nowhere")
+            assert isinstance(failure_of(followed, regex("a")), PeerUnavailable)
+        assert opened(followed, regex("a"))
