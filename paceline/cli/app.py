@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from paceline.cli.bench import bench
+from paceline.cli.ray_cluster import ray
 from paceline.cli.train import train
 from paceline.protocol.errors import InvalidInput, PacelineError
 from paceline.runtime.options import usage_error
@@ -60,6 +61,7 @@ app = typer.Typer(
 )
 app.add_typer(train, name="train")
 app.add_typer(bench, name="bench")
+app.add_typer(ray, name="ray")
 
 
 def _show_version(wanted: bool) -> None:
