@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import grpc
@@ -13,8 +13,8 @@ from coordinator.policy.cost_model import CostModel
 from coordinator.policy.drafting import Drafting, DraftingSettings
 from coordinator.prepare import ServedModel, prepare
 from coordinator.round import run_rounds
-from coordinator.sessions.draft import DraftPeer
-from coordinator.sessions.target import TargetPeer, TargetSession
+from coordinator.sessions.draft import DraftPool
+from coordinator.sessions.target import TargetPool, TargetSession
 from coordinator.stats import StatsBuilder
 from coordinator.text.outbox import Outbox
 from coordinator.text.sequence import GenerationTask, Sequence
@@ -43,7 +43,7 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
     """Runs each request's rounds on the shared links."""
 
     def __init__(
-        self, config: CoordinatorConfig, tokenizer: Tokenizer, target: TargetPeer, draft: DraftPeer | None
+        self, config: CoordinatorConfig, tokenizer: Tokenizer, target: TargetPool, draft: DraftPool | None
     ) -> None:
         self._config = config
         self._model = config.served_model_name or config.model
@@ -64,7 +64,7 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         self._running += 1
         try:
             wanted = codec.decode_generate_request(request)
-            await self._target.link.wait_up(_patience_s(context, self._target.wait_s))
+            await self._target.wait_up(_patience_s(context, self._target.wait_s))
             task = prepare(wanted, self._served(), deadline=_deadline(context), traceparent=_traceparent(context))
 
             async def write(event: GenerateEvent) -> None:
@@ -78,16 +78,16 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         self, request: pb.DescribeModelsRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.DescribeModelsResponse:
         """What is served, and which peers are up."""
-        target, draft = self._target.link, self._draft.link if self._draft else None
+        target, draft = self._target.welcomes, self._draft.welcomes if self._draft else ()
         served = self._served()
         description = ModelDescription(
             name=served.name,
-            target=target.welcome.fingerprint if target.welcome else Fingerprint(),
-            draft=draft.welcome.fingerprint if draft and draft.welcome else Fingerprint(),
+            target=target[0].fingerprint if target else Fingerprint(),
+            draft=draft[0].fingerprint if draft else Fingerprint(),
             max_length=served.max_length,
             drafters=served.drafters,
-            target_ready=target.is_up,
-            draft_ready=draft is not None and draft.is_up,
+            target_ready=self._target.is_up,
+            draft_ready=self._draft is not None and self._draft.is_up,
         )
         return pb.DescribeModelsResponse(models=[codec.encode_model_description(description)])
 
@@ -122,19 +122,19 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
             raise Overloaded(f"max_concurrent_requests = {limit} are running", retry_after_ms=RETRY_AFTER_MS)
 
     def _served(self) -> ServedModel:
-        target, draft = self._target.link.welcome, self._draft.link.welcome if self._draft else None
+        draft = self._draft.welcomes if self._draft else ()
         return ServedModel(
             name=self._model,
             tokenizer=self._tokenizer,
-            max_length=target.max_length if target else 0,
-            drafters=self._drafters(draft.drafters if draft else ()),
+            max_length=min((welcome.max_length for welcome in self._target.welcomes), default=0),
+            drafters=self._drafters([name for welcome in draft for name in welcome.drafters]),
             seed=self._config.seed,
         )
 
-    def _drafters(self, of_service: tuple[str, ...]) -> tuple[str, ...]:
+    def _drafters(self, of_services: Iterable[str]) -> tuple[str, ...]:
         """Names that requests may use, the default first."""
         default = self._config.drafter
-        names = ((default,) if default != NONE else ()) + (AUTO, NGRAM) + of_service
+        names = ((default,) if default != NONE else ()) + (AUTO, NGRAM) + tuple(of_services)
         return tuple(dict.fromkeys(names))
 
 

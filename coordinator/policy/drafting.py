@@ -20,7 +20,7 @@ from coordinator.policy.matches import copied_proposal, distinct_paths
 from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.request_policy import RequestPolicy
 from coordinator.policy.throttle import Level
-from coordinator.sessions.draft import NOTHING, Drafted, DraftPeer, DraftSession, PendingCommit
+from coordinator.sessions.draft import NOTHING, Drafted, DraftPool, DraftSession, PendingCommit
 from coordinator.sessions.target import TargetNext
 from coordinator.text.sequence import GenerationTask, Sequence
 from paceline.protocol.draft import DraftBudget
@@ -79,15 +79,15 @@ class Drafting:
     """One request's drafters and the plan of its next round."""
 
     def __init__(
-        self, task: GenerationTask, peer: DraftPeer | None, cost_model: CostModel, settings: DraftingSettings
+        self, task: GenerationTask, pool: DraftPool | None, cost_model: CostModel, settings: DraftingSettings
     ) -> None:
         wanted = task.speculation
         name = wanted.drafter or settings.drafter
-        self._session = DraftSession(peer, task, "" if name == AUTO else name)
+        self._session = DraftSession(pool, task, "" if name == AUTO else name)
         self._fixed = wanted.num_draft_tokens if wanted.num_draft_tokens is not None else settings.num_draft_tokens
         self._widths = wanted.tree_widths
         self._off = wanted.off or name == NONE
-        self._uses_model = peer is not None and name != NGRAM and self._fixed != 0 and not self._off
+        self._uses_model = pool is not None and name != NGRAM and self._fixed != 0 and not self._off
         self._coupled = task.acceptance is Acceptance.COUPLED
         self._fan_out = settings.fan_out if self._uses_model else 0
         self._throttle = cost_model.throttle

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from coordinator.sessions.peer import Peer
+from coordinator.sessions.pool import Pool
 from coordinator.sessions.speculation_cache import SpeculationCache
 from coordinator.text.sequence import GenerationTask
+from paceline.protocol.codec import error_of
 from paceline.protocol.draft import (
     Commit,
     DraftBudget,
@@ -20,7 +22,7 @@ from paceline.protocol.draft import (
     DraftOpen,
     Verifying,
 )
-from paceline.protocol.errors import InvalidInput, PacelineError, PeerUnavailable, require
+from paceline.protocol.errors import InvalidInput, Overloaded, PacelineError, PeerUnavailable, require
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES, NGRAM, Outcome, Proposal
 from paceline.protocol.records import StepTimings
 from paceline.protocol.session import Failure
@@ -101,29 +103,38 @@ class Patience:
 
 
 class DraftPeer(Peer[DraftCommand, DraftEvent]):
-    """The link to the draft service, and how long a round may wait for it."""
+    """The link to a draft service."""
 
-    def __init__(self, link: DraftLink, *, timeout_s: float, vocab_size: int) -> None:
+    def __init__(self, link: DraftLink) -> None:
         super().__init__(link)
-        self.timeout_s = timeout_s
-        self.vocab_size = vocab_size
 
     def send(self, command: DraftCommand) -> None:
         """Queue a command; raises `PeerUnavailable` when the link is down."""
         self.link.send(command, urgent=isinstance(command, Commit | Verifying))
 
 
+class DraftPool(Pool[DraftPeer]):
+    """The draft services, of one or several drafters, and how long a round may wait for one."""
+
+    def __init__(self, peers: Iterable[DraftPeer] = (), *, timeout_s: float, vocab_size: int) -> None:
+        super().__init__("draft", peers)
+        self.timeout_s = timeout_s
+        self.vocab_size = vocab_size
+
+
 class DraftSession:
     """Asks for proposals and takes them; target-only whenever none is to be had.
 
     States of the session: none (`_id` is None) → open → none again when the
-    draft fails, with a growing pause before the next try. After a wait in vain
+    draft fails, on `_peer`; then on another one, if there is one, and on one that
+    failed after a growing pause (`_retry_at`). After a wait in vain
     the next rounds take what is there and don't wait: one round at first, twice
     as many each time (`_patience`), until a proposal comes in time.
     """
 
-    def __init__(self, peer: DraftPeer | None, task: GenerationTask, drafter: str) -> None:
-        self._peer = peer
+    def __init__(self, pool: DraftPool | None, task: GenerationTask, drafter: str) -> None:
+        self._pool = pool
+        self._peer: DraftPeer | None = None
         self._task = task
         self._drafter = drafter
         self._id: int | None = None
@@ -135,7 +146,7 @@ class DraftSession:
         self._wanted = False
         self._fresh = True
         self._patience = Patience()
-        self._retry_at = 0.0
+        self._retry_at: dict[DraftPeer, float] = {}
         self._pause_s = RETRY_MIN_S
 
     @property
@@ -146,22 +157,21 @@ class DraftSession:
     @property
     def is_ready(self) -> bool:
         """Whether a draft can be asked for."""
-        return self._peer is not None and (self._id is not None or self._may_open(self._peer))
+        return self._id is not None or (self._pool is not None and self._pool.is_willing(self._fits))
 
     def open(self, committed: Sequence[int], budget: DraftBudget, traceparent: str) -> None:
         """Begin with a prefix and, if the budget has tokens, ask for its proposal."""
         self.settle(None)
         self._fresh = True
         self._expect(budget)
-        if self._peer is None:
-            return
-        if not self._may_open(self._peer):
+        peer = self._peer = None if self._pool is None else self._pool.place(committed, self._fits)
+        if peer is None:
             self._wanted = False
             return
         try:
-            self._id = self._peer.attach(self)
+            self._id = peer.attach(self)
             spec = self._task.spec(committed, traceparent)
-            self._peer.send(DraftOpen(self._id, spec, self._drafter, budget))
+            peer.send(DraftOpen(self._id, spec, self._drafter, budget))
         except PeerUnavailable as error:
             self._give_up(error.message)
 
@@ -204,11 +214,11 @@ class DraftSession:
 
     async def take(self) -> Drafted:
         """The proposal that was asked for; waits for it as long as `Patience` allows."""
-        if self._peer is None or self._id is None or not self._wanted:
+        if self._pool is None or self._id is None or not self._wanted:
             return NOTHING
         drafted = self._cache.take()
         if drafted is None and self._patience.may_wait():
-            drafted = await self._wait(self._peer.timeout_s)
+            drafted = await self._wait(self._pool.timeout_s)
         self._wanted = False
         if drafted is None:
             return NOTHING
@@ -242,6 +252,9 @@ class DraftSession:
     def on_event(self, event: DraftEvent) -> None:
         """Handle what the draft service sent for this session."""
         if isinstance(event, Failure):
+            error = error_of(event)
+            if isinstance(error, Overloaded | PeerUnavailable) and self._pool and self._peer:
+                self._pool.refused(self._peer, error)
             self._give_up(event.message)
         elif isinstance(event, DraftedProposal):
             if self._cache.put(event):
@@ -261,8 +274,11 @@ class DraftSession:
         except PeerUnavailable as error:
             self._give_up(error.message)
 
-    def _may_open(self, peer: DraftPeer) -> bool:
-        return peer.link.is_up and time.monotonic() >= self._retry_at
+    def _fits(self, peer: DraftPeer) -> bool:
+        """Whether a draft service has the drafter, and its pause is over if it failed."""
+        welcome = peer.link.welcome
+        has_drafter = not self._drafter or (welcome is not None and self._drafter in welcome.drafters)
+        return has_drafter and time.monotonic() >= self._retry_at.get(peer, 0.0)
 
     def _expect(self, budget: DraftBudget) -> None:
         self._budget = budget
@@ -270,10 +286,10 @@ class DraftSession:
 
     def _checked(self, drafted: DraftedProposal, longest: int, *, hit: bool) -> Drafted | None:
         """What a round may use of what the draft service sent; a fault in it ends the session."""
-        assert self._peer is not None
+        assert self._pool is not None
         try:
             proposal, timings = drafted.proposal, drafted.timings
-            proposal.check_for(self._task.acceptance, self._peer.vocab_size)
+            proposal.check_for(self._task.acceptance, self._pool.vocab_size)
             depth = max(proposal.depths, default=0)
             require(depth <= longest, "proposal depth", depth, f"at most {longest} tokens, as was wanted")
         except InvalidInput as error:
@@ -296,18 +312,20 @@ class DraftSession:
     def _give_up(self, reason: str) -> None:
         """Drop the session and what it sent; the next commit after a pause opens it anew."""
         logger.warning(
-            "draft failed, going on target-only: session=%s retry_in_s=%g error=%s", self._id, self._pause_s, reason
-        )
+            "draft failed, going on without it: address=%s session=%s retry_in_s=%g error=%s",
+            self._peer and self._peer.link.address, self._id, self._pause_s, reason,
+        )  # fmt: skip
         self.close()
         self._cache.clear()
-        self._retry_at = time.monotonic() + self._pause_s
+        if self._peer is not None:
+            self._retry_at[self._peer] = time.monotonic() + self._pause_s
         self._pause_s = min(2 * self._pause_s, RETRY_MAX_S)
         self._arrived.set()
 
     def _fault_in_outcome(self, outcome: Outcome, round_: Round) -> str:
         """Why a round can't have an outcome that was drafted for; empty if it can."""
-        assert self._peer is not None
-        vocab_size = self._peer.vocab_size
+        assert self._pool is not None
+        vocab_size = self._pool.vocab_size
         nodes = len(round_.proposal) if round_.proposal else 0
         if outcome.node >= nodes:
             return f"it drafted for node {outcome.node} of a round that has {nodes}"

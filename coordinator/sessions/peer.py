@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 from paceline.protocol.errors import PacelineError
@@ -25,13 +26,32 @@ class PeerSession(Protocol[Received]):
 
 
 class Peer(Generic[Command, Event]):
-    """Gives sessions their ids and hands them their events."""
+    """Gives sessions their ids and hands them their events.
+
+    `refuses_until`, on the monotonic clock: it is not asked to take a session before; `refusal` says why.
+    `of_others`: sessions that other coordinators have there, as the service said last.
+    """
 
     def __init__(self, link: PeerLink[Command, Event]) -> None:
         self.link = link
+        self.refuses_until = 0.0
+        self.refusal: PacelineError | None = None
+        self.of_others = 0
+        self.on_idle: Callable[[], None] = lambda: None
+        """Called when the last session has gone."""
         self._sessions: dict[int, PeerSession[Event]] = {}
         link.on_event = self._on_event
         link.on_down = self._on_down
+
+    @property
+    def sessions(self) -> int:
+        """Sessions of this coordinator."""
+        return len(self._sessions)
+
+    @property
+    def load(self) -> int:
+        """Sessions that the service has or that wait there, of all coordinators, as far as is known."""
+        return self.sessions + self.of_others
 
     def attach(self, session: PeerSession[Event]) -> int:
         """Give a session its id on the standing link."""
@@ -44,6 +64,8 @@ class Peer(Generic[Command, Event]):
         self._sessions.pop(session_id, None)
         if self.link.is_up:
             self.link.send(Close(session_id))  # type: ignore[arg-type]  # every kind of link has Close
+        if not self._sessions:
+            self.on_idle()
 
     def _on_event(self, event: Event) -> None:
         session = self._sessions.get(event.session_id)
@@ -54,3 +76,4 @@ class Peer(Generic[Command, Event]):
         sessions, self._sessions = list(self._sessions.values()), {}
         for session in sessions:
             session.on_lost(error)
+        self.on_idle()

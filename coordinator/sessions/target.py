@@ -1,4 +1,4 @@
-"""One request's session on the target: rounds in, verdicts out, re-opened when it is lost.
+"""One request's session on a target: rounds in, verdicts out, re-opened when it is lost, there or on another one.
 
 A target-only round may carry a lease: the target starts the rounds behind it by
 itself, and their verdicts have come, or are on their way, when they are asked
@@ -11,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from coordinator.sessions.peer import Peer
+from coordinator.sessions.pool import Pool
 from coordinator.text.sequence import GenerationTask
 from paceline.protocol.codec import error_of
 from paceline.protocol.errors import (
@@ -26,10 +27,11 @@ from paceline.protocol.errors import (
     ProtocolMismatch,
     UnknownSession,
 )
+from paceline.protocol.handshake import Welcome
 from paceline.protocol.proposal import ROOT, Acceptance, Outcome, Proposal
 from paceline.protocol.session import Failure
 from paceline.protocol.target import Prefetch, Round, TargetCommand, TargetEvent, TargetOpen, Verdict
-from paceline.rpc.peer_link import TargetLink
+from paceline.rpc.peer_link import PeerLink, TargetLink
 
 logger = logging.getLogger(__name__)
 
@@ -40,12 +42,41 @@ Dispatched = Callable[[Round], Awaitable[None]]
 
 
 class TargetPeer(Peer[TargetCommand, TargetEvent]):
-    """The link to the target, and how patient rounds are with it."""
+    """The link to a target."""
 
-    def __init__(self, link: TargetLink, *, round_timeout_s: float, wait_s: float) -> None:
+    def __init__(self, link: TargetLink) -> None:
         super().__init__(link)
+
+
+class TargetPool(Pool[TargetPeer]):
+    """The targets, all of one model, and how patient rounds are with them.
+
+    The model is that of the first target that came up, as long as any of them has it: targets of another model are
+    not used, since their texts are not this model's.
+    """
+
+    def __init__(self, peers: Iterable[TargetPeer] = (), *, round_timeout_s: float, wait_s: float) -> None:
+        super().__init__("target", peers)
         self.round_timeout_s = round_timeout_s
         self.wait_s = wait_s
+        self._model: str | None = None
+        self._left_out: set[tuple[str, str]] = set()
+
+    def _admits(self, peer: TargetPeer) -> bool:
+        models = [welcome.fingerprint.model for each in self.peers if (welcome := each.link.welcome) is not None]
+        if self._model not in models:
+            self._model = models[0]
+        assert peer.link.welcome is not None
+        found = peer.link.welcome.fingerprint.model
+        if found == self._model:
+            return True
+        if (peer.link.address, found) not in self._left_out:
+            self._left_out.add((peer.link.address, found))
+            logger.warning(
+                "target of another model, left out: address=%s model=%s expected=%s",
+                peer.link.address, found, self._model,
+            )  # fmt: skip
+        return False
 
 
 @dataclass(frozen=True)
@@ -80,12 +111,16 @@ class TargetSession:
     has the proposals that were sent for the outcomes of the round in flight.
     `_refusal` is the last answer that refused a command and left the session as it
     was. Nothing is prefetched for the round at `_alone_at`, which is sent again
-    after a refused prefetch.
+    after a refused prefetch. `_peer` is the target that the session was placed on last. Once a verdict has come,
+    only targets with the same numeric fingerprint may go on: `_numeric`.
     """
 
-    def __init__(self, peer: TargetPeer, task: GenerationTask) -> None:
-        self._peer = peer
+    def __init__(self, pool: TargetPool, task: GenerationTask) -> None:
+        self._pool = pool
+        self._peer: TargetPeer | None = None
+        self._numeric: str | None = None
         self._task = task
+        self._committed: Sequence[int] = ()
         self._id: int | None = None
         self._answers: dict[int, asyncio.Future[Verdict]] = {}
         self._prefetched: dict[Outcome, Proposal] = {}
@@ -93,7 +128,6 @@ class TargetSession:
         self._alone_at = -1
         self.on_refused: Callable[[PacelineError], None] = lambda error: None
         """Called when the target refused a proposal, for the round or prefetched: the round goes without."""
-        self._opened_before = False
         self.verdict_at = 0.0
         """When the last verdict came, by `perf_counter`: under load long before its request goes on."""
         self._watcher: asyncio.TimerHandle | None = None
@@ -106,14 +140,14 @@ class TargetSession:
     @property
     def max_prefetched(self) -> int:
         """Most proposals that may be prefetched for one round."""
-        welcome = self._peer.link.welcome
-        return welcome.max_prefetched if welcome else 0
+        return self._welcome.max_prefetched if self._welcome else 0
 
     def prefetch(self, round_: Round, proposals: Mapping[Outcome, Proposal]) -> None:
         """Leave proposals with the target for outcomes of the round in flight; of no effect once it is answered."""
         answer = self._answers.get(round_.base_length)
         if self._id is None or answer is None or answer.done() or round_.base_length == self._alone_at:
             return
+        assert self._peer is not None
         self._prefetched |= proposals
         self._peer.link.send(Prefetch(self._id, round_.base_length, tuple(proposals.items())), urgent=True)
 
@@ -168,7 +202,8 @@ class TargetSession:
             PeerUnavailable: the target did not come back in time.
             PacelineError: the target refused the session, or the round as it is.
         """
-        deadline = time.monotonic() + self._peer.wait_s
+        self._committed = committed
+        deadline = time.monotonic() + self._pool.wait_s
         refusals, lost = 0, False
         while True:
             try:
@@ -185,18 +220,19 @@ class TargetSession:
             except (PeerUnavailable, Overloaded, PrefixMismatch, UnknownSession) as error:
                 lost = True
                 refusals += isinstance(error, PrefixMismatch | UnknownSession)
-                first_refused = isinstance(error, Overloaded) and not self._opened_before
-                if first_refused or refusals > MAX_REFUSALS or time.monotonic() >= deadline:
+                if self._is_final(error) or refusals > MAX_REFUSALS or time.monotonic() >= deadline:
                     raise
                 logger.warning(
-                    "target session lost, opening it anew: session=%s base_length=%d error=%s",
-                    self._id, len(committed) - 1, error.message,
+                    "target session lost, opening it anew: address=%s session=%s base_length=%d error=%s",
+                    self._peer and self._peer.link.address, self._id, len(committed) - 1, error.message,
                 )  # fmt: skip
                 self.close()
-                await self._until_reachable(error, deadline)
+                await self._pool.wait_willing(max(0.0, deadline - time.monotonic()), self._fits)
 
     def close(self) -> None:
-        """End the session on the target, and its lease; the next round opens it anew."""
+        """End the session on its target, and its lease; the next round opens it anew."""
+        if self._peer is not None and self._id is not None:
+            self._pool.remember(self._peer, self._committed)
         self._answers.clear()
         self._detach()
 
@@ -204,13 +240,15 @@ class TargetSession:
         """Handle what the target sent for this session."""
         if isinstance(event, Failure):
             error = error_of(event)
+            if self._peer is not None and isinstance(error, Overloaded | PeerUnavailable):
+                self._pool.refused(self._peer, error)
             if event.session_closed:
                 self._detach()
             elif isinstance(error, InvalidInput):
                 self._refusal = error
             self._fail(error)
         elif isinstance(event, Verdict) and event.base_length in self._answers:
-            self._opened_before = True
+            self._note_numeric()
             self.verdict_at = time.perf_counter()
             answer = self._answers[event.base_length]
             if event.self_started is not None:
@@ -254,14 +292,27 @@ class TargetSession:
         extends = self._id is not None and ahead <= round_.lease // 2 < round_.lease
         if not self_started or extends:
             self._expect(round_)
+            assert self._peer is not None
             # A session's first round must not overtake its open.
             self._peer.link.send(round_, urgent=not fresh)
         return round_
 
     @property
     def _most_leased(self) -> int:
-        welcome = self._peer.link.welcome
-        return welcome.max_lease if welcome else 0
+        return self._welcome.max_lease if self._welcome else 0
+
+    @property
+    def _welcome(self) -> Welcome | None:
+        return self._peer.link.welcome if self._peer else None
+
+    def _fits(self, peer: TargetPeer) -> bool:
+        """Whether a target's bits are those of the verdicts that have come."""
+        welcome = peer.link.welcome
+        return self._numeric is None or (welcome is not None and welcome.fingerprint.numeric == self._numeric)
+
+    def _note_numeric(self) -> None:
+        if self._numeric is None and self._welcome is not None:
+            self._numeric = self._welcome.fingerprint.numeric
 
     def _expect(self, round_: Round) -> None:
         """Verdicts will come for the round and for those that it leases."""
@@ -271,8 +322,12 @@ class TargetSession:
                 self._answers[base_length] = loop.create_future()
 
     def _open(self, committed: Sequence[int], traceparent: str) -> int:
-        session_id = self._peer.attach(self)
-        self._peer.link.send(TargetOpen(session_id, self._task.spec(committed, traceparent)), urgent=False)
+        peer = self._pool.place(committed, self._fits)
+        if peer is None:
+            raise self._pool.why_none(self._fits)
+        self._peer = peer
+        session_id = peer.attach(self)
+        peer.link.send(TargetOpen(session_id, self._task.spec(committed, traceparent)), urgent=False)
         return session_id
 
     async def _verdict(self, round_: Round, answer: asyncio.Future[Verdict]) -> Verdict:
@@ -292,16 +347,16 @@ class TargetSession:
 
     def _watch(self, round_: Round) -> None:
         """Check from time to time, until the round is answered, whether anything came over the link."""
-        timeout = self._peer.round_timeout_s
-        if self._watcher is not None and self._peer.link.silent_s >= timeout:
-            self._peer.link.drop(self._silent(round_))
+        assert self._peer is not None
+        timeout, link = self._pool.round_timeout_s, self._peer.link
+        if self._watcher is not None and link.silent_s >= timeout:
+            link.drop(self._silent(link, round_))
         else:
             self._watcher = asyncio.get_running_loop().call_later(timeout, self._watch, round_)
 
-    def _silent(self, round_: Round) -> PeerUnavailable:
-        link = self._peer.link
+    def _silent(self, link: PeerLink[TargetCommand, TargetEvent], round_: Round) -> PeerUnavailable:
         return PeerUnavailable(
-            f"{link.name} at {link.address} sent nothing for {self._peer.round_timeout_s:g} s "
+            f"{link.name} at {link.address} sent nothing for {self._pool.round_timeout_s:g} s "
             f"(session {round_.session_id}, base length {round_.base_length})",
             metadata={"peer": link.name, "address": link.address},
         )
@@ -326,14 +381,12 @@ class TargetSession:
         self._alone_at = base_length
         self.on_refused(error)
 
-    async def _until_reachable(self, error: PacelineError, deadline: float) -> None:
-        remaining = deadline - time.monotonic()
-        if isinstance(error, Overloaded):
-            await asyncio.sleep(min(remaining, (error.retry_after_ms or 100) / 1e3))
-        await self._peer.link.wait_up(max(0.0, remaining))
+    def _is_final(self, error: PacelineError) -> bool:
+        """Whether a request that has no token yet is refused: no target has room."""
+        return isinstance(error, Overloaded) and self._numeric is None and not self._pool.is_willing(self._fits)
 
     def _detach(self) -> None:
-        if self._id is not None:
+        if self._id is not None and self._peer is not None:
             self._peer.detach(self._id)
             self._id = None
 

@@ -142,6 +142,11 @@ def from_wire(
     return error(message, metadata=metadata, retry_after_ms=retry_after_ms)
 
 
+def fresh(error: PacelineError) -> PacelineError:
+    """A copy to raise: one exception raised many times would gather tracebacks."""
+    return from_wire(error.reason, error.message, metadata=error.metadata, retry_after_ms=error.retry_after_ms)
+
+
 def require(condition: bool, name: str, value: object, limit: str) -> None:
     """Raise `InvalidInput` naming field, value and limit unless the condition holds."""
     if not condition:

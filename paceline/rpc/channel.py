@@ -17,7 +17,7 @@ from paceline.runtime.config import PeerSettings
 MAX_MESSAGE_BYTES = 4 * MAX_FRAME_BYTES
 """gRPC's own limit; links check `MAX_FRAME_BYTES` themselves so that the error is typed."""
 
-Options = list[tuple[str, int]]
+Options = list[tuple[str, int | str]]
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def open_channel(settings: PeerSettings, keepalive: Keepalive = KEEPALIVE, *, se
     Raises:
         InvalidInput: a TLS file is missing, or not what it should be.
     """
-    options = _client_options(keepalive)
+    options = _client_options(keepalive, settings.server_name)
     credentials = _credentials(settings, section)
     if credentials is None:
         return grpc.aio.insecure_channel(settings.address, options=options)
@@ -71,15 +71,17 @@ def open_channel(settings: PeerSettings, keepalive: Keepalive = KEEPALIVE, *, se
 
 def open_sync_channel(settings: PeerSettings) -> grpc.Channel:
     """A channel for threads. Raises as `open_channel`."""
-    options = _client_options(KEEPALIVE)
+    options = _client_options(KEEPALIVE, settings.server_name)
     credentials = _credentials(settings, "")
     if credentials is None:
         return grpc.insecure_channel(settings.address, options=options)
     return grpc.secure_channel(settings.address, credentials, options=options)
 
 
-def _client_options(keepalive: Keepalive) -> Options:
+def _client_options(keepalive: Keepalive, server_name: str | None) -> Options:
+    named: Options = [("grpc.ssl_target_name_override", server_name)] if server_name else []
     return [
+        *named,
         *message_options(),
         *keepalive_options(keepalive),
         # A connection of its own for each channel: one link's fate is not another's,

@@ -11,14 +11,14 @@ the link with a typed status.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from paceline.protocol import codec
 from paceline.protocol.draft import DraftCommand, DraftEvent
 from paceline.protocol.errors import ProtocolMismatch, VocabularyMismatch
-from paceline.protocol.handshake import PROTOCOL_VERSION, Fingerprint
+from paceline.protocol.handshake import PROTOCOL_VERSION, Fingerprint, ServiceStatus
 from paceline.protocol.target import TargetCommand, TargetEvent
 from paceline.rpc.frames import InSession, Message
 from paceline.v1 import draft_service_pb2 as draft_pb
@@ -43,6 +43,17 @@ class LinkKind(Generic[Command, Event]):
     decode_command: Callable[[Message], Command]
     encode_event: Callable[[Any], Message]
     decode_event: Callable[[Message], Event]
+    ask_status: Callable[[Any, float], Awaitable[ServiceStatus]]
+
+
+async def _target_status(stub: Any, timeout_s: float) -> ServiceStatus:
+    reply = await stub.GetTargetStatus(target_pb.GetTargetStatusRequest(), timeout=timeout_s)
+    return codec.decode_service_status(reply.status)
+
+
+async def _draft_status(stub: Any, timeout_s: float) -> ServiceStatus:
+    reply = await stub.GetDraftStatus(draft_pb.GetDraftStatusRequest(), timeout=timeout_s)
+    return codec.decode_service_status(reply.status)
 
 
 TARGET: LinkKind[TargetCommand, TargetEvent] = LinkKind(
@@ -54,6 +65,7 @@ TARGET: LinkKind[TargetCommand, TargetEvent] = LinkKind(
     decode_command=codec.decode_target_command,
     encode_event=codec.encode_target_event,
     decode_event=codec.decode_target_event,
+    ask_status=_target_status,
 )
 DRAFT: LinkKind[DraftCommand, DraftEvent] = LinkKind(
     method="Draft",
@@ -64,6 +76,7 @@ DRAFT: LinkKind[DraftCommand, DraftEvent] = LinkKind(
     decode_command=codec.decode_draft_command,
     encode_event=codec.encode_draft_event,
     decode_event=codec.decode_draft_event,
+    ask_status=_draft_status,
 )
 
 

@@ -20,9 +20,9 @@ from paceline.protocol.errors import (
     PeerUnavailable,
     ProtocolMismatch,
     VocabularyMismatch,
-    from_wire,
+    fresh,
 )
-from paceline.protocol.handshake import Hello, Welcome
+from paceline.protocol.handshake import Hello, ServiceStatus, Welcome
 from paceline.protocol.session import Failure
 from paceline.protocol.target import TargetCommand, TargetEvent
 from paceline.rpc.channel import KEEPALIVE, Keepalive, open_channel
@@ -54,7 +54,8 @@ class PeerLink(Generic[Command, Event]):
     not block, and an exception of theirs is logged and goes no further:
     `on_up(welcome)` once a link stands, `on_event(event)` for each event (all
     those of a frame in one go, before anything is written), `on_down(error)`
-    exactly once for each `on_up`, always with a `PeerUnavailable`. An event that
+    exactly once for each `on_up`, always with a `PeerUnavailable`, `on_change()`
+    after each of these two and whenever a handshake was refused. An event that
     can't be decoded reaches its session as a `Failure`.
 
     A refused handshake (`VocabularyMismatch`, `ProtocolMismatch`) is kept as
@@ -88,9 +89,11 @@ class PeerLink(Generic[Command, Event]):
         self.on_up: Callable[[Welcome], None] = _ignore
         self.on_event: Callable[[Event], None] = _ignore
         self.on_down: Callable[[PacelineError], None] = _ignore
+        self.on_change: Callable[[], None] = _ignore
         self.last_error: PacelineError | None = None
         self.welcome: Welcome | None = None
         """The last one; it stays after the link is down. None: there was no link yet."""
+        self._channel: grpc.aio.Channel | None = None
         self._writer: FrameWriter[Command] | None = None
         self._up = asyncio.Event()
         self._refused = asyncio.Event()
@@ -103,6 +106,11 @@ class PeerLink(Generic[Command, Event]):
     def is_up(self) -> bool:
         """Whether a link stands now."""
         return self._writer is not None
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the peer is there and doesn't fit, as the last handshake showed."""
+        return self._refused.is_set()
 
     @property
     def silent_s(self) -> float:
@@ -166,9 +174,27 @@ class PeerLink(Generic[Command, Event]):
                     await first_to_end(self._up.wait(), self._refused.wait())
         if self.is_up and self.welcome is not None:
             return self.welcome
-        if self._refused.is_set() and self.last_error is not None:
-            raise _fresh(self.last_error)
-        raise self._unavailable()
+        raise self.why_down()
+
+    def why_down(self) -> PacelineError:
+        """An error to raise for want of a link: why the peer doesn't fit, or that it can't be reached."""
+        if self.is_refused and self.last_error is not None:
+            return fresh(self.last_error)
+        return self._unavailable()
+
+    async def status(self, timeout_s: float) -> ServiceStatus:
+        """What the service says it is doing, asked beside the link's stream.
+
+        Raises:
+            PeerUnavailable: there is no link.
+            PacelineError: it did not answer in time.
+        """
+        if self._channel is None:
+            raise self._unavailable()
+        try:
+            return await self.kind.ask_status(self.kind.stub(self._channel), timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error, self._where) from error
 
     async def _run(self) -> None:
         while True:
@@ -181,7 +207,7 @@ class PeerLink(Generic[Command, Event]):
         """Live through one link; returns why it ended."""
         channel: grpc.aio.Channel | None = None
         try:
-            channel = open_channel(self._settings, self._keepalive, section=f"{self.name}.")
+            channel = self._channel = open_channel(self._settings, self._keepalive, section=f"{self.name}.")
             call = getattr(self.kind.stub(channel), self.kind.method)()
             welcome = await self._greet(call)
             await self._use(call, welcome)
@@ -199,6 +225,7 @@ class PeerLink(Generic[Command, Event]):
             logger.exception("link failed: peer=%s address=%s", self.name, self.address)
             return unexpected(error)
         finally:
+            self._channel = None
             if channel is not None:
                 await channel.close()
         return PeerUnavailable(f"{self._where} ended the link", metadata=self._facts)
@@ -266,6 +293,7 @@ class PeerLink(Generic[Command, Event]):
         self._up.set()
         logger.info("link up: peer=%s address=%s incarnation=%s", self.name, self.address, welcome.incarnation)
         _call_back(self.on_up, welcome)
+        _call_back(self.on_change)
 
     def _set_down(self, error: PacelineError) -> None:
         """End the standing link, if there is one; safe to call again."""
@@ -279,6 +307,7 @@ class PeerLink(Generic[Command, Event]):
             "link down: peer=%s address=%s reason=%s error=%s", self.name, self.address, error.reason, error
         )
         _call_back(self.on_down, self._lost(error))
+        _call_back(self.on_change)
 
     def _note(self, error: PacelineError) -> None:
         """Keep why there is no link; log what is new."""
@@ -287,6 +316,7 @@ class PeerLink(Generic[Command, Event]):
         self.last_error = error
         if refused:
             self._refused.set()
+            _call_back(self.on_change)
         else:
             self._refused.clear()
         if news and not self.is_up:
@@ -339,17 +369,12 @@ class _Backoff:
         return pause * random.uniform(0.5, 1.0)  # noqa: S311 - spreads reconnects, no secret
 
 
-def _fresh(error: PacelineError) -> PacelineError:
-    """A copy to raise: one exception raised many times would gather tracebacks."""
-    return from_wire(error.reason, error.message, metadata=error.metadata, retry_after_ms=error.retry_after_ms)
-
-
-def _ignore(_: Any) -> None:
+def _ignore(*_: Any) -> None:
     """The callback that isn't set."""
 
 
-def _call_back(callback: Callable[[Any], None], value: Any) -> None:
+def _call_back(callback: Callable[..., None], *values: Any) -> None:
     try:
-        callback(value)
+        callback(*values)
     except Exception:
         logger.exception("callback of a link failed: callback=%s", getattr(callback, "__qualname__", callback))

@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from paceline.protocol.errors import InvalidInput, PeerUnavailable
-from paceline.rpc.channel import keepalive_options, message_options
+from paceline.rpc.channel import Options, keepalive_options, message_options
 from paceline.rpc.frames import first_to_end
 from paceline.rpc.statuses import abort_with
 from paceline.rpc.tls import read_authority, read_pair
@@ -200,7 +200,7 @@ async def _load(
     return loading is None or await first_to_end(loading, stop.wait())
 
 
-def _options() -> list[tuple[str, int]]:
+def _options() -> Options:
     return [
         *message_options(),
         *keepalive_options(),

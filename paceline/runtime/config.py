@@ -75,6 +75,23 @@ class PeerSettings(_Settings):
     tls_ca: Annotated[Path | None, NO_FLAG] = Field(None, description="Trust this CA and use TLS; unset: plaintext.")
     tls_certificate: Annotated[Path | None, NO_FLAG] = None
     tls_key: Annotated[Path | None, NO_FLAG] = None
+    server_name: Annotated[str | None, NO_FLAG] = Field(
+        None, description="Name in the peer's certificate; unset: the address's host."
+    )
+
+
+class PoolSettings(_Settings):
+    """How to reach several peers of one kind."""
+
+    address: Annotated[tuple[str, ...], SECTION_FLAG] = Field(min_length=1)
+    tls_ca: Annotated[Path | None, NO_FLAG] = Field(None, description="Trust this CA and use TLS; unset: plaintext.")
+    tls_certificate: Annotated[Path | None, NO_FLAG] = None
+    tls_key: Annotated[Path | None, NO_FLAG] = None
+
+    @field_validator("address", mode="before")
+    @classmethod
+    def _one_is_enough(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else value
 
 
 class ModelSettings(_Settings):
@@ -172,10 +189,13 @@ class CoordinatorConfig(RequestSettings):
 
     model: str = Field(DEFAULT_MODEL, description="Names the tokenizer; must be the target's.")
     server: ServerSettings = ServerSettings(port=COORDINATOR_PORT)
-    target: PeerSettings = Field(
-        PeerSettings(address=f"{LOCALHOST}:{TARGET_PORT}"), description="HOST:PORT of the target service."
+    target: PoolSettings = Field(
+        PoolSettings(address=(f"{LOCALHOST}:{TARGET_PORT}",)),
+        description="HOST:PORT, dns:///NAME:PORT or file:PATH of target services of one model; repeatable.",
     )
-    draft: PeerSettings | None = Field(None, description="HOST:PORT of the draft service, or none.")
+    draft: PoolSettings | None = Field(
+        None, description="HOST:PORT, dns:///NAME:PORT or file:PATH of draft services, or none; repeatable."
+    )
     peer_ca: Path | None = Field(
         None, description="Trust this CA for target and draft, whatever their own settings say; switches TLS on."
     )
@@ -208,11 +228,18 @@ class CoordinatorConfig(RequestSettings):
     @classmethod
     def _none_is_unset(cls, value: object) -> object:
         """`--draft none`, `draft = "none"`."""
-        return None if value == NONE or (isinstance(value, dict) and value.get("address") == NONE) else value
+        address = value.get("address") if isinstance(value, dict) else value
+        return None if address in (NONE, [NONE], (NONE,)) else value
 
-    def reach(self, peer: PeerSettings) -> PeerSettings:
-        """How to reach the target or the draft service, with `peer_ca` applied."""
-        return peer if self.peer_ca is None else peer.model_copy(update={"tls_ca": self.peer_ca})
+    def reach(self, pool: PoolSettings, address: str, server_name: str | None = None) -> PeerSettings:
+        """How to reach one of the targets or draft services, with `peer_ca` applied."""
+        return PeerSettings(
+            address=address,
+            server_name=server_name,
+            tls_ca=self.peer_ca or pool.tls_ca,
+            tls_certificate=pool.tls_certificate,
+            tls_key=pool.tls_key,
+        )
 
 
 Config = TypeVar("Config", bound=_Settings)

@@ -74,6 +74,6 @@ def test_written_configs_read_back_as_the_settings(tmp_path: Path) -> None:
     assert (read.model, read.engine.threads, read.engine.max_model_len) == (settings.model, 3, 128)
     assert load_config(DraftConfig, tmp_path / "d", {}).drafters == ("model:x",)
     served = load_config(CoordinatorConfig, tmp_path / "c", {})
-    assert (served.seed, served.num_draft_tokens, served.target.address) == (9, 6, "h:1")
+    assert (served.seed, served.num_draft_tokens, served.target.address) == (9, 6, ("h:1",))
     assert served.draft is not None
-    assert served.draft.address == "h:2"
+    assert served.draft.address == ("h:2",)

@@ -104,8 +104,11 @@ def test_flags_set_what_they_name_and_the_rest_stays(monkeypatch: pytest.MonkeyP
 
 def test_peers_are_named_by_their_sections(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     config = parse(monkeypatch, CoordinatorConfig, "--target", "t:1", "--draft", "d:2", "--peer-ca", "ca.crt")
-    assert config.reach(config.target).tls_ca == config.reach(config.draft).tls_ca == Path("ca.crt")
-    assert (config.target.address, config.draft.address) == ("t:1", "d:2")
+    target, draft = config.reach(config.target, "t:1"), config.reach(config.draft, "d:2")
+    assert (target.tls_ca, draft.tls_ca) == (Path("ca.crt"), Path("ca.crt"))
+    assert (config.target.address, config.draft.address) == (("t:1",), ("d:2",))
+    several = parse(monkeypatch, CoordinatorConfig, "--target", "t:1", "--target", "dns:///t:2")
+    assert several.target.address == ("t:1", "dns:///t:2")
     alone = parse(monkeypatch, CoordinatorConfig, "--peer-ca", "ca.crt")
     assert (alone.draft, alone.target.tls_ca) == (None, None)
 
@@ -117,7 +120,7 @@ def test_no_draft_service_is_none_in_a_file_as_on_the_command_line(
     file = tmp_path / "coordinator.toml"
     file.write_text(text)
     assert parse(monkeypatch, CoordinatorConfig, "--config", str(file)).draft is None
-    assert parse(monkeypatch, CoordinatorConfig, "--config", str(file), "--draft", "d:2").draft.address == "d:2"
+    assert parse(monkeypatch, CoordinatorConfig, "--config", str(file), "--draft", "d:2").draft.address == ("d:2",)
     file.write_text('[draft]\naddress = "d:1"\n')
     assert parse(monkeypatch, CoordinatorConfig, "--config", str(file), "--draft", "none").draft is None
 

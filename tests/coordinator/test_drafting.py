@@ -15,13 +15,14 @@ from coordinator.policy.drafting import Drafting, DraftingSettings
 from coordinator.policy.plan import Options, Plan
 from coordinator.policy.request_policy import LEAST_PLAIN
 from coordinator.policy.throttle import Level, Throttle
-from coordinator.sessions.draft import MAX_PENDING_TOKENS, DraftPeer
+from coordinator.sessions.draft import MAX_PENDING_TOKENS, DraftPeer, DraftPool
 from coordinator.sessions.target import TargetNext
 from coordinator.text.sequence import GenerationTask, Sequence
 from draft_service.session import DraftingSession
 from paceline.models.tokenizer import TableTokenizer
 from paceline.protocol.draft import Commit, DraftedProposal, DraftOpen, Verifying
 from paceline.protocol.generation import SpeculationSettings
+from paceline.protocol.handshake import Fingerprint, Welcome
 from paceline.protocol.proposal import NGRAM, ROOT, Acceptance, Outcome, Proposal, SparseDistribution
 from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.protocol.session import Close
@@ -39,6 +40,8 @@ class RecordingLink:
 
     is_up = True
     name = "draft"
+    address = "nowhere"
+    welcome = Welcome("1", Fingerprint(), 256, 8, drafters=("model",))
 
     def __init__(self) -> None:
         self.sent: list[Any] = []
@@ -98,8 +101,8 @@ class Request:
         cost_model.throttle = self.throttle
         for _ in range(LEAST_PLAIN):
             cost_model.costs.plain.add(10.0)
-        peer = DraftPeer(cast(DraftLink, self.link), timeout_s=1.0, vocab_size=VOCAB)
-        self.drafting = Drafting(task, peer, cost_model, DraftingSettings(fan_out=4, lease=lease))
+        pool = DraftPool([DraftPeer(cast(DraftLink, self.link))], timeout_s=1.0, vocab_size=VOCAB)
+        self.drafting = Drafting(task, pool, cost_model, DraftingSettings(fan_out=4, lease=lease))
         self.sequence = Sequence(task, TableTokenizer(VOCAB, None))
         self.drafting.open(self.sequence, "")
 

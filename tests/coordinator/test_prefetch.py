@@ -272,11 +272,13 @@ async def test_nothing_is_sent_for_a_round_that_is_not_in_flight() -> None:
     assert not [command for command in request.link.take() if isinstance(command, Prefetch)]
 
 
-def test_a_target_that_says_nothing_of_it_takes_none() -> None:
+async def test_a_target_that_says_nothing_of_it_takes_none() -> None:
     request = PrefetchRequest()
+    task = await request.pending(proposal(4))
     assert request.session.max_prefetched == 0
     request.link.welcome = Welcome("1", request.link.welcome.fingerprint, 256, 8, max_prefetched=9)
     assert request.session.max_prefetched == 9
+    task.cancel()
 
 
 async def test_a_round_for_which_a_prefetch_is_refused_is_sent_again_and_nothing_is_prefetched_for_it() -> None:

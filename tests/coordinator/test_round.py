@@ -10,7 +10,7 @@ import pytest
 from coordinator.policy.cost_model import CostModel
 from coordinator.policy.drafting import Drafting, DraftingSettings
 from coordinator.round import run_rounds
-from coordinator.sessions.target import TargetPeer, TargetSession
+from coordinator.sessions.target import TargetPeer, TargetPool, TargetSession
 from coordinator.stats import StatsBuilder
 from coordinator.text import outbox as outbox_module
 from coordinator.text.outbox import MOST_BYTES_PER_TOKEN, Outbox
@@ -67,9 +67,9 @@ def request(link: RecordingLink) -> tuple[GenerationTask, Sequence, TargetSessio
         eos_token_ids=frozenset(),
         speculation=SpeculationSettings(off=True),
     )
-    peer = TargetPeer(cast(TargetLink, link), round_timeout_s=10, wait_s=10)
+    pool = TargetPool([TargetPeer(cast(TargetLink, link))], round_timeout_s=10, wait_s=10)
     drafting = Drafting(task, None, CostModel(), DraftingSettings())
-    return task, Sequence(task, TableTokenizer(VOCAB, None)), TargetSession(peer, task), drafting
+    return task, Sequence(task, TableTokenizer(VOCAB, None)), TargetSession(pool, task), drafting
 
 
 async def test_a_client_that_does_not_read_bounds_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import pytest
 
-from coordinator.sessions.target import TargetPeer, TargetSession, Verified
+from coordinator.sessions.target import TargetPeer, TargetPool, TargetSession, Verified
 from coordinator.text.sequence import GenerationTask
 from paceline.protocol.codec import failure_of
-from paceline.protocol.errors import InvalidInput, PeerUnavailable
+from paceline.protocol.errors import InvalidInput, Overloaded, PeerUnavailable
 from paceline.protocol.generation import SpeculationSettings
 from paceline.protocol.handshake import Fingerprint, Welcome
 from paceline.protocol.proposal import ROOT, Acceptance, Proposal
@@ -27,6 +27,7 @@ class RecordingLink:
     """Stands for a link that is up, to a target that takes leases of `max_lease` rounds."""
 
     is_up = True
+    is_refused = False
     name = "target"
     address = "nowhere"
     silent_s = 0.0
@@ -35,6 +36,9 @@ class RecordingLink:
         self.welcome = Welcome("1", Fingerprint(), 256, 8, max_lease=max_lease)
         self.sent: list[TargetCommand] = []
         self._last_id = 0
+
+    def why_down(self) -> PeerUnavailable:
+        return PeerUnavailable("no link to nowhere")
 
     def next_session_id(self) -> int:
         self._last_id += 1
@@ -55,7 +59,9 @@ class RecordingLink:
 class Request:
     """Commits whatever its verdicts draw."""
 
-    def __init__(self, link: RecordingLink, acceptance: Acceptance = Acceptance.COUPLED) -> None:
+    def __init__(
+        self, link: RecordingLink, acceptance: Acceptance = Acceptance.COUPLED, wait_s: float = 10.0
+    ) -> None:
         task = GenerationTask(
             prompt=PROMPT,
             resumed=(),
@@ -69,8 +75,9 @@ class Request:
             speculation=SpeculationSettings(),
         )
         self.link = link
-        self.peer = TargetPeer(cast(TargetLink, link), round_timeout_s=10, wait_s=10)
-        self.session = TargetSession(self.peer, task)
+        self.peer = TargetPeer(cast(TargetLink, link))
+        self.pool = TargetPool([self.peer], round_timeout_s=10, wait_s=wait_s)
+        self.session = TargetSession(self.pool, task)
         self.ids = [*PROMPT]
 
     async def round(self, lease: int = 0, proposal: Proposal | None = None) -> Verified:
@@ -274,3 +281,65 @@ async def test_what_goes_wrong_beside_a_round_is_no_refusal_of_it() -> None:
     with pytest.raises(InvalidInput, match="a defect"):
         await request.session.verify(request.ids, ROOT, PROPOSAL, 0, "", dispatched)
     assert len(request.link.take()) == 2, "the open and the round"
+
+
+async def test_a_lost_session_goes_to_a_target_whose_bits_are_the_same() -> None:
+    first, second = RecordingLink(), RecordingLink()
+    first.welcome = second.welcome = Welcome("1", Fingerprint("m", numeric="float32"), 256, 8)
+    request = Request(first)
+    request.pool.add(other := TargetPeer(cast(TargetLink, second)))
+    task = await pending(request)
+    request.answer(len(PROMPT) - 1)
+    await task
+    task = await pending(request)
+    first.is_up = False
+    request.lose()
+    await turns()
+    opened, sent = second.take()
+    assert isinstance(opened, TargetOpen)
+    assert opened.spec.token_ids == tuple(request.ids)
+    assert isinstance(sent, Round)
+    cast(Any, second).on_event(Verdict(1, len(request.ids) - 1, (9,)))
+    assert (await task).verdict.token_ids == (9,)
+    assert other.sessions == 1
+
+
+async def test_a_session_with_verdicts_never_goes_to_a_target_that_computes_in_another_way() -> None:
+    first, second = RecordingLink(), RecordingLink()
+    first.welcome = Welcome("1", Fingerprint("m", numeric="float32"), 256, 8)
+    second.welcome = Welcome("1", Fingerprint("m", numeric="bfloat16"), 256, 8)
+    request = Request(first, wait_s=0.05)
+    request.pool.add(TargetPeer(cast(TargetLink, second)))
+    task = await pending(request)
+    request.answer(len(PROMPT) - 1)
+    await task
+    task = await pending(request)
+    first.is_up = False
+    request.lose()
+    with pytest.raises(PeerUnavailable, match="computes in another way"):
+        await task
+    assert second.take() == []
+
+
+async def test_a_target_without_room_sends_the_session_to_another() -> None:
+    first, second = RecordingLink(), RecordingLink()
+    request = Request(first)
+    request.pool.add(TargetPeer(cast(TargetLink, second)))
+    task = await pending(request)
+    cast(Any, first).on_event(failure_of(1, Overloaded("full", retry_after_ms=60_000), session_closed=True))
+    await turns()
+    assert [type(each) for each in second.take()] == [TargetOpen, Round]
+    cast(Any, second).on_event(Verdict(1, len(PROMPT) - 1, (9,)))
+    await task
+
+
+async def test_a_request_is_refused_when_no_target_has_room() -> None:
+    first, second = RecordingLink(), RecordingLink()
+    request = Request(first)
+    request.pool.add(TargetPeer(cast(TargetLink, second)))
+    task = await pending(request)
+    cast(Any, first).on_event(failure_of(1, Overloaded("full", retry_after_ms=60_000), session_closed=True))
+    await turns()
+    cast(Any, second).on_event(failure_of(1, Overloaded("full too", retry_after_ms=60_000), session_closed=True))
+    with pytest.raises(Overloaded, match="full too"):
+        await task

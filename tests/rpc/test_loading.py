@@ -19,7 +19,7 @@ from paceline.models.tokenizer import load_tokenizer
 from paceline.protocol import codec
 from paceline.protocol.handshake import Fingerprint
 from paceline.rpc.server import LOADING_RETRY_MS, RunningServer, run_server
-from paceline.runtime.config import CoordinatorConfig, PeerSettings, ServerSettings
+from paceline.runtime.config import CoordinatorConfig, PoolSettings, ServerSettings
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1 import generation_service_pb2_grpc as pb_grpc
 from tests.rpc.harness import until
@@ -73,7 +73,7 @@ async def coordinating(target: str, **settings: Any) -> AsyncIterator[str]:
     port = free_port()
     config = CoordinatorConfig(
         model=MODEL,
-        target=PeerSettings(address=target),
+        target=PoolSettings(address=(target,)),
         server=ServerSettings(port=port, drain_seconds=0),
         **settings,
     )

@@ -16,7 +16,7 @@ from paceline.protocol.errors import InvalidInput
 from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.sampling import noise, racing
 from paceline.sampling.distribution import divided_scores, processed_scores
-from paceline.sampling.noise import Stream, Words
+from paceline.sampling.noise import Stream
 from paceline.sampling.racing import SHORT_ROW, race, race_best, race_rows
 from tests.sampling import plain
 from tests.sampling.field import exponentials
@@ -126,7 +126,7 @@ def logarithms_a_race(monkeypatch: pytest.MonkeyPatch) -> float:
     """How many noise values a race of 20,000 ids looks at, on average."""
     looked_at = []
 
-    def counting(*counter_and_key: np.uint32) -> Words:
+    def counting(*counter_and_key: np.uint32) -> tuple[np.uint32, ...]:
         looked_at.append(counter_and_key)
         return noise.philox_block(*counter_and_key)
 

@@ -1,0 +1,108 @@
+"""Keeps a pool's peers in step with its endpoints: new ones get links, vanished ones drain. Asks each its load."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Generic
+
+from coordinator.sessions.pool import AnyPeer, Pool
+from paceline.protocol.errors import PacelineError
+from paceline.rpc.endpoints import Endpoint, EndpointSource, EndpointWatch
+
+logger = logging.getLogger(__name__)
+
+LOAD_PERIOD_S = 1.0
+"""Between two questions to each peer. A generation takes seconds; an answer takes a millisecond."""
+
+
+class Membership(Generic[AnyPeer]):
+    """Makes, drains and drops the peers of a pool.
+
+    Args:
+        pool: whose peers they are.
+        sources: where its endpoints come from.
+        make: a peer for an endpoint, its link not started.
+    """
+
+    def __init__(
+        self, pool: Pool[AnyPeer], sources: Sequence[EndpointSource], make: Callable[[Endpoint], AnyPeer]
+    ) -> None:
+        self._pool = pool
+        pool.sources = ", ".join(source.text for source in sources)
+        self._make = make
+        self._watch = EndpointWatch(sources, self._update)
+        self._draining: dict[str, AnyPeer] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        """Begin to look for endpoints and to link to them."""
+        self._spawn(self._watch.run())
+        self._spawn(self._ask_loads())
+
+    async def close(self) -> None:
+        """End every link."""
+        tasks, self._tasks = self._tasks, set()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        peers = (*self._pool.peers, *self._draining.values())
+        await asyncio.gather(*(peer.link.close() for peer in peers))
+
+    def _update(self, endpoints: Sequence[Endpoint]) -> None:
+        wanted = {endpoint.address: endpoint for endpoint in endpoints}
+        for peer in self._pool.peers:
+            if peer.link.address not in wanted:
+                self._drain(peer)
+        known = {peer.link.address for peer in self._pool.peers}
+        for address, endpoint in wanted.items():
+            if address in self._draining:
+                self._pool.add(self._draining.pop(address))
+            elif address not in known:
+                peer = self._make(endpoint)
+                self._pool.add(peer)
+                self._spawn(peer.link.start())
+
+    def _drain(self, peer: AnyPeer) -> None:
+        """No new sessions; the link ends when the last one has gone, or when it breaks."""
+        self._pool.remove(peer)
+        logger.info(
+            "endpoint vanished, draining: peer=%s address=%s sessions=%d",
+            self._pool.role, peer.link.address, peer.sessions,
+        )  # fmt: skip
+        self._draining[peer.link.address] = peer
+        peer.on_idle = lambda: self._drop_if_drained(peer)
+        self._drop_if_drained(peer)
+
+    def _drop_if_drained(self, peer: AnyPeer) -> None:
+        if not peer.sessions and self._draining.get(peer.link.address) is peer:
+            del self._draining[peer.link.address]
+            logger.info("drained: peer=%s address=%s", self._pool.role, peer.link.address)
+            self._spawn(peer.link.close())
+
+    async def _ask_loads(self) -> None:
+        """Ask each peer from time to time how much it has to do, where there is a choice."""
+        while True:
+            peers = [peer for peer in self._pool.peers if peer.link.is_up]
+            if len(self._pool.peers) > 1:
+                await asyncio.gather(*(self._ask_load(peer) for peer in peers))
+            await asyncio.sleep(LOAD_PERIOD_S)
+
+    async def _ask_load(self, peer: AnyPeer) -> None:
+        try:
+            status = await peer.link.status(LOAD_PERIOD_S)
+        except PacelineError as error:
+            logger.debug("no status: peer=%s address=%s error=%s", self._pool.role, peer.link.address, error)
+        else:
+            peer.of_others = max(0, status.sessions + status.queue_length - peer.sessions)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("keeping the pool failed: peer=%s", self._pool.role, exc_info=task.exception())

@@ -1,0 +1,268 @@
+"""Placement on several peers: where the prefix is, unless that peer is overloaded; draining; one model; refusals."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
+
+from coordinator.sessions.draft import DraftPeer, DraftPool
+from coordinator.sessions.membership import Membership
+from coordinator.sessions.placement import ALWAYS_EVEN, BLOCK_TOKENS, PrefixMemory, choose
+from coordinator.sessions.target import TargetPeer, TargetPool
+from paceline.protocol.errors import Overloaded, PacelineError, PeerUnavailable, VocabularyMismatch
+from paceline.protocol.handshake import Fingerprint, ServiceStatus, Welcome
+from paceline.rpc.endpoints import Endpoint, EndpointSource
+from paceline.rpc.peer_link import TargetLink
+from tests.rpc.harness import until
+
+PREFIX = tuple(range(3 * BLOCK_TOKENS))
+
+
+class FakeLink:
+    """Stands for a link to a target."""
+
+    name = "target"
+    is_refused = False
+
+    def __init__(self, address: str, *, model: str = "m", numeric: str = "n", is_up: bool = True) -> None:
+        self.address = address
+        self.is_up = is_up
+        self.closed = False
+        self.welcome: Welcome | None = Welcome("1", Fingerprint(model, numeric=numeric), 256, 8) if is_up else None
+        self.sessions = 0
+        self._last_id = 0
+
+    async def start(self) -> None:
+        self.is_up = True
+        self.welcome = self.welcome or Welcome("1", Fingerprint("m", numeric="n"), 256, 8)
+        cast(Any, self).on_change()
+
+    async def close(self) -> None:
+        self.closed, self.is_up = True, False
+
+    async def status(self, timeout_s: float) -> ServiceStatus:
+        return ServiceStatus("1", Fingerprint(), self.sessions, 0, 0, 0, 0, 0, 0)
+
+    def next_session_id(self) -> int:
+        self._last_id += 1
+        return self._last_id
+
+    def send(self, command: object, urgent: bool = False) -> None:
+        pass
+
+    def why_down(self) -> PacelineError:
+        if self.is_refused:
+            return VocabularyMismatch(f"{self.address} has another vocabulary")
+        return PeerUnavailable(f"no link to {self.address}")
+
+
+class Session:
+    """Somebody's session."""
+
+    def on_event(self, event: object) -> None:
+        pass
+
+    def on_lost(self, error: PacelineError) -> None:
+        pass
+
+
+def peer_at(link: FakeLink) -> TargetPeer:
+    return TargetPeer(cast(TargetLink, link))
+
+
+def pool_of(*links: FakeLink) -> TargetPool:
+    return TargetPool(map(peer_at, links), round_timeout_s=10, wait_s=10)
+
+
+def address_of(peer: TargetPeer | None) -> str | None:
+    return None if peer is None else peer.link.address
+
+
+def test_a_prefix_is_remembered_in_whole_blocks() -> None:
+    memory = PrefixMemory()
+    memory.remember("a", PREFIX)
+    memory.remember("b", PREFIX[: BLOCK_TOKENS + 1])
+    assert memory.longest(("a", "b", "c"), PREFIX) == {"a": 3 * BLOCK_TOKENS, "b": BLOCK_TOKENS, "c": 0}
+    other = (7, *PREFIX[1:])
+    assert memory.longest(("a", "b"), other) == {"a": 0, "b": 0}, "a block counts behind the same tokens only"
+
+
+def test_the_memory_is_bounded_and_forgets_the_oldest() -> None:
+    memory = PrefixMemory(max_blocks=3)
+    memory.remember("a", PREFIX)
+    memory.remember("a", (9,) * BLOCK_TOKENS)
+    assert memory.longest(("a",), (9,) * BLOCK_TOKENS) == {"a": BLOCK_TOKENS}
+    assert memory.longest(("a",), PREFIX) == {"a": 0}
+
+
+@pytest.mark.parametrize(
+    ("loads", "cached", "expected"),
+    [
+        ({"a": 3, "b": 1}, {"a": 0, "b": 0}, "b"),
+        ({"a": 1 + ALWAYS_EVEN, "b": 1}, {"a": 64, "b": 0}, "a"),
+        ({"a": 2 + ALWAYS_EVEN, "b": 1}, {"a": 64, "b": 0}, "b"),
+        ({"a": 20, "b": 10}, {"a": 64, "b": 0}, "a"),
+        ({"a": 21, "b": 10}, {"a": 64, "b": 0}, "b"),
+        ({"a": 2, "b": 1}, {"a": 64, "b": 128}, "b"),
+    ],
+)
+def test_the_cache_decides_unless_loads_are_too_uneven(
+    loads: dict[str, float], cached: dict[str, int], expected: str
+) -> None:
+    assert choose(loads, cached) == expected
+
+
+async def test_sessions_follow_their_prefix_and_others_the_load() -> None:
+    pool = pool_of(FakeLink("a"), FakeLink("b"))
+    first = pool.place(PREFIX)
+    assert first is not None
+    first.attach(Session())
+    assert pool.place((*PREFIX, 1, 2, 3)) is first
+    other = pool.place((5, 6, 7))
+    assert other is not None and other is not first, "nothing is known of it, so it goes to the idle one"
+
+
+async def test_what_other_coordinators_have_there_counts() -> None:
+    links = FakeLink("a"), FakeLink("b")
+    pool = pool_of(*links)
+    pool.peers[0].of_others = 3
+    assert address_of(pool.place((1, 2))) == "b"
+
+
+async def test_a_target_of_another_model_is_left_out_until_the_first_is_gone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    one, two = FakeLink("a", model="m"), FakeLink("b", model="other")
+    pool = pool_of(one, two)
+    assert {address_of(pool.place((n,))) for n in range(8)} == {"a"}
+    assert caplog.text.count("target of another model, left out: address=b model=other expected=m") == 1
+    one.is_up = False
+    assert pool.place((1,)) is None, "a target that is down does not make another model this one"
+    pool.remove(pool.peers[0])
+    assert address_of(pool.place((1,))) == "b"
+
+
+async def test_a_refusal_sends_the_next_session_elsewhere_and_is_forgotten() -> None:
+    pool = pool_of(FakeLink("a"), FakeLink("b"))
+    first, second = pool.peers
+    pool.refused(first, Overloaded("full", retry_after_ms=40))
+    assert {address_of(pool.place((n,))) for n in range(8)} == {"b"}
+    pool.refused(second, Overloaded("full", retry_after_ms=60_000))
+    assert not pool.is_willing()
+    await pool.wait_willing(5.0, lambda _: True)
+    assert address_of(pool.place((1,))) == "a"
+
+
+async def test_a_lone_peer_that_refused_is_asked_again() -> None:
+    pool = pool_of(FakeLink("a"))
+    pool.refused(pool.peers[0], Overloaded("full", retry_after_ms=60_000))
+    assert address_of(pool.place((1,))) == "a"
+    with pytest.raises(Overloaded, match="full"):
+        await pool.wait_willing(0.01, lambda _: True)
+
+
+async def test_who_is_missing_and_why_is_said() -> None:
+    refusing, down = FakeLink("a"), FakeLink("b", is_up=False)
+    pool = pool_of(refusing, down)
+    pool.refused(pool.peers[0], Overloaded("a is full", retry_after_ms=60_000))
+    with pytest.raises(PeerUnavailable, match="none of 2 targets takes the session: a is full; no link to b"):
+        await pool.wait_willing(0.01, lambda _: True)
+    empty = pool_of()
+    empty.sources = "dns:///nowhere:1"
+    with pytest.raises(PeerUnavailable, match=r"no target is known \(dns:///nowhere:1\)"):
+        await empty.wait_up(0.01)
+
+
+async def test_peers_that_do_not_fit_are_told_at_once() -> None:
+    link = FakeLink("a", is_up=False)
+    link.is_refused = True
+    with pytest.raises(VocabularyMismatch):
+        await pool_of(link).wait_up(60.0)
+
+
+async def test_waiting_ends_when_a_link_comes_up() -> None:
+    link = FakeLink("a", is_up=False)
+    pool = pool_of(link)
+    waiting = asyncio.create_task(pool.wait_up(60.0))
+    await asyncio.sleep(0)
+    await link.start()
+    await asyncio.wait_for(waiting, 5.0)
+
+
+async def test_a_draft_pool_mixes_drafters() -> None:
+    links = FakeLink("a"), FakeLink("b")
+    links[1].welcome = Welcome("1", Fingerprint("other"), 256, 8, drafters=("eagle",))
+    pool = DraftPool((DraftPeer(cast(Any, link)) for link in links), timeout_s=1, vocab_size=4)
+
+    def has_eagle(peer: DraftPeer) -> bool:
+        return peer.link.welcome is not None and "eagle" in peer.link.welcome.drafters
+
+    chosen = pool.place((1, 2), has_eagle)
+    assert chosen is not None
+    assert chosen.link.address == "b"
+    assert {peer.link.address for n in range(8) if (peer := pool.place((n,)))} == {"a"}, "the first of two idle ones"
+
+
+class Members:
+    """A membership over endpoints that the test names, and the links it made."""
+
+    def __init__(self) -> None:
+        self.addresses: Sequence[str] = ()
+        self.links: dict[str, FakeLink] = {}
+        self.pool = pool_of()
+        source = EndpointSource("test", self._resolve, 0.001)
+        self.membership = Membership(self.pool, [source], self._make)
+
+    async def _resolve(self) -> list[Endpoint]:
+        return [Endpoint(address) for address in self.addresses]
+
+    def _make(self, endpoint: Endpoint) -> TargetPeer:
+        self.links[endpoint.address] = link = FakeLink(endpoint.address, is_up=False)
+        return peer_at(link)
+
+    async def become(self, *addresses: str) -> None:
+        self.addresses = addresses
+        await until(lambda: {peer.link.address for peer in self.pool.peers} == set(addresses))
+
+
+async def test_a_vanished_peer_drains_and_is_closed_when_its_last_session_ends() -> None:
+    members = Members()
+    members.membership.start()
+    await members.become("a", "b")
+    await members.pool.wait_up(5.0)
+    (first,) = [peer for peer in members.pool.peers if peer.link.address == "a"]
+    session_id = first.attach(Session())
+    await members.become("b")
+    assert address_of(members.pool.place((1,))) == "b"
+    assert not members.links["a"].closed, "its session goes on"
+    first.detach(session_id)
+    await until(lambda: members.links["a"].closed)
+    await members.membership.close()
+    assert members.links["b"].closed
+
+
+async def test_a_peer_that_comes_back_while_it_drains_keeps_its_link() -> None:
+    members = Members()
+    members.membership.start()
+    await members.become("a")
+    (first,) = members.pool.peers
+    session_id = first.attach(Session())
+    await members.become()
+    await members.become("a")
+    assert members.pool.peers == (first,)
+    first.detach(session_id)
+    await asyncio.sleep(0)
+    assert not members.links["a"].closed
+    await members.membership.close()
+
+
+async def test_an_idle_peer_that_vanishes_is_closed_at_once() -> None:
+    members = Members()
+    members.membership.start()
+    await members.become("a", "b")
+    await members.become("b")
+    await until(lambda: members.links["a"].closed)
+    await members.membership.close()

@@ -1,0 +1,167 @@
+"""Several targets and several draft services behind one coordinator: spread, handed over, added, removed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from benchmarks.many_services import COORDINATORS, PEERS, ManyServices
+from paceline.client import AsyncClient
+from paceline.protocol.generation import Finished, GenerateRequest, SpeculationSettings, Tokens
+from tests.e2e.cluster import eventually
+
+TIMED = "table:vocab=300,seed=1,eos=299,step_ms=4"
+NEAR = "table:vocab=300,seed=1,eos=299,noise=0.2,step_ms=1"
+OF_ANOTHER = "table:vocab=64,seed=1"
+LENGTH = 200
+
+
+class Many(ManyServices):
+    """The services, seen through the first coordinator."""
+
+    @property
+    def address(self) -> str:
+        return self.address_of(COORDINATORS[0])
+
+    def sessions(self, label: str) -> int:
+        return self.status(label).sessions
+
+    def log(self) -> str:
+        return self.processes[COORDINATORS[0]].log_file.read_text()
+
+    def all_serve(self) -> None:
+        """Bring every service back, and tell the coordinators."""
+        ended = [label for label in PEERS if self.processes[label].exit_code is not None]
+        for label in ended:
+            self.start_again(label)
+        self.await_serving(*ended)
+        self.tell("target", "target-a", "target-b")
+        self.tell("draft", "draft-a", "draft-b")
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Many]:
+    with Many(tmp_path_factory.mktemp("many"), TIMED, NEAR) as services:
+        yield services
+
+
+@pytest.fixture
+def many(running: Many) -> Many:
+    running.all_serve()
+    return running
+
+
+def request(number: int, length: int = LENGTH, *, off: bool = False) -> GenerateRequest:
+    return GenerateRequest(
+        token_ids=(10, 200, 30 + number),
+        seed=number,
+        max_new_tokens=length,
+        ignore_eos=True,
+        speculation=SpeculationSettings(off=off, num_draft_tokens=None if off else 3),
+    )
+
+
+class Streams:
+    """Requests that run at once, and how far each is."""
+
+    def __init__(self, services: Many, count: int, length: int = LENGTH) -> None:
+        self.ids: list[list[int]] = [[] for _ in range(count)]
+        self._client = services.address
+        self._length = length
+        self._tasks = [asyncio.create_task(self._run(number)) for number in range(count)]
+
+    async def _run(self, number: int) -> None:
+        async with AsyncClient(self._client) as client:
+            async for event in client.stream(request(number, self._length)):
+                if isinstance(event, Tokens):
+                    self.ids[number] += event.token_ids
+                elif isinstance(event, Finished):
+                    return
+        raise AssertionError("the stream ended without Finished")
+
+    async def are_under_way(self, tokens: int = 30) -> None:
+        async with asyncio.timeout(30):
+            while min(map(len, self.ids)) < tokens:  # noqa: ASYNC110 - streams have no event for it
+                await asyncio.sleep(0.01)
+
+    async def texts(self) -> list[tuple[int, ...]]:
+        await asyncio.gather(*self._tasks)
+        return [tuple(ids) for ids in self.ids]
+
+
+async def alone(services: Many, count: int, length: int = LENGTH) -> list[tuple[int, ...]]:
+    """The same texts, target-only, undisturbed."""
+    async with AsyncClient(services.address) as client:
+        wanted = [client.generate(request(number, length, off=True)) for number in range(count)]
+        return [generation.token_ids for generation in await asyncio.gather(*wanted)]
+
+
+async def test_sessions_are_spread_and_a_killed_target_hands_its_own_over(many: Many) -> None:
+    expected = await alone(many, 6)
+    streams = Streams(many, 6)
+    await streams.are_under_way()
+    loads = [await asyncio.to_thread(many.sessions, label) for label in PEERS]
+    assert min(loads) >= 1, loads
+    many.kill("target-a")
+    await streams.are_under_way(60)
+    assert await asyncio.to_thread(many.sessions, "target-b") == 6
+    assert await streams.texts() == expected
+    many.all_serve()
+    again = Streams(many, 6)
+    assert await again.texts() == expected
+
+
+async def test_a_session_goes_where_its_prefix_is(many: Many) -> None:
+    prompt = tuple(n % 290 for n in range(300))
+
+    async def generate(*more: int) -> set[str]:
+        before = {label: many.status(label).steps for label in PEERS[:2]}
+        wanted = GenerateRequest(token_ids=(*prompt, *more), seed=5, max_new_tokens=4, ignore_eos=True)
+        async with AsyncClient(many.address) as client:
+            await client.generate(wanted)
+        return {label for label in before if many.status(label).steps > before[label]}
+
+    places = [await generate(n) for n in range(6)]
+    assert len(places[0]) == 1
+    assert places == [places[0]] * 6
+
+
+async def test_a_draft_service_is_added_under_load_and_one_removed(many: Many) -> None:
+    expected = await alone(many, 4, 400)
+    many.tell("draft", "draft-a")
+    eventually(lambda: many.log().count("drained: peer=draft") >= 1, "drained")
+    streams = Streams(many, 4, 400)
+    await streams.are_under_way()
+    assert await asyncio.to_thread(many.sessions, "draft-b") == 0
+    many.tell("draft", "draft-b")
+    later = Streams(many, 4, 400)
+    await asyncio.to_thread(eventually, lambda: many.sessions("draft-b") > 0, "draft-b has sessions", 10.0)
+    assert await streams.texts() == expected
+    assert await later.texts() == expected
+    await asyncio.to_thread(eventually, lambda: many.sessions("draft-a") == 0, "draft-a is empty")
+
+
+async def test_a_draft_of_another_model_in_the_pool_is_left_alone(many: Many) -> None:
+    many.start_peer("draft-c", OF_ANOTHER)
+    many.await_serving("draft-c")
+    many.tell("draft", "draft-c", "draft-a")
+    address = many.address_of("draft-c")
+    await asyncio.to_thread(
+        eventually, lambda: f"address={address} reason=VOCABULARY_MISMATCH" in many.log(), "draft-c is refused"
+    )
+    streams = Streams(many, 2)
+    await streams.are_under_way()
+    assert await asyncio.to_thread(many.sessions, "draft-a") == 2
+    assert await streams.texts() == await alone(many, 2)
+
+
+async def test_all_targets_gone_and_one_back(many: Many) -> None:
+    expected = await alone(many, 2)
+    streams = Streams(many, 2)
+    await streams.are_under_way()
+    many.kill("target-a")
+    many.kill("target-b")
+    await asyncio.to_thread(many.start_again, "target-b")
+    assert await streams.texts() == expected
