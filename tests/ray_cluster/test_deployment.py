@@ -31,10 +31,10 @@ CLIENTS = 4
 TAKES_SESSIONS_S = 10.0
 
 
-def request(length: int = LENGTH, seed: int = 23) -> GenerateRequest:
+def request(length: int = LENGTH, client: int = 0) -> GenerateRequest:
     return GenerateRequest(
-        token_ids=(10, 200, 30),
-        seed=seed,
+        token_ids=(10 + client, 200, 30),
+        seed=23,
         max_new_tokens=length,
         ignore_eos=True,
         speculation=SpeculationSettings(num_draft_tokens=3),
@@ -129,18 +129,18 @@ def test_a_killed_controller_finds_its_actors_again(deployed: Deployed, plain: t
 
 
 @contextmanager
-def load(coordinator: str, plain: tuple[int, ...]) -> Iterator[list[bool]]:
+def load(coordinator: str, texts: list[tuple[int, ...]]) -> Iterator[list[bool]]:
     """Requests one after the other from several clients; yields whether each text was right."""
     outcomes: list[bool] = []
     enough = Event()
 
-    def keep_asking() -> None:
+    def keep_asking(number: int) -> None:
         with Client(coordinator) as client:
             while not enough.is_set():
-                outcomes.append(client.generate(request()).token_ids == plain)
+                outcomes.append(client.generate(request(client=number)).token_ids == texts[number])
 
     with ThreadPoolExecutor(CLIENTS) as pool:
-        clients = [pool.submit(keep_asking) for _ in range(CLIENTS)]
+        clients = [pool.submit(keep_asking, number) for number in range(CLIENTS)]
         try:
             yield outcomes
         finally:
@@ -149,9 +149,9 @@ def load(coordinator: str, plain: tuple[int, ...]) -> Iterator[list[bool]]:
             each.result()
 
 
-def test_drafts_come_and_go_under_load(deployed: Deployed, plain: tuple[int, ...]) -> None:
+def test_drafts_come_and_go_under_load(deployed: Deployed, texts: list[tuple[int, ...]]) -> None:
     coordinator = deployed.line("coordinator-0")["address"]
-    with load(coordinator, plain) as outcomes:
+    with load(coordinator, texts) as outcomes:
         eventually(lambda: len(outcomes) >= CLIENTS, "requests run")
         deployed.do("scale", "--drafts", "2")
         serving = time.monotonic()

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.local.settings import ServeSettings
 from paceline.protocol.errors import InvalidInput
-from paceline.ray_cluster.group import RankActor, ServiceGroup
+from paceline.ray_cluster.deployed_service import DeployedService, RankActor
 from paceline.ray_cluster.placement import strategy_for
 from paceline.ray_cluster.records import ActorReport, ActorState, Deployment, ServiceNeeds, ServicePlan
 from paceline.ray_cluster.settings import ConfigFiles, RaySettings, plan_deployment
@@ -112,7 +112,7 @@ class FakeRanks:
         self.ended: list[str] = []
         needs = ServiceNeeds(cpus=1.0, ranks=2)
         service = ServicePlan(settings={}, needs=needs, drain_seconds=1.0, count=1)
-        self.group = ServiceGroup("target-0", "target", service, {"rank-0": None, "rank-1": None}, None)
+        self.group = DeployedService("target-0", "target", service, {"rank-0": None, "rank-1": None}, None)
 
         def end_process(actor: RankActor) -> None:
             self.ended.append(actor.name)

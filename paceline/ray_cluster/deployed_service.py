@@ -74,7 +74,7 @@ class RankActor:
         ray.kill(self.handle, no_restart=False)
 
 
-class ServiceGroup:
+class DeployedService:
     """A service and its actors, one a rank.
 
     `address` is where it served last: kept while its process is started again, since it comes back there if it can.
