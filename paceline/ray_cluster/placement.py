@@ -44,7 +44,7 @@ def role_and_index(service: str) -> tuple[ServiceName, int]:
 
 def services_of(deployment: str) -> list[str]:
     """The services of a deployment that have an actor, such as `draft-1`."""
-    found = (_ACTOR.fullmatch(name.removeprefix(f"{deployment}/")) for name in ray.util.list_named_actors())
+    found = (_ACTOR.fullmatch(name.removeprefix(f"{deployment}/")) for name in _names(deployment))
     return sorted({match["service"] for match in found if match})
 
 
@@ -77,7 +77,7 @@ def remove(actors: Iterable[Any], group: PlacementGroup | None) -> None:
 def remove_leftovers(deployment: str) -> None:
     """End what a deployment has left without its controller."""
     for service in services_of(deployment):
-        names = (name for name in ray.util.list_named_actors() if name.startswith(f"{deployment}/{service}/"))
+        names = (name for name in _names(deployment) if name.startswith(f"{deployment}/{service}/"))
         remove((ray.get_actor(name, namespace=NAMESPACE) for name in names), _find_room(deployment, service))
 
 
@@ -91,6 +91,13 @@ def strategy_for(needs: ServiceNeeds, nodes: Sequence[Mapping[str, float]]) -> s
 def node_resources() -> list[Mapping[str, float]]:
     """What each living node has, used or not."""
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def _names(deployment: str) -> list[str]:
+    # A driver of another namespace, such as Ray Serve's, would not see ours.
+    actors: list[dict[str, str]] = ray.util.list_named_actors(all_namespaces=True)
+    ours = (each["name"] for each in actors if each["namespace"] == NAMESPACE)
+    return [name for name in ours if name.startswith(f"{deployment}/")]
 
 
 def _find_room(deployment: str, service: str) -> PlacementGroup | None:
