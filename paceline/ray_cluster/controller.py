@@ -114,9 +114,11 @@ class DeploymentController:
         with self._lock:
             for answer in answered:
                 asked[answer].take_answer()
+            claims = {service.claim for service in services}
             for service in services:
                 # A coordinator without a target would refuse its requests.
-                service.settle(may_begin=service.role != "coordinator" or bool(peers.targets))
+                service.settle(may_begin=service.role != "coordinator" or bool(peers.targets), claims=claims)
+                claims.add(service.claim)
 
     @staticmethod
     def _peers(services: Iterable[DeployedService]) -> Peers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 import ray
@@ -22,6 +22,7 @@ from paceline.ray_cluster.records import (
     Peers,
     ServicePlan,
 )
+from paceline.rpc.server import address_of
 
 logger = logging.getLogger(__name__)
 
@@ -97,19 +98,29 @@ class DeployedService:
         self.leaving = False
         self._needs = plan.needs
         self._placement = placement
-        self._first_port = plan.serving_port if name.endswith("-0") else 0
+        self._wish = ""
+        self._first_port = plan.serving_port
         self.meeting: Meeting | None = None
         self._refused_since: float | None = None
+
+    @property
+    def claim(self) -> str:
+        """The HOST:PORT that it has, had, or was told to take; empty: none yet. Where it was, all know it."""
+        return self.address or self._wish
 
     def ask(self, peers: Peers) -> None:
         """Give every actor its order."""
         for actor in self.actors:
             actor.ask(Order(peers, self.meeting))
 
-    def settle(self, may_begin: bool) -> None:
+    def settle(self, may_begin: bool, claims: Container[str] = ()) -> None:
         """Decide from the reports who begins, and whose process has to end.
 
         Ranks live and die together: one that is new can't join others that run, which therefore are started again.
+
+        Args:
+            may_begin: whether what it needs is there.
+            claims: of all services; what two took at once, one would fail for.
         """
         reports = [actor.present for actor in self.actors]
         first = reports[0]
@@ -122,7 +133,7 @@ class DeployedService:
                 actor.end_process()
         waiting = [each for each in reports if each is not None and each.state is ActorState.WAITING]
         if self.meeting is None and may_begin and not self.leaving and len(waiting) == len(self.actors):
-            self.meeting = self._meet(waiting)
+            self.meeting = self._meet(waiting, claims)
         self._retry_refused(reports)
 
     def remove(self) -> None:
@@ -143,11 +154,15 @@ class DeployedService:
             # This controller is new: it finds services that run.
             self.meeting = reports[0].meeting
 
-    def _meet(self, waiting: list[ActorReport]) -> Meeting:
+    def _meet(self, waiting: list[ActorReport], claims: Container[str]) -> Meeting:
         first = waiting[0]
-        host, _, port = self.address.rpartition(":")
-        serving_port = int(port) if port and host.strip("[]") == first.node else self._first_port
-        return Meeting(tuple(each.incarnation for each in waiting), first.node, first.free_port, serving_port)
+        wish = self.claim
+        if wish.rpartition(":")[0].strip("[]") != first.node:
+            wish = address_of(first.node, self._first_port)
+            wish = address_of(first.node, 0) if wish in claims else wish
+        self._wish = wish
+        port = int(wish.rpartition(":")[2])
+        return Meeting(tuple(each.incarnation for each in waiting), first.node, first.free_port, port)
 
     def _retry_refused(self, reports: list[ActorReport | None]) -> None:
         if not any(each and each.state is ActorState.REFUSED for each in reports):

@@ -119,7 +119,7 @@ class ServicePlan:
         needs: of each of its processes.
         drain_seconds: that running sessions get before it ends.
         count: services to begin with.
-        serving_port: what the first of them listens on if it is free; 0: any port.
+        serving_port: what one of them on each node listens on if it is free; 0: any port.
     """
 
     settings: dict[str, object]

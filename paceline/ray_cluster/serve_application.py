@@ -6,14 +6,11 @@ coordinators, whose endpoints a GET of the application's route lists.
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import asdict
 from typing import Any
 
 from ray import serve
-from starlette.requests import Request
-from starlette.responses import Response
 
 from paceline.protocol.errors import InvalidInput
 from paceline.ray_cluster.deployments import RunningDeployment, cluster_has_gpus
@@ -47,10 +44,9 @@ class DeploymentOwner:
         """
         self._running.status()
 
-    def __call__(self, request: Request) -> Response:
-        """Every actor's status as JSON."""
-        lines = [asdict(line) for line in self._running.status()]
-        return Response(json.dumps(lines), media_type="application/json")
+    def __call__(self, request: object) -> list[dict[str, Any]]:
+        """Every actor's status, as JSON to whoever asks by HTTP."""
+        return [asdict(line) for line in self._running.status()]
 
     def __del__(self) -> None:
         if hasattr(self, "_running"):

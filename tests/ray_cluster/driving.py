@@ -69,7 +69,7 @@ class Deployed:
             "ray",
             command,
             "--address",
-            self.address,
+            self.nodes.address,
             "--name",
             self.name,
             *arguments,

@@ -81,7 +81,7 @@ def test_n_grams_need_no_draft_service() -> None:
         ({"drain_seconds": 601}, "drain_seconds = 601"),
     ],
 )
-def test_settings_are_refused_by_name(fields: dict[str, object], named: str) -> None:
+def test_settings_are_refused_by_name(fields: dict[str, Any], named: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         plan(**fields)
     assert named in refused.value.message
@@ -193,3 +193,27 @@ def test_a_new_controller_adopts_what_runs(ranks: FakeRanks) -> None:
     ranks.group.settle(may_begin=True)
     assert ranks.group.meeting == meeting
     assert ranks.ended == []
+
+
+def coordinator(serving_port: int) -> DeployedService:
+    plan = ServicePlan({}, ServiceNeeds(cpus=0.5), drain_seconds=1.0, count=1, serving_port=serving_port)
+    service = DeployedService("coordinator-0", "coordinator", plan, {"rank-0": None}, None)
+    service.actors[0].report = ActorReport("a", ActorState.WAITING, "10.0.0.1", 1)
+    return service
+
+
+@pytest.mark.parametrize(
+    ("claims", "port"), [((), 50051), (("10.0.0.2:50051",), 50051), (("10.0.0.1:50051", "10.0.0.1:0"), 0)]
+)
+def test_one_coordinator_of_a_node_gets_the_port(claims: tuple[str, ...], port: int) -> None:
+    service = coordinator(50051)
+    service.settle(may_begin=True, claims=set(claims))
+    assert service.meeting is not None
+    assert service.meeting.serving_port == port
+    assert service.claim == f"10.0.0.1:{port}"
+
+
+def test_nothing_begins_before_it_may() -> None:
+    service = coordinator(50051)
+    service.settle(may_begin=False)
+    assert service.meeting is None
