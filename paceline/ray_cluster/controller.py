@@ -53,9 +53,9 @@ class DeploymentController:
         threading.Thread(target=self._keep_beating, name="beats", daemon=True).start()
 
     def status(self) -> list[ActorStatus]:
-        """A line an actor."""
+        """A line an actor, by name."""
         with self._lock:
-            return [line for service in self._services.values() for line in service.status()]
+            return [line for name in sorted(self._services) for line in self._services[name].status()]
 
     def scale(self, role: ServiceName, count: int) -> None:
         """Have `count` services of a role: returns once new ones are made and those that leave have drained.

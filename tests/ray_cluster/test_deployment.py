@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from threading import Event
 
 import grpc
@@ -20,12 +21,25 @@ from paceline.protocol.generation import Finished, GenerateRequest, Provenance, 
 from paceline.rpc.service_status import service_status
 from tests.e2e.cluster import Cluster, eventually
 from tests.ray_cluster.driving import BACK_SECONDS, Deployed, TwoNodes, controller_pids, two_nodes
+from tests.ray_cluster.two_nodes import CPUS_OF_A_NODE
 
 pytestmark = pytest.mark.timeout(300)
 
 TARGET = "table:vocab=300,seed=1,eos=299,step_ms=4"
 DRAFT = "model:table:vocab=300,seed=1,eos=299,noise=0.2,step_ms=1"
-UP = (TARGET, "--drafter", DRAFT, "--draft-resource", "small=1", "--port", "0", "--target-cpus", "0.5")
+UP = (
+    TARGET,
+    "--drafter",
+    DRAFT,
+    "--draft-resource",
+    "small=1",
+    "--port",
+    "0",
+    "--target-cpus",
+    "0.5",
+    "--wait-seconds",
+    "90",
+)
 LENGTH = 160
 CLIENTS = 4
 TAKES_SESSIONS_S = 10.0
@@ -58,13 +72,18 @@ def deployed(nodes: TwoNodes) -> Iterator[Deployed]:
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, ...]:
-    """The text without Ray and without a draft; longer ones begin with it."""
+def texts(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, ...]]:
+    """Each client's text without Ray and without a draft; longer ones begin with it."""
     with (
         Cluster(tmp_path_factory.mktemp("plain"), target_model=TARGET, drafters=()) as local,
         local.client() as client,
     ):
-        return client.generate(request()).token_ids
+        return [client.generate(request(client=each)).token_ids for each in range(CLIENTS)]
+
+
+@pytest.fixture(scope="module")
+def plain(texts: list[tuple[int, ...]]) -> tuple[int, ...]:
+    return texts[0]
 
 
 def sessions_of(address: str) -> int:
@@ -212,23 +231,14 @@ def test_bad_commands_are_refused(deployed: Deployed, command: str, arguments: t
 
 
 def test_ranks_over_two_nodes_write_the_text_of_one(
-    nodes: TwoNodes, deployed: Deployed, plain: tuple[int, ...]
+    nodes: TwoNodes, deployed: Deployed, plain: tuple[int, ...], tmp_path: Path
 ) -> None:
+    patient = tmp_path / "coordinator.toml"
+    patient.write_text("target_wait_ms = 120000.0\n")  # two processes that import torch
+    half = f"{CPUS_OF_A_NODE / 2 + 0.1:g}"
+    options = ("-tp", "2", "--target-cpus", half, "--drafter", "none", "--coordinator-cpus", "0.1", "--port", "0")
     spread = Deployed(nodes, "spread")
-    spread.do(
-        "up",
-        TARGET,
-        "-tp",
-        "2",
-        "--drafter",
-        "none",
-        "--target-cpus",
-        "1.1",
-        "--coordinator-cpus",
-        "0.1",
-        "--port",
-        "0",
-    )
+    spread.do("up", TARGET, *options, "--coordinator-config", str(patient), "--wait-seconds", "90")
     try:
         before = [spread.line("target-0", rank) for rank in (0, 1)]
         with Client(spread.line("coordinator-0")["address"], wait_ready=20.0) as client:

@@ -16,7 +16,8 @@ from paceline.protocol.errors import PacelineError
 from paceline.ray_cluster.deployments import RunningDeployment, connected
 
 OBJECT_STORE_BYTES = 80_000_000
-CPUS_OF_A_NODE = 2
+CPUS_OF_A_NODE = 4
+"""As Ray counts; they are shared."""
 
 
 def answer(text: str) -> None:
