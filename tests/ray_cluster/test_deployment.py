@@ -238,7 +238,7 @@ def test_ranks_over_two_nodes_write_the_text_of_one(
     half = f"{CPUS_OF_A_NODE / 2 + 0.1:g}"
     options = ("-tp", "2", "--target-cpus", half, "--drafter", "none", "--coordinator-cpus", "0.1", "--port", "0")
     spread = Deployed(nodes, "spread")
-    spread.do("up", TARGET, *options, "--coordinator-config", str(patient), "--wait-seconds", "90")
+    spread.do("up", TARGET, *options, "--coordinator-config", str(patient), *WAIT)
     try:
         before = [spread.line("target-0", rank) for rank in (0, 1)]
         with Client(spread.line("coordinator-0")["address"], wait_ready=20.0) as client:
