@@ -27,19 +27,8 @@ pytestmark = pytest.mark.timeout(300)
 
 TARGET = "table:vocab=300,seed=1,eos=299,step_ms=4"
 DRAFT = "model:table:vocab=300,seed=1,eos=299,noise=0.2,step_ms=1"
-UP = (
-    TARGET,
-    "--drafter",
-    DRAFT,
-    "--draft-resource",
-    "small=1",
-    "--port",
-    "0",
-    "--target-cpus",
-    "0.5",
-    "--wait-seconds",
-    "90",
-)
+WAIT = ("--wait-seconds", "90")
+UP = (TARGET, "--drafter", DRAFT, "--draft-resource", "small=1", "--port", "0", "--target-cpus", "0.5", *WAIT)
 LENGTH = 160
 CLIENTS = 4
 TAKES_SESSIONS_S = 10.0
