@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from paceline.cli.bench import bench
 from paceline.cli.config import config
 from paceline.cli.keys import keys
+from paceline.cli.ray_cluster import ray
 from paceline.cli.train import train
 from paceline.protocol.errors import InvalidInput, PacelineError
 from paceline.runtime.logs import one_line
@@ -67,6 +68,7 @@ app.add_typer(train, name="train")
 app.add_typer(bench, name="bench")
 app.add_typer(config, name="config")
 app.add_typer(keys, name="keys")
+app.add_typer(ray, name="ray")
 
 
 def _show_version(wanted: bool) -> None:

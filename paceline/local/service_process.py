@@ -150,7 +150,7 @@ class ServiceProcess:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=dict(self.environment) | _thread_environment(self.threads),
+                env=dict(self.environment) | thread_environment(self.threads),
                 process_group=0,
             )
 
@@ -214,7 +214,8 @@ class ServiceProcess:
             return find_refusal(line.decode(errors="replace") for line in log)
 
 
-def _thread_environment(threads: int) -> dict[str, str]:
+def thread_environment(threads: int) -> dict[str, str]:
+    """What a service's process needs in its environment before torch is loaded."""
     # A waiting thread spins across the microseconds between two layers, then sleeps: one that sleeps at once
     # makes each layer wait for its wake-up, one that spins for good takes the cores of the other services.
     return {

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 BAD_CONFIGURATION = 2
 FAILED = 1
-_REFUSALS = (InvalidInput, Unsupported, VocabularyMismatch)
+REFUSALS = (InvalidInput, Unsupported, VocabularyMismatch)
 _REFUSAL = re.compile(rf" ERROR {re.escape(__name__)} ([\w ]+ refused: .*)")
 
 
@@ -40,7 +40,7 @@ def run_service(name: str, start: Callable[[], Coroutine[Any, Any, None]]) -> No
             # The library's whole message; the error has its gist.
             for line in str(error.__cause__).splitlines():
                 logger.info("%s", line)
-        outcome = "refused" if isinstance(error, _REFUSALS) else "failed"
+        outcome = "refused" if isinstance(error, REFUSALS) else "failed"
         logger.error("%s %s: %s", name, outcome, " ".join(error.message.splitlines()))
         sys.exit(BAD_CONFIGURATION if isinstance(error, InvalidInput) else FAILED)
 

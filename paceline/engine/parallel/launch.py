@@ -97,8 +97,9 @@ def run_rank(model: str, settings: EngineSettings, place: Place) -> None:
         PacelineError: the rank's share can't be loaded.
         Exception: the group has failed.
     """
-    for number in stop_signals():
-        signal.signal(number, signal.SIG_IGN)
+    if threading.current_thread() is threading.main_thread():  # else they are not this rank's to heed
+        for number in stop_signals():
+            signal.signal(number, signal.SIG_IGN)
     from paceline.engine.parallel.loading import serve_rank
 
     racing.warm_up()

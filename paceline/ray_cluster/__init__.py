@@ -1,0 +1,1 @@
+"""The services as actors of a Ray cluster: placing, watching, scaling and ending them."""

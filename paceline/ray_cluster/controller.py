@@ -1,0 +1,160 @@
+"""The actor that keeps a deployment as it should be, and knows where everything is.
+
+It asks every actor twice a second and tells coordinators the endpoints of now. Nothing that it knows is written down:
+started again, it finds the actors by their names and learns the rest from their reports.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import ray
+
+from paceline.local.service_process import ServiceName
+from paceline.protocol.errors import require
+from paceline.ray_cluster.deployed_service import DeployedService, RankActor
+from paceline.ray_cluster.placement import place, role_and_index, services_of
+from paceline.ray_cluster.records import ActorStatus, Deployment, Peers
+from paceline.runtime.process import LOG_FORMAT
+
+logger = logging.getLogger(__name__)
+
+BEAT_SECONDS = 0.5
+NOTICE_SECONDS = 2.0
+"""Between a draft's leaving the lists and its drain: coordinators read their lists each second."""
+STOP_SECONDS = 20.0
+"""What a service may take to end beyond its drain, and the other ranks once rank 0 has let them go."""
+MAX_SERVICES = 1024
+"""Of one role."""
+SCALED: tuple[ServiceName, ...] = ("draft", "coordinator")
+
+
+class DeploymentController:
+    """Ray calls its methods on several threads; one of its own beats."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        """Find the deployment's services, or make them if there is none."""
+        logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+        self._deployment = deployment
+        self._lock = threading.Lock()
+        self._changing = threading.Lock()
+        """Held by the one call that adds or removes services."""
+        self._ended = threading.Event()
+        self._services: dict[str, DeployedService] = {}
+        plans = deployment.plans.items()
+        wanted = [f"{role}-{index}" for role, plan in plans for index in range(plan.count)]
+        for name in services_of(deployment.name) or wanted:
+            self._add(name)
+        threading.Thread(target=self._keep_beating, name="beats", daemon=True).start()
+
+    def status(self) -> list[ActorStatus]:
+        """A line an actor, by name."""
+        with self._lock:
+            return [line for name in sorted(self._services) for line in self._services[name].status()]
+
+    def scale(self, role: ServiceName, count: int) -> None:
+        """Have `count` services of a role: returns once new ones are made and those that leave have drained.
+
+        Raises:
+            InvalidInput: not a role that is scaled, or a count out of its limits.
+        """
+        require(role in SCALED, "role", role, f"one of {', '.join(SCALED)}")
+        require(role in self._deployment.plans, f"{role}s", count, "left out: the deployment has no draft model")
+        least = 1 if role == "coordinator" else 0
+        require(least <= count <= MAX_SERVICES, f"{role}s", count, f"in [{least}, {MAX_SERVICES}]")
+        with self._changing:
+            self._scale(role, count)
+
+    def down(self) -> None:
+        """Drain and end every service, coordinators first; returns when none is left."""
+        with self._changing:
+            every = list(self._services.values())
+            self._remove([service for service in every if service.role == "coordinator"])
+            self._remove([service for service in every if service.role != "coordinator"])
+        self._ended.set()
+
+    def _scale(self, role: ServiceName, count: int) -> None:
+        with self._lock:
+            staying = [service for service in self._services.values() if service.role == role and not service.leaving]
+            free = (name for index in itertools.count() if (name := f"{role}-{index}") not in self._services)
+            for _ in range(count - len(staying)):
+                self._add(next(free))
+            leaving = staying[count:]
+        self._remove(leaving, NOTICE_SECONDS if role == "draft" else 0.0)
+
+    def _add(self, name: str) -> None:
+        role, _ = role_and_index(name)
+        plan = self._deployment.plans[role]
+        self._services[name] = DeployedService(name, role, plan, *place(self._deployment.name, name, plan))
+
+    def _keep_beating(self) -> None:
+        while not self._ended.is_set():
+            began = time.monotonic()
+            try:
+                self._beat()
+            except Exception:  # a beat that fails must not be the last one
+                logger.exception("beat failed")
+            self._ended.wait(max(0.0, began + BEAT_SECONDS - time.monotonic()))
+
+    def _beat(self) -> None:
+        with self._lock:
+            services = list(self._services.values())
+            peers = self._peers(services)
+            for service in services:
+                service.ask(peers)
+            asked = {actor.asked: actor for service in services for actor in service.actors}
+        if not asked:
+            return
+        answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=BEAT_SECONDS)
+        with self._lock:
+            for answer in answered:
+                asked[answer].take_answer()
+            claims = {service.claim for service in services}
+            for service in services:
+                # A coordinator without a target would refuse its requests.
+                service.settle(may_begin=service.role != "coordinator" or bool(peers.targets), claims=claims)
+                claims.add(service.claim)
+
+    @staticmethod
+    def _peers(services: Iterable[DeployedService]) -> Peers:
+        known = [service for service in services if service.address and not service.leaving]
+        targets = tuple(service.address for service in known if service.role == "target")
+        return Peers(targets, tuple(service.address for service in known if service.role == "draft"))
+
+    def _remove(self, services: list[DeployedService], notice_s: float = 0.0) -> None:
+        if not services:
+            return
+        with self._lock:
+            for service in services:
+                service.leaving = True
+        self._ended.wait(notice_s)
+        longest = max(service.drain_seconds for service in services)
+        _await(
+            (actor.handle.stop.remote() for service in services for actor in _first(service)), longest + STOP_SECONDS
+        )
+        _await((actor.handle.wait.remote() for service in services for actor in _followers(service)), STOP_SECONDS)
+        with self._lock:
+            for service in services:
+                logger.info("service ends: name=%s/%s", self._deployment.name, service.name)
+                service.remove()
+                del self._services[service.name]
+
+
+def _await(calls: Iterable[Any], timeout_s: float) -> None:
+    """Wait until calls have returned or failed, for at most `timeout_s`."""
+    pending = list(calls)
+    if pending:
+        ray.wait(pending, num_returns=len(pending), timeout=timeout_s)
+
+
+def _first(service: DeployedService) -> list[RankActor]:
+    return [actor for actor in service.actors[:1] if actor.present is not None]
+
+
+def _followers(service: DeployedService) -> list[RankActor]:
+    return [actor for actor in service.actors[1:] if actor.present is not None]

@@ -1,0 +1,177 @@
+"""Deployments as a driver sees them: connecting to Ray, making, finding, changing and ending one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+
+from paceline.local.service_process import ServiceFailed, ServiceName, ServiceRefused
+from paceline.protocol.errors import InvalidInput, PacelineError, PeerUnavailable
+from paceline.ray_cluster.controller import DeploymentController
+from paceline.ray_cluster.placement import NAMESPACE, controller_name, remove_leftovers
+from paceline.ray_cluster.records import ActorState, ActorStatus, Deployment
+
+LOCAL = "local"
+OBJECT_STORE_BYTES = 100_000_000
+"""Of a local cluster: actors exchange a few hundred bytes. Ray would take 30 % of the memory."""
+POLL_SECONDS = 0.5
+CALL_SECONDS = 30.0
+_READY = ActorState.SERVING.value
+
+
+@contextlib.contextmanager
+def connected(address: str | None) -> Iterator[str]:
+    """Be a driver of a cluster; yields its address.
+
+    Args:
+        address: as Ray takes it: HOST:PORT, `auto`, `local` for a new cluster of this machine that ends with the
+            context; None: what RAY_ADDRESS says, or `local`.
+
+    Raises:
+        PeerUnavailable: no cluster is there.
+    """
+    # Read when Ray starts its processes: it sends nothing anywhere.
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    address = address or os.environ.get("RAY_ADDRESS") or LOCAL
+    own: dict[str, Any] = {"object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
+    try:
+        ray.init(
+            address=address,
+            namespace=NAMESPACE,
+            log_to_driver=False,
+            logging_level="warning",
+            **(own if address == LOCAL else {}),
+        )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise PeerUnavailable(f"no Ray cluster at {address}: {error}") from error
+    try:
+        yield ray.get_runtime_context().gcs_address
+    finally:
+        ray.shutdown()
+
+
+def cluster_has_gpus() -> bool:
+    """Whether any node has one, used or not."""
+    return bool(ray.cluster_resources().get("GPU", 0.0) > 0)
+
+
+class RunningDeployment:
+    """A deployment that a controller keeps."""
+
+    def __init__(self, name: str, controller: Any) -> None:
+        self.name = name
+        self._controller = controller
+
+    @classmethod
+    def start(cls, deployment: Deployment) -> RunningDeployment:
+        """Make a deployment's actors; returns before they serve.
+
+        Raises:
+            InvalidInput: one of this name runs.
+        """
+        name = deployment.name
+        if _find(name) is not None:
+            raise InvalidInput.of("name", name, "that of no running deployment; `paceline ray down` ends one")
+        # What a deployment has left whose controller was killed.
+        remove_leftovers(name)
+        made = ray.remote(DeploymentController).options(
+            name=controller_name(name),
+            namespace=NAMESPACE,
+            lifetime="detached",
+            max_restarts=-1,
+            max_task_retries=0,
+            max_concurrency=8,
+            num_cpus=0,
+        )
+        return cls(name, made.remote(deployment))
+
+    @classmethod
+    def find(cls, name: str) -> RunningDeployment:
+        """The deployment of this name.
+
+        Raises:
+            InvalidInput: there is none.
+        """
+        controller = _find(name)
+        if controller is None:
+            raise InvalidInput.of("name", name, "that of a deployment of this cluster; `paceline ray up` makes one")
+        return cls(name, controller)
+
+    def status(self) -> list[ActorStatus]:
+        """A line an actor.
+
+        Raises:
+            PeerUnavailable: the controller doesn't answer.
+        """
+        found: list[ActorStatus] = self._call(self._controller.status.remote(), CALL_SECONDS)
+        return found
+
+    def scale(self, role: ServiceName, count: int) -> None:
+        """Have `count` services of a role; returns once those that leave have drained, before new ones serve.
+
+        Raises:
+            InvalidInput: not a role that is scaled, or a count out of its limits.
+            PeerUnavailable: the controller doesn't answer.
+        """
+        self._call(self._controller.scale.remote(role, count))
+
+    def down(self) -> None:
+        """Drain and end every service, and the controller."""
+        try:
+            self._call(self._controller.down.remote())
+        finally:
+            ray.kill(self._controller, no_restart=True)
+            remove_leftovers(self.name)
+
+    def await_serving(self, timeout_s: float, progress: Callable[[ActorStatus], None]) -> list[ActorStatus]:
+        """Wait until every actor serves; `progress` is told of each once it does.
+
+        Raises:
+            ServiceRefused: a service refuses its model or a setting; says why.
+            ServiceFailed: not all serve after `timeout_s`; says which, and what Ray has.
+        """
+        deadline = time.monotonic() + timeout_s
+        told: set[str] = set()
+        while True:
+            found = self.status()
+            for line in found:
+                if line.state == ActorState.REFUSED:
+                    raise ServiceRefused(f"{line.name} on {line.node} refused: {line.detail}")
+                if line.state == _READY and line.name not in told:
+                    told.add(line.name)
+                    progress(line)
+            missing = [line for line in found if line.state != _READY]
+            if not missing:
+                return found
+            if time.monotonic() > deadline:
+                raise ServiceFailed(_what_is_missing(missing, timeout_s))
+            time.sleep(POLL_SECONDS)
+
+    def _call(self, answer: Any, timeout_s: float | None = None) -> Any:
+        try:
+            return ray.get(answer, timeout=timeout_s)
+        except RayTaskError as error:
+            if isinstance(error.cause, PacelineError):
+                raise error.cause from error
+            raise
+        except (RayActorError, RayError) as error:
+            raise PeerUnavailable(f"the controller of {self.name} does not answer: {error}") from error
+
+
+def _find(name: str) -> Any:
+    try:
+        return ray.get_actor(controller_name(name), namespace=NAMESPACE)
+    except ValueError:  # what Ray raises where there is none
+        return None
+
+
+def _what_is_missing(missing: list[ActorStatus], timeout_s: float) -> str:
+    lines = [f"{each.name} is {each.state}{f' ({each.detail})' if each.detail else ''}" for each in missing]
+    free = {name: amount for name, amount in ray.available_resources().items() if ":" not in name}
+    return f"not serving after {timeout_s:g} s: {'; '.join(lines)}; the cluster has free: {free}"

@@ -1,0 +1,219 @@
+"""What follows from the settings, and when the ranks of a target begin, without a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.local.settings import ServeSettings
+from paceline.protocol.errors import InvalidInput
+from paceline.ray_cluster.deployed_service import DeployedService, RankActor
+from paceline.ray_cluster.placement import strategy_for
+from paceline.ray_cluster.records import ActorReport, ActorState, Deployment, ServiceNeeds, ServicePlan
+from paceline.ray_cluster.settings import ConfigFiles, RaySettings, plan_deployment
+
+TABLE = "table:vocab=300"
+MODEL = "smollm2-135m"
+NO_FILES = ConfigFiles()
+
+
+def plan(files: ConfigFiles = NO_FILES, *, gpus: bool = True, **fields: Any) -> Deployment:
+    return plan_deployment(RaySettings(**({"model": MODEL} | fields)), files, cluster_has_gpus=gpus)
+
+
+def engine(deployment: Deployment, role: Any) -> dict[str, object]:
+    section = deployment.plans[role].settings["engine"]
+    assert isinstance(section, dict)
+    return section
+
+
+def test_ranks_take_a_gpu_each_where_there_are_gpus() -> None:
+    needs = plan(tensor_parallel_size=2, target_cpus=4).plans["target"].needs
+    assert needs.bundle == {"CPU": 4.0, "GPU": 1.0}
+    assert needs.ranks == 2
+    assert "device" not in engine(plan(), "target")
+
+
+@pytest.mark.parametrize("deployment", [plan(gpus=False), plan(target_gpus=0), plan(model=TABLE)])
+def test_what_has_no_gpu_stays_off_them(deployment: Deployment) -> None:
+    assert deployment.plans["target"].needs.gpus == 0
+    assert engine(deployment, "target")["device"] == "cpu"
+
+
+def test_a_draft_uses_its_share_of_a_gpu() -> None:
+    deployment = plan(draft_gpus=0.25, gpu_memory_utilization=0.8)
+    assert deployment.plans["draft"].needs.gpus == 0.25
+    assert engine(deployment, "draft")["gpu_memory_utilization"] == pytest.approx(0.9 * 0.25)
+    assert engine(deployment, "target")["gpu_memory_utilization"] == 0.8
+
+
+def test_a_resource_of_ones_own_leaves_the_device_to_the_engine() -> None:
+    deployment = plan(draft_resource="small_gpu=2")
+    assert deployment.plans["draft"].needs.bundle == {"CPU": 0.5, "small_gpu": 2.0}
+    assert "device" not in engine(deployment, "draft")
+
+
+def test_files_give_what_flags_leave_open(tmp_path: Path) -> None:
+    file = tmp_path / "target.toml"
+    file.write_text("max_queue = 7\nengine.threads = 3\nengine.max_num_seqs = 5\n")
+    deployment = plan(ConfigFiles(target=file), max_num_seqs=9, target_cpus=8)
+    assert deployment.plans["target"].settings["max_queue"] == 7
+    assert engine(deployment, "target")["threads"] == 3
+    assert engine(deployment, "target")["max_num_seqs"] == 9
+
+
+def test_n_grams_need_no_draft_service() -> None:
+    assert "draft" not in plan(drafter="ngram").plans
+    assert "draft" not in plan(drafter="ngram").plans["coordinator"].settings
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"draft_resource": "small_gpu"}, "draft_resource = 'small_gpu': must be NAME=AMOUNT"),
+        ({"draft_resource": "small_gpu=0"}, "draft_resource"),
+        ({"draft_gpus": 1.5}, "draft_gpus = 1.5"),
+        ({"name": "a/b"}, "name = 'a/b'"),
+        ({"targets": 0}, "targets = 0"),
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size = 0"),
+        ({"drain_seconds": 601}, "drain_seconds = 601"),
+    ],
+)
+def test_settings_are_refused_by_name(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        plan(**fields)
+    assert named in refused.value.message
+
+
+def test_every_setting_of_serve_is_one_of_ours() -> None:
+    assert ServeSettings.model_fields.keys() <= RaySettings.model_fields.keys()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "nodes", "strategy"),
+    [
+        (2, [{"CPU": 8.0, "GPU": 1.0}, {"CPU": 8.0, "GPU": 2.0}], "STRICT_PACK"),
+        (2, [{"CPU": 8.0, "GPU": 1.0}, {"CPU": 8.0, "GPU": 1.0}], "PACK"),
+        (4, [{"CPU": 8.0, "GPU": 2.0}, {"CPU": 2.0, "GPU": 4.0}], "PACK"),
+    ],
+)
+def test_ranks_span_nodes_only_where_one_is_too_small(
+    ranks: int, nodes: list[dict[str, float]], strategy: str
+) -> None:
+    assert strategy_for(ServiceNeeds(cpus=1.0, gpus=1.0, ranks=ranks), nodes) == strategy
+
+
+class FakeRanks:
+    """A target of two ranks whose processes are what the test says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ended: list[str] = []
+        needs = ServiceNeeds(cpus=1.0, ranks=2)
+        service = ServicePlan(settings={}, needs=needs, drain_seconds=1.0, count=1)
+        self.group = DeployedService("target-0", "target", service, {"rank-0": None, "rank-1": None}, None)
+
+        def end_process(actor: RankActor) -> None:
+            self.ended.append(actor.name)
+            actor.lost = True
+
+        monkeypatch.setattr(RankActor, "end_process", end_process)
+
+    def report(self, rank: int, incarnation: str, state: ActorState = ActorState.WAITING, address: str = "") -> None:
+        """A rank reports; one that runs does so with the meeting of now."""
+        meeting = None if state is ActorState.WAITING else self.group.meeting
+        actor = self.group.actors[rank]
+        actor.report = ActorReport(
+            incarnation, state, "10.0.0.1", 1, free_port=7000 + rank, address=address, meeting=meeting
+        )
+        actor.lost = False
+
+    def settle(self) -> tuple[str, ...] | None:
+        """The incarnations that are to begin or run together."""
+        self.group.settle(may_begin=True)
+        return None if self.group.meeting is None else self.group.meeting.incarnations
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> FakeRanks:
+    return FakeRanks(monkeypatch)
+
+
+def both_run(ranks: FakeRanks) -> None:
+    ranks.report(0, "a")
+    ranks.report(1, "b")
+    assert ranks.settle() == ("a", "b")
+    ranks.report(0, "a", ActorState.SERVING, "10.0.0.1:4000")
+    ranks.report(1, "b", ActorState.SERVING)
+    assert ranks.settle() == ("a", "b")
+    assert ranks.ended == []
+
+
+def test_ranks_begin_when_all_are_there(ranks: FakeRanks) -> None:
+    ranks.report(0, "a")
+    assert ranks.settle() is None
+    ranks.report(1, "b")
+    assert ranks.settle() == ("a", "b")
+    assert ranks.group.meeting is not None
+    assert (ranks.group.meeting.host, ranks.group.meeting.port) == ("10.0.0.1", 7000)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_new_rank_ends_the_one_that_runs_and_both_begin_anew(ranks: FakeRanks, lost: int) -> None:
+    both_run(ranks)
+    ranks.report(lost, "c")
+    assert ranks.settle() is None
+    assert ranks.ended == [f"rank-{1 - lost}"]
+    ranks.report(1 - lost, "d")
+    assert ranks.settle() == (("c", "d") if lost == 0 else ("d", "c"))
+    assert ranks.group.meeting is not None
+    assert ranks.group.meeting.serving_port == 4000, "it serves where it did"
+
+
+def test_a_rank_that_began_with_a_dead_one_is_ended(ranks: FakeRanks) -> None:
+    ranks.report(0, "a")
+    ranks.report(1, "b")
+    ranks.settle()
+    first = ranks.group.meeting
+    ranks.report(1, "c")  # b died before it began
+    assert ranks.settle() == ("a", "c")
+    late = ActorReport("a", ActorState.LOADING, "10.0.0.1", 1, meeting=first)
+    ranks.group.actors[0].report = late
+    ranks.settle()
+    assert ranks.ended == ["rank-0"]
+
+
+def test_a_new_controller_adopts_what_runs(ranks: FakeRanks) -> None:
+    both_run(ranks)
+    meeting = ranks.group.meeting
+    ranks.group.meeting = None
+    for actor in ranks.group.actors:
+        assert actor.report is not None
+    ranks.group.settle(may_begin=True)
+    assert ranks.group.meeting == meeting
+    assert ranks.ended == []
+
+
+def coordinator(serving_port: int) -> DeployedService:
+    plan = ServicePlan({}, ServiceNeeds(cpus=0.5), drain_seconds=1.0, count=1, serving_port=serving_port)
+    service = DeployedService("coordinator-0", "coordinator", plan, {"rank-0": None}, None)
+    service.actors[0].report = ActorReport("a", ActorState.WAITING, "10.0.0.1", 1)
+    return service
+
+
+@pytest.mark.parametrize(
+    ("claims", "port"), [((), 50051), (("10.0.0.2:50051",), 50051), (("10.0.0.1:50051", "10.0.0.1:0"), 0)]
+)
+def test_one_coordinator_of_a_node_gets_the_port(claims: tuple[str, ...], port: int) -> None:
+    service = coordinator(50051)
+    service.settle(may_begin=True, claims=set(claims))
+    assert service.meeting is not None
+    assert service.meeting.serving_port == port
+    assert service.claim == f"10.0.0.1:{port}"
+
+
+def test_nothing_begins_before_it_may() -> None:
+    service = coordinator(50051)
+    service.settle(may_begin=False)
+    assert service.meeting is None
