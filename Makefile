@@ -23,6 +23,7 @@ $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[engine,grammar,otel,bench,dev]'
+	$(BIN)/python -m tools.kubectl
 	@touch $(STAMP)
 
 pull: setup
