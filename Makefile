@@ -14,7 +14,7 @@ wrote the hour in the book. The keeper climbed down the stairs of the lighthouse
 DEMO_FLAGS ?= --temperature 0 --max-new-tokens 96
 BENCH_FLAGS ?= --drafter ngram --kind copy,code-edit
 
-.PHONY: setup pull demo test test-full check format bench picture stubs clean
+.PHONY: setup pull demo test test-full check format bench image-check picture stubs clean
 
 setup: $(STAMP)
 
@@ -57,6 +57,10 @@ format: setup
 
 bench: pull
 	$(BIN)/paceline bench speed $(MODEL) $(BENCH_FLAGS)
+
+# Root, debootstrap and some minutes; deploy/docker/check.sh says what else.
+image-check:
+	deploy/docker/check.sh
 
 picture: pull
 	$(BIN)/python -m tests.docs.stream_picture

@@ -121,7 +121,12 @@ def _rendered(composition: Composition) -> str:
 
 def render(composition: Composition) -> list[Object]:
     """What `kubectl kustomize` prints, freshly parsed: callers may change it."""
-    return [each for each in yaml.safe_load_all(_rendered(composition)) if each]
+    return [each for each in parse(_rendered(composition)) if each]
+
+
+def parse(text: str) -> list[Any]:
+    """The documents of a YAML stream; by libyaml where it is there, which is ten times as fast."""
+    return list(yaml.load_all(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
 
 
 def _kustomize(folder: Path) -> str:

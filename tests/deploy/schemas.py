@@ -18,7 +18,7 @@ import yaml
 from jsonschema import Draft202012Validator
 from kubernetes_validate import utils
 
-from tests.deploy.rendering import Object, title, workloads
+from tests.deploy.rendering import Object, parse, title, workloads
 
 SCHEMAS = Path(__file__).parent / "schemas"
 MINORS = tuple(
@@ -53,10 +53,12 @@ def _errors(text: str, name: str) -> list[str]:
 
 def outline_errors(thing: Object) -> list[str]:
     """What a custom object has that our description of its kind has not."""
-    return _violations(yaml.safe_load((SCHEMAS / f"{thing['kind']}.yaml").read_text()), thing)
+    schema = yaml.safe_load((SCHEMAS / f"{thing['kind']}.yaml").read_text())
+    return _violations(Draft202012Validator(schema), thing)
 
 
-def published(kind: str) -> dict[str, Any] | None:
+@cache
+def published(kind: str) -> Draft202012Validator | None:
     """The kind's published schema, closed; None: no folder in PACELINE_CRDS has it."""
     for definition in _definitions():
         if definition["spec"]["names"]["kind"] == kind:
@@ -64,29 +66,26 @@ def published(kind: str) -> dict[str, Any] | None:
             schema: dict[str, Any] = _closed(version["schema"]["openAPIV3Schema"])
             # Kubernetes itself defines these three.
             schema["properties"] |= {"apiVersion": {}, "kind": {}, "metadata": {}}
-            return schema
+            return Draft202012Validator(schema)
     return None
 
 
 def published_errors(thing: Object) -> list[str]:
     """What is wrong with a custom object by its published schema; rules in CEL are not run."""
-    schema = published(thing["kind"])
-    assert schema is not None
-    return _violations(schema, thing)
+    validator = published(thing["kind"])
+    assert validator is not None
+    return _violations(validator, thing)
 
 
-def _violations(schema: dict[str, Any], thing: Object) -> list[str]:
-    errors = Draft202012Validator(schema).iter_errors(thing)
-    return [f"{title(thing)}: {error.json_path}: {error.message}" for error in errors]
+def _violations(validator: Draft202012Validator, thing: Object) -> list[str]:
+    return [f"{title(thing)}: {error.json_path}: {error.message}" for error in validator.iter_errors(thing)]
 
 
 @cache
 def _definitions() -> tuple[dict[str, Any], ...]:
     folders = [Path(each) for each in os.environ.get("PACELINE_CRDS", "").split(os.pathsep) if each]
     files = [file for folder in folders for file in sorted(folder.rglob("*.yaml"))]
-    # Definitions are long: libyaml reads them in a second, where it is there.
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    documents = [each for file in files for each in yaml.load_all(file.read_text(), Loader=loader)]
+    documents = [each for file in files for each in parse(file.read_text())]
     return tuple(each for each in documents if each and each["kind"] == "CustomResourceDefinition")
 
 

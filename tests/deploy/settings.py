@@ -17,12 +17,7 @@ from paceline.runtime.options import parse_config
 from tests.deploy.rendering import Object, Workload, of_kind
 
 Config = TargetConfig | DraftConfig | CoordinatorConfig
-KINDS: dict[str, tuple[type[Config], tuple[str, ...]]] = {
-    "target": (TargetConfig, ()),
-    "draft": (DraftConfig, draft_main.TARGETS_OWN),
-    "coordinator": (CoordinatorConfig, ()),
-}
-"""The settings of each role, and those of them that it has no flag for."""
+KINDS: dict[str, type[Config]] = {"target": TargetConfig, "draft": DraftConfig, "coordinator": CoordinatorConfig}
 SERVICES = {"target": target_main.SERVICE, "draft": draft_main.SERVICE, "coordinator": coordinator_main.SERVICE}
 COMMANDS = {"target": "target-service", "draft": "draft-service", "coordinator": "coordinator"}
 MODULE = "target_service"
@@ -36,11 +31,10 @@ def settings(workload: Workload, objects: list[Object]) -> Config:
         InvalidInput: the service would refuse it.
         LookupError: a file that it names is not mounted, or it is no command of ours.
     """
-    kind, without = KINDS[workload.role]
     with tempfile.TemporaryDirectory() as folder:
         arguments = [_mounted(each, workload, objects, Path(folder)) for each in _own_arguments(workload)]
         with patch.object(sys, "argv", [workload.role, *arguments]), patch.dict(os.environ, environment(workload)):
-            return parse_config(kind, "", without)
+            return parse_config(KINDS[workload.role], "")
 
 
 def server(workload: Workload, objects: list[Object]) -> ServerSettings:
