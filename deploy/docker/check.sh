@@ -52,7 +52,7 @@ step() {
     local in=$1 name
     shift
     local variables=(PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8)
-    for name in $(compgen -v | grep -E '^(PIP_|VARIANT$|TORCH$|TORCH_INDEX$|EXTRAS$)'); do
+    for name in $(compgen -v | grep -E '^(PIP_|VARIANT$|TORCH$|TORCH_INDEX$|EXTRAS$|REQUIREMENTS$)'); do
         variables+=("$name=${!name}")
     done
     env -i "${variables[@]}" chroot "$in" /install.sh "$@"

@@ -6,7 +6,8 @@
 #   install.sh run-system [PACKAGE…]  what running needs, and the user paceline (10001)
 #
 # The environment takes from its variables: VARIANT, cpu or cuda; TORCH, the requirement; TORCH_INDEX, an index
-# that has torch for that variant, where the default one has it for the other; EXTRAS, of Paceline.
+# that has torch for that variant, where the default one has it for the other; EXTRAS, of Paceline; REQUIREMENTS, more
+# for pip.
 set -eu
 
 ENVIRONMENT=/opt/paceline
@@ -27,7 +28,9 @@ environment() {
     python3 -m venv "$ENVIRONMENT"
     set -- --disable-pip-version-check --constraint "$source/deploy/docker/constraints.txt"
     "$ENVIRONMENT/bin/pip" install "$@" ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "${TORCH:-torch==2.13.0}"
-    "$ENVIRONMENT/bin/pip" install "$@" "$source[${EXTRAS:-engine,grammar,otel}]"
+    # Requirements are words, and there may be none.
+    # shellcheck disable=SC2086
+    "$ENVIRONMENT/bin/pip" install "$@" "$source[${EXTRAS:-engine,grammar,otel}]" ${REQUIREMENTS:-}
     check_variant
 }
 

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
+from importlib import import_module
+from importlib.util import find_spec
+from itertools import pairwise
 
 import pytest
 import yaml
 
 from paceline.runtime.config import CoordinatorConfig
 from tests.deploy import network_rules, pod_rules, schemas, wiring_rules
-from tests.deploy.rendering import COMPOSITIONS, MANIFESTS, NAMED_COMPONENTS, Composition, Object, render
+from tests.deploy.rendering import (
+    COMPOSITIONS,
+    MANIFESTS,
+    NAMED_COMPONENTS,
+    Composition,
+    Object,
+    of_kind,
+    parse,
+    render,
+)
+from tests.docs.test_commands import check_paceline
 
 Rule = Callable[[list[Object]], Iterator[str]]
 RULES: tuple[Rule, ...] = (*pod_rules.RULES, *wiring_rules.RULES, *network_rules.RULES)
@@ -42,6 +56,42 @@ def test_custom_objects_are_valid_by_the_published_schema(kind: str) -> None:
     objects = [thing for composition in COMPOSITIONS for thing in render(composition) if thing["kind"] == kind]
     assert objects
     assert not [error for thing in objects for error in schemas.published_errors(thing)]
+
+
+def test_ray_takes_what_the_overlay_gives_it() -> None:
+    """The job's command line and the service's arguments are those of `paceline ray up`, and deploy the same."""
+    job = of_kind(render(Composition("overlays/ray")), "RayJob")[0]["spec"]["entrypoint"]
+    words = shlex.split(job)
+    assert words[:3] == ["paceline", "ray", "up"]
+    (application,) = parse(ray_service()["serveConfigV2"])[0]["applications"]
+    given = {name: str(value) for name, value in application["args"].items()}
+    flags = {f"--{name.replace('_', '-')}": value for name, value in given.items() if name != "model"}
+    assert given["model"] == words[3]
+    assert flags.items() <= dict(pairwise(words[4:])).items()
+    if find_spec("paceline.ray_cluster") is None:
+        pytest.skip("this Paceline does not know Ray")
+    check_paceline(words[1:])
+    import_module("paceline.ray_cluster.settings").RaySettings(**application["args"])
+    module, _, name = application["import_path"].partition(":")
+    assert hasattr(import_module(module), name)
+
+
+def test_rays_large_nodes_have_a_gpu_for_each_rank() -> None:
+    groups = ray_service()["rayClusterConfig"]["workerGroupSpecs"]
+    gpus = {
+        each["groupName"]: int(each["template"]["spec"]["containers"][0]["resources"]["limits"][pod_rules.GPU])
+        for each in groups
+    }
+    (application,) = parse(ray_service()["serveConfigV2"])[0]["applications"]
+    assert gpus["large"] == application["args"]["tensor_parallel_size"]
+    assert application["args"]["drafts"] * application["args"]["draft_gpus"] <= gpus["small"]
+    assert application["args"]["drain_seconds"] == pod_rules.RAY_DRAIN_SECONDS
+
+
+def ray_service() -> Object:
+    (service,) = of_kind(render(Composition("overlays/ray/service")), "RayService")
+    spec: Object = service["spec"]
+    return spec
 
 
 def test_every_kustomization_is_rendered_and_says_what_it_is_for() -> None:
