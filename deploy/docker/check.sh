@@ -80,51 +80,55 @@ serves() {
     pids+=("$pid")
 }
 
-say "a clean Debian 12"
-debootstrap --variant=minbase bookworm "$build" ${MIRROR:-} >"$folder/debootstrap.log" ||
-    { tail -20 "$folder/debootstrap.log"; exit 1; }
-cp -a "$build" "$root"
-cp "$here/install.sh" "$build/install.sh"
-cp "$here/install.sh" "$root/install.sh"
-mounted "$build"
-mounted "$root"
+main() {
+    say "a clean Debian 12"
+    debootstrap --variant=minbase bookworm "$build" ${MIRROR:-} >"$folder/debootstrap.log" ||
+        { tail -20 "$folder/debootstrap.log"; exit 1; }
+    cp -a "$build" "$root"
+    cp "$here/install.sh" "$build/install.sh"
+    cp "$here/install.sh" "$root/install.sh"
+    mounted "$build"
+    mounted "$root"
 
-say "build-system"
-step "$build" build-system
+    say "build-system"
+    step "$build" build-system
 
-say "environment"
-# What .dockerignore lets through.
-mkdir "$build/source"
-(cd "$source" && sed -n 's/^!//p' .dockerignore | xargs git ls-files -- | tar -cf - -T -) | tar -xf - -C "$build/source"
-step "$build" environment /source
+    say "environment"
+    # What .dockerignore lets through.
+    mkdir "$build/source"
+    (cd "$source" && sed -n 's/^!//p' .dockerignore | xargs git ls-files -- | tar -cf - -T -) | tar -xf - -C "$build/source"
+    step "$build" environment /source
 
-say "run-system"
-step "$root" run-system
-mv "$build/opt/paceline" "$root/opt/paceline"
-cp "$here/healthy.py" "$root/opt/paceline/healthy.py"
+    say "run-system"
+    step "$root" run-system
+    mv "$build/opt/paceline" "$root/opt/paceline"
+    cp "$here/healthy.py" "$root/opt/paceline/healthy.py"
 
-say "services as 10001 on a read-only root"
-# cache and tmp are volumes; all else can't be written any more.
-mount -t tmpfs -o uid=10001,gid=10001 tmpfs "$root/cache"
-mount -t tmpfs tmpfs "$root/tmp"
-mount -o remount,bind,ro "$root"
-if as_service python -c 'open("/opt/paceline/x", "w")' 2>/dev/null; then
-    echo "the root is writable" >&2
-    exit 1
-fi
-as_service paceline --version
-pids=()
-model='table:law=text,max_length=512,seed=1'
-serves target-service 50163 paceline.v1.TargetService --port=50153 --model="$model"
-serves draft-service 50162 paceline.v1.DraftService --port=50152 --drafter="model:$model" --target-model="$model"
-serves coordinator 50161 paceline.v1.GenerationService --port=50151 --model="$model" \
-    --target=dns:///127.0.0.1:50153 --draft=dns:///127.0.0.1:50152
-as_service paceline generate --coordinator 127.0.0.1:50151 --prompt "The keeper" --max-new-tokens 16 --temperature 0
-for pid in "${pids[@]}"; do
-    kill -TERM "$pid"
-    wait "$pid"
-done
-echo "all three ended with 0"
+    say "services as 10001 on a read-only root"
+    # cache and tmp are volumes; all else can't be written any more.
+    mount -t tmpfs -o uid=10001,gid=10001 tmpfs "$root/cache"
+    mount -t tmpfs tmpfs "$root/tmp"
+    mount -o remount,bind,ro "$root"
+    if as_service python -c 'open("/opt/paceline/x", "w")' 2>/dev/null; then
+        echo "the root is writable" >&2
+        exit 1
+    fi
+    as_service paceline --version
+    pids=()
+    model='table:law=text,max_length=512,seed=1'
+    serves target-service 50163 paceline.v1.TargetService --port=50153 --model="$model"
+    serves draft-service 50162 paceline.v1.DraftService --port=50152 --drafter="model:$model" --target-model="$model"
+    serves coordinator 50161 paceline.v1.GenerationService --port=50151 --model="$model" \
+        --target=dns:///127.0.0.1:50153 --draft=dns:///127.0.0.1:50152
+    as_service paceline generate --coordinator 127.0.0.1:50151 --prompt "The keeper" --max-new-tokens 16 --temperature 0
+    for pid in "${pids[@]}"; do
+        kill -TERM "$pid"
+        wait "$pid"
+    done
+    echo "all three ended with 0"
 
-say "size"
-du -sh "$root/opt/paceline" | sed "s|$root||"
+    say "size"
+    du -sh "$root/opt/paceline" | sed "s|$root||"
+}
+
+main

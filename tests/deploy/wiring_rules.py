@@ -19,7 +19,7 @@ PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 ADDRESS = re.compile(r"dns:///([\w-]+):(\d+)")
 FROM_ELSEWHERE = {
     "PersistentVolumeClaim": {"paceline-models"},
-    "Secret": {f"paceline-{role}-tls" for role in SERVICES},
+    "Secret": {"paceline-api-keys", *(f"paceline-{role}-tls" for role in SERVICES)},
 }
 """What production expects to be there before it is applied."""
 HELPERS = {"POD_NAME", "LWS_LEADER_ADDRESS", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX"}
