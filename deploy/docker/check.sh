@@ -4,7 +4,7 @@
 #
 #   deploy/docker/check.sh [FOLDER]
 #
-# FOLDER (a new temporary one) gets the roots and is removed at the end. Variables of install.sh and of pip (PIP_…)
+# A folder within FOLDER (/tmp) gets the roots and is removed at the end. Variables of install.sh and of pip (PIP_…)
 # reach the steps; BIND names folders and files, separated by colons, that are visible inside, such as an index of
 # wheels; MIRROR is debootstrap's.
 set -euo pipefail
@@ -12,19 +12,18 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 source=$(cd "$here/../.." && pwd)
 
-# A namespace of mounts of its own: whatever happens, nothing stays mounted.
-if [[ -z ${PACELINE_CHECK_INSIDE:-} ]]; then
-    PACELINE_CHECK_INSIDE=1 exec unshare --mount --propagation private "$0" "$@"
+# Everything is mounted in a namespace of its own, which is gone before the folder is removed: nothing that was
+# mounted can be removed with it.
+if [[ -z ${PACELINE_CHECK_FOLDER:-} ]]; then
+    PACELINE_CHECK_FOLDER=$(mktemp -d "${1:-/tmp}/paceline-image.XXXXXX")
+    export PACELINE_CHECK_FOLDER
+    trap 'rm -rf --one-file-system "$PACELINE_CHECK_FOLDER"' EXIT
+    unshare --mount --propagation private --pid --fork --kill-child --mount-proc "$0"
+    exit
 fi
 
-folder=${1:-$(mktemp -d)}
+folder=$PACELINE_CHECK_FOLDER
 build=$folder/build root=$folder/runtime
-mkdir -p "$folder"
-finish() {
-    umount --recursive "$build" "$root" 2>/dev/null || true
-    rm -rf --one-file-system "$folder"
-}
-trap finish EXIT
 
 say() { printf '\n== %s\n' "$*"; }
 
@@ -132,3 +131,4 @@ main() {
 }
 
 main
+exit

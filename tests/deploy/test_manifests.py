@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import shlex
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import yaml
 
+import draft_service.__main__ as draft_main
+import target_service.__main__ as target_main
+from paceline.runtime import telemetry
 from paceline.runtime.config import CoordinatorConfig
 from tests.deploy import network_rules, pod_rules, schemas, wiring_rules
 from tests.deploy.rendering import (
@@ -20,6 +26,7 @@ from tests.deploy.rendering import (
     NAMED_COMPONENTS,
     Composition,
     Object,
+    named,
     of_kind,
     parse,
     render,
@@ -58,6 +65,15 @@ def test_custom_objects_are_valid_by_the_published_schema(kind: str) -> None:
     objects = [thing for composition in COMPOSITIONS for thing in render(composition) if thing["kind"] == kind]
     assert objects
     assert not [error for thing in objects for error in schemas.published_errors(thing)]
+
+
+@pytest.mark.parametrize(("role", "module"), [("target", target_main), ("draft", draft_main)])
+def test_what_scales_a_role_are_its_own_spans(role: str, module: ModuleType) -> None:
+    scaled = named(render(Composition("base", ("otel", "keda"))), "ScaledObject", f"paceline-{role}")
+    query = scaled["spec"]["triggers"][0]["metadata"]["query"]
+    (service,), (span,) = re.findall(r'service_name="(.*?)"', query), re.findall(r'span_name="(.*?)"', query)
+    assert f'telemetry.configure("{service}")' in inspect.getsource(module)
+    assert f'("{span}", timings.{span}_ms)' in inspect.getsource(telemetry)
 
 
 def test_ray_takes_what_the_overlay_gives_it() -> None:
