@@ -14,7 +14,7 @@ wrote the hour in the book. The keeper climbed down the stairs of the lighthouse
 DEMO_FLAGS ?= --temperature 0 --max-new-tokens 96
 BENCH_FLAGS ?= --drafter ngram --kind copy,code-edit
 
-.PHONY: setup pull demo test test-full check format bench attack picture stubs clean
+.PHONY: setup pull demo test test-full check format bench attack image-check picture stubs clean
 
 setup: $(STAMP)
 
@@ -23,6 +23,7 @@ $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[engine,grammar,otel,ray,bench,dev]'
+	$(BIN)/python -m tools.kubectl
 	@touch $(STAMP)
 
 pull: setup
@@ -60,6 +61,10 @@ bench: pull
 
 attack: setup
 	$(BIN)/python -m tests.attacks
+
+# Root, debootstrap and some minutes; deploy/docker/check.sh says what else.
+image-check:
+	deploy/docker/check.sh
 
 picture: pull
 	$(BIN)/python -m tests.docs.stream_picture

@@ -105,7 +105,8 @@ def _dangling_links(root: Path, documents: Iterable[Path]) -> Iterator[str]:
 
 def _documents(root: Path) -> Iterator[Path]:
     yield from (Path(name) for name in DOCUMENTS if (root / name).exists())
-    yield from (path.relative_to(root) for path in (root / "docs").rglob("*.md"))
+    for folder in ("docs", "deploy"):
+        yield from (path.relative_to(root) for path in (root / folder).rglob("*.md"))
 
 
 def _sources(root: Path) -> Iterator[Path]:

@@ -18,7 +18,7 @@ from paceline.protocol.errors import PacelineError, require
 from paceline.ray_cluster.settings import DEFAULT_NAME, NOT_ON_RAY, ConfigFiles, RaySettings, plan_deployment
 from paceline.runtime.config import DEFAULT_MODEL
 from paceline.runtime.options import takes_settings
-from paceline.runtime.process import sigterm_interrupts
+from paceline.runtime.stopping import signals_interrupt
 
 if TYPE_CHECKING:
     from paceline.ray_cluster.deployments import RunningDeployment
@@ -134,7 +134,7 @@ def need_ray(command: str) -> None:
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
     # Ray has its own handler of SIGTERM, which would leave at once.
-    with contextlib.suppress(KeyboardInterrupt), sigterm_interrupts():
+    with contextlib.suppress(KeyboardInterrupt), signals_interrupt():
         yield
 
 

@@ -20,7 +20,7 @@ from paceline.protocol.errors import require
 from paceline.ray_cluster.deployed_service import DeployedService, RankActor
 from paceline.ray_cluster.placement import place, role_and_index, services_of
 from paceline.ray_cluster.records import ActorStatus, Deployment, Peers
-from paceline.runtime.process import LOG_FORMAT
+from paceline.runtime.logs import log_to_stderr
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class DeploymentController:
 
     def __init__(self, deployment: Deployment) -> None:
         """Find the deployment's services, or make them if there is none."""
-        logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+        log_to_stderr()
         self._deployment = deployment
         self._lock = threading.Lock()
         self._changing = threading.Lock()

@@ -6,7 +6,6 @@ process to the next; the controller tells the new one all that it needs.
 
 from __future__ import annotations
 
-import logging
 import os
 import secrets
 import shutil
@@ -24,7 +23,7 @@ from paceline.ray_cluster.records import ActorReport, ActorState, Meeting, Order
 from paceline.ray_cluster.service_thread import ServiceThread
 from paceline.rpc.server import address_of, write_atomically
 from paceline.runtime.config import CoordinatorConfig, DraftConfig, TargetConfig, load_config
-from paceline.runtime.process import LOG_FORMAT
+from paceline.runtime.logs import log_to_stderr
 
 HEALTH_SECONDS = 0.3
 """How long a health check may take; the controller asks again."""
@@ -45,7 +44,7 @@ class ServiceActor:
     """
 
     def __init__(self, role: ServiceName, rank: int, settings: Settings, drain_seconds: float) -> None:
-        logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+        log_to_stderr()
         self._role: ServiceName = role
         self._rank = rank
         self._settings = settings

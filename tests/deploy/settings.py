@@ -1,0 +1,94 @@
+"""What a rendered pod is configured with: flags, ConfigMap and environment, read by the program itself."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import coordinator.__main__ as coordinator_main
+import draft_service.__main__ as draft_main
+import target_service.__main__ as target_main
+from paceline.runtime.config import CoordinatorConfig, DraftConfig, ServerSettings, TargetConfig
+from paceline.runtime.options import parse_config
+from tests.deploy.rendering import Object, Workload, of_kind
+
+Config = TargetConfig | DraftConfig | CoordinatorConfig
+KINDS: dict[str, type[Config]] = {"target": TargetConfig, "draft": DraftConfig, "coordinator": CoordinatorConfig}
+SERVICES = {"target": target_main.SERVICE, "draft": draft_main.SERVICE, "coordinator": coordinator_main.SERVICE}
+COMMANDS = {"target": "target-service", "draft": "draft-service", "coordinator": "coordinator"}
+MODULE = "target_service"
+"""What torchrun runs, which then takes the service's own flags."""
+
+
+def settings(workload: Workload, objects: list[Object]) -> Config:
+    """The configuration with which the service would start.
+
+    Raises:
+        InvalidInput: the service would refuse it.
+        LookupError: a file that it names is not mounted, or it is no command of ours.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = [_mounted(each, workload, objects, Path(folder)) for each in _own_arguments(workload)]
+        with patch.object(sys, "argv", [workload.role, *arguments]), patch.dict(os.environ, environment(workload)):
+            return parse_config(KINDS[workload.role], "")
+
+
+def server(workload: Workload, objects: list[Object]) -> ServerSettings:
+    """Where it listens and how long it drains."""
+    return settings(workload, objects).server
+
+
+def environment(workload: Workload) -> dict[str, str]:
+    """The variables that have a value in the manifest."""
+    return {each["name"]: each.get("value", "") for each in workload.container.get("env", [])}
+
+
+def launcher_flags(workload: Workload) -> dict[str, str]:
+    """torchrun's own flags; empty where the service is started directly."""
+    container = workload.container
+    if container.get("command") != ["torchrun"]:
+        return {}
+    own = container["args"][: container["args"].index(MODULE)]
+    return dict(each.removeprefix("--").split("=", 1) for each in own if "=" in each)
+
+
+def _own_arguments(workload: Workload) -> list[str]:
+    container = workload.container
+    command, arguments = container["command"], list(container["args"])
+    if command == ["paceline", COMMANDS[workload.role]]:
+        return arguments
+    if command == ["torchrun"] and MODULE in arguments:
+        return arguments[arguments.index(MODULE) + 1 :]
+    raise LookupError(f"{workload.name}: {command} is no command of the role {workload.role}")
+
+
+def _mounted(argument: str, workload: Workload, objects: list[Object], folder: Path) -> str:
+    """The argument with the file of a mounted ConfigMap at hand, where it names one."""
+    flag, _, value = argument.partition("=")
+    if flag != "--config":
+        return argument
+    path = Path(value)
+    data = config_map(workload, objects, str(path.parent))
+    if path.name not in data:
+        raise LookupError(f"{workload.name}: {value} is not in the ConfigMap that is mounted there")
+    (folder / path.name).write_text(data[path.name])
+    return f"{flag}={folder / path.name}"
+
+
+def config_map(workload: Workload, objects: list[Object], mount_path: str) -> dict[str, str]:
+    """What the ConfigMap that is mounted there holds."""
+    mounts = {mount["mountPath"]: mount["name"] for mount in workload.container["volumeMounts"]}
+    volumes: dict[str, Any] = {volume["name"]: volume for volume in workload.spec["volumes"]}
+    try:
+        name = volumes[mounts[mount_path]]["configMap"]["name"]
+    except KeyError as error:
+        raise LookupError(f"{workload.name}: no ConfigMap is mounted at {mount_path}") from error
+    found = [each for each in of_kind(objects, "ConfigMap") if each["metadata"]["name"] == name]
+    if not found:
+        raise LookupError(f"{workload.name}: there is no ConfigMap {name}")
+    data: dict[str, str] = found[0]["data"]
+    return data

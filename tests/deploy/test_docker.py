@@ -1,0 +1,154 @@
+"""The images' recipe: linted, pinned, of one user; what it starts is what the services and their settings know."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from paceline.runtime.config import CoordinatorConfig
+from paceline.runtime.options import parse_config
+from tests.deploy.rendering import ROOT, parse
+from tests.deploy.settings import COMMANDS, KINDS, SERVICES, Config
+
+DOCKER = ROOT / "deploy" / "docker"
+DOCKERFILE = (DOCKER / "Dockerfile").read_text()
+COMPOSE: dict[str, Any] = parse((DOCKER / "compose.yaml").read_text())[0]
+ROLES = sorted(KINDS)
+SERVING = {name: each for name, each in COMPOSE["services"].items() if name != "pull"}
+
+
+def stages(dockerfile: str) -> dict[str, str]:
+    """Each stage's instructions, by its name; the first line is its FROM."""
+    parts = re.split(r"^(?=FROM )", dockerfile, flags=re.MULTILINE)[1:]
+    return {part.splitlines()[0].rpartition(" AS ")[2]: part for part in parts}
+
+
+def instruction(stage: str, name: str) -> Any:
+    """The JSON list of a stage's instruction."""
+    (found,) = re.findall(rf"^{name}\b[^\[\n]*(\[.*\])$", stage, re.MULTILINE)
+    return json.loads(found)
+
+
+def configure(role: str, arguments: list[str]) -> Config:
+    """The role's settings by its own command line."""
+    with patch.object(sys, "argv", [role, *arguments]):
+        return parse_config(KINDS[role], "")
+
+
+def hadolint(file: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["hadolint", "--no-color", str(file)], capture_output=True, text=True, check=False)
+
+
+def test_hadolint_finds_nothing_here_and_something_in_a_bad_variant(tmp_path: Path) -> None:
+    assert hadolint(DOCKER / "Dockerfile").stdout == ""
+    bad = tmp_path / "Dockerfile"
+    bad.write_text(re.sub(r"FROM debian:\S+", "FROM debian:latest", DOCKERFILE))
+    assert "DL3007" in hadolint(bad).stdout
+
+
+def test_everything_comes_from_one_base_that_is_pinned() -> None:
+    bases = [part.splitlines()[0].split()[1] for part in stages(DOCKERFILE).values()]
+    outside = [base for base in bases if base not in stages(DOCKERFILE)]
+    assert len(outside) == 1
+    assert re.fullmatch(r"debian:bookworm-slim@sha256:[0-9a-f]{64}", outside[0])
+
+
+def test_what_runs_is_no_root_and_writes_to_a_volume() -> None:
+    runtime = stages(DOCKERFILE)["runtime"]
+    assert "\nUSER 10001:10001\n" in runtime
+    assert "\nVOLUME /cache\n" in runtime
+    for role in ROLES:
+        assert stages(DOCKERFILE)[role].startswith(f"FROM runtime AS {role}\n")
+        assert "USER" not in stages(DOCKERFILE)[role]
+    assert "USER_ID=10001" in (DOCKER / "install.sh").read_text()
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_an_image_starts_its_service_and_asks_for_its_health(role: str) -> None:
+    stage = stages(DOCKERFILE)[role]
+    assert instruction(stage, "ENTRYPOINT") == ["paceline", COMMANDS[role]]
+    config = configure(role, instruction(stage, "CMD"))
+    assert config.server.host == "0.0.0.0"
+    _, _, port, service = instruction(stage, "HEALTHCHECK")
+    assert (int(port), service) == (config.server.health_port, SERVICES[role])
+    (exposed,) = re.findall(r"^EXPOSE (.*)$", stage, re.MULTILINE)
+    assert exposed.split() == [str(config.server.port), port]
+
+
+def test_the_context_is_the_packages_and_what_installs_them() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    allowed = re.findall(r"^!(.*)$", (ROOT / ".dockerignore").read_text(), re.MULTILINE)
+    packages = {name.rstrip("*") for name in project["tool"]["setuptools"]["packages"]["find"]["include"]}
+    assert packages < set(allowed)
+    assert {project["project"]["readme"], *project["project"]["license-files"]} < set(allowed)
+    assert all((ROOT / name).exists() for name in allowed)
+
+
+def test_constraints_meet_every_requirement_of_the_images_extras() -> None:
+    lines = [line for line in (DOCKER / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    pinned = dict(line.split("==") for line in lines)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    needed = [*project["dependencies"], *extras["engine"], *extras["grammar"], *extras["otel"]]
+    for requirement in map(Requirement, needed):
+        version = pinned.get(canonicalize_name(requirement.name))
+        assert version is not None, f"{requirement} is not pinned: python -m tools.constraints"
+        assert requirement.specifier.contains(version), f"{requirement} is pinned to {version}"
+
+
+@pytest.mark.parametrize("script", ["install.sh", "check.sh"])
+def test_scripts_parse(script: str) -> None:
+    shell = "sh" if script == "install.sh" else "bash"
+    subprocess.run([shell, "-n", str(DOCKER / script)], check=True)
+
+
+def test_install_refuses_a_step_that_it_has_not() -> None:
+    done = subprocess.run(
+        ["sh", str(DOCKER / "install.sh"), "everything"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "everything: is build-system, environment or run-system" in done.stderr
+
+
+@pytest.mark.parametrize("name", SERVING)
+def test_compose_starts_what_the_services_accept(name: str) -> None:
+    service = SERVING[name]
+    role = name.removesuffix("-gpu")
+    config = configure(role, service["command"])
+    assert config.server.host == "0.0.0.0"
+    assert config.server.health_port == int(instruction(stages(DOCKERFILE)[role], "HEALTHCHECK")[2])
+    assert float(service["stop_grace_period"].removesuffix("s")) > config.server.drain_seconds
+    assert service["build"]["target"] == role
+    assert service["build"]["args"]["VARIANT"] == ("cuda" if name.endswith("-gpu") else "cpu")
+    assert service["profiles"] == (["gpu"] if name.endswith("-gpu") else ["cpu"])
+
+
+@pytest.mark.parametrize("name", COMPOSE["services"])
+def test_compose_confines_every_container(name: str) -> None:
+    service = COMPOSE["services"][name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert "privileged" not in service
+    assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
+
+
+@pytest.mark.parametrize("suffix", ["", "-gpu"])
+def test_compose_names_peers_of_the_same_profile_and_one_model(suffix: str) -> None:
+    configs = {role: configure(role, SERVING[role + suffix]["command"]) for role in ROLES}
+    coordinator = configs["coordinator"]
+    assert isinstance(coordinator, CoordinatorConfig)
+    assert coordinator.draft is not None
+    for role, peer in (("target", coordinator.target), ("draft", coordinator.draft)):
+        assert f"dns:///{role}{suffix}:{configs[role].server.port}" in str(peer.address)
+    assert len({coordinator.model, configs["target"].model, configs["draft"].target_model}) == 1  # type: ignore[union-attr]

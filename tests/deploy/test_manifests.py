@@ -1,0 +1,129 @@
+"""Every overlay and component renders, is valid for the cluster, and passes the rules that schemas can't state."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+
+import draft_service.__main__ as draft_main
+import target_service.__main__ as target_main
+from paceline.runtime import telemetry
+from paceline.runtime.config import CoordinatorConfig
+from tests.deploy import network_rules, pod_rules, schemas, wiring_rules
+from tests.deploy.rendering import (
+    COMPOSITIONS,
+    MANIFESTS,
+    NAMED_COMPONENTS,
+    Composition,
+    Object,
+    named,
+    of_kind,
+    parse,
+    render,
+)
+from tests.docs.test_commands import check_paceline
+
+Rule = Callable[[list[Object]], Iterator[str]]
+RULES: tuple[Rule, ...] = (*pod_rules.RULES, *wiring_rules.RULES, *network_rules.RULES)
+
+
+KINDS = sorted(file.stem for file in schemas.SCHEMAS.glob("*.yaml"))
+
+
+@pytest.mark.parametrize("composition", COMPOSITIONS, ids=str)
+def test_renderings_pass_every_rule(composition: Composition) -> None:
+    objects = render(composition)
+    for setting in ("peer_certificate", "api_keys"):
+        if setting not in CoordinatorConfig.model_fields and f"--{setting.replace('_', '-')}=" in str(objects):
+            pytest.skip(f"this coordinator has no {setting}")
+    rules = (*RULES, *wiring_rules.APPLIED_RULES) if composition.base.startswith("overlays/") else RULES
+    assert not [f"{rule.__name__}: {complaint}" for rule in rules for complaint in rule(objects)]
+
+
+@pytest.mark.parametrize("composition", COMPOSITIONS, ids=str)
+def test_renderings_are_valid_at_the_newest_versions(composition: Composition) -> None:
+    objects = render(composition)
+    assert not [error for thing in objects for error in schemas.core_errors(thing)]
+    custom = [thing for thing in objects if schemas.is_custom(thing)]
+    assert not [error for thing in custom for error in schemas.outline_errors(thing)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_custom_objects_are_valid_by_the_published_schema(kind: str) -> None:
+    if schemas.published(kind) is None:
+        pytest.skip(f"no folder in PACELINE_CRDS has the definition of {kind}")
+    objects = [thing for composition in COMPOSITIONS for thing in render(composition) if thing["kind"] == kind]
+    assert objects
+    assert not [error for thing in objects for error in schemas.published_errors(thing)]
+
+
+@pytest.mark.parametrize(("role", "module"), [("target", target_main), ("draft", draft_main)])
+def test_what_scales_a_role_are_its_own_spans(role: str, module: ModuleType) -> None:
+    scaled = named(render(Composition("base", ("otel", "keda"))), "ScaledObject", f"paceline-{role}")
+    query = scaled["spec"]["triggers"][0]["metadata"]["query"]
+    (service,), (span,) = re.findall(r'service_name="(.*?)"', query), re.findall(r'span_name="(.*?)"', query)
+    assert f'telemetry.configure("{service}")' in inspect.getsource(module)
+    assert f'("{span}", timings.{span}_ms)' in inspect.getsource(telemetry)
+
+
+def test_ray_takes_what_the_overlay_gives_it() -> None:
+    """The job's command line and the service's arguments are those of `paceline ray up`, and deploy the same."""
+    job = of_kind(render(Composition("overlays/ray")), "RayJob")[0]["spec"]["entrypoint"]
+    words = shlex.split(job)
+    assert words[:3] == ["paceline", "ray", "up"]
+    (application,) = parse(ray_service()["serveConfigV2"])[0]["applications"]
+    given = {name: str(value) for name, value in application["args"].items()}
+    flags = {f"--{name.replace('_', '-')}": value for name, value in given.items() if name != "model"}
+    assert given["model"] == words[3]
+    assert flags.items() <= dict(pairwise(words[4:])).items()
+    if find_spec("paceline.ray_cluster") is None:
+        pytest.skip("this Paceline does not know Ray")
+    check_paceline(words[1:])
+    import_module("paceline.ray_cluster.settings").RaySettings(**application["args"])
+    module, _, name = application["import_path"].partition(":")
+    specification = find_spec(module)
+    assert specification is not None
+    assert specification.origin is not None
+    assert f"\ndef {name}(" in Path(specification.origin).read_text(), "Serve's own packages need not be here"
+
+
+def test_rays_large_nodes_have_a_gpu_for_each_rank() -> None:
+    groups = ray_service()["rayClusterConfig"]["workerGroupSpecs"]
+    gpus = {
+        each["groupName"]: int(each["template"]["spec"]["containers"][0]["resources"]["limits"][pod_rules.GPU])
+        for each in groups
+    }
+    (application,) = parse(ray_service()["serveConfigV2"])[0]["applications"]
+    assert gpus["large"] == application["args"]["tensor_parallel_size"]
+    assert application["args"]["drafts"] * application["args"]["draft_gpus"] <= gpus["small"]
+    assert application["args"]["drain_seconds"] == pod_rules.RAY_DRAIN_SECONDS
+
+
+def ray_service() -> Object:
+    (service,) = of_kind(render(Composition("overlays/ray/service")), "RayService")
+    spec: Object = service["spec"]
+    return spec
+
+
+def test_every_kustomization_is_rendered_and_says_what_it_is_for() -> None:
+    files = sorted(MANIFESTS.rglob("kustomization.yaml"))
+    for file in files:
+        text = file.read_text()
+        assert text.startswith("# "), f"{file} says nothing about itself"
+        kind = yaml.safe_load(text)["kind"]
+        name = str(file.parent.relative_to(MANIFESTS))
+        if kind == "Component" and "/" not in name.removeprefix("components/"):
+            assert name.removeprefix("components/") in NAMED_COMPONENTS, f"{name} is in no composition"
+    overlays = {str(file.parent.relative_to(MANIFESTS)) for file in files if "overlays" in file.parts}
+    rendered = {composition.base for composition in COMPOSITIONS}
+    assert {name for name in overlays if not name.endswith("/copy")} <= rendered

@@ -1,0 +1,301 @@
+"""Each rule refuses the mistake that it is for: a rendering is changed, and the complaint says what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.deploy import network_rules as network
+from tests.deploy import pod_rules as pods
+from tests.deploy import wiring_rules as wiring
+from tests.deploy.rendering import Composition, Object, named, of_kind, render
+from tests.deploy.schemas import core_errors, is_custom, outline_errors
+
+BASE = Composition("base")
+DEMO = Composition("overlays/cpu-demo")
+SINGLE = Composition("overlays/single-node-gpu")
+RANKS = Composition("base/lws")
+POLICIES = Composition("base", ("networkpolicy",))
+RANK_POLICIES = Composition("base/lws", ("networkpolicy",))
+SCALED = Composition("base", ("otel", "keda"))
+Change = Callable[[list[Object]], Any]
+Rule = Callable[[list[Object]], Any]
+
+
+def pod(objects: list[Object], role: str) -> Object:
+    """A Deployment's pod specification."""
+    spec: Object = named(objects, "Deployment", f"paceline-{role}")["spec"]["template"]["spec"]
+    return spec
+
+
+def container(objects: list[Object], role: str) -> Object:
+    """A Deployment's container."""
+    serving: Object = pod(objects, role)["containers"][0]
+    return serving
+
+
+def file(objects: list[Object], role: str, old: str, new: str) -> None:
+    """Replace text in a role's TOML file, which has it."""
+    (data,) = (each["data"] for each in of_kind(objects, "ConfigMap") if f"{role}.toml" in each["data"])
+    assert old in data[f"{role}.toml"]
+    data[f"{role}.toml"] = data[f"{role}.toml"].replace(old, new)
+
+
+def ranks(objects: list[Object], part: str) -> Object:
+    """The pod specification of a group's leader or workers."""
+    template: Object = of_kind(objects, "LeaderWorkerSet")[0]["spec"]["leaderWorkerTemplate"][f"{part}Template"]
+    return template["spec"]  # type: ignore[no-any-return]
+
+
+def policy(objects: list[Object], name: str) -> Object:
+    """A NetworkPolicy's specification."""
+    spec: Object = named(objects, "NetworkPolicy", name)["spec"]
+    return spec
+
+
+def variable(name: str, **more: Any) -> Change:
+    """Give the target's container a variable."""
+    return lambda objects: container(objects, "target").update(env=[{"name": name, **more}])
+
+
+def argument(objects: list[Object], old: str, new: str) -> None:
+    """Replace an argument of a group's leader, which has it."""
+    arguments = ranks(objects, "leader")["containers"][0]["args"]
+    arguments[arguments.index(old)] = new
+
+
+MISTAKES: list[tuple[Composition, Rule, Change, str]] = [
+    # What pods may do.
+    (BASE, pods.restricted, lambda o: pod(o, "draft")["securityContext"].update(runAsNonRoot=False), "as root"),
+    (BASE, pods.restricted, lambda o: pod(o, "draft")["securityContext"].pop("seccompProfile"), "seccomp"),
+    (BASE, pods.restricted, lambda o: pod(o, "draft").update(hostNetwork=True), "namespace of its node"),
+    (
+        BASE,
+        pods.restricted,
+        lambda o: pod(o, "draft")["volumes"].append({"name": "x", "hostPath": {}}),
+        "path of its",
+    ),
+    (BASE, pods.restricted, lambda o: container(o, "target")["securityContext"].pop("capabilities"), "capabilities"),
+    (DEMO, pods.restricted, lambda o: pod(o, "target")["initContainers"][0].pop("securityContext"), "escalate"),
+    (
+        BASE,
+        pods.restricted,
+        lambda o: container(o, "target")["securityContext"].update(readOnlyRootFilesystem=False),
+        "root is writable",
+    ),
+    (BASE, pods.writable_where_needed, lambda o: container(o, "draft")["volumeMounts"].pop(), "writable at /tmp"),
+    (BASE, pods.writable_where_needed, lambda o: pod(o, "draft")["volumes"].pop(), "no volume tmp"),
+    (
+        BASE,
+        pods.writable_where_needed,
+        lambda o: container(o, "draft")["volumeMounts"][1].update(readOnly=True),
+        "writable at /cache",
+    ),
+    (BASE, pods.no_tokens, lambda o: pod(o, "target").pop("automountServiceAccountToken"), "mounts a token"),
+    (BASE, pods.no_tokens, lambda o: pod(o, "target").pop("enableServiceLinks"), "named like settings"),
+    (BASE, pods.no_tokens, lambda o: pod(o, "target").pop("serviceAccountName"), "ServiceAccount of its own"),
+    (
+        BASE,
+        pods.no_tokens,
+        lambda o: named(o, "ServiceAccount", "paceline-draft").pop("automountServiceAccountToken"),
+        "mounts its token",
+    ),
+    (BASE, pods.no_secret_in_environment, variable("HF_TOKEN", value="x"), "HF_TOKEN looks like a secret"),
+    (BASE, pods.no_secret_in_environment, variable("X", valueFrom={"secretKeyRef": {}}), "X looks like a secret"),
+    (
+        BASE,
+        pods.no_secret_in_environment,
+        lambda o: container(o, "target").update(envFrom=[{"secretRef": {"name": "x"}}]),
+        "a Secret as environment",
+    ),
+    # What they have.
+    (
+        SINGLE,
+        pods.requests_are_limits_on_gpus,
+        lambda o: container(o, "draft")["resources"]["limits"].update(memory="99Gi"),
+        "requests",
+    ),
+    (
+        BASE,
+        pods.requests_are_limits_on_gpus,
+        lambda o: container(o, "draft")["resources"].pop("limits"),
+        "memory without a limit",
+    ),
+    (
+        SINGLE,
+        pods.gpus_are_the_degree,
+        lambda o: container(o, "target")["args"].append("--tensor-parallel-size=2"),
+        "tensor_parallel_size 2 on 1 GPUs",
+    ),
+    (
+        SINGLE,
+        pods.gpus_are_the_degree,
+        lambda o: container(o, "draft")["resources"]["limits"].update({pods.GPU: 2}),
+        "2 GPUs",
+    ),
+    (
+        RANKS,
+        pods.gpus_are_the_degree,
+        lambda o: argument(o, "--nproc-per-node=4", "--nproc-per-node=3"),
+        "3 ranks on 4",
+    ),
+    (
+        RANKS,
+        pods.gpus_are_the_degree,
+        lambda o: of_kind(o, "LeaderWorkerSet")[0]["spec"]["leaderWorkerTemplate"].update(size=3),
+        "tensor_parallel_size 8 on 12 GPUs",
+    ),
+    # How they end.
+    (BASE, pods.time_to_drain, lambda o: pod(o, "target").pop("terminationGracePeriodSeconds"), "30 s of grace"),
+    (BASE, pods.time_to_drain, lambda o: container(o, "target").pop("lifecycle"), "preStop of 0 s"),
+    (BASE, pods.time_to_drain, lambda o: file(o, "target", "= 120", "= 136"), "136 s of drain"),
+    (RANKS, pods.time_to_drain, lambda o: argument(o, "--shutdown-timeout=130", "--shutdown-timeout=30"), "torchrun"),
+    (
+        RANKS,
+        pods.time_to_drain,
+        lambda o: ranks(o, "worker")["containers"][0]["lifecycle"]["preStop"]["sleep"].update(seconds=15),
+        "while rank 0 drains",
+    ),
+    (
+        BASE,
+        pods.disruption_budgets,
+        lambda o: o.remove(named(o, "PodDisruptionBudget", "paceline-draft")),
+        "no PodDisruptionBudget",
+    ),
+    (BASE, pods.apart, lambda o: pod(o, "draft").pop("affinity"), "no anti-affinity"),
+    (BASE, pods.apart, lambda o: pod(o, "draft").pop("topologySpreadConstraints"), "no topology spread"),
+    # What selects what.
+    (
+        BASE,
+        wiring.selectors_match,
+        lambda o: named(o, "Service", "paceline-draft")["spec"]["selector"].update({"app.kubernetes.io/name": "x"}),
+        "selects no pod",
+    ),
+    (
+        BASE,
+        wiring.selectors_match,
+        lambda o: named(o, "Deployment", "paceline-draft")["spec"]["selector"]["matchLabels"].update(a="b"),
+        "its own pods",
+    ),
+    (
+        BASE,
+        wiring.selectors_match,
+        lambda o: pod(o, "draft")["topologySpreadConstraints"][0]["labelSelector"]["matchLabels"].update(a="b"),
+        "spreads other pods",
+    ),
+    (
+        RANKS,
+        wiring.services_select_who_serves,
+        lambda o: named(o, "Service", "paceline-target")["spec"]["selector"].pop("paceline.dev/rank"),
+        "does not listen",
+    ),
+    # What they are told.
+    (BASE, wiring.settings_load, lambda o: file(o, "target", "threads", "treads"), "engine.treads"),
+    (BASE, wiring.settings_load, lambda o: file(o, "target", "port = 50053", "port = 99999"), "server.port"),
+    (BASE, wiring.settings_load, lambda o: file(o, "target", "smollm2-135m", "other"), "models differ"),
+    (BASE, wiring.settings_load, lambda o: container(o, "draft")["args"].append("--lease=3"), "--lease"),
+    (BASE, wiring.settings_load, lambda o: container(o, "draft").update(command=["paceline", "serve"]), "no command"),
+    (BASE, wiring.settings_load, lambda o: container(o, "draft").update(args=["--config=/etc/x.toml"]), "is mounted"),
+    (BASE, wiring.environment_is_known, variable("PACELINE_HOMES", value="x"), "nothing reads PACELINE_HOMES"),
+    (BASE, wiring.environment_is_known, variable("OTEL_ENDPOINT", value="x"), "nothing reads OTEL_ENDPOINT"),
+    # Where they listen.
+    (BASE, wiring.ports_agree, lambda o: file(o, "target", "= 50053", "= 50054"), "has ports"),
+    (BASE, wiring.ports_agree, lambda o: file(o, "target", "= 50063", "= 50064"), "has ports"),
+    (BASE, wiring.ports_agree, lambda o: file(o, "target", '"0.0.0.0"', '"127.0.0.1"'), "127.0.0.1 alone"),
+    (
+        BASE,
+        wiring.ports_agree,
+        lambda o: named(o, "Service", "paceline-draft")["spec"]["ports"][0].update(port=1),
+        "'port': 1",
+    ),
+    (BASE, wiring.ports_agree, lambda o: named(o, "Service", "paceline-draft")["spec"].pop("clusterIP"), "headless"),
+    (BASE, wiring.peers_are_services, lambda o: file(o, "coordinator", "paceline-draft:", "drafts:"), "no Service"),
+    (BASE, wiring.peers_are_services, lambda o: file(o, "coordinator", "draft:50052", "target:50053"), "of others"),
+    (BASE, wiring.peers_are_services, lambda o: file(o, "coordinator", ":50052", ":50055"), "a port that it has not"),
+    (
+        BASE,
+        wiring.probes_ask_real_services,
+        lambda o: container(o, "target")["readinessProbe"]["grpc"].update(service="paceline.v1.Target"),
+        "readinessProbe asks",
+    ),
+    (BASE, wiring.probes_ask_real_services, lambda o: container(o, "target").pop("startupProbe"), "asks None"),
+    (
+        BASE,
+        wiring.probes_ask_real_services,
+        lambda o: container(o, "target")["livenessProbe"].update(failureThreshold=2),
+        "within a minute",
+    ),
+    # What they name.
+    (BASE, wiring.references_exist, lambda o: o.remove(of_kind(o, "ConfigMap")[0]), "names ConfigMap"),
+    (BASE, wiring.references_exist, lambda o: pod(o, "draft").update(priorityClassName="high"), "PriorityClass high"),
+    (BASE, wiring.references_exist, lambda o: of_kind(o, "Service")[0]["metadata"].pop("namespace"), "namespaces"),
+    (SCALED, wiring.references_exist, lambda o: o.remove(of_kind(o, "Deployment")[1]), "names Deployment"),
+    (
+        SCALED,
+        wiring.autoscalers_own_the_replicas,
+        lambda o: named(o, "Deployment", "paceline-draft")["spec"].update(replicas=3),
+        "sets replicas",
+    ),
+    (DEMO, wiring.images_are_pinned, lambda o: container(o, "draft").update(image="a/b:latest"), "not pinned"),
+    (BASE, wiring.images_are_pinned, lambda _: None, "image paceline-draft is not pinned"),
+    # What may talk to what.
+    (POLICIES, network.edges_are_the_architectures, lambda o: policy(o, "target").update(ingress=[{}]), "open, and"),
+    (
+        POLICIES,
+        network.edges_are_the_architectures,
+        lambda o: policy(o, "coordinator")["egress"].pop(),
+        "closed, though the architecture needs it: Edge(source='coordinator', destination='draft', port=50052)",
+    ),
+    (
+        POLICIES,
+        network.edges_are_the_architectures,
+        lambda o: policy(o, "target")["ingress"][0]["from"][0]["podSelector"]["matchLabels"].update(
+            {"app.kubernetes.io/component": "draft"}
+        ),
+        "destination='target', port=50053",
+    ),
+    (
+        POLICIES,
+        network.edges_are_the_architectures,
+        lambda o: o.remove(named(o, "NetworkPolicy", "deny")),
+        "no policy denies",
+    ),
+    (
+        RANK_POLICIES,
+        network.edges_are_the_architectures,
+        lambda o: o.remove(named(o, "NetworkPolicy", "ranks")),
+        "source='target', destination='target'",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("composition", "rule", "change", "complaint"),
+    MISTAKES,
+    ids=[f"{rule.__name__}-{index}" for index, (_, rule, _, _) in enumerate(MISTAKES)],
+)
+def test_a_rule_refuses_its_mistake(composition: Composition, rule: Rule, change: Change, complaint: str) -> None:
+    objects = render(composition)
+    change(objects)
+    found = list(rule(objects))
+    assert any(complaint in each for each in found), found
+
+
+def test_every_rule_has_a_mistake_that_it_refuses() -> None:
+    refused = {rule for _, rule, _, _ in MISTAKES}
+    assert refused == {*pods.RULES, *wiring.RULES, *wiring.APPLIED_RULES, *network.RULES}
+
+
+def test_schemas_refuse_unknown_fields_of_kubernetes_and_of_custom_kinds() -> None:
+    objects = render(RANKS)
+    container(objects, "draft")["lifecyle"] = {}
+    group = of_kind(objects, "LeaderWorkerSet")[0]
+    ranks(objects, "worker")["containers"][0]["imagePull"] = "Always"
+    group["spec"]["leaderWorkerTemplate"]["sizes"] = 2
+    errors = [error for thing in objects for error in core_errors(thing)]
+    assert any("'lifecyle' was unexpected" in error for error in errors)
+    assert any("'imagePull' was unexpected" in error for error in errors)
+    assert is_custom(group)
+    assert any("'sizes' was unexpected" in error for error in outline_errors(group))

@@ -1,0 +1,229 @@
+"""Rules of how objects name each other: selectors, ports, probes, settings, references. Each yields what is wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numba
+from opentelemetry.sdk import environment_variables as otel_variables
+
+from paceline.protocol.errors import PacelineError
+from paceline.runtime.config import CoordinatorConfig, DraftConfig
+from tests.deploy.rendering import Object, Workload, matches, of_kind, title, workloads
+from tests.deploy.settings import SERVICES, server, settings
+
+CLUSTER_KINDS = ("Namespace", "PriorityClass")
+PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
+ADDRESS = re.compile(r"dns:///([\w-]+):(\d+)")
+FROM_ELSEWHERE = {
+    "PersistentVolumeClaim": {"paceline-models"},
+    "Secret": {"paceline-api-keys", *(f"paceline-{role}-tls" for role in SERVICES)},
+}
+"""What production expects to be there before it is applied."""
+HELPERS = {"POD_NAME", "LWS_LEADER_ADDRESS", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX"}
+"""Read by nobody but other variables and arguments of the manifest."""
+LIBRARIES = {"HF_HUB_OFFLINE", "HF_HOME", "RAY_USAGE_STATS_ENABLED"}
+
+
+def selectors_match(objects: list[Object]) -> Iterator[str]:
+    """What selects pods selects some, and a controller its own."""
+    pods = [workload.labels for workload in workloads(objects)]
+    for each in objects:
+        for selector in _selectors(each):
+            if not any(matches(selector, labels) for labels in pods):
+                yield f"{title(each)}: selects no pod by {selector}"
+    for workload in workloads(objects):
+        selector = workload.owner["spec"].get("selector")
+        if selector and not matches(selector, workload.labels):
+            yield f"{workload.name}: does not select its own pods"
+        for constraint in workload.spec.get("topologySpreadConstraints", []):
+            if not matches(constraint["labelSelector"], workload.labels):
+                yield f"{workload.name}: spreads other pods than its own"
+        for term in _anti_affinity(workload):
+            if not matches(term["labelSelector"], workload.labels):
+                yield f"{workload.name}: keeps apart from other pods than its own"
+
+
+def _selectors(each: Object) -> Iterator[Object]:
+    spec = each.get("spec", {})
+    if each["kind"] == "Service":
+        yield {"matchLabels": spec["selector"]}
+    elif each["kind"] == "PodDisruptionBudget":
+        yield spec["selector"]
+
+
+def _anti_affinity(workload: Workload) -> Iterator[Object]:
+    terms = workload.spec.get("affinity", {}).get("podAntiAffinity", {})
+    yield from terms.get("requiredDuringSchedulingIgnoredDuringExecution", [])
+    preferred = terms.get("preferredDuringSchedulingIgnoredDuringExecution", [])
+    yield from (each["podAffinityTerm"] for each in preferred)
+
+
+def settings_load(objects: list[Object]) -> Iterator[str]:
+    """Each service accepts its flags, its file and its environment, and they agree about the model."""
+    models: dict[str, str | None] = {}
+    for workload in workloads(objects):
+        if not workload.serves:
+            continue
+        try:
+            config = settings(workload, objects)
+        except (PacelineError, LookupError) as error:
+            yield f"{workload.name}: {error}"
+            continue
+        models[workload.name] = config.target_model if isinstance(config, DraftConfig) else config.model
+    if len(set(models.values())) > 1:
+        yield f"models differ: {models}"
+
+
+def environment_is_known(objects: list[Object]) -> Iterator[str]:
+    """Every variable has a reader: Paceline's settings, OpenTelemetry's, or a library that the documents name."""
+    for workload in workloads(objects):
+        for container in workload.containers:
+            for variable in container.get("env", []):
+                if not _is_read(variable["name"]):
+                    yield f"{workload.name}: nothing reads {variable['name']}"
+
+
+def _is_read(name: str) -> bool:
+    if name.startswith("OTEL_"):
+        return name in vars(otel_variables).values() or name == "OTEL_TRACES_EXPORTER"
+    if name.startswith("NUMBA_"):
+        return hasattr(numba.config, name.removeprefix("NUMBA_"))
+    return name in HELPERS | LIBRARIES | {"PACELINE_HOME"}
+
+
+def ports_agree(objects: list[Object]) -> Iterator[str]:
+    """A container's ports are those that its settings listen on, and so are its Service's; it listens for others."""
+    for workload in workloads(objects):
+        if not workload.serves:
+            continue
+        listens = server(workload, objects)
+        ports = {port["name"]: port["containerPort"] for port in workload.container["ports"]}
+        expected = {"grpc": listens.port, "health": listens.health_port}
+        if any(ports.get(name) != port for name, port in expected.items()):
+            yield f"{workload.name}: has ports {ports} and settings {expected}"
+        if listens.host not in ("0.0.0.0", "::"):
+            yield f"{workload.name}: listens on {listens.host} alone"
+        for service in of_kind(objects, "Service"):
+            if matches({"matchLabels": service["spec"]["selector"]}, workload.labels):
+                yield from _service_ports(service, workload, expected)
+
+
+def _service_ports(service: Object, workload: Workload, expected: dict[str, int | None]) -> Iterator[str]:
+    if service["spec"].get("clusterIP") != "None":
+        yield f"{title(service)}: is not headless"
+    for port in service["spec"]["ports"]:
+        if expected.get(port["targetPort"]) != port["port"]:
+            yield f"{title(service)}: port {port} where {workload.name} listens on {expected}"
+
+
+def services_select_who_serves(objects: list[Object]) -> Iterator[str]:
+    """Behind a Service are pods that listen, no helpers and no other ranks."""
+    for service in of_kind(objects, "Service"):
+        for workload in workloads(objects):
+            if matches({"matchLabels": service["spec"]["selector"]}, workload.labels) and not workload.serves:
+                yield f"{title(service)}: selects {workload.name}, which does not listen"
+
+
+def peers_are_services(objects: list[Object]) -> Iterator[str]:
+    """The coordinator names Services of the right role, on their ports, resolved anew."""
+    services = {each["metadata"]["name"]: each["spec"] for each in of_kind(objects, "Service")}
+    for workload in workloads(objects):
+        if workload.role != "coordinator":
+            continue
+        config = settings(workload, objects)
+        assert isinstance(config, CoordinatorConfig)
+        for role, peer in (("target", config.target), ("draft", config.draft)):
+            yield from _peer(workload, role, "none" if peer is None else str(peer.address), services)
+
+
+def _peer(workload: Workload, role: str, address: str, services: dict[str, Any]) -> Iterator[str]:
+    found = ADDRESS.search(address)
+    service = services.get(found[1]) if found else None
+    if found is None or service is None:
+        yield f"{workload.name}: {role} at {address}, which is no Service"
+        return
+    if service["selector"].get("app.kubernetes.io/component") != role:
+        yield f"{workload.name}: {role} at {address}, a Service of others"
+    if int(found[2]) not in [port["port"] for port in service["ports"]]:
+        yield f"{workload.name}: {role} at {address}, a port that it has not"
+
+
+def probes_ask_real_services(objects: list[Object]) -> Iterator[str]:
+    """All three probes ask the health port about the service that the process registers."""
+    for workload in workloads(objects):
+        if not workload.serves:
+            continue
+        expected = {"port": server(workload, objects).health_port, "service": SERVICES[workload.role]}
+        for name in PROBES:
+            asks = workload.container.get(name, {}).get("grpc")
+            if asks != expected:
+                yield f"{workload.name}: {name} asks {asks} instead of {expected}"
+        liveness = workload.container.get("livenessProbe", {})
+        if liveness.get("periodSeconds", 10) * liveness.get("failureThreshold", 3) < 60:
+            yield f"{workload.name}: its liveness gives up within a minute"
+
+
+def references_exist(objects: list[Object]) -> Iterator[str]:
+    """What a pod or an autoscaler names is in the same rendering."""
+    known = {(each["kind"], each["metadata"]["name"]) for each in objects}
+    known |= {(kind, name) for kind, names in FROM_ELSEWHERE.items() for name in names}
+    for owner, kind, name in _references(objects):
+        if (kind, name) not in known:
+            yield f"{owner}: names {kind} {name}, which is not there"
+    spaces = {each["metadata"].get("namespace") for each in objects if each["kind"] not in CLUSTER_KINDS}
+    if len(spaces) != 1 or None in spaces:
+        yield f"objects are in several namespaces: {spaces}"
+
+
+def _references(objects: list[Object]) -> Iterator[tuple[str, str, str]]:
+    for workload in workloads(objects):
+        if "priorityClassName" in workload.spec:
+            yield workload.name, "PriorityClass", workload.spec["priorityClassName"]
+        for volume in workload.spec["volumes"]:
+            if "configMap" in volume:
+                yield workload.name, "ConfigMap", volume["configMap"]["name"]
+            if "secret" in volume:
+                yield workload.name, "Secret", volume["secret"]["secretName"]
+            if "persistentVolumeClaim" in volume:
+                yield workload.name, "PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]
+    for each in of_kind(objects, "HorizontalPodAutoscaler", "ScaledObject"):
+        target = each["spec"]["scaleTargetRef"]
+        yield title(each), target["kind"], target["name"]
+    for job in of_kind(objects, "RayJob"):
+        yield title(job), "RayCluster", job["spec"]["clusterSelector"]["ray.io/cluster"]
+
+
+def autoscalers_own_the_replicas(objects: list[Object]) -> Iterator[str]:
+    """Applying the manifests again does not undo what an autoscaler has decided."""
+    for each in of_kind(objects, "HorizontalPodAutoscaler", "ScaledObject"):
+        target = each["spec"]["scaleTargetRef"]
+        for owner in of_kind(objects, target["kind"]):
+            if owner["metadata"]["name"] == target["name"] and "replicas" in owner["spec"]:
+                yield f"{title(owner)}: sets replicas, which {title(each)} does"
+
+
+def images_are_pinned(objects: list[Object]) -> Iterator[str]:
+    """Images have a registry and a version, in whatever an operator applies."""
+    for workload in workloads(objects):
+        for container in workload.containers:
+            image, _, tag = container["image"].rpartition(":")
+            if "/" not in image or tag in ("", "latest"):
+                yield f"{workload.name} {container['name']}: image {container['image']} is not pinned"
+
+
+RULES = (
+    selectors_match,
+    settings_load,
+    environment_is_known,
+    ports_agree,
+    services_select_who_serves,
+    peers_are_services,
+    probes_ask_real_services,
+    references_exist,
+    autoscalers_own_the_replicas,
+)
+APPLIED_RULES = (images_are_pinned,)
+"""Of overlays, which are applied; a base has names of images for them to fill in."""
