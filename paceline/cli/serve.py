@@ -38,7 +38,7 @@ def serve(
     chosen_model: Annotated[
         str | None,
         typer.Argument(
-            metavar="[MODEL]",
+            metavar="MODEL",
             help="A pulled model, a Hugging Face id, a folder or a .gguf path.",
             show_default=DEFAULT_MODEL,
         ),

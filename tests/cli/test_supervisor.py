@@ -207,10 +207,12 @@ class ServeCommand:
         )
         self.pids: dict[str, int] = {}
         self.services: dict[str, str] = {}
+        self.lines: list[str] = []
 
     def wait_ready(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
+            self.lines.append(line)
             words = line.split()
             if "pid" in words:
                 self.pids[words[0]] = int(words[words.index("pid") + 1])
@@ -253,6 +255,18 @@ def test_serve_stops_everything_on_ctrl_c_and_on_sigterm(tmp_path: Path, number:
     assert (code, err) == (0, "")
     assert out.endswith("stopped\n")
     assert not any(psutil.pid_exists(pid) for pid in command.pids.values())
+
+
+def test_serve_reads_its_own_variables_and_names_those_of_its_services(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_SERVE_DRAFTER", "none")
+    monkeypatch.setenv("PACELINE_TARGET_ENGINE__MAX_NUM_SEQS", "0")
+    with serving(tmp_path) as command:
+        command.wait_ready()
+    assert set(command.pids) == {"target", "coordinator"}
+    (named,) = [line for line in command.lines if line.startswith("not read")]
+    assert named.endswith(": PACELINE_TARGET_ENGINE__MAX_NUM_SEQS\n")
 
 
 def test_serve_names_the_service_that_fails(tmp_path: Path) -> None:
