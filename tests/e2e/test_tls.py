@@ -37,7 +37,6 @@ STEP = ",step_ms=2"
 TARGET = f"table:vocab=64,seed=1{STEP}"
 NEAR = "table:vocab=64,seed=1,noise=0.3"
 WORKERS = 4
-ROTATIONS = 5
 REQUESTS_BETWEEN = 8
 
 
@@ -81,7 +80,10 @@ def serials(cluster: Cluster, folder: Path) -> dict[str, tuple[int, int]]:
     return found
 
 
-async def test_rotation_under_load_loses_and_changes_nothing(secured: Cluster, certificates: Path) -> None:
+@pytest.mark.parametrize("rotations", [5, pytest.param(60, marks=pytest.mark.full)])
+async def test_rotation_under_load_loses_and_changes_nothing(
+    secured: Cluster, certificates: Path, rotations: int
+) -> None:
     peer = as_role(secured, PeerRole.CLIENT, "coordinator")
     async with AsyncClient(peer) as client:
         expected = [(await client.generate(request(number))).token_ids for number in range(10)]
@@ -106,7 +108,7 @@ async def test_rotation_under_load_loses_and_changes_nothing(secured: Cluster, c
 
     workers = [asyncio.create_task(work(worker)) for worker in range(WORKERS)]
     async with AsyncClient(peer) as through:
-        for _ in range(ROTATIONS):
+        for _ in range(rotations):
             await asyncio.to_thread(write_certificates, certificates, lifetime=HOUR)
             goal = done + REQUESTS_BETWEEN
             async with asyncio.timeout(60):
@@ -114,9 +116,9 @@ async def test_rotation_under_load_loses_and_changes_nothing(secured: Cluster, c
                     assert (await through.generate(request(3))).token_ids == expected[3]
     stop.set()
     await asyncio.gather(*workers)
-    logger.info("rotations=%d requests=%d lost=%d changed=%d", ROTATIONS, done, len(lost), changed)
+    logger.info("rotations=%d requests=%d lost=%d changed=%d", rotations, done, len(lost), changed)
     assert (lost, changed) == ([], 0)
-    assert done >= ROTATIONS * REQUESTS_BETWEEN
+    assert done >= rotations * REQUESTS_BETWEEN
     shown = serials(secured, certificates)
     assert all(now == written for now, written in shown.values())
     assert all(shown[label] != before[label] for label in shown)
