@@ -107,12 +107,11 @@ class Rounds:
 
     def receive(self, proposal: Proposal) -> Proposal:
         """What a round carries of what the draft sent: its tokens, drawn again from the q that came with them."""
-        found = [
-            redraw(support, token, self.draft_noise, position, self.round_key())
-            for position, (support, token) in enumerate(
-                zip(proposal.supports, proposal.token_ids, strict=True), start=len(self.ids)
-            )
-        ]
+        drawn = enumerate(zip(proposal.supports, proposal.token_ids, strict=True), start=len(self.ids))
+        key = self.round_key()
+        found = tuple(redraw(*each, self.draft_noise, position, key) for position, each in drawn)
+        if found == proposal.token_ids:
+            return proposal
         return self.pack([Drawn(*each) for each in zip(found, proposal.supports, strict=True)])
 
     def target_scores(self, round_: Round) -> Scores:

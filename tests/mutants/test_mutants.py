@@ -14,15 +14,7 @@ from tests.mutants.rounds import BlockRounds, Rounds, enumerate_distribution
 LENGTH = 4
 SAMPLES = 8_000
 
-EXACT = (
-    Rounds,
-    BlockRounds,
-    mutants.DiscardedTokenChoosesK,
-    mutants.KeepThenStop,
-    untrusted.MisreportsQ,
-    untrusted.MisreportsQToBlock,
-    untrusted.PeeksWithItsKey,
-)
+EXACT = (Rounds, BlockRounds, mutants.DiscardedTokenChoosesK, mutants.KeepThenStop)
 MUTANTS = (
     mutants.ResidualReusesDraftNoise,
     mutants.DraftAndAcceptShareU,
@@ -34,6 +26,10 @@ MUTANTS = (
     mutants.DrafterChosenByItsOwnDraw,
     mutants.TrunkNoiseChoosesBranchLength,
     mutants.TrimmedByItsOwnQ,
+)
+MENDED = (untrusted.MisreportsQ, untrusted.MisreportsQToBlock, untrusted.PeeksWithItsKey)
+"""Drafts that don't do as they say, and bend nothing."""
+UNMENDED = (
     untrusted.MisreportsQUnchecked,
     untrusted.DropsWhatDisagrees,
     untrusted.PeeksWithTheSeed,
@@ -42,8 +38,8 @@ MUTANTS = (
 DISTRIBUTION = enumerate_distribution(LENGTH)
 
 
-def p_value(algorithm: type[Rounds]) -> float:
-    return chi_square_p([algorithm(seed).text(LENGTH) for seed in range(SAMPLES)], DISTRIBUTION)
+def p_value(algorithm: type[Rounds], samples: int = SAMPLES) -> float:
+    return chi_square_p([algorithm(seed).text(LENGTH) for seed in range(samples)], DISTRIBUTION)
 
 
 @pytest.mark.parametrize("algorithm", EXACT, ids=lambda a: a.__name__)
@@ -54,6 +50,16 @@ def test_exact_algorithms_have_the_distribution(algorithm: type[Rounds]) -> None
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.__name__)
 def test_the_distribution_gives_the_mutant_away(mutant: type[Rounds]) -> None:
     assert p_value(mutant) < LEVEL
+
+
+@pytest.mark.parametrize("algorithm", MENDED, ids=lambda a: a.__name__)
+def test_a_draft_that_is_not_trusted_leaves_the_distribution(algorithm: type[Rounds]) -> None:
+    assert p_value(algorithm, SAMPLES // 2) > LEVEL
+
+
+@pytest.mark.parametrize("mutant", UNMENDED, ids=lambda m: m.__name__)
+def test_one_that_is_trusted_wrongly_does_not(mutant: type[Rounds]) -> None:
+    assert p_value(mutant, SAMPLES // 2) < LEVEL
 
 
 PROCESSED_LENGTH = 6

@@ -10,7 +10,7 @@ import numpy as np
 from paceline.protocol.proposal import Proposal, SparseDistribution
 from paceline.protocol.sampling import NoiseKey
 from paceline.sampling.acceptance import EMPTY
-from paceline.sampling.distribution import probabilities, processed_scores
+from paceline.sampling.distribution import probabilities, processed_scores, sparse_support
 from paceline.sampling.noise import Stream, uniform
 from tests.mutants.rounds import SAMPLING, TARGET, VOCAB, BlockRounds, Drawn, Rounds, Scores, Unchecked
 from tests.sampling.field import exponentials
@@ -23,8 +23,7 @@ class MisreportsQ(Rounds):
 
     def draw(self, scores: Scores, position: int) -> Drawn:
         drawn = super().draw((SHARPER * scores).astype(np.float32), position)
-        reported = super().draw(scores, position).support
-        return Drawn(drawn.token_id, reported)
+        return Drawn(drawn.token_id, sparse_support(scores))
 
 
 class MisreportsQToBlock(MisreportsQ, BlockRounds):
