@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -234,9 +236,9 @@ def test_a_killed_process_is_replaced(victim: str) -> None:
     with grammars() as followed:
         session = opened(followed, regex("ab"))
         expected = session.ask([ord("a")], [[]]).result(WAIT_S)
-        (killed,) = workers() if victim == "worker" else hosts()
-        killed.kill()
-        eventually(lambda: not killed.is_running() or not workers(), "it is gone")
+        (worker,) = workers()
+        (worker if victim == "worker" else hosts()[0]).kill()
+        eventually(lambda: not worker.is_running(), "the worker is gone")
 
         def lost() -> bool:
             return isinstance(session.ask([], [[]]).exception(WAIT_S), UnknownSession)
@@ -317,3 +319,26 @@ def test_a_host_that_does_not_start_fails_its_grammars_and_the_next_one_tries_ag
             broken.setenv("PYTHONHOME", "/nowhere")
             assert isinstance(failure_of(followed, regex("a")), PeerUnavailable)
         assert opened(followed, regex("a"))
+
+
+SERVICE = """
+import time
+from paceline.grammars.sessions import Grammars
+from paceline.models.tokenizer import TableTokenizer
+from tests.grammars.hostile import HOSTILE
+grammars = Grammars(lambda: TableTokenizer(260, 256))
+grammars.open(HOSTILE["multiple"], (256,), 0)
+time.sleep(600)
+"""
+
+
+def test_a_service_that_is_killed_leaves_no_process_behind() -> None:
+    service = subprocess.Popen([sys.executable, "-c", SERVICE])
+    try:
+        eventually(lambda: bool(workers(service.pid)), "it compiles")
+        left = [*hosts(service.pid), *workers(service.pid)]
+        assert len(left) == 2
+    finally:
+        service.kill()
+        service.wait()
+    eventually(lambda: not any(each.is_running() for each in left), "host and worker have ended")
