@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from paceline.grammars.host_process import HostProcess
 from paceline.grammars.wire import Frame
@@ -28,6 +28,7 @@ KEPT_WORKERS = 64
 """Most workers without a session; chosen, not tuned."""
 RETRY_AFTER_MS = 1_000
 _PIECE = 1 << 18
+T = TypeVar("T")
 
 
 class WorkerPool:
@@ -92,8 +93,7 @@ class WorkerPool:
         with self._settling():
             if worker.id not in self._workers or session not in worker.sessions:
                 return
-            worker.sessions.discard(session)
-            worker.left.append(session)
+            worker.leave(session)
             self._grown = True
             if not worker.sessions and not worker.is_idle:
                 self._end(worker, worker.lost())
@@ -119,7 +119,7 @@ class WorkerPool:
                 answer, result = self._due.popleft()
             except IndexError:
                 return
-            _set(answer, result)
+            settle(answer, result)
 
     def _settle(self) -> None:
         """Fork what there is a place for; end what there is no memory for."""
@@ -322,7 +322,7 @@ class WorkerPool:
         return True
 
 
-def _set(answer: Future[Frame], result: Frame | Exception) -> None:
+def settle(answer: Future[T], result: T | Exception) -> None:
     """Settle a future, unless whoever waited for it has given up."""
     with suppress(InvalidStateError):
         if isinstance(result, Exception):

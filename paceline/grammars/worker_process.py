@@ -76,6 +76,12 @@ class WorkerProcess:
         """Whether it has compiled and nobody waits for it."""
         return self.is_compiled and self.current is None
 
+    def leave(self, session: int) -> None:
+        """A session has ended: nothing that it asked for is begun any more."""
+        self.sessions.discard(session)
+        self.left.append(session)
+        self.waiting = deque(request for request in self.waiting if request.session != session)
+
     def begin(self) -> None:
         """Begin the next request, if there is one and it works on no other."""
         if self.current is not None or self.connection is None or not self.waiting:
