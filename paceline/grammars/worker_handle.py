@@ -36,7 +36,7 @@ class Request:
 
 
 @dataclass(eq=False)
-class WorkerProcess:
+class WorkerHandle:
     """One grammar's worker.
 
     Attributes:
