@@ -191,9 +191,9 @@ class WorkerPool:
             self._disconnect(worker)
             self._host.kill(worker.id)
         if worker.current is not None:
-            self._due.append((worker.current.answer, error))
-        self._due.extend((request.answer, others or error) for request in worker.waiting)
-        worker.current = None
+            self._due.append((worker.in_flight.popleft().answer, error))
+        self._due.extend((request.answer, others or error) for request in (*worker.in_flight, *worker.waiting))
+        worker.in_flight.clear()
         worker.waiting.clear()
 
     def _end_all(self) -> None:
@@ -293,7 +293,8 @@ class WorkerPool:
                 self._disconnect(worker)
                 return
             for frame in worker.frames.feed(piece):
-                self._answered(worker, frame)
+                if worker.id in self._workers:
+                    self._answered(worker, frame)
         if worker.id in self._workers:
             self._go_on(worker)
 

@@ -280,10 +280,23 @@ def test_where_sessions_need_more_than_there_is_the_largest_goes() -> None:
 )
 def test_what_the_library_refuses_is_refused_by_field(grammar: Grammar, ends: tuple[int, ...], names: str) -> None:
     with grammars() as followed:
-        error = followed.open(grammar, ends, 0).compiled.exception(WAIT_S)
+        session = followed.open(grammar, ends, 0)
+        asked = [session.ask([], [[]]) for _ in range(100)]
+        error = session.compiled.exception(WAIT_S)
         assert isinstance(error, InvalidInput)
         assert names in error.message
+        if ends == (END,):
+            assert all(isinstance(each.exception(WAIT_S), InvalidInput) for each in asked)
         assert opened(followed, regex("ab"))
+
+
+def test_many_sessions_of_a_grammar_ask_at_once() -> None:
+    with grammars() as followed:
+        sessions = [followed.open(regex("(ab|cd)+"), (END,), 0) for _ in range(100)]
+        asked = [session.ask([b"ac"[place % 2]], [[]]) for place, session in enumerate(sessions)]
+        for place, each in enumerate(asked):
+            assert ids_of(each.result(WAIT_S)[0] or b"") == [b"bd"[place % 2]]
+        assert len(workers()) == 1
 
 
 def test_a_committed_token_that_is_forbidden_is_named() -> None:
