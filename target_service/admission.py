@@ -108,6 +108,8 @@ class Admission:
         self.prefixes.end(session)
         if session.grammar is not None:
             session.grammar.close()
+        if (compiling := self._compiling.get(session.key)) is not None:
+            compiling.cancel()
         if session.admitted:
             self._closing.append(session)
         elif session in self._waiting:

@@ -20,7 +20,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import ParamSpec, TypeVar
 
 from paceline.engine.executor import Executor
@@ -304,29 +303,28 @@ class TargetScheduler(SessionScheduler[Session]):
         assert session.pending is not None, "that is the round"
         session.masked, round_ = False, session.pending.round_
         masks = session.grammar.ask(session.newly_committed(round_), drafted_paths(round_))
-        masks.add_done_callback(partial(self._on_masks, session))
+
+        def found(masks: Future[Masks]) -> None:
+            with suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._on_masks, session, masks)
+
+        masks.add_done_callback(found)
 
     def _on_masks(self, session: Session, found: Future[Masks]) -> None:
-        """On the thread that reads what workers answer."""
         error = found.exception()
         if error is not None:
-            self._on_loop(self._fail, session, _typed(session, error))
+            self._fail(session, _typed(session, error))
             return
         with self._lock:
             session.foreseen.found, session.masked = found.result(), True
             self._batcher.back(session.key, time.monotonic())
             self._make_ready(session)
-        self._on_loop(self._wake.set)
+        self._wake.set()
 
     def _make_ready(self, session: Session) -> None:
         """Have a session's round in the next step, if nothing else must come before it."""
         if session.can_verify and session.admitted and not session.prefill_left and not session.closed:
             self._ready[session.key] = session
-
-    def _on_loop(self, call: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Have the event loop make a call, from any thread; none if the loop has ended."""
-        with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(partial(call, *args, **kwargs))
 
     def _advance_prefix(self, work: RoundWork | PrefillWork, step: Step, result: StepResult) -> _Events:
         session = work.session

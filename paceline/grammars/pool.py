@@ -11,11 +11,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from paceline.grammars.host_process import HostProcess
 from paceline.grammars.wire import Frame
-from paceline.grammars.worker_process import Request, WorkerProcess
+from paceline.grammars.worker_handle import Request, WorkerHandle
 from paceline.models.tokenizer import Tokenizer
 from paceline.protocol.errors import InvalidInput, Overloaded, PacelineError
 from paceline.protocol.sampling import Grammar
@@ -28,6 +28,7 @@ KEPT_WORKERS = 64
 """Most workers without a session; chosen, not tuned."""
 RETRY_AFTER_MS = 1_000
 _PIECE = 1 << 18
+T = TypeVar("T")
 
 
 class WorkerPool:
@@ -50,9 +51,9 @@ class WorkerPool:
         self._host: HostProcess | None = None
         self._starting = False
         self._closed = False
-        self._workers: dict[int, WorkerProcess] = {}
-        self._by_grammar: dict[Grammar, WorkerProcess] = {}
-        self._to_fork: deque[WorkerProcess] = deque()
+        self._workers: dict[int, WorkerHandle] = {}
+        self._by_grammar: dict[Grammar, WorkerHandle] = {}
+        self._to_fork: deque[WorkerHandle] = deque()
         self._ids = itertools.count(1)
         self._due: deque[tuple[Future[Frame], Frame | Exception]] = deque()
         self._grown = False
@@ -62,13 +63,13 @@ class WorkerPool:
         self._look_s = min(settings.compile_ms, settings.step_ms) / 4e3
         """How often it looks for new deadlines."""
 
-    def join(self, grammar: Grammar) -> tuple[int, WorkerProcess]:
+    def join(self, grammar: Grammar) -> tuple[int, WorkerHandle]:
         """Begin to follow a grammar: the session's id, and the worker, which may have to be made."""
         with self._settling():
             session = next(self._ids)
             worker = self._by_grammar.get(grammar)
             if worker is None:
-                worker = WorkerProcess(next(self._ids), grammar, self._settings)
+                worker = WorkerHandle(next(self._ids), grammar, self._settings)
                 compile_ = {"compile": grammar.kind.value, "text": grammar.text}
                 worker.waiting.append(Request(0, compile_, worker.compiled))
                 self._workers[worker.id] = self._by_grammar[grammar] = worker
@@ -76,7 +77,7 @@ class WorkerPool:
             worker.sessions.add(session)
             return session, worker
 
-    def ask(self, worker: WorkerProcess, session: int, header: dict[str, Any]) -> Future[Frame]:
+    def ask(self, worker: WorkerHandle, session: int, header: dict[str, Any]) -> Future[Frame]:
         """Ask a session's worker; if it can't answer, the future has a `PacelineError`."""
         request = Request(session, {"session": session, **header})
         with self._settling():
@@ -87,13 +88,12 @@ class WorkerPool:
                 self._due.append((request.answer, worker.lost()))
         return request.answer
 
-    def leave(self, worker: WorkerProcess, session: int) -> None:
+    def leave(self, worker: WorkerHandle, session: int) -> None:
         """A session has ended: what its worker does for nobody else ends, and so does a compilation."""
         with self._settling():
             if worker.id not in self._workers or session not in worker.sessions:
                 return
-            worker.sessions.discard(session)
-            worker.left.append(session)
+            worker.leave(session)
             self._grown = True
             if not worker.sessions and not worker.is_idle:
                 self._end(worker, worker.lost())
@@ -119,7 +119,7 @@ class WorkerPool:
                 answer, result = self._due.popleft()
             except IndexError:
                 return
-            _set(answer, result)
+            settle(answer, result)
 
     def _settle(self) -> None:
         """Fork what there is a place for; end what there is no memory for."""
@@ -136,7 +136,7 @@ class WorkerPool:
             self._grown = False
             self._trim()
 
-    def _fork(self, host: HostProcess, worker: WorkerProcess) -> None:
+    def _fork(self, host: HostProcess, worker: WorkerHandle) -> None:
         try:
             worker.connection = host.fork(worker.id, self._settings.memory_bytes)
         except OSError as error:
@@ -146,7 +146,7 @@ class WorkerPool:
         host.selector.register(worker.connection, selectors.EVENT_READ, worker)
         self._go_on(worker)
 
-    def _go_on(self, worker: WorkerProcess) -> None:
+    def _go_on(self, worker: WorkerHandle) -> None:
         """Send a worker its next request, if it can take one."""
         worker.begin()
         worker.send()
@@ -178,7 +178,7 @@ class WorkerPool:
             )
             self._end(max(done, key=lambda worker: worker.taken_bytes), error)
 
-    def _end(self, worker: WorkerProcess, error: Exception, others: Exception | None = None) -> None:
+    def _end(self, worker: WorkerHandle, error: Exception, others: Exception | None = None) -> None:
         """Kill a worker and forget it.
 
         Args:
@@ -191,27 +191,27 @@ class WorkerPool:
             self._disconnect(worker)
             self._host.kill(worker.id)
         if worker.current is not None:
-            self._due.append((worker.current.answer, error))
-        self._due.extend((request.answer, others or error) for request in worker.waiting)
-        worker.current = None
+            self._due.append((worker.in_flight.popleft().answer, error))
+        self._due.extend((request.answer, others or error) for request in (*worker.in_flight, *worker.waiting))
+        worker.in_flight.clear()
         worker.waiting.clear()
 
     def _end_all(self) -> None:
         for worker in [*self._workers.values()]:
             self._end(worker, worker.lost())
 
-    def _forget(self, worker: WorkerProcess) -> None:
+    def _forget(self, worker: WorkerHandle) -> None:
         self._workers.pop(worker.id, None)
         self._hide(worker)
         with suppress(ValueError):
             self._to_fork.remove(worker)
 
-    def _hide(self, worker: WorkerProcess) -> None:
+    def _hide(self, worker: WorkerHandle) -> None:
         """Give no new session to a worker."""
         if self._by_grammar.get(worker.grammar) is worker:
             del self._by_grammar[worker.grammar]
 
-    def _disconnect(self, worker: WorkerProcess) -> None:
+    def _disconnect(self, worker: WorkerHandle) -> None:
         assert worker.connection is not None, "it was forked"
         assert self._host is not None, "by the host"
         self._host.selector.unregister(worker.connection)
@@ -252,7 +252,7 @@ class WorkerPool:
             for key, events in ready:
                 if key.fileobj is host.control and not self._read_host(host):
                     return False
-                if isinstance(key.data, WorkerProcess):
+                if isinstance(key.data, WorkerHandle):
                     self._serve(key.data, events)
             self._end_overdue()
             return not self._closed
@@ -270,14 +270,14 @@ class WorkerPool:
             if worker.current is not None and now >= worker.deadline:
                 self._give_up(worker, worker.overdue(), worker.lost())
 
-    def _give_up(self, worker: WorkerProcess, error: PacelineError, lost: PacelineError) -> None:
+    def _give_up(self, worker: WorkerHandle, error: PacelineError, lost: PacelineError) -> None:
         """A worker has failed at what it works on; what waits behind that could go on with another, once compiled."""
         kind, size = worker.grammar.kind.value, len(worker.grammar.text)
         why = error.metadata.get("limit", error.message)
         logger.warning("grammar worker ended: kind=%s characters=%d must_be=%s", kind, size, why)
         self._end(worker, error, lost if worker.is_compiled else error)
 
-    def _serve(self, worker: WorkerProcess, events: int) -> None:
+    def _serve(self, worker: WorkerHandle, events: int) -> None:
         """Read answers of a worker, and send it what it could not take before."""
         if worker.connection is None:
             return
@@ -293,11 +293,12 @@ class WorkerPool:
                 self._disconnect(worker)
                 return
             for frame in worker.frames.feed(piece):
-                self._answered(worker, frame)
+                if worker.id in self._workers:
+                    self._answered(worker, frame)
         if worker.id in self._workers:
             self._go_on(worker)
 
-    def _answered(self, worker: WorkerProcess, frame: Frame) -> None:
+    def _answered(self, worker: WorkerHandle, frame: Frame) -> None:
         before, request = worker.taken_bytes, worker.answered(frame)
         self._grown = self._grown or not worker.is_compiled or worker.taken_bytes > before
         error = frame[0].get("error")
@@ -322,7 +323,7 @@ class WorkerPool:
         return True
 
 
-def _set(answer: Future[Frame], result: Frame | Exception) -> None:
+def settle(answer: Future[T], result: T | Exception) -> None:
     """Settle a future, unless whoever waited for it has given up."""
     with suppress(InvalidStateError):
         if isinstance(result, Exception):

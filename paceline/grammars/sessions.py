@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 
-from paceline.grammars.pool import WorkerPool
+from paceline.grammars.pool import WorkerPool, settle
 from paceline.grammars.wire import Frame
 from paceline.models.tokenizer import Tokenizer
 from paceline.protocol.errors import DeadlineExceeded
@@ -78,14 +78,14 @@ class GrammarSession:
         self._position += len(output)
         masks: Future[Masks] = Future()
 
-        def settle(answer: Future[Frame]) -> None:
+        def answered(answer: Future[Frame]) -> None:
             try:
-                masks.set_result(self._masks(answer.result(), output, start))
+                settle(masks, self._masks(answer.result(), output, start))
             except Exception as error:  # noqa: BLE001  whatever it is, it is for the one who asked
-                masks.set_exception(error)
+                settle(masks, error)
 
         header = {"commit": output, "paths": [list(path) for path in paths]}
-        self._pool.ask(self._worker, self._id, header).add_done_callback(settle)
+        self._pool.ask(self._worker, self._id, header).add_done_callback(answered)
         return masks
 
     def close(self) -> None:
@@ -107,9 +107,9 @@ class GrammarSession:
             assert self._pool.vocabulary is not None, "it was read before"
             self._pool.vocabulary.check_ends(self._ends)
         except Exception as error:  # noqa: BLE001  whatever it is, it is for the one who waits
-            self.compiled.set_exception(error)
+            settle(self.compiled, error)
         else:
-            self.compiled.set_result(None)
+            settle(self.compiled, None)
 
 
 class Foreseen:

@@ -78,7 +78,9 @@ class _Worker:
             self._start = compiling.result()
 
     def _walk(self, request: dict[str, Any]) -> Frame:
-        assert self._start is not None, "it compiles first"
+        if self._start is None:
+            # It was sent behind the grammar, which was refused.
+            return {"error": "grammar: refused", "facts": {}}, b""
         walk = self._walks.get(request["session"])
         if walk is None:
             walk = self._walks[request["session"]] = Walk(self._start.copy())

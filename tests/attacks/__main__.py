@@ -11,10 +11,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.attacks import grammars, processes, requests
+from tests.attacks import drafts, grammars, processes, requests, targets
 from tests.attacks.registry import ATTACKS, Outcome, chosen, table, tried
 
-MODULES = (grammars, processes, requests)
+MODULES = (drafts, grammars, processes, requests, targets)
 """Importing them enters their attacks."""
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -234,9 +236,9 @@ def test_a_killed_process_is_replaced(victim: str) -> None:
     with grammars() as followed:
         session = opened(followed, regex("ab"))
         expected = session.ask([ord("a")], [[]]).result(WAIT_S)
-        (killed,) = workers() if victim == "worker" else hosts()
-        killed.kill()
-        eventually(lambda: not killed.is_running() or not workers(), "it is gone")
+        (worker,) = workers()
+        (worker if victim == "worker" else hosts()[0]).kill()
+        eventually(lambda: not worker.is_running(), "the worker is gone")
 
         def lost() -> bool:
             return isinstance(session.ask([], [[]]).exception(WAIT_S), UnknownSession)
@@ -278,10 +280,23 @@ def test_where_sessions_need_more_than_there_is_the_largest_goes() -> None:
 )
 def test_what_the_library_refuses_is_refused_by_field(grammar: Grammar, ends: tuple[int, ...], names: str) -> None:
     with grammars() as followed:
-        error = followed.open(grammar, ends, 0).compiled.exception(WAIT_S)
+        session = followed.open(grammar, ends, 0)
+        asked = [session.ask([], [[]]) for _ in range(100)]
+        error = session.compiled.exception(WAIT_S)
         assert isinstance(error, InvalidInput)
         assert names in error.message
+        if ends == (END,):
+            assert all(isinstance(each.exception(WAIT_S), InvalidInput) for each in asked)
         assert opened(followed, regex("ab"))
+
+
+def test_many_sessions_of_a_grammar_ask_at_once() -> None:
+    with grammars() as followed:
+        sessions = [followed.open(regex("(ab|cd)+"), (END,), 0) for _ in range(100)]
+        asked = [session.ask([b"ac"[place % 2]], [[]]) for place, session in enumerate(sessions)]
+        for place, each in enumerate(asked):
+            assert ids_of(each.result(WAIT_S)[0] or b"") == [b"bd"[place % 2]]
+        assert len(workers()) == 1
 
 
 def test_a_committed_token_that_is_forbidden_is_named() -> None:
@@ -317,3 +332,26 @@ def test_a_host_that_does_not_start_fails_its_grammars_and_the_next_one_tries_ag
             broken.setenv("PYTHONHOME", "/nowhere")
             assert isinstance(failure_of(followed, regex("a")), PeerUnavailable)
         assert opened(followed, regex("a"))
+
+
+SERVICE = """
+import time
+from paceline.grammars.sessions import Grammars
+from paceline.models.tokenizer import TableTokenizer
+from tests.grammars.hostile import HOSTILE
+grammars = Grammars(lambda: TableTokenizer(260, 256))
+grammars.open(HOSTILE["multiple"], (256,), 0)
+time.sleep(600)
+"""
+
+
+def test_a_service_that_is_killed_leaves_no_process_behind() -> None:
+    service = subprocess.Popen([sys.executable, "-c", SERVICE])
+    try:
+        eventually(lambda: bool(workers(service.pid)), "it compiles")
+        left = [*hosts(service.pid), *workers(service.pid)]
+        assert len(left) == 2
+    finally:
+        service.kill()
+        service.wait()
+    eventually(lambda: not any(each.is_running() for each in left), "host and worker have ended")

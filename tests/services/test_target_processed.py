@@ -19,8 +19,10 @@ from paceline.protocol.proposal import ROOT, Proposal
 from paceline.protocol.sampling import Grammar, GrammarKind, SamplingParams
 from paceline.protocol.session import Close, Failure
 from paceline.protocol.target import Round, TargetOpened
-from paceline.runtime.config import EngineSettings
+from paceline.runtime.config import EngineSettings, GrammarSettings
 from tests.engine import tiny
+from tests.grammars.hostile import HOSTILE
+from tests.grammars.processes import workers
 from tests.sampling.test_processors import OverOutput
 from tests.services.harness import (
     Events,
@@ -182,6 +184,27 @@ async def test_a_grammar_that_takes_its_time_delays_nobody_else() -> None:
             events.link.send(Close(session))
         await eventually(lambda: engine.kv_rows == 0, "all rows are free")
         await eventually(lambda: servicer.status().queue_length == 0, "nothing waits")
+
+
+async def test_a_session_that_is_closed_while_its_grammar_compiles_waits_for_nothing() -> None:
+    slow = SamplingParams(grammar=HOSTILE["multiple"])
+    grammars = Grammars(lambda: TableTokenizer(32, 31), GrammarSettings(compile_ms=600_000))
+    async with (
+        target_service(RecordingEngine(SPEC), grammars=grammars) as (servicer, address),
+        linked(target_link(address)) as events,
+    ):
+        for session in (1, 2):
+            events.link.send(constrained(session, sampling=slow))
+            events.link.send(first_round(session, PREFIX))
+        await eventually(lambda: len(workers()) == 1, "it is being compiled")
+        events.link.send(Close(1))
+        await eventually(lambda: servicer.status().queue_length == 1, "session 1 waits no more")
+        assert len(workers()) == 1, "session 2 does"
+        events.link.send(Close(2))
+        await eventually(lambda: servicer.status().queue_length == 0, "session 2 waits no more")
+        await eventually(lambda: not workers(), "its worker has ended")
+        events.link.send(constrained(3))
+        assert (await verdict_of(events, first_round(3, PREFIX))).token_ids
 
 
 @pytest.mark.parametrize(

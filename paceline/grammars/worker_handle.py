@@ -21,6 +21,8 @@ from paceline.runtime.process import describe_exit
 WORKER_BYTES = 4 << 20
 """What a worker takes beside what its answers count: pages that it no longer shares with the host (measured)."""
 
+MOST_IN_FLIGHT = 64
+
 
 @dataclass(eq=False)
 class Request:
@@ -36,7 +38,7 @@ class Request:
 
 
 @dataclass(eq=False)
-class WorkerProcess:
+class WorkerHandle:
     """One grammar's worker.
 
     Attributes:
@@ -45,7 +47,9 @@ class WorkerProcess:
         is_compiled: the same, known before those who wait are told.
         sessions: that follow its grammar here.
         left: sessions that have ended and that it was not told of yet.
-        waiting: requests behind `current`, the one that it works on until `deadline` at most.
+        in_flight: requests that it was sent, or is being sent. It works on the first of them, until `deadline` at
+            most. Several are sent ahead, since a process that has to be woken for each takes twice as long.
+        waiting: requests behind them.
         taken_bytes: of memory.
         used: when it answered last, on the monotonic clock.
     """
@@ -59,7 +63,7 @@ class WorkerProcess:
     sessions: set[int] = field(default_factory=set)
     left: list[int] = field(default_factory=list)
     waiting: deque[Request] = field(default_factory=deque)
-    current: Request | None = None
+    in_flight: deque[Request] = field(default_factory=deque)
     deadline: float = 0.0
     taken_bytes: int = WORKER_BYTES
     used: float = 0.0
@@ -76,17 +80,35 @@ class WorkerProcess:
         """Whether it has compiled and nobody waits for it."""
         return self.is_compiled and self.current is None
 
+    def leave(self, session: int) -> None:
+        """A session has ended: nothing that it asked for is begun any more."""
+        self.sessions.discard(session)
+        self.left.append(session)
+        self.waiting = deque(request for request in self.waiting if request.session != session)
+
+    @property
+    def current(self) -> Request | None:
+        """What it works on."""
+        return self.in_flight[0] if self.in_flight else None
+
     def begin(self) -> None:
-        """Begin the next request, if there is one and it works on no other."""
-        if self.current is not None or self.connection is None or not self.waiting:
-            return
-        self.current = self.waiting.popleft()
-        limit_ms = self.settings.step_ms if self.current.session else self.settings.compile_ms
-        header = {**self.current.header, "seconds": limit_ms / 1e3}
-        if self.left:
-            header["left"], self.left = self.left, []
-        self.deadline = time.monotonic() + limit_ms / 1e3
-        self.unsent += encode_frame(header)
+        """Give it what waits, as far as there is room for it on the way."""
+        while self.connection is not None and self.waiting and len(self.in_flight) < MOST_IN_FLIGHT:
+            request = self.waiting.popleft()
+            header = {**request.header, "seconds": self._limit_ms(request) / 1e3}
+            if self.left:
+                header["left"], self.left = self.left, []
+            self.unsent += encode_frame(header)
+            self.in_flight.append(request)
+            if request is self.current:
+                self._start_clock()
+
+    def _limit_ms(self, request: Request) -> int:
+        return self.settings.step_ms if request.session else self.settings.compile_ms
+
+    def _start_clock(self) -> None:
+        if self.current is not None:
+            self.deadline = time.monotonic() + self._limit_ms(self.current) / 1e3
 
     def send(self) -> None:
         """Send what it can take now."""
@@ -96,8 +118,8 @@ class WorkerProcess:
 
     def answered(self, frame: Frame) -> Request:
         """The request that a frame answers."""
-        done, self.current = self.current, None
-        assert done is not None, "it answers what it is asked"
+        done = self.in_flight.popleft()
+        self._start_clock()
         self.taken_bytes = WORKER_BYTES + int(frame[0]["bytes"])
         self.used = time.monotonic()
         return done
