@@ -136,10 +136,13 @@ async def test_a_draft_service_is_added_under_load_and_one_removed(many: Many) -
     await streams.are_under_way()
     assert await asyncio.to_thread(many.sessions, "draft-b") == 0
     many.tell("draft", "draft-b")
-    later = Streams(many, 4, 400)
-    await asyncio.to_thread(eventually, lambda: many.sessions("draft-b") > 0, "draft-b has sessions", 10.0)
+    later = [Streams(many, 4, 400)]
+    async with asyncio.timeout(10):
+        while await asyncio.to_thread(many.sessions, "draft-b") == 0:
+            later.append(Streams(many, 1, 400))
+            await later[-1].are_under_way()
+    assert all([await each.texts() == expected[: len(each.ids)] for each in later])
     assert await streams.texts() == expected
-    assert await later.texts() == expected
     await asyncio.to_thread(eventually, lambda: many.sessions("draft-a") == 0, "draft-a is empty")
 
 

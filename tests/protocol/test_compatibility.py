@@ -1,6 +1,6 @@
-"""Version 1 of the protocol against itself as it was stored: old messages are read, new ones can be read by old services.
+"""Version 1 of the protocol against itself as it was stored: services of two versions understand each other.
 
-`tests/protocol/v1/` holds descriptors and messages that were written once (`python -m tests.protocol.stored`). A field
+`tests/protocol/v1/` holds descriptors and messages that `python -m tests.protocol.stored` wrote once. A field
 may be added; a field that changes its number, type or meaning, or that disappears, fails here.
 """
 
@@ -28,7 +28,7 @@ def old_classes(changed: FileDescriptorSet | None = None) -> dict[str, type[Mess
     descriptors = changed or FileDescriptorSet.FromString(DESCRIPTORS.read_bytes())
     pool = descriptor_pool.DescriptorPool()
     for file in descriptors.file:
-        pool.Add(file)  # type: ignore[no-untyped-call]  # generated
+        pool.Add(file)
     return message_factory.GetMessageClassesForFiles([file.name for file in descriptors.file], pool)
 
 
