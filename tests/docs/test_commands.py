@@ -18,7 +18,12 @@ import typer
 from paceline.cli.main import app
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").glob("*.md"))
+DOCUMENTS = (
+    *ROOT.glob("*.md"),
+    *(ROOT / "docs").glob("*.md"),
+    *(ROOT / "examples").glob("*.md"),
+    *(ROOT / "deploy").rglob("*.md"),
+)
 SERVICES = {
     "target-service": "target_service",
     "draft-service": "draft_service",
