@@ -55,7 +55,9 @@ class DeploymentController:
     def status(self) -> list[ActorStatus]:
         """A line an actor, by name."""
         with self._lock:
-            return [line for name in sorted(self._services) for line in self._services[name].status()]
+            return [
+                line for name in sorted(self._services, key=role_and_index) for line in self._services[name].status()
+            ]
 
     def scale(self, role: ServiceName, count: int) -> None:
         """Have `count` services of a role: returns once new ones are made and those that leave have drained.
@@ -80,7 +82,8 @@ class DeploymentController:
 
     def _scale(self, role: ServiceName, count: int) -> None:
         with self._lock:
-            staying = [service for service in self._services.values() if service.role == role and not service.leaving]
+            known = sorted(self._services.values(), key=lambda service: role_and_index(service.name))
+            staying = [service for service in known if service.role == role and not service.leaving]
             free = (name for index in itertools.count() if (name := f"{role}-{index}") not in self._services)
             for _ in range(count - len(staying)):
                 self._add(next(free))
