@@ -14,7 +14,7 @@ from tools.kubectl import checked, kubectl
 def test_kubectl_is_the_pinned_one_and_another_wheel_is_refused() -> None:
     done = subprocess.run([str(kubectl()), "version", "--client"], capture_output=True, text=True, check=True)
     assert re.search(r"Client Version: v1\.\d+", done.stdout)
-    with pytest.raises(ValueError, match="has sha256 .*, not "):
+    with pytest.raises(ValueError, match=r"has sha256 .*, not "):
         checked(b"another wheel")
 
 
