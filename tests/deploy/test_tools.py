@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 
+from tests.deploy.rendering import ROOT
 from tools import constraints
 from tools.kubectl import checked, kubectl
 
@@ -24,3 +25,10 @@ def test_constraints_follow_requirements_and_leave_builds_and_other_extras_out()
     assert "huggingface-hub" in pinned, "a requirement of a requirement"
     assert not {"pytest", "matplotlib", "paceline"} & pinned.keys()
     assert not any("+" in version for version in pinned.values())
+
+
+def test_folders_and_files_that_the_documents_apply_exist() -> None:
+    text = "".join(file.read_text() for file in (ROOT / "deploy").rglob("*.md"))
+    named = re.findall(r"(?:apply -k|-f) (deploy/\S+)", text)
+    assert len(named) > 5
+    assert not [path for path in named if not (ROOT / path).exists()]
