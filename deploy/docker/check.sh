@@ -58,19 +58,19 @@ step() {
 }
 
 # The Dockerfile's ENV and USER.
-as_service() {
-    env -i PATH=/opt/paceline/bin:/usr/bin:/bin HOME=/cache PACELINE_HOME=/cache/paceline HF_HOME=/cache/huggingface \
-        NUMBA_CACHE_DIR=/cache/numba GOMP_SPINCOUNT=20000 PYTHONUNBUFFERED=1 \
-        chroot --userspec=10001:10001 "$root" "$@"
-}
+as_service=(
+    "$(command -v env)" -i PATH=/opt/paceline/bin:/usr/bin:/bin HOME=/cache PACELINE_HOME=/cache/paceline
+    HF_HOME=/cache/huggingface NUMBA_CACHE_DIR=/cache/numba GOMP_SPINCOUNT=20000 PYTHONUNBUFFERED=1
+    "$(command -v chroot)" --userspec=10001:10001 "$root"
+)
 
 # A service starts, is healthy, ends within its drain when told to, and leaves with 0.
 serves() {
     local name=$1 port=$2 service=$3 pid waited=0
     shift 3
-    as_service paceline "$name" --host=127.0.0.1 --health-port="$port" --drain-seconds=2 "$@" 2>"$folder/$name.log" &
+    "${as_service[@]}" paceline "$name" --host=127.0.0.1 --health-port="$port" --drain-seconds=2 "$@" 2>"$folder/$name.log" &
     pid=$!
-    until as_service python /opt/paceline/healthy.py "$port" "$service" 2>/dev/null; do
+    until "${as_service[@]}" python /opt/paceline/healthy.py "$port" "$service" 2>/dev/null; do
         kill -0 "$pid" 2>/dev/null || { cat "$folder/$name.log"; echo "$name ended" >&2; return 1; }
         ((++waited < 120)) || { cat "$folder/$name.log"; echo "$name is not healthy after two minutes" >&2; return 1; }
         sleep 1
@@ -108,18 +108,21 @@ main() {
     mount -t tmpfs -o uid=10001,gid=10001 tmpfs "$root/cache"
     mount -t tmpfs tmpfs "$root/tmp"
     mount -o remount,bind,ro "$root"
-    if as_service python -c 'open("/opt/paceline/x", "w")' 2>/dev/null; then
-        echo "the root is writable" >&2
-        exit 1
-    fi
-    as_service paceline --version
+    "${as_service[@]}" python -c '
+try:
+    open("/opt/paceline/written", "w")
+except OSError as error:
+    print(error)
+else:
+    raise SystemExit("the root is writable")'
+    "${as_service[@]}" paceline --version
     pids=()
     model='table:law=text,max_length=512,seed=1'
     serves target-service 50163 paceline.v1.TargetService --port=50153 --model="$model"
     serves draft-service 50162 paceline.v1.DraftService --port=50152 --drafter="model:$model" --target-model="$model"
     serves coordinator 50161 paceline.v1.GenerationService --port=50151 --model="$model" \
         --target=dns:///127.0.0.1:50153 --draft=dns:///127.0.0.1:50152
-    as_service paceline generate --coordinator 127.0.0.1:50151 --prompt "The keeper" --max-new-tokens 16 --temperature 0
+    "${as_service[@]}" paceline generate --coordinator 127.0.0.1:50151 --prompt "The keeper" --max-new-tokens 16 --temperature 0
     for pid in "${pids[@]}"; do
         kill -TERM "$pid"
         wait "$pid"
