@@ -150,7 +150,7 @@ class DraftSession:
         self.settle(None)
         self._fresh = True
         self._expect(budget)
-        peer = self._peer = None if self._pool is None else self._pool.place(committed, self._fits)
+        peer = self._peer = None if self._pool is None else self._pool.place(committed, self._fits, self._task.tenant)
         if peer is None:
             self._wanted = False
             return

@@ -30,19 +30,22 @@ class PrefixMemory:
         self._blocks: OrderedDict[tuple[Hashable, int], None] = OrderedDict()
         self._max_blocks = max_blocks
 
-    def remember(self, place: Hashable, token_ids: Sequence[int]) -> None:
-        """The place has these tokens now."""
-        for key in _keys(token_ids):
+    def remember(self, place: Hashable, token_ids: Sequence[int], tenant: str = "") -> None:
+        """The place has these tokens of this tenant now."""
+        for key in _keys(tenant, token_ids):
             self._blocks[place, key] = None
             self._blocks.move_to_end((place, key))
         while len(self._blocks) > self._max_blocks:
             self._blocks.popitem(last=False)
 
-    def longest(self, places: Sequence[Place], token_ids: Sequence[int]) -> dict[Place, int]:
-        """How many of the tokens each place has from the first one on, in whole blocks."""
+    def longest(self, places: Sequence[Place], token_ids: Sequence[int], tenant: str = "") -> dict[Place, int]:
+        """How many of a tenant's tokens each place has from the first one on, in whole blocks.
+
+        By tenant, as the targets share prefixes: where a session goes tells nobody what others have sent.
+        """
         blocks = dict.fromkeys(places, 0)
         holding = list(places)
-        for key in _keys(token_ids):
+        for key in _keys(tenant, token_ids):
             holding = [place for place in holding if (place, key) in self._blocks]
             if not holding:
                 break
@@ -62,9 +65,9 @@ def choose(loads: Mapping[Place, float], cached: Mapping[Place, int]) -> Place:
     return max(loads, key=lambda place: (loads[place] <= most, cached[place], -loads[place]))
 
 
-def _keys(token_ids: Sequence[int]) -> Iterator[int]:
+def _keys(tenant: str, token_ids: Sequence[int]) -> Iterator[int]:
     """A key for each whole block, of all tokens up to its end."""
-    key = 0
+    key = hash(tenant)
     for end in range(BLOCK_TOKENS, len(token_ids) + 1, BLOCK_TOKENS):
         key = hash((key, *token_ids[end - BLOCK_TOKENS : end]))
         yield key

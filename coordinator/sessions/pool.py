@@ -73,7 +73,7 @@ class Pool(Generic[AnyPeer]):
         self._peers.remove(peer)
         self._changed.set()
 
-    def place(self, token_ids: Sequence[int], fits: Fits[AnyPeer] = anywhere) -> AnyPeer | None:
+    def place(self, token_ids: Sequence[int], fits: Fits[AnyPeer] = anywhere, tenant: str = "") -> AnyPeer | None:
         """The peer for a session with this prefix; None: no peer is up that it fits.
 
         Peers that refused a session lately are asked only where there is no other.
@@ -83,14 +83,14 @@ class Pool(Generic[AnyPeer]):
             return None
         if len(self._peers) == 1:
             return takers[0]
-        chosen = choose({peer: peer.load for peer in takers}, self._prefixes.longest(takers, token_ids))
-        self.remember(chosen, token_ids)
+        chosen = choose({peer: peer.load for peer in takers}, self._prefixes.longest(takers, token_ids, tenant))
+        self.remember(chosen, token_ids, tenant)
         return chosen
 
-    def remember(self, peer: AnyPeer, token_ids: Sequence[int]) -> None:
-        """A peer has the rows of these tokens: what goes on behind them is best placed there."""
+    def remember(self, peer: AnyPeer, token_ids: Sequence[int], tenant: str = "") -> None:
+        """A peer has the rows of these tokens: what the tenant sends behind them is best placed there."""
         if len(self._peers) > 1:
-            self._prefixes.remember(peer, token_ids)
+            self._prefixes.remember(peer, token_ids, tenant)
 
     def is_willing(self, fits: Fits[AnyPeer] = anywhere) -> bool:
         """Whether there is a peer for a session that has not refused one lately."""

@@ -208,7 +208,7 @@ class TargetSession:
     def close(self) -> None:
         """End the session on its target, and its lease; the next round opens it anew."""
         if self._peer is not None and self._id is not None:
-            self._pool.remember(self._peer, self._committed)
+            self._pool.remember(self._peer, self._committed, self._task.tenant)
         self._answers.clear()
         self._detach()
 
@@ -299,7 +299,7 @@ class TargetSession:
                 self._answers[base_length] = loop.create_future()
 
     def _open(self, committed: Sequence[int], traceparent: str) -> int:
-        peer = self._pool.place(committed, self._fits)
+        peer = self._pool.place(committed, self._fits, self._task.tenant)
         if peer is None:
             raise self._pool.why_none(self._fits)
         self._peer = peer

@@ -90,6 +90,13 @@ def test_a_prefix_is_remembered_in_whole_blocks() -> None:
     assert memory.longest(("a", "b"), other) == {"a": 0, "b": 0}, "a block counts behind the same tokens only"
 
 
+def test_a_prefix_is_its_tenant_s() -> None:
+    memory = PrefixMemory()
+    memory.remember("a", PREFIX, "one")
+    assert memory.longest(("a",), PREFIX, "one") == {"a": 3 * BLOCK_TOKENS}
+    assert memory.longest(("a",), PREFIX, "another") == {"a": 0}
+
+
 def test_the_memory_is_bounded_and_forgets_the_oldest() -> None:
     memory = PrefixMemory(max_blocks=3)
     memory.remember("a", PREFIX)
