@@ -6,7 +6,9 @@ from pathlib import Path
 
 from paceline.local.service_process import Flags, ServiceName
 from paceline.local.services import LocalServices
+from paceline.local.tls import peer_tls, server_tls
 from paceline.rpc.server import write_atomically
+from paceline.runtime.roles import PeerRole
 
 PEERS = ("target-a", "target-b", "draft-a", "draft-b")
 COORDINATORS = ("coordinator-a", "coordinator-b")
@@ -20,8 +22,7 @@ class ManyServices(LocalServices):
         folder: of logs, configurations and endpoint files.
         target_model: what both targets serve.
         draft_model: what both draft services draft with.
-        shared: settings of every service.
-        of_coordinators: settings of both coordinators.
+        tls: the folder of role certificates that all have mutual TLS with; None: plaintext.
     """
 
     def __init__(
@@ -29,14 +30,11 @@ class ManyServices(LocalServices):
         folder: Path,
         target_model: str,
         draft_model: str,
-        shared: Flags | None = None,
-        of_coordinators: Flags | None = None,
+        tls: Path | None = None,
     ) -> None:
-        super().__init__(folder, start_timeout_s=START_SECONDS)
+        super().__init__(folder, start_timeout_s=START_SECONDS, tls=tls)
         self.target_model = target_model
         self.draft_model = draft_model
-        self._shared = shared or {}
-        self._of_coordinators = of_coordinators or {}
 
     def start_all(self) -> None:
         """Start everything, the coordinators when their peers serve."""
@@ -46,7 +44,7 @@ class ManyServices(LocalServices):
         for role in ("target", "draft"):
             self.tell(role, *(label for label in PEERS if label.startswith(role)))
         for label in COORDINATORS:
-            self.start(label, "coordinator", self._shared | self._coordinator())
+            self.start(label, "coordinator", self._coordinator())
         self.await_serving(*COORDINATORS)
         for label in COORDINATORS:
             self.await_links(label)
@@ -59,7 +57,7 @@ class ManyServices(LocalServices):
             flags |= {"model": model or self.target_model}
         else:
             flags |= {"drafters": [f"model:{model or self.draft_model}"]}
-        self.start(label, name, self._shared | flags)
+        self.start(label, name, flags | server_tls(self.tls, PeerRole(name)))
 
     def tell(self, role: str, *labels: str) -> None:
         """Write a role's endpoints."""
@@ -70,4 +68,4 @@ class ManyServices(LocalServices):
         flags: Flags = {"model": self.target_model, "server.port": 0, "reconnect_max_ms": 200.0}
         for role in ("target", "draft"):
             flags[f"{role}.address"] = f"file:{self.folder / role}"
-        return flags | self._of_coordinators
+        return flags | server_tls(self.tls, PeerRole.COORDINATOR) | peer_tls(self.tls)

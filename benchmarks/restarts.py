@@ -1,9 +1,10 @@
-"""Rolling restarts of every role under load: `python -m benchmarks.restarts --out docs/reports`.
+"""Rolling restarts and rotated certificates under load: `python -m benchmarks.restarts --out docs/reports`.
 
-Two targets, two draft services and two coordinators on simulated models. Requests run all the time on both
-coordinators, and each text is compared with the same target-only and undisturbed. One service after the other, in
-an order that the seed gives, gets SIGTERM, must exit with 0, and is started again. The run fails if a request is
-lost or its text changed.
+Two targets, two draft services and two coordinators on simulated models, under mutual TLS. Requests run all the
+time on both coordinators, and each text is compared with the same target-only and undisturbed. One service after the
+other, in an order that the seed gives, gets SIGTERM, must exit with 0, and is started again; every role gets a new
+certificate before each restart. The run fails if a request is lost or its text changed, or if no service read its
+files again.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 
 from benchmarks import REPORTS
@@ -24,8 +26,10 @@ from benchmarks.reporting.figures import percentile
 from benchmarks.reporting.presentation import markdown_table
 from benchmarks.reporting.reports import write_rows
 from paceline.client import AsyncClient
+from paceline.local.certificates import write_certificates
 from paceline.protocol.errors import PacelineError
 from paceline.protocol.generation import GenerateRequest, SpeculationSettings, Tokens
+from paceline.runtime.config import PeerSettings
 from paceline.runtime.stopping import signals_interrupt
 
 TARGET = "table:vocab=300,seed=1,eos=299,step_ms=4"
@@ -35,6 +39,7 @@ TOKENS = 200
 USERS = 3
 """Requests at once on each coordinator."""
 STOP_SECONDS = 30.0
+LIFETIME = timedelta(hours=1)
 BETWEEN_REQUESTS = 8
 """Requests that end between two restarts, so that every restart meets running ones."""
 
@@ -61,10 +66,10 @@ class Load:
     gaps_ms: list[float] = field(default_factory=list)
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def user(self, address: str, first: int) -> None:
+    async def user(self, coordinator: str | PeerSettings, first: int) -> None:
         """Ask one request after the other until it is over."""
         number = first
-        async with AsyncClient(address) as client:
+        async with AsyncClient(coordinator) as client:
             while not self.over.is_set():
                 await self._ask(client, number)
                 number += 1
@@ -101,9 +106,9 @@ class Restart:
     longest_gap_ms: float
 
 
-async def undisturbed(address: str) -> list[tuple[int, ...]]:
+async def undisturbed(coordinator: str | PeerSettings) -> list[tuple[int, ...]]:
     """Every text, target-only."""
-    async with AsyncClient(address) as client:
+    async with AsyncClient(coordinator) as client:
         wanted = [client.generate(request(number, off=True)) for number in range(TEXTS)]
         return [generation.token_ids for generation in await asyncio.gather(*wanted)]
 
@@ -112,6 +117,8 @@ async def restart(services: ManyServices, label: str, load: Load) -> Restart:
     """Stop a service and start it again, then wait until more requests have ended."""
     before = load.requests, len(load.lost), len(load.changed), len(load.gaps_ms)
     process = services.processes[label]
+    assert services.tls is not None
+    await asyncio.to_thread(write_certificates, services.tls, lifetime=LIFETIME)
     began = time.perf_counter()
     process.signal(signal.SIGTERM)
     exit_code = await asyncio.to_thread(process.wait, STOP_SECONDS)
@@ -138,11 +145,11 @@ async def run(services: ManyServices, rounds: int, seed: int) -> tuple[Load, lis
     """Restart every service so many times, in an order that the seed gives."""
     order = [label for _ in range(rounds) for label in (*PEERS, *COORDINATORS)]
     random.Random(seed).shuffle(order)  # noqa: S311 - no secret
-    load = Load(await undisturbed(services.address_of(COORDINATORS[0])))
-    addresses = [services.address_of(label) for label in COORDINATORS]
+    load = Load(await undisturbed(services.reach(COORDINATORS[0])))
+    coordinators = [services.reach(label) for label in COORDINATORS]
     users = [
-        asyncio.create_task(load.user(address, place * USERS + number))
-        for place, address in enumerate(addresses)
+        asyncio.create_task(load.user(coordinator, place * USERS + number))
+        for place, coordinator in enumerate(coordinators)
         for number in range(USERS)
     ]
     restarts = [await restart(services, label, load) for label in order]
@@ -151,11 +158,20 @@ async def run(services: ManyServices, rounds: int, seed: int) -> tuple[Load, lis
     return load, restarts
 
 
-def report(load: Load, restarts: Sequence[Restart]) -> str:
+def rotations_read(services: ManyServices) -> int:
+    """How often running services took up a new certificate, by their logs."""
+    return sum(
+        process.log_file.read_text().count("TLS files read again: section=server")
+        for process in services.processes.values()
+    )
+
+
+def report(load: Load, restarts: Sequence[Restart], rotations: int) -> str:
     """A table of all together and one of each restart."""
     totals = {
         "requests": load.requests,
-        "restarts": len(restarts),
+        "restarts, each behind new certificates for all": len(restarts),
+        "times that services read certificates again": rotations,
         "lost": len(load.lost),
         "changed texts": len(load.changed),
         "exit codes that are not 0": sum(each.exit_code != 0 for each in restarts),
@@ -188,12 +204,18 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="Of the order.")
     parser.add_argument("--out", type=Path, default=REPORTS)
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, ManyServices(Path(folder), TARGET, DRAFT) as services:
-        load, restarts = asyncio.run(run(services, given.rounds, given.seed))
+    with tempfile.TemporaryDirectory() as folder:
+        tls = Path(folder) / "tls"
+        write_certificates(tls, lifetime=LIFETIME)
+        with ManyServices(Path(folder), TARGET, DRAFT, tls) as services:
+            load, restarts = asyncio.run(run(services, given.rounds, given.seed))
+            rotations = rotations_read(services)
     settings = {"target": TARGET, "draft": DRAFT, "users": str(USERS * len(COORDINATORS)), "tokens": str(TOKENS)}
-    print(write_rows(given.out, "restarts", settings, restarts, report(load, restarts)))
+    print(write_rows(given.out, "restarts", settings, restarts, report(load, restarts, rotations)))
     failures = [*load.lost, *(f"text {number} changed" for number in load.changed)]
     failures += [f"{each.label} exited with {each.exit_code}" for each in restarts if each.exit_code != 0]
+    if not rotations:
+        failures.append("no service read its certificate again")
     if failures:
         raise SystemExit("\n".join(failures))
 
