@@ -76,7 +76,8 @@ def up(
             _show(running.await_serving(wait_seconds, _announce))
             if stays:
                 typer.echo("Ctrl-C takes it down")
-                _watch(running)
+                with contextlib.suppress(KeyboardInterrupt):
+                    _watch(running)
 
 
 @ray.command(epilog=example("paceline ray status", "paceline ray status --json"))
@@ -157,6 +158,7 @@ def _taken_down(running: RunningDeployment, *, always: bool) -> Iterator[None]:
         raise
     if always:
         running.down()
+        typer.echo(f"{running.name} is down")
 
 
 def _watch(running: RunningDeployment) -> None:
