@@ -66,7 +66,9 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, ...]]:
         Cluster(tmp_path_factory.mktemp("plain"), target_model=TARGET, drafters=()) as local,
         local.client() as client,
     ):
-        return [client.generate(request(client=each)).token_ids for each in range(CLIENTS)]
+        found = [client.generate(request(client=each)).token_ids for each in range(CLIENTS)]
+    assert len(set(found)) == CLIENTS, "a comparison can fail"
+    return found
 
 
 @pytest.fixture(scope="module")
