@@ -41,7 +41,7 @@ Wait = Annotated[float, typer.Option(help="Seconds that the services may take un
         "paceline ray up smollm2-135m --address auto --drafts 4 --draft-gpus 0.25 -tp 2",
     )
 )
-@takes_settings(RaySettings, without=NOT_ON_RAY)
+@takes_settings(RaySettings, without=("model", *NOT_ON_RAY))
 def up(
     model: Annotated[
         str, typer.Argument(help="A model that every node finds: a name, a Hugging Face id or a path.")
