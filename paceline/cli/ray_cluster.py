@@ -41,7 +41,7 @@ Wait = Annotated[float, typer.Option(help="Seconds that the services may take un
         "paceline ray up smollm2-135m --address auto --drafts 4 --draft-gpus 0.25 -tp 2",
     )
 )
-@takes_settings(RaySettings, without=(*NOT_ON_RAY, "model"))
+@takes_settings(RaySettings, without=("model", *NOT_ON_RAY))
 def up(
     model: Annotated[
         str, typer.Argument(help="A model that every node finds: a name, a Hugging Face id or a path.")
@@ -76,7 +76,8 @@ def up(
             _show(running.await_serving(wait_seconds, _announce))
             if stays:
                 typer.echo("Ctrl-C takes it down")
-                _watch(running)
+                with contextlib.suppress(KeyboardInterrupt):
+                    _watch(running)
 
 
 @ray.command(epilog=example("paceline ray status", "paceline ray status --json"))
@@ -157,6 +158,7 @@ def _taken_down(running: RunningDeployment, *, always: bool) -> Iterator[None]:
         raise
     if always:
         running.down()
+        typer.echo(f"{running.name} is down")
 
 
 def _watch(running: RunningDeployment) -> None:

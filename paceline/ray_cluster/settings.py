@@ -10,14 +10,13 @@ from pathlib import Path
 from pydantic import Field, field_validator
 
 from paceline.local.service_process import Flags, ServiceName
-from paceline.local.settings import ServeSettings, coordinator_flags, draft_flags, target_flags
+from paceline.local.settings import SHARED_BELOW, ServeSettings, coordinator_flags, draft_flags, target_flags
 from paceline.models.table_names import is_table
 from paceline.protocol.errors import InvalidInput, require
 from paceline.ray_cluster.records import Deployment, ServiceNeeds, ServicePlan
 from paceline.runtime.config import CoordinatorConfig, DraftConfig, ModelSettings, TargetConfig, load_config
 
 DEFAULT_NAME = "paceline"
-SHARED_BELOW = 4
 UNKNOWN_PEER = "unknown:1"
 """Stands for an endpoint until the service runs; each coordinator reads its endpoints from a file."""
 NOT_ON_RAY = ("draft_port", "target_port", "max_restarts")

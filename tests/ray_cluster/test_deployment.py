@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -67,7 +66,9 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, ...]]:
         Cluster(tmp_path_factory.mktemp("plain"), target_model=TARGET, drafters=()) as local,
         local.client() as client,
     ):
-        return [client.generate(request(client=each)).token_ids for each in range(CLIENTS)]
+        found = [client.generate(request(client=each)).token_ids for each in range(CLIENTS)]
+    assert len(set(found)) == CLIENTS, "a comparison can fail"
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -162,10 +163,8 @@ def test_drafts_come_and_go_under_load(deployed: Deployed, texts: list[tuple[int
     with load(coordinator, texts) as outcomes:
         eventually(lambda: len(outcomes) >= CLIENTS, "requests run")
         deployed.do("scale", "--drafts", "2")
-        serving = time.monotonic()
         added = deployed.line("draft-1")["address"]
         eventually(lambda: sessions_of(added) > 0, "the draft that was added has sessions", TAKES_SESSIONS_S)
-        print(f"sessions within {time.monotonic() - serving:.1f} s of serving")  # noqa: T201
         before = len(outcomes)
         deployed.do("scale", "--drafts", "1")
         eventually(lambda: len(outcomes) >= before + 2 * CLIENTS, "requests go on")
@@ -174,6 +173,7 @@ def test_drafts_come_and_go_under_load(deployed: Deployed, texts: list[tuple[int
     assert sessions_of(added) == 0
 
 
+@pytest.mark.full
 def test_a_coordinator_comes_and_goes(deployed: Deployed, plain: tuple[int, ...]) -> None:
     deployed.do("scale", "--coordinators", "2")
     added = deployed.line("coordinator-1")["address"]
@@ -196,6 +196,7 @@ def test_what_a_service_refuses_is_told_and_nothing_stays(nodes: TwoNodes, deplo
     assert other.run("status").returncode == 2
 
 
+@pytest.mark.full
 def test_what_finds_no_room_is_told_and_nothing_stays(nodes: TwoNodes, deployed: Deployed) -> None:
     other = Deployed(nodes, "other")
     done = other.run("up", TARGET, "--drafter", "none", "--target-cpus", "64", "--wait-seconds", "2")
@@ -209,7 +210,6 @@ def test_what_finds_no_room_is_told_and_nothing_stays(nodes: TwoNodes, deployed:
     ("command", "arguments", "error"),
     [
         ("up", (), "name = 'paceline': must be that of no running deployment"),
-        ("scale", ("--drafts", "-1"), "drafts = -1: must be in [0, 1024]"),
         ("scale", ("--coordinators", "0"), "coordinators = 0: must be in [1, 1024]"),
     ],
 )
@@ -219,6 +219,7 @@ def test_bad_commands_are_refused(deployed: Deployed, command: str, arguments: t
     assert error in done.stderr
 
 
+@pytest.mark.full
 def test_ranks_over_two_nodes_write_the_text_of_one(
     nodes: TwoNodes, deployed: Deployed, plain: tuple[int, ...], tmp_path: Path
 ) -> None:
