@@ -24,6 +24,8 @@ from paceline.sampling.grammar import Vocabulary
 
 logger = logging.getLogger(__name__)
 
+LONG_S = 0.25
+"""A compilation that takes longer is long; ordinary schemas take some milliseconds."""
 KEPT_WORKERS = 64
 """Most workers without a session; chosen, not tuned."""
 RETRY_AFTER_MS = 1_000
@@ -60,7 +62,7 @@ class WorkerPool:
         """Whether workers may be too many, or take too much, for the first time."""
         self._asleep = False
         """Whether the thread that watches knows of no deadline."""
-        self._look_s = min(settings.compile_ms, settings.step_ms) / 4e3
+        self._look_s = min(LONG_S, settings.compile_ms / 4e3, settings.step_ms / 4e3)
         """How often it looks for new deadlines."""
 
     def join(self, grammar: Grammar) -> tuple[int, WorkerHandle]:
@@ -128,13 +130,18 @@ class WorkerPool:
                 self._starting = True
                 threading.Thread(target=self._start, name="grammar-start", daemon=True).start()
             return
-        if self._to_fork:
-            compiling = sum(worker.is_compiling for worker in self._workers.values())
-            for _ in range(min(len(self._to_fork), self._settings.workers - compiling)):
-                self._fork(self._host, self._to_fork.popleft())
+        while self._to_fork and self._has_place():
+            self._fork(self._host, self._to_fork.popleft())
         if self._grown:
             self._grown = False
             self._trim()
+
+    def _has_place(self) -> bool:
+        """Whether another grammar may be compiled; those that take long make room for others, which seldom do."""
+        compiling = [worker for worker in self._workers.values() if worker.is_compiling]
+        begun = time.monotonic() - LONG_S
+        quick, most = sum(worker.forked > begun for worker in compiling), self._settings.workers
+        return quick < most and len(compiling) < 2 * most
 
     def _fork(self, host: HostProcess, worker: WorkerHandle) -> None:
         try:
@@ -143,6 +150,7 @@ class WorkerPool:
             logger.warning("grammar worker not forked: error=%s", error)
             self._end(worker, worker.lost())
             return
+        worker.forked = time.monotonic()
         host.selector.register(worker.connection, selectors.EVENT_READ, worker)
         self._go_on(worker)
 

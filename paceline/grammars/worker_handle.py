@@ -51,7 +51,7 @@ class WorkerHandle:
             most. Several are sent ahead, since a process that has to be woken for each takes twice as long.
         waiting: requests behind them.
         taken_bytes: of memory.
-        used: when it answered last, on the monotonic clock.
+        forked, used: when it was forked and when it answered last, on the monotonic clock.
     """
 
     id: int
@@ -64,6 +64,7 @@ class WorkerHandle:
     left: list[int] = field(default_factory=list)
     waiting: deque[Request] = field(default_factory=deque)
     in_flight: deque[Request] = field(default_factory=deque)
+    forked: float = 0.0
     deadline: float = 0.0
     taken_bytes: int = WORKER_BYTES
     used: float = 0.0

@@ -179,7 +179,7 @@ class GrammarSettings(_Settings):
         1 << 29, ge=1 << 24, le=1 << 40, description="Most memory that one grammar may take."
     )
     workers: Annotated[int, Flag("grammar_workers")] = Field(
-        4, ge=1, le=1024, description="Most grammars that are compiled at once; further ones wait."
+        4, ge=1, le=1024, description="Most grammars that are compiled at once; as many again that take long."
     )
     cache_bytes: Annotated[int, Flag("grammar_cache_bytes")] = Field(
         1 << 30,

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from paceline.grammars.pool import LONG_S
 from paceline.grammars.sessions import Awaited, Grammars, GrammarSession
 from paceline.models.tokenizer import TableTokenizer, Tokenizer
 from paceline.protocol.errors import (
@@ -41,6 +42,10 @@ TIGHT = GrammarSettings(compile_ms=700, memory_bytes=1 << 26)
 
 def regex(text: str) -> Grammar:
     return Grammar(GrammarKind.REGEX, text)
+
+
+def without_end(number: int) -> Grammar:
+    return Grammar(GrammarKind.JSON_SCHEMA, f'{{"type":"integer","multipleOf":{5_000_011 + 2 * number}}}')
 
 
 @contextmanager
@@ -221,11 +226,15 @@ def test_a_session_that_ends_ends_its_compilation() -> None:
 
 def test_only_so_many_compile_at_once_and_the_others_wait_for_a_place() -> None:
     with grammars(GrammarSettings(compile_ms=600_000, workers=2)) as followed:
-        slow = [followed.open(regex(f"x{i}" + HOSTILE["options"].text[:-4]), (END,), 0) for i in range(2)]
-        eventually(lambda: len(workers()) == 2, "both are being compiled")
+        slow = [followed.open(without_end(number), (END,), 0) for number in range(3)]
+        eventually(lambda: len(workers()) == 3, "the third takes the place of one that takes long")
+        assert opened(followed, regex("xy")).ask([], [[]]).result(WAIT_S)[0], "an ordinary one finds a place"
+        slow.append(followed.open(without_end(3), (END,), 0))
+        eventually(lambda: len(workers()) == 5, "four take long")
         behind = followed.open(regex("ab"), (END,), 0)
         asked = behind.ask([], [[]])
-        assert len(workers()) == 2
+        with pytest.raises(TimeoutError):
+            behind.compiled.result(2 * LONG_S)
         slow[0].close()
         behind.compiled.result(WAIT_S)
         assert asked.result(WAIT_S)[0]
