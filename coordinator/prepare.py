@@ -34,13 +34,14 @@ def prepare(
     traceparent: str = "",
     tenant: str = "",
 ) -> GenerationTask:
-    """Check a request and fix everything that its rounds depend on; `tenant` is whose request it is.
+    """Check a request and fix everything that its rounds depend on.
 
     Args:
         request: with token ids (`coordinator.prompts`).
         model: what it is for.
         deadline: on the monotonic clock, seconds.
         traceparent: of the client's span.
+        tenant: whose request it is.
 
     Raises:
         InvalidInput: naming field, value and limit.

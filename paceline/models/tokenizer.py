@@ -6,7 +6,7 @@ import copy
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.models.table_names import TableSpec, is_table
 from paceline.protocol.errors import InvalidInput, Unsupported, require
@@ -188,7 +188,7 @@ class TransformersTokenizer:
         # Unset, whatever added token the template writes would count as special, also `<think>`.
         inner.chat_control_tokens = list(self._further_special)
         try:
-            ids = inner.apply_chat_template(
+            ids: Any = inner.apply_chat_template(
                 turns, add_generation_prompt=True, return_dict=False, sanitize_control_tokens=True
             )
         except ValueError as error:

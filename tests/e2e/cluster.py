@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from paceline.client import AsyncClient, Client
 from paceline.local.service_process import Flags, ServiceName
@@ -73,10 +74,10 @@ class Cluster(LocalServices):
         self.start(name, name, self._settings(name))
         self.await_serving(name)
 
-    def client(self, **options: float) -> Client:
+    def client(self, **options: Any) -> Client:
         return Client(self.reach("coordinator"), **options)
 
-    def async_client(self, **options: float) -> AsyncClient:
+    def async_client(self, **options: Any) -> AsyncClient:
         return AsyncClient(self.reach("coordinator"), **options)
 
     def wait_idle(self, timeout_s: float = 20.0) -> None:

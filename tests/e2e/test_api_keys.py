@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -55,14 +56,23 @@ def guarded(tmp_path_factory: pytest.TempPathFactory, file: Path) -> Iterator[Cl
 
 
 @pytest.fixture
-def keys(file: Path) -> Iterator[Path]:
+def keys(guarded: Cluster, file: Path) -> Iterator[Path]:
     """The file, with all keys; a test may change it."""
     yield file
     save(file, *KEYS)
+    with client_of(guarded, "alice") as client:
+        eventually(lambda: known(client), "all keys are back")
 
 
 def client_of(cluster: Cluster, name: str) -> Client:
     return Client(cluster.address, api_key=KEYS[name], timeout_s=60)
+
+
+def known(client: Client) -> bool:
+    try:
+        return bool(client.describe_models())
+    except Unauthenticated:
+        return False
 
 
 def refusal(client: Client, request: GenerateRequest = SHORT) -> PacelineError:
@@ -100,7 +110,8 @@ def test_each_key_is_served_and_the_text_is_the_same(guarded: Cluster) -> None:
 
 def test_a_revoked_key_ends_its_streams_and_no_others(guarded: Cluster, keys: Path) -> None:
     with client_of(guarded, "alice") as alice, client_of(guarded, "bob") as bob:
-        others, ours = bob.stream(ENDLESS), alice.stream(ENDLESS)
+        others: Any = bob.stream(ENDLESS)
+        ours = alice.stream(ENDLESS)
         kept = [next(others) for _ in range(2)]
         received = [next(ours) for _ in range(3)]
         save(keys, "bob")
@@ -159,7 +170,7 @@ def test_tokens_of_prompt_and_text_are_counted(guarded: Cluster) -> None:
 
 def test_running_requests_are_counted(guarded: Cluster) -> None:
     with client_of(guarded, "one") as client:
-        stream = client.stream(ENDLESS)
+        stream: Any = client.stream(ENDLESS)
         next(stream)
         error = refusal(client_of(guarded, "one"))
         assert isinstance(error, Overloaded)
