@@ -26,7 +26,9 @@ if _version_not_supported:
 
 
 class GenerationServiceStub:
-    """Generates text that is exactly the target's own.
+    """Generates text that is exactly the target's own. Where the coordinator asks for API keys, each call has the metadata
+    "authorization: Bearer KEY"; without one of its keys it is refused as UNAUTHENTICATED, and a stream ends so when its
+    key is revoked.
     """
 
     def __init__(self, channel):
@@ -48,7 +50,9 @@ class GenerationServiceStub:
 
 
 class GenerationServiceServicer:
-    """Generates text that is exactly the target's own.
+    """Generates text that is exactly the target's own. Where the coordinator asks for API keys, each call has the metadata
+    "authorization: Bearer KEY"; without one of its keys it is refused as UNAUTHENTICATED, and a stream ends so when its
+    key is revoked.
     """
 
     def Generate(self, request, context):
@@ -87,7 +91,9 @@ def add_GenerationServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class GenerationService:
-    """Generates text that is exactly the target's own.
+    """Generates text that is exactly the target's own. Where the coordinator asks for API keys, each call has the metadata
+    "authorization: Bearer KEY"; without one of its keys it is refused as UNAUTHENTICATED, and a stream ends so when its
+    key is revoked.
     """
 
     @staticmethod
