@@ -14,7 +14,7 @@ CONCURRENCY_RETRY_MS = 500
 Clock = Callable[[], float]
 
 
-class Bucket:
+class TokenBucket:
     """Holds at most a minute's worth and fills at an even rate; what is taken may exceed what is there.
 
     Who takes too much leaves a debt, which fills up like the rest. So what can't be known beforehand, the length
@@ -57,8 +57,8 @@ class Meter:
         self._clock = clock
         self._limits = limits
         self._running = 0
-        self._requests: Bucket | None = None
-        self._tokens: Bucket | None = None
+        self._requests: TokenBucket | None = None
+        self._tokens: TokenBucket | None = None
         self.limit(limits)
 
     def limit(self, limits: KeyLimits) -> None:
@@ -100,16 +100,16 @@ class Meter:
         if self._tokens is not None:
             self._tokens.take(tokens)
 
-    def _resized(self, bucket: Bucket | None, per_minute: int | None) -> Bucket | None:
+    def _resized(self, bucket: TokenBucket | None, per_minute: int | None) -> TokenBucket | None:
         if per_minute is None:
             return None
         if bucket is None:
-            return Bucket(per_minute, self._clock)
+            return TokenBucket(per_minute, self._clock)
         bucket.resize(per_minute)
         return bucket
 
 
-def _require_room(name: str, bucket: Bucket | None, amount: int) -> None:
+def _require_room(name: str, bucket: TokenBucket | None, amount: int) -> None:
     wait_s = 0.0 if bucket is None else bucket.wait_s(amount)
     if bucket is not None and wait_s > 0:
         raise _reached(name, bucket.per_minute, math.ceil(wait_s * 1e3))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.access.keys import KeyLimits
-from paceline.access.limits import Bucket, Meter
+from paceline.access.limits import TokenBucket, Meter
 from paceline.protocol.errors import Overloaded
 
 
@@ -124,7 +124,7 @@ def test_whoever_waits_as_told_is_let_in_and_nobody_gets_more_than_the_rate(
     per_minute: int, asked: list[tuple[int, float]]
 ) -> None:
     clock = Turned()
-    bucket, begun, taken = Bucket(per_minute, clock), clock.now, 0
+    bucket, begun, taken = TokenBucket(per_minute, clock), clock.now, 0
     for amount, later in asked:
         clock.now += later
         wait = bucket.wait_s(amount)

@@ -28,6 +28,7 @@ KEY, WRONG_KEY = new_key(), new_key()
 VERBOSE = """
 import logging
 logging.basicConfig(level=logging.DEBUG, format="%(levelname)s %(name)s %(message)s")
+logging.getLogger("numba").setLevel(logging.INFO)  # shows every instruction that it compiles
 """
 TELLING = """
 from paceline.protocol import errors
@@ -86,9 +87,10 @@ def test_nothing_that_a_client_sends_or_gets_is_logged_or_traced(tmp_path: Path)
     assert {service for service, _ in receiver.spans} >= {"paceline-coordinator"}
     secrets = [MARKER, KEY, WRONG_KEY, KEY.removeprefix("pl-"), hash_of(WRONG_KEY)]
     for generation in generations:
-        secrets += [generation.text, listed(generation.prompt_token_ids), listed(generation.token_ids)]
+        ids = (generation.prompt_token_ids, generation.token_ids)
+        secrets += [generation.text, *(listed(token_ids) for token_ids in ids if len(token_ids) >= 4)]
     for secret in secrets:
-        assert secret, "an empty text would be found anywhere"
+        assert len(secret) >= 8, "what is short is found anywhere"
         assert secret not in log
         assert secret not in spans
 
