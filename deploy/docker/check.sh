@@ -117,7 +117,7 @@ else:
     raise SystemExit("the root is writable")'
     "${as_service[@]}" paceline --version
     pids=()
-    model='table:law=text,max_length=512,seed=1'
+    model='table:distribution=text,max_length=512,seed=1'
     serves target-service 50163 paceline.v1.TargetService --port=50153 --model="$model"
     serves draft-service 50162 paceline.v1.DraftService --port=50152 --drafter="model:$model" --target-model="$model"
     serves coordinator 50161 paceline.v1.GenerationService --port=50151 --model="$model" \
