@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.access.keys import KeyLimits
-from paceline.access.limits import TokenBucket, Meter
+from paceline.access.limits import Meter, TokenBucket
 from paceline.protocol.errors import Overloaded
 
 
