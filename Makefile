@@ -36,7 +36,7 @@ demo: pull
 demo: export DEMO_PROMPT = $(value PROMPT)
 
 test: pull
-	$(BIN)/python -m pytest -q -m 'not full'
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'not full'
 
 test-full: pull
 	$(BIN)/python -m tools.full_report

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from draft_service.drafters.interface import AnyDrafter, Draft, Prepared, Speculating
 from paceline.grammars.sessions import Awaited, GrammarSession
 from paceline.protocol.draft import Commit, DraftBudget, Verifying
-from paceline.protocol.errors import require, require_ids
+from paceline.protocol.errors import PacelineError, require, require_ids
 from paceline.protocol.proposal import ROOT, Acceptance, Outcome, Proposal
 from paceline.protocol.records import StepTimings
 from paceline.rpc.sessions import ServedSession
@@ -56,7 +56,8 @@ class DraftingSession(ServedSession):
             return None
         error = self.grammar.compiled.exception()
         if error is not None:
-            logger.info("drafting without the grammar: session=%d error=%s", self.id, error)
+            why = error.for_log if isinstance(error, PacelineError) else type(error).__name__
+            logger.info("drafting without the grammar: session=%d error=%s", self.id, why)
             return None
         return Awaited(self.grammar, GRAMMAR_PATIENCE_S)
 

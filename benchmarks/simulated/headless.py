@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 from unittest import mock
 
 from coordinator import __main__ as process
+from coordinator import pools
 from paceline.protocol import codec
 from paceline.protocol.generation import Finished
 from paceline.protocol.records import GenerationStats
@@ -66,6 +68,9 @@ async def with_coordinator(config: CoordinatorConfig, body: Callable[[Generate],
         server = DirectServer()
         await register(server)
         assert server.generate is not None, "the servicer registered"
+        async with asyncio.timeout(LINK_SECONDS):
+            while len(links) < 1 + (config.draft is not None):  # noqa: ASYNC110 - endpoints are looked up first
+                await asyncio.sleep(0)
         for link in links:
             await link.wait_up(LINK_SECONDS)
         found.append(await body(server.generate))
@@ -79,8 +84,8 @@ async def with_coordinator(config: CoordinatorConfig, body: Callable[[Generate],
 
     with (
         mock.patch.object(process, "run_server", run_server),
-        mock.patch.object(process, "TargetLink", kept(TargetLink)),
-        mock.patch.object(process, "DraftLink", kept(DraftLink)),
+        mock.patch.object(pools, "TargetLink", kept(TargetLink)),
+        mock.patch.object(pools, "DraftLink", kept(DraftLink)),
     ):
         await process.serve(config)
     return found[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -17,6 +19,8 @@ from paceline.runtime.roles import PeerRole
 
 START_SECONDS = 60.0
 POLL_SECONDS = 0.01
+NEVER_EPHEMERAL = (15_000, 32_000)
+"""Below those that systems give to clients."""
 TARGET = "table:vocab=64,seed=1"
 NEAR = "table:vocab=64,seed=1,noise=0.3"
 
@@ -30,11 +34,12 @@ def eventually(condition: Callable[[], bool], what: str, timeout_s: float = 20.0
 
 
 def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that was free a moment ago, and that no connection is given by chance meanwhile."""
+    while True:
+        port = random.randrange(*NEVER_EPHEMERAL)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class Cluster(LocalServices):

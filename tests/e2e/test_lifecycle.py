@@ -89,6 +89,14 @@ def descendants(pid: int) -> list[int]:
     return [process.pid for process in psutil.Process(pid).children(recursive=True)]
 
 
+@pytest.fixture(autouse=True)
+def hang_ups_end_what_is_started() -> Iterator[None]:
+    """Also where the suite itself was started to outlive its terminal: children inherit what is ignored."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
 def test_services_and_ranks_end_with_their_supervisor(tmp_path: Path, number: signal.Signals) -> None:
     with serving(tmp_path, "--drafter", "model:table:vocab=300,seed=1,eos=299", "-tp", "2") as command:

@@ -198,7 +198,7 @@ def test_a_round_that_takes_too_long_ends_its_session_and_the_others_may_begin_a
         slow, waiting = opened(followed, regex("[a-z]+")), opened(followed, regex("[a-z]+"))
         (killed,) = workers()
         other = opened(followed, regex("(ab)+"))
-        failed = slow.ask([], [[ord("a")], [ord("b")]] * 100_000)
+        failed = slow.ask([], [[ord("a")], [ord("b")]] * 500_000)
         behind = waiting.ask([], [[]])
         error = failed.exception(WAIT_S)
         assert isinstance(error, InvalidInput)

@@ -32,7 +32,7 @@ class ResidualReusesDraftNoise(Rounds):
 
     def verify(self, round_: Round) -> Verdict:
         def on_draft_stream(scores: Scores, key: NoiseKey, stream: Stream, position: int, round_key: int = 0) -> int:
-            return racing.race(scores, key, Stream.DRAFT, position, round_key)
+            return racing.race(scores, self.draft_noise, Stream.DRAFT, position, round_key)
 
         with mock.patch.object(acceptance, "race", on_draft_stream):
             return super().verify(round_)

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,14 @@ async def serving(
     finally:
         server.process.kill()
         server.process.communicate()
+
+
+@pytest.fixture(autouse=True)
+def hang_ups_end_what_is_started() -> Iterator[None]:
+    """Also where the suite itself was started to outlive its terminal: children inherit what is ignored."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
