@@ -81,7 +81,9 @@ def refusal(client: Client, request: GenerateRequest = SHORT) -> PacelineError:
     return caught.value
 
 
-@pytest.mark.parametrize("key", [None, "pl-wrong", hash_of(KEYS["alice"]), "x" * 1024])
+@pytest.mark.parametrize(
+    "key", [None, "pl-wrong", hash_of(KEYS["alice"]), "x" * 1024], ids=["none", "wrong", "a hash", "long"]
+)
 def test_without_one_of_its_keys_the_coordinator_says_nothing(guarded: Cluster, key: str | None) -> None:
     with Client(guarded.address, api_key=key, timeout_s=20) as client:
         with pytest.raises(Unauthenticated) as asked:
