@@ -30,8 +30,12 @@ async def _all(numbers: list[str]) -> list[Outcome]:
 def main() -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("numbers", nargs="*", choices=sorted({each.number for each in ATTACKS}), metavar="NUMBER")
-    outcomes = asyncio.run(_all(parser.parse_args().numbers))
+    parser.add_argument("numbers", nargs="*", metavar="NUMBER", help="Of the attacks to try, such as D1; none: all.")
+    numbers = parser.parse_args().numbers
+    known = {each.number for each in ATTACKS}
+    if unknown := sorted(set(numbers) - known):
+        parser.error(f"NUMBER = {unknown[0]}: must be one of {', '.join(sorted(known))}")
+    outcomes = asyncio.run(_all(numbers))
     print(table(outcomes))  # noqa: T201
     return 0 if all(each.held for each in outcomes) else 1
 

@@ -15,6 +15,7 @@ from tests.attacks.registry import attack
 
 TABLE = "table:vocab=300,seed=1,eos=299"
 ENDED_S = 20.0
+MAIN = "from paceline.cli.main import main; main()"
 
 
 @attack("D7", "SIGKILL and SIGHUP of `paceline serve`")
@@ -28,7 +29,7 @@ async def orphans(folder: Path) -> str:
 
 def _end_serve(folder: Path, number: signal.Signals) -> float:
     ports = ("--port", "0", "--draft-port", "0", "--target-port", "0")
-    command = [sys.executable, "-m", "paceline.cli.main", "serve", TABLE, "--drafter", f"model:{TABLE},noise=0.2"]
+    command = [sys.executable, "-c", MAIN, "serve", TABLE, "--drafter", f"model:{TABLE},noise=0.2"]
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f"serve-{number.name}.log").open("wb") as log:
         serve = subprocess.Popen([*command, *ports], stdout=log, stderr=log)
