@@ -12,7 +12,7 @@ import argparse
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -20,10 +20,9 @@ import grpc
 import ray
 
 from benchmarks import REPORTS
-from benchmarks.reporting.figures import percentile
 from benchmarks.reporting.presentation import markdown_table
 from benchmarks.reporting.reports import write_rows
-from benchmarks.restarts import DRAFT, TARGET, TOKENS, USERS, Load, undisturbed
+from benchmarks.steady_load import BETWEEN_REQUESTS, DRAFT, TARGET, TOKENS, USERS, Load, Seen, undisturbed
 from paceline.local.service_process import ServiceName
 from paceline.ray_cluster.deployments import RunningDeployment, connected
 from paceline.ray_cluster.placement import NAMESPACE
@@ -35,12 +34,10 @@ KILLED = ("target-0", "draft-0", "draft-1", "coordinator-0", "coordinator-1")
 SCALED: tuple[tuple[ServiceName, int], ...] = (("draft", 3), ("draft", 2), ("coordinator", 3), ("coordinator", 2))
 START_SECONDS = 120.0
 POLL_SECONDS = 0.1
-BETWEEN_REQUESTS = 8
-"""Requests that end between two events, so that every event meets running ones."""
 
 
 @dataclass(frozen=True)
-class RayEvent:
+class RayEvent(Seen):
     """What was done, and what the users saw of it.
 
     Attributes:
@@ -51,10 +48,6 @@ class RayEvent:
     what: str
     serving_s: float
     sessions_s: float | None
-    requests: int
-    lost: int
-    changed: int
-    longest_gap_ms: float
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -99,7 +92,7 @@ def has_sessions(address: str) -> bool:
 
 async def observe(running: RunningDeployment, load: Load, what: str) -> RayEvent:
     """Do one thing, then wait until more requests have ended."""
-    before = load.requests, len(load.lost), len(load.changed), len(load.gaps_ms)
+    before = load.mark()
     began = time.perf_counter()
     verb, name, *count = what.split()
     sessions_s = None
@@ -108,15 +101,12 @@ async def observe(running: RunningDeployment, load: Load, what: str) -> RayEvent
     else:
         sessions_s = await scale(running, "draft" if name == "drafts" else "coordinator", int(count[0]))
     serving = time.perf_counter()
-    await until(lambda: load.requests >= before[0] + BETWEEN_REQUESTS)
+    await until(lambda: load.since(before).requests >= BETWEEN_REQUESTS)
     return RayEvent(
         what=what,
         serving_s=serving - began,
         sessions_s=sessions_s,
-        requests=load.requests - before[0],
-        lost=len(load.lost) - before[1],
-        changed=len(load.changed) - before[2],
-        longest_gap_ms=max(load.gaps_ms[before[3] :], default=0.0),
+        **asdict(load.since(before)),
     )
 
 
@@ -124,44 +114,29 @@ async def run(running: RunningDeployment, rounds: int) -> tuple[Load, list[RayEv
     """Everything so many times."""
     addresses = [line.address for line in running.status() if line.role == "coordinator"]
     load = Load(await undisturbed(addresses[0]))
-    users = [
-        asyncio.create_task(load.user(address, place * USERS + number))
-        for place, address in enumerate(addresses)
-        for number in range(USERS)
-    ]
+    users = load.start(addresses)
     whats = [*(f"kill {name}" for name in KILLED), *(f"scale {role}s {count}" for role, count in SCALED)]
     events = [await observe(running, load, what) for _ in range(rounds) for what in whats]
-    load.over.set()
-    await asyncio.gather(*users)
+    await load.end(users)
     return load, events
 
 
 def report(load: Load, events: Sequence[RayEvent]) -> str:
     """A table of all together and one of each event."""
-    totals = {
-        "requests": load.requests,
+    kinds = {
         "kills": sum(each.what.startswith("kill") for each in events),
         "changes of scale": sum(each.what.startswith("scale") for each in events),
-        "lost": len(load.lost),
-        "changed texts": len(load.changed),
-        "gap between tokens p50, ms": percentile(load.gaps_ms, 50),
-        "gap between tokens p99, ms": percentile(load.gaps_ms, 99),
-        "longest gap, ms": max(load.gaps_ms),
     }
     rows = [
         {
             "event": each.what,
             "all serve after s": each.serving_s,
             "new draft has sessions after s": "" if each.sessions_s is None else each.sessions_s,
-            "requests ended meanwhile": each.requests,
-            "lost": each.lost,
-            "changed": each.changed,
-            "longest gap ms": each.longest_gap_ms,
+            **each.columns(),
         }
         for each in events
     ]
-    summary = markdown_table([{"what": name, "value": value} for name, value in totals.items()])
-    return f"{summary}\n{markdown_table(rows)}"
+    return f"{load.table(kinds)}\n{markdown_table(rows)}"
 
 
 def main() -> None:
@@ -183,9 +158,8 @@ def main() -> None:
             running.down()
     described = {"target": TARGET, "draft": DRAFT, "users": str(USERS * 2), "tokens": str(TOKENS)}
     print(write_rows(given.out, "ray-events", described, events, report(load, events)))
-    failures = [*load.lost, *(f"text {number} changed" for number in load.changed)]
-    if failures:
-        raise SystemExit("\n".join(failures))
+    if load.failures:
+        raise SystemExit("\n".join(load.failures))
 
 
 if __name__ == "__main__":

@@ -7,14 +7,10 @@ from collections.abc import Iterable
 from coordinator.sessions.peer import Peer
 from coordinator.sessions.pool import Pool
 from paceline.protocol.draft import Commit, DraftCommand, DraftEvent, Verifying
-from paceline.rpc.peer_link import DraftLink
 
 
 class DraftPeer(Peer[DraftCommand, DraftEvent]):
     """The link to a draft service."""
-
-    def __init__(self, link: DraftLink) -> None:
-        super().__init__(link)
 
     def send(self, command: DraftCommand) -> None:
         """Queue a command; raises `PeerUnavailable` when the link is down."""

@@ -8,16 +8,12 @@ from collections.abc import Iterable
 from coordinator.sessions.peer import Peer
 from coordinator.sessions.pool import Pool
 from paceline.protocol.target import TargetCommand, TargetEvent
-from paceline.rpc.peer_link import TargetLink
 
 logger = logging.getLogger(__name__)
 
 
 class TargetPeer(Peer[TargetCommand, TargetEvent]):
     """The link to a target."""
-
-    def __init__(self, link: TargetLink) -> None:
-        super().__init__(link)
 
 
 class TargetPool(Pool[TargetPeer]):
