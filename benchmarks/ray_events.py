@@ -22,7 +22,7 @@ import ray
 from benchmarks import REPORTS
 from benchmarks.reporting.presentation import markdown_table
 from benchmarks.reporting.reports import write_rows
-from benchmarks.steady_load import BETWEEN_REQUESTS, DRAFT, TARGET, TOKENS, USERS, Load, Seen, undisturbed
+from benchmarks.steady_load import BETWEEN_REQUESTS, DRAFT, TARGET, TOKENS, USERS, Load, SeenByUsers, undisturbed
 from paceline.local.service_process import ServiceName
 from paceline.ray_cluster.deployments import RunningDeployment, connected
 from paceline.ray_cluster.placement import NAMESPACE
@@ -37,7 +37,7 @@ POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
-class RayEvent(Seen):
+class RayEvent(SeenByUsers):
     """What was done, and what the users saw of it.
 
     Attributes:

@@ -24,7 +24,7 @@ from benchmarks import REPORTS
 from benchmarks.many_services import COORDINATORS, PEERS, ManyServices
 from benchmarks.reporting.presentation import markdown_table
 from benchmarks.reporting.reports import write_rows
-from benchmarks.steady_load import BETWEEN_REQUESTS, DRAFT, TARGET, TOKENS, USERS, Load, Seen, undisturbed
+from benchmarks.steady_load import BETWEEN_REQUESTS, DRAFT, TARGET, TOKENS, USERS, Load, SeenByUsers, undisturbed
 from paceline.local.certificates import write_certificates
 from paceline.runtime.stopping import signals_interrupt
 
@@ -33,7 +33,7 @@ LIFETIME = timedelta(hours=1)
 
 
 @dataclass(frozen=True)
-class Restart(Seen):
+class Restart(SeenByUsers):
     """One service's; seconds from the signal to its end, and from its start until it serves."""
 
     label: str

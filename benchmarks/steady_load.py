@@ -36,7 +36,7 @@ def request(number: int, *, off: bool = False) -> GenerateRequest:
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenByUsers:
     """What the users saw from one moment on."""
 
     requests: int
@@ -94,10 +94,10 @@ class Load:
         """This moment, for `since`."""
         return self.requests, len(self.lost), len(self.changed), len(self.gaps_ms)
 
-    def since(self, mark: tuple[int, int, int, int]) -> Seen:
+    def since(self, mark: tuple[int, int, int, int]) -> SeenByUsers:
         """What the users saw since then."""
         requests, lost, changed, gaps = mark
-        return Seen(
+        return SeenByUsers(
             requests=self.requests - requests,
             lost=len(self.lost) - lost,
             changed=len(self.changed) - changed,
