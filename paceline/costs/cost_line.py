@@ -1,0 +1,56 @@
+"""What a service says that its steps take: points joined by straight lines. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+from paceline.protocol.errors import require
+
+MAX_POINTS = 64
+MAX_COST_ROWS = 1 << 20
+
+
+@dataclass(frozen=True)
+class CostLine:
+    """Milliseconds of a step by its rows. Without points nothing is known: every step takes 0.
+
+    Attributes:
+        points: (rows, ms), both rising; at most `MAX_POINTS`.
+
+    Raises:
+        InvalidInput: rows that don't rise, times that fall, or numbers out of bounds.
+    """
+
+    points: tuple[tuple[float, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        require(len(self.points) <= MAX_POINTS, "cost line points", len(self.points), f"at most {MAX_POINTS}")
+        before = (0.0, 0.0)
+        for rows, ms in self.points:
+            rising = before[0] < rows <= MAX_COST_ROWS and before[1] <= ms < float("inf")
+            require(rising, "cost line point", (rows, ms), f"rows above {before[0]:g}, ms of at least {before[1]:g}")
+            before = (rows, ms)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether anything has been measured."""
+        return bool(self.points)
+
+    def ms(self, rows: float) -> float:
+        """Milliseconds of a step of so many rows; straight on beyond the points, the first one's below them."""
+        if not self.points:
+            return 0.0
+        if rows <= self.points[0][0] or len(self.points) == 1:
+            return self.points[0][1]
+        place = min(bisect_left(self.points, (rows,)), len(self.points) - 1)
+        (low, low_ms), (high, high_ms) = self.points[place - 1], self.points[place]
+        return low_ms + (high_ms - low_ms) * (rows - low) / (high - low)
+
+    def per_row(self, rows: float, more: float = 1.0) -> float:
+        """Milliseconds that each of `more` rows adds to a step of `rows`."""
+        return (self.ms(rows + more) - self.ms(rows)) / more
+
+    def scaled(self, factor: float) -> CostLine:
+        """The same with every time multiplied."""
+        return CostLine(tuple((rows, ms * factor) for rows, ms in self.points))
