@@ -21,6 +21,7 @@ from paceline.protocol.draft import (
     DraftedProposal,
     DraftEvent,
     DraftOpen,
+    Shadow,
     Verifying,
 )
 from paceline.protocol.errors import InvalidInput, Overloaded, PacelineError, PeerUnavailable, require
@@ -127,6 +128,10 @@ class DraftSession:
         self._cache = SpeculationCache[Redrawn]()
         self.on_prepared: Callable[[], None] = lambda: None
         """Called when a proposal for an outcome that is not known yet has come, or has grown."""
+        self.on_shadow: Callable[[Shadow], None] = lambda shadow: None
+        """Called with the shadow of committed tokens, each position at most once in a session, in order."""
+        self._shadowed = self._told = 0
+        """Tokens whose shadow can't come any more, and tokens that the draft service knows."""
         self._arrived = asyncio.Event()
         self._budget = DraftBudget()
         self._wanted = False
@@ -156,8 +161,9 @@ class DraftSession:
             return
         try:
             self._id, self._opened_at = peer.attach(self), len(committed) - 1
+            self._shadowed = self._told = len(committed)
             spec = replace(self._task.spec(committed, traceparent), noise=self._noise)
-            peer.send(DraftOpen(self._id, spec, self._drafter, budget))
+            peer.send(DraftOpen(self._id, spec, self._drafter, budget, takes_shadows=True))
         except PeerUnavailable as error:
             self._give_up(error.for_log)
 
@@ -188,6 +194,7 @@ class DraftSession:
             self.open(pending.committed, pending.budget, pending.traceparent)
             return
         self._expect(pending.budget)
+        self._told = len(pending.committed)
         command = Commit(
             session_id=self._id,
             outcome=pending.outcome,
@@ -257,6 +264,8 @@ class DraftSession:
             self._give_up(error.for_log)
         elif isinstance(event, DraftedProposal):
             self._put(event)
+        elif isinstance(event, Shadow):
+            self._report(event)
 
     def on_lost(self, error: PacelineError) -> None:
         """The link broke, and this session with it."""
@@ -274,6 +283,15 @@ class DraftSession:
             self._arrived.set()
         else:
             self.on_prepared()
+
+    def _report(self, shadow: Shadow) -> None:
+        if not self._shadowed <= shadow.first_position < shadow.end <= self._told:
+            known = f"among [{self._shadowed}, {self._told}), committed and not reported before"
+            positions = f"[{shadow.first_position}, {shadow.end})"
+            self._give_up(f"it sent a malformed shadow: positions = {positions}: must be {known}")
+            return
+        self._shadowed = shadow.end
+        self.on_shadow(shadow)
 
     def _redrawn(self, drafted: DraftedProposal) -> Redrawn:
         """Now, when it arrives: what is prepared costs nothing between a verdict and the next round."""
