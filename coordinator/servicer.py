@@ -9,8 +9,8 @@ from typing import Any
 
 import grpc
 
-from coordinator.policy.cost_model import CostModel
 from coordinator.policy.drafting import Drafting, DraftingSettings
+from coordinator.policy.planner import Planner
 from coordinator.prepare import ServedModel, prepare
 from coordinator.prompts import PromptReader
 from coordinator.round import run_rounds
@@ -63,7 +63,7 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         self._tokenizer = tokenizer
         self._target = target
         self._draft = draft
-        self._cost_model = CostModel()
+        self._planner = Planner()
         self._running = 0
 
     @typed_errors
@@ -121,7 +121,7 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
     async def _stream(self, task: GenerationTask, write: Write, caller: Caller, arrived: float) -> None:
         sequence = Sequence(task, self._tokenizer)
         target = TargetSession(self._target, task)
-        drafting = Drafting(task, self._draft, self._cost_model, self._drafting)
+        drafting = Drafting(task, self._draft, self._planner, self._drafting)
         stats = StatsBuilder(arrived)
 
         def free() -> None:

@@ -219,7 +219,7 @@ class Drafting:
         self._leased = ahead.leased
         self._self_started, self._target_can_prefetch = ahead.self_started, ahead.can_prefetch
         self._planner.move(ahead.peer, self._session.peer)
-        if self._match is not None:
+        if self._ngrams is not None:
             self._planner.take_match(self._match, tokens)
         self._learn_tokens(sequence.ids)
         self._cached = self._session.settle(outcome)
@@ -275,7 +275,9 @@ class Drafting:
         """How far to follow a match behind a round that has its first k tokens."""
         if self._fixed is not None:
             return min(room, self._fixed) if k else 0
-        return self._planner.worth_copying(length + k + 1, room) if k else self._planner.worth_prefetching(length, room)
+        return (
+            self._planner.worth_copying(length + k + 1, room) if k else self._planner.worth_prefetching(length, room)
+        )
 
     def _room_behind(self, round_: Round, outcome: Outcome) -> int:
         """Most tokens of a proposal for an outcome of the round in flight."""

@@ -15,10 +15,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from coordinator.policy.ngram_shadow import NgramShadow
 from paceline.costs.acceptance import AcceptanceRates
 from paceline.costs.running_mean import RunningMean
 from paceline.protocol.proposal import ROOT, Proposal
-from paceline.sampling.ngram import Match
 
 MAX_DEPTH = 16
 """Longest path that a model is asked for, and the depths that are told apart."""
@@ -30,8 +30,6 @@ PRIOR_WEIGHT = 4.0
 """Observations that what is believed beforehand counts, in a pool and of a pool in a new request."""
 Q_EDGES = (0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9, 0.97)
 """Bins of the probability that a drafter gives to its first choice."""
-MATCH_EDGES = (3.0, 4.0, 5.0, 7.0, 10.0, 16.0, 32.0)
-"""Bins of an n-gram match's length, in tokens."""
 
 
 def _by_depth() -> list[RunningMean]:
@@ -48,11 +46,6 @@ def _by_q() -> AcceptanceRates:
     return AcceptanceRates.of(Q_EDGES, lambda q: 0.3 + 0.65 * q, PRIOR_WEIGHT)
 
 
-def _by_match() -> AcceptanceRates:
-    # A match of n tokens is followed by its continuation with chance n / (n + 4), before any text says otherwise.
-    return AcceptanceRates.of(MATCH_EDGES, lambda length: length / (length + 4.0), PRIOR_WEIGHT)
-
-
 @dataclass
 class Seen:
     """What became, or would have become, of one drafter's tokens under one way of sampling.
@@ -61,7 +54,7 @@ class Seen:
         by_depth: chance of the first choice at depth 1, 2, …, given that all above it are accepted.
         by_rank: chance of the second choice, third, …, given that none before it is the target's.
         by_q: chance of the first choice by its probability; coupled acceptance only.
-        by_match: chance of an n-gram match's next token, by the match's length.
+        ngrams: how often n-gram matches are right.
         copied: tokens that a round's n-gram match is worth; 0 of rounds without one.
         hits: share of rounds with outcome drafting whose outcome had been drafted for when it came.
         run: consecutive positions up to the last one whose token was the first choice.
@@ -70,7 +63,7 @@ class Seen:
     by_depth: list[RunningMean] = field(default_factory=_by_depth)
     by_rank: list[RunningMean] = field(default_factory=_by_rank)
     by_q: AcceptanceRates = field(default_factory=_by_q)
-    by_match: AcceptanceRates = field(default_factory=_by_match)
+    ngrams: NgramShadow = field(default_factory=NgramShadow)
     copied: RunningMean = field(default_factory=lambda: RunningMean(0.0, PRIOR_WEIGHT))
     hits: RunningMean = field(default_factory=lambda: RunningMean(PRIOR_CHANCE, PRIOR_WEIGHT))
     run: int = 0
@@ -81,7 +74,7 @@ class Seen:
             [_inherited(mean) for mean in self.by_depth],
             [_inherited(mean) for mean in self.by_rank],
             self.by_q.child(PRIOR_WEIGHT),
-            self.by_match.child(PRIOR_WEIGHT),
+            self.ngrams.child(PRIOR_WEIGHT),
             _inherited(self.copied),
             _inherited(self.hits),
         )
@@ -108,13 +101,6 @@ class Seen:
         """A chain ended so: averages by depth, for rejection and block acceptance."""
         for depth in range(min(len(proposal), len(path) + 1, MAX_DEPTH)):
             self.by_depth[depth].add(float(depth < len(path)))
-
-    def take_match(self, match: Match, committed: Sequence[int]) -> None:
-        """A match stood before tokens that were then committed, whether it was proposed or not."""
-        for place, (guess, token) in enumerate(zip(match.continuation(len(committed)), committed, strict=True)):
-            self.by_match.add(match.length + place, guess == token)
-            if guess != token:
-                return
 
     def chances(self, most: int) -> list[float]:
         """`by_depth` at depths 1 to `most`."""

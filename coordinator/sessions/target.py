@@ -67,11 +67,13 @@ class TargetNext:
         leased: rounds that it may have started by itself: the next ones, which can't carry a proposal.
         self_started: the proposal with which it has started the next round.
         can_prefetch: whether it takes prefetched proposals.
+        peer: that target.
     """
 
     leased: int = 0
     self_started: Proposal | None = None
     can_prefetch: bool = False
+    peer: TargetPeer | None = None
 
 
 class TargetSession:
@@ -132,7 +134,7 @@ class TargetSession:
         """
         self_started, prefetched = verdict.self_started, self._prefetched.get(outcome)
         if self_started is None:
-            return TargetNext(self.leased, can_prefetch=self.max_prefetched > 0)
+            return TargetNext(self.leased, can_prefetch=self.max_prefetched > 0, peer=self._peer)
         if prefetched is None or self_started.nodes > len(prefetched):
             raise ProtocolMismatch(
                 f"session {self._id}: the target started round {self_started.base_length} by itself "
@@ -144,7 +146,7 @@ class TargetSession:
                 f"session {self._id}: the target started round {self_started.base_length} behind {outcome}, "
                 f"expected {followed.base_length}"
             )
-        return TargetNext(self_started=followed.proposal, can_prefetch=True)
+        return TargetNext(self_started=followed.proposal, can_prefetch=True, peer=self._peer)
 
     async def verify(
         self,
