@@ -1,4 +1,4 @@
-"""Why a request was drafted for as it was: what its planner knew and what each way to run a round was worth by that."""
+"""Why a request was drafted for as it was: what its planner knew, and what each way to run a round was worth."""
 
 from __future__ import annotations
 
@@ -77,4 +77,5 @@ class PlanExplanation:
         for name in ("acceptance", "ngram_acceptance"):
             given = len(getattr(self, name))
             require(given <= MAX_EXPLAINED_DEPTH, name, given, f"at most {MAX_EXPLAINED_DEPTH} depths")
-        require(len(self.candidates) <= MAX_CANDIDATES, "candidates", len(self.candidates), f"at most {MAX_CANDIDATES}")
+        compared = len(self.candidates)
+        require(compared <= MAX_CANDIDATES, "candidates", compared, f"at most {MAX_CANDIDATES}")
