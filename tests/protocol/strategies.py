@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from paceline.protocol import sampling as t
 from paceline.protocol.draft import Commit, DraftBudget, DraftedProposal, DraftOpen, DraftOpened, Shadow, Verifying
 from paceline.protocol.errors import Code
+from paceline.protocol.explanation import EXPLAINED_ROWS, CandidateExplanation, PlanExplanation
 from paceline.protocol.generation import (
     ChatMessage,
     Finished,
@@ -239,6 +240,7 @@ speculations = st.builds(
     TEXT,
     st.none() | st.integers(0, 64),
     st.lists(st.just(1), max_size=3).map(tuple),
+    st.booleans(),
 )
 
 
@@ -261,6 +263,24 @@ def generate_requests(draw: st.DrawFn) -> GenerateRequest:
 
 BOOL = st.booleans()
 records = st.builds(RoundRecord, U32, MS, MS, MS, timings, MS, U32, U32, BOOL, TEXT, timings, self_started=BOOL)
+four_ms = st.just(()) | st.lists(MS, min_size=len(EXPLAINED_ROWS), max_size=len(EXPLAINED_ROWS)).map(tuple)
+chances = st.lists(st.floats(0, 1, width=32), max_size=8).map(tuple)
+candidates = st.builds(CandidateExplanation, TEXT, U32, MS, MS, U32)
+explanations = st.builds(
+    PlanExplanation,
+    four_ms,
+    four_ms,
+    MS,
+    MS,
+    MS,
+    U32,
+    U32,
+    chances,
+    chances,
+    st.lists(candidates, max_size=3).map(tuple),
+    st.floats(-1e6, 1e6, width=32),
+    MS,
+)
 statistics = st.builds(
     GenerationStats,
     U32,
@@ -277,6 +297,7 @@ statistics = st.builds(
     IDS,
     U32,
     st.lists(records, max_size=3).map(tuple),
+    st.none() | explanations,
 )
 
 
