@@ -141,7 +141,13 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
             free()
         if sequence.finish_reason is None:
             raise InternalError("the rounds ended before the text did")
-        await write(Finished(sequence.finish_reason, sequence.flush(), stats.build()))
+        await write(
+            Finished(
+                sequence.finish_reason,
+                sequence.flush(),
+                stats.build(drafting.explain() if task.speculation.explain else None),
+            )
+        )
 
     def close(self) -> None:
         """Let go of the threads that read prompts."""

@@ -24,6 +24,7 @@ from coordinator.sessions.target import TargetNext
 from coordinator.text.sequence import GenerationTask, Sequence
 from paceline.protocol.draft import DraftBudget
 from paceline.protocol.errors import PacelineError
+from paceline.protocol.explanation import PlanExplanation
 from paceline.protocol.proposal import (
     AUTO,
     MAX_PROPOSAL_NODES,
@@ -237,6 +238,10 @@ class Drafting:
         self._rounds += 1
         if self._rounds > 1:
             self._planner.learn(self._plan, record, proposal, path, first_draft=self._first_draft)
+
+    def explain(self) -> PlanExplanation:
+        """Why the request was drafted for as it was; empty where the request fixed that itself."""
+        return self._planner.explain()
 
     def refused(self, error: PacelineError) -> None:
         """The target refused what was proposed for the round in flight, or prefetched for its outcomes."""

@@ -1,8 +1,9 @@
 """How much to draft, and with what: the greatest goodput by what is measured. Pure.
 
 Each request follows the best way to run rounds (`cycles`): its rate says what time is worth, and so which tokens of
-which proposal are worth theirs (`market`). One account bounds what being wrong may cost (`account`). A round without a proposal need not be sent: under a lease the target starts it by itself. Rejection and block
-acceptance see averages by depth only, never the probability of a token that might be dropped (`exactness` §7).
+which proposal are worth theirs (`market`). One account bounds what being wrong may cost (`account`). A round without
+a proposal need not be sent: under a lease the target starts it by itself. Rejection and block acceptance see averages
+by depth only, never the probability of a token that might be dropped (`exactness` §7).
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from coordinator.policy.account import Account
-from coordinator.policy.cycles import Cycles, Way
+from coordinator.policy.cycles import Cycle, Cycles, Way
+from coordinator.policy.explaining import explained
 from coordinator.policy.market import MESSAGE_MS, NOTHING, Choice, Market, Rates
 from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.round_times import DraftTimes, TargetTimes
@@ -22,6 +24,7 @@ from coordinator.policy.seen import MAX_DEPTH, PRIOR_WEIGHT, Seen
 from paceline.costs.running_mean import RunningMean
 from paceline.costs.service_costs import DraftCosts, TargetCosts
 from paceline.protocol.draft import Shadow
+from paceline.protocol.explanation import PlanExplanation
 from paceline.protocol.proposal import Acceptance, Proposal
 from paceline.protocol.records import RoundRecord
 from paceline.sampling.ngram import Match
@@ -87,7 +90,7 @@ class RequestPlanner:
         self._chosen: Counter[Way] = Counter()
         self._worth = RunningMean(1.0, 1.0, limit=PRIOR_WEIGHT)
         """Tokens that a round's best proposal was worth; 0 of rounds without one."""
-        self._rounds = 0
+        self._rounds = self._positions = 0
         self._drafted_ahead = False
         self._elapsed_ms = self._shadow_ms = 0.0
 
@@ -151,6 +154,7 @@ class RequestPlanner:
 
     def take_shadow(self, shadow: Shadow) -> None:
         """The draft says where committed tokens stood in its order, whether it proposed them or not."""
+        self._positions += len(shadow.ranks)
         for rank, q in zip(shadow.ranks, shadow.probabilities, strict=True):
             for seen in self._both:
                 if self._coupled:
@@ -195,6 +199,13 @@ class RequestPlanner:
             for seen in self._both:
                 seen.take_proposal(proposal, path)
         self._book(self._target, plan, record, proposal)
+
+    def explain(self) -> PlanExplanation:
+        """Why the request was drafted for as it was."""
+        if self._target is None:
+            return PlanExplanation()
+        cycles = Cycles(self._target, self._draft, self._seen, can_ahead=self._draft is not None)
+        return explained(cycles, self._rates.around, self._chosen, self._account, self._positions)
 
     def _book(self, target: TargetTimes, plan: Plan, record: RoundRecord, proposal: Proposal | None) -> None:
         own_rows = 1 + (len(proposal) if proposal is not None else 0)
@@ -242,13 +253,13 @@ class RequestPlanner:
         target, draft = market.target, market.draft if options.drafts else None
         most, can_ahead = min(options.room, MAX_DEPTH), options.fan_out > 0
         around = Cycles(target, draft, self._pool, most, can_ahead=can_ahead).balanced(target.sessions)
-        base_ms = target.step_ms(around.rows + 1)
-        ways = [*Cycles(target, draft, self._seen, most, can_ahead=can_ahead).all(around)]
-        lost = [around.rate * (target.step_ms(around.rows + each.way.rows) - base_ms) for each in ways]
-        gains = [
-            (each.tokens - less) / each.ms if each.ms > 0 else 0.0 for each, less in zip(ways, lost, strict=True)
-        ]
-        best = ways[gains.index(max(gains))]
+        alone_ms = target.step_ms(around.rows + 1)
+
+        def net_rate(cycle: Cycle) -> float:
+            lost = around.rate * (target.step_ms(around.rows + cycle.way.rows) - alone_ms)
+            return (cycle.tokens - lost) / cycle.ms if cycle.ms > 0 else 0.0
+
+        best = max(Cycles(target, draft, self._seen, most, can_ahead=can_ahead).all(around), key=net_rate)
         return Rates(best.rate, around, best.way.ahead)
 
     def _choice(self, market: Market, options: Options) -> Choice:
@@ -272,6 +283,7 @@ class RequestPlanner:
 
     def _resting(self, market: Market, options: Options) -> Plan:
         """Target-only, under a lease that is the shorter the more a round may miss meanwhile."""
+        self._chosen[Way()] += 1
         owed, worth = self._account.rounds_until(0.0), self._worth.value
         if owed:
             lease = owed
