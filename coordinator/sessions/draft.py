@@ -13,6 +13,8 @@ from coordinator.sessions.draft_pool import DraftPeer, DraftPool
 from coordinator.sessions.redrawing import MAX_MISTAKES, Mistake, Redrawn, as_sent, base_behind, redrawn
 from coordinator.sessions.speculation_cache import SpeculationCache
 from coordinator.text.sequence import GenerationTask
+from paceline.costs.cost_line import CostLine
+from paceline.costs.service_costs import DraftCosts
 from paceline.protocol.codec import error_of
 from paceline.protocol.draft import (
     Commit,
@@ -134,6 +136,19 @@ class DraftSession:
         self._patience = Patience()
         self._retry_at: dict[DraftPeer, float] = {}
         self._pause_s = RETRY_MIN_S
+
+    @property
+    def costs(self) -> DraftCosts:
+        """Of the draft service that the session was placed on last; before that, of one that it might be placed on.
+
+        A line is of the default drafter: nothing is known of another one's steps.
+        """
+        peer = self._pool.first(self._fits) if self._peer is None and self._pool is not None else self._peer
+        if peer is None:
+            return DraftCosts()
+        welcome = peer.link.welcome
+        is_default = not self._drafter or (welcome is not None and welcome.drafters[:1] == (self._drafter,))
+        return peer.costs if is_default else replace(peer.costs, line=CostLine())
 
     @property
     def is_open(self) -> bool:
