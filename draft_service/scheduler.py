@@ -18,6 +18,7 @@ from functools import partial
 from draft_service.drafters.catalogue import Catalogue
 from draft_service.session import DraftingSession, DraftTask, Grown, SpeculationTask
 from draft_service.step import SessionCall, StepResults, run_steps
+from paceline.costs.service_costs import DraftCosts
 from paceline.engine.executor import Executor
 from paceline.protocol.draft import Commit, DraftBudget, DraftedProposal, DraftOpen, DraftOpened, Verifying
 from paceline.protocol.errors import Overloaded, require_ids
@@ -42,11 +43,18 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
         self._drafting: dict[DraftingSession, DraftTask] = {}
         self._speculating: dict[DraftingSession, SpeculationTask] = {}
         self._wake = asyncio.Event()
+        self._latest = (0, 0)
+        """Sessions and rows of the latest step."""
 
     @property
     def queue_length(self) -> int:
         """Proposals that coordinators wait for."""
         return len(self._drafting)
+
+    @property
+    def costs(self) -> DraftCosts:
+        """What steps take, and who was in the latest."""
+        return DraftCosts(self._catalogue.line, *self._latest, self.queue_length)
 
     def open(self, owner: SessionOwner, command: DraftOpen) -> DraftingSession:
         """Begin a session and, if its budget asks for one, its first proposal.
@@ -185,6 +193,8 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
         self._calls.append(SessionCall(session, task.begin))
 
     def _deliver(self, results: StepResults) -> None:
+        if results.rows:
+            self._latest = results.sessions, results.rows
         for session, reused in results.opened.items():
             self._send_opened(session, reused)
         for session, error in results.failures.items():

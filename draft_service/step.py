@@ -43,13 +43,15 @@ class StepResults:
 
     `opened` says how many prefix tokens each opened session reused; a session
     in `failures` can't be used again; `drafted` has proposals that are done, or
-    as far as they got by their deadlines.
+    as far as they got by their deadlines. `sessions` and `rows` are the latest step's.
     """
 
     opened: dict[DraftingSession, int] = field(default_factory=dict)
     failures: dict[DraftingSession, PacelineError] = field(default_factory=dict)
     drafted: dict[DraftTask, Proposal] = field(default_factory=dict)
     grown: list[Grown] = field(default_factory=list)
+    sessions: int = 0
+    rows: int = 0
 
     def __bool__(self) -> bool:
         return bool(self.opened or self.failures or self.drafted or self.grown)
@@ -161,6 +163,7 @@ def _advance(drafter: AnyDrafter, group: _DrafterBatch, results: StepResults) ->
         )
     step_ms = (time.monotonic() - started) * 1e3
     batch = len(group.sessions)
+    results.sessions, results.rows = batch, rows
     for task in group.drafts:
         task.forward_ms += step_ms
         task.rows, task.batch = rows, batch

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 ALLOWED_SHARE = 0.03
 """Most of a request's time that drafting may cost beyond target-only: what users are promised at worst."""
-ALLOWED_TOKENS = 2.0
-"""Target-only tokens that it may cost in any case: nothing can be tried for less than a round or two."""
+ALLOWED_TOKENS = (2.0, 4.0)
+"""Target-only tokens that it may cost in any case, since nothing can be tried for less than a round or two; and what
+may be lost early, on the credit of the share of tokens that are still to come: 4 are the share of a text of 128."""
 
 
 class Account:
@@ -17,13 +18,15 @@ class Account:
 
     def __init__(self) -> None:
         self.over_ms = 0.0
+        self.room = 0
+        """Tokens that may still come."""
         self._elapsed_ms = 0.0
         self._token_ms = 0.0
 
     @property
     def limit_ms(self) -> float:
         """Most that it may be."""
-        return max(ALLOWED_TOKENS * self._token_ms, ALLOWED_SHARE * self._elapsed_ms)
+        return max(self._floor_ms, ALLOWED_SHARE * self._elapsed_ms)
 
     @property
     def left_ms(self) -> float:
@@ -31,7 +34,10 @@ class Account:
         return self.limit_ms - self.over_ms
 
     def add(self, round_ms: float, committed: int, token_ms: float) -> None:
-        """Count a round that drafted; `token_ms` is what a target-only token would have taken in its step."""
+        """Count a round that drafted, or was sent in order to.
+
+        `token_ms` is what a target-only token would have taken in its step.
+        """
         self.pass_by(round_ms, token_ms)
         self.over_ms = max(self.over_ms + round_ms - committed * token_ms, -self.limit_ms)
 
@@ -45,5 +51,10 @@ class Account:
         missing = self.over_ms + cost_ms - self.limit_ms
         if missing <= 0 or not self._token_ms:
             return 0
-        floor = max(0.0, ALLOWED_TOKENS * self._token_ms - ALLOWED_SHARE * self._elapsed_ms)
-        return int((missing + floor) / (ALLOWED_SHARE * self._token_ms)) + 1
+        floor_ms = max(0.0, self._floor_ms - ALLOWED_SHARE * self._elapsed_ms)
+        return int((missing + floor_ms) / (ALLOWED_SHARE * self._token_ms)) + 1
+
+    @property
+    def _floor_ms(self) -> float:
+        least, most = (tokens * self._token_ms for tokens in ALLOWED_TOKENS)
+        return max(least, min(most, ALLOWED_SHARE * (self._elapsed_ms + self.room * self._token_ms)))

@@ -85,8 +85,11 @@ class Market:
         plan = Plan(Source.CACHED, nodes, nodes)
         return Choice(value - self.sending(options), self._risk_ms(nodes), plan)
 
-    def wait(self, options: Options) -> Choice:
-        """The best proposal to draft just in time; what is there already is not drafted again."""
+    def wait(self, options: Options, left_ms: float) -> Choice:
+        """The best proposal to draft just in time, at a risk that can be borne.
+
+        What is there already is not drafted again.
+        """
         if not options.drafts or options.cached is not None or self.draft is None:
             return NOTHING
         by_depth = self.seen.chances(min(options.room, MAX_DEPTH))
@@ -99,24 +102,25 @@ class Market:
             # As many nodes as steps are a chain.
             for nodes, expected in enumerate((*chain, *tree[1:]), depth):
                 value = expected - prices[nodes] - self.rates.own * (wait_ms + sent_ms)
-                if value > best.value:
-                    plan = Plan(Source.WAIT, nodes, depth, patience_ms=wait_ms)
-                    best = Choice(value, wait_ms + self._risk_ms(nodes), plan)
+                risk_ms = wait_ms + self._risk_ms(nodes)
+                if value > best.value and (risk_ms <= left_ms or nodes == 1):
+                    best = Choice(value, risk_ms, Plan(Source.WAIT, nodes, depth, patience_ms=wait_ms))
         return best
 
     def open_ended(self, plan: Plan, room: int, left_ms: float) -> Plan:
-        """A plan that waits, with its ends: it may wait as long again as is expected, or as the account can bear.
+        """A plan that waits, with its ends: it may wait longer than is expected, by as much again or what the account can bear.
 
         Where the draft may look at its own probabilities it goes on while the next token is worth its cost, so a
         sure stretch may go further than the average one, and an unsure one ends sooner.
         """
         assert self.draft is not None, "only a draft is waited for"
-        plan = replace(plan, patience_ms=plan.patience_ms + max(plan.patience_ms, left_ms))
-        if not self.coupled or plan.nodes != plan.depth:
-            return plan
-        depth = min(room, MAX_DEPTH)
-        price = self._row_prices(1)[1] + self.rates.own * self.draft.step_ms(self.rates.around.drafting)
-        return replace(plan, depth=depth, nodes=depth, least_chance=min(1.0, price))
+        slack_ms = max(plan.patience_ms, left_ms)
+        if self.coupled and plan.nodes == plan.depth:
+            depth = min(room, MAX_DEPTH)
+            price = self._row_prices(1)[1] + self.rates.own * self.draft.step_ms(self.rates.around.drafting)
+            longest_ms = self.draft.wait_ms(depth, self.rates.around.drafting)
+            plan = replace(plan, depth=depth, nodes=depth, least_chance=min(1.0, price), patience_ms=longest_ms)
+        return replace(plan, patience_ms=plan.patience_ms + slack_ms)
 
     def tree_nodes(self, depth: int, options: Options) -> int:
         """Nodes of a proposal of this depth: second children are added where their chance exceeds a row's price."""

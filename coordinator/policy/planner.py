@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from coordinator.policy.account import Account
 from coordinator.policy.cycles import Cycle, Cycles, Way
@@ -20,8 +20,7 @@ from coordinator.policy.explaining import explained
 from coordinator.policy.market import MESSAGE_MS, NOTHING, Choice, Market, Rates
 from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.round_times import DraftTimes, TargetTimes
-from coordinator.policy.seen import MAX_DEPTH, PRIOR_WEIGHT, Seen
-from paceline.costs.running_mean import RunningMean
+from coordinator.policy.seen import MAX_DEPTH, Seen
 from paceline.costs.service_costs import DraftCosts, TargetCosts
 from paceline.protocol.draft import Shadow
 from paceline.protocol.explanation import PlanExplanation
@@ -63,11 +62,17 @@ class Planner:
 
     def target(self, peer: TargetPeerCosts) -> TargetTimes:
         """What rounds take at a target."""
-        return self._targets.setdefault(peer, TargetTimes(lambda: peer.costs))
+        if peer not in self._targets:
+            held = ref(peer)  # the times of a peer that has gone go with it
+            self._targets[peer] = TargetTimes(lambda: found.costs if (found := held()) else TargetCosts())
+        return self._targets[peer]
 
     def draft(self, peer: DraftPeerCosts) -> DraftTimes:
         """What drafts take at a draft service."""
-        return self._drafts.setdefault(peer, DraftTimes(lambda: peer.costs))
+        if peer not in self._drafts:
+            held = ref(peer)
+            self._drafts[peer] = DraftTimes(lambda: found.costs if (found := held()) else DraftCosts())
+        return self._drafts[peer]
 
     def seen(self, drafter: str, acceptance: Acceptance, *, greedy: bool) -> Seen:
         """What is known of a drafter; greedy and sampled texts differ too much to share."""
@@ -88,8 +93,8 @@ class RequestPlanner:
         self._rates = Rates()
         self._account = Account()
         self._chosen: Counter[Way] = Counter()
-        self._worth = RunningMean(1.0, 1.0, limit=PRIOR_WEIGHT)
-        """Tokens that a round's best proposal was worth; 0 of rounds without one."""
+        self._leases = False
+        """Whether the target may start rounds by itself: then a round that is sent costs that, too."""
         self._rounds = self._positions = 0
         self._drafted_ahead = False
         self._elapsed_ms = self._shadow_ms = 0.0
@@ -113,7 +118,7 @@ class RequestPlanner:
         if self._drafted_ahead:
             for seen in self._both:
                 seen.hits.add(float(options.cached is not None))
-        market = self._market
+        market, self._leases, self._account.room = self._market, options.lease > 0, options.room
         if options.room <= 0 or market is None:
             plan = Plan()
         elif not market.target.is_known:
@@ -210,7 +215,9 @@ class RequestPlanner:
     def _book(self, target: TargetTimes, plan: Plan, record: RoundRecord, proposal: Proposal | None) -> None:
         own_rows = 1 + (len(proposal) if proposal is not None else 0)
         token_ms = target.step_ms(max(0, record.target.rows - own_rows) + 1)
-        if proposal is None and not plan.fan_out and plan.source is Source.NONE:
+        if not self._leases:
+            token_ms += target.sent.value
+        if record.self_started and proposal is None and not plan.fan_out:
             self._account.pass_by(record.round_ms, token_ms)
             return
         committed = record.accepted + 1
@@ -236,8 +243,11 @@ class RequestPlanner:
         if options.self_started:
             return Plan(fan_out=fan_out, branch_depth=branch, branch_nodes=nodes)
         chosen = self._choice(market, options)
+        owed = self._account.rounds_until(chosen.risk_ms)
+        if owed or chosen.value <= 0:
+            chosen = NOTHING
         if chosen is NOTHING and not fan_out:
-            return self._resting(market, options)
+            return self._resting(market, options, owed)
         plan = chosen.plan
         self._chosen[Way(plan.source, plan.depth, ahead=fan_out > 0)] += 1
         if plan.source is Source.WAIT:
@@ -263,14 +273,12 @@ class RequestPlanner:
         return Rates(best.rate, around, best.way.ahead)
 
     def _choice(self, market: Market, options: Options) -> Choice:
-        """The proposal of greatest value among those that the account can bear."""
+        """The proposal of greatest value, which may be below 0."""
         match = market.match(options)
         for seen in self._both:
             seen.copied.add(max(0.0, match.value))
-        found = [each for each in (match, market.cached(options), market.wait(options)) if each.value > 0]
-        self._worth.add(max((each.value for each in found), default=0.0))
-        borne = (each for each in found if not self._account.rounds_until(each.risk_ms))
-        return max(borne, key=lambda each: each.value, default=NOTHING)
+        found = (match, market.cached(options), market.wait(options, self._account.left_ms))
+        return max(found, key=lambda each: each.value)
 
     def _ahead(self, market: Market, options: Options) -> tuple[int, int]:
         """Fan-out and depth of outcome drafting."""
@@ -281,16 +289,16 @@ class RequestPlanner:
         depth = 0 if self._account.rounds_until(slower_ms) else market.usual_depth(options.room)
         return (options.fan_out, depth) if depth else (0, 0)
 
-    def _resting(self, market: Market, options: Options) -> Plan:
-        """Target-only, under a lease that is the shorter the more a round may miss meanwhile."""
+    def _resting(self, market: Market, options: Options, owed: int) -> Plan:
+        """Target-only, under a lease: a run that may end sooner than the account recovers, or a match turns up.
+
+        What a round of the run saves is its way; what it may miss is what a match has been worth on average.
+        """
         self._chosen[Way()] += 1
-        owed, worth = self._account.rounds_until(0.0), self._worth.value
-        if owed:
-            lease = owed
-        elif options.can_prefetch or worth <= 0:
-            lease = options.lease
-        else:
-            lease = int(2 * market.sending(options) / worth)
+        missed = 0.0 if options.can_prefetch else self._seen.copied.value
+        lease = owed or options.lease
+        if missed > 0:
+            lease = min(lease, int(2 * market.sending(options) / missed))
         return Plan(lease=min(options.lease, lease), shadow=options.drafts and self._may_shadow())
 
     def _may_shadow(self) -> bool:

@@ -17,8 +17,12 @@ OUTLIER = 4.0
 """A time that is this many times what was expected counts as so many: pauses of a machine are no one's price."""
 
 
+FACTOR_WEIGHT = 16.0
+"""Rounds that a factor remembers: a service that becomes slower is known to be after a few."""
+
+
 def _factor() -> RunningMean:
-    return RunningMean(1.0, 2.0)
+    return RunningMean(1.0, 2.0, limit=FACTOR_WEIGHT)
 
 
 @dataclass
@@ -106,7 +110,7 @@ class DraftTimes:
         self.wire.add(min(max(0.0, record.draft_wait_ms - record.draft.forward_ms), OUTLIER * said_ms))
 
     def learn_late(self, waited_ms: float, depth: int) -> None:
-        """A proposal had not come after so long: it takes longer than that."""
+        """A proposal had not come after so long: it takes twice as long, as far as is known."""
         said_ms = depth * self.costs().line.ms(1)
         if said_ms > 0:
-            self.factor.add(max(self.factor.value, waited_ms / said_ms))
+            self.factor.add(min(2 * waited_ms / said_ms, OUTLIER * self.factor.value))

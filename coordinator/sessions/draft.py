@@ -122,8 +122,8 @@ class DraftSession:
 
     @property
     def peer(self) -> DraftPeer | None:
-        """The draft service that it was placed on last."""
-        return self._peer
+        """The draft service that the session was placed on last; before that, one that it might be placed on."""
+        return self._pool.first(self._fits) if self._peer is None and self._pool is not None else self._peer
 
     @property
     def is_open(self) -> bool:

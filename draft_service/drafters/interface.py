@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from paceline.costs.cost_line import CostLine
 from paceline.protocol.draft import DraftBudget, Verifying
 from paceline.protocol.proposal import Proposal
 from paceline.protocol.session import SessionSpec
@@ -76,6 +77,10 @@ class Drafter(Protocol[D, S]):
     @property
     def manifest(self) -> DrafterManifest:
         """Constant."""
+
+    @property
+    def line(self) -> CostLine:
+        """What its steps take, rows of prefixes left aside; may be read on any thread."""
 
     def open(self, session: int, spec: SessionSpec, follower: Follower | None = None) -> int:
         """Begin a session; returns how many prefix tokens were reused.

@@ -22,16 +22,20 @@ from draft_service.drafters.names import MODEL
 from draft_service.drafters.speculation import Speculation
 from draft_service.drafters.state import SessionState
 from draft_service.drafters.tree import TREE_ROWS, DraftTree, Node
-from paceline.costs.step_cost import StepCost
+from paceline.costs.cost_line import CostLine
+from paceline.costs.cost_meter import CostMeter, measured
 from paceline.engine.interface import Engine, Logits, RankedRows, Ranking, RankingEngine, StepPlan
 from paceline.protocol.draft import DraftBudget, Verifying
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES, ROOT, Acceptance, Proposal
+from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.protocol.session import SessionSpec
 from paceline.sampling.processors import Follower, Processors
 
 SHORT_LAG = MAX_PROPOSAL_NODES + 1
 """A lag that one round can leave is caught up at once; prefixes and longer lags share `prefill_chunk`."""
+MEASURED_AS = 0
+"""The number of the session that is measured; others count from 1."""
 ROWS_PER_STEP = 64
 """Rows up to which a step is filled with speculation."""
 
@@ -114,16 +118,43 @@ class ModelDrafter:
         name: str = MODEL,
         *,
         rows_per_step: int = ROWS_PER_STEP,
-        cost: StepCost | None = None,
+        meter: CostMeter | None = None,
     ) -> None:
         self.manifest = DrafterManifest(name)
         self._engine = engine
         self._prefill_chunk = prefill_chunk
         self._rows_per_step = rows_per_step
-        self._cost = StepCost() if cost is None else cost
+        self._meter = CostMeter() if meter is None else meter
         self._calibrations = {acceptance: Calibration() for acceptance in Acceptance}
         self._sessions: dict[int, SessionState] = {}
         self._speculations: dict[int, Speculation] = {}
+
+    @property
+    def line(self) -> CostLine:  # noqa: D102
+        return self._meter.line
+
+    def measure(self) -> None:
+        """Time a few steps, before there are sessions: each a proposal's second one, whose rows are its first nodes.
+
+        Raises:
+            Exception: whatever the engine raised: what can't step can't draft.
+        """
+        spec = SessionSpec((0,), 1, SamplingParams(), NoiseKey(0), Acceptance.COUPLED)
+        info = self._engine.info
+        most = min(MAX_PROPOSAL_NODES // 2, self._rows_per_step, info.fingerprint.vocab_size, info.max_kv_rows // 2)
+
+        def step(rows: int) -> float:
+            self.open(MEASURED_AS, spec)
+            try:
+                draft = self.begin(MEASURED_AS, DraftBudget(max_tokens=2, tree_widths=(rows, 1)), proposal_id=1)
+                self.advance([draft])
+                started = time.perf_counter()
+                self.advance([draft])
+                return (time.perf_counter() - started) * 1e3
+            finally:
+                self.close(MEASURED_AS)
+
+        self._meter = CostMeter(measured(step, most))
 
     def open(self, session: int, spec: SessionSpec, follower: Follower | None = None) -> int:
         """Reserve the session's rows; the first step computes the prefix, in chunks.
@@ -187,8 +218,8 @@ class ModelDrafter:
         started = time.perf_counter()
         for each, answer in zip(work, self._step(plan, work), strict=True):
             each.absorb(answer)
-        if not any(each.lag_rows for each in work):  # rows of a prefix are cheaper, having no logits
-            self._cost.observe(plan.rows, (time.perf_counter() - started) * 1e3)
+        if all(each.lag_rows <= each.reaches_root for each in work):  # rows of a prefix are cheaper, having no logits
+            self._meter.observe(plan.rows, (time.perf_counter() - started) * 1e3)
         return plan.rows
 
     def close(self, session: int) -> None:  # noqa: D102
@@ -219,7 +250,7 @@ class ModelDrafter:
                 made.nodes = [] if lag else each.wanted()
             elif rows == lag:
                 guesses.append(made)
-        _fill(guesses, sum(each.rows for each in work), self._rows_per_step, self._cost)
+        _fill(guesses, sum(each.rows for each in work), self._rows_per_step, self.line)
         return [each for each in work if each.rows]
 
 
@@ -231,7 +262,7 @@ def _processors(spec: SessionSpec, follower: Follower | None) -> Processors | No
     return Processors(sampling, spec.prompt_length, spec.end_token_ids, follower)
 
 
-def _fill(guesses: Sequence[_Work], rows: int, most: int, cost: StepCost) -> None:
+def _fill(guesses: Sequence[_Work], rows: int, most: int, line: CostLine) -> None:
     """Add the most probable nodes of all speculations to a step of `rows` rows, while they are worth it.
 
     The rows that the step has already count as certain to be of use.
@@ -241,13 +272,22 @@ def _fill(guesses: Sequence[_Work], rows: int, most: int, cost: StepCost) -> Non
     gained = float(rows)
     while rows < most and order:
         chance, place = -order[0][0], order[0][1]
-        if not chance or not cost.is_worth(chance, rows, gained):
+        if not chance or not is_worth(line, chance, rows, gained):
             return
         work = guesses[place]
         assert isinstance(work.of, Speculation), "drafts come first, by themselves"
         work.nodes.append(work.of.take())
         rows, gained = rows + 1, gained + chance
         heapq.heapreplace(order, (-_next_chance(work), place))
+
+
+def is_worth(line: CostLine, chance: float, rows: int, gained: float) -> bool:
+    """Whether one row more raises the chances gained per millisecond.
+
+    The step has `rows` rows that gain `gained`; the next gains `chance`. What it costs is the mean of as many more
+    rows as there are: single points of a line are less certain than their trend.
+    """
+    return chance * line.ms(rows) >= gained * line.per_row(rows, max(1, rows))
 
 
 def _next_chance(work: _Work) -> float:

@@ -94,12 +94,26 @@ class Verifying(_message.Message):
     def __init__(self, session_id: _Optional[int] = ..., base_length: _Optional[int] = ..., proposal_id: _Optional[int] = ..., node_count: _Optional[int] = ..., proposal: _Optional[_Union[_types_pb2.Proposal, _Mapping]] = ..., budget: _Optional[_Union[DraftBudget, _Mapping]] = ...) -> None: ...
 
 class DraftResponse(_message.Message):
-    __slots__ = ("welcome", "events")
+    __slots__ = ("welcome", "events", "costs")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
+    COSTS_FIELD_NUMBER: _ClassVar[int]
     welcome: _types_pb2.Welcome
     events: _containers.RepeatedCompositeFieldContainer[DraftEvent]
-    def __init__(self, welcome: _Optional[_Union[_types_pb2.Welcome, _Mapping]] = ..., events: _Optional[_Iterable[_Union[DraftEvent, _Mapping]]] = ...) -> None: ...
+    costs: DraftCosts
+    def __init__(self, welcome: _Optional[_Union[_types_pb2.Welcome, _Mapping]] = ..., events: _Optional[_Iterable[_Union[DraftEvent, _Mapping]]] = ..., costs: _Optional[_Union[DraftCosts, _Mapping]] = ...) -> None: ...
+
+class DraftCosts(_message.Message):
+    __slots__ = ("line", "sessions", "rows", "queue")
+    LINE_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    line: _types_pb2.CostLine
+    sessions: int
+    rows: int
+    queue: int
+    def __init__(self, line: _Optional[_Union[_types_pb2.CostLine, _Mapping]] = ..., sessions: _Optional[int] = ..., rows: _Optional[int] = ..., queue: _Optional[int] = ...) -> None: ...
 
 class DraftEvent(_message.Message):
     __slots__ = ("proposal", "opened", "failure", "shadow")
@@ -154,7 +168,9 @@ class GetDraftStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetDraftStatusResponse(_message.Message):
-    __slots__ = ("status",)
+    __slots__ = ("status", "costs")
     STATUS_FIELD_NUMBER: _ClassVar[int]
+    COSTS_FIELD_NUMBER: _ClassVar[int]
     status: _types_pb2.ServiceStatus
-    def __init__(self, status: _Optional[_Union[_types_pb2.ServiceStatus, _Mapping]] = ...) -> None: ...
+    costs: DraftCosts
+    def __init__(self, status: _Optional[_Union[_types_pb2.ServiceStatus, _Mapping]] = ..., costs: _Optional[_Union[DraftCosts, _Mapping]] = ...) -> None: ...

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import operator
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -107,16 +109,23 @@ class World:
         request.close()
         return ms / plain_ms, plans
 
+    def _drafted(self, plan: Plan, chance: Chance, at: int) -> int:
+        """Tokens that a draft which knows its chances proposes."""
+        if plan.source is not Source.WAIT:
+            return 0
+        reached = itertools.accumulate((chance(at + place) for place in range(plan.depth)), operator.mul)
+        return sum(1 for _ in itertools.takewhile(lambda each: each >= plan.least_chance, reached))
+
     def _round(
         self, request: RequestPlanner, plan: Plan, rng: random.Random, chance: Chance, at: int
     ) -> tuple[int, float]:
-        proposed = plan.depth if plan.source is Source.WAIT else 0
+        proposed = self._drafted(plan, chance, at)
         accepted = 0
         while accepted < proposed and rng.random() < chance(at + accepted):
             accepted += 1
-        drafting_ms = proposed * self.draft.step_ms
+        drafting_ms = max(proposed, plan.source is Source.WAIT) * self.draft.step_ms
         wait_ms = min(drafting_ms, plan.patience_ms)
-        if proposed and drafting_ms > plan.patience_ms:
+        if drafting_ms > plan.patience_ms:
             request.take_late(wait_ms, plan.depth)
             proposed = accepted = 0
         step_ms = self.target.costs.alone.ms(1 + proposed)
@@ -131,7 +140,7 @@ class World:
         ranks = [1] * accepted
         if proposed > accepted:
             ranks.append(2)
-        elif proposed or plan.shadow:
+        elif plan.shadow or plan.source is Source.WAIT:
             ranks.append(1 if rng.random() < chance(at + accepted) else 2)
         if ranks:
             request.take_shadow(Shadow(1, at, tuple(ranks), (self.q,) * len(ranks)))

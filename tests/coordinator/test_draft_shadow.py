@@ -92,4 +92,4 @@ def test_a_session_opened_anew_reports_behind_its_prefix() -> None:
     last = len(request.sequence.ids)
     assert [sends(request, last - 2, 2, session=2)] == found
     sends(request, last - 3, 1, session=2)
-    assert not session.is_open, "a position of the prefix"
+    assert session._id is None, "a position of the prefix"

@@ -28,6 +28,7 @@ from tests.coordinator.planned import (
     record,
 )
 
+REQUESTS = 10
 OPTIONS = Options(room=60, drafts=True, lease=16)
 RULES = [Acceptance.REJECTION, Acceptance.BLOCK]
 
@@ -42,13 +43,14 @@ def taught(
     return world, world.request(acceptance)
 
 
-def best_constant(world: World, chance: float) -> float:
-    """Target-only's time over the best constant length's, by the closed form."""
+def best_constant(world: World, chance: float, tokens: int = 128) -> float:
+    """Target-only's time over the best constant length's, by the closed form, of a text that ends."""
     speeds = []
     for k in range(MAX_DEPTH + 1):
-        tokens = sum(chance**accepted for accepted in range(k + 1))
+        each = sum(chance**accepted for accepted in range(k + 1))
         ms = world.target.costs.alone.ms(1 + k) + k * world.draft.step_ms + (SENT_MS if k else 0.0)
-        speeds.append(tokens / ms)
+        # Half of the last round's tokens are beyond the end.
+        speeds.append(tokens / ((tokens / each + 0.5 * (each - 1) / each) * ms))
     return max(speeds) * world.target.step_ms
 
 
@@ -59,12 +61,12 @@ def test_no_request_loses_and_together_they_are_as_fast_as_the_best_constant_len
 ) -> None:
     world = World(draft=SaidByDraft(draft_ms))
     slowest, total = 0.0, 0.0
-    for seed in range(24):
+    for seed in range(REQUESTS):
         over, _ = world.run(lambda _: chance, seed=seed)
         slowest = max(slowest, over)
         total += over
     assert slowest <= 1 / 0.96
-    assert 24 / total >= 0.93 * best_constant(world, chance)
+    assert REQUESTS / total >= 0.93 * best_constant(world, chance)
 
 
 def test_the_first_request_of_a_fresh_service_loses_no_more_than_its_account() -> None:
@@ -122,7 +124,7 @@ def test_rows_are_dearer_where_others_share_the_step() -> None:
 
 def test_a_wait_is_cheap_where_all_wait_and_dear_where_nobody_does() -> None:
     """With free rows each of many sessions gains by drafting, though one that drafts alone misses nobody's step."""
-    world, crowded = taught(0.8, World(target=SaidByTarget(row_ms=0.01, sessions=16)))
+    _, crowded = taught(0.8, World(target=SaidByTarget(row_ms=0.01, sessions=16)))
     assert crowded.plan(OPTIONS).source is Source.WAIT
     dear = World(target=SaidByTarget(step_ms=4.0, row_ms=4.0, sessions=16))
     _, crowded = taught(0.8, dear)
@@ -182,7 +184,7 @@ def test_rejection_never_looks_at_draft_probabilities(rule: Acceptance) -> None:
 
 def test_second_children_are_asked_for_where_they_pay() -> None:
     def plan(second: int, *, trees: bool) -> Plan:
-        request = World(target=SaidByTarget(row_ms=0.05), draft=SaidByDraft(6.0)).request()
+        request = World(target=SaidByTarget(row_ms=0.05), draft=SaidByDraft(4.0)).request()
         for number in range(200):
             rank = 1 if number % 2 else second
             request.take_shadow(Shadow(1, number, (rank,), (0.5,)))
@@ -305,7 +307,7 @@ def test_ranks_say_what_every_length_would_have_brought() -> None:
 def test_an_account_forgives_in_time_and_banks_no_more_than_it_lends() -> None:
     account = Account()
     account.pass_by(STEP_MS, STEP_MS)
-    assert account.limit_ms == ALLOWED_TOKENS * STEP_MS
+    assert account.limit_ms == ALLOWED_TOKENS[0] * STEP_MS
     account.add(4 * STEP_MS, 1, STEP_MS)
     waits = account.rounds_until(0.0)
     assert waits > 0
@@ -322,12 +324,14 @@ def test_a_pause_of_the_machine_is_no_ones_price() -> None:
     request = World().request()
     plan = request.plan(dataclasses.replace(OPTIONS, drafts=False))
     request.learn(plan, record(), None, ())
-    request.learn(Plan(Source.NGRAM, 2, 2), record(3, 2, 2, round_ms=50 * STEP_MS), Proposal(1, (1, 2)), (0, 1))
+    request.learn(
+        Plan(Source.NGRAM, 2, 2), record(3, 2, 2, round_ms=50 * STEP_MS), Proposal(1, (1, 2), (1.0, 1.0)), (0, 1)
+    )
     assert request._account.over_ms <= 1.1 * STEP_MS
 
 
 def test_an_explanation_names_every_way_and_how_often_it_was_taken() -> None:
-    world, request = taught(0.7)
+    _, request = taught(0.7)
     rounds: list[RoundRecord] = []
     for _ in range(5):
         plan = request.plan(OPTIONS)

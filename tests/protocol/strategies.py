@@ -180,7 +180,7 @@ def specs(draw: st.DrawFn) -> SessionSpec:
 
 target_opens = st.builds(TargetOpen, SESSION, specs(), LAYERS)
 rounds = st.builds(Round, SESSION, U32, st.integers(-1, 63), SOME_IDS, st.none() | proposals, TRACE) | st.builds(
-    Round, SESSION, U32, st.integers(-1, 63), SOME_IDS, st.none(), TRACE, st.integers(0, MAX_LEASE)
+    Round, SESSION, U32, st.integers(-1, 63), SOME_IDS, st.none(), TRACE, st.integers(0, MAX_LEASE), st.booleans()
 )
 verdicts = st.builds(
     Verdict,
