@@ -19,12 +19,13 @@ OUTLIER = 3.0
 """A step that takes longer than this many times what was expected counts as so many times."""
 MEASURED_ROWS = (1, 8, 2, 4, 16, 32, 64)
 """Rows of the steps that are timed at load, in this order: first what a bare line needs."""
-LEAST_MEASURED = 2
-"""Of those the first so many are timed in any case: without a slope nothing can be planned."""
+LEAST_SIZES = 2
+"""Of those so many are timed once where there is no time for more: without a slope nothing can be planned."""
 REPEATS = 3
+"""The median of three bears one step that was interrupted."""
 MEASURING_MS = 1000.0
-"""Time for measuring, as long as the least of it takes no more: a service that loads for seconds is not much later
-for it, and what steps take afterwards corrects the rest."""
+"""Time for measuring three times, and half the time after which not even a single step begins. Loading a model whose
+steps are long takes many times as long."""
 
 
 @dataclass
@@ -119,13 +120,15 @@ def measured(step: Callable[[int], float], most_rows: int) -> CostLine:
         step: runs a step of so many rows; returns how long it took, milliseconds.
         most_rows: that a step can have; at least 1.
     """
-    spent, points = step(1), list[_Point]()  # the first step compiles, or touches pages for the first time
-    for place, rows in enumerate(rows for rows in MEASURED_ROWS if rows <= most_rows):
-        expected = max((point.ms for point in points), default=spent)
-        repeats = REPEATS if spent + REPEATS * expected <= MEASURING_MS else 1
-        if place >= LEAST_MEASURED and repeats < REPEATS:
+    spent = first = step(1)  # it compiles, or touches pages for the first time
+    points = [_Point(1, first, 1.0)] if first > MEASURING_MS else []
+    for rows in [rows for rows in MEASURED_ROWS[len(points) :] if rows <= most_rows]:
+        expected = max((point.ms for point in points), default=first)
+        thrice = spent + REPEATS * expected <= MEASURING_MS
+        once = spent <= 2 * MEASURING_MS and len(points) < LEAST_SIZES
+        if not (thrice or once):
             break
-        times = [step(rows) for _ in range(repeats)]
+        times = [step(rows) for _ in range(REPEATS if thrice else 1)]
         spent += sum(times)
         points.append(_Point(rows, median(times), 1.0))
     points.sort(key=lambda point: point.rows)
