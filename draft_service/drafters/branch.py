@@ -94,7 +94,7 @@ class Branch:
             self._next += 1
             best, children = self._children(parent)
             for rank, child in enumerate(children, start=1):
-                if len(self.nodes) < self._shape.max_nodes and not self._ended:
+                if len(self.nodes) < self._shape.max_nodes:
                     self._add(parent, child, rank, best)
 
     def _grow_by_chances(self) -> None:
@@ -107,8 +107,7 @@ class Branch:
             count = self._shape.max_nodes - self._next if is_last else 1
             for _ in range(min(count, len(self._candidates))):
                 _, parent, rank, _, child = heapq.heappop(self._candidates)
-                if not self._ended:
-                    self._add(parent, child, rank, self._children(parent)[0])
+                self._add(parent, child, rank, self._children(parent)[0])
 
     def _offer_children(self, parent: int) -> None:
         """Candidates are ranked by the fixed prior, since learned chances change with time."""
@@ -136,8 +135,8 @@ class Branch:
 
     def _add(self, parent: int, child: NextToken, rank: int, best: float) -> None:
         chance = self.chance(parent) * self._odds(best, rank)
-        self._ended = chance < self._least_chance
-        if self._ended:
+        self._ended |= chance < self._least_chance
+        if self._ended:  # those behind it in order, too
             return
         self.nodes.append(self.node(parent).child(child.token))
         self.chances.append(chance)
