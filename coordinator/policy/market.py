@@ -108,7 +108,7 @@ class Market:
         return best
 
     def open_ended(self, plan: Plan, room: int, left_ms: float) -> Plan:
-        """A plan that waits, with its ends: it may wait longer than is expected, by as much again or what the account can bear.
+        """A plan that waits, with its ends: it may wait by as much again, or by what the account can bear.
 
         Where the draft may look at its own probabilities it goes on while the next token is worth its cost, so a
         sure stretch may go further than the average one, and an unsure one ends sooner.

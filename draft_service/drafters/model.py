@@ -19,12 +19,13 @@ from draft_service.drafters.calibration import Calibration
 from draft_service.drafters.draws import Distribution, draws_of, ranked_distribution
 from draft_service.drafters.interface import DrafterManifest
 from draft_service.drafters.names import MODEL
+from draft_service.drafters.shadow import ShadowRun
 from draft_service.drafters.speculation import Speculation
 from draft_service.drafters.state import SessionState
 from draft_service.drafters.tree import TREE_ROWS, DraftTree, Node
 from paceline.costs.cost_line import CostLine
 from paceline.costs.cost_meter import CostMeter, measured
-from paceline.engine.interface import Engine, Logits, RankedRows, Ranking, RankingEngine, StepPlan
+from paceline.engine.interface import Engine, Logits, RankedRows, Ranking, RankingEngine, StepItem, StepPlan
 from paceline.protocol.draft import DraftBudget, Verifying
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES, ROOT, Acceptance, Proposal
@@ -68,12 +69,28 @@ class ModelDraft:
         self.branch.grow()
 
 
+@dataclass(frozen=True)
+class CatchUp:
+    """Rows of committed tokens, in the making; nothing is proposed."""
+
+    session: SessionState
+
+    @property
+    def done(self) -> bool:
+        """Whether all rows are there, as far as there is use for them."""
+        return not self.session.tree.lag or not self.session.may_compute(self.session.tree.root)
+
+    def absorb(self) -> None:
+        """The rows of a step are computed."""
+
+
 @dataclass
 class _Work:
-    """What one session computes in a step."""
+    """What one session computes in a step; `lag_nodes` are committed tokens whose logits the shadow needs."""
 
-    of: ModelDraft | Speculation
+    of: ModelDraft | Speculation | CatchUp
     lag_rows: int
+    lag_nodes: list[Node] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
     reaches_root: bool = False
 
@@ -84,7 +101,11 @@ class _Work:
     @property
     def wanted(self) -> list[Node]:
         """The nodes after which next tokens are needed, in the order of the step's logit rows."""
-        return [self.of.session.tree.root, *self.nodes] if self.reaches_root else self.nodes
+        return [*self.lag_nodes, *([self.of.session.tree.root] if self.reaches_root else ()), *self.nodes]
+
+    def item(self) -> StepItem:
+        """The session's part of the step."""
+        return self.of.session.tree.item(self.lag_rows, self.nodes, len(self.lag_nodes))
 
     def ranking(self) -> Ranking | None:
         """How an engine may rank those tokens itself; None: their logits are read here."""
@@ -105,6 +126,7 @@ class _Work:
             distributions = map(ranked_distribution, answer.ranked())
         for node, distribution in zip(nodes, distributions, strict=True):
             node.distribution = distribution
+        session.compare(self.lag_nodes)
         self.of.absorb()
 
 
@@ -176,24 +198,31 @@ class ModelDrafter:
         tree = DraftTree(session, prefix, max_rows)
         calibration = self._calibrations[spec.acceptance]
         state = SessionState(tree, draws, calibration, spec.acceptance, longest, processors=processors)
-        state.follow(prefix)
+        state.follow(len(prefix))
         self._sessions[session] = state
         return 0
 
-    def commit(self, session: int, token_ids: Sequence[int]) -> None:  # noqa: D102
+    def commit(self, session: int, token_ids: Sequence[int], *, shadow: bool = False) -> None:  # noqa: D102
         held = self._sessions[session]
         speculation = self._speculations.pop(session, None)
-        if speculation is not None:
+        if speculation is not None and held.draws.pre_drawn:
             speculation.learn(token_ids)
-        held.tree.commit(token_ids)
-        held.follow(token_ids)
+        held.commit(token_ids, shadow=shadow)
         held.proposed = speculation.branch_below(held.tree.root) if speculation is not None else None
+
+    def take_shadow(self, session: int) -> Sequence[ShadowRun]:  # noqa: D102
+        held = self._sessions.get(session)
+        return held.shadow.take() if held is not None else ()
+
+    def catch_up(self, session: int) -> CatchUp:  # noqa: D102
+        return CatchUp(self._sessions[session])
 
     def begin(self, session: int, budget: DraftBudget, proposal_id: int) -> ModelDraft:  # noqa: D102
         held = self._sessions[session]
         held.prepare_for(budget)
         shape = held.shape(budget, held.tree.root)
-        held.proposed = Branch(held.tree.root, shape, held.draws, held.calibration.chance)
+        least_chance = held.least_chance(budget, shape)
+        held.proposed = Branch(held.tree.root, shape, held.draws, held.calibration.chance, least_chance)
         return ModelDraft(self.manifest.name, proposal_id, held, held.proposed)
 
     def speculate(  # noqa: D102
@@ -209,12 +238,15 @@ class ModelDrafter:
         return made
 
     def advance(  # noqa: D102
-        self, drafts: Sequence[ModelDraft], speculations: Sequence[Speculation] = ()
+        self,
+        drafts: Sequence[ModelDraft],
+        speculations: Sequence[Speculation] = (),
+        catching_up: Sequence[CatchUp] = (),
     ) -> int:
-        work = self._gather(drafts, speculations)
+        work = self._gather([*drafts, *speculations, *catching_up])
         if not work:
             return 0
-        plan = StepPlan(tuple(each.of.session.tree.item(each.lag_rows, each.nodes) for each in work))
+        plan = StepPlan(tuple(each.item() for each in work))
         started = time.perf_counter()
         for each, answer in zip(work, self._step(plan, work), strict=True):
             each.absorb(answer)
@@ -232,23 +264,23 @@ class ModelDrafter:
             return self._engine.step(plan)
         return self._engine.step_and_rank(plan, [each.ranking() for each in work])
 
-    def _gather(self, drafts: Sequence[ModelDraft], speculations: Sequence[Speculation]) -> list[_Work]:
-        """What a step computes; long prefixes share `prefill_chunk` rows of it, so that they delay others less."""
+    def _gather(self, everyone: Sequence[ModelDraft | Speculation | CatchUp]) -> list[_Work]:
+        """What a step computes; long prefixes, and sessions that nobody waits for, share `prefill_chunk` rows of it,
+        so that they delay others less."""
         work: list[_Work] = []
         guesses: list[_Work] = []
         chunk = self._prefill_chunk
-        everyone: list[ModelDraft | Speculation] = [*drafts, *speculations]
         for each in everyone:
             lag = each.session.tree.lag
             rows = lag
-            if lag > SHORT_LAG or (lag and each.session.tree.in_prefix):
+            if lag > SHORT_LAG or each.session.tree.in_prefix or isinstance(each, CatchUp):
                 rows = min(lag, chunk)
                 chunk -= rows
-            made = _Work(each, rows, reaches_root=0 < lag == rows)
+            made = _Work(each, rows, each.session.lag_nodes(rows), reaches_root=0 < lag == rows)
             work.append(made)
             if isinstance(each, ModelDraft):
                 made.nodes = [] if lag else each.wanted()
-            elif rows == lag:
+            elif isinstance(each, Speculation) and rows == lag:
                 guesses.append(made)
         _fill(guesses, sum(each.rows for each in work), self._rows_per_step, self.line)
         return [each for each in work if each.rows]

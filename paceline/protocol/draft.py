@@ -8,6 +8,9 @@ from paceline.protocol.proposal import Outcome, Proposal
 from paceline.protocol.records import StepTimings
 from paceline.protocol.session import Close, Failure, Features, SessionSpec
 
+MAX_SHADOW_TOKENS = 1024
+"""Of one message."""
+
 
 @dataclass(frozen=True)
 class DraftBudget:

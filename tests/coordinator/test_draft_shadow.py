@@ -81,15 +81,15 @@ def test_a_session_opened_anew_reports_behind_its_prefix() -> None:
     request.commit((5, 6))
     request.dispatched()
     sends(request, len(PROMPT), 3)
-    session = request.drafting._session
-    assert not session.is_open
-    session._retry_at.clear()
+    assert request.link.take()[-1] is Close
+    request.drafting._session._retry_at.clear()
     request.commit((7,))
     request.dispatched()
-    assert session.is_open
+    assert DraftOpen in request.link.take()
     request.commit((8, 9))
     request.dispatched()
     last = len(request.sequence.ids)
     assert [sends(request, last - 2, 2, session=2)] == found
+    request.link.take()
     sends(request, last - 3, 1, session=2)
-    assert session._id is None, "a position of the prefix"
+    assert request.link.take() == [Close], "a position of the prefix"

@@ -19,6 +19,7 @@ from paceline.protocol.codec.parts import (
     session_of,
 )
 from paceline.protocol.draft import (
+    MAX_SHADOW_TOKENS,
     Commit,
     DraftBudget,
     DraftCommand,
@@ -35,7 +36,6 @@ from paceline.protocol.records import StepTimings
 from paceline.v1 import draft_service_pb2 as pb
 
 MAX_FAN_OUT = 64
-MAX_SHADOW_TOKENS = 1024
 MAX_RANK = (1 << 16) - 1
 
 
