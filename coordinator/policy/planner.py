@@ -88,6 +88,8 @@ class RequestPlanner:
         self._planner = planner
         self._pool = planner.seen(drafter, acceptance, greedy=greedy)
         self._seen = self._pool.child()
+        self._peers: tuple[TargetPeerCosts | None, DraftPeerCosts | None] = None, None
+        """Held as long as their times are read."""
         self._target: TargetTimes | None = None
         self._draft: DraftTimes | None = None
         self._rates = Rates()
@@ -101,6 +103,7 @@ class RequestPlanner:
 
     def move(self, target: TargetPeerCosts | None, draft: DraftPeerCosts | None) -> None:
         """The request's sessions are at these peers now."""
+        self._peers = target, draft
         found = None if target is None else self._planner.target(target)
         if found is not self._target:
             for times, change in ((self._target, -1), (found, 1)):
