@@ -17,7 +17,7 @@ from typing import Any
 from paceline.protocol.errors import require
 from paceline.protocol.generation import ChatMessage
 
-KINDS = ("chat", "story", "code-edit", "copy", "summary", "json")
+KINDS = ("chat", "story", "sql", "code", "code-edit", "copy", "summary", "json")
 """Least predictable from the prompt first; JSON is what a narrow draft is for."""
 
 Chat = tuple[ChatMessage, ...]

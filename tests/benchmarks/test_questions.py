@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -136,7 +137,7 @@ class EchoContestant:
     def __init__(self) -> None:
         self.prompts: list[tuple[int, ...]] = []
 
-    def generate(self, token_ids: tuple[int, ...], max_tokens: int, stop_token_ids: tuple[int, ...]) -> Answer:
+    def generate(self, token_ids: Sequence[int], max_tokens: int, stop_token_ids: Sequence[int]) -> Answer:
         self.prompts.append(tuple(token_ids))
         return Answer((65, 66, *stop_token_ids), 0.5, 3)
 

@@ -170,12 +170,13 @@ def test_plots_have_a_bar_for_each_drafter_and_kind_with_its_ceiling(tmp_path: P
     assert files[0].read_text().startswith("<?xml") and files[1].read_bytes().startswith(b"\x89PNG")
 
 
-def test_every_kind_has_at_least_three_prompts() -> None:
+def test_every_kind_has_eight_prompts_with_names_and_texts_of_their_own() -> None:
     prompts = load_prompts()
     assert tuple(prompts) == KINDS
-    assert all(len(of_kind) >= 3 for of_kind in prompts.values())
+    assert {len(of_kind) for of_kind in prompts.values()} == {8}
     names = [(one.kind, one.name) for of_kind in prompts.values() for one in of_kind]
     assert len(set(names)) == len(names)
+    assert len({one.chats for of_kind in prompts.values() for one in of_kind}) == len(names)
 
 
 def test_drafters_are_split_at_their_own_commas() -> None:
