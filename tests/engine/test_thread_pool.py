@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from paceline.engine.cpu.thread_pool import ThreadPool, finish, phases, take, wait
+from paceline.engine.cpu.thread_pool import ThreadPool, finish, phases, take, use_threads, wait
 from paceline.runtime.compiled import compiled
 
 PIECES = 500
@@ -65,3 +65,17 @@ def test_a_helper_that_comes_late_is_not_waited_for_and_changes_nothing() -> Non
     second, _ = run(pool)
     np.testing.assert_array_equal(first, expected())
     np.testing.assert_array_equal(second, expected())
+
+
+def test_pools_compute_with_as_many_threads_as_are_asked_for() -> None:
+    pool = ThreadPool(3)
+    numbers: list[int] = []
+    for threads in (1, 2, 8):
+        use_threads(threads)
+        started = threading.Barrier(min(threads, 3))
+        pool.run(lambda number, started=started: (started.wait(10), numbers.append(number)))
+        numbers.append(-1)
+    pool._helpers.shutdown()
+    use_threads(8)
+    assert numbers.count(0) == 3
+    assert sorted(number for number in numbers if number > 0) == [1, 1, 2]
