@@ -64,9 +64,17 @@ def keep_times(key: dict[str, Any], measured: tuple[MeasuredDivision, ...]) -> N
 
 
 def _division(held: dict[str, Any]) -> MeasuredDivision:
-    lines = (CostLine(tuple((rows, ms) for rows, ms in held[name]["points"])) for name in ("target", "draft"))
-    slowdowns = (float(held["target_slowdown"]), float(held["draft_slowdown"]))
-    return MeasuredDivision(Cores(**held["cores"]), *lines, *slowdowns)
+    return MeasuredDivision(
+        Cores(**held["cores"]),
+        _line(held["target"]),
+        _line(held["draft"]),
+        float(held["target_slowdown"]),
+        float(held["draft_slowdown"]),
+    )
+
+
+def _line(held: dict[str, Any]) -> CostLine:
+    return CostLine(tuple((float(rows), float(ms)) for rows, ms in held["points"]))
 
 
 def _identity(model: str) -> dict[str, Any]:

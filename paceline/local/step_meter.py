@@ -113,14 +113,19 @@ class StepMeter:
 def open_meters(target_config: Path, draft_config: Path, threads: int) -> Iterator[tuple[StepMeter, StepMeter]]:
     """Both models' meters, which load at the same time; both are ended after `LONGEST_S`."""
     with contextlib.ExitStack() as stack:
-        meters = []
+        meters: list[StepMeter] = []
         for name, file in (("target", target_config), ("draft", draft_config)):
             meters.append(StepMeter(name, file, threads))
             stack.callback(meters[-1].close)
-        overdue = threading.Timer(LONGEST_S, lambda: [meter.kill() for meter in meters])
+        overdue = threading.Timer(LONGEST_S, _kill, meters)
         overdue.start()
         stack.callback(overdue.cancel)
         yield meters[0], meters[1]
+
+
+def _kill(*meters: StepMeter) -> None:
+    for meter in meters:
+        meter.kill()
 
 
 def measure(target: StepMeter, draft: StepMeter, divisions: tuple[Cores, ...]) -> tuple[MeasuredDivision, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections import Counter
 
@@ -68,14 +69,16 @@ def test_a_helper_that_comes_late_is_not_waited_for_and_changes_nothing() -> Non
 
 
 def test_pools_compute_with_as_many_threads_as_are_asked_for() -> None:
-    pool = ThreadPool(3)
-    numbers: list[int] = []
+    pool, numbers = ThreadPool(3), queue.SimpleQueue[int]()
+
+    def work(number: int) -> None:
+        numbers.put(number)
+        together.wait(10)
+
     for threads in (1, 2, 8):
         use_threads(threads)
-        started = threading.Barrier(min(threads, 3))
-        pool.run(lambda number, started=started: (started.wait(10), numbers.append(number)))
-        numbers.append(-1)
-    pool._helpers.shutdown()
+        together = threading.Barrier(min(threads, 3))
+        pool.run(work)
     use_threads(8)
-    assert numbers.count(0) == 3
-    assert sorted(number for number in numbers if number > 0) == [1, 1, 2]
+    assert sorted(numbers.get(timeout=10) for _ in range(6)) == [0, 0, 0, 1, 1, 2]
+    assert numbers.empty()

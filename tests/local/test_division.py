@@ -115,25 +115,35 @@ def test_what_was_measured_is_kept_and_needs_no_process_again(
     assert lines[-1].startswith("chosen: target 2 + draft 1 shared")
 
 
-CHANGES: dict[str, Callable[[Path, ServeSettings], tuple[ServeSettings, int]]] = {
-    "weights": lambda model, settings: ((model / "weights").write_text("ww"), (settings, 2))[1],
-    "time": lambda model, settings: (os.utime(model / "weights", (1, 1)), (settings, 2))[1],
-    "dtype": lambda model, settings: (settings.model_copy(update={"dtype": "bfloat16"}), 2),
-    "draft": lambda model, settings: (settings.model_copy(update={"drafter": f"model:{TARGET}"}), 2),
-    "length": lambda model, settings: (serving(model, max_model_len=64), 2),
-    "cores": lambda model, settings: (settings, 4),
-}
+def change_weights(model: Path) -> None:
+    (model / "weights").write_text("ww")
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_what_was_measured_of_something_else_is_not_used(model: Path, change: str) -> None:
+def change_time(model: Path) -> None:
+    os.utime(model / "weights", (1, 1))
+
+
+@pytest.mark.parametrize("change", [change_weights, change_time])
+def test_what_was_measured_of_other_files_is_not_used(model: Path, change: Callable[[Path], None]) -> None:
     settings = serving(model)
     keep_times(key_of(settings), MEASURED)
     assert read_times(key_of(settings)) == MEASURED
-    assert read_times(key_of(*CHANGES[change](model, settings))) == ()
+    change(model)
+    assert read_times(key_of(settings)) == ()
 
 
-def test_another_version_or_processor_is_measured_anew(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("changes", "total"),
+    [({"dtype": "bfloat16"}, 2), ({"drafter": f"model:{TARGET}"}, 2), ({"max_model_len": 64}, 2), ({}, 4)],
+    ids=["dtype", "draft", "length", "cores"],
+)
+def test_what_was_measured_with_other_settings_is_not_used(model: Path, changes: dict[str, Any], total: int) -> None:
+    keep_times(key_of(serving(model)), MEASURED)
+    other = ServeSettings(**{"model": str(model), "drafter": f"model:{DRAFT}"} | changes)
+    assert read_times(key_of(other, total)) == ()
+
+
+def test_another_processor_is_measured_anew(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = serving(model)
     keep_times(key_of(settings), MEASURED)
     monkeypatch.setattr("paceline.local.step_cache.processor_name", lambda: "another")
