@@ -215,7 +215,7 @@ def _local_services(model: str, drafter: str, *, quiet: bool) -> Iterator[Superv
 
     with (
         tempfile.TemporaryDirectory(prefix="paceline-") as folder,
-        SupervisedServices(settings, Path(folder), announce, keeps_logs=False) as running,
+        SupervisedServices(settings, Path(folder), announce, keeps_logs=False, measures=False) as running,
     ):
         yield running
 

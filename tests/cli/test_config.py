@@ -74,7 +74,7 @@ def test_written_configs_read_back_as_the_settings(tmp_path: Path) -> None:
     )
     target: Flags = target_flags(settings, 3)
     draft: Flags = draft_flags(settings, 1)
-    coordinator: Flags = coordinator_flags(settings, "h:1", "h:2", 8)
+    coordinator: Flags = coordinator_flags(settings, "h:1", "h:2")
     write_config(TargetConfig, tmp_path / "t", target)
     write_config(DraftConfig, tmp_path / "d", draft)
     write_config(CoordinatorConfig, tmp_path / "c", coordinator)
