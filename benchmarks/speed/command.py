@@ -15,16 +15,19 @@ from benchmarks.speed.groups import ServiceGroup, connect, start_groups
 from benchmarks.speed.report import TargetStepCosts, speed_json, speed_markdown, speed_plots, speed_rows
 from benchmarks.speed.run import SpeedPair, SpeedPlan, Variant, run_speed
 from paceline.models.resolve import resolve
+from paceline.runtime.config import NOT_QUANTIZED
 
 
-def measure_speed(model: str, plan: SpeedPlan, url: str | None, out: Path, name: str) -> Path:
+def measure_speed(
+    model: str, plan: SpeedPlan, url: str | None, out: Path, name: str, quantization: str = NOT_QUANTIZED
+) -> Path:
     """Run the plan on services of its own, or on the coordinator at `url`; returns the report.
 
     What was measured before a failure or Ctrl-C is reported too.
     """
     console = stderr_console()
-    with running_groups(model, plan.drafters, url, console) as groups:
-        facts = _facts(model, plan, groups)
+    with running_groups(model, plan.drafters, url, console, quantization) as groups:
+        facts = _facts(model, plan, groups) | {"quantization": quantization}
         done: list[SpeedPair] = []
         try:
             with progress_bar(console, "pairs", len(plan)) as advance:
@@ -55,7 +58,7 @@ def _facts(model: str, plan: SpeedPlan, groups: Mapping[str, ServiceGroup]) -> d
 
 @contextmanager
 def running_groups(
-    model: str, drafters: Sequence[str], url: str | None, console: Console
+    model: str, drafters: Sequence[str], url: str | None, console: Console, quantization: str = NOT_QUANTIZED
 ) -> Iterator[dict[str, ServiceGroup]]:
     """A group of services for each drafter, started here or found at `url`."""
     if url is not None:
@@ -63,8 +66,12 @@ def running_groups(
             yield groups
         return
     resolve(model)
+
+    def announce(line: str) -> None:
+        console.print(line, style="dim")
+
     with (
         tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder,
-        start_groups(model, drafters, Path(folder), lambda line: console.print(line, style="dim")) as groups,
+        start_groups(model, drafters, Path(folder), announce, quantization) as groups,
     ):
         yield groups

@@ -14,10 +14,11 @@ from typing import Protocol
 import psutil
 
 from paceline.client import Client, Generation
-from paceline.local.settings import ServeSettings
+from paceline.local.settings import local_settings
 from paceline.local.supervisor import SupervisedServices
 from paceline.protocol.generation import GenerateRequest
 from paceline.protocol.proposal import NONE
+from paceline.runtime.config import NOT_QUANTIZED
 
 WARM_UP_TOKENS = 24
 
@@ -64,7 +65,11 @@ class ServiceGroup:
 
 @contextmanager
 def start_groups(
-    model: str, drafters: Sequence[str], folder: Path, announce: Callable[[str], None] = lambda line: None
+    model: str,
+    drafters: Sequence[str],
+    folder: Path,
+    announce: Callable[[str], None] = lambda line: None,
+    quantization: str = NOT_QUANTIZED,
 ) -> Iterator[dict[str, ServiceGroup]]:
     """Run a group for each drafter and one without (`none`, our fastest target-only), and stop them at the end.
 
@@ -76,8 +81,8 @@ def start_groups(
         groups = {}
         for number, drafter in enumerate(dict.fromkeys([NONE, *drafters])):
             announce(f"starting services for {drafter}")
-            settings = ServeSettings(model=model, drafter=drafter, port=0, draft_port=0, target_port=0)
-            services = stack.enter_context(SupervisedServices(settings, folder / str(number)))
+            settings = local_settings(model, drafter, quantization)
+            services = stack.enter_context(SupervisedServices(settings, folder / str(number), announce))
             groups[drafter] = _group(drafter, services, stack.enter_context(Client(services.address)))
         yield groups
 

@@ -15,7 +15,7 @@ from benchmarks import REPORTS
 from paceline.cli.support import example, has_engine
 from paceline.protocol.errors import InvalidInput, PacelineError, require
 from paceline.protocol.proposal import AUTO, Acceptance
-from paceline.runtime.config import DEFAULT_MODEL
+from paceline.runtime.config import DEFAULT_MODEL, NOT_QUANTIZED
 from paceline.runtime.stopping import signals_interrupt
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ def speed(
     kind: Kinds = None,
     acceptance: Annotated[str, typer.Option(help="coupled, rejection, block, with commas between.")] = "coupled",
     num_draft_tokens: Annotated[str, typer.Option(help="auto or numbers, with commas between.")] = AUTO,
+    quantization: Annotated[str, typer.Option(help="none, or int8: the target's weights in 8 bits.")] = NOT_QUANTIZED,
     pairs: Pairs = 9,
     tokens: TokensOption = 128,
     seed: Seed = 0,
@@ -70,6 +71,8 @@ def speed(
 ) -> None:
     """Drafters beside target-only, interleaved through the same services, with the ceiling of each kind."""
     _need_benchmarks("speed")
+    unused = url is None or quantization == NOT_QUANTIZED
+    require(unused, "quantization", quantization, "left out with url: the services are running")
     from benchmarks.speed.command import measure_speed
     from benchmarks.speed.run import SpeedPlan, Variant
 
@@ -87,7 +90,7 @@ def speed(
         tokens=tokens,
         seed=seed,
     )
-    typer.echo(f"report: {measure_speed(model, plan, url, out, name)}")
+    typer.echo(f"report: {measure_speed(model, plan, url, out, name, quantization)}")
 
 
 @bench.command(
