@@ -21,12 +21,14 @@ from paceline.runtime.config import (
     DEFAULT_MODEL,
     DRAFT_PORT,
     LOCALHOST,
+    NOT_QUANTIZED,
     TARGET_PORT,
     CoordinatorConfig,
     DraftConfig,
     Dtype,
     ModelSettings,
     Port,
+    Quantization,
     RankSettings,
     RequestSettings,
     StopSettings,
@@ -45,6 +47,9 @@ class ServeSettings(ModelSettings, RankSettings, RequestSettings, StopSettings):
     model: str = Field(DEFAULT_MODEL, description="As MODEL: a pulled model, hub id, folder or .gguf file.")
     drafter: str = Field(AUTO, description="auto, ngram, model, none; auto:PATH, model:PATH: your own draft.")
     dtype: Dtype = Field("auto", description="Number format of the target's weights.")
+    quantization: Quantization = Field(
+        NOT_QUANTIZED, description="int8: the target's weights in 8 bits, and the text of the model so rounded."
+    )
     host: str = Field(LOCALHOST, description="Address that the coordinator listens on.")
     port: Port = Field(COORDINATOR_PORT, description="The coordinator's gRPC port; 0 takes a free one.")
     draft_port: Port = Field(DRAFT_PORT, description="The draft service's port.")
@@ -85,6 +90,16 @@ class ServeSettings(ModelSettings, RankSettings, RequestSettings, StopSettings):
     def missing_draft(self) -> str | None:
         """The pullable model that would be the draft model if it were pulled."""
         return DrafterChoice.parse(self.drafter).missing_draft(self.model)
+
+
+def local_settings(model: str, drafter: str, quantization: str = NOT_QUANTIZED) -> ServeSettings:
+    """Services for one command or measurement: on ports that are free.
+
+    Raises:
+        InvalidInput: naming what `paceline serve` would refuse.
+    """
+    values = {"model": model, "drafter": drafter, "quantization": quantization}
+    return ServeSettings(**values, port=0, draft_port=0, target_port=0)
 
 
 def available_cores(environment: Mapping[str, str]) -> int:
@@ -135,6 +150,7 @@ def target_flags(settings: ServeSettings, threads: int) -> Flags:
         **_given(settings, RankSettings),
         **_given(settings, StopSettings, "server."),
         "engine.dtype": settings.dtype,
+        "engine.quantization": settings.quantization,
         "engine.threads": threads,
         "model": settings.model,
         "server.port": settings.target_port,
