@@ -12,7 +12,7 @@ from coordinator.policy.plan import Source
 from paceline.protocol.errors import require
 
 if TYPE_CHECKING:
-    from benchmarks.simulator.run import World
+    from benchmarks.simulator.run import SimulatedServices
 
 MAX_CONSTANT = 16
 """Longest proposal of a constant policy."""
@@ -152,9 +152,11 @@ class SessionPolicy(Protocol):
 class Policy(Protocol):
     """Makes a coordinator's sessions their policies."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """As tables show it."""
 
-    def session(self, world: World) -> SessionPolicy:
+    def session(self, world: SimulatedServices) -> SessionPolicy:
         """Of a new session."""
 
 
@@ -225,7 +227,7 @@ class ConstantPolicy:
         """As `paceline simulate --k` takes it."""
         return f"{self.k}+ahead" if self.k and self.fan_out else str(self.k)
 
-    def session(self, world: World) -> SessionPolicy:
+    def session(self, world: SimulatedServices) -> SessionPolicy:
         """One that holds nothing."""
         return _Constant(self.k, self.fan_out)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -47,7 +47,7 @@ class Disturbance:
 UNDISTURBED = Disturbance()
 
 
-class World:
+class SimulatedServices:
     """What all sessions of a run share."""
 
     def __init__(self, setting: TracedSetting, disturbance: Disturbance = UNDISTURBED) -> None:
@@ -57,12 +57,19 @@ class World:
         self.draft = SimulatedDraft(agenda, setting, works, disturbance.draft_lie) if setting.draft.is_known else None
         self.target_one_way_ms, self.draft_one_way_ms = setting.target_one_way_ms, setting.draft_one_way_ms
         self.lease, self.max_prefetched, self.fan_out = setting.lease, setting.max_prefetched, setting.fan_out
+        self.waiting: deque[SimulatedSession] = deque()
+        """Requests that begin when others have ended."""
         self._coordinator_ms = setting.coordinator_ms
         self._coordinator_free = 0.0
         for change in disturbance.changes:
             service = self.target if change.service == "target" else self.draft
             if service is not None:
                 agenda.at(change.at_ms, service.slower, change.factor)
+
+    def ended(self) -> None:
+        """A request has ended: the next one that waits for that begins."""
+        if self.waiting:
+            self.agenda.at(self.agenda.now, self.waiting.popleft().arrive)
 
     def coordinator_free(self) -> float:
         """When a verdict that has come now is dealt with."""
@@ -102,9 +109,10 @@ class SimulatedRun:
         return 1e3 * self.tokens / self.milliseconds if self.milliseconds else 0.0
 
     @property
-    def median_tokens_per_second(self) -> float:
-        """The median request's, behind its first round."""
-        return statistics.median(1e3 / each.ms_per_token for each in self.requests if each.ms_per_token)
+    def decode_tokens_per_second(self) -> float:
+        """Of one request, behind its first round: all tokens over the sum of all requests' times."""
+        decoded = sum(each.tokens - each.first_tokens for each in self.requests)
+        return 1e3 * decoded / max(1e-9, sum(each.end_ms - each.first_ms for each in self.requests))
 
     @property
     def slowest_ms_per_token(self) -> float:
@@ -126,14 +134,16 @@ def simulate(
     disturbance: Disturbance = UNDISTURBED,
 ) -> SimulatedRun:
     """Run requests until all have ended. Several policies: coordinators of their own, which take requests in turn."""
-    world = World(setting, disturbance)
+    world = SimulatedServices(setting, disturbance)
     makers = tuple(policies) if isinstance(policies, Sequence) else (policies,)
-    sessions = []
+    sessions: list[SimulatedSession] = []
     for number, request in enumerate(requests):
         policy = makers[number % len(makers)].session(world)
-        session = SimulatedSession(number, request, policy, world)
-        world.agenda.at(request.arrival_ms, session.arrive)
-        sessions.append(session)
+        sessions.append(SimulatedSession(number, request, policy, world))
+    at_once = setting.concurrency
+    for session in sessions[:at_once] if at_once else sessions:
+        world.agenda.at(0.0 if at_once else session.totals.arrival_ms, session.arrive)
+    world.waiting.extend(sessions[at_once:] if at_once else ())
     world.agenda.run()
     draft = world.draft
     return SimulatedRun(

@@ -19,7 +19,7 @@ from coordinator.sessions.draft import MAX_PENDING_TOKENS
 
 if TYPE_CHECKING:
     from benchmarks.simulator.draft import DraftedSession
-    from benchmarks.simulator.run import World
+    from benchmarks.simulator.run import SimulatedServices
 
 
 @dataclass(slots=True)
@@ -78,7 +78,7 @@ class SimulatedSession:
         "prefill_left", "prompt_tokens", "ranks", "ready_at", "right", "round_rows", "tokens", "totals",
     )  # fmt: skip
 
-    def __init__(self, key: int, request: TracedRequest, policy: SessionPolicy, world: World) -> None:
+    def __init__(self, key: int, request: TracedRequest, policy: SessionPolicy, world: SimulatedServices) -> None:
         self.key = key
         self.ranks, self.chances = request.ranks, request.chances
         self.matches, self.right = request.match_lengths, request.match_right
@@ -106,7 +106,7 @@ class SimulatedSession:
 
     def arrive(self, _: None) -> None:
         """The request has come: plan its first round and open its sessions."""
-        now = self._decided = self._agenda.now
+        now = self._decided = self.totals.arrival_ms = self._agenda.now
         if self._draft is not None:
             self._held = self._draft.open(self)
         self._choose(self._situation_now(None, False, 0))
@@ -428,6 +428,7 @@ class SimulatedSession:
             self._draft.close(self._held)
             self._held = None
         self._policy.close()
+        self._world.ended()
 
 
 def _chain(ranks: tuple[int, ...], position: int, depth: int) -> int:

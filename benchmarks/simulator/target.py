@@ -36,6 +36,7 @@ class SimulatedTarget:
         self._timer = 0
         self._prefix_rows = 0
         self._begun = self._left_ms = self._since = 0.0
+        self._ended = -1.0
         self._speed = 1.0
         self._slowed = 1.0
         self._drafting = False
@@ -111,7 +112,9 @@ class SimulatedTarget:
         self._step, self.rows = step, rows
         alone, beside = self._alone.ms(rows), self._beside.ms(rows)
         self._busy, self._begun, self._since = True, now, now
-        self._left_ms, self._slowed = alone, alone / beside if beside else 1.0
+        # A step right behind another begins a little later.
+        self._left_ms = alone + (self._setting.gap_ms if now == self._ended else 0.0)
+        self._slowed = alone / beside if beside else 1.0
         self._speed = self._slowed if self._drafting else 1.0
         self._expect_end()
 
@@ -141,6 +144,7 @@ class SimulatedTarget:
         now = self._agenda.now
         step, took_ms = self._step, now - self._begun
         self._busy = False
+        self._ended = now
         self.steps += 1
         self.busy_ms += took_ms
         self._state(step, took_ms)

@@ -3,8 +3,8 @@
 A trace is a file of JSON lines. The first is the header, each other one a request:
 
     {"format": "paceline-trace", "version": 1, "alone": [[rows, ms], …], "beside": […], "draft": […],
-     "target_one_way_ms": …, "draft_one_way_ms": …, "coordinator_ms": …, "num_draft_tokens": k or null, "fan_out": …,
-     "lease": …, "max_prefetched": …, "notes": {…}}
+     "target_one_way_ms": …, "draft_one_way_ms": …, "coordinator_ms": …, "gap_ms": …, "num_draft_tokens": k or null,
+     "fan_out": …, "lease": …, "max_prefetched": …, "concurrency": …, "notes": {…}}
     {"arrival_ms": …, "prompt_tokens": …, "ranks": […], "chances": […], "match_lengths": […], "match_right": […],
      "rounds": [{"at_ms": …, "committed": …, "proposed": …, "accepted": …, "round_ms": …, "draft_wait_ms": …,
                  "drafter": "…", "hit": …, "self_started": …}, …]}
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +89,8 @@ class TracedSetting:
         alone, beside: a target step by its rows, alone and while a draft works on its cores; empty: none does.
         draft: a draft step by its rows; empty: there is no draft.
         coordinator_ms: the coordinator's own time for a round, one after the other for all sessions.
+        gap_ms: between a step of the target and the next where that needs nothing of a coordinator.
+        concurrency: requests that run at once, the next beginning when one has ended; 0: each comes at its arrival.
         num_draft_tokens: None: the planner chose.
         max_sessions, prefill_chunk: of the target.
     """
@@ -99,20 +101,27 @@ class TracedSetting:
     target_one_way_ms: float = 0.0
     draft_one_way_ms: float = 0.0
     coordinator_ms: float = 0.0
+    gap_ms: float = 0.0
     num_draft_tokens: int | None = None
     fan_out: int = 0
     lease: int = 16
     max_prefetched: int = 24
     max_sessions: int = 256
     prefill_chunk: int = 256
+    concurrency: int = 0
     notes: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require(self.alone.is_known, "alone", self.alone.points, "a line of one point or more")
-        for name in ("target_one_way_ms", "draft_one_way_ms", "coordinator_ms", "lease", "max_prefetched", "fan_out"):
+        times = ("target_one_way_ms", "draft_one_way_ms", "coordinator_ms", "gap_ms")
+        for name in (*times, "lease", "max_prefetched", "fan_out", "concurrency"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
         for name in ("max_sessions", "prefill_chunk"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+
+    def of_run(self, **changes: Any) -> TracedSetting:
+        """The same services with other settings of a run."""
+        return replace(self, **changes)
 
     @property
     def shares_cores(self) -> bool:
