@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ class RecordPlan:
         prompts: their first chats; again and again until there are `requests`.
         sessions: requests that run at once; the next begins when one has ended.
         num_draft_tokens: None: the coordinator plans.
-        coordinator: settings of the coordinator, by name; what is not named is as `paceline serve` has it.
+        fan_out: the coordinator's; what else it has is its default.
     """
 
     prompts: Sequence[Prompt]
@@ -50,7 +50,7 @@ class RecordPlan:
     temperature: float = 0.0
     num_draft_tokens: int | None = None
     seed: int = 0
-    coordinator: Mapping[str, Any] = field(default_factory=dict)
+    fan_out: int = 4
 
     def __post_init__(self) -> None:
         require(bool(self.prompts), "prompts", self.prompts, "one or more")
@@ -104,7 +104,7 @@ def _recording(model: str, drafter: str, plan: RecordPlan, folder: Path) -> Iter
     announce: Callable[[str], None] = lambda line: console.print(line, style="dim")  # noqa: E731
     with (
         SupervisedServices(settings, folder / "services", announce) as services,
-        services.coordinator("recording", {"record_to": str(folder), **plan.coordinator}) as address,
+        services.coordinator("recording", {"record_to": str(folder), "fan_out": plan.fan_out}) as address,
     ):
         yield address
 
@@ -142,10 +142,9 @@ def trace_of(
     requests = [traced(run, run.asked - begin, kept.get(run.generation.seed, {})) for run in runs]
     lines: Mapping[str, Any] = next((each["lines"] for each in reversed([*kept.values()]) if each.get("lines")), {})
     setting = measured_setting([run.generation.stats for run in runs], lines)
-    given = {
-        name: plan.coordinator[name] for name in ("fan_out", "lease", "max_prefetched") if name in plan.coordinator
-    }
-    setting = setting.of_run(num_draft_tokens=plan.num_draft_tokens, concurrency=plan.sessions, notes=notes, **given)
+    setting = setting.of_run(
+        num_draft_tokens=plan.num_draft_tokens, concurrency=plan.sessions, notes=notes, fan_out=plan.fan_out
+    )
     return Trace(setting, tuple(requests))
 
 

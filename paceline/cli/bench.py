@@ -203,9 +203,7 @@ def record(
     tokens: TokensOption = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     num_draft_tokens: Annotated[str, typer.Option(help="auto or a number.")] = AUTO,
-    fan_out: Annotated[
-        int | None, typer.Option(help="The coordinator's fan-out.", show_default="as paceline serve has it")
-    ] = None,
+    fan_out: Annotated[int, typer.Option(help="Next tokens for each node that outcomes are drafted for.")] = 4,
     seed: Seed = 0,
 ) -> None:
     """Run requests and write what `paceline simulate` needs to run them again: costs, rounds, and a draft's ranks."""
@@ -220,7 +218,7 @@ def record(
         temperature=temperature,
         num_draft_tokens=_draft_tokens(num_draft_tokens),
         seed=seed,
-        coordinator={} if fan_out is None else {"fan_out": fan_out},
+        fan_out=fan_out,
     )
     record_trace(model, drafter, plan, out)
     typer.echo(f"trace: {out}")
