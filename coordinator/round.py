@@ -69,7 +69,13 @@ async def run_rounds(
         sent = time.perf_counter()
         lease = min(drafting.lease, outbox.room)
         answer = await target.verify(
-            sequence.ids, accepted_node, drafted.proposal, lease, round_trace.traceparent, dispatched
+            sequence.ids,
+            accepted_node,
+            drafted.proposal,
+            lease,
+            round_trace.traceparent,
+            dispatched,
+            drafting=drafting.drafts_outcomes,
         )
         verified = time.perf_counter()
         if answer.self_started:

@@ -9,8 +9,8 @@ from typing import Any
 
 import grpc
 
-from coordinator.policy.cost_model import CostModel
 from coordinator.policy.drafting import Drafting, DraftingSettings
+from coordinator.policy.planner import Planner
 from coordinator.prepare import ServedModel, prepare
 from coordinator.prompts import PromptReader
 from coordinator.recorder import RequestRecorder
@@ -64,7 +64,7 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         self._tokenizer = tokenizer
         self._target = target
         self._draft = draft
-        self._cost_model = CostModel()
+        self._planner = Planner()
         self._running = 0
 
     @typed_errors
@@ -122,7 +122,7 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
     async def _stream(self, task: GenerationTask, write: Write, caller: Caller, arrived: float) -> None:
         sequence = Sequence(task, self._tokenizer)
         target = TargetSession(self._target, task)
-        drafting = Drafting(task, self._draft, self._cost_model, self._drafting)
+        drafting = Drafting(task, self._draft, self._planner, self._drafting)
         stats = StatsBuilder(arrived)
         recorder = RequestRecorder(self._config.record_to, task.noise.seed, len(task.prompt))
 
@@ -144,7 +144,13 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
             free()
         if sequence.finish_reason is None:
             raise InternalError("the rounds ended before the text did")
-        await write(Finished(sequence.finish_reason, sequence.flush(), stats.build()))
+        await write(
+            Finished(
+                sequence.finish_reason,
+                sequence.flush(),
+                stats.build(drafting.explain() if task.speculation.explain else None),
+            )
+        )
 
     def close(self) -> None:
         """Let go of the threads that read prompts."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 
+from paceline.protocol.explanation import PlanExplanation
 from paceline.protocol.records import GenerationStats, RoundRecord
 
 MAX_RECORDS = 4096
@@ -22,8 +23,8 @@ class StatsBuilder:
         self._records.append(record)
         self._commits.append((committed, decided))
 
-    def build(self) -> GenerationStats:
-        """The statistics so far."""
+    def build(self, explanation: PlanExplanation | None = None) -> GenerationStats:
+        """The statistics so far, with why it was drafted for so if the request asked for it."""
         records = self._records
         first_tokens, first = self._commits[0] if self._commits else (0, self._arrived)
         last = self._commits[-1][1] if self._commits else self._arrived
@@ -48,6 +49,7 @@ class StatsBuilder:
             acceptance_histogram=tuple(histogram),
             num_spec_tokens=num_spec_tokens,
             records=tuple(records[:MAX_RECORDS]),
+            explanation=explanation,
         )
 
 

@@ -16,10 +16,12 @@ from contextlib import suppress
 from functools import partial
 
 from draft_service.drafters.catalogue import Catalogue
-from draft_service.session import DraftingSession, DraftTask, Grown, SpeculationTask
+from draft_service.drafters.shadow import ShadowRun
+from draft_service.session import CatchUpTask, DraftingSession, DraftTask, Grown, SpeculationTask
 from draft_service.step import SessionCall, StepResults, run_steps
+from paceline.costs.service_costs import DraftCosts
 from paceline.engine.executor import Executor
-from paceline.protocol.draft import Commit, DraftBudget, DraftedProposal, DraftOpen, DraftOpened, Verifying
+from paceline.protocol.draft import Commit, DraftBudget, DraftedProposal, DraftOpen, DraftOpened, Shadow, Verifying
 from paceline.protocol.errors import Overloaded, require_ids
 from paceline.protocol.proposal import Outcome, Proposal
 from paceline.rpc.sessions import RETRY_AFTER_MS, SessionOwner, SessionScheduler
@@ -41,12 +43,20 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
         self._calls: list[SessionCall] = []
         self._drafting: dict[DraftingSession, DraftTask] = {}
         self._speculating: dict[DraftingSession, SpeculationTask] = {}
+        self._catching_up: dict[DraftingSession, CatchUpTask] = {}
         self._wake = asyncio.Event()
+        self._latest = (0, 0)
+        """Sessions and rows of the latest step."""
 
     @property
     def queue_length(self) -> int:
         """Proposals that coordinators wait for."""
         return len(self._drafting)
+
+    @property
+    def costs(self) -> DraftCosts:
+        """What steps take, and who was in the latest."""
+        return DraftCosts(self._catalogue.line, *self._latest, self.queue_length)
 
     def open(self, owner: SessionOwner, command: DraftOpen) -> DraftingSession:
         """Begin a session and, if its budget asks for one, its first proposal.
@@ -63,7 +73,9 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
         if self.sessions >= self._max_num_seqs:
             raise Overloaded(f"{self._max_num_seqs} sessions are open", retry_after_ms=RETRY_AFTER_MS)
         key, length = next(self._keys), len(facts.token_ids)
-        session = DraftingSession(key, command.session_id, owner, facts, drafter, vocab_size, length)
+        session = DraftingSession(
+            key, command.session_id, owner, facts, drafter, vocab_size, length, command.takes_shadows
+        )
         self._follow_grammar(session)
         self._add(session)
         self._calls.append(SessionCall(session, partial(_open, session), opens=True))
@@ -87,7 +99,9 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
             PrefixMismatch, InvalidInput: the commit is refused, the session stays as it is.
         """
         session.accept(command)
-        self._calls.append(SessionCall(session, partial(session.drafter.commit, session.key, command.token_ids)))
+        shadow = command.budget.shadow
+        commit = partial(session.drafter.commit, session.key, command.token_ids, shadow=shadow)
+        self._calls.append(SessionCall(session, commit))
         self._stop(session)
         self._wake.set()
         if session.offer is None:
@@ -96,8 +110,8 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
     def verifying(self, session: DraftingSession, command: Verifying) -> None:
         """A round has left for the target: prepare for its outcomes, if its budget asks for that.
 
-        Drafting ends: its proposal would come too late for the round. Announcing
-        a round again changes nothing.
+        Drafting ends: its proposal would come too late for the round. Rows that
+        were to be caught up are computed in any case. Announcing a round again changes nothing.
 
         Raises:
             PrefixMismatch, InvalidInput: it doesn't follow what the session holds.
@@ -105,8 +119,12 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
         if command == session.verifying:
             return
         session.note(command)
+        catching_up = self._catching_up.get(session)
         self._stop(session)
+        if catching_up is not None:
+            self._catching_up[session] = catching_up
         if command.budget.fan_out and command.budget.max_tokens:
+            self._catching_up.pop(session, None)
             task = self._speculating[session] = SpeculationTask(session, command)
             self._calls.append(SessionCall(session, task.begin))
             self._wake.set()
@@ -152,7 +170,10 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
             self._calls = [call for call in self._calls if call.wanted and call.session in held]
             drafts = [task for task in self._drafting.values() if task.session not in held]
             speculations = [task for task in self._speculating.values() if task.session not in held]
-            self.steps += await self._executor.run(run_steps, calls, drafts, speculations, self._wake.is_set, publish)
+            catch_ups = [task for task in self._catching_up.values() if task.session not in held]
+            self.steps += await self._executor.run(
+                run_steps, calls, drafts, speculations, self._wake.is_set, publish, catch_ups
+            )
             self._drop_finished()
             if not all(session.held for session in self._busy()):
                 self._wake.set()
@@ -162,29 +183,35 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
         yield from (call.session for call in self._calls)
         yield from self._drafting
         yield from self._speculating
+        yield from self._catching_up
 
     def _stop(self, session: DraftingSession) -> None:
         """End what the session was doing; what the running step adds to it is not sent."""
         self._drafting.pop(session, None)
         self._speculating.pop(session, None)
+        self._catching_up.pop(session, None)
 
     def _drop_finished(self) -> None:
-        """Drop speculations that have nothing left to compute."""
-        for session, task in [*self._speculating.items()]:
-            if task.over:
-                del self._speculating[session]
+        """Drop what has nothing left to compute and nothing to answer."""
+        self._speculating = {session: task for session, task in self._speculating.items() if not task.over}
+        self._catching_up = {session: task for session, task in self._catching_up.items() if not task.over}
 
     def _begin(
         self, session: DraftingSession, outcome: Outcome | None, budget: DraftBudget, traceparent: str
     ) -> None:
         self._wake.set()
         if not budget.max_tokens:
+            if budget.shadow:
+                catch_up = self._catching_up[session] = CatchUpTask(session)
+                self._calls.append(SessionCall(session, catch_up.begin))
             return
         task = DraftTask(session, outcome, budget, session.next_proposal_id(), time.monotonic(), traceparent)
         self._drafting[session] = task
         self._calls.append(SessionCall(session, task.begin))
 
     def _deliver(self, results: StepResults) -> None:
+        if results.rows:
+            self._latest = results.sessions, results.rows
         for session, reused in results.opened.items():
             self._send_opened(session, reused)
         for session, error in results.failures.items():
@@ -193,6 +220,8 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
             self._send(task, proposal)
         for each in results.grown:
             self._send_prepared(each)
+        for session, run in results.shadows:
+            self._send_shadow(session, run)
 
     def _send_opened(self, session: DraftingSession, reused: int) -> None:
         if not session.closed:
@@ -219,6 +248,12 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
             outcome = Outcome(task.verifying.base_length, each.node, each.next_token)
             session.sent(outcome, each.proposal)
             session.owner.send(DraftedProposal(session.id, outcome, each.proposal, grown.timings), urgent=True)
+
+    def _send_shadow(self, session: DraftingSession, run: ShadowRun) -> None:
+        """Of use whatever has come since; urgent, as a session's later proposals would wait for it."""
+        if session.takes_shadows and not session.closed:
+            ranks, probabilities = zip(*run.standings, strict=True)
+            session.owner.send(Shadow(session.id, run.first_position, ranks, probabilities), urgent=True)
 
 
 def _open(session: DraftingSession) -> int:

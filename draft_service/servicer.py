@@ -12,6 +12,7 @@ from draft_service.scheduler import DraftScheduler
 from paceline.engine.executor import Executor
 from paceline.protocol import codec
 from paceline.protocol.handshake import ServiceStatus, Welcome
+from paceline.rpc.cost_messages import DRAFT_COSTS
 from paceline.rpc.link_kinds import DRAFT
 from paceline.rpc.servicer import SessionServicer
 from paceline.rpc.statuses import typed_errors
@@ -45,7 +46,8 @@ class DraftServicer(SessionServicer[DraftScheduler], pb_grpc.DraftServiceService
         self, request: pb.GetDraftStatusRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.GetDraftStatusResponse:
         """What the service is doing now."""
-        return pb.GetDraftStatusResponse(status=codec.encode_service_status(self.status()))
+        costs = DRAFT_COSTS.encode(self.scheduler.costs)
+        return pb.GetDraftStatusResponse(status=codec.encode_service_status(self.status()), costs=costs)
 
     def status(self) -> ServiceStatus:
         """What the service is doing now."""

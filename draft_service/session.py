@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from draft_service.drafters.interface import AnyDrafter, Draft, Prepared, Speculating
+from draft_service.drafters.interface import AnyDrafter, CatchingUp, Draft, Prepared, Speculating
 from paceline.grammars.sessions import Awaited, GrammarSession
 from paceline.protocol.draft import Commit, DraftBudget, Verifying
 from paceline.protocol.errors import PacelineError, require, require_ids
@@ -30,13 +30,15 @@ class DraftingSession(ServedSession):
     `verifying` is the round that left for the target since the last commit: the
     next commit must be one of its outcomes. `offer` is the proposal sent for what
     is committed, the only one that a round can name; `prepared` are those sent for
-    the outcomes of the round. `grammar` is its place in its grammar; None: it has none,
-    or nobody follows grammars here.
+    the outcomes of the round. `takes_shadows`: its coordinator knows `Shadow`.
+    `grammar` is its place in its grammar; None: it has none, or nobody follows
+    grammars here.
     """
 
     drafter: AnyDrafter
     vocab_size: int
     committed_length: int
+    takes_shadows: bool = False
     verifying: Verifying | None = None
     offer: Proposal | None = None
     prepared: dict[Outcome, Proposal] = field(default_factory=dict)
@@ -187,6 +189,25 @@ class SpeculationTask:
     def over(self) -> bool:
         """Whether nothing is left to compute."""
         return self.started and (self.speculating is None or self.speculating.done)
+
+
+@dataclass(eq=False)
+class CatchUpTask:
+    """A session whose rows are kept current for their shadow, while nobody waits for a proposal."""
+
+    session: DraftingSession
+    catching_up: CatchingUp | None = None
+    started: bool = False
+
+    def begin(self) -> None:
+        """Start to compute."""
+        self.started = True
+        self.catching_up = self.session.drafter.catch_up(self.session.key)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to compute."""
+        return self.started and (self.catching_up is None or self.catching_up.done)
 
 
 @dataclass(frozen=True)

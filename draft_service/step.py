@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from draft_service.drafters.interface import AnyDrafter
-from draft_service.session import DraftingSession, DraftTask, Grown, SpeculationTask
+from draft_service.drafters.shadow import ShadowRun
+from draft_service.session import CatchUpTask, DraftingSession, DraftTask, Grown, SpeculationTask
 from paceline.protocol.errors import PacelineError
 from paceline.protocol.proposal import Proposal
 from paceline.protocol.records import StepTimings
 
 logger = logging.getLogger(__name__)
+Task = TypeVar("Task", DraftTask, SpeculationTask, CatchUpTask)
 
 
 @dataclass(frozen=True)
@@ -43,16 +46,19 @@ class StepResults:
 
     `opened` says how many prefix tokens each opened session reused; a session
     in `failures` can't be used again; `drafted` has proposals that are done, or
-    as far as they got by their deadlines.
+    as far as they got by their deadlines. `sessions` and `rows` are the latest step's.
     """
 
     opened: dict[DraftingSession, int] = field(default_factory=dict)
     failures: dict[DraftingSession, PacelineError] = field(default_factory=dict)
     drafted: dict[DraftTask, Proposal] = field(default_factory=dict)
     grown: list[Grown] = field(default_factory=list)
+    sessions: int = 0
+    rows: int = 0
+    shadows: list[tuple[DraftingSession, ShadowRun]] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.opened or self.failures or self.drafted or self.grown)
+        return bool(self.opened or self.failures or self.drafted or self.grown or self.shadows)
 
 
 @dataclass
@@ -61,10 +67,12 @@ class _DrafterBatch:
 
     drafts: list[DraftTask] = field(default_factory=list)
     speculations: list[SpeculationTask] = field(default_factory=list)
+    catch_ups: list[CatchUpTask] = field(default_factory=list)
 
     @property
     def sessions(self) -> list[DraftingSession]:
-        return [*(task.session for task in self.drafts), *(task.session for task in self.speculations)]
+        preparing = [*(task.session for task in self.speculations), *(task.session for task in self.catch_ups)]
+        return [*(task.session for task in self.drafts), *preparing]
 
 
 def run_steps(
@@ -73,6 +81,7 @@ def run_steps(
     speculations: Sequence[SpeculationTask],
     interrupted: Callable[[], bool],
     publish: Callable[[StepResults], object],
+    catch_ups: Sequence[CatchUpTask] = (),
 ) -> int:
     """Make the calls, then advance all work, a step at a time for each drafter.
 
@@ -85,6 +94,7 @@ def run_steps(
         speculations: proposals that are prepared.
         interrupted: whether something else has arrived; asked after each step.
         publish: takes results; called on this thread.
+        catch_ups: sessions whose rows are kept current, in steps that no proposal waits for.
 
     Returns:
         How many steps were taken.
@@ -93,27 +103,29 @@ def run_steps(
     for call in calls:
         if call.session not in results.failures:
             _run(call, results)
+    _take_shadows(dict.fromkeys(call.session for call in calls), results)
     while True:
         _read(drafts, speculations, results)
         if results:
             publish(results)
-            drafts, speculations = _unfinished(drafts, speculations, results)
+            drafts = [task for task in _sound(drafts, results) if task not in results.drafted]
+            speculations, catch_ups = _sound(speculations, results), _sound(catch_ups, results)
             results = StepResults()
         if steps and interrupted():
             return steps
-        taken = sum(_advance(*each, results) for each in _by_drafter(drafts, speculations).items())
+        taken = sum(_advance(*each, results) for each in _by_drafter(drafts, speculations, catch_ups).items())
         if not taken and not results:
             return steps
         steps += taken
 
 
-def _unfinished(
-    drafts: Sequence[DraftTask], speculations: Sequence[SpeculationTask], results: StepResults
-) -> tuple[list[DraftTask], list[SpeculationTask]]:
-    return (
-        [task for task in drafts if task not in results.drafted and task.session not in results.failures],
-        [task for task in speculations if task.session not in results.failures],
-    )
+def _sound(tasks: Sequence[Task], results: StepResults) -> list[Task]:
+    return [task for task in tasks if task.session not in results.failures]
+
+
+def _take_shadows(sessions: Iterable[DraftingSession], results: StepResults) -> None:
+    for session in sessions:
+        results.shadows += ((session, run) for run in session.drafter.take_shadow(session.key))
 
 
 def _run(call: SessionCall, results: StepResults) -> None:
@@ -129,7 +141,7 @@ def _run(call: SessionCall, results: StepResults) -> None:
 
 
 def _by_drafter(
-    drafts: Sequence[DraftTask], speculations: Sequence[SpeculationTask]
+    drafts: Sequence[DraftTask], speculations: Sequence[SpeculationTask], catch_ups: Sequence[CatchUpTask]
 ) -> dict[AnyDrafter, _DrafterBatch]:
     groups: dict[AnyDrafter, _DrafterBatch] = {}
     for task in drafts:
@@ -139,6 +151,11 @@ def _by_drafter(
         work = speculation.speculating
         if work is not None and not work.done:
             groups.setdefault(speculation.session.drafter, _DrafterBatch()).speculations.append(speculation)
+    for catch_up in catch_ups:
+        rows = catch_up.catching_up
+        drafter = catch_up.session.drafter
+        if rows is not None and not rows.done and not (drafter in groups and groups[drafter].drafts):
+            groups.setdefault(drafter, _DrafterBatch()).catch_ups.append(catch_up)
     return groups
 
 
@@ -157,10 +174,14 @@ def _advance(drafter: AnyDrafter, group: _DrafterBatch, results: StepResults) ->
     started, rows = time.monotonic(), 0
     with _failing(group.sessions, f"draft step of {drafter.manifest.name}", results):
         rows = drafter.advance(
-            [task.draft for task in group.drafts], [task.speculating for task in group.speculations]
+            [task.draft for task in group.drafts],
+            [task.speculating for task in group.speculations],
+            [task.catching_up for task in group.catch_ups],
         )
+        _take_shadows(group.sessions, results)
     step_ms = (time.monotonic() - started) * 1e3
     batch = len(group.sessions)
+    results.sessions, results.rows = batch, rows
     for task in group.drafts:
         task.forward_ms += step_ms
         task.rows, task.batch = rows, batch

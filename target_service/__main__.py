@@ -24,6 +24,7 @@ from paceline.v1 import target_service_pb2_grpc as pb_grpc
 from target_service.ranks import LossWatch, engine_loader
 
 if TYPE_CHECKING:
+    from paceline.costs.cost_line import CostLine
     from paceline.engine.interface import Engine
     from target_service.servicer import TargetServicer
 
@@ -48,7 +49,8 @@ async def serve(config: TargetConfig, place: Place | None = None) -> None:
 
         async def load() -> TargetServicer:
             engine = await executor.run(load_engine)
-            return _servicer(engine, executor, config)
+            line = await executor.run(_measured, engine, config)
+            return _servicer(engine, executor, config, line)
 
         async def drain(serving: TargetServicer) -> None:
             """Sessions end by themselves, or with the engine."""
@@ -64,13 +66,19 @@ async def serve(config: TargetConfig, place: Place | None = None) -> None:
     watch.check()
 
 
-def _servicer(engine: Engine, executor: Executor, config: TargetConfig) -> TargetServicer:
+def _measured(engine: Engine, config: TargetConfig) -> CostLine:
+    from target_service.meter import measured_line
+
+    return measured_line(engine, config.engine)
+
+
+def _servicer(engine: Engine, executor: Executor, config: TargetConfig, line: CostLine) -> TargetServicer:
     from paceline.grammars.sessions import Grammars
     from target_service.servicer import TargetServicer
 
     load = partial(load_tokenizer, config.model, trust_remote_code=config.engine.trust_remote_code)
     grammars = Grammars(load, config.grammar)
-    return TargetServicer(engine, executor, config, grammars)
+    return TargetServicer(engine, executor, config, grammars, line)
 
 
 def start(config: TargetConfig) -> Coroutine[Any, Any, None]:

@@ -22,6 +22,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
+from paceline.costs.cost_line import CostLine
+from paceline.costs.service_costs import TargetCosts
 from paceline.engine.executor import Executor
 from paceline.engine.interface import Engine
 from paceline.grammars.sessions import Grammars, Masks
@@ -33,6 +35,7 @@ from paceline.runtime import telemetry
 from paceline.runtime.config import TargetConfig
 from target_service.admission import Admission, make_room
 from target_service.batching import Batcher
+from target_service.meter import TargetMeter
 from target_service.session import Session, check_open, rows_to_reserve, shared_prefix
 from target_service.step import PrefillWork, RoundWork, Step, StepResult, gather_step, run_step
 from target_service.verifier import drafted_paths
@@ -59,7 +62,9 @@ class TargetScheduler(SessionScheduler[Session]):
 
     opens = TargetOpen
 
-    def __init__(self, engine: Engine, executor: Executor, config: TargetConfig, grammars: Grammars | None) -> None:
+    def __init__(
+        self, engine: Engine, executor: Executor, config: TargetConfig, grammars: Grammars | None, line: CostLine
+    ) -> None:
         super().__init__(config.engine.max_sessions_per_link)
         self._engine = engine
         self._executor = executor
@@ -74,6 +79,7 @@ class TargetScheduler(SessionScheduler[Session]):
         self._lock = threading.RLock()
         """Held while sessions are changed, or the collections that they are in."""
         self._batcher = Batcher()
+        self._meter = TargetMeter(line)
         self._wake = asyncio.Event()
         self._admission = Admission(
             config.engine.max_num_seqs,
@@ -90,6 +96,11 @@ class TargetScheduler(SessionScheduler[Session]):
     def queue_length(self) -> int:
         """Sessions that wait for grammar, room or prefix, and rounds that wait for a step."""
         return len(self._admission) + len(self._opening) + len(self._ready)
+
+    @property
+    def costs(self) -> TargetCosts:
+        """What steps take, and who was in the latest."""
+        return self._meter.costs(self.queue_length)
 
     @property
     def moves(self) -> bool:
@@ -266,6 +277,7 @@ class TargetScheduler(SessionScheduler[Session]):
     def _take_in(self, step: Step, result: StepResult) -> _Events:
         """Take in what a step computed, and let sessions go on that may; returns what is to be sent."""
         self.steps += 1
+        self._meter.stepped(step, result.seconds * 1e3)
         self._batcher.stepped(result.seconds, sum(work.prefix_rows for work in step.prefixes))
         events: _Events = []
         for prefix in step.prefixes:

@@ -8,12 +8,15 @@ from typing import Any
 
 import grpc
 
+from paceline.costs.cost_line import CostLine
+from paceline.costs.service_costs import UNKNOWN
 from paceline.engine.executor import Executor
 from paceline.engine.interface import Engine
 from paceline.grammars.sessions import Grammars
 from paceline.protocol import codec
 from paceline.protocol.handshake import ServiceStatus, Welcome
 from paceline.protocol.target import LIFE_SIGN_MS, MAX_LEASE, MAX_PREFETCHED
+from paceline.rpc.cost_messages import TARGET_COSTS
 from paceline.rpc.link_kinds import TARGET
 from paceline.rpc.servicer import SessionServicer
 from paceline.rpc.statuses import typed_errors
@@ -24,10 +27,15 @@ from target_service.scheduler import TargetScheduler
 
 
 class TargetServicer(SessionServicer[TargetScheduler], pb_grpc.TargetServiceServicer):
-    """Serves a loaded engine."""
+    """Serves a loaded engine; `line` is what its steps took when it had loaded."""
 
     def __init__(
-        self, engine: Engine, executor: Executor, config: TargetConfig, grammars: Grammars | None = None
+        self,
+        engine: Engine,
+        executor: Executor,
+        config: TargetConfig,
+        grammars: Grammars | None = None,
+        line: CostLine = UNKNOWN,
     ) -> None:
         self._engine = engine
         welcome = Welcome(
@@ -38,7 +46,7 @@ class TargetServicer(SessionServicer[TargetScheduler], pb_grpc.TargetServiceServ
             max_lease=MAX_LEASE,
             max_prefetched=MAX_PREFETCHED,
         )
-        super().__init__(TARGET, TargetScheduler(engine, executor, config, grammars), welcome)
+        super().__init__(TARGET, TargetScheduler(engine, executor, config, grammars, line), welcome)
         self._life = asyncio.create_task(self._show_life(), name="target's signs of life")
 
     async def close(self) -> None:
@@ -68,7 +76,8 @@ class TargetServicer(SessionServicer[TargetScheduler], pb_grpc.TargetServiceServ
         self, request: pb.GetTargetStatusRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.GetTargetStatusResponse:
         """What the service is doing now."""
-        return pb.GetTargetStatusResponse(status=codec.encode_service_status(self.status()))
+        costs = TARGET_COSTS.encode(self.scheduler.costs)
+        return pb.GetTargetStatusResponse(status=codec.encode_service_status(self.status()), costs=costs)
 
     def status(self) -> ServiceStatus:
         """What the service is doing now."""

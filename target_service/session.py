@@ -60,6 +60,7 @@ class Session(ServedSession):
         next: the one of them whose outcome came true.
         processors: what logits go through before temperature (None: nothing); touched on the executor's thread only.
         grammar: its place in its grammar (None: it has none), and `foreseen`, what may come in the pending round.
+        drafting: whether a draft works for the session, as the round that was sent last says.
         masked: whether `foreseen` is known for the pending round; without a grammar there is nothing to know.
     """
 
@@ -84,6 +85,7 @@ class Session(ServedSession):
     grammar: GrammarSession | None = field(default=None, repr=False)
     foreseen: Foreseen = field(default_factory=Foreseen, repr=False)
     masked: bool = True
+    drafting: bool = False
 
     @property
     def can_verify(self) -> bool:
@@ -128,7 +130,7 @@ class Session(ServedSession):
         self.pending = PendingRound(round_, now)
         self.prefetched = {}
         self.run.clear()
-        self.lease = _lease_of(round_)
+        self.lease, self.drafting = _lease_of(round_), round_.drafting
         return None
 
     def prefetch(self, prefetch: Prefetch, info: EngineInfo) -> None:
@@ -213,6 +215,7 @@ class Session(ServedSession):
     def _extend(self, round_: Round, seen: int) -> None:
         """A coordinator that sends a round has the verdicts before it, and won't ask for those again."""
         del self.run[:seen]
+        self.drafting = round_.drafting
         lease = _lease_of(round_)
         if lease.until > self.lease.until:
             self.lease = lease
@@ -346,8 +349,8 @@ def _lease_of(round_: Round) -> Lease:
 
 
 def _require_same(held: Round, got: Round, state: str) -> None:
-    """A repeated round may differ in its trace context, its lease, and in what no draw looks at: where its proposal
-    comes from, and under coupled acceptance how probable it was."""
+    """A repeated round may differ in its trace context, its lease, whether a draft works meanwhile, and in what no
+    draw looks at: where its proposal comes from, and under coupled acceptance how probable it was."""
     for name in ("base_length", "accepted_node", "committed", "proposal"):
         expected, found = getattr(held, name), getattr(got, name)
         if _drawn_from(expected) != _drawn_from(found):

@@ -3,7 +3,7 @@
 Once a round's outcome is known the next one is planned: what is there already
 (an n-gram match, a proposal drafted for this very outcome) is verified at once;
 a proposal that is drafted just in time is waited for. Requests that name a number
-of tokens get that many whenever a drafter has them; the others follow the policy.
+of tokens get that many whenever a drafter has them; the others follow the planner.
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from coordinator.policy.cost_model import CostModel
 from coordinator.policy.matches import copied_proposal, distinct_paths
 from coordinator.policy.plan import Options, Plan, Source
-from coordinator.policy.request_policy import RequestPolicy
-from coordinator.policy.throttle import Level
+from coordinator.policy.planner import Planner, RequestPlanner
 from coordinator.sessions.draft import NOTHING, Drafted, DraftSession, PendingCommit
 from coordinator.sessions.draft_pool import DraftPool
 from coordinator.sessions.target import TargetNext
 from coordinator.text.sequence import GenerationTask, Sequence
 from paceline.protocol.draft import DraftBudget
 from paceline.protocol.errors import PacelineError
+from paceline.protocol.explanation import PlanExplanation
 from paceline.protocol.proposal import (
     AUTO,
     MAX_PROPOSAL_NODES,
@@ -54,7 +53,7 @@ class DraftingSettings:
 
     Attributes:
         drafter: `auto`, `ngram`, a drafter of the draft service, or `none`.
-        num_draft_tokens: tokens to propose; None: the policy chooses each round.
+        num_draft_tokens: tokens to propose; None: the planner chooses each round.
         fan_out: next tokens per accepted node to draft for while a round is verified; 0: none.
         lease: most rounds that the target may start by itself, where nothing is proposed; 0: none.
         max_prefetched: most proposals to leave with the target for the outcomes of one round; 0: none.
@@ -80,7 +79,7 @@ class Drafting:
     """One request's drafters and the plan of its next round."""
 
     def __init__(
-        self, task: GenerationTask, pool: DraftPool | None, cost_model: CostModel, settings: DraftingSettings
+        self, task: GenerationTask, pool: DraftPool | None, planner: Planner, settings: DraftingSettings
     ) -> None:
         wanted = task.speculation
         name = wanted.drafter or settings.drafter
@@ -91,29 +90,25 @@ class Drafting:
         self._uses_model = pool is not None and name != NGRAM and self._fixed != 0 and not self._off
         self._coupled = task.acceptance is Acceptance.COUPLED
         self._fan_out = settings.fan_out if self._uses_model else 0
-        self._throttle = cost_model.throttle
-        self._follows = self._fixed is None and not self._off
         self._max_lease = settings.lease
         self._max_prefetched = settings.max_prefetched
-        self._policy = RequestPolicy(cost_model, name, task.acceptance, greedy=task.sampling.temperature == 0)
+        self._planner = RequestPlanner(planner, name, task.acceptance, greedy=task.sampling.temperature == 0)
+        self._session.on_shadow = self._planner.take_shadow
         self._ngrams = NgramIndex() if name in (NGRAM, AUTO) and not self._off else None
         self._match: Match | None = None
         self._cached: Drafted | None = None
         self._missed = False
-        self._entered = self._first_draft = False
+        self._first_draft = False
         self._pending: PendingCommit | None = None
         self._leased = 0
         self._self_started: Proposal | None = None
         self._target_can_prefetch = False
         self._room = self._rows_left = 0
-        self._rests = self._winds_up = False
         self._plan = TARGET_ONLY
         self._rounds = 0
 
     def open(self, sequence: Sequence, traceparent: str) -> None:
         """Plan the first round; the draft service begins with the prefix meanwhile."""
-        self._entered = True
-        self._throttle.enter(_now_ms(), follows=self._follows, off=self._off)
         self._learn_tokens(sequence.ids)
         self._cached = None
         self._plan = self._next_plan(sequence)
@@ -150,9 +145,12 @@ class Drafting:
             cached = self._cached
             return replace(cached, proposal=cached.proposal and cached.proposal.first(plan.nodes))
         if plan.source is Source.WAIT:
-            drafted = await self._session.take()
+            waiting = time.perf_counter()
+            drafted = await self._session.take(plan.patience_ms / 1e3)
             if drafted.proposal is not None:
                 return drafted
+            if self._session.is_late:
+                self._planner.take_late((time.perf_counter() - waiting) * 1e3, plan.depth)
         if plan.source is not Source.NONE and self._match is not None:
             return Drafted(self._match_proposal(self._match, plan.depth))
         return NOTHING
@@ -195,7 +193,7 @@ class Drafting:
         Asked when the round has left, or `since_verdict_ms` after the verdict with which the target started it.
         """
         sent = self._self_started is None and not self._leased
-        due_ms = self._policy.verdict_due_ms(len(round_.proposal) if round_.proposal else 0, sent=sent)
+        due_ms = self._planner.verdict_due_ms(len(round_.proposal) if round_.proposal else 0, sent=sent)
         return due_ms if sent else due_ms - since_verdict_ms
 
     def prefetched(self, round_: Round) -> Iterator[Prefetched]:
@@ -208,7 +206,7 @@ class Drafting:
         for outcome, prepared in islice(self._session.prepared(round_), self._max_prefetched):
             if copied is None or outcome != copied.outcome:
                 proposal = self._fitting(prepared, round_, outcome)
-                worth = proposal if self._fixed is not None else self._policy.worth_verifying(proposal)
+                worth = proposal if self._fixed is not None else self._planner.worth_verifying(proposal)
                 if worth is not None and len(worth):
                     yield Prefetched(outcome, worth, grows=len(prepared) < longest)
 
@@ -219,24 +217,18 @@ class Drafting:
 
         The draft service is told by `take` if the round waits for it, else by `verifying`, after the round has left.
         """
-        leased = self._leased = ahead.leased
+        self._leased = ahead.leased
         self._self_started, self._target_can_prefetch = ahead.self_started, ahead.can_prefetch
-        rested, self._rests = self._rests, self._off or self._level is Level.NONE
-        self._winds_up = leased > 0 and not self._rests and (rested or self._winds_up)
-        if self._rests:
-            self._rest(sequence)
-            return
-        if self._match is not None:
-            self._policy.learn_match(self._match, tokens)
+        self._planner.move(ahead.peer, self._session.peer)
+        if self._ngrams is not None:
+            self._planner.take_match(self._match, tokens)
         self._learn_tokens(sequence.ids)
         self._cached = self._session.settle(outcome)
         drafted_for = self._plan.fan_out > 0
         self._missed = drafted_for and self._cached is None
         self._plan = self._next_plan(sequence)
         before, self._pending = self._pending, None
-        if self._level is not Level.FULL:
-            self._session.close()
-        elif self._session.is_open or self._needs_session():
+        if self._session.is_open or self._needs_session():
             budget = self._wanted_now()
             pending = PendingCommit(outcome, tuple(tokens), sequence.ids, budget, traceparent, drafted_for)
             self._pending = pending.after(before)
@@ -244,12 +236,12 @@ class Drafting:
     def learn(self, record: RoundRecord, proposal: Proposal | None, path: Seq[int]) -> None:
         """Take in what the running plan cost and gave; call before `commit`."""
         self._rounds += 1
-        if self._winds_up:
-            self._throttle.forget(_now_ms())
-        else:
-            self._throttle.add(record.accepted + 1, _now_ms())
-        if self._rounds > 1 and not self._off and self._level is not Level.NONE:
-            self._policy.learn(self._plan, record, proposal, path, first_draft=self._first_draft)
+        if self._rounds > 1:
+            self._planner.learn(self._plan, record, proposal, path, first_draft=self._first_draft)
+
+    def explain(self) -> PlanExplanation:
+        """Why the request was drafted for as it was; empty where the request fixed that itself."""
+        return self._planner.explain()
 
     def refused(self, error: PacelineError) -> None:
         """The target refused what was proposed for the round in flight, or prefetched for its outcomes."""
@@ -258,9 +250,7 @@ class Drafting:
     def close(self) -> None:
         """End the session on the draft service; may be called again."""
         self._session.close()
-        if self._entered:
-            self._entered = False
-            self._throttle.leave(_now_ms(), follows=self._follows, off=self._off)
+        self._planner.close()
 
     def _send_pending(self) -> None:
         sent, self._pending = self._pending, None
@@ -290,7 +280,9 @@ class Drafting:
         """How far to follow a match behind a round that has its first k tokens."""
         if self._fixed is not None:
             return min(room, self._fixed) if k else 0
-        return self._policy.worth_copying(length + k + 1, room) if k else self._policy.worth_prefetching(length, room)
+        return (
+            self._planner.worth_copying(length + k + 1, room) if k else self._planner.worth_prefetching(length, room)
+        )
 
     def _room_behind(self, round_: Round, outcome: Outcome) -> int:
         """Most tokens of a proposal for an outcome of the round in flight."""
@@ -314,10 +306,6 @@ class Drafting:
         lease = max(0, min(sequence.room - 1, self._max_lease))
         if self._off or self._fixed == 0:
             return Plan(lease=lease)
-        if self._level is not Level.FULL:
-            lease = min(lease, self._throttle.rounds_left(_now_ms()))
-        if self._level is Level.NONE:
-            return Plan(lease=lease)
         room = max(0, min(sequence.room - 1, MAX_PROPOSAL_NODES))
         if not room:
             return TARGET_ONLY
@@ -325,13 +313,12 @@ class Drafting:
             self._cached = replace(self._cached, proposal=self._cached.proposal.within(room))
         if self._fixed is not None:
             return self._fixed_plan(min(self._fixed, room))
-        return self._policy.plan(
+        return self._planner.plan(
             Options(
                 room=room,
                 match=self._match,
                 cached=self._cached.proposal if self._cached else None,
-                drafts=self._level is Level.FULL and self._uses_model and self._session.is_ready,
-                waits=self._rounds > 0,
+                drafts=self._uses_model and self._session.is_ready,
                 fan_out=self._fan_out,
                 trees=self._coupled,
                 leased=self._leased,
@@ -356,26 +343,14 @@ class Drafting:
     def _needs_session(self) -> bool:
         """With outcome drafting the draft service computes the prompt beside the target, else once it is asked."""
         asked = self._fan_out > 0 or self._plan.source is Source.WAIT
-        return self._uses_model and asked and self._level is Level.FULL
-
-    @property
-    def _level(self) -> Level:
-        """What the load allows to a request that follows the policy."""
-        return self._throttle.level if self._follows else Level.FULL
-
-    def _rest(self, sequence: Sequence) -> None:
-        """Cost no more than target-only while nothing may be drafted; index and session catch up afterwards."""
-        self._session.close()
-        self._match = self._cached = self._pending = None
-        self._missed = False
-        self._plan = self._next_plan(sequence)
+        return self._uses_model and asked
 
     def _wanted_now(self) -> DraftBudget:
         """What the draft service is asked for: a proposal only if the round waits for it."""
         plan = self._plan
         if plan.source is not Source.WAIT:
-            return DraftBudget()
-        return DraftBudget(plan.depth, self._widths, plan.nodes)
+            return DraftBudget(shadow=plan.shadow)
+        return DraftBudget(plan.depth, self._widths, plan.nodes, least_chance=plan.least_chance)
 
     def _match_proposal(self, best: Match, k: int) -> Proposal:
         assert self._ngrams is not None, "a match comes from the index"
@@ -386,7 +361,3 @@ class Drafting:
 def _accepted(round_: Round, outcome: Outcome) -> int:
     """Nodes that a round's outcome accepts."""
     return len(round_.proposal.path(outcome.node)) if round_.proposal else 0
-
-
-def _now_ms() -> float:
-    return time.monotonic() * 1e3

@@ -28,18 +28,24 @@ class Plan:
     Attributes:
         nodes: most nodes of the proposal; of a match or a cached proposal: the first ones.
         depth: longest path of a proposal that is drafted just in time; fewer than `nodes` makes a tree.
+        least_chance: a proposal drafted just in time ends before the first node that is reached more rarely.
+        patience_ms: how long the round may wait for its proposal.
         fan_out: next tokens per accepted node to draft for meanwhile; 0: none.
         branch_depth, branch_nodes: longest path and most nodes of an outcome's proposal.
         lease: rounds behind this one that the target may start by itself.
+        shadow: whether the draft is to say of committed tokens where they stood, though it proposed none of them.
     """
 
     source: Source = Source.NONE
     nodes: int = 0
     depth: int = 0
+    least_chance: float = 0.0
+    patience_ms: float = float("inf")
     fan_out: int = 0
     branch_depth: int = 0
     branch_nodes: int = 0
     lease: int = 0
+    shadow: bool = False
 
 
 @dataclass(frozen=True)
@@ -50,8 +56,7 @@ class Options:
         room: most tokens that a proposal may have.
         match: the coordinator's own n-gram match.
         cached: the proposal that was drafted for this outcome before it was known.
-        drafts: whether a draft service could be asked.
-        waits: whether the round may wait for it.
+        drafts: whether a draft service could be asked, and would not have to catch up first.
         fan_out: most next tokens per accepted node that outcome drafting may prepare; 0: it is off.
         trees: whether proposals may be trees.
         leased: rounds, this one included, that the target may have started: they are target-only in any case.
@@ -64,7 +69,6 @@ class Options:
     match: Match | None = None
     cached: Proposal | None = None
     drafts: bool = False
-    waits: bool = True
     fan_out: int = 0
     trees: bool = False
     leased: int = 0

@@ -21,6 +21,7 @@ from paceline.protocol.draft import (
     DraftedProposal,
     DraftEvent,
     DraftOpen,
+    Shadow,
     Verifying,
 )
 from paceline.protocol.errors import InvalidInput, Overloaded, PacelineError, PeerUnavailable, require
@@ -85,34 +86,13 @@ class PendingCommit:
         return self if before is None else replace(self, token_ids=before.token_ids + self.token_ids)
 
 
-@dataclass
-class Patience:
-    """Whether a round may wait for its proposal; n waits in vain are spread over 2^n rounds."""
-
-    rounds_to_skip: int = 0
-    next_skip: int = 1
-
-    def may_wait(self) -> bool:
-        """Ask once for each round."""
-        if not self.rounds_to_skip:
-            return True
-        self.rounds_to_skip -= 1
-        return False
-
-    def waited_in_vain(self) -> None:
-        """Skip the next rounds, twice as many as last time."""
-        self.rounds_to_skip = self.next_skip
-        self.next_skip = min(2 * self.next_skip, MAX_ROUNDS_SKIPPED)
-
-
 class DraftSession:
     """Asks for proposals and takes them; target-only whenever none is to be had.
 
     States of the session: none (`_id` is None) → open → none again when the
     draft fails, on `_peer`; then on another one, if there is one, and on one that
     failed after a growing pause (`_retry_at`). After a wait in vain
-    the next rounds take what is there and don't wait: one round at first, twice
-    as many each time (`_patience`), until a proposal comes in time.
+    (`is_late`) no round waits until something comes: the service has caught up then.
     """
 
     def __init__(self, pool: DraftPool | None, task: GenerationTask, drafter: str) -> None:
@@ -127,13 +107,23 @@ class DraftSession:
         self._cache = SpeculationCache[Redrawn]()
         self.on_prepared: Callable[[], None] = lambda: None
         """Called when a proposal for an outcome that is not known yet has come, or has grown."""
+        self.on_shadow: Callable[[Shadow], None] = lambda shadow: None
+        """Called with the shadow of committed tokens, each position at most once in a session, in order."""
+        self._shadowed = self._told = 0
+        """Tokens whose shadow can't come any more, and tokens that the draft service knows."""
         self._arrived = asyncio.Event()
         self._budget = DraftBudget()
         self._wanted = False
         self._fresh = True
-        self._patience = Patience()
+        self.is_late = False
+        """Whether a round waited in vain, and nothing has come since."""
         self._retry_at: dict[DraftPeer, float] = {}
         self._pause_s = RETRY_MIN_S
+
+    @property
+    def peer(self) -> DraftPeer | None:
+        """The draft service that the session was placed on last; before that, one that it might be placed on."""
+        return self._pool.first(self._fits) if self._peer is None and self._pool is not None else self._peer
 
     @property
     def is_open(self) -> bool:
@@ -142,7 +132,9 @@ class DraftSession:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a draft can be asked for."""
+        """Whether a draft can be asked for, and would not have to catch up first."""
+        if self.is_late:
+            return False
         return self._id is not None or (self._pool is not None and self._pool.is_willing(self._fits))
 
     def open(self, committed: Sequence[int], budget: DraftBudget, traceparent: str) -> None:
@@ -156,8 +148,9 @@ class DraftSession:
             return
         try:
             self._id, self._opened_at = peer.attach(self), len(committed) - 1
+            self._shadowed = self._told = len(committed)
             spec = replace(self._task.spec(committed, traceparent), noise=self._noise)
-            peer.send(DraftOpen(self._id, spec, self._drafter, budget))
+            peer.send(DraftOpen(self._id, spec, self._drafter, budget, takes_shadows=True))
         except PeerUnavailable as error:
             self._give_up(error.for_log)
 
@@ -188,6 +181,7 @@ class DraftSession:
             self.open(pending.committed, pending.budget, pending.traceparent)
             return
         self._expect(pending.budget)
+        self._told = len(pending.committed)
         command = Commit(
             session_id=self._id,
             outcome=pending.outcome,
@@ -198,17 +192,16 @@ class DraftSession:
         )
         self._send(self._peer, command)
 
-    async def take(self) -> Drafted:
-        """The proposal that was asked for; waits for it as long as `Patience` allows."""
+    async def take(self, patience_s: float = math.inf) -> Drafted:
+        """The proposal that was asked for; waits for it so long at most, and no longer than the pool allows."""
         if self._pool is None or self._id is None or not self._wanted:
             return NOTHING
         entry = self._cache.take()
-        if entry is None and self._patience.may_wait():
-            entry = await self._wait(self._pool.timeout_s)
+        if entry is None and not self.is_late:
+            entry = await self._wait(min(patience_s, self._pool.timeout_s))
         self._wanted = False
         if entry is None:
             return NOTHING
-        self._patience = Patience()
         first, self._fresh = self._fresh, False
         checked = self._checked(entry, self._budget.max_tokens, hit=False)
         return NOTHING if checked is None else replace(checked, first=first)
@@ -250,6 +243,7 @@ class DraftSession:
 
     def on_event(self, event: DraftEvent) -> None:
         """Handle what the draft service sent for this session."""
+        self.is_late = False
         if isinstance(event, Failure):
             error = error_of(event)
             if isinstance(error, Overloaded | PeerUnavailable) and self._pool and self._peer:
@@ -257,10 +251,13 @@ class DraftSession:
             self._give_up(error.for_log)
         elif isinstance(event, DraftedProposal):
             self._put(event)
+        elif isinstance(event, Shadow):
+            self._report(event)
 
     def on_lost(self, error: PacelineError) -> None:
         """The link broke, and this session with it."""
         self._id = None
+        self.is_late = False
         self._arrived.set()
         logger.warning("draft lost, going on target-only: error=%s", error.for_log)
 
@@ -274,6 +271,15 @@ class DraftSession:
             self._arrived.set()
         else:
             self.on_prepared()
+
+    def _report(self, shadow: Shadow) -> None:
+        if not self._shadowed <= shadow.first_position < shadow.end <= self._told:
+            known = f"among [{self._shadowed}, {self._told}), committed and not reported before"
+            positions = f"[{shadow.first_position}, {shadow.end})"
+            self._give_up(f"it sent a malformed shadow: positions = {positions}: must be {known}")
+            return
+        self._shadowed = shadow.end
+        self.on_shadow(shadow)
 
     def _redrawn(self, drafted: DraftedProposal) -> Redrawn:
         """Now, when it arrives: what is prepared costs nothing between a verdict and the next round."""
@@ -320,8 +326,8 @@ class DraftSession:
             async with asyncio.timeout(timeout_s):
                 await self._arrived.wait()
         except TimeoutError:
-            self._patience.waited_in_vain()
-            logger.warning("draft is late, going on target-only: session=%s timeout_s=%g", self._id, timeout_s)
+            self.is_late = True
+            logger.info("draft is late, going on target-only: session=%s timeout_s=%g", self._id, timeout_s)
         return self._cache.take()
 
     def _give_up(self, reason: str, *, for_good: bool = False) -> None:

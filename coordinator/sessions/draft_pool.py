@@ -6,11 +6,18 @@ from collections.abc import Iterable
 
 from coordinator.sessions.peer import Peer
 from coordinator.sessions.pool import Pool
+from paceline.costs.service_costs import DraftCosts
 from paceline.protocol.draft import Commit, DraftCommand, DraftEvent, Verifying
 
 
 class DraftPeer(Peer[DraftCommand, DraftEvent]):
     """The link to a draft service."""
+
+    @property
+    def costs(self) -> DraftCosts:
+        """What the draft service's steps take, as it said last; an unknown line where it said nothing."""
+        costs: DraftCosts = self.link.costs
+        return costs
 
     def send(self, command: DraftCommand) -> None:
         """Queue a command; raises `PeerUnavailable` when the link is down."""

@@ -87,6 +87,10 @@ class Pool(Generic[AnyPeer]):
         self.remember(chosen, token_ids, tenant)
         return chosen
 
+    def first(self, fits: Fits[AnyPeer] = anywhere) -> AnyPeer | None:
+        """One that a session might be placed on, for what is to be known before it is; None: no peer is up."""
+        return next(iter(self._standing(fits)), None)
+
     def remember(self, peer: AnyPeer, token_ids: Sequence[int], tenant: str = "") -> None:
         """A peer has the rows of these tokens: what the tenant sends behind them is best placed there."""
         if len(self._peers) > 1:

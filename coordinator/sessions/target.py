@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from coordinator.sessions.target_pool import TargetPeer, TargetPool
 from coordinator.text.sequence import GenerationTask
+from paceline.costs.service_costs import TargetCosts
 from paceline.protocol.codec import error_of
 from paceline.protocol.errors import (
     InvalidInput,
@@ -67,11 +68,13 @@ class TargetNext:
         leased: rounds that it may have started by itself: the next ones, which can't carry a proposal.
         self_started: the proposal with which it has started the next round.
         can_prefetch: whether it takes prefetched proposals.
+        peer: that target.
     """
 
     leased: int = 0
     self_started: Proposal | None = None
     can_prefetch: bool = False
+    peer: TargetPeer | None = None
 
 
 class TargetSession:
@@ -106,6 +109,12 @@ class TargetSession:
         self._watcher: asyncio.TimerHandle | None = None
 
     @property
+    def costs(self) -> TargetCosts:
+        """Of the target that the session was placed on last; before that, of one that it might be placed on."""
+        peer = self._peer or self._pool.first(self._fits)
+        return TargetCosts() if peer is None else peer.costs
+
+    @property
     def leased(self) -> int:
         """Rounds that the target may have started by itself: those whose verdicts are to come."""
         return len(self._answers)
@@ -132,7 +141,7 @@ class TargetSession:
         """
         self_started, prefetched = verdict.self_started, self._prefetched.get(outcome)
         if self_started is None:
-            return TargetNext(self.leased, can_prefetch=self.max_prefetched > 0)
+            return TargetNext(self.leased, can_prefetch=self.max_prefetched > 0, peer=self._peer)
         if prefetched is None or self_started.nodes > len(prefetched):
             raise ProtocolMismatch(
                 f"session {self._id}: the target started round {self_started.base_length} by itself "
@@ -144,7 +153,7 @@ class TargetSession:
                 f"session {self._id}: the target started round {self_started.base_length} behind {outcome}, "
                 f"expected {followed.base_length}"
             )
-        return TargetNext(self_started=followed.proposal, can_prefetch=True)
+        return TargetNext(self_started=followed.proposal, can_prefetch=True, peer=self._peer)
 
     async def verify(
         self,
@@ -154,6 +163,8 @@ class TargetSession:
         lease: int,
         traceparent: str,
         dispatched: Dispatched,
+        *,
+        drafting: bool = False,
     ) -> Verified:
         """Send one round, unless the target has started it, and wait for its verdict.
 
@@ -170,6 +181,7 @@ class TargetSession:
             lease: how many rounds behind this one the target may start by itself.
             traceparent: parent of the target's spans.
             dispatched: called with the round.
+            drafting: whether a draft works for the session meanwhile.
 
         Raises:
             PeerUnavailable: the target did not come back in time.
@@ -181,7 +193,7 @@ class TargetSession:
         while True:
             try:
                 self_started = len(committed) - 1 in self._answers
-                round_ = self._dispatch(committed, accepted_node, proposal, lease, traceparent)
+                round_ = self._dispatch(committed, accepted_node, proposal, lease, traceparent, drafting=drafting)
                 answer = self._answers[round_.base_length]
                 await dispatched(round_)
                 return Verified(round_, await self._verdict(round_, answer), self_started)
@@ -246,6 +258,8 @@ class TargetSession:
         proposal: Proposal | None,
         lease: int,
         traceparent: str,
+        *,
+        drafting: bool,
     ) -> Round:
         """Send the round, behind an open if the session has none; nothing here waits.
 
@@ -265,6 +279,7 @@ class TargetSession:
             proposal=proposal,
             traceparent=traceparent,
             lease=min(lease, self._most_leased),
+            drafting=drafting,
         )
         extends = self._id is not None and ahead <= round_.lease // 2 < round_.lease
         if not self_started or extends:

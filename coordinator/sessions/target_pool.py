@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from coordinator.sessions.peer import Peer
 from coordinator.sessions.pool import Pool
+from paceline.costs.service_costs import TargetCosts
 from paceline.protocol.target import TargetCommand, TargetEvent
 
 logger = logging.getLogger(__name__)
@@ -14,6 +15,12 @@ logger = logging.getLogger(__name__)
 
 class TargetPeer(Peer[TargetCommand, TargetEvent]):
     """The link to a target."""
+
+    @property
+    def costs(self) -> TargetCosts:
+        """What the target's steps take, as it said last; unknown lines where it said nothing."""
+        costs: TargetCosts = self.link.costs
+        return costs
 
 
 class TargetPool(Pool[TargetPeer]):

@@ -26,15 +26,16 @@ class Branch:
     `chances[i]` is the probability, given the root, that the target's text runs through node i.
     Nodes are added by levels (a static shape, or a chain: each node's children once those of the
     nodes before it are there) or by chances (a dynamic shape: the most probable candidates, once all
-    nodes are computed).
+    nodes are computed). The branch ends before the first node whose chance is below `least_chance`.
     """
 
-    def __init__(self, root: Node, shape: Shape, draws: Draws, odds: Odds) -> None:
+    def __init__(self, root: Node, shape: Shape, draws: Draws, odds: Odds, least_chance: float = 0.0) -> None:
         self.root = root
         self.nodes: list[Node] = []
         self.chances: list[float] = []
         self.parents: list[int] = []
         self._shape, self._draws, self._odds = shape, draws, odds
+        self._least_chance, self._ended = least_chance, False
         self._ranks: list[int] = []
         self._q: list[float] = []
         self._next = ROOT
@@ -44,7 +45,7 @@ class Branch:
     @property
     def done(self) -> bool:
         """Whether no row would add a node."""
-        if len(self.nodes) >= self._shape.max_nodes or not self._shape.max_depth:
+        if self._ended or len(self.nodes) >= self._shape.max_nodes or not self._shape.max_depth:
             return True
         if self._next == ROOT or self._candidates:
             return False
@@ -133,8 +134,12 @@ class Branch:
         return children[0].q, children
 
     def _add(self, parent: int, child: NextToken, rank: int, best: float) -> None:
+        chance = self.chance(parent) * self._odds(best, rank)
+        self._ended |= chance < self._least_chance
+        if self._ended:  # those behind it in order, too
+            return
         self.nodes.append(self.node(parent).child(child.token))
-        self.chances.append(self.chance(parent) * self._odds(best, rank))
+        self.chances.append(chance)
         self.parents.append(parent)
         self._ranks.append(rank)
         self._q.append(child.q)

@@ -9,6 +9,7 @@ from functools import partial
 from draft_service.drafters.interface import AnyDrafter
 from draft_service.drafters.model import ModelDrafter
 from draft_service.drafters.names import MODEL, check_drafters
+from paceline.costs.cost_line import CostLine
 from paceline.engine.interface import Engine
 from paceline.engine.loading import load_engine
 from paceline.grammars.sessions import Grammars
@@ -52,6 +53,11 @@ class Catalogue:
         """Most KV rows that all engines may hold."""
         return sum(engine.info.max_kv_rows for engine in self.engines)
 
+    @property
+    def line(self) -> CostLine:
+        """What the default drafter's steps take."""
+        return self.drafters[self.names[0]].line
+
     def pick(self, name: str) -> AnyDrafter:
         """The drafter of a session; an empty name picks the default.
 
@@ -65,7 +71,7 @@ class Catalogue:
 
 
 def build_catalogue(config: DraftConfig) -> Catalogue:
-    """Load every drafter of a configuration; slow, runs on the executor's thread.
+    """Load every drafter of a configuration, and time its steps; slow, runs on the executor's thread.
 
     The first model is called `model`, further ones `model:NAME` in full. `model:default` is the draft that comes
     with Paceline for the configuration's target.
@@ -82,7 +88,8 @@ def build_catalogue(config: DraftConfig) -> Catalogue:
     for text, model in zip(config.drafters, models, strict=True):
         engines.append(_load_trained(model, config) if is_draft(model) else load_engine(model, config.engine))
         name = text if MODEL in drafters else MODEL
-        drafters[name] = ModelDrafter(engines[-1], config.engine.prefill_chunk, name)
+        drafters[name] = drafter = ModelDrafter(engines[-1], config.engine.prefill_chunk, name)
+        drafter.measure()
     _check_vocabularies(engines, config)
     tokenizer_of = partial(load_tokenizer, trust_remote_code=config.engine.trust_remote_code)
     grammars = Grammars(partial(tokenizer_of, config.target_model or models[0].partition("#")[0]), config.grammar)

@@ -20,6 +20,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from draft_service.drafters.shadow import Standing
 from paceline.engine.interface import Logits, Ranked, Ranking
 from paceline.protocol.proposal import Acceptance, SparseDistribution
 from paceline.protocol.sampling import NoiseKey, SamplingParams
@@ -71,6 +72,10 @@ class Draws(Protocol):
         """Guesses at the target's own token where `proposed` ones are verified, best first; `count` of them or more,
         if there are as many."""
 
+    def standing(self, distribution: Distribution, token: int) -> Standing:
+        """How a committed token stands in the drafter's own order: in the race that target and draft share, else by q
+        alone. What was drawn to be proposed has no say (`exactness` §7)."""
+
 
 @dataclass(frozen=True)
 class CoupledDraws:
@@ -99,6 +104,9 @@ class CoupledDraws:
 
     def ranking(self, distribution: Distribution, proposed: Sequence[int], count: int) -> Sequence[NextToken]:  # noqa: D102
         return distribution.ranked
+
+    def standing(self, distribution: Distribution, token: int) -> Standing:  # noqa: D102
+        return Standing(_rank(distribution.ranked, token), distribution.ranked[0].q)
 
 
 @dataclass(frozen=True)
@@ -133,6 +141,12 @@ class PreDrawnDraws:
         first = tuple(NextToken(token, q.get(token, _TINY)) for token in proposed)
         return (*first, *(each for each in guesses if each.token not in proposed))
 
+    def standing(self, distribution: Distribution, token: int) -> Standing:  # noqa: D102
+        support = distribution.support
+        assert support is not None, "read above"
+        order = distribution.ranked or _largest(support, len(support.token_ids))
+        return Standing(_rank(order, token), support.probability(token))
+
     def _scores(self, distribution: Distribution) -> NDArray[np.float64]:
         assert distribution.support is not None, "read above"
         return support_scores(distribution.support, self.vocab_size)
@@ -149,6 +163,10 @@ def draws_of(acceptance: Acceptance, sampling: SamplingParams, noise: NoiseKey, 
     if acceptance is Acceptance.COUPLED:
         return CoupledDraws(sampling, noise)
     return PreDrawnDraws(sampling, noise, vocab_size)
+
+
+def _rank(order: Sequence[NextToken], token: int) -> int:
+    return next((rank for rank, each in enumerate(order, start=1) if each.token == token), 0)
 
 
 def _largest(support: SparseDistribution, count: int) -> list[NextToken]:

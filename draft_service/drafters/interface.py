@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from draft_service.drafters.shadow import ShadowRun
+from paceline.costs.cost_line import CostLine
 from paceline.protocol.draft import DraftBudget, Verifying
 from paceline.protocol.proposal import Proposal
 from paceline.protocol.session import SessionSpec
@@ -63,12 +65,21 @@ class Speculating(Protocol):
         """
 
 
+class CatchingUp(Protocol):
+    """The rows of committed tokens, in the making."""
+
+    @property
+    def done(self) -> bool:
+        """Whether advancing would change nothing."""
+
+
 D = TypeVar("D", bound=Draft)
 S = TypeVar("S", bound=Speculating)
+C = TypeVar("C", bound=CatchingUp)
 
 
-class Drafter(Protocol[D, S]):
-    """A way to draft; `D` and `S` are its own kinds of draft and speculation.
+class Drafter(Protocol[D, S, C]):
+    """A way to draft; `D`, `S` and `C` are its own kinds of draft, speculation and catching up.
 
     All calls come from one thread; sessions are numbered by the scheduler.
     """
@@ -76,6 +87,10 @@ class Drafter(Protocol[D, S]):
     @property
     def manifest(self) -> DrafterManifest:
         """Constant."""
+
+    @property
+    def line(self) -> CostLine:
+        """What its steps take, rows of prefixes left aside; may be read on any thread."""
 
     def open(self, session: int, spec: SessionSpec, follower: Follower | None = None) -> int:
         """Begin a session; returns how many prefix tokens were reused.
@@ -89,8 +104,14 @@ class Drafter(Protocol[D, S]):
             Overloaded: the KV budget has no room now.
         """
 
-    def commit(self, session: int, token_ids: Sequence[int]) -> None:
-        """Append committed tokens; ends the session's draft or speculation, if any."""
+    def commit(self, session: int, token_ids: Sequence[int], *, shadow: bool = False) -> None:
+        """Append committed tokens; ends the session's draft, speculation or catching up, if any.
+
+        `shadow`: what is computed of them from now on has its shadow taken, too.
+        """
+
+    def take_shadow(self, session: int) -> Sequence[ShadowRun]:
+        """What has become known of committed tokens since the last call; unknown sessions have nothing."""
 
     def begin(self, session: int, budget: DraftBudget, proposal_id: int) -> D:
         """Start a proposal that hangs from the last committed token."""
@@ -103,16 +124,19 @@ class Drafter(Protocol[D, S]):
         `next_id` makes ids for the new ones. None: the drafter prepares nothing.
         """
 
-    def advance(self, drafts: Sequence[D], speculations: Sequence[S] = ()) -> int:
+    def catch_up(self, session: int) -> C | None:
+        """Start to compute the rows of committed tokens that are missing. None: the drafter computes none."""
+
+    def advance(self, drafts: Sequence[D], speculations: Sequence[S] = (), catching_up: Sequence[C] = ()) -> int:
         """Take every draft at least one node deeper in one batched step; returns the rows computed.
 
-        Rows that the step can spare go to the most probable nodes of all
-        speculations.
+        Rows that the step can spare go to the sessions that catch up, in their order, and to the most
+        probable nodes of all speculations.
         """
 
     def close(self, session: int) -> None:
         """Forget a session; unknown sessions are ignored."""
 
 
-AnyDrafter = Drafter[Any, Any]
-"""A drafter whose kinds of draft and speculation the caller need not know: it only hands them back."""
+AnyDrafter = Drafter[Any, Any, Any]
+"""A drafter whose kinds of draft, speculation and catching up the caller need not know: it only hands them back."""

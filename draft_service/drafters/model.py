@@ -19,19 +19,24 @@ from draft_service.drafters.calibration import Calibration
 from draft_service.drafters.draws import Distribution, draws_of, ranked_distribution
 from draft_service.drafters.interface import DrafterManifest
 from draft_service.drafters.names import MODEL
+from draft_service.drafters.shadow import ShadowRun
 from draft_service.drafters.speculation import Speculation
 from draft_service.drafters.state import SessionState
 from draft_service.drafters.tree import TREE_ROWS, DraftTree, Node
-from paceline.costs.step_cost import StepCost
-from paceline.engine.interface import Engine, Logits, RankedRows, Ranking, RankingEngine, StepPlan
+from paceline.costs.cost_line import CostLine
+from paceline.costs.cost_meter import CostMeter, measured
+from paceline.engine.interface import Engine, Logits, RankedRows, Ranking, RankingEngine, StepItem, StepPlan
 from paceline.protocol.draft import DraftBudget, Verifying
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES, ROOT, Acceptance, Proposal
+from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.protocol.session import SessionSpec
 from paceline.sampling.processors import Follower, Processors
 
 SHORT_LAG = MAX_PROPOSAL_NODES + 1
 """A lag that one round can leave is caught up at once; prefixes and longer lags share `prefill_chunk`."""
+MEASURED_AS = 0
+"""The number of the session that is measured; others count from 1."""
 ROWS_PER_STEP = 64
 """Rows up to which a step is filled with speculation."""
 
@@ -64,12 +69,28 @@ class ModelDraft:
         self.branch.grow()
 
 
+@dataclass(frozen=True)
+class CatchUp:
+    """Rows of committed tokens, in the making; nothing is proposed."""
+
+    session: SessionState
+
+    @property
+    def done(self) -> bool:
+        """Whether all rows are there, as far as there is use for them."""
+        return not self.session.tree.lag or not self.session.may_compute(self.session.tree.root)
+
+    def absorb(self) -> None:
+        """The rows of a step are computed."""
+
+
 @dataclass
 class _Work:
-    """What one session computes in a step."""
+    """What one session computes in a step; `lag_nodes` are committed tokens whose logits the shadow needs."""
 
-    of: ModelDraft | Speculation
+    of: ModelDraft | Speculation | CatchUp
     lag_rows: int
+    lag_nodes: list[Node] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
     reaches_root: bool = False
 
@@ -80,7 +101,11 @@ class _Work:
     @property
     def wanted(self) -> list[Node]:
         """The nodes after which next tokens are needed, in the order of the step's logit rows."""
-        return [self.of.session.tree.root, *self.nodes] if self.reaches_root else self.nodes
+        return [*self.lag_nodes, *([self.of.session.tree.root] if self.reaches_root else ()), *self.nodes]
+
+    def item(self) -> StepItem:
+        """The session's part of the step."""
+        return self.of.session.tree.item(self.lag_rows, self.nodes, len(self.lag_nodes))
 
     def ranking(self) -> Ranking | None:
         """How an engine may rank those tokens itself; None: their logits are read here."""
@@ -101,6 +126,7 @@ class _Work:
             distributions = map(ranked_distribution, answer.ranked())
         for node, distribution in zip(nodes, distributions, strict=True):
             node.distribution = distribution
+        session.compare(self.lag_nodes)
         self.of.absorb()
 
 
@@ -114,16 +140,43 @@ class ModelDrafter:
         name: str = MODEL,
         *,
         rows_per_step: int = ROWS_PER_STEP,
-        cost: StepCost | None = None,
+        meter: CostMeter | None = None,
     ) -> None:
         self.manifest = DrafterManifest(name)
         self._engine = engine
         self._prefill_chunk = prefill_chunk
         self._rows_per_step = rows_per_step
-        self._cost = StepCost() if cost is None else cost
+        self._meter = CostMeter() if meter is None else meter
         self._calibrations = {acceptance: Calibration() for acceptance in Acceptance}
         self._sessions: dict[int, SessionState] = {}
         self._speculations: dict[int, Speculation] = {}
+
+    @property
+    def line(self) -> CostLine:  # noqa: D102
+        return self._meter.line
+
+    def measure(self) -> None:
+        """Time a few steps, before there are sessions: each a proposal's second one, whose rows are its first nodes.
+
+        Raises:
+            Exception: whatever the engine raised: what can't step can't draft.
+        """
+        spec = SessionSpec((0,), 1, SamplingParams(), NoiseKey(0), Acceptance.COUPLED)
+        info = self._engine.info
+        most = min(MAX_PROPOSAL_NODES // 2, self._rows_per_step, info.fingerprint.vocab_size, info.max_kv_rows // 2)
+
+        def step(rows: int) -> float:
+            self.open(MEASURED_AS, spec)
+            try:
+                draft = self.begin(MEASURED_AS, DraftBudget(max_tokens=2, tree_widths=(rows, 1)), proposal_id=1)
+                self.advance([draft])
+                started = time.perf_counter()
+                self.advance([draft])
+                return (time.perf_counter() - started) * 1e3
+            finally:
+                self.close(MEASURED_AS)
+
+        self._meter = CostMeter(measured(step, most))
 
     def open(self, session: int, spec: SessionSpec, follower: Follower | None = None) -> int:
         """Reserve the session's rows; the first step computes the prefix, in chunks.
@@ -145,24 +198,31 @@ class ModelDrafter:
         tree = DraftTree(session, prefix, max_rows)
         calibration = self._calibrations[spec.acceptance]
         state = SessionState(tree, draws, calibration, spec.acceptance, longest, processors=processors)
-        state.follow(prefix)
+        state.follow(len(prefix))
         self._sessions[session] = state
         return 0
 
-    def commit(self, session: int, token_ids: Sequence[int]) -> None:  # noqa: D102
+    def commit(self, session: int, token_ids: Sequence[int], *, shadow: bool = False) -> None:  # noqa: D102
         held = self._sessions[session]
         speculation = self._speculations.pop(session, None)
-        if speculation is not None:
+        if speculation is not None and held.draws.pre_drawn:
             speculation.learn(token_ids)
-        held.tree.commit(token_ids)
-        held.follow(token_ids)
+        held.commit(token_ids, shadow=shadow)
         held.proposed = speculation.branch_below(held.tree.root) if speculation is not None else None
+
+    def take_shadow(self, session: int) -> Sequence[ShadowRun]:  # noqa: D102
+        held = self._sessions.get(session)
+        return held.shadow.take() if held is not None else ()
+
+    def catch_up(self, session: int) -> CatchUp:  # noqa: D102
+        return CatchUp(self._sessions[session])
 
     def begin(self, session: int, budget: DraftBudget, proposal_id: int) -> ModelDraft:  # noqa: D102
         held = self._sessions[session]
         held.prepare_for(budget)
         shape = held.shape(budget, held.tree.root)
-        held.proposed = Branch(held.tree.root, shape, held.draws, held.calibration.chance)
+        least_chance = held.least_chance(budget, shape)
+        held.proposed = Branch(held.tree.root, shape, held.draws, held.calibration.chance, least_chance)
         return ModelDraft(self.manifest.name, proposal_id, held, held.proposed)
 
     def speculate(  # noqa: D102
@@ -178,17 +238,20 @@ class ModelDrafter:
         return made
 
     def advance(  # noqa: D102
-        self, drafts: Sequence[ModelDraft], speculations: Sequence[Speculation] = ()
+        self,
+        drafts: Sequence[ModelDraft],
+        speculations: Sequence[Speculation] = (),
+        catching_up: Sequence[CatchUp] = (),
     ) -> int:
-        work = self._gather(drafts, speculations)
+        work = self._gather([*drafts, *speculations, *catching_up])
         if not work:
             return 0
-        plan = StepPlan(tuple(each.of.session.tree.item(each.lag_rows, each.nodes) for each in work))
+        plan = StepPlan(tuple(each.item() for each in work))
         started = time.perf_counter()
         for each, answer in zip(work, self._step(plan, work), strict=True):
             each.absorb(answer)
-        if not any(each.lag_rows for each in work):  # rows of a prefix are cheaper, having no logits
-            self._cost.observe(plan.rows, (time.perf_counter() - started) * 1e3)
+        if all(each.lag_rows <= each.reaches_root for each in work):  # rows of a prefix are cheaper, having no logits
+            self._meter.observe(plan.rows, (time.perf_counter() - started) * 1e3)
         return plan.rows
 
     def close(self, session: int) -> None:  # noqa: D102
@@ -201,25 +264,25 @@ class ModelDrafter:
             return self._engine.step(plan)
         return self._engine.step_and_rank(plan, [each.ranking() for each in work])
 
-    def _gather(self, drafts: Sequence[ModelDraft], speculations: Sequence[Speculation]) -> list[_Work]:
-        """What a step computes; long prefixes share `prefill_chunk` rows of it, so that they delay others less."""
+    def _gather(self, everyone: Sequence[ModelDraft | Speculation | CatchUp]) -> list[_Work]:
+        """What a step computes; long prefixes, and sessions that nobody waits for, share `prefill_chunk` rows of it,
+        so that they delay others less."""
         work: list[_Work] = []
         guesses: list[_Work] = []
         chunk = self._prefill_chunk
-        everyone: list[ModelDraft | Speculation] = [*drafts, *speculations]
         for each in everyone:
             lag = each.session.tree.lag
             rows = lag
-            if lag > SHORT_LAG or (lag and each.session.tree.in_prefix):
+            if lag > SHORT_LAG or each.session.tree.in_prefix or isinstance(each, CatchUp):
                 rows = min(lag, chunk)
                 chunk -= rows
-            made = _Work(each, rows, reaches_root=0 < lag == rows)
+            made = _Work(each, rows, each.session.lag_nodes(rows), reaches_root=0 < lag == rows)
             work.append(made)
             if isinstance(each, ModelDraft):
                 made.nodes = [] if lag else each.wanted()
-            elif rows == lag:
+            elif isinstance(each, Speculation) and rows == lag:
                 guesses.append(made)
-        _fill(guesses, sum(each.rows for each in work), self._rows_per_step, self._cost)
+        _fill(guesses, sum(each.rows for each in work), self._rows_per_step, self.line)
         return [each for each in work if each.rows]
 
 
@@ -231,7 +294,7 @@ def _processors(spec: SessionSpec, follower: Follower | None) -> Processors | No
     return Processors(sampling, spec.prompt_length, spec.end_token_ids, follower)
 
 
-def _fill(guesses: Sequence[_Work], rows: int, most: int, cost: StepCost) -> None:
+def _fill(guesses: Sequence[_Work], rows: int, most: int, line: CostLine) -> None:
     """Add the most probable nodes of all speculations to a step of `rows` rows, while they are worth it.
 
     The rows that the step has already count as certain to be of use.
@@ -241,13 +304,22 @@ def _fill(guesses: Sequence[_Work], rows: int, most: int, cost: StepCost) -> Non
     gained = float(rows)
     while rows < most and order:
         chance, place = -order[0][0], order[0][1]
-        if not chance or not cost.is_worth(chance, rows, gained):
+        if not chance or not is_worth(line, chance, rows, gained):
             return
         work = guesses[place]
         assert isinstance(work.of, Speculation), "drafts come first, by themselves"
         work.nodes.append(work.of.take())
         rows, gained = rows + 1, gained + chance
         heapq.heapreplace(order, (-_next_chance(work), place))
+
+
+def is_worth(line: CostLine, chance: float, rows: int, gained: float) -> bool:
+    """Whether one row more raises the chances gained per millisecond.
+
+    The step has `rows` rows that gain `gained`; the next gains `chance`. What it costs is the mean of as many more
+    rows as there are: single points of a line are less certain than their trend.
+    """
+    return chance * line.ms(rows) >= gained * line.per_row(rows, max(1, rows))
 
 
 def _next_chance(work: _Work) -> float:

@@ -93,7 +93,7 @@ class Speculation:
     @property
     def done(self) -> bool:
         """Whether there is nothing left to compute."""
-        return not self._queue and not (self._tree.lag and self._may_compute(self._tree.root))
+        return not self._queue and not (self._tree.lag and self.session.may_compute(self._tree.root))
 
     @property
     def best(self) -> float:
@@ -133,7 +133,7 @@ class Speculation:
         return None if outcome is None else outcome.branch
 
     def learn(self, token_ids: Sequence[int]) -> None:
-        """Record at which ranks the committed tokens stood."""
+        """Record at which ranks the committed tokens stood, those that were proposed first."""
         node = self._tree.root
         for token in token_ids:
             known = self._rankings.get(node)
@@ -211,12 +211,9 @@ class Speculation:
                     self._push(branch.node(index), worth, outcome)
 
     def _push(self, node: Node, chance: float, outcome: _OutcomeBranch | None) -> None:
-        if self._may_compute(node):
+        if self.session.may_compute(node):
             self._orders += 1
             heapq.heappush(self._queue, _Entry(-chance, self._orders, node, outcome))
-
-    def _may_compute(self, node: Node) -> bool:
-        return node.position < self.session.longest
 
     def _odds(self) -> Odds:
         if not self._draws.pre_drawn:

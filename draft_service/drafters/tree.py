@@ -116,6 +116,12 @@ class DraftTree:
             each.row = each.distribution = None
         self._kept = [each for each in self._kept if each not in dropped]
 
+    def lag_nodes(self, lag_rows: int, first: int) -> list[Node]:
+        """The next `lag_rows` committed tokens at positions from `first` on; not the root, nor part of the tree."""
+        computed = len(self.committed) - self.lag
+        last = min(computed + lag_rows, len(self.committed) - 1)
+        return [Node(self.committed[at], at) for at in range(max(computed, first), last)]
+
     def forget(self) -> None:
         """Drop everything behind the committed tokens, and what the last of them said of the next."""
         if not self.lag:
@@ -126,11 +132,12 @@ class DraftTree:
         self._kept = []
         self.root = Node(self.committed[-1], len(self.committed) - 1)
 
-    def item(self, lag_rows: int, nodes: Sequence[Node]) -> StepItem:
+    def item(self, lag_rows: int, nodes: Sequence[Node], read: int = 0) -> StepItem:
         """The step that computes the next `lag_rows` committed tokens, then `nodes`, parents first.
 
-        Logits are asked for after the root, if the step reaches it, and after each node, in this
-        order. Nodes need the root's row: computed before, or the last of the lag.
+        Logits are asked for after the last `read` of the lag before the root, after the root, if the
+        step reaches it, and after each node, in this order. Nodes need the root's row: computed before,
+        or the last of the lag.
         """
         reaches_root = 0 < lag_rows == self.lag
         assert not nodes or reaches_root or not self.lag, "nodes hang from the root"
@@ -143,7 +150,7 @@ class DraftTree:
             token_ids=(*self.committed[trunk : trunk + lag_rows], *(node.token for node in nodes)),
             parents=self._parents(lag_rows, nodes),
             kept_rows=() if kept_rows == tuple(range(self._trunk, base)) else kept_rows,
-            logit_rows=tuple(range(lag_rows - reaches_root, lag_rows + len(nodes))),
+            logit_rows=tuple(range(lag_rows - reaches_root - read, lag_rows + len(nodes))),
             trunk_length=trunk,
         )
         self._place(trunk + lag_rows, nodes)

@@ -27,7 +27,7 @@ from paceline.protocol.generation import ModelDescription
 from paceline.protocol.handshake import ServiceStatus
 from paceline.protocol.proposal import NONE
 from paceline.rpc.channel import open_sync_channel
-from paceline.rpc.service_status import service_status
+from paceline.rpc.service_status import service_costs, service_status
 from paceline.rpc.statuses import from_rpc_error
 from paceline.runtime.config import DRAFT_PORT, LOCALHOST, TARGET_PORT, PeerSettings
 from paceline.runtime.logs import one_line
@@ -180,6 +180,22 @@ def _worker(
     model, resident_mib = status.fingerprint.model or "no model", status.resident_bytes >> 20
     rows = f"{status.kv_rows} of {status.max_kv_rows} KV rows"
     yield Finding(f"{name} status", f"{model}, {status.sessions} sessions, {rows}, {resident_mib} MiB resident")
+    yield from _steps(name, addresses.peer(PeerRole(name), address), addresses.timeout_s)
+
+
+def _steps(name: Literal["target", "draft"], peer: PeerSettings, timeout_s: float) -> Iterator[Finding]:
+    """What the service's steps take, a finding for each of its lines; beside a draft only where that differs."""
+    try:
+        costs = service_costs(name, peer, timeout_s)
+    except PacelineError as error:
+        yield Finding(f"{name} steps", error.message, ok=False)
+        return
+    lines = {line: getattr(costs, line) for line in costs.lines}
+    told = {line: points for line, points in lines.items() if line != "beside" or points != lines["alone"]}
+    for line, points in told.items():
+        subject = f"{name} steps" if line != "beside" else "target beside a draft"
+        times = ", ".join(f"{ms:.1f} ms of {rows:g}" for rows, ms in points.points)
+        yield Finding(subject, f"{times} rows" if times else "not measured")
 
 
 def _health(name: str, addresses: Addresses, address: str) -> list[Finding]:

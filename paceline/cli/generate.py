@@ -15,6 +15,7 @@ from rich.console import Console
 
 from paceline.cli import display
 from paceline.cli.app import app
+from paceline.cli.explanation import explanation_json, explanation_tables
 from paceline.cli.serve import check_models
 from paceline.cli.support import (
     ApiKeyFile,
@@ -102,6 +103,7 @@ def generate(
     timeout: Timeout = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per sample.")] = False,
     compare: Annotated[bool, typer.Option("--compare", help="Run again target-only and show both speeds.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Show why it was drafted for so.")] = False,
 ) -> None:
     """Generate text and stream it, coloured by where each token came from."""
     messages = _messages(prompt, prompt_file, chat, system)
@@ -129,7 +131,8 @@ def generate(
         # The services that --local starts have one drafter, whatever they call it.
         speculation=SpeculationSettings(
             drafter=drafter if drafter and not (local and drafter != NONE) else "",
-            num_draft_tokens=_draft_tokens(num_draft_tokens),
+            num_draft_tokens=draft_tokens(num_draft_tokens),
+            explain=explain,
         ),
     )
     wanted = _Wanted(request, as_json, compare, n)
@@ -191,7 +194,8 @@ def _grammar(json_schema: str | None, regex: str | None, lark: str | None) -> Gr
     return None
 
 
-def _draft_tokens(given: str) -> int | None:
+def draft_tokens(given: str) -> int | None:
+    """What `--num-draft-tokens` says; None: auto. Raises InvalidInput."""
     if given == AUTO:
         return None
     limit = f"auto or an integer in [0, {MAX_PROPOSAL_NODES}]"
@@ -224,9 +228,12 @@ def _generate_at(peer: PeerSettings, api_key: str | None, timeout_s: float | Non
             return
         for generation in client.generate_samples(wanted.samples, wanted.request):
             if wanted.as_json:
-                typer.echo(json.dumps(display.generation_json(generation), ensure_ascii=False))
+                shown = display.generation_json(generation) | explanation_json(generation.stats)
+                typer.echo(json.dumps(shown, ensure_ascii=False))
             else:
                 typer.echo(f"--- sample {generation.sample_index}, seed {generation.seed}\n{generation.text}")
+                if wanted.request.speculation.explain:
+                    Console().print(*explanation_tables(generation.stats), sep="\n")
 
 
 def _stream(client: Client, wanted: _Wanted) -> None:
@@ -234,6 +241,8 @@ def _stream(client: Client, wanted: _Wanted) -> None:
     console.print(display.legend())
     ours = _show_stream(client, wanted.request, console)
     console.print(display.stats_table(ours.stats, ours.seed))
+    if wanted.request.speculation.explain:
+        console.print(*explanation_tables(ours.stats), sep="\n")
     if wanted.compare:
         off = SpeculationSettings(off=True)
         plain = client.generate(replace(wanted.request, seed=ours.seed, speculation=off))

@@ -8,13 +8,18 @@ from paceline.protocol.proposal import Outcome, Proposal
 from paceline.protocol.records import StepTimings
 from paceline.protocol.session import Close, Failure, Features, SessionSpec
 
+MAX_SHADOW_TOKENS = 1024
+"""Of one message."""
+
 
 @dataclass(frozen=True)
 class DraftBudget:
     """What a proposal may cost; `max_tokens` 0 asks for none.
 
     `tree_widths` make a static tree; without them more `max_nodes` than `max_tokens` make a dynamic
-    one. `fan_out`: outcomes to draft for behind each node while a round is verified.
+    one. `fan_out`: outcomes to draft for behind each node while a round is verified. `shadow`: keep the
+    session's rows current and say the shadow of what the commit brings. `least_chance`: a chain or dynamic
+    tree drafted just in time ends before the first node whose chance to be reached is less; coupled only.
     """
 
     max_tokens: int = 0
@@ -22,16 +27,19 @@ class DraftBudget:
     max_nodes: int = 0
     fan_out: int = 0
     deadline_ms: int | None = None
+    shadow: bool = False
+    least_chance: float = 0.0
 
 
 @dataclass(frozen=True)
 class DraftOpen:
-    """Opens a session on the draft service and asks for the first proposal."""
+    """Opens a session on the draft service and asks for the first proposal; `takes_shadows`: `Shadow` is known."""
 
     session_id: int
     spec: SessionSpec
     drafter: str = ""
     budget: DraftBudget = DraftBudget()
+    takes_shadows: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,5 +90,25 @@ class DraftedProposal:
     timings: StepTimings = StepTimings()
 
 
+@dataclass(frozen=True)
+class Shadow:
+    """How the committed tokens from `first_position` on stand in the drafter's own order.
+
+    Rank 1 is its first choice, 0 a token that is not among those it ranked. Coupled acceptance: ranks in the race
+    of q under the shared noise, and q of the first choice. Rejection and block acceptance: ranks by q alone, and q
+    of the token itself.
+    """
+
+    session_id: int
+    first_position: int
+    ranks: tuple[int, ...]
+    probabilities: tuple[float, ...]
+
+    @property
+    def end(self) -> int:
+        """The position behind the last one."""
+        return self.first_position + len(self.ranks)
+
+
 DraftCommand = DraftOpen | Commit | Verifying | Close
-DraftEvent = DraftOpened | DraftedProposal | Failure
+DraftEvent = DraftOpened | DraftedProposal | Shadow | Failure

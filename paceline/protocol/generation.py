@@ -46,12 +46,16 @@ class ChatMessage:
 
 @dataclass(frozen=True)
 class SpeculationSettings:
-    """Per-request speculation; None leaves the choice to the coordinator. The drafter "none" means `off`."""
+    """Per-request speculation; None leaves the choice to the coordinator. The drafter "none" means `off`.
+
+    `explain` asks for `GenerationStats.explanation`.
+    """
 
     off: bool = False
     drafter: str = ""
     num_draft_tokens: int | None = None
     tree_widths: tuple[int, ...] = ()
+    explain: bool = False
 
     def __post_init__(self) -> None:
         k = self.num_draft_tokens

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline.protocol.explanation import PlanExplanation
+
 
 @dataclass(frozen=True)
 class StepTimings:
@@ -42,7 +44,10 @@ class RoundRecord:
 
 @dataclass(frozen=True)
 class GenerationStats:
-    """Statistics of one generation; names follow what load tools read from vLLM."""
+    """Statistics of one generation; names follow what load tools read from vLLM.
+
+    `explanation`: only where the request asked for it, of a coordinator that can say it.
+    """
 
     rounds: int = 0
     committed: int = 0
@@ -58,6 +63,7 @@ class GenerationStats:
     acceptance_histogram: tuple[int, ...] = ()
     num_spec_tokens: int = 0
     records: tuple[RoundRecord, ...] = ()
+    explanation: PlanExplanation | None = None
 
     @property
     def mean_acceptance_length(self) -> float:

@@ -33,6 +33,8 @@ class Round:
     `base_length` counts KV rows kept (accepted rows of the previous round
     included) and is the round key of rejection and block acceptance. `lease`
     counts the target-only rounds that the target may start by itself behind it.
+    `drafting`: a draft works for the session meanwhile; it counts for the rounds
+    that the target starts by itself, too, until one that is sent says otherwise.
     """
 
     session_id: int
@@ -42,6 +44,7 @@ class Round:
     proposal: Proposal | None = None
     traceparent: str = ""
     lease: int = 0
+    drafting: bool = False
 
     def __post_init__(self) -> None:
         require(len(self.committed) >= 1, "round committed tokens", len(self.committed), "at least 1")

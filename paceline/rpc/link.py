@@ -13,6 +13,7 @@ from paceline.protocol import codec
 from paceline.protocol.errors import DeadlineExceeded, PacelineError, ProtocolMismatch
 from paceline.protocol.handshake import Hello, Welcome
 from paceline.protocol.session import Close
+from paceline.rpc.cost_messages import CostsTeller
 from paceline.rpc.frames import FrameWriter, InSession, Message, check_frame, first_to_end
 from paceline.rpc.link_kinds import (
     HANDSHAKE_TIMEOUT_S,
@@ -51,6 +52,7 @@ async def serve_link(
     context: Any,
     welcome: Welcome,
     open_handler: OpenHandler[Event, Command],
+    costs: Callable[[], Any] | None = None,
 ) -> None:
     """Serve one link on a grpc.aio stream until it ends; the whole body of the servicer's method.
 
@@ -58,12 +60,14 @@ async def serve_link(
         context: the `grpc.aio.ServicerContext` of the stream; only its `read` and `write` are used for messages.
         welcome: what to answer the hello with.
         open_handler: makes the link's handler once the handshake is done, given the writer of its events.
+        costs: what the service's steps take now, as the link's kind has it; None: nothing is said of it.
     """
     peer = context.peer()
+    teller = CostsTeller(kind.costs, costs or kind.costs.domain)
     try:
-        hello = await _accept(kind, context, welcome)
+        hello = await _accept(kind, context, welcome, teller)
         logger.info("link up: method=%s peer=%s incarnation=%s", kind.method, peer, hello.incarnation)
-        await _serve_sessions(kind, context, open_handler)
+        await _serve_sessions(kind, context, open_handler, teller)
         logger.info("link closed: method=%s peer=%s", kind.method, peer)
     except PacelineError as error:
         logger.warning("link refused: method=%s peer=%s reason=%s error=%s", kind.method, peer, error.reason, error)
@@ -79,7 +83,7 @@ async def serve_link(
         await abort_with(context, unexpected(error))
 
 
-async def _accept(kind: LinkKind[Command, Event], context: Any, welcome: Welcome) -> Hello:
+async def _accept(kind: LinkKind[Command, Event], context: Any, welcome: Welcome, teller: CostsTeller[Any]) -> Hello:
     try:
         async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
             frame = await context.read()
@@ -90,14 +94,21 @@ async def _accept(kind: LinkKind[Command, Event], context: Any, welcome: Welcome
     hello = codec.decode_hello(frame.hello)
     check_version(hello.protocol_version)
     check_fingerprint(hello.fingerprint, welcome.fingerprint)
-    await context.write(kind.response(welcome=codec.encode_welcome(welcome)))
+    await context.write(teller.add_to(kind.response(welcome=codec.encode_welcome(welcome))))
     return hello
 
 
 async def _serve_sessions(
-    kind: LinkKind[Command, Event], context: Any, open_handler: OpenHandler[Event, Command]
+    kind: LinkKind[Command, Event],
+    context: Any,
+    open_handler: OpenHandler[Event, Command],
+    teller: CostsTeller[Any],
 ) -> None:
-    writer = FrameWriter[Event](kind.encode_event, lambda events: kind.response(events=events))
+    def framed(events: list[Message]) -> Message:
+        frame = kind.response(events=events)
+        return teller.add_to(frame) if events else frame
+
+    writer = FrameWriter[Event](kind.encode_event, framed)
     handler = open_handler(writer)
 
     def closed() -> None:

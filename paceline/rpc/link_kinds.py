@@ -6,7 +6,7 @@ keepalive and no deadline. When it breaks, in whatever way, the service's handle
 the coordinator (`on_down`): all its sessions are over.
 
 A malformed message costs its session a `Failure`; a malformed frame (too large, a second hello, none at all) ends
-the link with a typed status.
+the link with a typed status; malformed costs are named in the log and change nothing.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from paceline.protocol import codec
+from paceline.protocol.codec.copying import Copier
 from paceline.protocol.draft import DraftCommand, DraftEvent
 from paceline.protocol.errors import ProtocolMismatch, VocabularyMismatch
 from paceline.protocol.handshake import PROTOCOL_VERSION, Fingerprint, ServiceStatus
 from paceline.protocol.target import TargetCommand, TargetEvent
+from paceline.rpc.cost_messages import DRAFT_COSTS, TARGET_COSTS
 from paceline.rpc.frames import InSession, Message
 from paceline.v1 import draft_service_pb2 as draft_pb
 from paceline.v1 import draft_service_pb2_grpc as draft_grpc
@@ -33,7 +35,7 @@ Event = TypeVar("Event", bound=InSession)
 
 @dataclass(frozen=True)
 class LinkKind(Generic[Command, Event]):
-    """What distinguishes the two kinds of link: their messages and how they are encoded."""
+    """What distinguishes the two kinds of link: their messages, the service's costs, and how they are encoded."""
 
     method: str
     stub: Callable[[Any], Any]
@@ -44,6 +46,7 @@ class LinkKind(Generic[Command, Event]):
     encode_event: Callable[[Any], Message]
     decode_event: Callable[[Message], Event]
     ask_status: Callable[[Any, float], Awaitable[ServiceStatus]]
+    costs: Copier[Any, Any]
 
 
 async def _target_status(stub: Any, timeout_s: float) -> ServiceStatus:
@@ -66,6 +69,7 @@ TARGET: LinkKind[TargetCommand, TargetEvent] = LinkKind(
     encode_event=codec.encode_target_event,
     decode_event=codec.decode_target_event,
     ask_status=_target_status,
+    costs=TARGET_COSTS,
 )
 DRAFT: LinkKind[DraftCommand, DraftEvent] = LinkKind(
     method="Draft",
@@ -77,6 +81,7 @@ DRAFT: LinkKind[DraftCommand, DraftEvent] = LinkKind(
     encode_event=codec.encode_draft_event,
     decode_event=codec.decode_draft_event,
     ask_status=_draft_status,
+    costs=DRAFT_COSTS,
 )
 
 

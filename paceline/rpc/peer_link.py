@@ -26,6 +26,7 @@ from paceline.protocol.handshake import Hello, ServiceStatus, Welcome
 from paceline.protocol.session import Failure
 from paceline.protocol.target import TargetCommand, TargetEvent
 from paceline.rpc.channel import KEEPALIVE, Keepalive, open_channel
+from paceline.rpc.cost_messages import CostsHeard
 from paceline.rpc.frames import FrameWriter, Message, check_frame, first_to_end
 from paceline.rpc.link_kinds import (
     DRAFT,
@@ -93,6 +94,7 @@ class PeerLink(Generic[Command, Event]):
         self.last_error: PacelineError | None = None
         self.welcome: Welcome | None = None
         """The last one; it stays after the link is down. None: there was no link yet."""
+        self._heard = CostsHeard(self.kind.costs, self._where)
         self._channel: grpc.aio.Channel | None = None
         self._writer: FrameWriter[Command] | None = None
         self._up = asyncio.Event()
@@ -111,6 +113,11 @@ class PeerLink(Generic[Command, Event]):
     def is_refused(self) -> bool:
         """Whether the peer is there and doesn't fit, as the last handshake showed."""
         return self._refused.is_set()
+
+    @property
+    def costs(self) -> Any:
+        """`TargetCosts` or `DraftCosts`, as the peer said them last; they stay after the link is down."""
+        return self._heard.costs
 
     @property
     def silent_s(self) -> float:
@@ -244,6 +251,7 @@ class PeerLink(Generic[Command, Event]):
         check_version(frame.welcome.protocol_version)
         welcome = codec.decode_welcome(frame.welcome)
         check_fingerprint(self._hello.fingerprint, welcome.fingerprint)
+        self._heard.begin(frame)
         return welcome
 
     async def _use(self, call: Any, welcome: Welcome) -> None:
@@ -265,6 +273,7 @@ class PeerLink(Generic[Command, Event]):
             check_frame(frame, len(frame.events))
             if frame.HasField("welcome"):
                 raise ProtocolMismatch(f"a second welcome from {self._where}")
+            self._heard.hear(frame)
             for message in frame.events:
                 self._deliver(message)
 

@@ -64,7 +64,7 @@ class SessionServicer(Generic[Scheduler]):
             return opened[0]
 
         try:
-            await serve_link(self._kind, context, self._welcome, connect)
+            await serve_link(self._kind, context, self._welcome, connect, lambda: self.scheduler.costs)
         finally:
             for link in opened:
                 self._standing.discard(link)

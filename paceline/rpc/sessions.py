@@ -105,6 +105,11 @@ class SessionScheduler(ABC, Generic[Session]):
     def queue_length(self) -> int:
         """What waits for a step."""
 
+    @property
+    @abstractmethod
+    def costs(self) -> Any:
+        """What steps take now, and who is in them: `TargetCosts` or `DraftCosts`."""
+
     @abstractmethod
     async def run(self) -> None:
         """Run steps until cancelled."""

@@ -28,30 +28,36 @@ class DraftCommand(_message.Message):
     def __init__(self, commit: _Optional[_Union[Commit, _Mapping]] = ..., verifying: _Optional[_Union[Verifying, _Mapping]] = ..., open: _Optional[_Union[DraftOpen, _Mapping]] = ..., close: _Optional[_Union[_types_pb2.Close, _Mapping]] = ...) -> None: ...
 
 class DraftOpen(_message.Message):
-    __slots__ = ("session_id", "spec", "drafter", "budget")
+    __slots__ = ("session_id", "spec", "drafter", "budget", "takes_shadows")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     BUDGET_FIELD_NUMBER: _ClassVar[int]
+    TAKES_SHADOWS_FIELD_NUMBER: _ClassVar[int]
     session_id: int
     spec: _types_pb2.SessionSpec
     drafter: str
     budget: DraftBudget
-    def __init__(self, session_id: _Optional[int] = ..., spec: _Optional[_Union[_types_pb2.SessionSpec, _Mapping]] = ..., drafter: _Optional[str] = ..., budget: _Optional[_Union[DraftBudget, _Mapping]] = ...) -> None: ...
+    takes_shadows: bool
+    def __init__(self, session_id: _Optional[int] = ..., spec: _Optional[_Union[_types_pb2.SessionSpec, _Mapping]] = ..., drafter: _Optional[str] = ..., budget: _Optional[_Union[DraftBudget, _Mapping]] = ..., takes_shadows: _Optional[bool] = ...) -> None: ...
 
 class DraftBudget(_message.Message):
-    __slots__ = ("max_tokens", "tree_widths", "max_nodes", "fan_out", "deadline_ms")
+    __slots__ = ("max_tokens", "tree_widths", "max_nodes", "fan_out", "deadline_ms", "shadow", "least_chance")
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TREE_WIDTHS_FIELD_NUMBER: _ClassVar[int]
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
     FAN_OUT_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    SHADOW_FIELD_NUMBER: _ClassVar[int]
+    LEAST_CHANCE_FIELD_NUMBER: _ClassVar[int]
     max_tokens: int
     tree_widths: _containers.RepeatedScalarFieldContainer[int]
     max_nodes: int
     fan_out: int
     deadline_ms: int
-    def __init__(self, max_tokens: _Optional[int] = ..., tree_widths: _Optional[_Iterable[int]] = ..., max_nodes: _Optional[int] = ..., fan_out: _Optional[int] = ..., deadline_ms: _Optional[int] = ...) -> None: ...
+    shadow: bool
+    least_chance: float
+    def __init__(self, max_tokens: _Optional[int] = ..., tree_widths: _Optional[_Iterable[int]] = ..., max_nodes: _Optional[int] = ..., fan_out: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., shadow: _Optional[bool] = ..., least_chance: _Optional[float] = ...) -> None: ...
 
 class Commit(_message.Message):
     __slots__ = ("session_id", "outcome", "token_ids", "committed_length", "budget", "features", "trace")
@@ -88,22 +94,38 @@ class Verifying(_message.Message):
     def __init__(self, session_id: _Optional[int] = ..., base_length: _Optional[int] = ..., proposal_id: _Optional[int] = ..., node_count: _Optional[int] = ..., proposal: _Optional[_Union[_types_pb2.Proposal, _Mapping]] = ..., budget: _Optional[_Union[DraftBudget, _Mapping]] = ...) -> None: ...
 
 class DraftResponse(_message.Message):
-    __slots__ = ("welcome", "events")
+    __slots__ = ("welcome", "events", "costs")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
+    COSTS_FIELD_NUMBER: _ClassVar[int]
     welcome: _types_pb2.Welcome
     events: _containers.RepeatedCompositeFieldContainer[DraftEvent]
-    def __init__(self, welcome: _Optional[_Union[_types_pb2.Welcome, _Mapping]] = ..., events: _Optional[_Iterable[_Union[DraftEvent, _Mapping]]] = ...) -> None: ...
+    costs: DraftCosts
+    def __init__(self, welcome: _Optional[_Union[_types_pb2.Welcome, _Mapping]] = ..., events: _Optional[_Iterable[_Union[DraftEvent, _Mapping]]] = ..., costs: _Optional[_Union[DraftCosts, _Mapping]] = ...) -> None: ...
+
+class DraftCosts(_message.Message):
+    __slots__ = ("line", "sessions", "rows", "queue")
+    LINE_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    line: _types_pb2.CostLine
+    sessions: int
+    rows: int
+    queue: int
+    def __init__(self, line: _Optional[_Union[_types_pb2.CostLine, _Mapping]] = ..., sessions: _Optional[int] = ..., rows: _Optional[int] = ..., queue: _Optional[int] = ...) -> None: ...
 
 class DraftEvent(_message.Message):
-    __slots__ = ("proposal", "opened", "failure")
+    __slots__ = ("proposal", "opened", "failure", "shadow")
     PROPOSAL_FIELD_NUMBER: _ClassVar[int]
     OPENED_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    SHADOW_FIELD_NUMBER: _ClassVar[int]
     proposal: DraftedProposal
     opened: DraftOpened
     failure: _types_pb2.Failure
-    def __init__(self, proposal: _Optional[_Union[DraftedProposal, _Mapping]] = ..., opened: _Optional[_Union[DraftOpened, _Mapping]] = ..., failure: _Optional[_Union[_types_pb2.Failure, _Mapping]] = ...) -> None: ...
+    shadow: Shadow
+    def __init__(self, proposal: _Optional[_Union[DraftedProposal, _Mapping]] = ..., opened: _Optional[_Union[DraftOpened, _Mapping]] = ..., failure: _Optional[_Union[_types_pb2.Failure, _Mapping]] = ..., shadow: _Optional[_Union[Shadow, _Mapping]] = ...) -> None: ...
 
 class DraftOpened(_message.Message):
     __slots__ = ("session_id", "reused_tokens", "drafter", "feature_layers")
@@ -129,12 +151,26 @@ class DraftedProposal(_message.Message):
     timings: _types_pb2.StepTimings
     def __init__(self, session_id: _Optional[int] = ..., outcome: _Optional[_Union[_types_pb2.Outcome, _Mapping]] = ..., proposal: _Optional[_Union[_types_pb2.Proposal, _Mapping]] = ..., timings: _Optional[_Union[_types_pb2.StepTimings, _Mapping]] = ...) -> None: ...
 
+class Shadow(_message.Message):
+    __slots__ = ("session_id", "first_position", "ranks", "probabilities")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    FIRST_POSITION_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
+    session_id: int
+    first_position: int
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    probabilities: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, session_id: _Optional[int] = ..., first_position: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ..., probabilities: _Optional[_Iterable[float]] = ...) -> None: ...
+
 class GetDraftStatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class GetDraftStatusResponse(_message.Message):
-    __slots__ = ("status",)
+    __slots__ = ("status", "costs")
     STATUS_FIELD_NUMBER: _ClassVar[int]
+    COSTS_FIELD_NUMBER: _ClassVar[int]
     status: _types_pb2.ServiceStatus
-    def __init__(self, status: _Optional[_Union[_types_pb2.ServiceStatus, _Mapping]] = ...) -> None: ...
+    costs: DraftCosts
+    def __init__(self, status: _Optional[_Union[_types_pb2.ServiceStatus, _Mapping]] = ..., costs: _Optional[_Union[DraftCosts, _Mapping]] = ...) -> None: ...

@@ -68,16 +68,18 @@ class TokenInput(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SpeculationSettings(_message.Message):
-    __slots__ = ("off", "drafter", "num_draft_tokens", "tree_widths")
+    __slots__ = ("off", "drafter", "num_draft_tokens", "tree_widths", "explain")
     OFF_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TREE_WIDTHS_FIELD_NUMBER: _ClassVar[int]
+    EXPLAIN_FIELD_NUMBER: _ClassVar[int]
     off: bool
     drafter: str
     num_draft_tokens: int
     tree_widths: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, off: _Optional[bool] = ..., drafter: _Optional[str] = ..., num_draft_tokens: _Optional[int] = ..., tree_widths: _Optional[_Iterable[int]] = ...) -> None: ...
+    explain: bool
+    def __init__(self, off: _Optional[bool] = ..., drafter: _Optional[str] = ..., num_draft_tokens: _Optional[int] = ..., tree_widths: _Optional[_Iterable[int]] = ..., explain: _Optional[bool] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("started", "tokens", "finished")
@@ -124,7 +126,7 @@ class GenerationFinished(_message.Message):
     def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., text: _Optional[str] = ..., stats: _Optional[_Union[GenerationStats, _Mapping]] = ...) -> None: ...
 
 class GenerationStats(_message.Message):
-    __slots__ = ("rounds", "committed", "cache_hits", "cache_misses", "time_to_first_token_ms", "tokens_per_second", "verify_ms_p50", "draft_wait_ms_p50", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "acceptance_histogram", "num_spec_tokens", "records")
+    __slots__ = ("rounds", "committed", "cache_hits", "cache_misses", "time_to_first_token_ms", "tokens_per_second", "verify_ms_p50", "draft_wait_ms_p50", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "acceptance_histogram", "num_spec_tokens", "records", "explanation")
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     CACHE_HITS_FIELD_NUMBER: _ClassVar[int]
@@ -139,6 +141,7 @@ class GenerationStats(_message.Message):
     ACCEPTANCE_HISTOGRAM_FIELD_NUMBER: _ClassVar[int]
     NUM_SPEC_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
+    EXPLANATION_FIELD_NUMBER: _ClassVar[int]
     rounds: int
     committed: int
     cache_hits: int
@@ -153,7 +156,50 @@ class GenerationStats(_message.Message):
     acceptance_histogram: _containers.RepeatedScalarFieldContainer[int]
     num_spec_tokens: int
     records: _containers.RepeatedCompositeFieldContainer[RoundRecord]
-    def __init__(self, rounds: _Optional[int] = ..., committed: _Optional[int] = ..., cache_hits: _Optional[int] = ..., cache_misses: _Optional[int] = ..., time_to_first_token_ms: _Optional[float] = ..., tokens_per_second: _Optional[float] = ..., verify_ms_p50: _Optional[float] = ..., draft_wait_ms_p50: _Optional[float] = ..., num_spec_steps: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_draft_tokens: _Optional[int] = ..., acceptance_histogram: _Optional[_Iterable[int]] = ..., num_spec_tokens: _Optional[int] = ..., records: _Optional[_Iterable[_Union[RoundRecord, _Mapping]]] = ...) -> None: ...
+    explanation: PlanExplanation
+    def __init__(self, rounds: _Optional[int] = ..., committed: _Optional[int] = ..., cache_hits: _Optional[int] = ..., cache_misses: _Optional[int] = ..., time_to_first_token_ms: _Optional[float] = ..., tokens_per_second: _Optional[float] = ..., verify_ms_p50: _Optional[float] = ..., draft_wait_ms_p50: _Optional[float] = ..., num_spec_steps: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_draft_tokens: _Optional[int] = ..., acceptance_histogram: _Optional[_Iterable[int]] = ..., num_spec_tokens: _Optional[int] = ..., records: _Optional[_Iterable[_Union[RoundRecord, _Mapping]]] = ..., explanation: _Optional[_Union[PlanExplanation, _Mapping]] = ...) -> None: ...
+
+class PlanExplanation(_message.Message):
+    __slots__ = ("target_alone_ms", "target_beside_ms", "draft_ms", "target_trip_ms", "draft_trip_ms", "target_sessions", "positions", "acceptance", "ngram_acceptance", "candidates", "account_ms", "account_bound_ms")
+    TARGET_ALONE_MS_FIELD_NUMBER: _ClassVar[int]
+    TARGET_BESIDE_MS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_MS_FIELD_NUMBER: _ClassVar[int]
+    TARGET_TRIP_MS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TRIP_MS_FIELD_NUMBER: _ClassVar[int]
+    TARGET_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
+    NGRAM_ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    ACCOUNT_MS_FIELD_NUMBER: _ClassVar[int]
+    ACCOUNT_BOUND_MS_FIELD_NUMBER: _ClassVar[int]
+    target_alone_ms: _containers.RepeatedScalarFieldContainer[float]
+    target_beside_ms: _containers.RepeatedScalarFieldContainer[float]
+    draft_ms: float
+    target_trip_ms: float
+    draft_trip_ms: float
+    target_sessions: int
+    positions: int
+    acceptance: _containers.RepeatedScalarFieldContainer[float]
+    ngram_acceptance: _containers.RepeatedScalarFieldContainer[float]
+    candidates: _containers.RepeatedCompositeFieldContainer[CandidateExplanation]
+    account_ms: float
+    account_bound_ms: float
+    def __init__(self, target_alone_ms: _Optional[_Iterable[float]] = ..., target_beside_ms: _Optional[_Iterable[float]] = ..., draft_ms: _Optional[float] = ..., target_trip_ms: _Optional[float] = ..., draft_trip_ms: _Optional[float] = ..., target_sessions: _Optional[int] = ..., positions: _Optional[int] = ..., acceptance: _Optional[_Iterable[float]] = ..., ngram_acceptance: _Optional[_Iterable[float]] = ..., candidates: _Optional[_Iterable[_Union[CandidateExplanation, _Mapping]]] = ..., account_ms: _Optional[float] = ..., account_bound_ms: _Optional[float] = ...) -> None: ...
+
+class CandidateExplanation(_message.Message):
+    __slots__ = ("name", "draft_tokens", "tokens", "ms", "rounds")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MS_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    draft_tokens: int
+    tokens: float
+    ms: float
+    rounds: int
+    def __init__(self, name: _Optional[str] = ..., draft_tokens: _Optional[int] = ..., tokens: _Optional[float] = ..., ms: _Optional[float] = ..., rounds: _Optional[int] = ...) -> None: ...
 
 class RoundRecord(_message.Message):
     __slots__ = ("base_length", "round_ms", "draft_wait_ms", "wire_ms", "target", "accept_ms", "proposed", "accepted", "cache_hit", "drafter", "draft", "cache_miss", "self_started")

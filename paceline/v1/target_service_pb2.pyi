@@ -38,7 +38,7 @@ class TargetOpen(_message.Message):
     def __init__(self, session_id: _Optional[int] = ..., spec: _Optional[_Union[_types_pb2.SessionSpec, _Mapping]] = ..., feature_layers: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Round(_message.Message):
-    __slots__ = ("session_id", "base_length", "accepted_node", "committed", "proposal", "trace", "lease")
+    __slots__ = ("session_id", "base_length", "accepted_node", "committed", "proposal", "trace", "lease", "drafting")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_NODE_FIELD_NUMBER: _ClassVar[int]
@@ -46,6 +46,7 @@ class Round(_message.Message):
     PROPOSAL_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
+    DRAFTING_FIELD_NUMBER: _ClassVar[int]
     session_id: int
     base_length: int
     accepted_node: int
@@ -53,7 +54,8 @@ class Round(_message.Message):
     proposal: _types_pb2.Proposal
     trace: _types_pb2.TraceContext
     lease: int
-    def __init__(self, session_id: _Optional[int] = ..., base_length: _Optional[int] = ..., accepted_node: _Optional[int] = ..., committed: _Optional[_Iterable[int]] = ..., proposal: _Optional[_Union[_types_pb2.Proposal, _Mapping]] = ..., trace: _Optional[_Union[_types_pb2.TraceContext, _Mapping]] = ..., lease: _Optional[int] = ...) -> None: ...
+    drafting: bool
+    def __init__(self, session_id: _Optional[int] = ..., base_length: _Optional[int] = ..., accepted_node: _Optional[int] = ..., committed: _Optional[_Iterable[int]] = ..., proposal: _Optional[_Union[_types_pb2.Proposal, _Mapping]] = ..., trace: _Optional[_Union[_types_pb2.TraceContext, _Mapping]] = ..., lease: _Optional[int] = ..., drafting: _Optional[bool] = ...) -> None: ...
 
 class Prefetch(_message.Message):
     __slots__ = ("session_id", "base_length", "proposals")
@@ -78,12 +80,28 @@ class PrefetchedProposal(_message.Message):
     def __init__(self, node: _Optional[int] = ..., next_token: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class VerifyResponse(_message.Message):
-    __slots__ = ("welcome", "events")
+    __slots__ = ("welcome", "events", "costs")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
+    COSTS_FIELD_NUMBER: _ClassVar[int]
     welcome: _types_pb2.Welcome
     events: _containers.RepeatedCompositeFieldContainer[TargetEvent]
-    def __init__(self, welcome: _Optional[_Union[_types_pb2.Welcome, _Mapping]] = ..., events: _Optional[_Iterable[_Union[TargetEvent, _Mapping]]] = ...) -> None: ...
+    costs: TargetCosts
+    def __init__(self, welcome: _Optional[_Union[_types_pb2.Welcome, _Mapping]] = ..., events: _Optional[_Iterable[_Union[TargetEvent, _Mapping]]] = ..., costs: _Optional[_Union[TargetCosts, _Mapping]] = ...) -> None: ...
+
+class TargetCosts(_message.Message):
+    __slots__ = ("alone", "beside", "sessions", "rows", "queue")
+    ALONE_FIELD_NUMBER: _ClassVar[int]
+    BESIDE_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    alone: _types_pb2.CostLine
+    beside: _types_pb2.CostLine
+    sessions: int
+    rows: int
+    queue: int
+    def __init__(self, alone: _Optional[_Union[_types_pb2.CostLine, _Mapping]] = ..., beside: _Optional[_Union[_types_pb2.CostLine, _Mapping]] = ..., sessions: _Optional[int] = ..., rows: _Optional[int] = ..., queue: _Optional[int] = ...) -> None: ...
 
 class TargetEvent(_message.Message):
     __slots__ = ("verdict", "opened", "failure", "features")
@@ -140,7 +158,9 @@ class GetTargetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetTargetStatusResponse(_message.Message):
-    __slots__ = ("status",)
+    __slots__ = ("status", "costs")
     STATUS_FIELD_NUMBER: _ClassVar[int]
+    COSTS_FIELD_NUMBER: _ClassVar[int]
     status: _types_pb2.ServiceStatus
-    def __init__(self, status: _Optional[_Union[_types_pb2.ServiceStatus, _Mapping]] = ...) -> None: ...
+    costs: TargetCosts
+    def __init__(self, status: _Optional[_Union[_types_pb2.ServiceStatus, _Mapping]] = ..., costs: _Optional[_Union[TargetCosts, _Mapping]] = ...) -> None: ...

@@ -224,6 +224,14 @@ class StepTimings(_message.Message):
     sessions: int
     def __init__(self, queue_ms: _Optional[float] = ..., forward_ms: _Optional[float] = ..., sample_ms: _Optional[float] = ..., service_ms: _Optional[float] = ..., rows: _Optional[int] = ..., sessions: _Optional[int] = ...) -> None: ...
 
+class CostLine(_message.Message):
+    __slots__ = ("rows", "ms")
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    MS_FIELD_NUMBER: _ClassVar[int]
+    rows: _containers.RepeatedScalarFieldContainer[float]
+    ms: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, rows: _Optional[_Iterable[float]] = ..., ms: _Optional[_Iterable[float]] = ...) -> None: ...
+
 class Features(_message.Message):
     __slots__ = ("session_id", "first_position", "dtype", "shape", "layer_ids", "data")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]

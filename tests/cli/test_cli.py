@@ -28,7 +28,7 @@ def test_every_command_is_listed() -> None:
     assert all(command in result.stdout for command in COMMANDS)
 
 
-@pytest.mark.parametrize("command", ["pull", "serve", "generate", "doctor"])
+@pytest.mark.parametrize("command", ["pull", "serve", "generate", "explain", "doctor"])
 def test_help_has_an_example(command: str) -> None:
     result = runner.invoke(app, [command, "--help"])
     assert result.exit_code == 0

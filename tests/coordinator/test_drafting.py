@@ -10,14 +10,13 @@ from unittest import mock
 
 import pytest
 
-from coordinator.policy.cost_model import CostModel
 from coordinator.policy.drafting import Drafting, DraftingSettings
 from coordinator.policy.plan import Options, Plan
-from coordinator.policy.request_policy import LEAST_PLAIN
-from coordinator.policy.throttle import Level, Throttle
+from coordinator.policy.planner import Planner
 from coordinator.sessions.draft import MAX_PENDING_TOKENS
 from coordinator.sessions.draft_pool import DraftPeer, DraftPool
 from coordinator.sessions.target import TargetNext
+from coordinator.sessions.target_pool import TargetPeer
 from coordinator.text.sequence import GenerationTask, Sequence
 from draft_service.session import DraftingSession
 from paceline.models.tokenizer import TableTokenizer
@@ -29,7 +28,7 @@ from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.protocol.session import Close
 from paceline.protocol.target import Round
 from paceline.rpc.peer_link import DraftLink
-from tests.coordinator.test_policy import record
+from tests.coordinator.planned import SENT_MS, STEP_MS, SaidByDraft, SaidByTarget
 
 VOCAB = 64
 PROMPT = (1, 2, 3)
@@ -43,6 +42,7 @@ class RecordingLink:
     name = "draft"
     address = "nowhere"
     welcome = Welcome("1", Fingerprint(), 256, 8, drafters=("model",))
+    costs = SaidByDraft().costs
 
     def __init__(self) -> None:
         self.sent: list[Any] = []
@@ -61,22 +61,8 @@ class RecordingLink:
         return [type(command) for command in sent]
 
 
-class FixedThrottle(Throttle):
-    """Leaves what the test says."""
-
-    fixed = Level.FULL
-    left = 1000
-
-    @property
-    def level(self) -> Level:
-        return self.fixed
-
-    def rounds_left(self, now: float) -> int:
-        return self.left
-
-
 class Request:
-    """A request that follows the policy, with the model drafter unless it says otherwise."""
+    """A request that follows the planner, with the model drafter unless it says otherwise."""
 
     def __init__(
         self,
@@ -97,20 +83,18 @@ class Request:
             eos_token_ids=frozenset(),
             speculation=speculation,
         )
-        self.link, self.throttle = RecordingLink(), FixedThrottle()
-        cost_model = self.cost_model = CostModel()
-        cost_model.throttle = self.throttle
-        for _ in range(LEAST_PLAIN):
-            cost_model.costs.plain.add(10.0)
+        self.link, self.target = RecordingLink(), cast(TargetPeer, SaidByTarget())
         pool = DraftPool([DraftPeer(cast(DraftLink, self.link))], timeout_s=1.0, vocab_size=VOCAB)
-        self.drafting = Drafting(task, pool, cost_model, DraftingSettings(fan_out=4, lease=lease))
+        self.drafting = Drafting(task, pool, Planner(), DraftingSettings(fan_out=4, lease=lease))
         self.sequence = Sequence(task, TableTokenizer(VOCAB, None))
         self.drafting.open(self.sequence, "")
 
     def commit(self, tokens: Seq[int], leased: int = 0) -> None:
         base = len(self.sequence.ids) - 1
         self.sequence.ids += tokens
-        self.drafting.commit(Outcome(base, ROOT, tokens[-1]), tokens, self.sequence, TargetNext(leased), "")
+        self.drafting.commit(
+            Outcome(base, ROOT, tokens[-1]), tokens, self.sequence, TargetNext(leased, peer=self.target), ""
+        )
 
     def drafts(self, outcome: Outcome, proposal: Proposal) -> None:
         """A proposal arrives."""
@@ -147,29 +131,6 @@ async def test_the_draft_is_asked_before_anything_else_is_done() -> None:
     waiting.cancel()
 
 
-def test_under_a_load_that_leaves_nothing_the_draft_hears_nothing(request_: Request) -> None:
-    request_.link.take()
-    request_.throttle.fixed = Level.NONE
-    request_.commit((5,))
-    assert request_.link.take() == [Close]
-    request_.commit((6,))
-    request_.dispatched()
-    assert request_.link.take() == []
-
-
-def test_what_was_missed_meanwhile_is_brought_along_when_it_may_draft_again(request_: Request) -> None:
-    request_.throttle.fixed = Level.NONE
-    request_.commit((5,))
-    request_.commit((6, 7))
-    request_.link.take()
-    request_.throttle.fixed = Level.FULL
-    request_.commit((8,))
-    request_.dispatched()
-    opened = [command for command in request_.link.sent if isinstance(command, DraftOpen)]
-    assert [command.spec.token_ids for command in opened] == [(*PROMPT, 5, 6, 7, 8)]
-    assert all(isinstance(command, DraftOpen | Verifying) for command in request_.link.sent)
-
-
 @pytest.mark.parametrize("speculation", [SpeculationSettings(off=True), SpeculationSettings(num_draft_tokens=0)])
 def test_a_request_that_proposes_nothing_is_leased_and_never_past_its_length(
     speculation: SpeculationSettings,
@@ -180,11 +141,6 @@ def test_a_request_that_proposes_nothing_is_leased_and_never_past_its_length(
         request.commit((5,), leased=3)
         assert request.drafting.lease == min(16, request.sequence.room - 1)
     assert Request(speculation, lease=0).drafting.lease == 0
-
-
-def test_a_request_with_a_drafter_leases_nothing_at_first(request_: Request) -> None:
-    request_.commit((5,))
-    assert request_.drafting.lease == 0
 
 
 def test_of_a_run_the_draft_hears_at_its_end_and_of_a_long_one_meanwhile(request_: Request) -> None:
@@ -200,9 +156,9 @@ def test_of_a_run_the_draft_hears_at_its_end_and_of_a_long_one_meanwhile(request
     assert [len(commit.token_ids) for commit in commits] == [
         MAX_PENDING_TOKENS,
         MAX_PENDING_TOKENS,
-        41 - 2 * MAX_PENDING_TOKENS,
+        42 - 2 * MAX_PENDING_TOKENS,
     ]
-    at = len(PROMPT) + 1
+    at = len(PROMPT)
     for commit in commits:
         assert commit.committed_length == at
         at += len(commit.token_ids)
@@ -224,58 +180,25 @@ def test_what_the_draft_prepares_outcomes_for_is_told_before_a_run(request_: Req
 
 
 def test_a_verdict_is_due_from_when_its_round_left_or_from_when_the_target_started_it(request_: Request) -> None:
-    request_.cost_model.costs.step.observe(1, 20.0)
     round_ = Round(1, len(PROMPT), ROOT, (5,))
     request_.commit((5,))
-    assert request_.drafting.verdict_due_ms(round_, since_verdict_ms=7.0) == 20.0
+    assert request_.drafting.verdict_due_ms(round_, since_verdict_ms=7.0) == STEP_MS
     request_.commit((5,), leased=1)
-    assert request_.drafting.verdict_due_ms(round_, since_verdict_ms=7.0) == 13.0
-
-
-def test_under_load_a_run_ends_before_another_level_is_tried(request_: Request) -> None:
-    request_.throttle.fixed = Level.NONE
-    for left in (1000, 7, 0):
-        request_.throttle.left = left
-        request_.commit((5,), leased=1)
-        assert request_.drafting.lease == min(16, left)
-
-
-def test_so_does_a_run_of_a_request_that_may_only_copy(request_: Request) -> None:
-    request_.throttle.fixed = Level.NGRAM
-    request_.cost_model.costs.sent.add(30.0)  # a trip to be saved
-    runs = []
-    for left in (1000, 3, 0):
-        request_.throttle.left = left
-        request_.commit((5,), leased=1)
-        runs.append(request_.drafting.lease)
-    assert runs[0] > 3
-    assert runs[1:] == [3, 0]
-
-
-def test_rounds_left_of_a_run_are_no_evidence_for_the_level_in_force(request_: Request) -> None:
-    told: list[str] = []
-    throttle: Any = request_.throttle
-    throttle.add = lambda committed, now: told.append("add")
-    throttle.forget = lambda now: told.append("forget")
-    request_.throttle.fixed = Level.NONE
-    request_.commit((5,))
-    assert request_.drafting.lease == 16
-    request_.throttle.fixed = Level.FULL
-    for leased in (2, 1, 0):
-        request_.commit((6,), leased)
-        request_.drafting.learn(record(), None, ())
-    assert told == ["forget", "forget", "add"]
+    assert request_.drafting.verdict_due_ms(round_, since_verdict_ms=7.0) == STEP_MS - 7.0 - SENT_MS
 
 
 def chain(*tokens: int) -> Proposal:
     return Proposal(1, tokens, (1.0,) * len(tokens), drafter=NGRAM)
 
 
-class RandomPolicy:
-    """Goes into runs and drafts for outcomes as it likes, within what a policy may do."""
+class RandomPlanner:
+    """Goes into runs and drafts for outcomes as it likes, within what a planner may do."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
+
+    def move(self, target: object, draft: object) -> None:
+        """Wherever the sessions are."""
 
     def plan(self, options: Options) -> Plan:
         if options.leased <= 1 and self._random.random() < 0.3:
@@ -288,7 +211,7 @@ def test_the_draft_can_follow_whatever_is_leased(seed: int) -> None:
     """Every message fits what the draft service holds, and at the end it holds all that was told."""
     request = Request()
     drafting: Any = request.drafting
-    drafting._policy = RandomPolicy(seed)
+    drafting._planner = RandomPlanner(seed)
     leased = 0
     for number in range(50):
         request.commit((number % VOCAB,), leased)

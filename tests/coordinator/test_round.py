@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from coordinator.policy.cost_model import CostModel
 from coordinator.policy.drafting import Drafting, DraftingSettings
+from coordinator.policy.planner import Planner
 from coordinator.round import run_rounds
 from coordinator.sessions.target import TargetSession
 from coordinator.sessions.target_pool import TargetPeer, TargetPool
@@ -69,7 +69,7 @@ def request(link: RecordingLink) -> tuple[GenerationTask, Sequence, TargetSessio
         speculation=SpeculationSettings(off=True),
     )
     pool = TargetPool([TargetPeer(cast(TargetLink, link))], round_timeout_s=10, wait_s=10)
-    drafting = Drafting(task, None, CostModel(), DraftingSettings())
+    drafting = Drafting(task, None, Planner(), DraftingSettings())
     return task, Sequence(task, TableTokenizer(VOCAB, None)), TargetSession(pool, task), drafting
 
 

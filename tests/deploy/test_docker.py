@@ -46,7 +46,8 @@ def configure(role: str, arguments: list[str]) -> Config:
 
 
 def hadolint(file: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["hadolint", "--no-color", str(file)], capture_output=True, text=True, check=False)
+    program = Path(sys.executable).with_name("hadolint")
+    return subprocess.run([program, "--no-color", str(file)], capture_output=True, text=True, check=False)
 
 
 def test_hadolint_finds_nothing_here_and_something_in_a_bad_variant(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from draft_service.drafters.interface import Prepared
 from draft_service.drafters.model import ModelDraft, ModelDrafter
 from draft_service.drafters.speculation import Speculation
-from paceline.costs.step_cost import StepCost
+from paceline.costs.cost_meter import CostMeter
 from paceline.engine.interface import NO_PREFIX, Engine, EngineInfo, Logits, Prefix, StepPlan
 from paceline.engine.table.engine import TableEngine
 from paceline.models.table_names import TableSpec
@@ -70,7 +70,7 @@ class PathEngine:
         return logits
 
 
-class FreeRows(StepCost):
+class FreeRows(CostMeter):
     """Rows cost nothing, whatever the machine that tests run on is doing."""
 
     def observe(self, rows: int, ms: float) -> None:

@@ -31,7 +31,7 @@ def test_every_token_of_every_proposal_is_redrawn(acceptance: Acceptance, sampli
     budget, tokens = DraftBudget(max_tokens=4, fan_out=3), 0
     for seed in range(6):
         source = random.Random(seed)
-        driver = Driver(ModelDrafter(PathEngine(), 64, cost=FreeRows()), acceptance, sampling, seed)
+        driver = Driver(ModelDrafter(PathEngine(), 64, meter=FreeRows()), acceptance, sampling, seed)
         for _ in range(5):
             base = len(driver.committed) - 1
             if driver.offer is None or source.random() < 0.5:

@@ -86,7 +86,7 @@ def _with_id(proposal: Proposal, other: Proposal | None) -> Proposal:
 def test_what_is_prepared_is_what_would_be_drafted(
     seed: int, acceptance: Acceptance, budget: DraftBudget, temperature: float
 ) -> None:
-    drafter = ModelDrafter(PathEngine(), 64, rows_per_step=1 + seed % 12, cost=FreeRows())
+    drafter = ModelDrafter(PathEngine(), 64, rows_per_step=1 + seed % 12, meter=FreeRows())
     play(Driver(drafter, acceptance, SamplingParams(temperature, top_p=0.98), seed), seed, budget)
 
 
@@ -137,7 +137,7 @@ def test_the_comparison_catches(
     with pytest.raises((AssertionError, PrefixMismatch)):
         for seed in range(60):
             play(
-                Driver(ModelDrafter(PathEngine(), 64, rows_per_step=3, cost=FreeRows()), acceptance, seed=seed),
+                Driver(ModelDrafter(PathEngine(), 64, rows_per_step=3, meter=FreeRows()), acceptance, seed=seed),
                 seed,
                 budget,
             )
@@ -146,7 +146,7 @@ def test_the_comparison_catches(
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_no_row_is_computed_twice_while_it_can_be_reached(budget: DraftBudget) -> None:
     engine = PathEngine()
-    driver = Driver(ModelDrafter(engine, 64, cost=FreeRows()))
+    driver = Driver(ModelDrafter(engine, 64, meter=FreeRows()))
     source = random.Random(5)
     driver.draft(budget)
     for _ in range(12):
@@ -165,7 +165,7 @@ def test_a_hit_needs_one_step_less_than_its_length() -> None:
     """After a whole hit the first speculative step already computes outcomes: nothing is left to catch up."""
     budget = DraftBudget(max_tokens=3, fan_out=2)
     engine = PathEngine()
-    driver = Driver(ModelDrafter(engine, 64, cost=FreeRows()))
+    driver = Driver(ModelDrafter(engine, 64, meter=FreeRows()))
     driver.draft(budget)
     driver.verify(budget)
     driver.run()
@@ -183,7 +183,7 @@ def test_a_hit_needs_one_step_less_than_its_length() -> None:
 def test_rows_of_other_outcomes_are_dropped_by_a_commit() -> None:
     budget = DraftBudget(max_tokens=3, fan_out=3)
     engine = PathEngine()
-    driver = Driver(ModelDrafter(engine, 64, cost=FreeRows()))
+    driver = Driver(ModelDrafter(engine, 64, meter=FreeRows()))
     driver.draft(budget)
     driver.verify(budget)
     driver.run()

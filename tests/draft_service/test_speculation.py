@@ -11,10 +11,10 @@ import pytest
 
 from draft_service.drafters.calibration import Calibration
 from draft_service.drafters.draws import NextToken, PreDrawnDraws
-from draft_service.drafters.model import ModelDrafter
+from draft_service.drafters.model import ModelDrafter, is_worth
 from draft_service.drafters.speculation import WORTHLESS, Speculation
 from draft_service.drafters.tree import TREE_ROWS
-from paceline.costs.step_cost import StepCost
+from paceline.costs.cost_line import CostLine
 from paceline.engine.table.engine import TableModel
 from paceline.models.table_names import TableSpec
 from paceline.protocol.draft import DraftBudget
@@ -29,7 +29,7 @@ K4 = DraftBudget(max_tokens=4, fan_out=3)
 
 
 def drafter(engine: PathEngine, rows: int = 16) -> ModelDrafter:
-    return ModelDrafter(engine, 64, rows_per_step=rows, cost=FreeRows())
+    return ModelDrafter(engine, 64, rows_per_step=rows, meter=FreeRows())
 
 
 @pytest.mark.parametrize("budget", [K4, DraftBudget(max_tokens=3, tree_widths=(2, 2), fan_out=3)])
@@ -258,19 +258,17 @@ def test_a_session_learns_from_its_commits() -> None:
 
 
 def test_rows_that_cost_time_are_taken_while_they_pay() -> None:
-    cost = StepCost()
-    assert cost.is_worth(0.001, 10, 5.0)
-    for rows in (1, 2, 4, 8) * 5:
-        cost.observe(rows, 10 + 2 * rows)
-    assert cost.fixed == pytest.approx(10, rel=1e-3)
-    assert cost.per_row == pytest.approx(2, rel=1e-3)
+    assert is_worth(CostLine(), 0.001, 10, 5.0), "nothing is known of what rows cost"
+    line = CostLine(tuple((rows, 10.0 + 2 * rows) for rows in (1, 2, 4, 8)))
     # One certain row: 12 ms. A second one of chance c gains while c / 2 > 1 / 12.
-    assert cost.is_worth(0.17, 1, 1.0)
-    assert not cost.is_worth(0.16, 1, 1.0)
-    assert cost.is_worth(0.0, 0, 0.0)
-    for rows in (1, 2, 4, 8) * 100:
-        cost.observe(rows, 10 - 0.1 * rows)
-    assert cost.per_row == 0
+    assert is_worth(line, 0.17, 1, 1.0)
+    assert not is_worth(line, 0.16, 1, 1.0)
+    assert is_worth(line, 0.01, 0, 0.0), "a step's first row has nothing to slow down"
+    flat = CostLine(((1, 10.0), (8, 10.0)))
+    assert is_worth(flat, 0.001, 4, 4.0)
+    # Points that differ by chance between neighbours don't stop a step: the trend does.
+    stepped = CostLine(((1, 10.0), (4, 10.0), (5, 12.0), (8, 12.0)))
+    assert is_worth(stepped, 0.3, 4, 4.0)
 
 
 def test_what_a_commit_drops_is_freed_without_the_collector() -> None:

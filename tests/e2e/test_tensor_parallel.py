@@ -218,7 +218,7 @@ async def test_a_rank_killed_in_a_step_leaves_no_half_answered_round(
     """Every session of the step ends with its link, as UNAVAILABLE, well before the step would have."""
     cluster = Cluster(
         tmp_path_factory.mktemp("slow"),
-        target_model=f"{TABLE},step_ms=20000",
+        target_model=f"{TABLE},step_ms=3000",
         drafters=(),
         target_flags={"tensor_parallel_size": 2},
     )

@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from paceline.protocol import sampling as t
-from paceline.protocol.draft import Commit, DraftBudget, DraftedProposal, DraftOpen, DraftOpened, Verifying
+from paceline.protocol.draft import Commit, DraftBudget, DraftedProposal, DraftOpen, DraftOpened, Shadow, Verifying
 from paceline.protocol.errors import Code
+from paceline.protocol.explanation import EXPLAINED_ROWS, CandidateExplanation, PlanExplanation
 from paceline.protocol.generation import (
     ChatMessage,
     Finished,
@@ -87,6 +88,8 @@ budgets = st.builds(
     st.integers(0, 64),
     st.integers(0, 64),
     st.none() | U32,
+    st.booleans(),
+    st.just(0.0) | UNIT,
 )
 logprob_rows = st.lists(st.tuples(U32, st.floats(-1e4, 0, width=32)), max_size=5).map(
     lambda pairs: RowLogprobs(tuple(i for i, _ in pairs), tuple(x for _, x in pairs))
@@ -177,7 +180,7 @@ def specs(draw: st.DrawFn) -> SessionSpec:
 
 target_opens = st.builds(TargetOpen, SESSION, specs(), LAYERS)
 rounds = st.builds(Round, SESSION, U32, st.integers(-1, 63), SOME_IDS, st.none() | proposals, TRACE) | st.builds(
-    Round, SESSION, U32, st.integers(-1, 63), SOME_IDS, st.none(), TRACE, st.integers(0, MAX_LEASE)
+    Round, SESSION, U32, st.integers(-1, 63), SOME_IDS, st.none(), TRACE, st.integers(0, MAX_LEASE), st.booleans()
 )
 verdicts = st.builds(
     Verdict,
@@ -207,7 +210,7 @@ def prefetches(draw: st.DrawFn) -> Prefetch:
 target_openeds = st.builds(TargetOpened, SESSION, U32, timings)
 target_commands = target_opens | rounds | prefetches() | closes
 target_events = verdicts | target_openeds | features() | failures
-draft_opens = st.builds(DraftOpen, SESSION, specs(), TEXT, budgets)
+draft_opens = st.builds(DraftOpen, SESSION, specs(), TEXT, budgets, st.booleans())
 commits = st.builds(Commit, SESSION, outcomes, SOME_IDS, U32, budgets, st.none() | features(), TRACE)
 verifyings = st.builds(Verifying, SESSION, U32, U64, st.integers(0, 64), st.none(), budgets) | st.builds(
     Verifying, SESSION, U32, st.just(0), st.integers(0, 64), proposals, budgets
@@ -215,7 +218,14 @@ verifyings = st.builds(Verifying, SESSION, U32, U64, st.integers(0, 64), st.none
 draft_commands = draft_opens | commits | verifyings | closes
 draft_openeds = st.builds(DraftOpened, SESSION, TEXT, U32, LAYERS)
 drafteds = st.builds(DraftedProposal, SESSION, st.none() | outcomes, proposals, timings)
-draft_events = draft_openeds | drafteds | failures
+shadowed = st.lists(st.tuples(st.integers(0, 65535), st.floats(0, 1, width=32)), min_size=1, max_size=9)
+shadows = st.builds(
+    lambda session, position, tokens: Shadow(session, position, *zip(*tokens, strict=True)),
+    SESSION,
+    LIMIT,
+    shadowed,
+)
+draft_events = draft_openeds | drafteds | shadows | failures
 
 PROMPT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 messages = st.builds(ChatMessage, st.sampled_from(["system", "user", "assistant"]), TEXT)
@@ -230,6 +240,7 @@ speculations = st.builds(
     TEXT,
     st.none() | st.integers(0, 64),
     st.lists(st.just(1), max_size=3).map(tuple),
+    st.booleans(),
 )
 
 
@@ -252,6 +263,24 @@ def generate_requests(draw: st.DrawFn) -> GenerateRequest:
 
 BOOL = st.booleans()
 records = st.builds(RoundRecord, U32, MS, MS, MS, timings, MS, U32, U32, BOOL, TEXT, timings, self_started=BOOL)
+four_ms = st.just(()) | st.lists(MS, min_size=len(EXPLAINED_ROWS), max_size=len(EXPLAINED_ROWS)).map(tuple)
+chances = st.lists(st.floats(0, 1, width=32), max_size=8).map(tuple)
+candidates = st.builds(CandidateExplanation, TEXT, U32, MS, MS, U32)
+explanations = st.builds(
+    PlanExplanation,
+    four_ms,
+    four_ms,
+    MS,
+    MS,
+    MS,
+    U32,
+    U32,
+    chances,
+    chances,
+    st.lists(candidates, max_size=3).map(tuple),
+    st.floats(-1e6, 1e6, width=32),
+    MS,
+)
 statistics = st.builds(
     GenerationStats,
     U32,
@@ -268,6 +297,7 @@ statistics = st.builds(
     IDS,
     U32,
     st.lists(records, max_size=3).map(tuple),
+    st.none() | explanations,
 )
 
 

@@ -21,6 +21,7 @@ from paceline.protocol.draft import (
     DraftEvent,
     DraftOpen,
     DraftOpened,
+    Shadow,
     Verifying,
 )
 from paceline.protocol.errors import InvalidInput, Unsupported
@@ -133,6 +134,11 @@ def _draft_open(budget: draft_pb.DraftBudget | None = None, **changes: Any) -> d
 def _commit(**changes: Any) -> draft_pb.DraftCommand:
     values: dict[str, Any] = {"session_id": 3, "outcome": pb.Outcome(node=-1), "token_ids": [1]}
     return draft_pb.DraftCommand(commit=draft_pb.Commit(**{**values, **changes}))
+
+
+def _shadow(**changes: Any) -> draft_pb.DraftEvent:
+    values: dict[str, Any] = {"session_id": 3, "first_position": 5, "ranks": [1, 0], "probabilities": [0.5, 0.25]}
+    return draft_pb.DraftEvent(shadow=draft_pb.Shadow(**{**values, **changes}))
 
 
 def _prefetch(**changes: Any) -> target_pb.TargetCommand:
@@ -285,6 +291,20 @@ BAD: list[tuple[Decode, Any, str]] = [
     (codec.decode_draft_command, _draft_open(budget=draft_pb.DraftBudget(max_nodes=65)), "budget max_nodes"),
     (codec.decode_draft_command, _draft_open(budget=draft_pb.DraftBudget(fan_out=65)), "budget fan_out"),
     (codec.decode_draft_command, _draft_open(budget=draft_pb.DraftBudget(tree_widths=[1] * 65)), "tree_widths"),
+    (codec.decode_draft_command, _draft_open(budget=draft_pb.DraftBudget(least_chance=1.5)), "budget least_chance"),
+    (
+        codec.decode_draft_command,
+        _draft_open(budget=draft_pb.DraftBudget(least_chance=math.nan)),
+        "budget least_chance",
+    ),
+    (codec.decode_draft_event, _shadow(session_id=0), "session_id"),
+    (codec.decode_draft_event, _shadow(first_position=0), "shadow first_position"),
+    (codec.decode_draft_event, _shadow(ranks=[], probabilities=[]), "shadow ranks"),
+    (codec.decode_draft_event, _shadow(ranks=[1] * 1025, probabilities=[1] * 1025), "shadow ranks"),
+    (codec.decode_draft_event, _shadow(ranks=[1]), "shadow probabilities"),
+    (codec.decode_draft_event, _shadow(ranks=[1, 65536]), "shadow rank"),
+    (codec.decode_draft_event, _shadow(probabilities=[0.5, 1.5]), "shadow probability"),
+    (codec.decode_draft_event, _shadow(probabilities=[math.nan, 1]), "shadow probability"),
     (codec.decode_draft_command, draft_pb.DraftCommand(commit=draft_pb.Commit(session_id=1)), "commit outcome"),
     (codec.decode_draft_command, _commit(token_ids=[]), "commit token_ids"),
     (codec.decode_draft_command, _commit(outcome=pb.Outcome(node=64)), "outcome node"),
@@ -483,7 +503,7 @@ def test_rejection_round_takes_less_than_20_kilobytes_on_each_edge(entries: int,
 def test_every_wire_type_has_a_round_trip() -> None:
     """A new domain type must get a strategy: its class name appears in one of the unions."""
     covered = {TargetOpen, Round, Prefetch, Close, TargetOpened, Verdict, Features, Failure}
-    covered |= {DraftOpen, Commit, Verifying, DraftOpened, DraftedProposal}
+    covered |= {DraftOpen, Commit, Verifying, DraftOpened, DraftedProposal, Shadow}
     unions = (TargetCommand, TargetEvent, DraftCommand, DraftEvent)
     assert {kind for union in unions for kind in union.__args__} == covered
     assert all("session_id" in {field.name for field in fields(kind)} for kind in covered)

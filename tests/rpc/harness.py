@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 
+from paceline.costs.service_costs import TargetCosts
 from paceline.protocol.errors import PacelineError
 from paceline.protocol.handshake import Fingerprint, Hello, Welcome
 from paceline.protocol.proposal import Acceptance, Proposal
@@ -77,15 +78,18 @@ class Handler:
 class Servicer(pb_grpc.TargetServiceServicer):
     """One handler for each link."""
 
-    def __init__(self, welcome: Welcome = WELCOME) -> None:
+    def __init__(self, welcome: Welcome = WELCOME, costs: TargetCosts | None = None) -> None:
         self.welcome = welcome
+        self.costs = costs
+        """None: it is one that knows of none."""
         self.errors: dict[int, Exception] = {}
         self.handlers: list[Handler] = []
         self.ended = 0
 
     async def Verify(self, request_iterator: Any, context: Any) -> None:
         try:
-            await serve_link(TARGET, context, self.welcome, self._open)
+            costs = None if self.costs is None else lambda: self.costs
+            await serve_link(TARGET, context, self.welcome, self._open, costs)
         finally:
             self.ended += 1
 

@@ -34,6 +34,7 @@ class Sessions(SessionScheduler[ServedSession]):
 
     opens = TargetOpen
     queue_length = 0
+    costs = None
 
     def __init__(self) -> None:
         super().__init__(max_sessions_per_link=8)

@@ -19,6 +19,7 @@ from paceline.protocol.codec.parts import (
     session_of,
 )
 from paceline.protocol.draft import (
+    MAX_SHADOW_TOKENS,
     Commit,
     DraftBudget,
     DraftCommand,
@@ -26,6 +27,7 @@ from paceline.protocol.draft import (
     DraftEvent,
     DraftOpen,
     DraftOpened,
+    Shadow,
     Verifying,
 )
 from paceline.protocol.errors import require
@@ -34,6 +36,7 @@ from paceline.protocol.records import StepTimings
 from paceline.v1 import draft_service_pb2 as pb
 
 MAX_FAN_OUT = 64
+MAX_RANK = (1 << 16) - 1
 
 
 def _check_budget(message: pb.DraftBudget) -> None:
@@ -41,6 +44,7 @@ def _check_budget(message: pb.DraftBudget) -> None:
     require(message.max_tokens <= MAX_PROPOSAL_NODES, "budget max_tokens", message.max_tokens, nodes)
     require(message.max_nodes <= MAX_PROPOSAL_NODES, "budget max_nodes", message.max_nodes, nodes)
     require(message.fan_out <= MAX_FAN_OUT, "budget fan_out", message.fan_out, f"at most {MAX_FAN_OUT}")
+    require(0 <= message.least_chance <= 1, "budget least_chance", message.least_chance, "in [0, 1]")
 
 
 def _check_commit(message: pb.Commit) -> None:
@@ -53,6 +57,17 @@ def _check_verifying(message: pb.Verifying) -> None:
     require(one_way, "verifying proposal_id", message.proposal_id, "0 when the proposal is inline")
     nodes = message.node_count
     require(nodes <= MAX_PROPOSAL_NODES, "verifying node_count", nodes, f"at most {MAX_PROPOSAL_NODES}")
+
+
+def _check_shadow(message: pb.Shadow) -> None:
+    tokens = len(message.ranks)
+    require(1 <= tokens <= MAX_SHADOW_TOKENS, "shadow ranks", tokens, f"in [1, {MAX_SHADOW_TOKENS}]")
+    same = len(message.probabilities) == tokens
+    require(same, "shadow probabilities", len(message.probabilities), f"{tokens}, one for each rank")
+    require(message.first_position >= 1, "shadow first_position", message.first_position, "at least 1")
+    require(max(message.ranks) <= MAX_RANK, "shadow rank", max(message.ranks), f"at most {MAX_RANK}")
+    for q in message.probabilities:
+        require(0 <= q <= 1, "shadow probability", q, "in [0, 1]")
 
 
 class _ReceivedProposal(DraftedProposal):
@@ -105,6 +120,7 @@ EVENT: OneOf[DraftEvent, pb.DraftEvent] = OneOf(
     {
         "proposal": replace(DRAFTED, decode=_ReceivedProposal),
         "opened": copier(DraftOpened, pb.DraftOpened, session_id=SESSION_ID, feature_layers=FEATURE_LAYERS),
+        "shadow": copier(Shadow, pb.Shadow, _check_shadow, session_id=SESSION_ID),
         "failure": FAILURE,
     },
 )

@@ -14,6 +14,7 @@ from paceline.protocol.codec.parts import (
     check_text,
 )
 from paceline.protocol.errors import require
+from paceline.protocol.explanation import CandidateExplanation, PlanExplanation
 from paceline.protocol.generation import (
     MAX_INPUT_TOKENS,
     MAX_MESSAGES,
@@ -114,6 +115,8 @@ def _check_tokens(message: pb.GeneratedTokens) -> None:
 
 
 copier(RoundRecord, pb.RoundRecord)
+copier(CandidateExplanation, pb.CandidateExplanation)
+copier(PlanExplanation, pb.PlanExplanation)
 copier(GenerationStats, pb.GenerationStats)
 EVENT: OneOf[GenerateEvent, pb.GenerateResponse] = OneOf(
     "generate event",

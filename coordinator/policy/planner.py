@@ -1,0 +1,315 @@
+"""How much to draft, and with what: the greatest goodput by what is measured. Pure.
+
+Each request follows the best way to run rounds (`cycles`): its rate says what time is worth, and so which tokens of
+which proposal are worth theirs (`market`). One account bounds what being wrong may cost (`account`). A round without
+a proposal need not be sent: under a lease the target starts it by itself. Rejection and block acceptance see averages
+by depth only, never the probability of a token that might be dropped (`exactness` §7).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary, ref
+
+from coordinator.policy.account import Account
+from coordinator.policy.cycles import Cycle, Cycles, Way
+from coordinator.policy.explaining import explained
+from coordinator.policy.market import MESSAGE_MS, NOTHING, Choice, Market, Rates
+from coordinator.policy.plan import Options, Plan, Source
+from coordinator.policy.round_times import DraftTimes, TargetTimes
+from coordinator.policy.seen import MAX_DEPTH, Seen
+from paceline.costs.service_costs import DraftCosts, TargetCosts
+from paceline.protocol.draft import Shadow
+from paceline.protocol.explanation import PlanExplanation
+from paceline.protocol.proposal import Acceptance, Proposal
+from paceline.protocol.records import RoundRecord
+from paceline.sampling.ngram import Match
+
+SHADOW_SHARE = 0.02
+"""Most of the time that a draft is at work for shadow alone: its cores may be the target's."""
+SHADOW_TOKENS = 16
+"""Committed tokens that a draft hears of together while nothing is proposed."""
+RATES_KEPT = 8
+"""Rounds for which a request's rates are kept once it has run as many: chances hardly move meanwhile."""
+
+
+class TargetPeerCosts(Protocol):
+    """A target that says what its steps take."""
+
+    @property
+    def costs(self) -> TargetCosts:
+        """Now."""
+
+
+class DraftPeerCosts(Protocol):
+    """A draft service that says what its steps take."""
+
+    @property
+    def costs(self) -> DraftCosts:
+        """Now."""
+
+
+class Planner:
+    """What a coordinator's requests share: what rounds take at each peer, and what is known of each drafter."""
+
+    def __init__(self) -> None:
+        self._targets: WeakKeyDictionary[Any, TargetTimes] = WeakKeyDictionary()
+        self._drafts: WeakKeyDictionary[Any, DraftTimes] = WeakKeyDictionary()
+        self._seen: dict[tuple[str, Acceptance, bool], Seen] = {}
+
+    def target(self, peer: TargetPeerCosts) -> TargetTimes:
+        """What rounds take at a target."""
+        if peer not in self._targets:
+            held = ref(peer)  # the times of a peer that has gone go with it
+            self._targets[peer] = TargetTimes(lambda: found.costs if (found := held()) else TargetCosts())
+        return self._targets[peer]
+
+    def draft(self, peer: DraftPeerCosts) -> DraftTimes:
+        """What drafts take at a draft service."""
+        if peer not in self._drafts:
+            held = ref(peer)
+            self._drafts[peer] = DraftTimes(lambda: found.costs if (found := held()) else DraftCosts())
+        return self._drafts[peer]
+
+    def seen(self, drafter: str, acceptance: Acceptance, *, greedy: bool) -> Seen:
+        """What is known of a drafter; greedy and sampled texts differ too much to share."""
+        return self._seen.setdefault((drafter, acceptance, greedy), Seen())
+
+
+class RequestPlanner:
+    """Plans one request's rounds and learns from what became of them."""
+
+    def __init__(self, planner: Planner, drafter: str, acceptance: Acceptance, *, greedy: bool) -> None:
+        self._coupled = acceptance is Acceptance.COUPLED
+        self._greedy = greedy
+        self._planner = planner
+        self._pool = planner.seen(drafter, acceptance, greedy=greedy)
+        self._seen = self._pool.child()
+        self._peers: tuple[TargetPeerCosts | None, DraftPeerCosts | None] = None, None
+        """Held as long as their times are read."""
+        self._target: TargetTimes | None = None
+        self._draft: DraftTimes | None = None
+        self._rates = Rates()
+        self._account = Account()
+        self._chosen: Counter[Way] = Counter()
+        self._leases = False
+        """Whether the target may start rounds by itself: then a round that is sent costs that, too."""
+        self._rounds = self._positions = 0
+        self._drafted_ahead = False
+        self._elapsed_ms = self._shadow_ms = 0.0
+
+    def move(self, target: TargetPeerCosts | None, draft: DraftPeerCosts | None) -> None:
+        """The request's sessions are at these peers now."""
+        self._peers = target, draft
+        found = None if target is None else self._planner.target(target)
+        if found is not self._target:
+            for times, change in ((self._target, -1), (found, 1)):
+                if times is not None:
+                    times.running += change
+            self._target = found
+        self._draft = None if draft is None else self._planner.draft(draft)
+
+    def close(self) -> None:
+        """The request has ended."""
+        self.move(None, None)
+
+    def plan(self, options: Options) -> Plan:
+        """What the next round should do."""
+        if self._drafted_ahead:
+            for seen in self._both:
+                seen.hits.add(float(options.cached is not None))
+        market, self._leases, self._account.room = self._market, options.lease > 0, options.room
+        if options.room <= 0 or market is None:
+            plan = Plan()
+        elif not market.target.is_known:
+            plan = Plan(lease=options.lease)
+        else:
+            plan = self._best(market, options)
+        self._drafted_ahead = plan.fan_out > 0
+        return plan
+
+    def worth_verifying(self, proposal: Proposal) -> Proposal | None:
+        """The first nodes of a model's proposal that are worth their rows if its outcome comes true."""
+        market = self._market
+        nodes = market.drafted(proposal)[1] if market else 0
+        return proposal.first(nodes) if nodes else None
+
+    def worth_copying(self, length: int, room: int) -> int:
+        """How far to follow a match of this length if it was right so far."""
+        market = self._market
+        return market.copied(length, room)[1] if market else 0
+
+    def worth_prefetching(self, length: int, room: int) -> int:
+        """How far to follow a match behind its next token, which must come first; 0: not worth the message."""
+        market = self._market
+        if market is None:
+            return 0
+        value, nodes = market.copied(length + 1, room)
+        return nodes if self._seen.ngrams.reached(length, 1)[0] * value > self._rates.own * MESSAGE_MS else 0
+
+    def verdict_due_ms(self, nodes: int, *, sent: bool) -> float:
+        """From when on what leaves for the target is expected to come too late for a round's verdict.
+
+        Counted from when the round was sent, or else from the verdict with which the target started it.
+        """
+        if self._target is None:
+            return 0.0
+        step_ms = self._target.step_ms(1 + self._rates.around.rows + nodes)
+        return step_ms if sent else max(0.0, step_ms - self._target.sent.value)
+
+    def take_shadow(self, shadow: Shadow) -> None:
+        """The draft says where committed tokens stood in its order, whether it proposed them or not."""
+        self._positions += len(shadow.ranks)
+        for rank, q in zip(shadow.ranks, shadow.probabilities, strict=True):
+            for seen in self._both:
+                if self._coupled:
+                    seen.take_rank(rank, q)
+                else:
+                    # Greedy texts leave no doubt; of a sampled one q is what acceptance is at the least (Σ pq).
+                    seen.take_average(float(rank == 1) if self._greedy else q)
+
+    def take_match(self, match: Match | None, committed: Sequence[int]) -> None:
+        """Compare the match that stood (None: there was none) with what was committed then, proposed or not."""
+        for seen in self._both:
+            seen.ngrams.learn(match, committed)
+
+    def take_late(self, waited_ms: float, depth: int) -> None:
+        """A round waited so long for a proposal that did not come."""
+        if self._draft is not None:
+            self._draft.learn_late(waited_ms, depth)
+
+    def learn(
+        self,
+        plan: Plan,
+        record: RoundRecord,
+        proposal: Proposal | None,
+        path: Sequence[int],
+        *,
+        first_draft: bool = False,
+    ) -> None:
+        """Take in what a round cost and what became of its proposal; `path` holds the accepted nodes.
+
+        A request's first round is not to be learned from: it waits for the prompt. Nor is the wait for the first
+        draft (`first_draft`), for which the draft service computed the whole text: others cost less.
+        """
+        self._rounds += 1
+        self._elapsed_ms += record.round_ms
+        if self._target is None:
+            return
+        waited = plan.source is Source.WAIT
+        self._target.learn(record, beside=plan.fan_out > 0, late=waited)
+        if waited and proposal is not None and not first_draft and self._draft is not None:
+            self._draft.learn(record)
+        if proposal is not None and plan.source is not Source.NGRAM and not self._coupled:
+            for seen in self._both:
+                seen.take_proposal(proposal, path)
+        self._book(self._target, plan, record, proposal)
+
+    def explain(self) -> PlanExplanation:
+        """Why the request was drafted for as it was."""
+        if self._target is None:
+            return PlanExplanation()
+        cycles = Cycles(self._target, self._draft, self._seen, can_ahead=self._draft is not None)
+        return explained(cycles, self._rates.around, self._chosen, self._account, self._positions)
+
+    def _book(self, target: TargetTimes, plan: Plan, record: RoundRecord, proposal: Proposal | None) -> None:
+        own_rows = 1 + (len(proposal) if proposal is not None else 0)
+        token_ms = target.step_ms(max(0, record.target.rows - own_rows) + 1)
+        if not self._leases:
+            token_ms += target.sent.value
+        if record.self_started and proposal is None and not plan.fan_out:
+            self._account.pass_by(record.round_ms, token_ms)
+            return
+        committed = record.accepted + 1
+        most_ms = record.draft_wait_ms + (committed + 1) * token_ms  # a pause of the machine is no one's price
+        self._account.add(min(record.round_ms, most_ms), committed, token_ms)
+
+    @property
+    def _both(self) -> tuple[Seen, Seen]:
+        return self._seen, self._pool
+
+    @property
+    def _market(self) -> Market | None:
+        if self._target is None:
+            return None
+        return Market(self._target, self._draft, self._seen, self._rates, coupled=self._coupled)
+
+    def _best(self, market: Market, options: Options) -> Plan:
+        if self._rounds <= RATES_KEPT or self._rounds % RATES_KEPT == 0:
+            self._rates = self._rates_now(market, options)
+            market = replace(market, rates=self._rates)
+        fan_out, branch = self._ahead(market, options)
+        nodes = market.tree_nodes(branch, options)
+        if options.self_started:
+            return Plan(fan_out=fan_out, branch_depth=branch, branch_nodes=nodes)
+        chosen = self._choice(market, options)
+        owed = self._account.rounds_until(chosen.risk_ms)
+        if owed or chosen.value <= 0:
+            chosen = NOTHING
+        if chosen is NOTHING and not fan_out:
+            return self._resting(market, options, owed)
+        plan = chosen.plan
+        self._chosen[Way(plan.source, plan.depth, ahead=fan_out > 0)] += 1
+        if plan.source is Source.WAIT:
+            plan = market.open_ended(plan, options.room, self._account.left_ms - chosen.risk_ms)
+        if options.leased:
+            plan = Plan()
+        if options.leased > 1:
+            return plan
+        return replace(plan, fan_out=fan_out, branch_depth=branch, branch_nodes=nodes)
+
+    def _rates_now(self, market: Market, options: Options) -> Rates:
+        """The rates of the best way, where the others do what is best for all."""
+        target, draft = market.target, market.draft if options.drafts else None
+        most, can_ahead = min(options.room, MAX_DEPTH), options.fan_out > 0
+        around = Cycles(target, draft, self._pool, most, can_ahead=can_ahead).balanced(target.sessions)
+        alone_ms = target.step_ms(around.rows + 1)
+
+        def net_rate(cycle: Cycle) -> float:
+            lost = around.rate * (target.step_ms(around.rows + cycle.way.rows) - alone_ms)
+            return (cycle.tokens - lost) / cycle.ms if cycle.ms > 0 else 0.0
+
+        best = max(Cycles(target, draft, self._seen, most, can_ahead=can_ahead).all(around), key=net_rate)
+        return Rates(best.rate, around, best.way.ahead)
+
+    def _choice(self, market: Market, options: Options) -> Choice:
+        """The proposal of greatest value, which may be below 0."""
+        match = market.match(options)
+        for seen in self._both:
+            seen.copied.add(max(0.0, match.value))
+        found = (match, market.cached(options), market.wait(options, self._account.left_ms))
+        return max(found, key=lambda each: each.value)
+
+    def _ahead(self, market: Market, options: Options) -> tuple[int, int]:
+        """Fan-out and depth of outcome drafting."""
+        if not options.drafts or not options.fan_out or not self._rates.ahead:
+            return 0, 0
+        rows = 1 + self._rates.around.rows
+        slower_ms = market.target.step_ms(rows, beside=True) - market.target.step_ms(rows)
+        depth = 0 if self._account.rounds_until(slower_ms) else market.usual_depth(options.room)
+        return (options.fan_out, depth) if depth else (0, 0)
+
+    def _resting(self, market: Market, options: Options, owed: int) -> Plan:
+        """Target-only, under a lease: a run that may end sooner than the account recovers, or a match turns up.
+
+        What a round of the run saves is its way; what it may miss is what a match has been worth on average.
+        """
+        self._chosen[Way()] += 1
+        missed = 0.0 if options.can_prefetch else self._seen.copied.value
+        lease = owed or options.lease
+        if missed > 0:
+            lease = min(lease, int(2 * market.sending(options) / missed))
+        return Plan(lease=min(options.lease, lease), shadow=options.drafts and self._may_shadow())
+
+    def _may_shadow(self) -> bool:
+        """Whether the draft may be at work for shadow alone: its tokens' share of what it is told at once."""
+        if self._draft is None:
+            return False
+        cost_ms = self._draft.step_ms(SHADOW_TOKENS) / SHADOW_TOKENS
+        if self._shadow_ms + cost_ms > SHADOW_SHARE * self._elapsed_ms:
+            return False
+        self._shadow_ms += cost_ms
+        return True

@@ -1,0 +1,116 @@
+"""What rounds take: the services' own lines, and the factors by which they turn out on the coordinator's clock. Pure.
+
+The services measure their steps exactly, and say so. The coordinator measures only what no service sees: the ways
+there and back, and by how much a service's word is off. So a line that lies is put right by one factor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from paceline.costs.running_mean import RunningMean
+from paceline.costs.service_costs import DraftCosts, TargetCosts
+from paceline.protocol.records import RoundRecord
+
+OUTLIER = 4.0
+"""A time that is this many times what was expected counts as so many: pauses of a machine are no one's price."""
+
+
+FACTOR_WEIGHT = 16.0
+"""Rounds that a factor remembers: a service that becomes slower is known to be after a few."""
+
+
+def _factor() -> RunningMean:
+    return RunningMean(1.0, 2.0, limit=FACTOR_WEIGHT)
+
+
+@dataclass
+class TargetTimes:
+    """Of one target, shared by a coordinator's requests; milliseconds.
+
+    Attributes:
+        costs: what the target says, now.
+        factor: a self-started round over what its step should take: the line's error, and all that such rounds add.
+        sent: what a round that the coordinator sends takes beyond that; the ways, and the wait for a step.
+        sent_late: the same of rounds that waited for their draft: they may miss the step that others share.
+        running: requests of this coordinator there.
+    """
+
+    costs: Callable[[], TargetCosts]
+    factor: RunningMean = field(default_factory=_factor)
+    sent: RunningMean = field(default_factory=lambda: RunningMean(1.0, 0.0))
+    sent_late: RunningMean = field(default_factory=lambda: RunningMean(1.0, 0.0))
+    running: int = 0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the target has said what its steps take."""
+        return self.costs().alone.is_known
+
+    @property
+    def sessions(self) -> int:
+        """Sessions that share its steps, of all coordinators, as far as is known."""
+        return max(1, self.running, self.costs().sessions)
+
+    def step_ms(self, rows: float, *, beside: bool = False) -> float:
+        """A round whose step has so many rows, started by the target itself; `beside` a draft at work or not."""
+        costs = self.costs()
+        return self.factor.value * (costs.beside if beside else costs.alone).ms(rows)
+
+    def learn(self, record: RoundRecord, *, beside: bool, late: bool) -> None:
+        """Take in how long a round took; not a request's first, which waits for the prompt."""
+        costs = self.costs()
+        said_ms = (costs.beside if beside else costs.alone).ms(max(1, record.target.rows))
+        if said_ms <= 0:
+            return
+        if record.self_started:
+            self.factor.add(min(record.round_ms / said_ms, OUTLIER * self.factor.value))
+            return
+        beyond = record.round_ms - record.draft_wait_ms - self.factor.value * said_ms
+        (self.sent_late if late else self.sent).add(min(max(0.0, beyond), OUTLIER * said_ms))
+
+
+@dataclass
+class DraftTimes:
+    """Of one draft service, shared by a coordinator's requests; milliseconds.
+
+    Attributes:
+        costs: what the draft service says, now.
+        factor: what drafts took over what their steps should take.
+        wire: the wait for a draft beyond its steps.
+    """
+
+    costs: Callable[[], DraftCosts]
+    factor: RunningMean = field(default_factory=_factor)
+    wire: RunningMean = field(default_factory=lambda: RunningMean(1.0, 1.0))
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the draft service has said what its steps take."""
+        return self.costs().line.is_known
+
+    def step_ms(self, rows: float) -> float:
+        """A step of so many rows."""
+        return self.factor.value * self.costs().line.ms(rows)
+
+    def wait_ms(self, depth: int, sessions: float = 1.0) -> float:
+        """Of a round for a proposal of this depth, when so many sessions draft at once.
+
+        The first step has a row for the last committed token and one for the last proposed, which was not computed.
+        """
+        return self.wire.value + self.step_ms(2 * sessions) + (depth - 1) * self.step_ms(sessions)
+
+    def learn(self, record: RoundRecord) -> None:
+        """Take in a round that waited for its proposal; not the session's first, which computes the text."""
+        said_ms = max(1, record.proposed) * self.costs().line.ms(max(1, record.draft.rows))
+        if said_ms <= 0:
+            return
+        self.factor.add(min(record.draft.forward_ms / said_ms, OUTLIER * self.factor.value))
+        self.wire.add(min(max(0.0, record.draft_wait_ms - record.draft.forward_ms), OUTLIER * said_ms))
+
+    def learn_late(self, waited_ms: float, depth: int) -> None:
+        """A proposal had not come after so long: it takes twice as long, as far as is known."""
+        said_ms = depth * self.costs().line.ms(1)
+        if said_ms > 0:
+            self.factor.add(min(2 * waited_ms / said_ms, OUTLIER * self.factor.value))

@@ -1,0 +1,144 @@
+"""Which tokens of a drafter would have been the target's, learned from every committed position. Pure.
+
+A drafter says of each committed token where it stood in its own order: its shadow rank. Under coupled acceptance
+rank 1 is a token that would have been accepted, given that all before it were; so the row of ranks says what every
+length would have brought, whether anything was proposed or not (`exactness` §7, replay). Rejection and block
+acceptance learn averages by depth only, never from a token that was dropped.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from coordinator.policy.ngram_shadow import NgramShadow
+from paceline.costs.acceptance import AcceptanceRates
+from paceline.costs.running_mean import RunningMean
+from paceline.protocol.proposal import ROOT, Proposal
+
+MAX_DEPTH = 16
+"""Longest path that a model is asked for, and the depths that are told apart."""
+MAX_RANK = 5
+"""Places in a drafter's order that are told apart."""
+PRIOR_CHANCE = 0.7
+"""Acceptance before anything is known: drafts are made to be accepted. The account bounds what trying one costs."""
+PRIOR_WEIGHT = 4.0
+"""Observations that what is believed beforehand counts, in a pool and of a pool in a new request."""
+Q_EDGES = (0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9, 0.97)
+"""Bins of the probability that a drafter gives to its first choice."""
+
+
+def _by_depth() -> list[RunningMean]:
+    return [RunningMean(PRIOR_CHANCE, PRIOR_WEIGHT) for _ in range(MAX_DEPTH)]
+
+
+def _by_rank() -> list[RunningMean]:
+    # Behind the first choice chances halve by rank, as a middling draft's do.
+    return [RunningMean(0.5, PRIOR_WEIGHT) for _ in range(2, MAX_RANK + 1)]
+
+
+def _by_q() -> AcceptanceRates:
+    # Under shared noise even a token of small q often is the target's (`exactness` §1a).
+    return AcceptanceRates.of(Q_EDGES, lambda q: 0.3 + 0.65 * q, PRIOR_WEIGHT)
+
+
+@dataclass
+class Seen:
+    """What became, or would have become, of one drafter's tokens under one way of sampling.
+
+    Attributes:
+        by_depth: chance of the first choice at depth 1, 2, …, given that all above it are accepted.
+        by_rank: chance of the second choice, third, …, given that none before it is the target's.
+        by_q: chance of the first choice by its probability; coupled acceptance only.
+        ngrams: how often n-gram matches are right.
+        copied: tokens that a round's n-gram match is worth; 0 of rounds without one.
+        hits: share of rounds with outcome drafting whose outcome had been drafted for when it came.
+        run: consecutive positions up to the last one whose token was the first choice.
+    """
+
+    by_depth: list[RunningMean] = field(default_factory=_by_depth)
+    by_rank: list[RunningMean] = field(default_factory=_by_rank)
+    by_q: AcceptanceRates = field(default_factory=_by_q)
+    ngrams: NgramShadow = field(default_factory=NgramShadow)
+    copied: RunningMean = field(default_factory=lambda: RunningMean(0.0, PRIOR_WEIGHT))
+    hits: RunningMean = field(default_factory=lambda: RunningMean(PRIOR_CHANCE, PRIOR_WEIGHT))
+    run: int = 0
+
+    def child(self) -> Seen:
+        """What one request begins with."""
+        return Seen(
+            [_inherited(mean) for mean in self.by_depth],
+            [_inherited(mean) for mean in self.by_rank],
+            self.by_q.child(PRIOR_WEIGHT),
+            self.ngrams.child(PRIOR_WEIGHT),
+            _inherited(self.copied),
+            _inherited(self.hits),
+        )
+
+    def take_rank(self, rank: int, q: float) -> None:
+        """A committed token stood at this rank; 0: beyond the ranked ones. `q`: of the first choice.
+
+        Every position is one more token behind each of the run's positions, as if a proposal had begun there.
+        """
+        first = rank == 1
+        for depth in range(min(self.run + 1, MAX_DEPTH)):
+            self.by_depth[depth].add(float(first))
+        self.run = self.run + 1 if first else 0
+        self.by_q.add(q, first)
+        if not first:
+            self._take_other(rank)
+
+    def take_average(self, chance: float) -> None:
+        """A position had this chance of acceptance, at whatever depth: where ranks don't tell."""
+        for mean in self.by_depth:
+            mean.add(chance)
+
+    def take_proposal(self, proposal: Proposal, path: Sequence[int]) -> None:
+        """A chain ended so: averages by depth, for rejection and block acceptance."""
+        for depth in range(min(len(proposal), len(path) + 1, MAX_DEPTH)):
+            self.by_depth[depth].add(float(depth < len(path)))
+
+    def chances(self, most: int) -> list[float]:
+        """`by_depth` at depths 1 to `most`."""
+        return [mean.value for mean in self.by_depth[:most]]
+
+    def others(self) -> list[float]:
+        """`by_rank` from the second choice on."""
+        return [mean.value for mean in self.by_rank]
+
+    def reached(self, proposal: Proposal, *, by_q: bool) -> list[float]:
+        """Chance of each node of a proposal; `by_q`: its probability may be looked at."""
+        reached: list[float] = []
+        ranks: Counter[int] = Counter()
+        for node, (parent, depth) in enumerate(zip(proposal.parents, proposal.depths, strict=True)):
+            above = 1.0 if parent == ROOT else reached[parent]
+            ranks[parent] += 1
+            reached.append(above * self._chance(proposal.draft_probabilities[node], depth, ranks[parent], by_q=by_q))
+        return reached
+
+    def _chance(self, q: float, depth: int, rank: int, *, by_q: bool) -> float:
+        """Of a node whose parent is accepted."""
+        first = self.by_depth[min(depth, MAX_DEPTH) - 1].value
+        if rank == 1:
+            return self.by_q.chance(q) if by_q else first
+        before = math.prod(1 - mean.value for mean in self.by_rank[: rank - 2])
+        return (1 - first) * before * self.by_rank[min(rank, MAX_RANK) - 2].value
+
+    def _take_other(self, rank: int) -> None:
+        for place, mean in enumerate(self.by_rank, 2):
+            mean.add(float(rank == place))
+            if rank == place:
+                return
+
+
+def survival(chances: Iterable[float]) -> list[float]:
+    """Chance that the first j tokens are all accepted, for j = 1, 2, …"""
+    return list(itertools.accumulate(chances, operator.mul))
+
+
+def _inherited(mean: RunningMean) -> RunningMean:
+    return RunningMean(mean.value, min(PRIOR_WEIGHT, mean.weight))

@@ -1,0 +1,111 @@
+"""How it is shown why a request was drafted for as it was: tables for people, an object for programs."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from paceline.protocol.explanation import EXPLAINED_ROWS, CandidateExplanation, PlanExplanation
+from paceline.protocol.records import GenerationStats, RoundRecord
+
+WAYS: Mapping[str, str] = {
+    "none": "target-only",
+    "ngram": "n-gram match",
+    "wait": "drafted just in time",
+    "ahead": "drafted ahead",
+}
+UNEXPLAINED = "This coordinator does not say why it drafted as it did; the rounds below are as it ran them."
+
+
+def explanation_tables(stats: GenerationStats) -> list[RenderableType]:
+    """What the planner knew, what it compared, and what the rounds then did."""
+    if stats.explanation is None:
+        return [Text(UNEXPLAINED, style="yellow"), _rounds(stats.records)]
+    why = stats.explanation
+    trips = Text(
+        f"there and back: target {why.target_trip_ms:.2f} ms, draft {why.draft_trip_ms:.2f} ms; "
+        f"sessions that share the target: {why.target_sessions}"
+    )
+    compared, done = _candidates(why.candidates), _rounds(stats.records)
+    return [_costs(why), trips, _acceptance(why), compared, done, account_text(why)]
+
+
+def explanation_json(stats: GenerationStats) -> dict[str, object]:
+    """The explanation under its name; empty where there is none."""
+    return {} if stats.explanation is None else {"explanation": asdict(stats.explanation)}
+
+
+def account_text(why: PlanExplanation) -> Text:
+    """How the request's time stands beside target-only's, and what it may lose."""
+    taken = why.account_ms
+    stands = f"{taken:.1f} ms more than" if taken > 0 else f"{-taken:.1f} ms less than"
+    beyond = taken > why.account_bound_ms > 0
+    ends = ", and it is: the request runs target-only" if beyond else ""
+    return Text(
+        f"account: {stands} target-only for the same tokens; bound {why.account_bound_ms:.1f} ms{ends}",
+        style="yellow" if beyond else "default",
+    )
+
+
+def _costs(why: PlanExplanation) -> Table:
+    table = _table("what steps take, ms", "", *(f"{rows} row{'s' * (rows > 1)}" for rows in EXPLAINED_ROWS))
+    table.add_row("target, no draft at work", *_cells(why.target_alone_ms))
+    table.add_row("target, a draft at work", *_cells(why.target_beside_ms))
+    table.add_row("draft", *_cells((why.draft_ms,) if why.draft_ms else ()))
+    return table
+
+
+def _cells(times: Sequence[float]) -> list[str]:
+    return [f"{times[place]:.2f}" if place < len(times) else "?" for place in range(len(EXPLAINED_ROWS))]
+
+
+def _acceptance(why: PlanExplanation) -> Table:
+    depths = max(len(why.acceptance), len(why.ngram_acceptance), 1)
+    table = _table("chance of depth", "all accepted up to", *map(str, range(1, depths + 1)))
+    for name, chances in ((f"draft, {why.positions} positions", why.acceptance), ("n-gram", why.ngram_acceptance)):
+        table.add_row(name, *(f"{chance:.2f}" for chance in chances), *["-"] * (depths - len(chances)))
+    return table
+
+
+def _candidates(candidates: Sequence[CandidateExplanation]) -> Table:
+    """In their own order; the most promising is bold."""
+    table = _table("what was compared", "way", "proposed", "tokens a round", "ms a round", "tokens/s", "rounds")
+    best = max((one.tokens_per_second for one in candidates), default=0.0)
+    for one in candidates:
+        cells = (
+            WAYS.get(one.name, one.name),
+            str(one.draft_tokens),
+            f"{one.tokens:.2f}",
+            f"{one.ms:.2f}" if one.ms > 0 else "?",
+            f"{one.tokens_per_second:.1f}" if one.ms > 0 else "?",
+            str(one.rounds or "-"),
+        )
+        table.add_row(*cells, style="bold" if 0 < best == one.tokens_per_second else "")
+    return table
+
+
+def _rounds(records: Sequence[RoundRecord]) -> Table:
+    """Rounds as they ran, by drafter and tokens proposed; the first waited for the prompt and is left out."""
+    groups: dict[tuple[str, int], list[RoundRecord]] = {}
+    for record in records[1:]:
+        groups.setdefault((record.drafter if record.proposed else "", record.proposed), []).append(record)
+    titles = ("drafter", "proposed", "tokens a round", "ms a round", "tokens/s", "rounds")
+    table = _table("what the rounds did", *titles)
+    for (drafter, proposed), of in sorted(groups.items()):
+        tokens = statistics.fmean(record.accepted + 1 for record in of)
+        ms = statistics.fmean(record.round_ms for record in of)
+        speed = f"{1e3 * tokens / ms:.1f}" if ms > 0 else "?"
+        table.add_row(drafter or "target-only", str(proposed), f"{tokens:.2f}", f"{ms:.2f}", speed, str(len(of)))
+    return table
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number else "left", style="bold" if not number else None)
+    return table

@@ -1,0 +1,98 @@
+"""Costs on a link: how they are written and read, and what has been said of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Generic
+
+from paceline.costs.cost_line import MAX_POINTS, CostLine
+from paceline.costs.service_costs import Costs, DraftCosts, TargetCosts, news, taken_in
+from paceline.protocol.codec.copying import Copier, copier, register
+from paceline.protocol.errors import PacelineError, require
+from paceline.protocol.handshake import MAX_FRAME_BYTES
+from paceline.rpc.frames import Message
+from paceline.v1 import draft_service_pb2, target_service_pb2
+from paceline.v1 import types_pb2 as pb
+
+logger = logging.getLogger(__name__)
+
+COSTS_BYTES = 2 * (2 * 4 * MAX_POINTS + 8) + 32
+"""Costs of two full lines take no more: two floats for each point, lengths and tags, three integers."""
+MAX_STEP_MS = 3_600_000.0
+"""A step of an hour: no service runs one, and a sum of times stays finite."""
+
+
+def _encode_line(line: CostLine) -> pb.CostLine | None:
+    if not line.is_known:
+        return None
+    rows, ms = zip(*line.points, strict=True)
+    return pb.CostLine(rows=rows, ms=ms)
+
+
+def _decode_line(message: pb.CostLine) -> CostLine:
+    points = len(message.rows)
+    require(points <= MAX_POINTS, "cost line points", points, f"at most {MAX_POINTS}")
+    require(len(message.ms) == points, "cost line ms", len(message.ms), f"{points}, one for each number of rows")
+    for ms in message.ms:
+        require(0 <= ms <= MAX_STEP_MS, "cost line ms", ms, f"in [0, {MAX_STEP_MS:g}]")
+    return CostLine(tuple(zip(message.rows, message.ms, strict=True)))
+
+
+register(pb.CostLine, Copier(CostLine, _encode_line, _decode_line))
+TARGET_COSTS = copier(TargetCosts, target_service_pb2.TargetCosts)
+DRAFT_COSTS = copier(DraftCosts, draft_service_pb2.DraftCosts)
+
+
+class CostsTeller(Generic[Costs]):
+    """Says a service's costs on one link: with each frame the counts, and the lines that have moved.
+
+    Args:
+        copier: of the service's costs.
+        current: what they are now.
+    """
+
+    def __init__(self, copier: Copier[Costs, Message], current: Callable[[], Costs]) -> None:
+        self._copier = copier
+        self._current = current
+        self._told = copier.domain()
+
+    def add_to(self, frame: Message) -> Message:
+        """The frame with the costs, if it has room for them: they are no reason to delay what it carries."""
+        if frame.ByteSize() <= MAX_FRAME_BYTES - COSTS_BYTES:
+            costs = self._current()
+            said = news(costs, self._told)
+            frame.costs.CopyFrom(self._copier.encode(said))
+            self._told = taken_in(said, self._told)
+        return frame
+
+
+class CostsHeard(Generic[Costs]):
+    """What a peer has said of its costs; malformed ones are named in the log, once, and change nothing.
+
+    Args:
+        copier: of the peer's costs.
+        peer: its role and address, for the log.
+    """
+
+    def __init__(self, copier: Copier[Costs, Message], peer: str) -> None:
+        self.costs: Costs = copier.domain()
+        self._copier = copier
+        self._peer = peer
+        self._refused = ""
+
+    def begin(self, frame: Message) -> None:
+        """A link begins with this frame: what was said on the one before it is forgotten."""
+        self.costs, self._refused = self._copier.domain(), ""
+        self.hear(frame)
+
+    def hear(self, frame: Message) -> None:
+        """Take in what a frame says of them."""
+        if not frame.HasField("costs"):
+            return
+        try:
+            self.costs = taken_in(self._copier.decode(frame.costs), self.costs)
+        except PacelineError as error:
+            if error.message != self._refused:
+                self._refused = error.message
+                logger.warning("malformed costs, left out: peer=%s error=%s", self._peer, error.for_log)

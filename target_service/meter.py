@@ -1,0 +1,82 @@
+"""What the target's steps take: measured at load, and kept up to date by the steps that run."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from paceline.costs.cost_line import CostLine
+from paceline.costs.cost_meter import CostMeter, measured
+from paceline.costs.service_costs import TargetCosts
+from paceline.engine.interface import Engine
+from paceline.protocol.proposal import MAX_PROPOSAL_NODES, ROOT, Acceptance, Proposal
+from paceline.protocol.sampling import NoiseKey, SamplingParams
+from paceline.protocol.session import SessionSpec
+from paceline.protocol.target import Round
+from paceline.runtime.config import EngineSettings
+from target_service.session import PendingRound, Session
+from target_service.step import RoundWork, Step, run_step
+
+MEASURED_AS = 0
+"""The number of the session that is measured; others count from 1."""
+
+
+class TargetMeter:
+    """Two lines of decode steps, and the counts of the latest step."""
+
+    def __init__(self, line: CostLine) -> None:
+        self._alone = CostMeter(line)
+        self._beside = CostMeter(line)
+        self._sessions = self._rows = 0
+
+    def stepped(self, step: Step, ms: float) -> None:
+        """A step took so long. One with rows of a prefix, which have no logits, says nothing of decode rows."""
+        self._sessions, self._rows = len(step.sessions), step.plan.rows
+        if step.prefixes:
+            return
+        if any(work.session.drafting for work in step.rounds):
+            self._beside.base = self._alone.line
+            self._beside.observe(self._rows, ms)
+        else:
+            self._alone.observe(self._rows, ms)
+
+    def costs(self, queue: int) -> TargetCosts:
+        """As they are now."""
+        beside = self._beside if self._beside.is_measured else self._alone
+        return TargetCosts(self._alone.line, beside.line, self._sessions, self._rows, queue)
+
+
+class _Nobody:
+    """Owns the session that is measured; no event comes of it."""
+
+    def send(self, event: Any, *, urgent: bool) -> None:
+        """Nobody listens."""
+
+    def forget(self, session_id: int) -> None:
+        """Nobody knows it."""
+
+
+def measured_line(engine: Engine, settings: EngineSettings) -> CostLine:
+    """Time a few steps of an engine that serves nobody yet; on the executor's thread.
+
+    They are rounds of one session, with their draws, as they will run; behind a short context, as at first.
+
+    Raises:
+        Exception: whatever the engine raised: what can't step can't serve.
+    """
+    most = min(MAX_PROPOSAL_NODES, settings.max_step_rows, engine.info.longest_session)
+    facts = SessionSpec((0,), 1, SamplingParams(), NoiseKey(0), Acceptance.COUPLED)
+    session = Session(MEASURED_AS, MEASURED_AS, _Nobody(), facts, most, time.monotonic())
+
+    def step(rows: int) -> float:
+        nodes = rows - 1
+        proposal = Proposal(1, (0,) * nodes, (1.0,) * nodes) if nodes else None
+        round_ = Round(MEASURED_AS, 0, ROOT, facts.token_ids, proposal)
+        work = RoundWork(session, PendingRound(round_, time.monotonic()), session.round_item(round_))
+        return run_step(engine, Step((work,), ())).seconds * 1e3
+
+    engine.open(MEASURED_AS, most)
+    try:
+        return measured(step, most)
+    finally:
+        engine.close(MEASURED_AS)

@@ -1,0 +1,343 @@
+"""The planner against costs and chances that are set by hand: what it chooses, and what it may lose."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from coordinator.policy.account import ALLOWED_TOKENS, Account
+from coordinator.policy.cycles import ALONE, Cycles, Way
+from coordinator.policy.plan import Options, Plan, Source
+from coordinator.policy.planner import Planner, RequestPlanner
+from coordinator.policy.round_times import DraftTimes, TargetTimes
+from coordinator.policy.seen import MAX_DEPTH, Seen
+from paceline.costs.service_costs import TargetCosts
+from paceline.protocol.draft import Shadow
+from paceline.protocol.proposal import Acceptance, Proposal
+from paceline.protocol.records import RoundRecord, StepTimings
+from paceline.sampling.ngram import Match
+from tests.coordinator.planned import (
+    DRAFT_MS,
+    ROW_MS,
+    SENT_MS,
+    STEP_MS,
+    SaidByDraft,
+    SaidByTarget,
+    World,
+    record,
+)
+
+REQUESTS = 10
+OPTIONS = Options(room=60, drafts=True, lease=16)
+RULES = [Acceptance.REJECTION, Acceptance.BLOCK]
+
+
+def taught(
+    chance: float, world: World | None = None, acceptance: Acceptance = Acceptance.COUPLED
+) -> tuple[World, RequestPlanner]:
+    """A request behind others whose draft was right so often."""
+    world = world or World()
+    for seed in range(6):
+        world.run(lambda _: chance, seed=seed, acceptance=acceptance)
+    return world, world.request(acceptance)
+
+
+def best_constant(world: World, chance: float, tokens: int = 128) -> float:
+    """Target-only's time over the best constant length's, by the closed form, of a text that ends."""
+    speeds = []
+    for k in range(MAX_DEPTH + 1):
+        each = sum(chance**accepted for accepted in range(k + 1))
+        ms = world.target.costs.alone.ms(1 + k) + k * world.draft.step_ms + (SENT_MS if k else 0.0)
+        # Half of the last round's tokens are beyond the end.
+        speeds.append(tokens / ((tokens / each + 0.5 * (each - 1) / each) * ms))
+    return max(speeds) * world.target.step_ms
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.2, 0.4, 0.6, 0.75, 0.9])
+@pytest.mark.parametrize("draft_ms", [0.5, 2.0, 6.0, 15.0])
+def test_no_request_loses_and_together_they_are_as_fast_as_the_best_constant_length(
+    chance: float, draft_ms: float
+) -> None:
+    world = World(draft=SaidByDraft(draft_ms))
+    slowest, total = 0.0, 0.0
+    for seed in range(REQUESTS):
+        over, _ = world.run(lambda _: chance, seed=seed)
+        slowest = max(slowest, over)
+        total += over
+    assert slowest <= 1 / 0.96
+    assert REQUESTS / total >= 0.93 * best_constant(world, chance)
+
+
+def test_the_first_request_of_a_fresh_service_loses_no_more_than_its_account() -> None:
+    for seed in range(10):
+        over, plans = World().run(lambda _: 0.0, seed=seed)
+        assert any(plan.source is Source.WAIT for plan in plans), "it is tried"
+        assert over <= 1 / 0.96
+
+
+@pytest.mark.parametrize("lie", [0.5, 2.0])
+@pytest.mark.parametrize("chance", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("liar", ["target", "draft"])
+def test_the_account_holds_though_a_line_lies(liar: str, lie: float, chance: float) -> None:
+    world = World(draft=SaidByDraft(5.0))
+    if liar == "target":
+        world.said_target = SaidByTarget(lie * STEP_MS, lie * ROW_MS)
+    else:
+        world.said_draft = SaidByDraft(lie * 5.0)
+    for seed in range(12):
+        over, _ = world.run(lambda _: chance, seed=seed)
+        assert over <= 1 / 0.95
+
+
+def test_the_account_holds_though_the_draft_becomes_ten_times_slower() -> None:
+    for seed in range(12):
+        world = World()
+
+        def slower(written: int, world: World = world) -> None:
+            if written >= 40:
+                world.draft.step_ms = 10 * DRAFT_MS
+
+        world.said_draft = SaidByDraft()
+        over, plans = world.run(lambda _: 0.4, seed=seed, before_round=slower)
+        assert over <= 1 / 0.95
+        assert plans[-1].source is Source.NONE
+
+
+def test_a_draft_that_turns_useless_is_left_and_taken_again_when_it_is_good() -> None:
+    world = World()
+    _, plans = world.run(lambda at: 0.9 if at < 200 or at >= 600 else 0.0, tokens=900)
+    sources = [plan.source for plan in plans]
+    assert Source.WAIT in sources[:40]
+    middle = sources[len(sources) // 2 - 60 : len(sources) // 2]
+    assert middle.count(Source.WAIT) < 10
+    assert sources[-20:].count(Source.WAIT) >= 15, "its shadow says so while it is not used"
+
+
+def test_rows_are_dearer_where_others_share_the_step() -> None:
+    _, alone = taught(0.7, World(target=SaidByTarget(row_ms=1.5)))
+    _, crowded = taught(0.7, World(target=SaidByTarget(row_ms=1.5, sessions=32)))
+    cached = Proposal(1, (7,) * 8, (0.8,) * 8, drafter="model")
+    options = dataclasses.replace(OPTIONS, cached=cached)
+    assert crowded.plan(options).nodes < alone.plan(options).nodes
+
+
+def test_a_wait_is_cheap_where_all_wait_and_dear_where_nobody_does() -> None:
+    """With free rows each of many sessions gains by drafting, though one that drafts alone misses nobody's step."""
+    _, crowded = taught(0.8, World(target=SaidByTarget(row_ms=0.01, sessions=16)))
+    assert crowded.plan(OPTIONS).source is Source.WAIT
+    dear = World(target=SaidByTarget(step_ms=4.0, row_ms=4.0, sessions=16))
+    _, crowded = taught(0.8, dear)
+    assert crowded.plan(OPTIONS).source is Source.NONE
+
+
+def test_outcomes_are_drafted_ahead_where_that_is_free_and_not_where_it_slows_the_target_down() -> None:
+    options = dataclasses.replace(OPTIONS, fan_out=4)
+    _, apart = taught(0.8, World(draft=SaidByDraft(4.0)))
+    plan = apart.plan(options)
+    assert plan.fan_out == 4
+    assert plan.branch_depth >= 2
+    _, shared = taught(0.8, World(draft=SaidByDraft(4.0), target=SaidByTarget(slower=2.0)))
+    assert shared.plan(options).fan_out == 0
+
+
+def test_a_long_match_is_copied_at_length_and_a_short_unsure_one_is_not() -> None:
+    request = World().request()
+    for _ in range(200):
+        request.take_match(Match(40, (5,) * 64), (5,) * 8)
+        request.take_match(Match(2, (5,) * 64), (6,))
+    sure = request.plan(Options(room=60, match=Match(40, (5,) * 64)))
+    unsure = request.plan(Options(room=60, match=Match(2, (5,) * 64)))
+    assert (sure.source, unsure.source) == (Source.NGRAM, Source.NONE)
+    assert sure.nodes >= 16
+
+
+def test_a_sure_stretch_may_go_further_than_the_average_one() -> None:
+    _, request = taught(0.6)
+    plan = request.plan(OPTIONS)
+    assert plan.source is Source.WAIT
+    assert plan.depth == MAX_DEPTH
+    assert 0 < plan.least_chance < 1
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rule_that_may_not_look_asks_for_a_fixed_length(rule: Acceptance) -> None:
+    _, request = taught(0.6, acceptance=rule)
+    plan = request.plan(OPTIONS)
+    assert plan.source is Source.WAIT
+    assert plan.least_chance == 0
+    assert plan.depth < MAX_DEPTH
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_rejection_never_looks_at_draft_probabilities(rule: Acceptance) -> None:
+    """`exactness` §7: what might be dropped must not decide. Coupled acceptance shows that the test can fail."""
+
+    def nodes(acceptance: Acceptance, q: float) -> int:
+        proposal = Proposal(1, (7,) * 8, (q,) * 8, drafter="model")
+        request = World(target=SaidByTarget(row_ms=2.0)).request(acceptance)
+        return request.plan(dataclasses.replace(OPTIONS, cached=proposal)).nodes
+
+    assert nodes(rule, 0.01) == nodes(rule, 0.99)
+    assert nodes(Acceptance.COUPLED, 0.01) < nodes(Acceptance.COUPLED, 0.99)
+
+
+def test_second_children_are_asked_for_where_they_pay() -> None:
+    def plan(second: int, *, trees: bool) -> Plan:
+        request = World(target=SaidByTarget(row_ms=0.05), draft=SaidByDraft(4.0)).request()
+        for number in range(200):
+            rank = 1 if number % 2 else second
+            request.take_shadow(Shadow(1, number, (rank,), (0.5,)))
+        return request.plan(dataclasses.replace(OPTIONS, trees=trees))
+
+    often, never, chain = plan(2, trees=True), plan(0, trees=True), plan(2, trees=False)
+    assert often.nodes > often.depth >= 1
+    assert never.nodes <= never.depth
+    assert chain.nodes == chain.depth
+
+
+def test_what_one_request_learned_the_next_one_knows_and_a_sampled_one_does_not() -> None:
+    world, _ = taught(0.02)
+    assert world.request().plan(OPTIONS).source is Source.NONE
+    assert world.request(greedy=False).plan(OPTIONS).source is Source.WAIT
+
+
+def test_where_the_target_says_nothing_of_its_steps_nothing_is_drafted() -> None:
+    class Silent:
+        costs = TargetCosts()
+
+    request = RequestPlanner(Planner(), "auto", Acceptance.COUPLED, greedy=True)
+    assert request.plan(OPTIONS) == Plan(), "it has no target yet"
+    request.move(Silent(), SaidByDraft())
+    assert request.plan(OPTIONS) == Plan(lease=16)
+
+
+def rested(request: RequestPlanner, rounds: int, options: Options) -> list[int]:
+    """Leases of rounds that were all target-only."""
+    leases = []
+    for _ in range(rounds):
+        plan = request.plan(options)
+        leases.append(plan.lease)
+        request.learn(plan, record(self_started=plan.lease > 0, round_ms=STEP_MS), None, ())
+    return leases
+
+
+def test_what_never_has_a_proposal_is_leased_as_long_as_it_may_be() -> None:
+    leases = rested(World().request(), 60, dataclasses.replace(OPTIONS, drafts=False))
+    assert leases[-1] == 16
+    assert rested(World().request(), 30, dataclasses.replace(OPTIONS, drafts=False, lease=0))[-1] == 0
+
+
+def test_a_match_ends_the_run_and_is_proposed_behind_it() -> None:
+    request = World().request()
+    options = dataclasses.replace(OPTIONS, drafts=False)
+    rested(request, 30, options)
+    match = dataclasses.replace(options, match=Match(40, (5,) * 64))
+    inside = request.plan(dataclasses.replace(match, leased=2))
+    assert (inside.source, inside.lease) == (Source.NONE, 0)
+    assert request.plan(match).source is Source.NGRAM
+
+
+def test_where_rounds_are_leased_a_proposal_must_be_worth_being_sent() -> None:
+    world = World()
+    request = world.request()
+    for _ in range(200):
+        request.take_match(Match(4, (5,) * 64), (5,))
+        request.take_match(Match(4, (5,) * 64), (6,))
+        request.take_match(Match(5, (5,) * 64), (6,))
+    weak = dataclasses.replace(OPTIONS, drafts=False, match=Match(4, (5,) * 64))
+    assert request.plan(weak).source is Source.NGRAM
+    for _ in range(100):
+        request.learn(Plan(), record(round_ms=2 * STEP_MS), None, ())
+    assert request.plan(weak).source is Source.NONE
+
+
+def test_the_wait_for_a_first_draft_is_no_measure_of_the_next() -> None:
+    """The draft service computes the whole text for it."""
+    world = World()
+    request = world.request()
+    times = world.planner.draft(world.draft)
+    plan = Plan(Source.WAIT, 2, 2)
+    late = record(
+        3, 1, 2, draft_wait_ms=500.0, round_ms=STEP_MS + 501, draft=StepTimings(forward_ms=2 * DRAFT_MS, rows=1)
+    )
+    proposal = Proposal(1, (1, 2), (0.5, 0.5), drafter="model")
+    before = times.wire.value
+    request.learn(plan, late, proposal, (0,), first_draft=True)
+    assert times.wire.value == before
+    request.learn(plan, late, proposal, (0,))
+    assert times.wire.value > before + 5
+
+
+def times(target: SaidByTarget, draft: SaidByDraft | None = None) -> tuple[TargetTimes, DraftTimes | None]:
+    return TargetTimes(lambda: target.costs), None if draft is None else DraftTimes(lambda: draft.costs)
+
+
+def test_a_cycle_is_its_steps_and_its_waits() -> None:
+    target, draft = times(SaidByTarget(), SaidByDraft())
+    assert draft is not None
+    cycles = {cycle.way: cycle for cycle in Cycles(target, draft, Seen()).all(ALONE)}
+    waiting = cycles[Way(Source.WAIT, 3)]
+    assert waiting.tokens == pytest.approx(1 + 0.7 + 0.7**2 + 0.7**3)
+    step_ms = STEP_MS + 3 * ROW_MS
+    assert waiting.ms == pytest.approx(step_ms + target.sent_late.value + draft.wait_ms(3))
+    assert cycles[Way()].ms == STEP_MS
+    assert cycles[Way()].tokens == 1
+
+
+def test_the_factor_of_a_line_that_lies_is_found() -> None:
+    target, _ = times(SaidByTarget(2 * STEP_MS, 2 * ROW_MS))
+    for _ in range(50):
+        target.learn(record(self_started=True, round_ms=STEP_MS), beside=False, late=False)
+    assert target.step_ms(1) == pytest.approx(STEP_MS, rel=0.05)
+    assert target.step_ms(9) == pytest.approx(STEP_MS + 8 * ROW_MS, rel=0.05)
+
+
+def test_ranks_say_what_every_length_would_have_brought() -> None:
+    seen = Seen()
+    for position in range(2000):
+        seen.take_rank(0 if position % 4 == 3 else 1, 0.8)
+    depths = [mean.value for mean in seen.by_depth[:4]]
+    assert depths[0] == pytest.approx(3 / 4, abs=0.05)
+    assert depths[1] == pytest.approx(2 / 3, abs=0.05)
+    assert depths[2] == pytest.approx(1 / 2, abs=0.05)
+    assert depths[3] == pytest.approx(0, abs=0.05)
+
+
+def test_an_account_forgives_in_time_and_banks_no_more_than_it_lends() -> None:
+    account = Account()
+    account.pass_by(STEP_MS, STEP_MS)
+    assert account.limit_ms == ALLOWED_TOKENS[0] * STEP_MS
+    account.add(4 * STEP_MS, 1, STEP_MS)
+    waits = account.rounds_until(0.0)
+    assert waits > 0
+    for _ in range(waits):
+        account.pass_by(STEP_MS, STEP_MS)
+    assert account.rounds_until(0.0) == 0
+    assert account.rounds_until(STEP_MS) > 0
+    for _ in range(100):
+        account.add(STEP_MS, 8, STEP_MS)
+    assert account.over_ms == -account.limit_ms
+
+
+def test_a_pause_of_the_machine_is_no_ones_price() -> None:
+    request = World().request()
+    plan = request.plan(dataclasses.replace(OPTIONS, drafts=False))
+    request.learn(plan, record(), None, ())
+    request.learn(
+        Plan(Source.NGRAM, 2, 2), record(3, 2, 2, round_ms=50 * STEP_MS), Proposal(1, (1, 2), (1.0, 1.0)), (0, 1)
+    )
+    assert request._account.over_ms <= 1.1 * STEP_MS
+
+
+def test_an_explanation_names_every_way_and_how_often_it_was_taken() -> None:
+    _, request = taught(0.7)
+    rounds: list[RoundRecord] = []
+    for _ in range(5):
+        plan = request.plan(OPTIONS)
+        rounds.append(record())
+        request.learn(plan, rounds[-1], None, ())
+    explanation = request.explain()
+    assert {candidate.name for candidate in explanation.candidates} >= {"none", "wait", "ngram"}
+    assert sum(candidate.rounds for candidate in explanation.candidates) == 5
+    assert explanation.acceptance[0] == pytest.approx(0.7, abs=0.15)

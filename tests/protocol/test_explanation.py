@@ -1,0 +1,52 @@
+"""What an explanation may hold, and that only requests that ask for one carry it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from coordinator.stats import StatsBuilder
+from paceline.protocol import codec
+from paceline.protocol.errors import InvalidInput
+from paceline.protocol.explanation import CandidateExplanation, PlanExplanation
+from paceline.protocol.generation import Finished, FinishReason, GenerateRequest, SpeculationSettings
+from paceline.v1 import generation_service_pb2 as pb
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("target_alone_ms", (1.0, 2.0)),
+        ("target_beside_ms", (1.0,) * 5),
+        ("acceptance", (0.5,) * 65),
+        ("ngram_acceptance", (0.5,) * 65),
+        ("candidates", (CandidateExplanation("none"),) * 65),
+    ],
+    ids=lambda value: value if isinstance(value, str) else str(len(value)),
+)
+def test_lists_that_are_too_long_or_odd_are_named(field: str, value: Any) -> None:
+    with pytest.raises(InvalidInput, match=f"{field} = {len(value)}"):
+        PlanExplanation(**{field: value})
+
+
+def test_what_a_candidate_is_worth() -> None:
+    assert CandidateExplanation("wait", 4, tokens=3.0, ms=60.0).tokens_per_second == pytest.approx(50)
+    assert CandidateExplanation("wait", 4, tokens=3.0).tokens_per_second == 0
+
+
+def test_a_request_says_that_it_wants_to_know_and_one_of_an_older_client_does_not() -> None:
+    asked = codec.encode_generate_request(GenerateRequest("a", speculation=SpeculationSettings(explain=True)))
+    assert codec.decode_generate_request(asked).speculation.explain
+    older = codec.encode_generate_request(GenerateRequest("a", speculation=SpeculationSettings(drafter="ngram")))
+    older.speculation.ClearField("explain")
+    assert not codec.decode_generate_request(older).speculation.explain
+
+
+def test_statistics_carry_what_they_were_given_and_nothing_else() -> None:
+    why = PlanExplanation(draft_ms=2.0, candidates=(CandidateExplanation("none", rounds=3),))
+    for given in (why, None):
+        finished = Finished(FinishReason.LENGTH, "", StatsBuilder(0.0).build(given))
+        message = codec.encode_generate_event(finished)
+        assert message.finished.stats.HasField("explanation") == (given is not None)
+        assert codec.decode_generate_event(pb.GenerateResponse.FromString(message.SerializeToString())) == finished

@@ -1,0 +1,205 @@
+"""Costs on a link: said with the welcome and when a line has moved, refused when malformed, absent from old peers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.costs.cost_line import MAX_POINTS, CostLine
+from paceline.costs.service_costs import Costs, DraftCosts, TargetCosts
+from paceline.protocol import codec
+from paceline.protocol.handshake import MAX_FRAME_BYTES
+from paceline.protocol.target import TargetEvent, TargetOpened
+from paceline.rpc import cost_messages
+from paceline.rpc.cost_messages import COSTS_BYTES, DRAFT_COSTS, TARGET_COSTS, CostsTeller
+from paceline.v1 import target_service_pb2 as pb
+from paceline.v1 import target_service_pb2_grpc as pb_grpc
+from tests.rpc.harness import WELCOME, Client, Servicer, a_verdict, an_open, hello_frame, raw_stream, serving, until
+
+LINE = CostLine(((1, 10.0), (8, 20.0)))
+COSTS = TargetCosts(LINE, LINE.scaled(1.5), sessions=2, rows=6, queue=1)
+
+lines = st.dictionaries(st.integers(1, 4096), st.integers(0, 100_000), max_size=MAX_POINTS).map(
+    lambda found: CostLine(tuple(zip(sorted(found), sorted(found.values()), strict=True)))
+)
+counts = st.integers(0, 1 << 20)
+
+
+@given(st.builds(TargetCosts, lines, lines, counts, counts, counts))
+def test_a_targets_costs_are_read_as_they_were_written(costs: TargetCosts) -> None:
+    message = TARGET_COSTS.encode(costs)
+    assert TARGET_COSTS.decode(message) == costs
+    assert message.ByteSize() <= COSTS_BYTES
+
+
+@given(st.builds(DraftCosts, lines, counts, counts, counts))
+def test_a_drafts_costs_are_read_as_they_were_written(costs: DraftCosts) -> None:
+    assert DRAFT_COSTS.decode(DRAFT_COSTS.encode(costs)) == costs
+
+
+async def test_costs_are_known_with_the_welcome_and_before_the_events_of_their_frame() -> None:
+    async with serving(servicer := Servicer(costs=COSTS)) as port, Client(port) as client:
+        await client.link.wait_up(10)
+        assert client.link.costs == COSTS
+        servicer.costs = TargetCosts(LINE.scaled(2), COSTS.beside, 9, 9, 9)
+        seen: list[tuple[TargetEvent, TargetCosts]] = []
+        client.link.on_event = lambda event: seen.append((event, client.link.costs))
+        client.link.send(an_open(1))
+        await until(lambda: seen)
+        assert seen == [(TargetOpened(1), servicer.costs)]
+
+
+async def lines_said(factors: list[float]) -> list[bool]:
+    """Whether the alone line is in the frame of an answer while it is scaled so."""
+    said: list[bool] = []
+    async with serving(servicer := Servicer(costs=COSTS)) as port, raw_stream(port) as stream:
+        await stream.write(hello_frame())
+        assert (await stream.read()).costs.alone.rows == [1, 8]
+        for session, factor in enumerate(factors, start=1):
+            servicer.costs = TargetCosts(LINE.scaled(factor), COSTS.beside, 3, 4, 5)
+            await stream.write(pb.VerifyRequest(commands=[codec.encode_target_command(an_open(session))]))
+            costs = (await stream.read()).costs
+            assert (costs.sessions, costs.rows, costs.queue) == (3, 4, 5), "the counts are in every frame"
+            assert not costs.beside.rows, "it has not moved"
+            said.append(bool(costs.alone.rows))
+    return said
+
+
+FACTORS = [1.0, 1.02, 1.04, 1.05, 1.06, 1.10, 1.10, 0.5]
+SAID = [False, False, True, False, False, True, False, True]
+
+
+async def test_a_line_is_said_again_when_it_has_moved_since_it_was_said_and_only_then() -> None:
+    assert await lines_said(FACTORS) == SAID
+
+
+def _everything(costs: Costs, told: Costs) -> Costs:
+    return costs
+
+
+def _nothing(costs: Costs, told: Costs) -> Costs:
+    return told
+
+
+@pytest.mark.parametrize("mutant", [_everything, _nothing])
+async def test_mutant_lines_that_are_said_always_or_never_are_noticed(
+    monkeypatch: pytest.MonkeyPatch, mutant: Any
+) -> None:
+    monkeypatch.setattr(cost_messages, "news", mutant)
+    with pytest.raises(AssertionError):
+        assert await lines_said(FACTORS) == SAID
+
+
+async def test_every_link_is_told_whatever_the_others_were() -> None:
+    async with serving(Servicer(costs=COSTS)) as port, Client(port) as one, Client(port) as other:
+        for client in (one, other):
+            await client.link.wait_up(10)
+            client.link.send(an_open(1))
+            await until(lambda client=client: client.events)
+            assert client.link.costs == COSTS
+
+
+class Scripted(pb_grpc.TargetServiceServicer):
+    """Says what it is told to, frame by frame."""
+
+    def __init__(self) -> None:
+        self.frames: asyncio.Queue[pb.VerifyResponse] = asyncio.Queue()
+
+    async def Verify(self, request_iterator: Any, context: Any) -> None:
+        await context.read()
+        while True:
+            await context.write(await self.frames.get())
+
+
+def a_frame(session: int, costs: pb.TargetCosts | None) -> pb.VerifyResponse:
+    return pb.VerifyResponse(events=[codec.encode_target_event(a_verdict(session))], costs=costs)
+
+
+def a_line(rows: list[float], ms: list[float]) -> pb.TargetCosts:
+    return pb.TargetCosts(alone={"rows": rows, "ms": ms})
+
+
+MALFORMED = {
+    "falling rows": (a_line([2, 1], [1, 2]), "cost line point"),
+    "falling ms": (a_line([1, 2], [2, 1]), "cost line point"),
+    "no rows": (a_line([0], [1]), "cost line point"),
+    "rows without times": (a_line([1, 2], [1]), "cost line ms = 1: must be 2"),
+    "times without rows": (a_line([], [1]), "cost line ms = 1: must be 0"),
+    "not a number": (a_line([1], [float("nan")]), "cost line ms = nan"),
+    "rows not a number": (a_line([float("nan")], [1]), "cost line point"),
+    "for ever": (a_line([1], [float("inf")]), "cost line ms = inf"),
+    "an age": (a_line([1], [1e9]), "cost line ms = 1000000000.0"),
+    "negative": (a_line([1], [-1]), "cost line ms = -1.0"),
+    "too many points": (a_line([*range(1, MAX_POINTS + 2)], [1] * (MAX_POINTS + 1)), "cost line points = 65"),
+    "too many rows": (a_line([float(1 << 21)], [1]), "cost line point"),
+    "beside": (pb.TargetCosts(beside={"rows": [1, 1], "ms": [1, 1]}), "cost line point"),
+    "too many sessions": (pb.TargetCosts(sessions=(1 << 20) + 1), "costs sessions"),
+    "too many in the queue": (pb.TargetCosts(queue=(1 << 32) - 1), "costs queue"),
+}
+
+
+@pytest.mark.parametrize(("costs", "words"), MALFORMED.values(), ids=MALFORMED)
+async def test_malformed_costs_are_named_once_and_change_nothing(
+    costs: pb.TargetCosts, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    script = Scripted()
+    async with serving(script) as port, Client(port) as client:
+        welcome = codec.encode_welcome(WELCOME)
+        script.frames.put_nowait(pb.VerifyResponse(welcome=welcome, costs=TARGET_COSTS.encode(COSTS)))
+        await client.link.wait_up(10)
+        for session in (1, 2):
+            script.frames.put_nowait(a_frame(session, costs))
+        await until(lambda: len(client.events) == 2)
+        assert client.link.costs == COSTS
+        script.frames.put_nowait(a_frame(3, TARGET_COSTS.encode(TargetCosts(LINE.scaled(3), rows=7))))
+        await until(lambda: len(client.events) == 3)
+        assert client.link.costs == TargetCosts(LINE.scaled(3), COSTS.beside, rows=7), "what comes next is taken in"
+        assert client.events == [a_verdict(session) for session in (1, 2, 3)]
+        assert not client.downs
+    said = [record.getMessage() for record in caplog.records if "malformed costs" in record.getMessage()]
+    assert len(said) == 1
+    assert words in said[0]
+    assert f"target at {client.link.address}" in said[0]
+
+
+async def test_malformed_costs_beside_a_welcome_cost_no_link() -> None:
+    script = Scripted()
+    async with serving(script) as port, Client(port) as client:
+        bad = a_line([1], [-1])
+        script.frames.put_nowait(pb.VerifyResponse(welcome=codec.encode_welcome(WELCOME), costs=bad))
+        await client.link.wait_up(10)
+        assert client.link.costs == TargetCosts()
+
+
+async def test_an_old_peer_has_no_such_field() -> None:
+    script = Scripted()
+    async with serving(script) as port, Client(port) as client:
+        script.frames.put_nowait(pb.VerifyResponse(welcome=codec.encode_welcome(WELCOME)))
+        script.frames.put_nowait(a_frame(1, None))
+        await until(lambda: client.events)
+        assert client.link.costs == TargetCosts()
+
+
+async def test_of_an_old_peer_nothing_is_known_even_if_a_new_one_was_there_before() -> None:
+    async with serving(servicer := Servicer(costs=COSTS)) as port, Client(port, reconnect_min_ms=1) as client:
+        await client.link.wait_up(10)
+        servicer.costs = None
+        client.link.drop(client.link.why_down())
+        assert client.link.costs == COSTS, "while the link is down its last word stands"
+        await until(lambda: len(client.ups) == 2)
+        client.link.send(an_open(1))
+        await until(lambda: client.events)
+        assert client.link.costs == TargetCosts()
+
+
+def test_a_full_frame_goes_without_costs_and_the_next_one_says_them() -> None:
+    teller = CostsTeller(TARGET_COSTS, lambda: COSTS)
+    full = pb.VerifyResponse(events=[pb.TargetEvent(features={"data": b"x" * (MAX_FRAME_BYTES - 100)})])
+    assert not teller.add_to(full).HasField("costs")
+    assert full.ByteSize() <= MAX_FRAME_BYTES
+    assert TARGET_COSTS.decode(teller.add_to(pb.VerifyResponse()).costs) == COSTS
+    assert not teller.add_to(pb.VerifyResponse()).costs.alone.rows
