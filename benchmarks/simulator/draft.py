@@ -78,7 +78,7 @@ class SimulatedDraft:
         self._guesses: list[OutcomeDrafting] = []
         self._busy = False
         self._begun, self._caught_up = 0.0, False
-        self.sessions = self.rows = self.steps = 0
+        self.sessions = self.in_step = self.rows = self.steps = 0
         self.busy_ms = 0.0
 
     @property
@@ -162,6 +162,7 @@ class SimulatedDraft:
         self._caught_up = any(taken for _, taken, _ in step)
         self._step = step
         self._guesses = guesses
+        self.in_step = len(step)
         return self._fill(guesses, rows) if guesses else rows
 
     def _work(self) -> dict[int, DraftedSession]:

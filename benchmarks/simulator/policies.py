@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from coordinator.policy.plan import Source
+from coordinator.policy.plan import Plan, Source
 from paceline.protocol.errors import require
 
 if TYPE_CHECKING:
@@ -18,51 +18,9 @@ MAX_CONSTANT = 16
 """Longest proposal of a constant policy."""
 AHEAD_FAN_OUT = 4
 """Outcomes for each node that a policy drafts for ahead of time, as coordinators do where nothing else is set."""
-NEVER_LATE = float("inf")
 
 
-class RoundPlan(Protocol):
-    """A planned round; `coordinator.policy.plan.Plan` says what each field means."""
-
-    @property
-    def source(self) -> Source: ...  # noqa: D102
-    @property
-    def nodes(self) -> int: ...  # noqa: D102
-    @property
-    def depth(self) -> int: ...  # noqa: D102
-    @property
-    def least_chance(self) -> float: ...  # noqa: D102
-    @property
-    def patience_ms(self) -> float: ...  # noqa: D102
-    @property
-    def fan_out(self) -> int: ...  # noqa: D102
-    @property
-    def branch_depth(self) -> int: ...  # noqa: D102
-    @property
-    def branch_nodes(self) -> int: ...  # noqa: D102
-    @property
-    def lease(self) -> int: ...  # noqa: D102
-    @property
-    def shadow(self) -> bool: ...  # noqa: D102
-
-
-@dataclass(frozen=True, slots=True)
-class FixedPlan:
-    """A plan that a constant policy follows again and again."""
-
-    source: Source = Source.NONE
-    nodes: int = 0
-    depth: int = 0
-    least_chance: float = 0.0
-    patience_ms: float = NEVER_LATE
-    fan_out: int = 0
-    branch_depth: int = 0
-    branch_nodes: int = 0
-    lease: int = 0
-    shadow: bool = False
-
-
-TARGET_ONLY = FixedPlan()
+TARGET_ONLY = Plan()
 
 
 @dataclass(slots=True)
@@ -109,7 +67,7 @@ class RoundFacts:
     proposed: int
     nodes: int
     accepted: int
-    source: Source
+    by_match: bool
     hit: bool
     missed: bool
     self_started: bool
@@ -124,7 +82,7 @@ class SessionPolicy(Protocol):
     learns: bool
     """Whether it wants to be told of rounds, shadows and matches."""
 
-    def plan(self, situation: Situation) -> RoundPlan:
+    def plan(self, situation: Situation) -> Plan:
         """What the next round should do."""
 
     def copied(self, length: int, proposed: int, room: int) -> int:
@@ -142,7 +100,7 @@ class SessionPolicy(Protocol):
     def took_late(self, waited_ms: float, depth: int) -> None:
         """A round waited so long for a proposal that did not come."""
 
-    def learn(self, plan: RoundPlan, facts: RoundFacts) -> None:
+    def learn(self, plan: Plan, facts: RoundFacts) -> None:
         """What became of a plan."""
 
     def close(self) -> None:
@@ -171,15 +129,13 @@ class _Constant:
         self._wait = [self._fixed(Source.WAIT, n) for n in range(k + 1)]
         self._cached = [self._fixed(Source.CACHED, n) for n in range(k + 1)]
 
-    def _fixed(self, source: Source, n: int) -> FixedPlan:
+    def _fixed(self, source: Source, n: int) -> Plan:
         branch = self._k if self._fan_out else 0
         return (
-            FixedPlan(source, n, n, fan_out=self._fan_out, branch_depth=branch, branch_nodes=branch)
-            if n
-            else TARGET_ONLY
+            Plan(source, n, n, fan_out=self._fan_out, branch_depth=branch, branch_nodes=branch) if n else TARGET_ONLY
         )
 
-    def plan(self, situation: Situation) -> RoundPlan:
+    def plan(self, situation: Situation) -> Plan:
         if not self._k:
             return _leased(situation.lease)
         n = min(self._k, situation.room)
@@ -204,7 +160,7 @@ class _Constant:
     def took_late(self, waited_ms: float, depth: int) -> None:
         """Nothing is learned."""
 
-    def learn(self, plan: RoundPlan, facts: RoundFacts) -> None:
+    def learn(self, plan: Plan, facts: RoundFacts) -> None:
         """Nothing is learned."""
 
     def close(self) -> None:
@@ -232,8 +188,8 @@ class ConstantPolicy:
         return _Constant(self.k, self.fan_out)
 
 
-_LEASED: dict[int, FixedPlan] = {}
+_LEASED: dict[int, Plan] = {}
 
 
-def _leased(lease: int) -> FixedPlan:
-    return _LEASED.setdefault(lease, FixedPlan(lease=lease))
+def _leased(lease: int) -> Plan:
+    return _LEASED.setdefault(lease, Plan(lease=lease))

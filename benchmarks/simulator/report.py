@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.reporting.presentation import markdown_table
+from benchmarks.simulator.planned import PlannedPolicy
 from benchmarks.simulator.policies import ConstantPolicy, Policy
 from benchmarks.simulator.run import TARGET_ONLY_POLICY, SimulatedRun, concurrent, simulate
 from benchmarks.simulator.trace import Trace, TracedRequest, TracedSetting
@@ -47,19 +48,20 @@ def measured_speed(requests: Iterable[TracedRequest]) -> float:
     return 1e3 * tokens / ms if ms > 0 else 0.0
 
 
-def replay_trace(trace: Trace, policy: Policy) -> Replay | None:
+def replay_trace(trace: Trace) -> Replay | None:
     """Run a trace again as it was run; None: it was not measured."""
     measured = measured_speed(trace.requests)
     if not measured:
         return None
-    run = simulate(trace.setting, trace.requests, policy)
-    return Replay(measured, run.decode_tokens_per_second)
+    return Replay(
+        measured, simulate(trace.setting, trace.requests, own_policy(trace.setting)).decode_tokens_per_second
+    )
 
 
-def own_policy(setting: TracedSetting, planned: Policy | None) -> Policy | None:
-    """What a trace was run with; None: the planner, where there is none."""
+def own_policy(setting: TracedSetting) -> Policy:
+    """What a trace was run with."""
     if setting.num_draft_tokens is None:
-        return planned
+        return PlannedPolicy()
     return ConstantPolicy(setting.num_draft_tokens, setting.fan_out if setting.draft.is_known else 0)
 
 

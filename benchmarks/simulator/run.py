@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from benchmarks.simulator.draft import SimulatedDraft
 from benchmarks.simulator.events import Agenda
 from benchmarks.simulator.policies import ConstantPolicy, Policy
-from benchmarks.simulator.session import RequestTotals, SimulatedSession
+from benchmarks.simulator.rounds import RequestTotals
+from benchmarks.simulator.session import SimulatedSession
 from benchmarks.simulator.target import SimulatedTarget
 from benchmarks.simulator.trace import TracedRequest, TracedSetting
 from paceline.protocol.errors import require

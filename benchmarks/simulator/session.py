@@ -7,72 +7,27 @@ ranks in the draft's order, or how far the n-gram match goes on.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from benchmarks.simulator.policies import TARGET_ONLY, RoundFacts, RoundPlan, SessionPolicy, Situation
+from benchmarks.simulator.policies import TARGET_ONLY, RoundFacts, SessionPolicy, Situation
+from benchmarks.simulator.rounds import RequestTotals, RoundAtTarget, accepted_of, first_choices
 from benchmarks.simulator.speculating import OutcomeDrafting
 from benchmarks.simulator.trace import TracedRequest
-from coordinator.policy.plan import Source
+from coordinator.policy.plan import Plan, Source
 from coordinator.policy.prefetch import LAST_MS
 from coordinator.sessions.draft import MAX_PENDING_TOKENS
+from paceline.protocol.proposal import MAX_PROPOSAL_NODES
 
 if TYPE_CHECKING:
     from benchmarks.simulator.draft import DraftedSession
     from benchmarks.simulator.run import SimulatedServices
 
 
-@dataclass(slots=True)
-class RoundAtTarget:
-    """A round as the target has it, and what became of it."""
-
-    position: int
-    source: Source
-    depth: int = 0
-    nodes: int = 0
-    lease: int = 0
-    sent: float = 0.0
-    self_started: bool = False
-    fan_out: int = 0
-    accepted: int = 0
-    committed: int = 0
-    begun: float = 0.0
-    queue_ms: float = 0.0
-    step_ms: float = 0.0
-    rows: int = 0
-    sessions: int = 0
-    next: RoundAtTarget | None = None
-    """What the target has started behind it."""
-
-
-@dataclass(slots=True)
-class RequestTotals:
-    """What a request did; milliseconds of the virtual clock. Rounds behind the first are those that are timed."""
-
-    arrival_ms: float
-    first_ms: float = 0.0
-    first_tokens: int = 0
-    end_ms: float = 0.0
-    tokens: int = 0
-    rounds: int = 0
-    drafted_rounds: int = 0
-    proposed: int = 0
-    accepted: int = 0
-    hits: int = 0
-    self_started: int = 0
-    waited_ms: float = 0.0
-
-    @property
-    def ms_per_token(self) -> float:
-        """Behind the first round."""
-        return (self.end_ms - self.first_ms) / max(1, self.tokens - self.first_tokens)
-
-
 class SimulatedSession:
     """One request's rounds."""
 
     __slots__ = (
-        "_agenda", "_asked_at", "_awaited", "_decided", "_draft", "_draft_ms", "_held", "_is_open", "_late",
+        "_agenda", "_asked_at", "_awaited", "_decided", "_draft", "_draft_ms", "_held", "_is_late", "_is_open", "_late",
         "_leased_until", "_missed", "_outcomes", "_patience", "_pending", "_plan", "_policy", "_round", "_situation",
         "_started", "_target", "_waiting", "_world", "at_target", "chances", "done", "drafting", "key", "matches",
         "prefill_left", "prompt_tokens", "ranks", "ready_at", "right", "round_rows", "tokens", "totals",
@@ -93,134 +48,19 @@ class SimulatedSession:
         self._world, self._agenda = world, world.agenda
         self._target, self._draft = world.target, world.draft
         self._policy = policy
-        self._plan: RoundPlan = TARGET_ONLY
-        self._situation = Situation()
-        self._round = RoundAtTarget(0, Source.NONE)
-        self._started: RoundAtTarget | None = None
-        self._held: DraftedSession | None = None
-        self._outcomes: OutcomeDrafting | None = None
-        self._waiting = False
-        self._asked_at = self._decided = self._draft_ms = 0.0
-        self._pending = self._patience = self._leased_until = 0
-        self._missed = self._late = self._awaited = self._is_open = False
-
-    def arrive(self, _: None) -> None:
-        """The request has come: plan its first round and open its sessions."""
-        now = self._decided = self.totals.arrival_ms = self._agenda.now
-        if self._draft is not None:
-            self._held = self._draft.open(self)
-        self._choose(self._situation_now(None, False, 0))
-        self._act(now)
-
-    # What the target does
-
-    def answered(self, begun: float, step_ms: float, sessions: int, rows: int) -> bool:
-        """The target's step with this session's round is done; says whether it goes on by itself."""
-        round_, now = self._round, self._agenda.now
-        self._decide(round_)
-        round_.begun, round_.queue_ms, round_.step_ms = begun, begun - self.ready_at, step_ms
-        round_.rows, round_.sessions = rows, sessions
-        self.at_target = position = round_.position + round_.committed
-        self._agenda.at(now + self._world.target_one_way_ms, self._on_verdict, round_)
-        if position >= self.tokens:
-            return False
-        follows = self._prefetched(round_, now)
-        if follows is None and round_.lease > 0 and round_.source is Source.NONE:
-            follows = RoundAtTarget(position, Source.NONE, lease=round_.lease - 1)
-        if follows is None:
-            return False
-        follows.self_started, follows.sent = True, now
-        round_.next = self._round = follows
-        self.round_rows = 1 + follows.nodes
-        return True
-
-    def _decide(self, round_: RoundAtTarget) -> None:
-        position, depth = round_.position, round_.depth
-        accepted = 0
-        if round_.source is Source.NGRAM:
-            accepted = min(depth, self.right[position])
-        elif depth:
-            accepted = _accepted(self.ranks, position, depth, round_.nodes)
-        round_.accepted = accepted
-        round_.committed = min(accepted + 1, self.tokens - position)
-
-    def _prefetched(self, round_: RoundAtTarget, now: float) -> RoundAtTarget | None:
-        """The round that a prefetched proposal starts, if what was left with the target fits the outcome."""
-        if not self._world.max_prefetched:
-            return None
-        position = round_.position + round_.committed
-        room = self.tokens - position - 1
-        copied = self._copied_behind(round_, room)
-        if copied:
-            return RoundAtTarget(position, Source.NGRAM, copied, copied)
-        outcomes = self._outcomes
-        if not round_.fan_out or outcomes is None or outcomes.base != round_.position:
-            return None
-        came = now - self._world.target_one_way_ms - self._world.draft_one_way_ms - LAST_MS
-        drafted = sum(at <= came for at in outcomes.grown)
-        drafted = min(drafted, room)
-        drafted = self._policy.worth(self.chances[position : position + drafted]) if drafted > 0 else 0
-        if not drafted:
-            return None
-        return RoundAtTarget(position, Source.CACHED, drafted, drafted, fan_out=round_.fan_out)
-
-    def _copied_behind(self, round_: RoundAtTarget, room: int) -> int:
-        """Tokens of the match behind a round that went as the match said, and one token more."""
-        position, k = round_.position, round_.depth if round_.source is Source.NGRAM else 0
-        length = self.matches[position]
-        if not length or room <= 0 or (round_.depth and not k) or self.right[position] < k + 1:
-            return 0
-        if self.done != position or self._decided + self._world.target_one_way_ms > self._agenda.now:
-            return 0  # the coordinator is not so far that it could have left anything with the target
-        return min(room, self._policy.copied(length, k, room))
-
-    # What the coordinator does
-
-    def _on_verdict(self, round_: RoundAtTarget) -> None:
-        """A verdict has come: the coordinator's own work comes first, one session after the other."""
-        self._agenda.at(self._world.coordinator_free(), self._settle, round_)
-
-    def _settle(self, round_: RoundAtTarget) -> None:
-        now = self._agenda.now
-        self.done = round_.position + round_.committed
-        self._count(round_, now)
-        learns = self._policy.learns
-        if learns and self.totals.rounds > 1:
-            self._learn(round_, now)
-        if self.done >= self.tokens:
-            self._end(now)
-            return
-        self._decided = now
-        cached = self._prepared(round_, now)
-        if learns:
-            self._policy.took_match(self._situation, round_.committed)
-        self._pending += round_.committed
-        self._awaited = self._plan.fan_out > 0
-        self._started = round_.next
-        prefetched = round_.next is not None and round_.next.depth > 0
-        if prefetched:
-            self._leased_until = 0
-        leased = max(0, self._leased_until - self.done)
-        self._choose(self._situation_now(cached, prefetched, leased))
-        self._act(now)
-
-    def _prepared(self, round_: RoundAtTarget, now: float) -> tuple[float, ...] | None:
-        """What was drafted for the outcome, as far as it is here; None: nothing."""
-        outcomes, self._outcomes = self._outcomes, None
-        self._missed = False
-        if outcomes is None or outcomes.base != round_.position:
-            return None
-        came = now - self._world.draft_one_way_ms
-        drafted = min(sum(at <= came for at in outcomes.grown), self.tokens - self.done)
-        self._missed = not drafted
-        return self.chances[self.done : self.done + drafted] if drafted else None
-
-    def _situation_now(self, cached: tuple[float, ...] | None, self_started: bool, leased: int) -> Situation:
-        place, room = self.done, self.tokens - self.done - 1
+        self._plan: Plan = TARGET_ONLY
         self._situation = Situation(
-            place, min(room, 64), self.matches[place], self.right[place], cached, self._held is not None, leased,
-            self_started, max(0, min(room, self._world.lease)), not self.totals.rounds,
-        )  # fmt: skip
+            position=place,
+            room=min(room, MAX_PROPOSAL_NODES),
+            match=self.matches[place],
+            match_right=self.right[place],
+            cached=cached,
+            drafts=self._held is not None and not self._is_late,
+            leased=leased,
+            self_started=self_started,
+            lease=max(0, min(room, self._world.lease)),
+            first=not self.totals.rounds,
+        )
         return self._situation
 
     def _choose(self, situation: Situation) -> None:
@@ -270,7 +110,7 @@ class SimulatedSession:
         else:
             self._target.submit(self)
 
-    def _extend_lease(self, plan: RoundPlan) -> None:
+    def _extend_lease(self, plan: Plan) -> None:
         """A lease is extended once half of it is left."""
         ahead = self._situation.leased - 1
         if plan.lease and not self._situation.self_started and ahead <= plan.lease // 2 < plan.lease:
@@ -328,9 +168,9 @@ class SimulatedSession:
         assert self._draft is not None and self._held is not None, "that is who drafts"
         plan, place = self._plan, round_.position
         own = round_.source is not Source.NGRAM
-        accepted = min(round_.depth, self.right[place]) if not own else _chain(self.ranks, place, round_.depth)
+        accepted = min(round_.depth, self.right[place]) if not own else first_choices(self.ranks, place, round_.depth)
         after = place + accepted
-        by_sibling = own and _accepted(self.ranks, place, round_.depth, round_.nodes) > accepted
+        by_sibling = own and accepted_of(self.ranks, place, round_.depth, round_.nodes) > accepted
         rank = self.ranks[after] if after < self.tokens and not by_sibling else 0
         known = max(0, round_.depth - 1) if own else 0
         depth = min(plan.branch_depth, self._situation.room)
@@ -352,6 +192,7 @@ class SimulatedSession:
 
     def _on_proposal(self, drafted: tuple[int, int, float]) -> None:
         base, tokens, self._draft_ms = drafted
+        self._is_late = False
         if not self._waiting or base != self.done:
             return
         self._waiting = False
@@ -362,7 +203,7 @@ class SimulatedSession:
     def _lose_patience(self, turn: int) -> None:
         if not self._waiting or turn != self._patience:
             return
-        self._waiting, self._late = False, True
+        self._waiting, self._late, self._is_late = False, True, True
         depth = min(self._plan.depth, self._situation.room)
         self._policy.took_late(self._agenda.now - self._asked_at, self._plan.depth)
         self._send(Source.NGRAM if self._situation.match else Source.NONE, depth, depth)
@@ -374,6 +215,7 @@ class SimulatedSession:
 
     def _on_shadow(self, positions: tuple[int, int]) -> None:
         first, end = positions
+        self._is_late = False
         if self._held is not None:
             self._policy.took_shadow(self.ranks[first:end], self.chances[first:end])
 
@@ -412,7 +254,7 @@ class SimulatedSession:
             proposed=round_.depth,
             nodes=round_.nodes,
             accepted=round_.accepted,
-            source=round_.source,
+            by_match=round_.source is Source.NGRAM,
             hit=round_.source is Source.CACHED,
             missed=self._missed and not round_.depth,
             self_started=round_.self_started,
@@ -429,23 +271,3 @@ class SimulatedSession:
             self._held = None
         self._policy.close()
         self._world.ended()
-
-
-def _chain(ranks: tuple[int, ...], position: int, depth: int) -> int:
-    """Tokens of a chain of the draft's first choices that are right."""
-    accepted = 0
-    end = min(depth, len(ranks) - position)
-    while accepted < end and ranks[position + accepted] == 1:
-        accepted += 1
-    return accepted
-
-
-def _accepted(ranks: tuple[int, ...], position: int, depth: int, nodes: int) -> int:
-    """The same of a tree: the nodes beyond its depth are second choices beside its first ones, then third ones."""
-    accepted = _chain(ranks, position, depth)
-    beside = nodes - depth
-    if beside > 0 and accepted < depth and position + accepted < len(ranks):
-        rank = ranks[position + accepted]
-        if rank > 1 and (rank - 2) * depth + accepted < beside:
-            return accepted + 1
-    return accepted

@@ -40,7 +40,7 @@ class SimulatedTarget:
         self._speed = 1.0
         self._slowed = 1.0
         self._drafting = False
-        self.sessions = self.rows = self.steps = 0
+        self.sessions = self.in_step = self.rows = self.steps = 0
         self.busy_ms = 0.0
 
     @property
@@ -109,7 +109,7 @@ class SimulatedTarget:
         self._prefix_rows = 0
         if self._opening:
             rows += self._prefill(step)
-        self._step, self.rows = step, rows
+        self._step, self.in_step, self.rows = step, len(step), rows
         alone, beside = self._alone.ms(rows), self._beside.ms(rows)
         self._busy, self._begun, self._since = True, now, now
         # A step right behind another begins a little later.

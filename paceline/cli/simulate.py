@@ -31,8 +31,11 @@ def simulate(
         str, typer.Option(help="Requests at once, with commas between.", show_default="as they came")
     ] = "",
     k: Annotated[
-        str, typer.Option(help="Tokens proposed: numbers, N+ahead (outcomes drafted meanwhile), with commas between.")
-    ] = "0,1,2,4,8",
+        str,
+        typer.Option(
+            help="Tokens proposed: auto, numbers, N+ahead (outcomes drafted meanwhile), with commas between."
+        ),
+    ] = "auto,0,1,2,4,8",
     fan_out: Annotated[int, typer.Option(help="Of N+ahead: next tokens for each node.")] = 4,
     target_line: Annotated[
         str, typer.Option(help="ROWS:MS, with commas between: a target step.", show_default="the trace's")
@@ -45,12 +48,11 @@ def simulate(
     draft_one_way_ms: Annotated[float | None, typer.Option(help="Delay to the draft service.")] = None,
 ) -> None:
     """Simulate the requests of a recorded run on a virtual clock: goodput and the slowest request at each setting."""
-    from benchmarks.simulator.report import compare, comparison_text, own_policy, replay_trace
+    from benchmarks.simulator.report import compare, comparison_text, replay_trace
     from benchmarks.simulator.trace import read_trace
 
     read = read_trace(trace)
-    own = own_policy(read.setting, None)
-    replayed = replay_trace(read, own) if own is not None else None
+    replayed = replay_trace(read)
     if replayed is not None:
         typer.echo(comparison_text([replayed.row()]))
     changes: dict[str, object] = {
@@ -66,12 +68,13 @@ def simulate(
 
 
 def _policies(text: str, fan_out: int, setting: TracedSetting) -> list[Policy]:
+    from benchmarks.simulator.planned import PlannedPolicy
     from benchmarks.simulator.report import parse_policy
 
-    found: list[Policy] = [parse_policy(each, fan_out) for each in listed(text) if each != AUTO]
-    require(bool(found), "k", text, "one number or more")
-    drafts = setting.draft.is_known or all(each.name == "0" for each in found)
-    require(drafts, "k", text, "0, since the trace has no draft; or give --draft-line")
+    found: list[Policy] = [PlannedPolicy() if each == AUTO else parse_policy(each, fan_out) for each in listed(text)]
+    require(bool(found), "k", text, "auto or a number, or more of them")
+    drafts = setting.draft.is_known or all(each.name in ("0", AUTO) for each in found)
+    require(drafts, "k", text, "0 or auto, since the trace has no draft; or give --draft-line")
     return found
 
 
