@@ -27,10 +27,10 @@ class SimulatedSession:
     """One request's rounds."""
 
     __slots__ = (
-        "_agenda", "_asked_at", "_awaited", "_decided", "_draft", "_draft_ms", "_held", "_is_late", "_is_open", "_late",
-        "_leased_until", "_missed", "_outcomes", "_patience", "_pending", "_plan", "_policy", "_round", "_situation",
-        "_started", "_target", "_waiting", "_world", "at_target", "chances", "done", "drafting", "key", "matches",
-        "prefill_left", "prompt_tokens", "ranks", "ready_at", "right", "round_rows", "tokens", "totals",
+        "_agenda", "_asked_at", "_awaited", "_decided", "_draft", "_draft_ms", "_held", "_is_late", "_is_open",
+        "_late", "_leased_until", "_missed", "_outcomes", "_patience", "_pending", "_plan", "_policy", "_round",
+        "_situation", "_started", "_target", "_waiting", "_world", "at_target", "chances", "done", "drafting", "key",
+        "matches", "prefill_left", "prompt_tokens", "ranks", "ready_at", "right", "round_rows", "tokens", "totals",
     )  # fmt: skip
 
     def __init__(self, key: int, request: TracedRequest, policy: SessionPolicy, world: SimulatedServices) -> None:
@@ -49,6 +49,129 @@ class SimulatedSession:
         self._target, self._draft = world.target, world.draft
         self._policy = policy
         self._plan: Plan = TARGET_ONLY
+        self._situation = Situation()
+        self._round = RoundAtTarget(0, Source.NONE)
+        self._started: RoundAtTarget | None = None
+        self._held: DraftedSession | None = None
+        self._outcomes: OutcomeDrafting | None = None
+        self._waiting = False
+        self._asked_at = self._decided = self._draft_ms = 0.0
+        self._pending = self._patience = self._leased_until = 0
+        self._missed = self._late = self._is_late = self._awaited = self._is_open = False
+
+    def arrive(self, _: None) -> None:
+        """The request has come: plan its first round and open its sessions."""
+        now = self._decided = self.totals.arrival_ms = self._agenda.now
+        if self._draft is not None:
+            self._held = self._draft.open(self)
+        self._choose(self._situation_now(None, False, 0))
+        self._act(now)
+
+    # What the target does
+
+    def answered(self, begun: float, step_ms: float, sessions: int, rows: int) -> bool:
+        """The target's step with this session's round is done; says whether it goes on by itself."""
+        round_, now = self._round, self._agenda.now
+        self._decide(round_)
+        round_.begun, round_.queue_ms, round_.step_ms = begun, begun - self.ready_at, step_ms
+        round_.rows, round_.sessions = rows, sessions
+        self.at_target = position = round_.position + round_.committed
+        self._agenda.at(now + self._world.target_one_way_ms, self._on_verdict, round_)
+        if position >= self.tokens:
+            return False
+        follows = self._prefetched(round_, now)
+        if follows is None and round_.lease > 0 and round_.source is Source.NONE:
+            follows = RoundAtTarget(position, Source.NONE, lease=round_.lease - 1)
+        if follows is None:
+            return False
+        follows.self_started, follows.sent = True, now
+        round_.next = self._round = follows
+        self.round_rows = 1 + follows.nodes
+        return True
+
+    def _decide(self, round_: RoundAtTarget) -> None:
+        position, depth = round_.position, round_.depth
+        accepted = 0
+        if round_.source is Source.NGRAM:
+            accepted = min(depth, self.right[position])
+        elif depth:
+            accepted = accepted_of(self.ranks, position, depth, round_.nodes)
+        round_.accepted = accepted
+        round_.committed = min(accepted + 1, self.tokens - position)
+
+    def _prefetched(self, round_: RoundAtTarget, now: float) -> RoundAtTarget | None:
+        """The round that a prefetched proposal starts, if what was left with the target fits the outcome."""
+        if not self._world.max_prefetched:
+            return None
+        position = round_.position + round_.committed
+        room = self.tokens - position - 1
+        copied = self._copied_behind(round_, room)
+        if copied:
+            return RoundAtTarget(position, Source.NGRAM, copied, copied)
+        outcomes = self._outcomes
+        if not round_.fan_out or outcomes is None or outcomes.base != round_.position:
+            return None
+        came = now - self._world.target_one_way_ms - self._world.draft_one_way_ms - LAST_MS
+        drafted = sum(at <= came for at in outcomes.grown)
+        drafted = min(drafted, room)
+        drafted = self._policy.worth(self.chances[position : position + drafted]) if drafted > 0 else 0
+        if not drafted:
+            return None
+        return RoundAtTarget(position, Source.CACHED, drafted, drafted, fan_out=round_.fan_out)
+
+    def _copied_behind(self, round_: RoundAtTarget, room: int) -> int:
+        """Tokens of the match behind a round that went as the match said, and one token more."""
+        position, k = round_.position, round_.depth if round_.source is Source.NGRAM else 0
+        length = self.matches[position]
+        if not length or room <= 0 or (round_.depth and not k) or self.right[position] < k + 1:
+            return 0
+        if self.done != position or self._decided + self._world.target_one_way_ms > self._agenda.now:
+            return 0  # the coordinator is not so far that it could have left anything with the target
+        return min(room, self._policy.copied(length, k, room))
+
+    # What the coordinator does
+
+    def _on_verdict(self, round_: RoundAtTarget) -> None:
+        """A verdict has come: the coordinator's own work comes first, one session after the other."""
+        self._agenda.at(self._world.coordinator_free(), self._settle, round_)
+
+    def _settle(self, round_: RoundAtTarget) -> None:
+        now = self._agenda.now
+        self.done = round_.position + round_.committed
+        self._count(round_, now)
+        learns = self._policy.learns
+        if learns and self.totals.rounds > 1:
+            self._learn(round_, now)
+        if self.done >= self.tokens:
+            self._end(now)
+            return
+        self._decided = now
+        cached = self._prepared(round_, now)
+        if learns:
+            self._policy.took_match(self._situation, round_.committed)
+        self._pending += round_.committed
+        self._awaited = self._plan.fan_out > 0
+        self._started = round_.next
+        prefetched = round_.next is not None and round_.next.depth > 0
+        if prefetched:
+            self._leased_until = 0
+        leased = max(0, self._leased_until - self.done)
+        self._choose(self._situation_now(cached, prefetched, leased))
+        self._act(now)
+
+    def _prepared(self, round_: RoundAtTarget, now: float) -> tuple[float, ...] | None:
+        """What was drafted for the outcome, as far as it is here; None: nothing."""
+        outcomes, self._outcomes = self._outcomes, None
+        self._missed = False
+        if outcomes is None or outcomes.base != round_.position:
+            return None
+        came = now - self._world.draft_one_way_ms
+        drafted = min(sum(at <= came for at in outcomes.grown), self.tokens - self.done)
+        self._missed = not drafted
+        return self.chances[self.done : self.done + drafted] if drafted else None
+
+    def _situation_now(self, cached: tuple[float, ...] | None, self_started: bool, leased: int) -> Situation:
+        place, room = self.done, self.tokens - self.done - 1
         self._situation = Situation(
             position=place,
             room=min(room, MAX_PROPOSAL_NODES),
