@@ -20,9 +20,10 @@ from benchmarks.peers.run import (
 )
 from benchmarks.reporting.progress import progress_bar, stderr_console
 from benchmarks.reporting.reports import describe, load_average, write_report
-from benchmarks.speed.command import running_groups
+from benchmarks.speed.groups import MeasuredServices, running_groups
 from paceline.models.tokenizer import load_tokenizer
 from paceline.protocol.errors import require
+from paceline.protocol.proposal import NONE
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def _hold_contest(settings: PeerRunSettings, plan: ContestPlan, lineup: Lineup, 
     console = stderr_console()
     modes = modes_of(lineup.peers, settings)
     with (
-        running_groups(settings.model, lineup.drafters, None, console) as groups,
+        running_groups(MeasuredServices(settings.model), (NONE, *lineup.drafters), console) as groups,
         start_peers(modes, settings, contest, lambda line: console.print(line, style="dim")) as started,
     ):
         ours = [OurContestant(group, lineup.num_draft_tokens) for group in groups.values()]

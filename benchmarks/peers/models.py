@@ -13,7 +13,8 @@ from typing import Any
 
 from benchmarks.peers.process import PeerFailed
 from paceline.models.pull import fetch_gguf
-from paceline.models.resolve import PULLABLE, resolve, resolve_draft
+from paceline.models.pullable import PULLABLE
+from paceline.models.resolve import resolve, resolve_draft
 
 CONVERT_SECONDS = 600.0
 _SKIPPED_FIELDS = ("GGUF.", "general.architecture", "general.file_type", "general.quantization_version")

@@ -26,7 +26,7 @@ from benchmarks.prompts import Prompt
 from benchmarks.speed.groups import GenerationRunner, cpu_seconds
 from paceline.models.tokenizer import Tokenizer
 from paceline.protocol.errors import PacelineError, require
-from paceline.protocol.generation import GenerateRequest, SpeculationSettings
+from paceline.protocol.generation import ChatMessage, GenerateRequest, SpeculationSettings
 from paceline.protocol.proposal import NONE
 from paceline.protocol.sampling import SamplingParams
 
@@ -212,9 +212,8 @@ def run_contest(
 
 def _run(contestant: Contestant, prompt: Prompt, number: int, plan: ContestPlan, tokenizer: Tokenizer) -> ContestRun:
     stop = tuple(sorted(tokenizer.eos_token_ids)) if prompt.ends else ()
-    ids = [tokenizer.render_chat(chat) for chat in prompt.chats]
     before = cpu_seconds(contestant.processes)
-    answers = [contestant.generate(chat, plan.tokens, stop) for chat in ids]
+    answers = list(_answers(contestant, prompt, plan.tokens, tokenizer))
     used = cpu_seconds(contestant.processes) - before
     return ContestRun(
         system=contestant.system,
@@ -227,6 +226,18 @@ def _run(contestant: Contestant, prompt: Prompt, number: int, plan: ContestPlan,
         cpu_s=used,
         target_steps=sum(answer.target_steps for answer in answers),
     )
+
+
+def _answers(contestant: Contestant, prompt: Prompt, tokens: int, tokenizer: Tokenizer) -> Iterator[Answer]:
+    """A contestant's answers to a prompt's chats; where they follow each other, behind its own answers before."""
+    stop = tuple(sorted(tokenizer.eos_token_ids)) if prompt.ends else ()
+    history: tuple[ChatMessage, ...] = ()
+    for chat in prompt.chats:
+        answer = contestant.generate(tokenizer.render_chat((*history, *chat)), tokens, stop)
+        yield answer
+        if prompt.follows:
+            text = tokenizer.decode([token_id for token_id in answer.token_ids if token_id not in stop])
+            history = (*history, *chat, ChatMessage("assistant", text))
 
 
 @dataclass(frozen=True)

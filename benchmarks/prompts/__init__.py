@@ -3,7 +3,7 @@
 An object has a `name` and a `prompt`, one user message, whose answer is
 measured to a fixed length, its own end ignored; or `chats`, each a list of
 [role, text], whose answers are short: they run one after the other to their own
-ends and count as one measurement.
+ends and count as one measurement. Questions of a file of one's own: `questions`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from paceline.protocol.errors import require
 from paceline.protocol.generation import ChatMessage
 
-KINDS = ("chat", "story", "code-edit", "copy", "summary", "json")
+KINDS = ("chat", "story", "sql", "code", "code-edit", "copy", "summary", "json")
 """Least predictable from the prompt first; JSON is what a narrow draft is for."""
 
 Chat = tuple[ChatMessage, ...]
@@ -25,12 +25,18 @@ Chat = tuple[ChatMessage, ...]
 
 @dataclass(frozen=True)
 class Prompt:
-    """One or more chats; `ends`: each answer stops where it ends."""
+    """One or more chats.
+
+    Attributes:
+        ends: each answer stops where it ends.
+        follows: each chat goes on behind the ones before and their answers.
+    """
 
     kind: str
     name: str
     chats: tuple[Chat, ...]
     ends: bool = False
+    follows: bool = False
 
     @classmethod
     def of_json(cls, kind: str, value: Mapping[str, Any]) -> Prompt:

@@ -1,30 +1,31 @@
-"""`paceline bench speed`: services started, every pair run, the report written."""
+"""`paceline bench speed`: services started, everything run, the report written."""
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import json
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from benchmarks.reporting.progress import progress_bar, stderr_console
-from benchmarks.reporting.reports import describe, load_average, write_report
-from benchmarks.speed.groups import ServiceGroup, connect, start_groups
+from benchmarks.reporting.reports import describe, load_average, report_file, write_report
+from benchmarks.speed.groups import MeasuredServices, ServiceGroup, running_groups
+from benchmarks.speed.lengths import LengthsTurn, check_lengths, run_lengths, settings_of
+from benchmarks.speed.lengths_report import lengths_json, lengths_markdown, lengths_plots, lengths_rows
 from benchmarks.speed.report import TargetStepCosts, speed_json, speed_markdown, speed_plots, speed_rows
 from benchmarks.speed.run import SpeedPair, SpeedPlan, Variant, run_speed
-from paceline.models.resolve import resolve
+from paceline.protocol.errors import require
+from paceline.protocol.proposal import NONE
 
 
-def measure_speed(model: str, plan: SpeedPlan, url: str | None, out: Path, name: str) -> Path:
-    """Run the plan on services of its own, or on the coordinator at `url`; returns the report.
+def measure_speed(services: MeasuredServices, plan: SpeedPlan, minutes: float, out: Path, name: str) -> Path:
+    """Run the plan, and no other pass after so many minutes; returns the report.
 
     What was measured before a failure or Ctrl-C is reported too.
     """
     console = stderr_console()
-    with running_groups(model, plan.drafters, url, console) as groups:
-        facts = _facts(model, plan, groups)
+    with running_groups(services, (NONE, *plan.drafters), console) as groups:
+        facts = _facts(services, plan, groups)
         done: list[SpeedPair] = []
         try:
             with progress_bar(console, "pairs", len(plan)) as advance:
@@ -33,7 +34,7 @@ def measure_speed(model: str, plan: SpeedPlan, url: str | None, out: Path, name:
                     done.append(pair)
                     advance(f"{pair.turn.prompt.kind} T={pair.turn.temperature:g} {pair.turn.variant.name}")
 
-                run_speed(plan, groups, note)
+                run_speed(plan, groups, note, until=time.monotonic() + 60 * minutes)
         finally:
             if done:
                 costs = TargetStepCosts.of(done, groups)
@@ -43,28 +44,75 @@ def measure_speed(model: str, plan: SpeedPlan, url: str | None, out: Path, name:
     return report
 
 
-def _facts(model: str, plan: SpeedPlan, groups: Mapping[str, ServiceGroup]) -> dict[str, str]:
-    return describe() | {
-        "model": model,
-        "pairs of each row": str(plan.pairs),
+def measure_lengths(
+    services: MeasuredServices,
+    plan: SpeedPlan,
+    lengths: Sequence[int],
+    minutes: float,
+    out: Path,
+    name: str,
+    *,
+    add: bool = False,
+) -> Path:
+    """Run `auto` beside constant lengths on one group of services; `add`: go on where today's report ends.
+
+    What was measured before a failure or Ctrl-C is reported too.
+
+    Raises:
+        InvalidInput: lengths or a plan that can't be compared, or an earlier report of something else.
+    """
+    check_lengths(plan, lengths)
+    console = stderr_console()
+    asked = _asked(services, plan) | {"settings": ", ".join(settings_of(plan, lengths))}
+    done = _earlier(report_file(out, name, "json"), asked) if add else []
+    with running_groups(services, plan.drafters, console) as groups:
+        facts = _facts(services, plan, groups) | asked
+        try:
+            with progress_bar(console, "turns", len(plan) - len(done)) as advance:
+
+                def note(turn: LengthsTurn) -> None:
+                    done.append(turn)
+                    advance(f"{turn.kind} T={turn.temperature:g} {turn.prompt}")
+
+                (group,) = groups.values()
+                skip = {turn.key for turn in done}
+                run_lengths(plan, lengths, group, note, skip=skip, until=time.monotonic() + 60 * minutes)
+        finally:
+            if done:
+                rows = lengths_rows(done)
+                values = lengths_json(rows, done)
+                report = write_report(out, name, facts, values, lengths_markdown(rows), lengths_plots(rows))
+    return report
+
+
+def _earlier(report: Path, asked: Mapping[str, str]) -> list[LengthsTurn]:
+    """The turns of today's report, if there is one."""
+    if not report.exists():
+        return []
+    values = json.loads(report.read_text())
+    for fact, value in asked.items():
+        found = values["facts"].get(fact)
+        require(found == value, f"{fact} in {report}", found, f"{value!r}, as now, to be added to")
+    return [LengthsTurn.of_json(turn) for turn in values["turns"]]
+
+
+def _asked(services: MeasuredServices, plan: SpeedPlan) -> dict[str, str]:
+    """What two runs must share to be of one report."""
+    return {
+        "model": services.model,
+        "quantization": services.quantization or "none",
         "tokens of each generation": str(plan.tokens),
-        "compute threads": "; ".join(f"{Variant(name).name}: {group.split}" for name, group in groups.items()),
-        "load average before": load_average(),
+        "drafters": ", ".join(variant.name for variant in plan.variants),
     }
 
 
-@contextmanager
-def running_groups(
-    model: str, drafters: Sequence[str], url: str | None, console: Console
-) -> Iterator[dict[str, ServiceGroup]]:
-    """A group of services for each drafter, started here or found at `url`."""
-    if url is not None:
-        with connect(url, drafters) as groups:
-            yield groups
-        return
-    resolve(model)
-    with (
-        tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder,
-        start_groups(model, drafters, Path(folder), lambda line: console.print(line, style="dim")) as groups,
-    ):
-        yield groups
+def _facts(services: MeasuredServices, plan: SpeedPlan, groups: Mapping[str, ServiceGroup]) -> dict[str, str]:
+    return (
+        describe()
+        | _asked(services, plan)
+        | {
+            "pairs of each row": str(plan.pairs),
+            "compute threads": "; ".join(f"{Variant(name).name}: {group.split}" for name, group in groups.items()),
+            "load average before": load_average(),
+        }
+    )

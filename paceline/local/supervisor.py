@@ -82,6 +82,8 @@ class SupervisedServices(LocalServices):
         available = available_cores(os.environ)
         drafts = self.settings.draft_model is not None
         cores = divide_cores(available, drafts=drafts)
+        if (missing := self.settings.missing_draft) is not None:
+            self._announce(f"drafting from n-grams alone: {missing} is not pulled (run: paceline pull {missing})")
         self.start("target", "target", target_flags(self.settings, cores.target), cores.target)
         if drafts:
             self.start("draft", "draft", draft_flags(self.settings, cores.draft), cores.draft)

@@ -10,6 +10,7 @@ from paceline.models.whole import load_whole, quiet_loading
 from paceline.protocol.errors import InternalError
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
@@ -37,14 +38,17 @@ def convert_gguf(gguf: Path, folder: Path, report: ProgressCallback | None = Non
     source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
     with quiet_loading():
         report(PullProgress("load", 0.65))
-        loaded = load_whole(gguf.name, **source, dtype="float32")
         tokenizer = AutoTokenizer.from_pretrained(**source)
+        ids = tokenizer.encode(_CHECK_PROMPT)
+        loaded = load_whole(gguf.name, **source, dtype="float32")
+        logits = _logits(loaded, ids)
         report(PullProgress("convert", 0.85))
         _plain_copy(loaded).save_pretrained(folder)
+        del loaded  # a model of some size has no room beside itself
         tokenizer.save_pretrained(folder)
         report(PullProgress("check", 0.9))
-        converted = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
-        _check_conversion(loaded, converted, tokenizer, AutoTokenizer.from_pretrained(folder))
+        _check_tokenizer(tokenizer, AutoTokenizer.from_pretrained(folder), ids)
+        _check_logits(logits, _logits(AutoModelForCausalLM.from_pretrained(folder, dtype="float32"), ids))
 
 
 def _plain_copy(loaded: PreTrainedModel) -> PreTrainedModel:
@@ -54,27 +58,28 @@ def _plain_copy(loaded: PreTrainedModel) -> PreTrainedModel:
     config = type(loaded.config).from_dict(
         {key: value for key, value in loaded.config.to_dict().items() if key != "quantization_config"}
     )
-    fresh = type(loaded)(config)
-    torch.nn.Module.to(fresh, torch.float32)
-    fresh.load_state_dict(loaded.state_dict())
-    fresh.generation_config = loaded.generation_config
-    return fresh
+    with torch.device("meta"):
+        plain = type(loaded)(config)
+    plain.load_state_dict(loaded.state_dict(), assign=True)
+    plain.tie_weights()
+    plain.generation_config = loaded.generation_config
+    return plain
 
 
-def _check_conversion(
-    loaded: PreTrainedModel,
-    converted: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    saved_tokenizer: PreTrainedTokenizerBase,
-) -> None:
+def _logits(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
     import torch
 
-    ids = tokenizer.encode(_CHECK_PROMPT)
-    if saved_tokenizer.encode(_CHECK_PROMPT) != ids or saved_tokenizer.get_vocab() != tokenizer.get_vocab():
-        raise InternalError("the saved tokenizer differs from the GGUF's")
     with torch.inference_mode():
-        prompt = torch.tensor([ids])
-        before, after = (model(input_ids=prompt).logits for model in (loaded, converted))
-    if not torch.equal(before, after):
+        logits: torch.Tensor = model(input_ids=torch.tensor([ids])).logits
+    return logits
+
+
+def _check_tokenizer(tokenizer: PreTrainedTokenizerBase, saved: PreTrainedTokenizerBase, ids: list[int]) -> None:
+    if saved.encode(_CHECK_PROMPT) != ids or saved.get_vocab() != tokenizer.get_vocab():
+        raise InternalError("the saved tokenizer differs from the GGUF's")
+
+
+def _check_logits(before: torch.Tensor, after: torch.Tensor) -> None:
+    if not bool((before == after).all()):
         worst = float((before - after).abs().max())
         raise InternalError(f"the converted model's logits differ from the GGUF's by up to {worst:g}")

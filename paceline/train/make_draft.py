@@ -15,7 +15,7 @@ from rich.console import Console
 
 from paceline.engine.loading import load_engine
 from paceline.engine.weights import set_threads
-from paceline.models.pull import file_digest
+from paceline.models.wheels import file_digest
 from paceline.protocol.errors import require
 from paceline.runtime.config import DEFAULT_MODEL, EngineSettings
 from paceline.sampling.racing import warm_up

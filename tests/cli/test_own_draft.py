@@ -1,0 +1,96 @@
+"""A pullable target and the pullable model that drafts for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from paceline.cli.main import app
+from paceline.local.service_process import Flags, ServiceName
+from paceline.local.settings import ServeSettings
+from paceline.local.supervisor import SupervisedServices
+from paceline.models.resolve import PROVENANCE_FILE, pulled_path, resolve_draft
+from paceline.protocol.errors import InvalidInput
+
+TARGET, DRAFT = "qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b"
+TOLD = f"drafting from n-grams alone: {DRAFT} is not pulled (run: paceline pull {DRAFT})"
+
+
+class _StartedFirst(Exception):
+    """The first service would be started now."""
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+
+
+def pretend_pulled(*names: str) -> None:
+    for name in names:
+        pulled_path(name).mkdir(parents=True)
+        (pulled_path(name) / PROVENANCE_FILE).write_text("{}")
+
+
+def settings(drafter: str = "auto", model: str = TARGET) -> ServeSettings:
+    return ServeSettings(model=model, drafter=drafter)
+
+
+def announced(chosen: ServeSettings, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is told before the first service starts."""
+
+    def start(self: SupervisedServices, label: str, name: ServiceName, flags: Flags, threads: int = 1) -> None:
+        raise _StartedFirst
+
+    monkeypatch.setattr(SupervisedServices, "start", start)
+    lines: list[str] = []
+    with pytest.raises(_StartedFirst):
+        SupervisedServices(chosen, folder, lines.append).start_all()
+    return lines
+
+
+@pytest.mark.parametrize("drafter", ["auto", "model"])
+def test_a_pulled_draft_is_found(drafter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_pulled(TARGET, DRAFT)
+    assert settings(drafter).draft_model == "default"
+    assert resolve_draft("default", TARGET) == DRAFT
+    assert announced(settings(drafter), tmp_path, monkeypatch) == []
+
+
+def test_auto_goes_on_without_a_draft_that_is_not_pulled_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_pulled(TARGET)
+    assert settings().draft_model is None
+    assert announced(settings(), tmp_path, monkeypatch) == [TOLD]
+
+
+@pytest.mark.parametrize(
+    "chosen", [settings("ngram"), settings("none"), settings("auto:mine"), settings(model=DRAFT)]
+)
+def test_who_wants_no_draft_or_another_is_told_nothing(
+    chosen: ServeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_pulled(TARGET)
+    assert announced(chosen, tmp_path, monkeypatch) == []
+
+
+def test_a_draft_that_is_asked_for_must_be_pulled() -> None:
+    pretend_pulled(TARGET)
+    result = CliRunner().invoke(app, ["serve", TARGET, "--drafter", "model"])
+    assert result.exit_code == 2
+    assert f"paceline pull {DRAFT}" in result.stderr
+    with pytest.raises(InvalidInput, match="none comes with target"):
+        resolve_draft("default", DRAFT)
+
+
+def test_pulling_names_the_licence_and_the_draft() -> None:
+    pretend_pulled(TARGET)
+    told = CliRunner().invoke(app, ["pull", TARGET]).stdout
+    assert "licence: Apache-2.0" in told
+    assert f"its draft model {DRAFT} is not pulled (run: paceline pull {DRAFT})" in told
+    pretend_pulled(DRAFT)
+    assert f"its draft model {DRAFT} is pulled" in CliRunner().invoke(app, ["pull", TARGET]).stdout
+    listed = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["models", "list"]).stdout
+    assert f"  draft: {DRAFT}" in listed
