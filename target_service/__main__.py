@@ -49,7 +49,7 @@ async def serve(config: TargetConfig, place: Place | None = None) -> None:
 
         async def load() -> TargetServicer:
             engine = await executor.run(load_engine)
-            line = await executor.run(_measured, engine, config)
+            line = await executor.run(_measured, engine)
             return _servicer(engine, executor, config, line)
 
         async def drain(serving: TargetServicer) -> None:
@@ -66,10 +66,10 @@ async def serve(config: TargetConfig, place: Place | None = None) -> None:
     watch.check()
 
 
-def _measured(engine: Engine, config: TargetConfig) -> CostLine:
+def _measured(engine: Engine) -> CostLine:
     from target_service.meter import measured_line
 
-    return measured_line(engine, config.engine)
+    return measured_line(engine)
 
 
 def _servicer(engine: Engine, executor: Executor, config: TargetConfig, line: CostLine) -> TargetServicer:

@@ -13,7 +13,6 @@ from paceline.protocol.proposal import MAX_PROPOSAL_NODES, ROOT, Acceptance, Pro
 from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.protocol.session import SessionSpec
 from paceline.protocol.target import Round
-from paceline.runtime.config import EngineSettings
 from target_service.session import PendingRound, Session
 from target_service.step import RoundWork, Step, run_step
 
@@ -56,7 +55,7 @@ class _Nobody:
         """Nobody knows it."""
 
 
-def measured_line(engine: Engine, settings: EngineSettings) -> CostLine:
+def measured_line(engine: Engine) -> CostLine:
     """Time a few steps of an engine that serves nobody yet; on the executor's thread.
 
     They are rounds of one session, with their draws, as they will run; behind a short context, as at first.
@@ -64,7 +63,7 @@ def measured_line(engine: Engine, settings: EngineSettings) -> CostLine:
     Raises:
         Exception: whatever the engine raised: what can't step can't serve.
     """
-    most = min(MAX_PROPOSAL_NODES, settings.max_step_rows, engine.info.longest_session)
+    most = min(MAX_PROPOSAL_NODES, engine.info.longest_session)
     facts = SessionSpec((0,), 1, SamplingParams(), NoiseKey(0), Acceptance.COUPLED)
     session = Session(MEASURED_AS, MEASURED_AS, _Nobody(), facts, most, time.monotonic())
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.reporting.presentation import Plot, draw
+from paceline.runtime.processor import processor_name
 
 PACKAGES = ("torch", "transformers", "grpcio", "numpy", "numba")
 
@@ -24,7 +25,7 @@ def describe() -> dict[str, str]:
     facts = {
         "command": " ".join([*_program(), *sys.argv[1:]]).replace(str(Path.home()), "~"),
         "commit": _commit(),
-        "machine": f"{_processor()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}",
+        "machine": f"{processor_name()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}",
         "python": platform.python_version(),
     }
     facts |= {package: importlib.metadata.version(package) for package in PACKAGES}
@@ -101,12 +102,3 @@ def _commit() -> str:
     except OSError:
         return "unknown"
     return found.stdout.strip() or "unknown"
-
-
-def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

@@ -191,4 +191,4 @@ def _key(turn: Turn) -> TurnKey:
 
 def _generate(turn: Turn, setting: SpeculationSettings, runner: GenerationRunner, tokens: int) -> None:
     """The turn's first chat, cut short."""
-    measure(runner, turn.shortened(tokens).requests(setting)[:1])
+    measure(runner, replace(turn, tokens=tokens).requests(setting)[:1])

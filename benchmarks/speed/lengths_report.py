@@ -134,7 +134,8 @@ def lengths_markdown(rows: Sequence[LengthsRow]) -> str:
     """The report."""
     if not rows:
         return "# Auto beside constant k\n\nNo answer was long enough to have a speed.\n"
-    parts = ["# Auto beside constant k", summary(rows), markdown_table([_main_line(row) for row in rows])]
+    parts = ["# Auto beside constant k", "## In short\n", summary(rows)]
+    parts += ["## Rows\n", markdown_table([_main_line(row) for row in rows])]
     parts += ["## Each constant ÷ target-only (its ceiling)\n", _settings_table(rows, _with_ceiling)]
     parts += ["## Accepted tokens a round\n", _settings_table(rows, lambda row, name: f"{row.accepted[name]:.2f}")]
     parts += [_differences(rows), NOTES]

@@ -130,10 +130,6 @@ class Turn:
             for chat in self.prompt.chats
         ]
 
-    def shortened(self, tokens: int) -> Turn:
-        """The same with shorter answers."""
-        return replace(self, tokens=tokens)
-
     @property
     def same_text(self) -> bool:
         """Whether both sides promise the same tokens."""

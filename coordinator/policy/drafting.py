@@ -160,7 +160,7 @@ class Drafting:
         round left for the target. Rounds of a lease are told together."""
         plan = self._plan
         in_lease = self._leased > 1 or plan.lease > 0
-        if not in_lease or self._pending is None or self._pending.must_leave:
+        if not in_lease or self._session.is_late or self._pending is None or self._pending.must_leave:
             self._send_pending()
         if plan.fan_out:
             budget = DraftBudget(plan.branch_depth, self._widths, plan.branch_nodes, plan.fan_out)
@@ -342,12 +342,14 @@ class Drafting:
 
     def _needs_session(self) -> bool:
         """With outcome drafting the draft service computes the prompt beside the target, else once it is asked."""
-        asked = self._fan_out > 0 or self._plan.source is Source.WAIT
+        asked = self._fan_out > 0 or self._plan.source is Source.WAIT or self._plan.shadow
         return self._uses_model and asked
 
     def _wanted_now(self) -> DraftBudget:
         """What the draft service is asked for: a proposal only if the round waits for it."""
         plan = self._plan
+        if self._session.is_late:
+            return DraftBudget(shadow=True)  # its shadow says when it has caught up
         if plan.source is not Source.WAIT:
             return DraftBudget(shadow=plan.shadow)
         return DraftBudget(plan.depth, self._widths, plan.nodes, least_chance=plan.least_chance)

@@ -98,6 +98,7 @@ class RequestPlanner:
         self._leases = False
         """Whether the target may start rounds by itself: then a round that is sent costs that, too."""
         self._rounds = self._positions = 0
+        self._closed = False
         self._drafted_ahead = False
         self._elapsed_ms = self._shadow_ms = 0.0
 
@@ -113,8 +114,10 @@ class RequestPlanner:
         self._draft = None if draft is None else self._planner.draft(draft)
 
     def close(self) -> None:
-        """The request has ended."""
-        self.move(None, None)
+        """The request has ended; what it knew can still be explained."""
+        if self._target is not None and not self._closed:
+            self._target.running -= 1
+        self._closed = True
 
     def plan(self, options: Options) -> Plan:
         """What the next round should do."""

@@ -77,7 +77,7 @@ class DraftTimes:
 
     Attributes:
         costs: what the draft service says, now.
-        factor: what drafts took over what their steps should take.
+        factor: what drafts took over what their steps should take; at least 1.
         wire: the wait for a draft beyond its steps.
     """
 
@@ -106,7 +106,8 @@ class DraftTimes:
         said_ms = max(1, record.proposed) * self.costs().line.ms(max(1, record.draft.rows))
         if said_ms <= 0:
             return
-        self.factor.add(min(record.draft.forward_ms / said_ms, OUTLIER * self.factor.value))
+        # Rows that were there already took no time: a draft that was faster than its line says nothing of the line.
+        self.factor.add(min(max(1.0, record.draft.forward_ms / said_ms), OUTLIER * self.factor.value))
         self.wire.add(min(max(0.0, record.draft_wait_ms - record.draft.forward_ms), OUTLIER * said_ms))
 
     def learn_late(self, waited_ms: float, depth: int) -> None:

@@ -37,6 +37,8 @@ SHORT_LAG = MAX_PROPOSAL_NODES + 1
 """A lag that one round can leave is caught up at once; prefixes and longer lags share `prefill_chunk`."""
 MEASURED_AS = 0
 """The number of the session that is measured; others count from 1."""
+MEASURED_LENGTH = 3
+"""Its one token, and two that are drafted behind it."""
 ROWS_PER_STEP = 64
 """Rows up to which a step is filled with speculation."""
 
@@ -161,9 +163,11 @@ class ModelDrafter:
         Raises:
             Exception: whatever the engine raised: what can't step can't draft.
         """
-        spec = SessionSpec((0,), 1, SamplingParams(), NoiseKey(0), Acceptance.COUPLED)
+        spec = SessionSpec((0,), 1, SamplingParams(), NoiseKey(0), Acceptance.COUPLED, max_length=MEASURED_LENGTH)
         info = self._engine.info
-        most = min(MAX_PROPOSAL_NODES // 2, self._rows_per_step, info.fingerprint.vocab_size, info.max_kv_rows // 2)
+        most = min(MAX_PROPOSAL_NODES // 2, self._rows_per_step, info.fingerprint.vocab_size)
+        if min(info.max_length, info.max_kv_rows - MAX_PROPOSAL_NODES) < MEASURED_LENGTH:
+            return  # it has no room to draft in
 
         def step(rows: int) -> float:
             self.open(MEASURED_AS, spec)

@@ -28,13 +28,13 @@ from paceline.cli.support import (
     read_api_key,
 )
 from paceline.client import DEFAULT_ADDRESS, Client, Collector, Generation
-from paceline.local.settings import ServeSettings
+from paceline.local.settings import ServeSettings, local_settings
 from paceline.local.supervisor import SupervisedServices
 from paceline.protocol.errors import InvalidInput, require
 from paceline.protocol.generation import ChatMessage, GenerateRequest, SpeculationSettings
 from paceline.protocol.proposal import AUTO, MAX_PROPOSAL_NODES, NONE, Acceptance
 from paceline.protocol.sampling import Grammar, GrammarKind, SamplingParams
-from paceline.runtime.config import DEFAULT_MODEL, PeerSettings
+from paceline.runtime.config import DEFAULT_MODEL, NOT_QUANTIZED, PeerSettings
 from paceline.runtime.stopping import signals_interrupt
 
 DEFAULT_MAX_NEW_TOKENS = 128
@@ -93,6 +93,9 @@ def generate(
     coordinator: Annotated[str, typer.Option(help="HOST:PORT of a coordinator.")] = DEFAULT_ADDRESS,
     local: Annotated[bool, typer.Option("--local", help="Start services for this one command.")] = False,
     model: Annotated[str, typer.Option(help="With --local: the target model.")] = DEFAULT_MODEL,
+    quantization: Annotated[
+        str, typer.Option(help="With --local: none, or int8, the target's weights in 8 bits.")
+    ] = NOT_QUANTIZED,
     tls_ca: TlsCa = None,
     tls_certificate: TlsCertificate = None,
     tls_key: TlsKey = None,
@@ -137,7 +140,8 @@ def generate(
     )
     wanted = _Wanted(request, as_json, compare, n)
     if local:
-        with signals_interrupt(), _local_services(model, drafter or AUTO, quiet=as_json) as services:
+        settings = local_settings(model, drafter or AUTO, quantization)
+        with signals_interrupt(), _local_services(settings, quiet=as_json) as services:
             _generate_at(services.reach("coordinator"), None, timeout, wanted)
     else:
         peer = PeerSettings(
@@ -204,9 +208,8 @@ def draft_tokens(given: str) -> int | None:
 
 
 @contextlib.contextmanager
-def _local_services(model: str, drafter: str, *, quiet: bool) -> Iterator[SupervisedServices]:
+def _local_services(settings: ServeSettings, *, quiet: bool) -> Iterator[SupervisedServices]:
     need_engine("generate --local")
-    settings = ServeSettings(model=model, drafter=drafter, port=0, draft_port=0, target_port=0)
     check_models(settings)
 
     def announce(line: str) -> None:
@@ -215,7 +218,7 @@ def _local_services(model: str, drafter: str, *, quiet: bool) -> Iterator[Superv
 
     with (
         tempfile.TemporaryDirectory(prefix="paceline-") as folder,
-        SupervisedServices(settings, Path(folder), announce, keeps_logs=False) as running,
+        SupervisedServices(settings, Path(folder), announce, keeps_logs=False, measures=False) as running,
     ):
         yield running
 

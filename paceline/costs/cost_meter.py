@@ -29,7 +29,7 @@ steps are long takes many times as long."""
 
 
 @dataclass
-class _Bucket:
+class _StepsOfSize:
     rows: RunningMean
     factor: RunningMean
     """Of the steps' times to what the base says."""
@@ -55,7 +55,7 @@ class CostMeter:
         """May be replaced: the factors go on from there."""
         self.line = base
         """Renewed when a step shows that a point has moved by more than `MOVED`."""
-        self._buckets: dict[int, _Bucket] = {}
+        self._buckets: dict[int, _StepsOfSize] = {}
 
     @property
     def is_measured(self) -> bool:
@@ -70,7 +70,7 @@ class CostMeter:
             return
         place = bisect_left(_EDGES, min(rows, _EDGES[-1]))
         expected = self._factor(rows)
-        bucket = self._buckets.setdefault(place, _Bucket(RunningMean(rows, 0), RunningMean(expected, 1)))
+        bucket = self._buckets.setdefault(place, _StepsOfSize(RunningMean(rows, 0), RunningMean(expected, 1)))
         bucket.rows.add(min(rows, _EDGES[-1]))
         bucket.factor.add(min(ms / self.base.ms(rows), OUTLIER * bucket.factor.value))
         at = bucket.rows.value

@@ -9,7 +9,7 @@ compaction must give the logits of the model's own plain forward pass.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -36,16 +36,17 @@ from paceline.engine.forward import ATTENTION_NAME
 from paceline.engine.interface import Engine, EngineInfo
 from paceline.engine.kv import KVShape
 from paceline.engine.memory import MemoryPlan, plan_memory
+from paceline.engine.quantization import quantized_name, refuse_quantization, round_linears
 from paceline.engine.reproducible.engine import ReproducibleEngine
 from paceline.engine.reproducible.isolation import isolation_check
 from paceline.engine.reproducible.shapes import BUCKET_ROWS, describe_shapes
 from paceline.engine.transformer import ServedDecoder, TransformerEngine
-from paceline.engine.weights import load_decoder, set_threads
+from paceline.engine.weights import chosen_device, chosen_dtype, load_decoder, set_threads
 from paceline.models.resolve import ResolvedModel
 from paceline.models.tokenizer import Tokenizer, load_tokenizer
 from paceline.protocol.errors import InvalidInput, Unsupported, require
 from paceline.protocol.handshake import Fingerprint
-from paceline.runtime.config import FAST_DTYPE, EngineSettings
+from paceline.runtime.config import FAST_DTYPE, NOT_QUANTIZED, EngineSettings
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,8 @@ logger = logging.getLogger(__name__)
 def load_decoder_engine(resolved: ResolvedModel, model: str, settings: EngineSettings) -> Engine:
     """Load a transformers decoder as an engine; `paceline.engine.loading.load_engine` says what it raises."""
     set_threads(settings.threads)
+    device = chosen_device(settings.device)
+    refuse_quantization(settings, device, {chosen_dtype(settings.dtype, device)})  # before weights are read
     decoder = load_decoder(resolved, settings)
     tokenizer = load_tokenizer(model, trust_remote_code=settings.trust_remote_code)
     return build_engine(decoder, tokenizer, settings, resolved.name)
@@ -78,13 +81,14 @@ def build_engine(
     memory = plan_memory(model, settings, facts.kv_shape, facts.max_length, packs=can_pack(model), static=static)
     logger.info("%s", memory)
     info = facts.info(_kv_rows(memory, settings, static=static))
+    panels, decoding = None if static else panel_dtype(model, settings), None
+    if panels == torch.int8:
+        round_linears(model)
     reference = plain_reference(model, info)
     if can_pack(model) or static:
         fuse_layers(model)
-    panels, decoding = None if static else panel_dtype(model, settings), None
     if panels is not None:
         decoding = in_panels(model, panels, facts.max_length)
-        reference = replace(reference, dtype=panels)
     elif can_pack(model):
         pack_linears(model)
     served = ServedDecoder(model, info, facts.kv_shape, settings)
@@ -107,7 +111,8 @@ def panel_dtype(model: PreTrainedModel, settings: EngineSettings) -> torch.dtype
     kinds = {(weight.device.type, weight.dtype) for weight in model.parameters()}
     if settings.reproducible or kinds != {("cpu", torch.float32)} or not has_wide_vectors():
         return None
-    return torch.int8 if settings.dtype == FAST_DTYPE else torch.float32
+    eight_bits = settings.dtype == FAST_DTYPE or settings.quantization != NOT_QUANTIZED
+    return torch.int8 if eight_bits else torch.float32
 
 
 def in_panels(model: PreTrainedModel, stored: torch.dtype, max_length: int) -> RowDecoder | None:
@@ -172,6 +177,7 @@ def examine(
     config = model.config.get_text_config()
     model.train(False)
     refuse_config(model.config)
+    refuse_quantization(settings, device or model.device, {weight.dtype for weight in model.parameters()}, ranks)
     max_length = _max_length(config, settings)
     refuse_rope(config, max_length)
     vocab_size = tokenizer.vocab_size if reduced_head else _vocab_size(model, tokenizer)
@@ -182,7 +188,8 @@ def examine(
     row_shapes = STATIC if static else row_shapes
     panels = None if static or ranks > 1 else panel_dtype(model, settings)
     numeric = numeric_fingerprint(model, max_length, row_shapes, ranks=ranks, device=device, panels=panels)
-    return DecoderFacts(Fingerprint(name, tokenizer.fingerprint, vocab_size, numeric), max_length, shape)
+    fingerprint = Fingerprint(quantized_name(name, settings), tokenizer.fingerprint, vocab_size, numeric)
+    return DecoderFacts(fingerprint, max_length, shape)
 
 
 def _kv_rows(memory: MemoryPlan, settings: EngineSettings, *, static: bool) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from paceline.engine.interface import Engine
 from paceline.engine.table.engine import load_table
 from paceline.models.resolve import resolve
-from paceline.runtime.config import EngineSettings
+from paceline.protocol.errors import require
+from paceline.runtime.config import NOT_QUANTIZED, EngineSettings
 
 
 def load_engine(model: str, settings: EngineSettings) -> Engine:
@@ -21,6 +22,8 @@ def load_engine(model: str, settings: EngineSettings) -> Engine:
     """
     resolved = resolve(model)
     if resolved.kind == "table":
+        unquantized = settings.quantization == NOT_QUANTIZED
+        require(unquantized, "quantization", settings.quantization, f"{NOT_QUANTIZED}: a table has no weights")
         return load_table(resolved.location, settings)
     # Table models start in a fraction of the time that torch takes to be imported.
     from paceline.engine.decoder import load_decoder_engine

@@ -1,16 +1,16 @@
-"""What `paceline serve` runs: its settings, the division of cores, and what each service is told."""
+"""What `paceline serve` runs: its settings, and what each service is told."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from pydantic import BaseModel, Field, ModelWrapValidatorHandler, ValidationError, model_validator
 
+from paceline.local.cores import Cores
 from paceline.local.drafter_choice import MODEL, DrafterChoice
 from paceline.local.service_process import Flags
 from paceline.local.tls import check_folder, peer_tls, server_tls
@@ -21,12 +21,14 @@ from paceline.runtime.config import (
     DEFAULT_MODEL,
     DRAFT_PORT,
     LOCALHOST,
+    NOT_QUANTIZED,
     TARGET_PORT,
     CoordinatorConfig,
     DraftConfig,
     Dtype,
     ModelSettings,
     Port,
+    Quantization,
     RankSettings,
     RequestSettings,
     StopSettings,
@@ -35,9 +37,6 @@ from paceline.runtime.config import (
 )
 from paceline.runtime.roles import PeerRole
 from paceline.runtime.sources import refusal
-
-SHARED_BELOW = 4
-"""Cores from which target and draft get cores of their own."""
 
 
 class ServeSettings(ModelSettings, RankSettings, RequestSettings, StopSettings):
@@ -48,12 +47,18 @@ class ServeSettings(ModelSettings, RankSettings, RequestSettings, StopSettings):
     model: str = Field(DEFAULT_MODEL, description="As MODEL: a pulled model, hub id, folder or .gguf file.")
     drafter: str = Field(AUTO, description="auto, ngram, model, none; auto:PATH, model:PATH: your own draft.")
     dtype: Dtype = Field("auto", description="Number format of the target's weights.")
+    quantization: Quantization = Field(
+        NOT_QUANTIZED, description="int8: the target's weights in 8 bits, and the text of the model so rounded."
+    )
     host: str = Field(LOCALHOST, description="Address that the coordinator listens on.")
     port: Port = Field(COORDINATOR_PORT, description="The coordinator's gRPC port; 0 takes a free one.")
     draft_port: Port = Field(DRAFT_PORT, description="The draft service's port.")
     target_port: Port = Field(TARGET_PORT, description="The target service's port.")
     tls: Path | None = Field(
         None, description="Folder of role certificates (paceline certs): mutual TLS on every edge."
+    )
+    cores: str | None = Field(
+        None, description="Threads: target=N,draft=M, the draft's where there is one; unset: by measured steps."
     )
     max_restarts: int = Field(
         5, ge=0, le=1000, description="Times in a row that a service which ends is started again."
@@ -72,6 +77,8 @@ class ServeSettings(ModelSettings, RankSettings, RequestSettings, StopSettings):
         except ValidationError as error:
             raise refusal(error) from error
         DrafterChoice.parse(settings.drafter)
+        if settings.cores is not None:
+            Cores.parse(settings.cores)
         return settings
 
     @property
@@ -85,26 +92,14 @@ class ServeSettings(ModelSettings, RankSettings, RequestSettings, StopSettings):
         return DrafterChoice.parse(self.drafter).missing_draft(self.model)
 
 
-@dataclass(frozen=True)
-class Cores:
-    """Compute threads of the two services that compute."""
+def local_settings(model: str, drafter: str, quantization: str = NOT_QUANTIZED) -> ServeSettings:
+    """Services for one command or measurement: on ports that are free.
 
-    target: int
-    draft: int
-
-
-def divide_cores(total: int, *, drafts: bool) -> Cores:
-    """Divide `total` cores: a drafting model gets a quarter, a target without one keeps them all.
-
-    Below four cores a quarter isn't worth what the target would lose: the target uses them all, and the draft
-    one of them while it waits (`coordinator_flags`). A draft's step is too short to gain from a second thread,
-    which would have to be woken, and the coordinator has work meanwhile.
+    Raises:
+        InvalidInput: naming what `paceline serve` would refuse.
     """
-    if not drafts:
-        return Cores(target=total, draft=total)
-    if total < SHARED_BELOW:
-        return Cores(target=total, draft=1)
-    return Cores(target=total - total // 4, draft=total // 4)
+    values = {"model": model, "drafter": drafter, "quantization": quantization}
+    return ServeSettings(**values, port=0, draft_port=0, target_port=0)
 
 
 def available_cores(environment: Mapping[str, str]) -> int:
@@ -155,6 +150,7 @@ def target_flags(settings: ServeSettings, threads: int) -> Flags:
         **_given(settings, RankSettings),
         **_given(settings, StopSettings, "server."),
         "engine.dtype": settings.dtype,
+        "engine.quantization": settings.quantization,
         "engine.threads": threads,
         "model": settings.model,
         "server.port": settings.target_port,
@@ -176,15 +172,13 @@ def draft_flags(settings: ServeSettings, threads: int) -> Flags:
     }
 
 
-def coordinator_flags(settings: ServeSettings, target: str, draft: str | None, cores: int) -> Flags:
+def coordinator_flags(settings: ServeSettings, target: str, draft: str | None) -> Flags:
     """The coordinator's settings, dotted keys as in `CoordinatorConfig`."""
     return {
         **_given(settings, RequestSettings),
         **_given(settings, StopSettings, "server."),
         "model": settings.model,
         "drafter": DrafterChoice.parse(settings.drafter).kind,
-        # Drafting beside a target on the same cores takes from it more than it gives.
-        "fan_out": 0 if cores < SHARED_BELOW else None,
         "server.host": settings.host,
         "server.port": settings.port,
         "target.address": target,
@@ -209,4 +203,7 @@ def check_settings(settings: ServeSettings) -> None:
     load_config(TargetConfig, None, target_flags(settings, 1))
     if settings.draft_model is not None:
         load_config(DraftConfig, None, draft_flags(settings, 1))
-    load_config(CoordinatorConfig, None, coordinator_flags(settings, "checked:1", None, 1))
+    load_config(CoordinatorConfig, None, coordinator_flags(settings, "checked:1", None))
+    if settings.cores is not None:
+        drafts = settings.draft_model is not None
+        Cores.parse(settings.cores).check(available_cores(os.environ), drafts=drafts)

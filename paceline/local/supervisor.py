@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from paceline.local.cores import Cores
+from paceline.local.division import divide
 from paceline.local.service_process import STOP_SECONDS, ServiceProcess, is_serving
 from paceline.local.services import POLL_SECONDS, START_SECONDS, LocalServices
 from paceline.local.settings import (
@@ -19,7 +21,6 @@ from paceline.local.settings import (
     available_cores,
     check_settings,
     coordinator_flags,
-    divide_cores,
     draft_flags,
     target_flags,
 )
@@ -51,6 +52,9 @@ class Restarts:
 class SupervisedServices(LocalServices):
     """The services of `ServeSettings`, the machine's cores divided among them; otherwise as `LocalServices`.
 
+    Args:
+        measures: whether the division may measure what steps take, if that is not known yet.
+
     Raises (when made):
         InvalidInput: a setting out of its limits.
     """
@@ -63,6 +67,7 @@ class SupervisedServices(LocalServices):
         *,
         start_timeout_s: float = START_SECONDS,
         keeps_logs: bool = True,
+        measures: bool = True,
     ) -> None:
         check_settings(settings)
         super().__init__(
@@ -74,14 +79,14 @@ class SupervisedServices(LocalServices):
             tls=settings.tls,
         )
         self.settings = settings
+        self._measures = measures
         self._restarts: dict[str, Restarts] = {}
         self._returning: set[str] = set()
 
     def start_all(self) -> None:
         """Start the two that compute, then the coordinator, and wait for its links."""
-        available = available_cores(os.environ)
+        cores = self._divide()
         drafts = self.settings.draft_model is not None
-        cores = divide_cores(available, drafts=drafts)
         if (missing := self.settings.missing_draft) is not None:
             self._announce(f"drafting from n-grams alone: {missing} is not pulled (run: paceline pull {missing})")
         self.start("target", "target", target_flags(self.settings, cores.target), cores.target)
@@ -89,11 +94,23 @@ class SupervisedServices(LocalServices):
             self.start("draft", "draft", draft_flags(self.settings, cores.draft), cores.draft)
         self.await_serving(*self.processes)
         draft = self.address_of("draft") if drafts else None
-        flags = coordinator_flags(self.settings, self.address_of("target"), draft, available)
+        flags = coordinator_flags(self.settings, self.address_of("target"), draft)
         self.start("coordinator", "coordinator", flags)
         self.await_serving("coordinator")
         self.await_links()
         self._restarts = {label: Restarts(self.settings.max_restarts) for label in self.processes}
+
+    def _divide(self) -> Cores:
+        """The division of the cores; its reasons are announced and kept beside the logs."""
+        reasons: list[str] = []
+
+        def say(line: str) -> None:
+            reasons.append(line)
+            self._announce(f"{'cores':<12} {line}")
+
+        cores = divide(self.settings, available_cores(os.environ), self.folder, say, measures=self._measures)
+        (self.folder / "cores.log").write_text("".join(f"{line}\n" for line in reasons))
+        return cores
 
     def wait(self) -> None:
         """Start again what ends, until a service has ended once too often.

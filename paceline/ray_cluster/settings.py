@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import Field, field_validator
 
 from paceline.local.service_process import Flags, ServiceName
-from paceline.local.settings import SHARED_BELOW, ServeSettings, coordinator_flags, draft_flags, target_flags
+from paceline.local.settings import ServeSettings, coordinator_flags, draft_flags, target_flags
 from paceline.models.table_names import is_table
 from paceline.protocol.errors import InvalidInput, require
 from paceline.ray_cluster.records import Deployment, ServiceNeeds, ServicePlan
@@ -19,8 +19,8 @@ from paceline.runtime.config import CoordinatorConfig, DraftConfig, ModelSetting
 DEFAULT_NAME = "paceline"
 UNKNOWN_PEER = "unknown:1"
 """Stands for an endpoint until the service runs; each coordinator reads its endpoints from a file."""
-NOT_ON_RAY = ("draft_port", "target_port", "max_restarts")
-"""What `paceline serve` takes and Ray decides: ports are any that are free, and a dead actor is always restarted."""
+NOT_ON_RAY = ("draft_port", "target_port", "max_restarts", "cores")
+"""What `paceline serve` takes and Ray decides: any free ports, restarts of dead actors always, and reserved CPUs."""
 _RAYS_OWN: Flags = {"server.port": None, "engine.threads": None}
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _RESOURCE = re.compile(r"(?P<name>\w+)=(?P<amount>\d+(\.\d+)?)")
@@ -107,8 +107,7 @@ def _draft_plan(settings: RaySettings, file: Path | None) -> ServicePlan:
 
 def _coordinator_plan(settings: RaySettings, file: Path | None) -> ServicePlan:
     draft = UNKNOWN_PEER if settings.draft_model is not None else None
-    # Draft and target have nodes of their own: what a small machine would leave out is worth its cost.
-    flags = coordinator_flags(settings, UNKNOWN_PEER, draft, SHARED_BELOW)
+    flags = coordinator_flags(settings, UNKNOWN_PEER, draft)
     flags |= _RAYS_OWN | {"server.host": settings.host or None}
     return ServicePlan(
         settings=_given(CoordinatorConfig, file, flags),

@@ -23,6 +23,7 @@ from paceline.runtime.sources import Given, load
 
 DEFAULT_MODEL = "smollm2-135m"
 FAST_DTYPE: Literal["fast"] = "fast"
+NOT_QUANTIZED: Literal["none"] = "none"
 COORDINATOR_PORT = 50051
 DRAFT_PORT = 50052
 TARGET_PORT = 50053
@@ -30,6 +31,7 @@ LOCALHOST = "127.0.0.1"
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Quantization = Literal["none", "int8"]
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,9 @@ class EngineSettings(ModelSettings):
         "auto",
         description="Precision; fast, for drafts: on CPUs weights of 8 bits or bfloat16, where auto is float32.",
     )
+    quantization: Quantization = Field(
+        NOT_QUANTIZED, description="int8: weights of 8 bits, and the text of the model so rounded; on CPUs alone."
+    )
     device: str = Field("auto", description="auto, cpu or cuda.")
     threads: int = Field(0, ge=0, le=1024, description="Compute threads; 0: every core.")
     kv_bytes: int = Field(
@@ -224,7 +229,7 @@ class DraftConfig(_Settings):
     """The draft service."""
 
     variables: ClassVar[str] = "PACELINE_DRAFT_"
-    unused: ClassVar[tuple[str, ...]] = ("engine.reproducible", "engine.reproducible_rows")
+    unused: ClassVar[tuple[str, ...]] = ("engine.reproducible", "engine.reproducible_rows", "engine.quantization")
 
     drafters: Annotated[tuple[str, ...], Flag("drafter")] = Field(
         ("model:default",),
@@ -297,7 +302,7 @@ class CoordinatorConfig(RequestSettings):
         1024, ge=1, le=1 << 20, description="Most requests that run at once before RESOURCE_EXHAUSTED."
     )
     draft_timeout_ms: float = Field(
-        250.0, gt=0, description="Longest wait for a proposal before a target-only round."
+        2_000.0, gt=0, description="Longest wait for a proposal; the planner mostly allows less."
     )
     round_timeout_ms: float = Field(
         30_000.0,

@@ -25,6 +25,7 @@ from paceline.models.resolve import resolve_draft
 from paceline.models.tokenizer import load_tokenizer
 from paceline.protocol.errors import require
 from paceline.runtime.config import DEFAULT_MODEL, EngineSettings
+from paceline.runtime.processor import processor_name
 from paceline.sampling.racing import warm_up
 from paceline.train import evaluate
 from paceline.train.checkpoint import WEIGHTS_FILE, DraftManifest, load_draft_engine, load_manifest
@@ -245,11 +246,4 @@ def machine(settings: EngineSettings) -> str:
     if settings.device != "cpu" and torch.cuda.is_available():
         return torch.cuda.get_device_name()
     load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
-    return f"{_processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads{load}"
-
-
-def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    return f"{processor_name()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads{load}"

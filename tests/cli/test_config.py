@@ -70,17 +70,20 @@ def test_written_configs_read_back_as_the_settings(tmp_path: Path) -> None:
         num_draft_tokens=6,
         max_model_len=128,
         dtype="float32",
+        quantization="int8",
         seed=9,
     )
     target: Flags = target_flags(settings, 3)
     draft: Flags = draft_flags(settings, 1)
-    coordinator: Flags = coordinator_flags(settings, "h:1", "h:2", 8)
+    coordinator: Flags = coordinator_flags(settings, "h:1", "h:2")
     write_config(TargetConfig, tmp_path / "t", target)
     write_config(DraftConfig, tmp_path / "d", draft)
     write_config(CoordinatorConfig, tmp_path / "c", coordinator)
     read = load_config(TargetConfig, tmp_path / "t", {})
     assert (read.model, read.engine.threads, read.engine.max_model_len) == (settings.model, 3, 128)
-    assert load_config(DraftConfig, tmp_path / "d", {}).drafters == ("model:x",)
+    drafting = load_config(DraftConfig, tmp_path / "d", {})
+    assert drafting.drafters == ("model:x",)
+    assert (read.engine.quantization, drafting.engine.quantization) == ("int8", "none")
     served = load_config(CoordinatorConfig, tmp_path / "c", {})
     assert (served.seed, served.num_draft_tokens, served.target.address) == (9, 6, ("h:1",))
     assert served.draft is not None

@@ -89,9 +89,15 @@ def test_the_command_asks_a_running_coordinator(tmp_path: Path) -> None:
     runner = CliRunner(env={"COLUMNS": "160", "TERM": "dumb"})
     with SupervisedServices(settings, tmp_path) as services:
         result = runner.invoke(app, ["explain", "Hello", "--url", services.address, "--max-new-tokens", "12"])
+        wanted = ["generate", "--chat", "Hello", "--explain", "--max-new-tokens", "12"]
+        streamed = runner.invoke(app, [*wanted, "--coordinator", services.address])
+        plain = runner.invoke(app, [*wanted[:-3], "--max-new-tokens", "12", "--coordinator", services.address])
     assert result.exit_code == 0, result.output
     assert "what the rounds did" in result.stdout
     assert "12 tokens in" in result.stdout
+    assert streamed.exit_code == plain.exit_code == 0, streamed.output + plain.output
+    assert "what the rounds did" in streamed.stdout
+    assert "what the rounds did" not in plain.stdout, "only where it was asked for"
 
 
 def test_nobody_at_the_address_is_one_line_of_explain() -> None:

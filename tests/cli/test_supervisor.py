@@ -27,7 +27,7 @@ from paceline.local.service_process import (
     is_serving,
     write_config,
 )
-from paceline.local.settings import Cores, ServeSettings, available_cores, divide_cores, speculative_drafter
+from paceline.local.settings import ServeSettings, available_cores, speculative_drafter
 from paceline.local.supervisor import LONGEST_DELAY_S, STEADY_S, Restarts, SupervisedServices
 from paceline.protocol.errors import InvalidInput
 from paceline.runtime.config import TargetConfig
@@ -60,20 +60,6 @@ def services(tmp_path_factory: pytest.TempPathFactory, lines: list[str]) -> Iter
         yield running
 
 
-@pytest.mark.parametrize(
-    ("total", "drafts", "cores"),
-    [
-        (1, True, Cores(1, 1)),
-        (2, True, Cores(2, 1)),
-        (3, True, Cores(3, 1)),
-        (16, True, Cores(12, 4)),
-        (16, False, Cores(16, 16)),
-    ],
-)
-def test_a_target_that_no_model_drafts_for_gets_every_core(total: int, drafts: bool, cores: Cores) -> None:
-    assert divide_cores(total, drafts=drafts) == cores
-
-
 def test_omp_num_threads_bounds_the_cores() -> None:
     everything = available_cores({})
     assert everything >= 1
@@ -101,12 +87,18 @@ def test_bad_settings_start_nothing(tmp_path: Path) -> None:
 
 
 def test_each_service_is_announced_once_healthy(services: SupervisedServices, lines: list[str]) -> None:
-    assert [line.split()[0] for line in lines] == ["target", "draft", "coordinator"]
-    for name, line in zip(services.processes, lines, strict=True):
+    assert [line.split()[0] for line in lines] == ["cores", "target", "draft", "coordinator"]
+    for name, line in zip(services.processes, lines[1:], strict=True):
         process = services.processes[name]
         assert process.address is not None
         assert process.address in line
         assert is_serving(process.address)
+
+
+def test_the_division_of_the_cores_is_announced_and_logged(services: SupervisedServices, lines: list[str]) -> None:
+    reason = f"target {available_cores(os.environ)} + draft 1 shared: a table model computes nothing"
+    assert lines[0].split(maxsplit=1) == ["cores", reason]
+    assert (services.folder / "cores.log").read_text() == f"{reason}\n"
 
 
 def test_the_first_request_is_drafted_for(services: SupervisedServices) -> None:
@@ -243,6 +235,15 @@ def serving(folder: Path, *flags: str) -> Iterator[ServeCommand]:
         if command.process.poll() is None:
             command.process.terminate()
             command.process.communicate(timeout=STOP_SECONDS)
+
+
+def test_serve_gives_its_services_the_threads_that_cores_says(tmp_path: Path) -> None:
+    with serving(tmp_path, "--drafter", DRAFT, "--cores", "target=1,draft=1") as command:
+        command.wait_ready()
+        environments = {name: psutil.Process(command.pids[name]).environ() for name in ("target", "draft")}
+    assert {name: each["OMP_NUM_THREADS"] for name, each in environments.items()} == {"target": "1", "draft": "1"}
+    assert "engine.threads = 1" in (tmp_path / "target.toml").read_text()
+    assert any(line.startswith("cores ") and "the setting cores" in line for line in command.lines)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -81,7 +81,7 @@ class Request:
             eos_token_ids=frozenset(),
             speculation=SpeculationSettings(),
         )
-        self.link = link
+        self.link, self.task = link, task
         self.peer = TargetPeer(cast(TargetLink, link))
         self.pool = TargetPool([self.peer], round_timeout_s=10, wait_s=wait_s)
         self.session = TargetSession(self.pool, task)

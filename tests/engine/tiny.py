@@ -44,6 +44,25 @@ def qwen2(**changes: Any) -> PreTrainedConfig:
     return Qwen2Config(**{**_SHAPE, "vocab_size": VOCAB, "num_key_value_heads": 1, **changes})
 
 
+def qwen_coder(**changes: Any) -> PreTrainedConfig:
+    """The shape of Qwen2.5-Coder-1.5B: twelve heads over two key heads, a tied head, slow rotations."""
+    shape = {"hidden_size": 192, "num_attention_heads": 12, "num_key_value_heads": 2, "initializer_range": 0.2}
+    return qwen2(**shape, tie_word_embeddings=True, rope_parameters=_SLOW_ROTATION, **changes)
+
+
+_SLOW_ROTATION = {"rope_type": "default", "rope_theta": 1e6}
+
+
+def biased(model: PreTrainedModel) -> PreTrainedModel:
+    """Give every bias numbers of its own: new models have zeros there."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    return model
+
+
 def qwen3_padded(**changes: Any) -> PreTrainedConfig:
     return Qwen3Config(**{**_SHAPE, "vocab_size": PADDED_WIDTH, "num_key_value_heads": 4, "head_dim": 16, **changes})
 

@@ -88,7 +88,7 @@ class Servicer(pb_grpc.TargetServiceServicer):
 
     async def Verify(self, request_iterator: Any, context: Any) -> None:
         try:
-            costs = None if self.costs is None else lambda: self.costs
+            costs = None if self.costs is None else lambda: self.costs or TargetCosts()
             await serve_link(TARGET, context, self.welcome, self._open, costs)
         finally:
             self.ended += 1
@@ -99,7 +99,7 @@ class Servicer(pb_grpc.TargetServiceServicer):
 
 
 @asynccontextmanager
-async def serving(servicer: Servicer, port: int = 0) -> AsyncIterator[int]:
+async def serving(servicer: pb_grpc.TargetServiceServicer, port: int = 0) -> AsyncIterator[int]:
     """The servicer on a loopback port."""
     server = grpc.aio.server(
         options=[("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.so_reuseport", 0)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
@@ -99,7 +100,7 @@ async def test_every_link_is_told_whatever_the_others_were() -> None:
         for client in (one, other):
             await client.link.wait_up(10)
             client.link.send(an_open(1))
-            await until(lambda client=client: client.events)
+            await until(partial(getattr, client, "events"))
             assert client.link.costs == COSTS
 
 

@@ -1,0 +1,171 @@
+"""Targets in eight bits: the rounded model's logits, bits that nothing beside them changes, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from paceline.engine.cpu import row_products
+from paceline.engine.cpu.row_products import has_wide_vectors
+from paceline.engine.decoder import build_engine
+from paceline.engine.interface import Engine, StepItem, StepPlan
+from paceline.engine.loading import load_engine
+from paceline.engine.parallel.decoder import build_share
+from paceline.engine.transformer import TransformerEngine
+from paceline.models.tokenizer import TableTokenizer
+from paceline.protocol.errors import InvalidInput, PacelineError, Unsupported
+from paceline.protocol.proposal import ROOT
+from paceline.runtime.config import EngineSettings
+from tests.engine import tiny
+
+pytestmark = pytest.mark.skipif(not has_wide_vectors(), reason="this CPU has no vectors of 512 bits")
+
+TOLERANCE = 2e-4
+PROMPT = (3, 1, 4, 1, 5, 9)
+TREE = StepItem(1, len(PROMPT), (10, 11, 12, 13, 14), (ROOT, ROOT, 0, 1, 0), logit_rows=(0, 1, 2, 3, 4))
+PATHS = ((10,), (11,), (10, 12), (11, 13), (10, 14))
+CHAIN = StepItem(2, len(PROMPT), (20, 21, 22), logit_rows=(0, 1, 2))
+TOKENIZER = TableTokenizer(tiny.VOCAB, None)
+
+
+def target() -> PreTrainedModel:
+    return tiny.biased(tiny.random_model(tiny.qwen_coder()))
+
+
+def engine_of(model: PreTrainedModel, quantization: str = "int8", **settings: Any) -> TransformerEngine:
+    wanted = EngineSettings(**({"threads": 2, "quantization": quantization} | settings))
+    engine = build_engine(copy.deepcopy(model), TOKENIZER, wanted, "tiny")
+    assert isinstance(engine, TransformerEngine)
+    return engine
+
+
+def rounded(model: PreTrainedModel) -> PreTrainedModel:
+    """Each linear layer's weights as integers up to 127 times the scale of their output; nothing else."""
+    made = copy.deepcopy(model)
+    embedding = made.get_input_embeddings()
+    for layer in made.modules():
+        if isinstance(layer, torch.nn.Linear):
+            weight = layer.weight.detach()
+            scales = weight.abs().amax(dim=1, keepdim=True) / 127
+            layer.weight = torch.nn.Parameter((weight / scales).round() * scales, requires_grad=False)
+    assert made.get_input_embeddings() is embedding
+    return made
+
+
+def logits_of(engine: Engine, *items: StepItem) -> list[Any]:
+    """Of each item's rows, all in one step behind the prompt."""
+    for item in items:
+        engine.open(item.session, 40)
+        engine.step(StepPlan((StepItem(item.session, 0, PROMPT),)))
+    found = [logits.copy() for logits in engine.step(StepPlan(items))]
+    for item in items:
+        engine.close(item.session)
+    return found
+
+
+def test_logits_are_those_of_the_rounded_model() -> None:
+    model = target()
+    plain, exact = tiny.Plain(rounded(model)), tiny.Plain(model)
+    tree, chain = logits_of(engine_of(model), TREE, CHAIN)
+    for row, path in zip(tree, PATHS, strict=True):
+        np.testing.assert_allclose(row, plain.logits([*PROMPT, *path]).numpy(), atol=TOLERANCE, rtol=0)
+        assert np.abs(row - exact.logits([*PROMPT, *path]).numpy()).max() > 10 * TOLERANCE, "nothing was rounded"
+    for end, row in enumerate(chain, start=1):
+        history = [*PROMPT, *CHAIN.token_ids[:end]]
+        np.testing.assert_allclose(row, plain.logits(history).numpy(), atol=TOLERANCE, rtol=0)
+
+
+def test_bits_do_not_depend_on_threads_or_on_the_rows_and_sessions_beside() -> None:
+    model = target()
+    together = logits_of(engine_of(model, threads=3), TREE, CHAIN)
+    engine = engine_of(model, threads=1)
+    assert engine.row_decoder is not None
+    for item, rows in zip((TREE, CHAIN), together, strict=True):
+        np.testing.assert_array_equal(logits_of(engine, item)[0], rows)
+    alone = []
+    engine.open(7, 40)
+    engine.step(StepPlan((StepItem(7, 0, PROMPT),)))
+    for row, token in enumerate(CHAIN.token_ids):
+        item = StepItem(7, len(PROMPT) + row, (token,), logit_rows=(0,))
+        alone.append(engine.step(StepPlan((item,)))[0].copy())
+    np.testing.assert_array_equal(np.concatenate(alone), together[1])
+
+
+def test_a_draft_in_the_fast_dtype_computes_the_same() -> None:
+    model = target()
+    fast = engine_of(model, "none", dtype="fast")
+    for ours, drafts in zip(logits_of(engine_of(model), TREE), logits_of(fast, TREE), strict=True):
+        np.testing.assert_array_equal(ours, drafts)
+
+
+@pytest.mark.parametrize("part", ["scale", "bias"])
+def test_a_quantised_engine_that_is_wrong_is_refused_at_start_up(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = row_products.PanelLinear.__init__
+
+    def wrong(self: Any, linear: torch.nn.Linear, *arguments: Any) -> None:
+        right(self, linear, *arguments)
+        if part == "bias" and self.bias is not None:
+            self.bias[0] += 1
+        if part == "scale":
+            self.panels[0, -4:].view(torch.float32).mul_(1.5)
+
+    monkeypatch.setattr(row_products.PanelLinear, "__init__", wrong)
+    with pytest.raises(Unsupported, match="packed logits differ from its own"):
+        engine_of(target())
+
+
+def test_both_fingerprints_keep_it_apart_from_the_whole_model() -> None:
+    whole, quantised = (engine_of(target(), kind).info.fingerprint for kind in ("none", "int8"))
+    assert (whole.model, quantised.model) == ("tiny", "tiny#int8")
+    assert whole.numeric != quantised.numeric
+    assert (whole.tokenizer, whole.vocab_size) == (quantised.tokenizer, quantised.vocab_size)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"reproducible": True}, "with reproducible = true"),
+        ({"dtype": "bfloat16"}, r"with weights of torch\.bfloat16"),
+        ({"device": "cuda"}, "on cuda: CPUs only"),
+    ],
+    ids=["reproducible", "bfloat16", "cuda"],
+)
+def test_what_it_is_not_implemented_for_is_refused_before_weights_are_read(
+    settings: dict[str, Any], named: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(*_: Any, **__: Any) -> None:
+        raise AssertionError("weights are read")
+
+    monkeypatch.setattr("paceline.engine.decoder.load_decoder", read)
+    with pytest.raises(Unsupported, match=f"quantization = int8 {named}"):
+        load_engine(str(tmp_path), EngineSettings(quantization="int8", **settings))
+
+
+def test_a_model_of_another_dtype_than_asked_for_is_refused() -> None:
+    model = target()
+    model.model.layers[0].to(torch.bfloat16)
+    with pytest.raises(Unsupported, match=r"quantization = int8 with weights of .*bfloat16"):
+        engine_of(model)
+
+
+def test_a_cpu_without_wide_vectors_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.engine.quantization.has_wide_vectors", lambda: False)
+    with pytest.raises(Unsupported, match="quantization = int8 on this CPU"):
+        engine_of(target())
+
+
+def test_ranks_are_refused() -> None:
+    group: Any = type("TwoRanks", (), {"size": 2, "rank": 0})()
+    settings = EngineSettings(threads=1, quantization="int8")
+    with pytest.raises(PacelineError, match="quantization = int8 with tensor_parallel_size = 2"):
+        build_share(target(), TOKENIZER, settings, "tiny", group, torch.device("cpu"))
+
+
+def test_a_table_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="quantization = 'int8': must be none: a table has no weights"):
+        load_engine("table:vocab=9", EngineSettings(quantization="int8"))
