@@ -13,6 +13,7 @@ from coordinator.policy.drafting import Drafting, DraftingSettings
 from coordinator.policy.planner import Planner
 from coordinator.prepare import ServedModel, prepare
 from coordinator.prompts import PromptReader
+from coordinator.recorder import RequestRecorder
 from coordinator.round import run_rounds
 from coordinator.sessions.draft_pool import DraftPool
 from coordinator.sessions.target import TargetSession
@@ -123,10 +124,12 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         target = TargetSession(self._target, task)
         drafting = Drafting(task, self._draft, self._planner, self._drafting)
         stats = StatsBuilder(arrived)
+        recorder = RequestRecorder(self._config.record_to, task.noise.seed, len(task.prompt))
 
         def free() -> None:
             target.close()
             drafting.close()
+            recorder.close()
 
         async def rounds(outbox: Outbox) -> None:
             with telemetry.start_generation(task.traceparent) as trace:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from benchmarks import REPORTS
-from paceline.cli.support import example, has_engine
+from paceline.cli.support import example, has_engine, listed
 from paceline.protocol.errors import InvalidInput, PacelineError, require
 from paceline.protocol.proposal import AUTO, Acceptance
 from paceline.runtime.config import DEFAULT_MODEL
@@ -100,14 +100,14 @@ def speed(
     from benchmarks.speed.groups import MeasuredServices
     from benchmarks.speed.run import SpeedPlan, Variant
 
-    counts = [_draft_tokens(text) for text in _listed(num_draft_tokens)]
+    counts = [_draft_tokens(text) for text in listed(num_draft_tokens)]
     plan = SpeedPlan(
         prompts=_prompts(kind, prompts, category, per_category),
-        temperatures=tuple(_number("temperature", text) for text in _listed(temperature)),
+        temperatures=tuple(_number("temperature", text) for text in listed(temperature)),
         variants=tuple(
             Variant(one, _acceptance(rule), count)
             for one in split_drafters(drafter)
-            for rule in _listed(acceptance)
+            for rule in listed(acceptance)
             for count in counts
         ),
         pairs=pairs,
@@ -120,7 +120,7 @@ def speed(
     if k is None:
         report = measure_speed(services, plan, minutes, out, name)
     else:
-        lengths = tuple(_count("k", text) for text in _listed(k))
+        lengths = tuple(_count("k", text) for text in listed(k))
         report = measure_lengths(services, plan, lengths, minutes, out, name, add=add)
     typer.echo(f"report: {report}")
 
@@ -161,7 +161,7 @@ def peers(
     """The same prompts on other systems, each in its own environment, interleaved with ours."""
     from benchmarks.peers import install as peer_install
 
-    names = _listed(peers_listed)
+    names = listed(peers_listed)
     peer_install.check_peers(names)
     home = peer_install.peers_home(peers_home)
     if install:
@@ -203,9 +203,9 @@ def overlap(
     _need_benchmarks("overlap")
     from benchmarks.simulated.overlap import OverlapPlan, measure_overlap
 
-    acceptances = tuple(_number("acceptance", text) for text in _listed(acceptance))
-    times = tuple(_number("verify_ms", text) for text in _listed(verify_ms))
-    plan = OverlapPlan(_listed(only), times, acceptances, generations, tokens)
+    acceptances = tuple(_number("acceptance", text) for text in listed(acceptance))
+    times = tuple(_number("verify_ms", text) for text in listed(verify_ms))
+    plan = OverlapPlan(listed(only), times, acceptances, generations, tokens)
     typer.echo(f"report: {measure_overlap(plan, out, name, add=add)}")
 
 
@@ -221,17 +221,53 @@ def load(
     _need_benchmarks("load")
     from benchmarks.simulated.load import LoadPlan, measure_load
 
-    plan = LoadPlan(tuple(_count("sessions", text) for text in _listed(sessions)), waves, tokens)
+    plan = LoadPlan(tuple(_count("sessions", text) for text in listed(sessions)), waves, tokens)
     typer.echo(f"report: {measure_load(plan, out, name)}")
+
+
+@bench.command(
+    epilog=example(
+        "paceline bench record --out run.jsonl --num-draft-tokens 4 --kind code-edit,chat",
+        "paceline bench record --out run.jsonl --drafter auto:draft --requests 32 --sessions 8",
+    )
+)
+def record(
+    out: Annotated[Path, typer.Option(help="The trace's file.")],
+    model: Model = DEFAULT_MODEL,
+    drafter: Annotated[str, typer.Option(help="As `paceline serve` takes it.")] = AUTO,
+    kind: Kinds = None,
+    prompts: PromptFile = None,
+    category: Category = None,
+    per_category: PerCategory = 8,
+    requests: Annotated[int, typer.Option(help="How many; the prompts are taken in turn.")] = 8,
+    sessions: Annotated[int, typer.Option(help="Requests that run at once.")] = 1,
+    tokens: TokensOption = 128,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    num_draft_tokens: Annotated[str, typer.Option(help="auto or a number.")] = AUTO,
+    fan_out: Annotated[int, typer.Option(help="Next tokens for each node that outcomes are drafted for.")] = 4,
+    seed: Seed = 0,
+) -> None:
+    """Run requests and write what `paceline simulate` needs to run them again: costs, rounds, and a draft's ranks."""
+    _need_benchmarks("record")
+    from benchmarks.simulator.record import RecordPlan, record_trace
+
+    plan = RecordPlan(
+        prompts=[one for each in _prompts(kind, prompts, category, per_category).values() for one in each],
+        requests=requests,
+        sessions=sessions,
+        tokens=tokens,
+        temperature=temperature,
+        num_draft_tokens=_draft_tokens(num_draft_tokens),
+        seed=seed,
+        fan_out=fan_out,
+    )
+    record_trace(model, drafter, plan, out)
+    typer.echo(f"trace: {out}")
 
 
 def _need_benchmarks(command: str) -> None:
     if not has_engine() or util.find_spec("matplotlib") is None:
         raise PacelineError(f"`paceline bench {command}` needs the benchmarks: pip install 'paceline[bench]'")
-
-
-def _listed(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def _prompts(
@@ -242,9 +278,9 @@ def _prompts(
 
     if file is None:
         require(categories is None, "category", categories, "given with --prompts only")
-        return load_prompts(KINDS if kinds is None else _listed(kinds))
+        return load_prompts(KINDS if kinds is None else listed(kinds))
     require(kinds is None, "kind", kinds, "left out with --prompts, whose categories --category chooses")
-    return load_questions(file, _listed(categories or ""), per_category)
+    return load_questions(file, listed(categories or ""), per_category)
 
 
 def split_drafters(text: str) -> Sequence[str]:

@@ -7,7 +7,16 @@ installation (the client) has every command and says what it lacks.
 
 from __future__ import annotations
 
-from paceline.cli import certs, doctor, explain, generate, models, serve, services  # noqa: F401 - they add commands
+from paceline.cli import (  # noqa: F401 - they add commands
+    certs,
+    doctor,
+    explain,
+    generate,
+    models,
+    serve,
+    services,
+    simulate,
+)
 from paceline.cli.app import app
 
 

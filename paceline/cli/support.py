@@ -48,6 +48,11 @@ def read_api_key(file: Path | None) -> str | None:
     return key
 
 
+def listed(text: str) -> tuple[str, ...]:
+    """The parts of an option that has commas between."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
 def has_engine() -> bool:
     """Whether this installation can run a model."""
     return all(util.find_spec(package) is not None for package in ("torch", "transformers", "numba"))

@@ -291,6 +291,9 @@ class CoordinatorConfig(RequestSettings):
     max_prefetched: int = Field(
         24, ge=0, le=64, description="Most proposals left with the target for one round's outcomes; 0: none."
     )
+    record_to: Path | None = Field(
+        None, description="Folder for what drafts would have got right, a line a request (paceline bench record)."
+    )
     api_keys: Path | None = Field(
         None,
         description="File of API keys (paceline keys), read again as it changes; unset: no key is asked for.",

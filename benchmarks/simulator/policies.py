@@ -1,0 +1,195 @@
+"""What a simulated session asks before each round, and policies that never change their mind.
+
+The coordinator's planner answers the same questions (`benchmarks/simulator/planned.py`, the one file that knows it).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from coordinator.policy.plan import Plan, Source
+from paceline.protocol.errors import require
+
+if TYPE_CHECKING:
+    from benchmarks.simulator.run import SimulatedServices
+
+MAX_CONSTANT = 16
+"""Longest proposal of a constant policy."""
+AHEAD_FAN_OUT = 4
+"""Outcomes for each node that a policy drafts for ahead of time, as coordinators do where nothing else is set."""
+
+
+TARGET_ONLY = Plan()
+
+
+@dataclass(slots=True)
+class Situation:
+    """What a round may choose from.
+
+    Attributes:
+        position: tokens committed so far.
+        room: most tokens that a proposal may have.
+        match: length of the n-gram match; 0: none.
+        match_right: how much of its continuation is right. No policy may look at it: the match's tokens hold it.
+        cached: the draft's probabilities of the tokens that were drafted for this outcome; None: there is none.
+        drafts: whether a draft service could be asked.
+        leased: rounds, this one included, that the target may have started.
+        self_started: whether it has started this one with a prefetched proposal.
+        lease: most rounds behind this one that the target may start.
+        first: whether it is the request's first round.
+    """
+
+    position: int = 0
+    room: int = 0
+    match: int = 0
+    match_right: int = 0
+    cached: tuple[float, ...] | None = None
+    drafts: bool = False
+    leased: int = 0
+    self_started: bool = False
+    lease: int = 0
+    first: bool = True
+
+
+@dataclass(slots=True)
+class RoundFacts:
+    """What became of a round: `paceline.protocol.records.RoundRecord` for the simulator. Milliseconds."""
+
+    position: int
+    round_ms: float
+    draft_wait_ms: float
+    wire_ms: float
+    queue_ms: float
+    step_ms: float
+    rows: int
+    sessions: int
+    proposed: int
+    nodes: int
+    accepted: int
+    by_match: bool
+    hit: bool
+    missed: bool
+    self_started: bool
+    draft_ms: float
+    draft_rows: int
+    late: bool
+
+
+class SessionPolicy(Protocol):
+    """Plans one session's rounds."""
+
+    learns: bool
+    """Whether it wants to be told of rounds, shadows and matches."""
+
+    def plan(self, situation: Situation) -> Plan:
+        """What the next round should do."""
+
+    def copied(self, length: int, proposed: int, room: int) -> int:
+        """How far to follow a match of this length behind a round that has its first tokens; 0: don't prefetch."""
+
+    def worth(self, chances: tuple[float, ...]) -> int:
+        """How many tokens of a proposal for an outcome are worth prefetching; by the draft's probabilities."""
+
+    def took_shadow(self, ranks: tuple[int, ...], chances: tuple[float, ...]) -> None:
+        """The draft says where committed tokens stood."""
+
+    def took_match(self, situation: Situation, committed: int) -> None:
+        """So many tokens were committed behind the match of a situation."""
+
+    def took_late(self, waited_ms: float, depth: int) -> None:
+        """A round waited so long for a proposal that did not come."""
+
+    def learn(self, plan: Plan, facts: RoundFacts) -> None:
+        """What became of a plan."""
+
+    def close(self) -> None:
+        """The session has ended."""
+
+
+class Policy(Protocol):
+    """Makes a coordinator's sessions their policies."""
+
+    @property
+    def name(self) -> str:
+        """As tables show it."""
+
+    def session(self, world: SimulatedServices) -> SessionPolicy:
+        """Of a new session."""
+
+
+class _Constant:
+    """Never learns. Follows what was drafted ahead, else waits."""
+
+    learns = False
+
+    def __init__(self, k: int, fan_out: int) -> None:
+        self._k = k
+        self._fan_out = fan_out
+        self._wait = [self._fixed(Source.WAIT, n) for n in range(k + 1)]
+        self._cached = [self._fixed(Source.CACHED, n) for n in range(k + 1)]
+
+    def _fixed(self, source: Source, n: int) -> Plan:
+        branch = self._k if self._fan_out else 0
+        return (
+            Plan(source, n, n, fan_out=self._fan_out, branch_depth=branch, branch_nodes=branch) if n else TARGET_ONLY
+        )
+
+    def plan(self, situation: Situation) -> Plan:
+        if not self._k:
+            return _leased(situation.lease)
+        n = min(self._k, situation.room)
+        if situation.self_started:
+            return self._wait[n]
+        if situation.cached is not None:
+            return self._cached[min(n, len(situation.cached))]
+        return self._wait[n] if situation.drafts else TARGET_ONLY
+
+    def copied(self, length: int, proposed: int, room: int) -> int:
+        return 0
+
+    def worth(self, chances: tuple[float, ...]) -> int:
+        return len(chances)
+
+    def took_shadow(self, ranks: tuple[int, ...], chances: tuple[float, ...]) -> None:
+        """Nothing is learned."""
+
+    def took_match(self, situation: Situation, committed: int) -> None:
+        """Nothing is learned."""
+
+    def took_late(self, waited_ms: float, depth: int) -> None:
+        """Nothing is learned."""
+
+    def learn(self, plan: Plan, facts: RoundFacts) -> None:
+        """Nothing is learned."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@dataclass(frozen=True)
+class ConstantPolicy:
+    """k tokens in every round; 0: target-only, under leases. With a fan-out outcomes are drafted for meanwhile."""
+
+    k: int
+    fan_out: int = 0
+
+    def __post_init__(self) -> None:
+        require(0 <= self.k <= MAX_CONSTANT, "k", self.k, f"in [0, {MAX_CONSTANT}]")
+        require(self.fan_out >= 0, "fan_out", self.fan_out, "at least 0")
+
+    @property
+    def name(self) -> str:
+        """As `paceline simulate --k` takes it."""
+        return f"{self.k}+ahead" if self.k and self.fan_out else str(self.k)
+
+    def session(self, world: SimulatedServices) -> SessionPolicy:
+        """One that holds nothing."""
+        return _Constant(self.k, self.fan_out)
+
+
+_LEASED: dict[int, Plan] = {}
+
+
+def _leased(lease: int) -> Plan:
+    return _LEASED.setdefault(lease, Plan(lease=lease))

@@ -1,0 +1,73 @@
+"""What a simulated round is, what a request adds up to, and how far a proposal is right."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coordinator.policy.plan import Source
+
+
+@dataclass(slots=True)
+class RoundAtTarget:
+    """A round as the target has it, and what became of it."""
+
+    position: int
+    source: Source
+    depth: int = 0
+    nodes: int = 0
+    lease: int = 0
+    sent: float = 0.0
+    self_started: bool = False
+    fan_out: int = 0
+    accepted: int = 0
+    committed: int = 0
+    begun: float = 0.0
+    queue_ms: float = 0.0
+    step_ms: float = 0.0
+    rows: int = 0
+    sessions: int = 0
+    next: RoundAtTarget | None = None
+    """What the target has started behind it."""
+
+
+@dataclass(slots=True)
+class RequestTotals:
+    """What a request did; milliseconds of the virtual clock. Rounds behind the first are those that are timed."""
+
+    arrival_ms: float
+    first_ms: float = 0.0
+    first_tokens: int = 0
+    end_ms: float = 0.0
+    tokens: int = 0
+    rounds: int = 0
+    drafted_rounds: int = 0
+    proposed: int = 0
+    accepted: int = 0
+    hits: int = 0
+    self_started: int = 0
+    waited_ms: float = 0.0
+
+    @property
+    def ms_per_token(self) -> float:
+        """Behind the first round."""
+        return (self.end_ms - self.first_ms) / max(1, self.tokens - self.first_tokens)
+
+
+def first_choices(ranks: tuple[int, ...], position: int, depth: int) -> int:
+    """Tokens of a chain of the draft's first choices that are right."""
+    accepted = 0
+    end = min(depth, len(ranks) - position)
+    while accepted < end and ranks[position + accepted] == 1:
+        accepted += 1
+    return accepted
+
+
+def accepted_of(ranks: tuple[int, ...], position: int, depth: int, nodes: int) -> int:
+    """The same of a tree: the nodes beyond its depth are second choices beside its first ones, then third ones."""
+    accepted = first_choices(ranks, position, depth)
+    beside = nodes - depth
+    if beside > 0 and accepted < depth and position + accepted < len(ranks):
+        rank = ranks[position + accepted]
+        if rank > 1 and (rank - 2) * depth + accepted < beside:
+            return accepted + 1
+    return accepted

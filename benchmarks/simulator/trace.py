@@ -1,0 +1,199 @@
+"""Traces: what a run's requests were, what a draft would have got right in them, and what their rounds took.
+
+A trace is a file of JSON lines. The first is the header, each other one a request:
+
+    {"format": "paceline-trace", "version": 1, "alone": [[rows, ms], …], "beside": […], "draft": […],
+     "target_one_way_ms": …, "draft_one_way_ms": …, "coordinator_ms": …, "gap_ms": …, "num_draft_tokens": k or null,
+     "fan_out": …, "lease": …, "max_prefetched": …, "concurrency": …, "notes": {…}}
+    {"arrival_ms": …, "prompt_tokens": …, "ranks": […], "chances": […], "match_lengths": […], "match_right": […],
+     "rounds": [{"at_ms": …, "committed": …, "proposed": …, "accepted": …, "round_ms": …, "draft_wait_ms": …,
+                 "drafter": "…", "hit": …, "self_started": …}, …]}
+
+The four lists have one entry for each token of the answer. `ranks`: the token's place in the draft's own order under
+the shared noise; 1: the draft's own choice; 0: none that it ranked, or not known. `chances`: the draft's probability
+of its own first choice. `match_lengths`: the longest n-gram match before the token, 0 without one; `match_right`: how
+many tokens of its continuation were right. Times count from the first arrival. `rounds` may be empty: a synthetic
+trace has not been measured. Coupled acceptance alone: there ranks decide what any proposal would have brought.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from paceline.costs.cost_line import CostLine
+from paceline.protocol.errors import InvalidInput, require
+
+FORMAT = "paceline-trace"
+VERSION = 1
+MAX_RANK = 1 << 20
+_LISTS = ("ranks", "chances", "match_lengths", "match_right")
+
+
+@dataclass(frozen=True)
+class TracedRound:
+    """A round that was measured; `at_ms`: when it was decided."""
+
+    at_ms: float
+    committed: int
+    proposed: int = 0
+    accepted: int = 0
+    round_ms: float = 0.0
+    draft_wait_ms: float = 0.0
+    drafter: str = ""
+    hit: bool = False
+    self_started: bool = False
+
+
+@dataclass(frozen=True)
+class TracedRequest:
+    """One request; the module's text says what the lists hold.
+
+    Raises:
+        InvalidInput: naming the field.
+    """
+
+    ranks: tuple[int, ...]
+    chances: tuple[float, ...]
+    match_lengths: tuple[int, ...]
+    match_right: tuple[int, ...]
+    arrival_ms: float = 0.0
+    prompt_tokens: int = 1
+    rounds: tuple[TracedRound, ...] = ()
+
+    def __post_init__(self) -> None:
+        tokens = len(self.ranks)
+        require(tokens >= 1, "ranks", tokens, "at least one token")
+        for name in _LISTS:
+            length = len(getattr(self, name))
+            require(length == tokens, name, length, f"{tokens} entries, one for each token")
+        require(min(self.ranks) >= 0 and max(self.ranks) <= MAX_RANK, "ranks", max(self.ranks), f"in [0, {MAX_RANK}]")
+        require(min(self.chances) >= 0 and max(self.chances) <= 1, "chances", max(self.chances), "in [0, 1]")
+        require(self.arrival_ms >= 0, "arrival_ms", self.arrival_ms, "at least 0")
+        require(self.prompt_tokens >= 1, "prompt_tokens", self.prompt_tokens, "at least 1")
+
+    @property
+    def tokens(self) -> int:
+        """Of the answer."""
+        return len(self.ranks)
+
+
+@dataclass(frozen=True)
+class TracedSetting:
+    """The services of a run and what requests got of the coordinator. Lines as the services stated them.
+
+    Attributes:
+        alone, beside: a target step by its rows, alone and while a draft works on its cores; empty: none does.
+        draft: a draft step by its rows; empty: there is no draft.
+        coordinator_ms: the coordinator's own time for a round, one after the other for all sessions.
+        gap_ms: between a step of the target and the next where that needs nothing of a coordinator.
+        concurrency: requests that run at once, the next beginning when one has ended; 0: each comes at its arrival.
+        num_draft_tokens: None: the planner chose.
+        max_sessions, prefill_chunk: of the target.
+    """
+
+    alone: CostLine
+    beside: CostLine = field(default_factory=CostLine)
+    draft: CostLine = field(default_factory=CostLine)
+    target_one_way_ms: float = 0.0
+    draft_one_way_ms: float = 0.0
+    coordinator_ms: float = 0.0
+    gap_ms: float = 0.0
+    num_draft_tokens: int | None = None
+    fan_out: int = 0
+    lease: int = 16
+    max_prefetched: int = 24
+    max_sessions: int = 256
+    prefill_chunk: int = 256
+    concurrency: int = 0
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require(self.alone.is_known, "alone", self.alone.points, "a line of one point or more")
+        times = ("target_one_way_ms", "draft_one_way_ms", "coordinator_ms", "gap_ms")
+        for name in (*times, "lease", "max_prefetched", "fan_out", "concurrency"):
+            require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
+        for name in ("max_sessions", "prefill_chunk"):
+            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+
+    def of_run(self, **changes: Any) -> TracedSetting:
+        """The same services with other settings of a run."""
+        return replace(self, **changes)
+
+    @property
+    def shares_cores(self) -> bool:
+        """Whether a draft slows the target's steps."""
+        return self.beside.is_known and self.beside != self.alone
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A setting and its requests."""
+
+    setting: TracedSetting
+    requests: tuple[TracedRequest, ...]
+
+    def __post_init__(self) -> None:
+        require(bool(self.requests), "requests", len(self.requests), "one or more")
+
+
+def write_trace(path: Path, trace: Trace) -> None:
+    """Write a file that `read_trace` reads."""
+    header = {"format": FORMAT, "version": VERSION} | asdict(trace.setting)
+    for name in ("alone", "beside", "draft"):
+        header[name] = getattr(trace.setting, name).points
+    lines = [header, *(asdict(request) for request in trace.requests)]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+
+def read_trace(path: Path) -> Trace:
+    """Read a trace.
+
+    Raises:
+        InvalidInput: there is none, or a line of it is wrong; it names the line.
+    """
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput.of("trace", str(path), f"a file that can be read ({error})") from error
+    require(len(lines) >= 2, "trace", str(path), "a header and one request or more")
+    values = [_object(number, line) for number, line in enumerate(lines, 1)]
+    setting = _read(1, _setting_of, values[0])
+    return Trace(setting, tuple(_read(number, _request_of, value) for number, value in enumerate(values[1:], 2)))
+
+
+def _object(number: int, line: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise InvalidInput(f"line {number} of the trace is not JSON: {error}") from error
+    require(isinstance(value, dict), f"line {number} of the trace", line[:40], "an object")
+    return dict(value)
+
+
+def _read(number: int, make: Any, value: dict[str, Any]) -> Any:
+    """What a line holds, or an error that names the line."""
+    try:
+        return make(value)
+    except (InvalidInput, TypeError, ValueError, KeyError) as error:
+        reason = error.message if isinstance(error, InvalidInput) else repr(error)
+        raise InvalidInput(f"line {number} of the trace: {reason}") from error
+
+
+def _setting_of(value: dict[str, Any]) -> TracedSetting:
+    require(value.pop("format", None) == FORMAT, "format", value.get("format"), FORMAT)
+    version = value.pop("version", None)
+    require(version == VERSION, "version", version, f"{VERSION}, the only one that this release reads")
+    for name in ("alone", "beside", "draft"):
+        value[name] = CostLine(tuple((rows, ms) for rows, ms in value.pop(name, ())))
+    return TracedSetting(**value)
+
+
+def _request_of(value: dict[str, Any]) -> TracedRequest:
+    for name in _LISTS:
+        value[name] = tuple(value[name])
+    value["rounds"] = tuple(TracedRound(**each) for each in value.pop("rounds", ()))
+    return TracedRequest(**value)

@@ -1,0 +1,98 @@
+"""`paceline simulate`: a recorded run, simulated at its own settings and at others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.cli.app import app
+from paceline.cli.support import example, listed
+from paceline.protocol.errors import InvalidInput, require
+from paceline.protocol.proposal import AUTO
+
+if TYPE_CHECKING:
+    from benchmarks.simulator.policies import Policy
+    from benchmarks.simulator.trace import TracedSetting
+    from paceline.costs.cost_line import CostLine
+
+EPILOG = example(
+    "paceline simulate --trace run.jsonl",
+    "paceline simulate --trace run.jsonl --sessions 1,8,64 --k 0,2,4,4+ahead",
+    "paceline simulate --trace run.jsonl --target-line 1:20,16:24 --draft-line 1:2 --target-one-way-ms 5",
+)
+
+
+@app.command(epilog=EPILOG)
+def simulate(
+    trace: Annotated[Path, typer.Option(help="As `paceline bench record` writes it.")],
+    sessions: Annotated[
+        str, typer.Option(help="Requests at once, with commas between.", show_default="as they came")
+    ] = "",
+    k: Annotated[
+        str,
+        typer.Option(
+            help="Tokens proposed: auto, numbers, N+ahead (outcomes drafted meanwhile), with commas between."
+        ),
+    ] = "auto,0,1,2,4,8",
+    fan_out: Annotated[int, typer.Option(help="Of N+ahead: next tokens for each node.")] = 4,
+    target_line: Annotated[
+        str, typer.Option(help="ROWS:MS, with commas between: a target step.", show_default="the trace's")
+    ] = "",
+    beside_line: Annotated[
+        str, typer.Option(help="The same while a draft works on its cores; own: it has its own.")
+    ] = "",
+    draft_line: Annotated[str, typer.Option(help="A draft step.", show_default="the trace's")] = "",
+    target_one_way_ms: Annotated[float | None, typer.Option(help="Delay to the target.")] = None,
+    draft_one_way_ms: Annotated[float | None, typer.Option(help="Delay to the draft service.")] = None,
+) -> None:
+    """Simulate the requests of a recorded run on a virtual clock: goodput and the slowest request at each setting."""
+    from benchmarks.simulator.report import compare, comparison_text, replay_trace
+    from benchmarks.simulator.trace import read_trace
+
+    read = read_trace(trace)
+    replayed = replay_trace(read)
+    if replayed is not None:
+        typer.echo(comparison_text([replayed.row()]))
+    changes: dict[str, object] = {
+        "target_one_way_ms": target_one_way_ms,
+        "draft_one_way_ms": draft_one_way_ms,
+        "alone": _line("target_line", target_line),
+        "beside": _line("beside_line", beside_line),
+        "draft": _line("draft_line", draft_line),
+    }
+    setting = read.setting.of_run(**{name: value for name, value in changes.items() if value is not None})
+    counts = [_whole("sessions", text) for text in listed(sessions)]
+    typer.echo(comparison_text(compare(setting, read.requests, _policies(k, fan_out, setting), counts)))
+
+
+def _policies(text: str, fan_out: int, setting: TracedSetting) -> list[Policy]:
+    from benchmarks.simulator.planned import PlannedPolicy
+    from benchmarks.simulator.report import parse_policy
+
+    found: list[Policy] = [PlannedPolicy() if each == AUTO else parse_policy(each, fan_out) for each in listed(text)]
+    require(bool(found), "k", text, "auto or a number, or more of them")
+    drafts = setting.draft.is_known or all(each.name in ("0", AUTO) for each in found)
+    require(drafts, "k", text, "0 or auto, since the trace has no draft; or give --draft-line")
+    return found
+
+
+def _line(field: str, text: str) -> CostLine | None:
+    """A line, or none where nothing was given; `own` is a line without points."""
+    from paceline.costs.cost_line import CostLine
+
+    if not text:
+        return None
+    if text == "own":
+        return CostLine()
+    try:
+        points = tuple((float(rows), float(ms)) for rows, ms in (each.split(":") for each in listed(text)))
+    except ValueError as error:
+        raise InvalidInput.of(field, text, "ROWS:MS with commas between") from error
+    return CostLine(points)
+
+
+def _whole(field: str, text: str) -> int:
+    require(text.isdecimal(), field, text, "whole numbers")
+    return int(text)
