@@ -278,7 +278,7 @@ class RequestPlanner:
 
         best = max(Cycles(target, draft, self._seen, most, can_ahead=can_ahead).all(around), key=net_rate)
         # A draft at work beside the step slows it for all, so only all together can choose that.
-        return Rates(best.rate, around, best.way.ahead if target.sessions == 1 else around.ahead)
+        return Rates(net_rate(best), around, best.way.ahead if target.sessions == 1 else around.ahead)
 
     def _choice(self, market: Market, options: Options) -> Choice:
         """The proposal of greatest value, which may be below 0."""
