@@ -116,7 +116,7 @@ class DraftSession:
         self._wanted = False
         self._fresh = True
         self.is_late = False
-        """Whether a round waited in vain, and nothing has come since."""
+        """Whether a round waited in vain, and nothing of use has come since."""
         self._retry_at: dict[DraftPeer, float] = {}
         self._pause_s = RETRY_MIN_S
 
@@ -243,7 +243,6 @@ class DraftSession:
 
     def on_event(self, event: DraftEvent) -> None:
         """Handle what the draft service sent for this session."""
-        self.is_late = False
         if isinstance(event, Failure):
             error = error_of(event)
             if isinstance(error, Overloaded | PeerUnavailable) and self._pool and self._peer:
@@ -268,6 +267,7 @@ class DraftSession:
             self._give_up(f"it sent a malformed proposal: {error.message}")
             return
         if self._cache.put(drafted.outcome, entry):
+            self.is_late = False
             self._arrived.set()
         else:
             self.on_prepared()
@@ -279,6 +279,7 @@ class DraftSession:
             self._give_up(f"it sent a malformed shadow: positions = {positions}: must be {known}")
             return
         self._shadowed = shadow.end
+        self.is_late = False
         self.on_shadow(shadow)
 
     def _redrawn(self, drafted: DraftedProposal) -> Redrawn:

@@ -112,6 +112,7 @@ FREE = {
     "seed": "every 64-bit number is one",
     "ignore_eos": "yes or no",
     "speculation.off": "yes or no",
+    "speculation.explain": "yes or no",
 }
 
 

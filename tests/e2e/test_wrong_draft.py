@@ -178,7 +178,7 @@ async def test_the_text_goes_on_without_it(tmp_path: Path, answer: Answer) -> No
     assert set(drafted.provenance) == {Provenance.TARGET}
     assert drafted.token_ids == plain.token_ids
     waited = [record for record in drafted.stats.records if record.draft_wait_ms >= 50]
-    assert len(waited) <= MOST_WAITS, "each wait in vain doubles the rounds that don't wait"
+    assert len(waited) <= MOST_WAITS, "behind a wait in vain nothing is waited for until the draft is heard of"
 
 
 def request(

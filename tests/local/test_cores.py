@@ -54,8 +54,8 @@ def machine(
         (2, 40, 0.1, Cores(2, 1)),  # half of the target's cores is too much for a draft
         (3, 40, 0.1, Cores(3, 1)),
         (8, 40, 0.1, Cores(8, 1)),
-        (16, 40, 0.1, Cores(15, 1)),  # a sixteenth isn't
-        (2, 40, 0.9, Cores(1, 1)),  # memory bounds the target: its second core brings nothing
+        (2, 40, 0.97, Cores(1, 1)),  # memory bounds the target: its second core brings nothing
+        (2, 40, 0.8, Cores(2, 1)),  # without drafts it would be a tenth slower
         (4, 40, 0.9, Cores(3, 1)),
         (16, 40, 0.9, Cores(15, 1)),
         (2, 2, 0.1, Cores(2, 1)),  # so cheap a draft is waited for, whatever there is
