@@ -58,12 +58,14 @@ class Surroundings:
         rows: of the others in a step.
         rate: tokens a millisecond of all the others.
         drafting: sessions that draft at once, this one included.
+        ahead: whether they draft for outcomes: then the draft is at work beside every step.
     """
 
     sessions: int = 1
     rows: float = 0.0
     rate: float = 0.0
     drafting: float = 1.0
+    ahead: bool = False
 
 
 ALONE = Surroundings()
@@ -107,7 +109,8 @@ class Cycles:
         others = sessions - 1
         in_step = 1 - best.away_ms / best.ms if best.ms > 0 else 1.0
         drafting = sessions if best.way.source is not Source.NONE else 1
-        return Surroundings(sessions, others * best.way.rows * in_step, others * best.rate, drafting)
+        rows = others * best.way.rows * in_step
+        return Surroundings(sessions, rows, others * best.rate, drafting, best.way.ahead)
 
     def _ways(self) -> Iterator[Way]:
         yield Way()
@@ -138,6 +141,8 @@ class Cycles:
         step_ms = self.target.step_ms(around.rows + 1 + depth, beside=True)
         level_ms = draft.step_ms(AHEAD_ROWS * around.drafting)
         drafted = min(depth, max(0, int(step_ms / level_ms) - 1)) if level_ms > 0 else depth
+        if self.seen.hit_length.weight:
+            drafted = min(depth, round(self.seen.hit_length.value))
         hits = self.seen.hits.value if drafted else 0.0
         wait_ms = draft.wait_ms(depth, around.drafting) + self.target.sent_late.value
         missed_tokens, missed_ms = max(

@@ -30,7 +30,7 @@ class Rates:
     """What time is worth to a request; tokens a millisecond.
 
     Attributes:
-        own: as this request runs at its best.
+        own: of this request at its best, less what the others lose by its rows.
         around: what all the others do.
         ahead: whether outcomes are drafted for in that best way.
     """

@@ -123,7 +123,7 @@ class RequestPlanner:
         """What the next round should do."""
         if self._drafted_ahead:
             for seen in self._both:
-                seen.hits.add(float(options.cached is not None))
+                seen.take_ahead(options.cached)
         market, self._leases = self._market, options.lease > 0
         if options.room <= 0 or market is None:
             plan = Plan()
@@ -220,7 +220,7 @@ class RequestPlanner:
 
     def _book(self, target: TargetTimes, plan: Plan, record: RoundRecord, proposal: Proposal | None) -> None:
         own_rows = 1 + (len(proposal) if proposal is not None else 0)
-        token_ms = target.step_ms(max(0, record.target.rows - own_rows) + 1)
+        token_ms = target.step_ms(max(0, record.target.rows - own_rows) + 1, beside=self._rates.around.ahead)
         if not self._leases:
             token_ms += target.sent.value
         if record.self_started and proposal is None and not plan.fan_out:
@@ -277,7 +277,8 @@ class RequestPlanner:
             return (cycle.tokens - lost) / cycle.ms if cycle.ms > 0 else 0.0
 
         best = max(Cycles(target, draft, self._seen, most, can_ahead=can_ahead).all(around), key=net_rate)
-        return Rates(best.rate, around, best.way.ahead)
+        # A draft at work beside the step slows it for all, so only all together can choose that.
+        return Rates(net_rate(best), around, best.way.ahead if target.sessions == 1 else around.ahead)
 
     def _choice(self, market: Market, options: Options) -> Choice:
         """The proposal of greatest value, which may be below 0."""
@@ -291,9 +292,11 @@ class RequestPlanner:
         """Fan-out and depth of outcome drafting."""
         if not options.drafts or not options.fan_out or not self._rates.ahead:
             return 0, 0
-        rows = 1 + self._rates.around.rows
-        slower_ms = market.target.step_ms(rows, beside=True) - market.target.step_ms(rows)
-        depth = 0 if self._account.rounds_until(slower_ms) else market.usual_depth(options.room)
+        around = self._rates.around
+        slower_ms = market.target.step_ms(1 + around.rows, beside=True) - market.target.step_ms(1 + around.rows)
+        if not around.ahead and self._account.rounds_until(slower_ms):
+            return 0, 0
+        depth = market.usual_depth(options.room)
         return (options.fan_out, depth) if depth else (0, 0)
 
     def _resting(self, market: Market, options: Options, owed: int) -> Plan:

@@ -57,6 +57,7 @@ class Seen:
         ngrams: how often n-gram matches are right.
         copied: tokens that a round's n-gram match is worth; 0 of rounds without one.
         hits: share of rounds with outcome drafting whose outcome had been drafted for when it came.
+        hit_length: tokens of a proposal that had been drafted ahead when its outcome came.
         run: consecutive positions up to the last one whose token was the first choice.
     """
 
@@ -66,6 +67,7 @@ class Seen:
     ngrams: NgramShadow = field(default_factory=NgramShadow)
     copied: RunningMean = field(default_factory=lambda: RunningMean(0.0, PRIOR_WEIGHT))
     hits: RunningMean = field(default_factory=lambda: RunningMean(PRIOR_CHANCE, PRIOR_WEIGHT))
+    hit_length: RunningMean = field(default_factory=lambda: RunningMean(0.0, 0.0))
     run: int = 0
 
     def child(self) -> Seen:
@@ -77,6 +79,7 @@ class Seen:
             self.ngrams.child(PRIOR_WEIGHT),
             _inherited(self.copied),
             _inherited(self.hits),
+            _inherited(self.hit_length),
         )
 
     def take_rank(self, rank: int, q: float) -> None:
@@ -101,6 +104,12 @@ class Seen:
         """A chain ended so: averages by depth, for rejection and block acceptance."""
         for depth in range(min(len(proposal), len(path) + 1, MAX_DEPTH)):
             self.by_depth[depth].add(float(depth < len(path)))
+
+    def take_ahead(self, cached: Proposal | None) -> None:
+        """A round came for whose outcomes proposals had been drafted: the one that there was, None: a miss."""
+        self.hits.add(float(cached is not None))
+        if cached is not None:
+            self.hit_length.add(max(cached.depths, default=0))
 
     def chances(self, most: int) -> list[float]:
         """`by_depth` at depths 1 to `most`."""

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from coordinator.sessions.target_pool import TargetPeer, TargetPool
 from coordinator.text.sequence import GenerationTask
-from paceline.costs.service_costs import TargetCosts
 from paceline.protocol.codec import error_of
 from paceline.protocol.errors import (
     InvalidInput,
@@ -107,12 +106,6 @@ class TargetSession:
         self.verdict_at = 0.0
         """When the last verdict came, by `perf_counter`: under load long before its request goes on."""
         self._watcher: asyncio.TimerHandle | None = None
-
-    @property
-    def costs(self) -> TargetCosts:
-        """Of the target that the session was placed on last; before that, of one that it might be placed on."""
-        peer = self._peer or self._pool.first(self._fits)
-        return TargetCosts() if peer is None else peer.costs
 
     @property
     def leased(self) -> int:

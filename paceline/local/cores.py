@@ -136,9 +136,14 @@ OUTCOME_ROWS = 4
 
 
 def choose(measured: Sequence[MeasuredDivision]) -> MeasuredDivision:
-    """The first division that is worth as much as the best; those before it leave the target more."""
-    most = max(weigh(each).tokens_per_s for each in measured)
-    return next(each for each in measured if weigh(each).tokens_per_s * ALIKE >= most)
+    """The first division that is worth as much as the best; those before it leave the target more.
+
+    A division whose target alone is slower than on all cores is none: requests that nobody can draft for would pay.
+    """
+    fastest_ms = min(each.target.ms(1) for each in measured)
+    harmless = [each for each in measured if each.target.ms(1) <= fastest_ms * ALIKE]
+    most = max(weigh(each).tokens_per_s for each in harmless)
+    return next(each for each in harmless if weigh(each).tokens_per_s * ALIKE >= most)
 
 
 def explain(measured: Sequence[MeasuredDivision], chosen: MeasuredDivision, total: int) -> list[str]:

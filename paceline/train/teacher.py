@@ -62,7 +62,7 @@ def position_losses(logs: LabelledLogs, loss: Loss, hybrid_decay: float) -> tupl
 
 
 @dataclass(frozen=True, eq=False)
-class _Seen:
+class _ReadText:
     """What is kept of a text that the teacher has read: its label can be had from these without its layers."""
 
     hidden: torch.Tensor  # [positions, hidden size], as its head reads them
@@ -92,7 +92,7 @@ class Teacher:
         self._head: Any = self._model.get_output_embeddings()
         self._reduced = self._head.weight.detach()[self._ids]
         self._reduced_bias = None if self._head.bias is None else self._head.bias.detach()[self._ids]
-        self._seen: dict[tuple[Row, float], _Seen] = {}
+        self._seen: dict[tuple[Row, float], _ReadText] = {}
         self._free = memory_bytes
 
     @torch.no_grad()
@@ -108,7 +108,7 @@ class Teacher:
             normaliser = torch.logsumexp(logits / temperature, dim=-1, keepdim=True)
             if hidden is None:
                 return logits[:, self._ids] / temperature - normaliser
-            seen = _Seen(hidden, normaliser)
+            seen = _ReadText(hidden, normaliser)
             size = hidden.nbytes + normaliser.nbytes
             if size <= self._free:
                 self._seen[row, temperature] = seen

@@ -10,7 +10,6 @@ import pytest
 
 from coordinator.sessions.draft import DraftSession
 from coordinator.sessions.draft_pool import DraftPeer, DraftPool
-from coordinator.sessions.target_pool import TargetPeer
 from paceline.costs.cost_line import CostLine
 from paceline.costs.service_costs import DraftCosts, TargetCosts
 from paceline.protocol.draft import DraftBudget
@@ -30,46 +29,18 @@ class CostlyLink(RecordingLink):
         self.welcome = replace(self.welcome, drafters=drafters)
 
 
-async def test_a_targets_costs_are_known_before_a_session_is_placed_and_are_its_own_afterwards() -> None:
-    links = [CostlyLink(TargetCosts(LINE.scaled(n), rows=n)) for n in (1, 2)]
-    request = Request(links[0])
-    request.pool.add(TargetPeer(cast(Any, links[1])))
-    assert request.session.costs.rows == 1
-    request.pool.remove(request.peer)
-    assert request.session.costs.rows == 2, "the one that takes new sessions"
-    waiting = asyncio.create_task(request.round())
-    await turns()
-    request.pool.add(request.peer)
-    assert request.session.costs == TargetCosts(LINE.scaled(2), rows=2), "it is placed there"
-    links[1].costs = TargetCosts(LINE.scaled(3), rows=3)
-    assert request.session.costs == links[1].costs, "the latest"
-    waiting.cancel()
-
-
-async def test_without_a_target_nothing_is_known() -> None:
-    link = CostlyLink(TargetCosts(LINE))
-    link.is_up = False
-    assert Request(link).session.costs == TargetCosts()
-
-
-@pytest.mark.parametrize(
-    ("drafter", "line"),
-    [("", LINE), ("model", LINE), ("model:other", CostLine()), ("elsewhere", None)],
-    ids=["any", "default", "another", "unknown"],
-)
-async def test_a_line_is_of_the_default_drafter_alone(drafter: str, line: CostLine | None) -> None:
-    link = CostlyLink(DraftCosts(LINE, rows=5), drafters=("model", "model:other"))
+async def test_a_drafts_costs_are_known_before_a_session_is_placed() -> None:
+    """Whether to draft at all is planned before a session is opened."""
+    link = CostlyLink(DraftCosts(LINE, rows=5), drafters=("model",))
     pool = DraftPool([DraftPeer(cast(Any, link))], timeout_s=1, vocab_size=64)
-    task = Request(RecordingLink()).task
-    session = DraftSession(pool, task, drafter)
-    expected = DraftCosts() if line is None else DraftCosts(line, rows=5)
-    assert session.costs == expected
+    session = DraftSession(pool, Request(RecordingLink()).task, "model")
+    assert session.peer is pool.peers[0]
+    assert session.peer.costs == DraftCosts(LINE, rows=5)
     session.open(PROMPT, DraftBudget(), "")
-    assert session.costs == expected, "placed or not"
-
-
-async def test_a_request_without_a_draft_service_knows_no_draft_costs() -> None:
-    assert DraftSession(None, Request(RecordingLink()).task, "").costs == DraftCosts()
+    link.costs = DraftCosts(LINE, rows=6)
+    assert session.peer.costs.rows == 6, "the latest"
+    assert DraftSession(pool, Request(RecordingLink()).task, "elsewhere").peer is None
+    assert DraftSession(None, Request(RecordingLink()).task, "").peer is None
 
 
 @pytest.mark.parametrize("drafting", [False, True])

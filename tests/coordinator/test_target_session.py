@@ -10,7 +10,7 @@ import pytest
 from coordinator.sessions.target import MAX_DEATHS, TargetSession, Verified
 from coordinator.sessions.target_pool import TargetPeer, TargetPool
 from coordinator.text.sequence import GenerationTask
-from paceline.costs.service_costs import TargetCosts
+from paceline.costs.service_costs import DraftCosts, TargetCosts
 from paceline.protocol.codec import failure_of
 from paceline.protocol.errors import InvalidInput, Overloaded, PeerUnavailable
 from paceline.protocol.generation import SpeculationSettings
@@ -31,7 +31,7 @@ class RecordingLink:
     is_up = True
     is_refused = False
     name = "target"
-    costs = TargetCosts()
+    costs: TargetCosts | DraftCosts = TargetCosts()
     address = "nowhere"
     silent_s = 0.0
 
