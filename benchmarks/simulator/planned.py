@@ -102,6 +102,8 @@ class PlannedSession:
         self._coordinator = coordinator
         self._planner = RequestPlanner(coordinator.planner, AUTO, Acceptance.COUPLED, greedy=greedy)
         self._drafted = False
+        self._shadowed = 0
+        """Positions whose shadow was told, one behind the other."""
 
     def plan(self, situation: Situation) -> Plan:
         """What the next round should do; before the first the request is nowhere yet."""
@@ -136,7 +138,8 @@ class PlannedSession:
 
     def took_shadow(self, ranks: tuple[int, ...], chances: tuple[float, ...]) -> None:
         """The draft says where committed tokens stood."""
-        self._planner.take_shadow(Shadow(1, 0, ranks, chances))
+        self._planner.take_shadow(Shadow(1, self._shadowed, ranks, chances))
+        self._shadowed += len(ranks)
 
     def took_match(self, situation: Situation, committed: int) -> None:
         """So many tokens were committed behind the match that stood."""

@@ -36,12 +36,13 @@ class Way:
 
 @dataclass(frozen=True)
 class Cycle:
-    """From one round to the next: tokens committed, milliseconds, and how many of these are not spent in the step."""
+    """From one round to the next: tokens committed, and milliseconds: all, those not in a step, those of a draft."""
 
     way: Way
     tokens: float
     ms: float
     away_ms: float = 0.0
+    draft_ms: float = 0.0
 
     @property
     def rate(self) -> float:
@@ -129,9 +130,10 @@ class Cycles:
         return Cycle(Way(), 1.0 + self.seen.copied.value, self.target.step_ms(around.rows + 1))
 
     def _waiting(self, draft: DraftTimes, depth: int, tokens: float, around: Surroundings) -> Cycle:
-        away_ms = draft.wait_ms(depth, around.drafting) + self.target.sent_late.value
+        draft_ms = draft.wait_ms(depth, around.drafting)
+        away_ms = draft_ms + self.target.sent_late.value
         step_ms = self.target.step_ms(around.rows + 1 + depth)
-        return Cycle(Way(Source.WAIT, depth), tokens, away_ms + step_ms, away_ms)
+        return Cycle(Way(Source.WAIT, depth), tokens, away_ms + step_ms, away_ms, draft_ms)
 
     def _ahead(self, draft: DraftTimes, depth: int, tokens: list[float], around: Surroundings) -> Cycle:
         """Hits wait for nothing, misses for the draft, or go without where that is faster.

@@ -31,11 +31,13 @@ class Rates:
 
     Attributes:
         own: of this request at its best, less what the others lose by its rows.
+        disturbed: what the others lose of theirs while a draft is at work beside their steps.
         around: what all the others do.
         ahead: whether outcomes are drafted for in that best way.
     """
 
     own: float = 0.0
+    disturbed: float = 0.0
     around: Surroundings = ALONE
     ahead: bool = False
 
@@ -101,7 +103,8 @@ class Market:
             wait_ms = self.draft.wait_ms(depth, self.rates.around.drafting)
             # As many nodes as steps are a chain.
             for nodes, expected in enumerate((*chain, *tree[1:]), depth):
-                value = expected - prices[nodes] - self.rates.own * (wait_ms + sent_ms)
+                value = expected - prices[nodes] - wait_ms * (self.rates.own + self.rates.disturbed)
+                value -= self.rates.own * sent_ms
                 risk_ms = wait_ms + self._risk_ms(nodes)
                 if value > best.value and (risk_ms <= left_ms or nodes == 1):
                     best = Choice(value, risk_ms, Plan(Source.WAIT, nodes, depth, patience_ms=wait_ms))
@@ -117,7 +120,8 @@ class Market:
         slack_ms = max(plan.patience_ms, left_ms)
         if self.coupled and plan.nodes == plan.depth:
             depth = min(room, MAX_DEPTH)
-            price = self._row_prices(1)[1] + self.rates.own * self.draft.step_ms(self.rates.around.drafting)
+            level_ms = self.draft.step_ms(self.rates.around.drafting)
+            price = self._row_prices(1)[1] + level_ms * (self.rates.own + self.rates.disturbed)
             longest_ms = self.draft.wait_ms(depth, self.rates.around.drafting)
             plan = replace(plan, depth=depth, nodes=depth, least_chance=min(1.0, price), patience_ms=longest_ms)
         return replace(plan, patience_ms=plan.patience_ms + slack_ms)

@@ -97,7 +97,9 @@ class RequestPlanner:
         self._chosen: Counter[Way] = Counter()
         self._leases = False
         """Whether the target may start rounds by itself: then a round that is sent costs that, too."""
-        self._rounds = self._positions = 0
+        self._rounds = 0
+        self._run = self._shadowed = 0
+        """Consecutive positions up to the last one whose token was the draft's first choice; and that one's end."""
         self._closed = False
         self._drafted_ahead = False
         self._elapsed_ms = self._shadow_ms = 0.0
@@ -165,14 +167,17 @@ class RequestPlanner:
 
     def take_shadow(self, shadow: Shadow) -> None:
         """The draft says where committed tokens stood in its order, whether it proposed them or not."""
-        self._positions += len(shadow.ranks)
+        if shadow.first_position != self._shadowed:
+            self._run = 0
+        self._shadowed = shadow.end
         for rank, q in zip(shadow.ranks, shadow.probabilities, strict=True):
             for seen in self._both:
                 if self._coupled:
-                    seen.take_rank(rank, q)
+                    seen.take_rank(rank, q, self._run)
                 else:
                     # Greedy texts leave no doubt; of a sampled one q is what acceptance is at the least (Σ pq).
                     seen.take_average(float(rank == 1) if self._greedy else q)
+            self._run = self._run + 1 if rank == 1 else 0
 
     def take_match(self, match: Match | None, committed: Sequence[int]) -> None:
         """Compare the match that stood (None: there was none) with what was committed then, proposed or not."""
@@ -216,7 +221,7 @@ class RequestPlanner:
         if self._target is None:
             return PlanExplanation()
         cycles = Cycles(self._target, self._draft, self._seen, can_ahead=self._draft is not None)
-        return explained(cycles, self._rates.around, self._chosen, self._account, self._positions)
+        return explained(cycles, self._rates.around, self._chosen, self._account, self._seen.positions)
 
     def _book(self, target: TargetTimes, plan: Plan, record: RoundRecord, proposal: Proposal | None) -> None:
         own_rows = 1 + (len(proposal) if proposal is not None else 0)
@@ -272,13 +277,16 @@ class RequestPlanner:
         around = Cycles(target, draft, self._pool, most, can_ahead=can_ahead).balanced(target.sessions)
         alone_ms = target.step_ms(around.rows + 1)
 
+        slowed = target.slowed(around.rows + 1)
+
         def net_rate(cycle: Cycle) -> float:
-            lost = around.rate * (target.step_ms(around.rows + cycle.way.rows) - alone_ms)
+            lost = around.rate * (target.step_ms(around.rows + cycle.way.rows) - alone_ms + slowed * cycle.draft_ms)
             return (cycle.tokens - lost) / cycle.ms if cycle.ms > 0 else 0.0
 
         best = max(Cycles(target, draft, self._seen, most, can_ahead=can_ahead).all(around), key=net_rate)
         # A draft at work beside the step slows it for all, so only all together can choose that.
-        return Rates(net_rate(best), around, best.way.ahead if target.sessions == 1 else around.ahead)
+        others_wait = around.rate * slowed
+        return Rates(net_rate(best), others_wait, around, best.way.ahead if target.sessions == 1 else around.ahead)
 
     def _choice(self, market: Market, options: Options) -> Choice:
         """The proposal of greatest value, which may be below 0."""

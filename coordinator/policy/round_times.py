@@ -58,6 +58,11 @@ class TargetTimes:
         costs = self.costs()
         return self.factor.value * (costs.beside if beside else costs.alone).ms(rows)
 
+    def slowed(self, rows: float) -> float:
+        """Share of its work that a target does not get done while a draft works beside it."""
+        beside_ms = self.step_ms(rows, beside=True)
+        return max(0.0, 1 - self.step_ms(rows) / beside_ms) if beside_ms > 0 else 0.0
+
     def learn(self, record: RoundRecord, *, beside: bool, late: bool) -> None:
         """Take in how long a round took; not a request's first, which waits for the prompt."""
         costs = self.costs()

@@ -56,25 +56,26 @@ class Seen:
         by_q: chance of the first choice by its probability; coupled acceptance only.
         ngrams: how often n-gram matches are right.
         copied: tokens that a round's n-gram match is worth; 0 of rounds without one.
+        positions: whose ranks or averages have come.
         hits: share of rounds with outcome drafting whose outcome had been drafted for when it came.
         hit_length: tokens of a proposal that had been drafted ahead when its outcome came.
-        run: consecutive positions up to the last one whose token was the first choice.
     """
 
     by_depth: list[RunningMean] = field(default_factory=_by_depth)
     by_rank: list[RunningMean] = field(default_factory=_by_rank)
+    positions: int = 0
     by_q: AcceptanceRates = field(default_factory=_by_q)
     ngrams: NgramShadow = field(default_factory=NgramShadow)
     copied: RunningMean = field(default_factory=lambda: RunningMean(0.0, PRIOR_WEIGHT))
     hits: RunningMean = field(default_factory=lambda: RunningMean(PRIOR_CHANCE, PRIOR_WEIGHT))
     hit_length: RunningMean = field(default_factory=lambda: RunningMean(0.0, 0.0))
-    run: int = 0
 
     def child(self) -> Seen:
         """What one request begins with."""
         return Seen(
             [_inherited(mean) for mean in self.by_depth],
             [_inherited(mean) for mean in self.by_rank],
+            0,
             self.by_q.child(PRIOR_WEIGHT),
             self.ngrams.child(PRIOR_WEIGHT),
             _inherited(self.copied),
@@ -82,21 +83,26 @@ class Seen:
             _inherited(self.hit_length),
         )
 
-    def take_rank(self, rank: int, q: float) -> None:
-        """A committed token stood at this rank; 0: beyond the ranked ones. `q`: of the first choice.
+    def take_rank(self, rank: int, q: float, run: int) -> None:
+        """A committed token stood at this rank; 0: beyond the ranked ones.
 
-        Every position is one more token behind each of the run's positions, as if a proposal had begun there.
+        Args:
+            rank: of the token.
+            q: of the first choice.
+            run: positions right before whose tokens were all first choices. The token stands behind each of them, as
+                if a proposal had begun there.
         """
         first = rank == 1
-        for depth in range(min(self.run + 1, MAX_DEPTH)):
+        self.positions += 1
+        for depth in range(min(run + 1, MAX_DEPTH)):
             self.by_depth[depth].add(float(first))
-        self.run = self.run + 1 if first else 0
         self.by_q.add(q, first)
         if not first:
             self._take_other(rank)
 
     def take_average(self, chance: float) -> None:
         """A position had this chance of acceptance, at whatever depth: where ranks don't tell."""
+        self.positions += 1
         for mean in self.by_depth:
             mean.add(chance)
 

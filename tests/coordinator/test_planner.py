@@ -296,7 +296,7 @@ def test_the_factor_of_a_line_that_lies_is_found() -> None:
 def test_ranks_say_what_every_length_would_have_brought() -> None:
     seen = Seen()
     for position in range(2000):
-        seen.take_rank(0 if position % 4 == 3 else 1, 0.8)
+        seen.take_rank(0 if position % 4 == 3 else 1, 0.8, position % 4)
     depths = [mean.value for mean in seen.by_depth[:4]]
     assert depths[0] == pytest.approx(3 / 4, abs=0.05)
     assert depths[1] == pytest.approx(2 / 3, abs=0.05)
