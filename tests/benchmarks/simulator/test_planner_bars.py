@@ -10,7 +10,8 @@ import pytest
 from benchmarks.simulator.grid import LEAST_GOODPUT, LEAST_REQUEST, GridCase, Judgement, cases, judge
 from benchmarks.simulator.planned import PlannedPolicy
 from benchmarks.simulator.policies import ConstantPolicy
-from benchmarks.simulator.run import TARGET_ONLY_POLICY, Disturbance, ServiceChange
+from benchmarks.simulator.run import TARGET_ONLY_POLICY
+from benchmarks.simulator.services import Disturbance, ServiceChange
 
 FEW_CONSTANTS = (TARGET_ONLY_POLICY, ConstantPolicy(2), ConstantPolicy(4), ConstantPolicy(4, 4))
 """Enough to say what is best within some percent; all of them are tried in the whole matrix."""

@@ -8,7 +8,8 @@ import pytest
 
 from benchmarks.simulated.analytic import expected_tokens
 from benchmarks.simulator.policies import ConstantPolicy
-from benchmarks.simulator.run import Disturbance, ServiceChange, SimulatedRun, concurrent, simulate
+from benchmarks.simulator.run import SimulatedRun, concurrent, simulate
+from benchmarks.simulator.services import Disturbance, ServiceChange
 from benchmarks.simulator.synthetic import PAIRS, SyntheticPair, synthetic_requests
 from benchmarks.simulator.trace import TracedRequest, TracedSetting
 from paceline.costs.cost_line import CostLine
