@@ -356,8 +356,8 @@ class Drafting:
             source = Source.WAIT if self._uses_model else Source.NONE
         nodes = k if not self._widths or source is Source.NGRAM else 0
         held = len(self._cached.proposal) if self._cached and self._cached.proposal else 0
-        nodes = held if source is Source.CACHED else nodes
-        return Plan(source, nodes, k, fan_out=self._fan_out, branch_depth=k)
+        proposed = held if source is Source.CACHED else nodes
+        return Plan(source, proposed, k, fan_out=self._fan_out, branch_depth=k)
 
     def _needs_session(self) -> bool:
         """With outcome drafting the draft service computes the prompt beside the target, else once it is asked."""
