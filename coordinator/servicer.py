@@ -126,10 +126,13 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         stats = StatsBuilder(arrived)
         recorder = RequestRecorder(self._config.record_to, task.noise.seed, len(task.prompt))
 
+        drafting.observe(recorder)
+
         def free() -> None:
+            recorder.take_lines(alone=target.costs.alone, beside=target.costs.beside, draft=drafting.draft_line)
+            recorder.close()
             target.close()
             drafting.close()
-            recorder.close()
 
         async def rounds(outbox: Outbox) -> None:
             with telemetry.start_generation(task.traceparent) as trace:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from benchmarks.simulator.events import Agenda
 from benchmarks.simulator.lines import StatedLine, TrueLine
@@ -18,10 +18,23 @@ from benchmarks.simulator.trace import TracedSetting
 from draft_service.drafters.calibration import Calibration
 from draft_service.drafters.model import ROWS_PER_STEP
 
-if TYPE_CHECKING:
-    from benchmarks.simulator.session import SimulatedSession
-
 Works = Callable[[bool], None]
+
+
+class DraftingClient(Protocol):
+    """A session as its draft sees it."""
+
+    key: int
+    prompt_tokens: int
+    tokens: int
+    ranks: tuple[int, ...]
+    chances: tuple[float, ...]
+
+    def proposal_leaves(self, base: int, tokens: int, draft_ms: float) -> None:
+        """A proposal behind so many committed tokens is sent."""
+
+    def shadow_leaves(self, first: int, end: int) -> None:
+        """Where these committed positions stood is said."""
 
 
 class DraftedSession:
@@ -42,7 +55,7 @@ class DraftedSession:
         "told", "turn", "wanted",
     )  # fmt: skip
 
-    def __init__(self, session: SimulatedSession, prompt_tokens: int) -> None:
+    def __init__(self, session: DraftingClient, prompt_tokens: int) -> None:
         self.session = session
         self.prompt_left = prompt_tokens
         self.committed = self.rows = self.told = 0
@@ -90,7 +103,7 @@ class SimulatedDraft:
         """From now on steps take so many times as long."""
         self._line.factor = factor
 
-    def open(self, session: SimulatedSession) -> DraftedSession:
+    def open(self, session: DraftingClient) -> DraftedSession:
         """A session comes; what it wants comes with its first commit."""
         self.sessions += 1
         return DraftedSession(session, session.prompt_tokens)

@@ -13,7 +13,8 @@ from itertools import product
 from benchmarks.reporting.presentation import markdown_table
 from benchmarks.simulator.planned import PlannedPolicy
 from benchmarks.simulator.policies import AHEAD_FAN_OUT, ConstantPolicy, Policy
-from benchmarks.simulator.run import TARGET_ONLY_POLICY, UNDISTURBED, Disturbance, SimulatedRun, best_of, simulate
+from benchmarks.simulator.run import TARGET_ONLY_POLICY, SimulatedRun, best_of, simulate
+from benchmarks.simulator.services import UNDISTURBED, Disturbance
 from benchmarks.simulator.synthetic import PAIRS, synthetic_requests
 from benchmarks.simulator.trace import TracedRequest, TracedSetting
 from paceline.costs.cost_line import CostLine

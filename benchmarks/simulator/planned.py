@@ -20,7 +20,7 @@ from paceline.sampling.ngram import MAX_FOLLOWING, Match
 
 if TYPE_CHECKING:
     from benchmarks.simulator.draft import SimulatedDraft
-    from benchmarks.simulator.run import SimulatedServices
+    from benchmarks.simulator.services import SimulatedServices
     from benchmarks.simulator.target import SimulatedTarget
 
 DRAFTER = "model"

@@ -12,7 +12,7 @@ from coordinator.policy.plan import Plan, Source
 from paceline.protocol.errors import require
 
 if TYPE_CHECKING:
-    from benchmarks.simulator.run import SimulatedServices
+    from benchmarks.simulator.services import SimulatedServices
 
 MAX_CONSTANT = 16
 """Longest proposal of a constant policy."""

@@ -20,7 +20,7 @@ from paceline.protocol.proposal import MAX_PROPOSAL_NODES
 
 if TYPE_CHECKING:
     from benchmarks.simulator.draft import DraftedSession
-    from benchmarks.simulator.run import SimulatedServices
+    from benchmarks.simulator.services import SimulatedServices
 
 
 class SimulatedSession:

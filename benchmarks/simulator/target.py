@@ -6,15 +6,27 @@ its cores works, a step goes on at `alone ÷ beside` of its speed.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from benchmarks.simulator.events import Agenda
 from benchmarks.simulator.lines import StatedLine, TrueLine
 from benchmarks.simulator.trace import TracedSetting
 from target_service.batching import Batcher, BatchingWindow
 
-if TYPE_CHECKING:
-    from benchmarks.simulator.session import SimulatedSession
+
+class VerifiedClient(Protocol):
+    """A session as its target sees it."""
+
+    key: int
+    tokens: int
+    at_target: int
+    prefill_left: int
+    round_rows: int
+    ready_at: float
+    drafting: bool
+
+    def answered(self, begun: float, step_ms: float, sessions: int, rows: int) -> bool:
+        """A step with its round is done; says whether it goes on by itself."""
 
 
 class SimulatedTarget:
@@ -27,10 +39,10 @@ class SimulatedTarget:
         self._alone, self._beside = TrueLine(setting.alone), TrueLine(beside)
         self.stated_alone, self.stated_beside = StatedLine(setting.alone, lie), StatedLine(beside, lie)
         self._batcher = Batcher()
-        self._waiting: list[SimulatedSession] = []
-        self._opening: dict[int, SimulatedSession] = {}
-        self._ready: dict[int, SimulatedSession] = {}
-        self._step: list[SimulatedSession] = []
+        self._waiting: list[VerifiedClient] = []
+        self._opening: dict[int, VerifiedClient] = {}
+        self._ready: dict[int, VerifiedClient] = {}
+        self._step: list[VerifiedClient] = []
         self._window: BatchingWindow | None = None
         self._busy = False
         self._timer = 0
@@ -52,7 +64,7 @@ class SimulatedTarget:
         """From now on steps take so many times as long."""
         self._alone.factor = self._beside.factor = factor
 
-    def open(self, session: SimulatedSession) -> None:
+    def open(self, session: VerifiedClient) -> None:
         """A session comes with its prompt and first round; one beyond the limit waits until another has ended."""
         if self.sessions >= self._setting.max_sessions:
             self._waiting.append(session)
@@ -61,7 +73,7 @@ class SimulatedTarget:
         self._opening[session.key] = session
         self._try_start()
 
-    def submit(self, session: SimulatedSession) -> None:
+    def submit(self, session: VerifiedClient) -> None:
         """A round has come."""
         now = self._agenda.now
         self._batcher.back(session.key, now / 1e3)
@@ -118,7 +130,7 @@ class SimulatedTarget:
         self._speed = self._slowed if self._drafting else 1.0
         self._expect_end()
 
-    def _prefill(self, step: list[SimulatedSession]) -> int:
+    def _prefill(self, step: list[VerifiedClient]) -> int:
         """Rows of prefixes in a step; a session whose prefix ends in it has its first round there, too."""
         chunk, used, firsts = self._setting.prefill_chunk, 0, 0
         for session in [*self._opening.values()]:
@@ -159,13 +171,13 @@ class SimulatedTarget:
                 self._gone(session)
         self._try_start()
 
-    def _state(self, step: list[SimulatedSession], took_ms: float) -> None:
+    def _state(self, step: list[VerifiedClient], took_ms: float) -> None:
         if any(session.drafting for session in step):
             self.stated_beside.took(took_ms, self._beside.ms(self.rows) / self._beside.factor)
         else:
             self.stated_alone.took(took_ms, self._alone.ms(self.rows) / self._alone.factor)
 
-    def _gone(self, session: SimulatedSession) -> None:
+    def _gone(self, session: VerifiedClient) -> None:
         self._batcher.gone(session.key)
         self.sessions -= 1
         if self._waiting:

@@ -184,8 +184,8 @@ def _read(number: int, make: Any, value: dict[str, Any]) -> Any:
 
 
 def _setting_of(value: dict[str, Any]) -> TracedSetting:
-    require(value.pop("format", None) == FORMAT, "format", value.get("format"), FORMAT)
-    version = value.pop("version", None)
+    kind, version = value.pop("format", None), value.pop("version", None)
+    require(kind == FORMAT, "format", kind, FORMAT)
     require(version == VERSION, "version", version, f"{VERSION}, the only one that this release reads")
     for name in ("alone", "beside", "draft"):
         value[name] = CostLine(tuple((rows, ms) for rows, ms in value.pop(name, ())))

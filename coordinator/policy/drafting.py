@@ -18,11 +18,13 @@ from itertools import islice
 from coordinator.policy.matches import copied_proposal, distinct_paths
 from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.planner import Planner, RequestPlanner
+from coordinator.recorder import RequestRecorder
 from coordinator.sessions.draft import NOTHING, Drafted, DraftSession, PendingCommit
 from coordinator.sessions.draft_pool import DraftPool
 from coordinator.sessions.target import TargetNext
 from coordinator.text.sequence import GenerationTask, Sequence
-from paceline.protocol.draft import DraftBudget
+from paceline.costs.cost_line import CostLine
+from paceline.protocol.draft import DraftBudget, Shadow
 from paceline.protocol.errors import PacelineError
 from paceline.protocol.explanation import PlanExplanation
 from paceline.protocol.proposal import (
@@ -114,6 +116,22 @@ class Drafting:
         self._plan = self._next_plan(sequence)
         if self._needs_session():
             self._session.open(sequence.ids, self._wanted_now(), traceparent)
+
+    def observe(self, recorder: RequestRecorder) -> None:
+        """Have what the planner is told of the draft kept, too."""
+        planned = self._session.on_shadow
+
+        def told(shadow: Shadow) -> None:
+            planned(shadow)
+            recorder.take_shadow(shadow)
+
+        self._session.on_shadow = told
+
+    @property
+    def draft_line(self) -> CostLine:
+        """What the draft service says that its steps take."""
+        peer = self._session.peer
+        return CostLine() if peer is None else peer.costs.line
 
     @property
     def lease(self) -> int:

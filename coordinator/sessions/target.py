@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from coordinator.sessions.target_pool import TargetPeer, TargetPool
 from coordinator.text.sequence import GenerationTask
+from paceline.costs.service_costs import TargetCosts
 from paceline.protocol.codec import error_of
 from paceline.protocol.errors import (
     InvalidInput,
@@ -106,6 +107,11 @@ class TargetSession:
         self.verdict_at = 0.0
         """When the last verdict came, by `perf_counter`: under load long before its request goes on."""
         self._watcher: asyncio.TimerHandle | None = None
+
+    @property
+    def costs(self) -> TargetCosts:
+        """What the target that the session was placed on last says of its steps; unknown before that."""
+        return TargetCosts() if self._peer is None else self._peer.costs
 
     @property
     def leased(self) -> int:

@@ -94,5 +94,5 @@ def _line(field: str, text: str) -> CostLine | None:
 
 
 def _whole(field: str, text: str) -> int:
-    require(text.isdecimal(), field, text, "whole numbers")
+    require(text.isdecimal() and int(text) > 0, field, text, "whole numbers, at least 1")
     return int(text)
