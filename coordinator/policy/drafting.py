@@ -337,6 +337,7 @@ class Drafting:
                 match=self._match,
                 cached=self._cached.proposal if self._cached else None,
                 drafts=self._uses_model and self._session.is_ready,
+                lag=0 if self._session.is_open else len(sequence.ids),
                 fan_out=self._fan_out,
                 trees=self._coupled,
                 leased=self._leased,
@@ -360,9 +361,10 @@ class Drafting:
         return Plan(source, proposed, k, fan_out=self._fan_out, branch_depth=k)
 
     def _needs_session(self) -> bool:
-        """With outcome drafting the draft service computes the prompt beside the target, else once it is asked."""
-        asked = self._fan_out > 0 or self._plan.source is Source.WAIT or self._plan.shadow
-        return self._uses_model and asked
+        """Where drafting is expected to pay, the draft service computes the prompt beside the target; else once asked."""
+        asked = self._plan.source is Source.WAIT or self._plan.shadow or self._plan.fan_out > 0
+        expected = self._fixed is not None or self._planner.expects_drafts
+        return self._uses_model and (asked or (self._fan_out > 0 and expected))
 
     def _wanted_now(self) -> DraftBudget:
         """What the draft service is asked for: a proposal only if the round waits for it."""

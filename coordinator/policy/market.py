@@ -98,9 +98,10 @@ class Market:
         chains, trees = expected_of_trees(by_depth, ()), expected_of_trees(by_depth, self._others(options))
         prices = self._row_prices(len(chains) + MOST_LAST)
         sent_ms = self.target.sent_late.value if options.lease else 0.0
+        first_ms = self.draft.step_ms(options.lag)
         best = NOTHING
         for depth, (chain, tree) in enumerate(zip(chains, trees, strict=False), 1):
-            wait_ms = self.draft.wait_ms(depth, self.rates.around.drafting)
+            wait_ms = self.draft.wait_ms(depth, self.rates.around.drafting) + first_ms
             # As many nodes as steps are a chain.
             for nodes, expected in enumerate((*chain, *tree[1:]), depth):
                 value = expected - prices[nodes] - wait_ms * (self.rates.own + self.rates.disturbed)

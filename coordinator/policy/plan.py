@@ -57,6 +57,7 @@ class Options:
         match: the coordinator's own n-gram match.
         cached: the proposal that was drafted for this outcome before it was known.
         drafts: whether a draft service could be asked, and would not have to catch up first.
+        lag: tokens that the draft service must compute first, since it has no session of the request.
         fan_out: most next tokens per accepted node that outcome drafting may prepare; 0: it is off.
         trees: whether proposals may be trees.
         leased: rounds, this one included, that the target may have started: they are target-only in any case.
@@ -69,6 +70,7 @@ class Options:
     match: Match | None = None
     cached: Proposal | None = None
     drafts: bool = False
+    lag: int = 0
     fan_out: int = 0
     trees: bool = False
     leased: int = 0

@@ -102,7 +102,6 @@ class RequestPlanner:
         """Consecutive positions up to the last one whose token was the draft's first choice; and that one's end."""
         self._closed = False
         self._drafted_ahead = False
-        self._elapsed_ms = self._shadow_ms = 0.0
 
     def move(self, target: TargetPeerCosts | None, draft: DraftPeerCosts | None) -> None:
         """The request's sessions are at these peers now."""
@@ -120,6 +119,11 @@ class RequestPlanner:
         if self._target is not None and not self._closed:
             self._target.running -= 1
         self._closed = True
+
+    @property
+    def expects_drafts(self) -> bool:
+        """Whether drafting paid for the request that asked last; then the draft computes the prompt at once."""
+        return self._pool.pays
 
     def plan(self, options: Options) -> Plan:
         """What the next round should do."""
@@ -204,7 +208,7 @@ class RequestPlanner:
         draft (`first_draft`), for which the draft service computed the whole text: others cost less.
         """
         self._rounds += 1
-        self._elapsed_ms += record.round_ms
+        self._pool.elapsed_ms += record.round_ms
         if self._target is None:
             return
         waited = plan.source is Source.WAIT
@@ -285,6 +289,7 @@ class RequestPlanner:
 
         best = max(Cycles(target, draft, self._seen, most, can_ahead=can_ahead).all(around), key=net_rate)
         # A draft at work beside the step slows it for all, so only all together can choose that.
+        self._pool.pays = best.way.source is not Source.NONE
         others_wait = around.rate * slowed
         return Rates(net_rate(best), others_wait, around, best.way.ahead if target.sessions == 1 else around.ahead)
 
@@ -317,14 +322,18 @@ class RequestPlanner:
         lease = owed or options.lease
         if missed > 0:
             lease = min(lease, int(2 * market.sending(options) / missed))
-        return Plan(lease=min(options.lease, lease), shadow=options.drafts and self._may_shadow())
+        return Plan(lease=min(options.lease, lease), shadow=options.drafts and self._may_shadow(options))
 
-    def _may_shadow(self) -> bool:
-        """Whether the draft may be at work for shadow alone: its tokens' share of what it is told at once."""
+    def _may_shadow(self, options: Options) -> bool:
+        """Whether the draft may be at work for shadow alone: for a token's share of what it is told at once.
+
+        A session that isn't open has the whole text to compute first.
+        """
         if self._draft is None:
             return False
-        cost_ms = self._draft.step_ms(SHADOW_TOKENS) / SHADOW_TOKENS
-        if self._shadow_ms + cost_ms > SHADOW_SHARE * self._elapsed_ms:
+        cost_ms = self._draft.step_ms(SHADOW_TOKENS) / SHADOW_TOKENS + self._draft.step_ms(options.lag)
+        pool = self._pool
+        if pool.shadow_ms + cost_ms > SHADOW_SHARE * pool.elapsed_ms:
             return False
-        self._shadow_ms += cost_ms
+        pool.shadow_ms += cost_ms
         return True

@@ -96,8 +96,8 @@ class DraftTimes:
         return self.costs().line.is_known
 
     def step_ms(self, rows: float) -> float:
-        """A step of so many rows."""
-        return self.factor.value * self.costs().line.ms(rows)
+        """A step of so many rows; 0 of none."""
+        return 0.0 if not rows else self.factor.value * self.costs().line.ms(rows)
 
     def wait_ms(self, depth: int, sessions: float = 1.0) -> float:
         """Of a round for a proposal of this depth, when so many sessions draft at once.

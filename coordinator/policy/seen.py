@@ -58,6 +58,8 @@ class Seen:
         copied: tokens that a round's n-gram match is worth; 0 of rounds without one.
         positions: whose ranks or averages have come.
         hits: share of rounds with outcome drafting whose outcome had been drafted for when it came.
+        pays: of a pool: whether drafting was the best way for the request that asked last.
+        elapsed_ms, shadow_ms: of a pool: time of all its requests, and of the draft at work for shadow alone.
         hit_length: tokens of a proposal that had been drafted ahead when its outcome came.
     """
 
@@ -69,6 +71,9 @@ class Seen:
     copied: RunningMean = field(default_factory=lambda: RunningMean(0.0, PRIOR_WEIGHT))
     hits: RunningMean = field(default_factory=lambda: RunningMean(PRIOR_CHANCE, PRIOR_WEIGHT))
     hit_length: RunningMean = field(default_factory=lambda: RunningMean(0.0, 0.0))
+    pays: bool = True
+    elapsed_ms: float = 0.0
+    shadow_ms: float = 0.0
 
     def child(self) -> Seen:
         """What one request begins with."""
