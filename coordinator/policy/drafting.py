@@ -361,7 +361,7 @@ class Drafting:
         return Plan(source, proposed, k, fan_out=self._fan_out, branch_depth=k)
 
     def _needs_session(self) -> bool:
-        """Whether the draft service is to have the text: it computes the prompt beside the target where drafting pays."""
+        """Whether the draft service is to have the text, from the start where drafting is expected to pay."""
         asked = self._plan.source is Source.WAIT or self._plan.shadow or self._plan.fan_out > 0
         expected = self._fixed is not None or self._planner.expects_drafts
         return self._uses_model and (asked or (self._fan_out > 0 and expected))
