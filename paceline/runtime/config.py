@@ -302,7 +302,7 @@ class CoordinatorConfig(RequestSettings):
         1024, ge=1, le=1 << 20, description="Most requests that run at once before RESOURCE_EXHAUSTED."
     )
     draft_timeout_ms: float = Field(
-        2_000.0, gt=0, description="Longest wait for a proposal; the planner mostly allows less."
+        1_000.0, gt=0, description="Longest wait for a proposal; the planner mostly allows less."
     )
     round_timeout_ms: float = Field(
         30_000.0,

@@ -37,6 +37,8 @@ def environment(**variables: str) -> dict[str, str]:
 
 def text_of(setting: Setting) -> str:
     """A valid value as a variable has it."""
+    if setting.key == "cores":
+        return "target=1"
     if setting.default is None:
         return "1" if setting.annotation in (int, float) else "x"
     return " ".join(setting.default) if isinstance(setting.default, tuple) else str(setting.default)

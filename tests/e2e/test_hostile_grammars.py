@@ -17,7 +17,7 @@ from tests.grammars.hostile import HOSTILE
 from tests.grammars.processes import hosts, workers
 
 TARGET = "table:vocab=260,seed=2,sharpness=1.5"
-MEMORY = 1 << 26
+MEMORY = 1 << 28
 LIMITS: Flags = {"grammar.compile_ms": 900, "grammar.memory_bytes": MEMORY}
 ORDINARY = SamplingParams(grammar=Grammar(GrammarKind.REGEX, "([a-f][g-k]+)+"))
 DRAFTED = SpeculationSettings(drafter="model", num_draft_tokens=3)

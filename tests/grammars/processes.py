@@ -14,8 +14,15 @@ def hosts(pid: int | None = None) -> list[psutil.Process]:
 
 def workers(pid: int | None = None) -> list[psutil.Process]:
     """Grammar workers of a process, those that have ended and were not reaped left out."""
-    found = [worker for host in hosts(pid) for worker in host.children()]
+    found = [worker for host in hosts(pid) for worker in _children(host)]
     return [worker for worker in found if _is_grammars(worker)]
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children()
+    except psutil.NoSuchProcess:
+        return []
 
 
 def _is_grammars(process: psutil.Process) -> bool:
