@@ -129,7 +129,8 @@ async def test_a_draft_slower_than_the_target_is_not_waited_for(tmp_path: Path) 
 
 async def test_ngram_matches_need_no_draft_service(tmp_path: Path) -> None:
     loop = tuple(range(8)) * 4
-    with Cluster(tmp_path, target_model="table:vocab=64,seed=1,order=1,sharpness=30", drafters=()) as cluster:
+    timed = "table:vocab=64,seed=1,order=1,sharpness=30,step_ms=10"  # what a way costs must not decide
+    with Cluster(tmp_path, target_model=timed, drafters=()) as cluster:
         async with cluster.async_client() as client:
             greedy = SamplingParams(temperature=0)
             plain = await client.generate(request(OFF, token_ids=loop, sampling=greedy))

@@ -6,7 +6,6 @@ import random
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -76,9 +75,8 @@ SAMPLINGS = {
 RULES = [Acceptance.REJECTION, Acceptance.BLOCK]
 
 
-@cache
 def tiny_engine(disturb: float) -> Engine:
-    """A transformer of a few thousand weights, to which so much noise is added."""
+    """A transformer of a few thousand weights, to which so much noise is added; each service has one of its own."""
     transformer = tiny.random_model(tiny.llama())
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(1)
