@@ -16,6 +16,7 @@ from benchmarks.speed.report import TargetStepCosts, speed_json, speed_markdown,
 from benchmarks.speed.run import SpeedPair, SpeedPlan, Variant, run_speed
 from paceline.protocol.errors import require
 from paceline.protocol.proposal import NONE
+from paceline.runtime.config import NOT_QUANTIZED
 
 
 def measure_speed(services: MeasuredServices, plan: SpeedPlan, minutes: float, out: Path, name: str) -> Path:
@@ -100,7 +101,7 @@ def _asked(services: MeasuredServices, plan: SpeedPlan) -> dict[str, str]:
     """What two runs must share to be of one report."""
     return {
         "model": services.model,
-        "quantization": services.quantization or "none",
+        "quantization": services.quantization or NOT_QUANTIZED,
         "tokens of each generation": str(plan.tokens),
         "drafters": ", ".join(variant.name for variant in plan.variants),
     }

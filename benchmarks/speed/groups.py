@@ -16,11 +16,12 @@ import psutil
 from rich.console import Console
 
 from paceline.client import Client, Generation
-from paceline.local.settings import ServeSettings
+from paceline.local.settings import local_settings
 from paceline.local.supervisor import SupervisedServices
 from paceline.models.resolve import resolve
 from paceline.protocol.errors import require
 from paceline.protocol.generation import GenerateRequest
+from paceline.runtime.config import NOT_QUANTIZED
 
 WARM_UP_TOKENS = 24
 
@@ -81,12 +82,6 @@ class MeasuredServices:
         given = self.quantization and self.url
         require(not given, "quantization", self.quantization, "left out with --url, whose services are running")
 
-    @property
-    def options(self) -> dict[str, object]:
-        """What `paceline serve` is told beside the drafter; every port is free."""
-        ports = dict.fromkeys(("port", "draft_port", "target_port"), 0)
-        return {"model": self.model, **ports} | ({"quantization": self.quantization} if self.quantization else {})
-
 
 @contextmanager
 def running_groups(
@@ -122,7 +117,7 @@ def start_groups(
         groups = {}
         for number, drafter in enumerate(dict.fromkeys(drafters)):
             announce(f"starting services for {drafter}")
-            settings = ServeSettings.model_validate(services.options | {"drafter": drafter})
+            settings = local_settings(services.model, drafter, services.quantization or NOT_QUANTIZED)
             running = stack.enter_context(SupervisedServices(settings, folder / str(number)))
             groups[drafter] = _group(drafter, running, stack.enter_context(Client(running.address)))
         yield groups

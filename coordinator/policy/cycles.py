@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from coordinator.policy.plan import Source
 from coordinator.policy.round_times import DraftTimes, TargetTimes
@@ -91,16 +92,7 @@ class Cycles:
 
     def all(self, around: Surroundings = ALONE) -> Iterator[Cycle]:
         """Every way, in surroundings that stay as they are."""
-        reached = survival(self.seen.chances(min(self.most, MAX_DEPTH)))
-        tokens = [1.0, *(1.0 + total for total in itertools.accumulate(reached))]
-        yield self._none(around)
-        if self.draft is None or not self.draft.is_known:
-            return
-        for depth in range(1, len(tokens)):
-            yield self._waiting(self.draft, depth, tokens[depth], around)
-        if self.can_ahead:
-            for depth in range(1, len(tokens)):
-                yield self._ahead(self.draft, depth, tokens, around)
+        return (self._cycle(way, around) for way in self._ways())
 
     def balanced(self, sessions: int) -> Surroundings:
         """What the others do where all of so many do what is best for all together."""
@@ -124,7 +116,20 @@ class Cycles:
     def _together(self, way: Way, sessions: int) -> Cycle:
         """A session's cycle where all follow the same way and share every step."""
         around = Surroundings(sessions, (sessions - 1) * way.rows, 0.0, sessions)
-        return next(cycle for cycle in self.all(around) if cycle.way == way)
+        return self._cycle(way, around)
+
+    @cached_property
+    def _tokens(self) -> list[float]:
+        """Expected tokens of a round by the length of its proposal."""
+        reached = survival(self.seen.chances(min(self.most, MAX_DEPTH)))
+        return [1.0, *(1.0 + total for total in itertools.accumulate(reached))]
+
+    def _cycle(self, way: Way, around: Surroundings) -> Cycle:
+        if self.draft is None or way.source is Source.NONE:
+            return self._none(around)
+        if way.ahead:
+            return self._ahead(self.draft, way.depth, self._tokens, around)
+        return self._waiting(self.draft, way.depth, self._tokens[way.depth], around)
 
     def _none(self, around: Surroundings) -> Cycle:
         return Cycle(Way(), 1.0 + self.seen.copied.value, self.target.step_ms(around.rows + 1))

@@ -280,7 +280,6 @@ class RequestPlanner:
         most, can_ahead = min(options.room, MAX_DEPTH), options.fan_out > 0
         around = Cycles(target, draft, self._pool, most, can_ahead=can_ahead).balanced(target.sessions)
         alone_ms = target.step_ms(around.rows + 1)
-
         slowed = target.slowed(around.rows + 1)
 
         def net_rate(cycle: Cycle) -> float:
@@ -288,10 +287,10 @@ class RequestPlanner:
             return (cycle.tokens - lost) / cycle.ms if cycle.ms > 0 else 0.0
 
         best = max(Cycles(target, draft, self._seen, most, can_ahead=can_ahead).all(around), key=net_rate)
-        # A draft at work beside the step slows it for all, so only all together can choose that.
         self._pool.pays = best.way.source is not Source.NONE
-        others_wait = around.rate * slowed
-        return Rates(net_rate(best), others_wait, around, best.way.ahead if target.sessions == 1 else around.ahead)
+        # A draft at work beside the step slows it for all, so only all together can choose that.
+        ahead = best.way.ahead if target.sessions == 1 else around.ahead
+        return Rates(net_rate(best), around.rate * slowed, around, ahead)
 
     def _choice(self, market: Market, options: Options) -> Choice:
         """The proposal of greatest value, which may be below 0."""

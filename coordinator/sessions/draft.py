@@ -35,7 +35,6 @@ logger = logging.getLogger(__name__)
 
 RETRY_MIN_S = 0.25
 RETRY_MAX_S = 8.0
-MAX_ROUNDS_SKIPPED = 64
 MAX_PENDING_TOKENS = 16
 """Committed tokens that are kept from the draft service during a lease; with more it would have to catch up."""
 
