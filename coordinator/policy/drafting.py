@@ -94,7 +94,8 @@ class Drafting:
         self._fan_out = settings.fan_out if self._uses_model else 0
         self._max_lease = settings.lease
         self._max_prefetched = settings.max_prefetched
-        self._planner = RequestPlanner(planner, name, task.acceptance, greedy=task.sampling.temperature == 0)
+        known_as = f"{name} {self._session.model}"
+        self._planner = RequestPlanner(planner, known_as, task.acceptance, greedy=task.sampling.temperature == 0)
         self._session.on_shadow = self._planner.take_shadow
         self._ngrams = NgramIndex() if name in (NGRAM, AUTO) and not self._off else None
         self._match: Match | None = None
@@ -246,7 +247,7 @@ class Drafting:
         self._missed = drafted_for and self._cached is None
         self._plan = self._next_plan(sequence)
         before, self._pending = self._pending, None
-        if self._session.is_open or self._needs_session():
+        if self._session.is_open or before is not None or self._needs_session():
             budget = self._wanted_now()
             pending = PendingCommit(outcome, tuple(tokens), sequence.ids, budget, traceparent, drafted_for)
             self._pending = pending.after(before)
@@ -337,7 +338,7 @@ class Drafting:
                 match=self._match,
                 cached=self._cached.proposal if self._cached else None,
                 drafts=self._uses_model and self._session.is_ready,
-                lag=0 if self._session.is_open else len(sequence.ids),
+                lag=0 if self._session.is_open or self._pending is not None else len(sequence.ids),
                 fan_out=self._fan_out,
                 trees=self._coupled,
                 leased=self._leased,

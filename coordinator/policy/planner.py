@@ -75,7 +75,7 @@ class Planner:
         return self._drafts[peer]
 
     def seen(self, drafter: str, acceptance: Acceptance, *, greedy: bool) -> Seen:
-        """What is known of a drafter; greedy and sampled texts differ too much to share."""
+        """What is known of a drafter, with its model; greedy and sampled texts differ too much to share."""
         return self._seen.setdefault((drafter, acceptance, greedy), Seen())
 
 

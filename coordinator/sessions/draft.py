@@ -81,8 +81,11 @@ class PendingCommit:
         return self.awaited or len(self.token_ids) >= MAX_PENDING_TOKENS
 
     def after(self, before: PendingCommit | None) -> PendingCommit:
-        """One commit of the tokens before these, and these."""
-        return self if before is None else replace(self, token_ids=before.token_ids + self.token_ids)
+        """One commit of the tokens before these, and these; with their shadow if it was wanted of any."""
+        if before is None:
+            return self
+        budget = replace(self.budget, shadow=self.budget.shadow or before.budget.shadow)
+        return replace(self, token_ids=before.token_ids + self.token_ids, budget=budget)
 
 
 class DraftSession:
@@ -123,6 +126,12 @@ class DraftSession:
     def peer(self) -> DraftPeer | None:
         """The draft service that the session was placed on last; before that, one that it might be placed on."""
         return self._pool.first(self._fits) if self._peer is None and self._pool is not None else self._peer
+
+    @property
+    def model(self) -> str:
+        """What drafts; empty where that is not known."""
+        welcome = None if self.peer is None else self.peer.link.welcome
+        return "" if welcome is None else welcome.fingerprint.model
 
     @property
     def is_open(self) -> bool:

@@ -228,6 +228,36 @@ def test_the_draft_can_follow_whatever_is_leased(seed: int) -> None:
     assert len(request.sequence.ids) - session.committed_length < MAX_PENDING_TOKENS
 
 
+class OnceLookingPlanner(RandomPlanner):
+    """Pays once for a session that is only to look on."""
+
+    expects_drafts = False
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.lags: list[int] = []
+
+    def plan(self, options: Options) -> Plan:
+        self.lags.append(options.lag)
+        return Plan(lease=options.lease, shadow=len(self.lags) == 1)
+
+
+def test_a_session_to_look_on_that_was_paid_for_is_opened_though_the_run_goes_on() -> None:
+    request = Request()
+    drafting: Any = request.drafting
+    drafting._session.close()
+    planner = drafting._planner = OnceLookingPlanner()
+    request.link.take()
+    for number in range(2 * MAX_PENDING_TOKENS):
+        request.commit((number,), leased=16)
+        request.dispatched()
+    opened = [command for command in request.link.sent if isinstance(command, DraftOpen)]
+    assert [(len(each.spec.token_ids), each.budget.shadow) for each in opened] == [
+        (len(PROMPT) + MAX_PENDING_TOKENS, True)
+    ]
+    assert planner.lags == [len(PROMPT) + 1] + [0] * (2 * MAX_PENDING_TOKENS - 1), "and once"
+
+
 NGRAMS = SpeculationSettings(drafter="ngram")
 
 

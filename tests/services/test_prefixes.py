@@ -79,6 +79,7 @@ async def test_a_leader_that_ends_leaves_the_prefix_to_the_next() -> None:
             for i in (1, 2, 3):
                 stays.link.send(target_open(i, (*SYSTEM, i)))
             await eventually(lambda: servicer.status().sessions == 4, "all have arrived")
+        await eventually(lambda: servicer.status().sessions == 3, "the leader has ended")
         engine.go.set()
         for i in (1, 2, 3):
             await stays.of(TargetOpened, i)
