@@ -57,7 +57,7 @@ class Options:
         match: the coordinator's own n-gram match.
         cached: the proposal that was drafted for this outcome before it was known.
         drafts: whether a draft service could be asked, and would not have to catch up first.
-        lag: tokens that the draft service must compute first, since it has no session of the request, nor is to get one.
+        lag: tokens that the draft service must compute first: it has no session of the request, and none is pending.
         fan_out: most next tokens per accepted node that outcome drafting may prepare; 0: it is off.
         trees: whether proposals may be trees.
         leased: rounds, this one included, that the target may have started: they are target-only in any case.
