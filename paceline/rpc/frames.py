@@ -42,7 +42,7 @@ class FrameWriter(Generic[M]):
         self._filled = asyncio.Event()
         self._closed = False
         self.frames_sent = 0
-        """Frames that carried messages."""
+        """Frames with messages that were written, or tried to be."""
 
     def send(self, message: M, urgent: bool = False) -> None:
         """Queue a message; dropped in silence once the writer is closed (the link's end is told elsewhere).
@@ -74,8 +74,9 @@ class FrameWriter(Generic[M]):
         while True:
             await self._filled.wait()
             messages = self._take()
-            await write(self._frame(messages))
-            self.frames_sent += bool(messages)
+            frame = self._frame(messages)
+            self.frames_sent += bool(messages)  # before: the peer's answer may be here when the write returns
+            await write(frame)
 
     def close(self) -> None:
         """Forget what is pending and what will be sent."""
