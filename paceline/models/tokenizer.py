@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.models.table_names import TableSpec, is_table
+from paceline.models.turns import Turn, keys_and_strings, letter_turns
 from paceline.protocol.errors import InvalidInput, Unsupported, require
 from paceline.protocol.generation import ChatMessage
 
@@ -69,6 +70,36 @@ class Tokenizer(Protocol):
             InvalidInput: a content has the text of a special token that the tokenizer can't read as text.
         """
 
+    def render_turns(self, turns: Sequence[Turn], tools: Sequence[Turn] = ()) -> tuple[int, ...]:
+        """The same for turns as chat templates read them, calls of functions and their results among them.
+
+        Args:
+            turns: role, content, and whatever else the template reads (`tool_calls`, …).
+            tools: functions that may be called, in OpenAI's shape.
+
+        Raises:
+            Unsupported: the model has no chat template.
+            InvalidInput: the template refuses the chat, or as `render_chat`.
+        """
+
+    def template_text(
+        self, turns: Sequence[Turn], tools: Sequence[Turn] = (), *, answer_follows: bool = True
+    ) -> str:
+        """What the template writes, special tokens by their names: to read a template by, never to be tokenised.
+
+        Raises:
+            Unsupported: the model has no chat template.
+            InvalidInput: the template refuses the chat.
+        """
+
+    @property
+    def added_tokens(self) -> Mapping[str, int]:
+        """Texts that are one token wherever they stand, special ones among them."""
+
+    @property
+    def hidden_tokens(self) -> Mapping[int, str]:
+        """Special tokens by id: `decode` skips them."""
+
 
 def vocabulary_fingerprint(vocabulary: Mapping[str, int] | Iterable[tuple[str, int]]) -> str:
     """SHA-256 over sorted (token, id) pairs, lengths included so that no two vocabularies run together."""
@@ -110,8 +141,23 @@ class TableTokenizer:
         return "".join(self._letters[i] for i in ids if i != self._eos)
 
     def render_chat(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:  # noqa: D102
-        turns = "".join(f"{message.role}: {message.content}\n" for message in messages)
-        return self.encode(f"{turns}assistant: ")
+        return self.render_turns(_turns(messages))
+
+    def render_turns(self, turns: Sequence[Turn], tools: Sequence[Turn] = ()) -> tuple[int, ...]:  # noqa: D102
+        return self.encode(self.template_text(turns, tools))
+
+    def template_text(  # noqa: D102
+        self, turns: Sequence[Turn], tools: Sequence[Turn] = (), *, answer_follows: bool = True
+    ) -> str:
+        return letter_turns(turns, tools if self._bytes else ()) + "assistant: " * answer_follows
+
+    @property
+    def added_tokens(self) -> Mapping[str, int]:  # noqa: D102
+        return {}
+
+    @property
+    def hidden_tokens(self) -> Mapping[int, str]:  # noqa: D102
+        return {i: self._name(i) for i in range(self.vocab_size) if self.is_special(i)}
 
     def is_special(self, token_id: int) -> bool:
         """Whether an id stands for no text."""
@@ -167,34 +213,69 @@ class TransformersTokenizer:
         return text
 
     def render_chat(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:  # noqa: D102
-        if not self.inner.chat_template:
-            raise Unsupported("chat messages: the model has no chat template; send a prompt")
-        turns = [{"role": message.role, "content": message.content} for message in messages]
-        if any(self._special.search(message.content) for message in messages):
-            return self._render_with_special_text(turns)
-        text = self.inner.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
-        # The template writes its own special tokens.
-        return tuple(self.inner.encode(str(text), add_special_tokens=False))
+        return self.render_turns(_turns(messages))
 
-    def _render_with_special_text(self, turns: list[dict[str, str]]) -> tuple[int, ...]:
+    def render_turns(self, turns: Sequence[Turn], tools: Sequence[Turn] = ()) -> tuple[int, ...]:  # noqa: D102
+        keys, strings = keys_and_strings((turns, tools))
+        if any(self._special.search(key) for key in keys):
+            limit = "without special tokens' text, which can't be read as text there"
+            raise InvalidInput.of("names in tools and arguments", "the text of a special token", limit)
+        if any(self._special.search(string) for string in strings):
+            return self._render_with_special_text(turns, tools, strings)
+        # The template writes its own special tokens.
+        return tuple(self.inner.encode(self.template_text(turns, tools), add_special_tokens=False))
+
+    def template_text(  # noqa: D102
+        self, turns: Sequence[Turn], tools: Sequence[Turn] = (), *, answer_follows: bool = True
+    ) -> str:
+        text = self._apply(self.inner, turns, tools, add_generation_prompt=answer_follows, tokenize=False)
+        assert isinstance(text, str)
+        return text
+
+    @property
+    def added_tokens(self) -> Mapping[str, int]:  # noqa: D102
+        return {token.content: token_id for token_id, token in self.inner.added_tokens_decoder.items()}
+
+    @property
+    def hidden_tokens(self) -> Mapping[int, str]:  # noqa: D102
+        return {i: token.content for i, token in self.inner.added_tokens_decoder.items() if token.special}
+
+    def _render_with_special_text(
+        self, turns: Sequence[Turn], tools: Sequence[Turn], strings: Sequence[str]
+    ) -> tuple[int, ...]:
         """The same where a content has a special token's text, which is read piece by piece."""
-        contents = [turn["content"] for turn in turns]
-        count = sum(len(self._special.findall(content)) for content in contents)
+        count = sum(len(self._special.findall(string)) for string in strings)
         limit = f"at most {MAX_SPECIAL_TEXTS} in all messages"
         require(count <= MAX_SPECIAL_TEXTS, "message content: texts of special tokens", count, limit)
-        marked = any(_MARKERS.search(content) for content in contents)
+        marked = any(_MARKERS.search(string) for string in strings)
         require(not marked, "message content", "U+F0000, U+F0001", "without them beside a special token's text")
         inner = copy.copy(self.inner)
         # Unset, whatever added token the template writes would count as special, also `<think>`.
         inner.chat_control_tokens = list(self._further_special)
+        arguments = {"add_generation_prompt": True, "return_dict": False, "sanitize_control_tokens": True}
         try:
-            ids: Any = inner.apply_chat_template(
-                turns, add_generation_prompt=True, return_dict=False, sanitize_control_tokens=True
-            )
+            ids = self._apply(inner, turns, tools, **arguments)
         except ValueError as error:
             limit = "what the tokenizer can read as text"
             raise InvalidInput.of("message content", "the text of a special token", limit) from error
         return tuple(int(token_id) for token_id in ids)
+
+    def _apply(
+        self, inner: PreTrainedTokenizerBase, turns: Sequence[Turn], tools: Sequence[Turn], **arguments: bool
+    ) -> Any:  # ids or text, as the arguments say
+        from jinja2 import TemplateError
+
+        if not inner.chat_template:
+            raise Unsupported("chat messages: the model has no chat template; send a prompt")
+        try:
+            return inner.apply_chat_template([dict(turn) for turn in turns], tools=list(tools) or None, **arguments)
+        except (TemplateError, TypeError) as error:
+            limit = f"a chat that the model's template takes ({error})"
+            raise InvalidInput.of("messages", [turn.get("role") for turn in turns], limit) from error
+
+
+def _turns(messages: Sequence[ChatMessage]) -> list[Turn]:
+    return [{"role": message.role, "content": message.content} for message in messages]
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:

@@ -1,0 +1,1 @@
+"""HTTP in front of coordinators: OpenAI's and Anthropic's shapes, and pages."""
