@@ -1,7 +1,7 @@
 """Special tokens that a reply's format is made of, put back into the text.
 
 A coordinator's text leaves special tokens out: `[TOOL_CALLS]` and its like. The ids tell where they stood, since each
-token says how much text was certain with it. Text that waits behind a stop string comes after a marker that follows it.
+token says how much text was certain with it. Text that may begin a stop string waits, and comes behind a marker then.
 """
 
 from __future__ import annotations

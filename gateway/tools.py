@@ -192,5 +192,5 @@ def refuse_two_grammars(plan: ToolPlan, grammar: Grammar | None) -> None:
     """
     if grammar is not None and plan.rendered:
         raise Unsupported(
-            "response_format: a reply can't be held to it where it may call tools; send tool_choice none, or no format"
+            "response_format: can't be kept where a reply may call tools; send tool_choice none, or no format"
         )
