@@ -1,0 +1,138 @@
+"""Anthropic's Messages API as pydantic models: what isn't a field here is refused by name.
+
+A field that takes one value alone (`Literal`) is accepted because that value changes nothing; what asks for a cache
+is, too, since caching changes no text.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+
+class _MessagesShape(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
+
+
+class _Cacheable(_MessagesShape):
+    cache_control: dict[str, JsonValue] | None = None
+
+
+class TextBlock(_Cacheable):
+    """Text."""
+
+    type: Literal["text"]
+    text: str
+    citations: list[JsonValue] | None = Field(None, max_length=0)
+
+
+class ThinkingBlock(_MessagesShape):
+    """Reasoning of an earlier answer."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str | None = None
+
+
+class ToolUseBlock(_Cacheable):
+    """A call in an earlier answer."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, JsonValue]
+    caller: dict[str, JsonValue] | None = None
+
+
+class ToolResultBlock(_Cacheable):
+    """What a call came to."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | list[TextBlock] | None = None
+    is_error: bool | None = None
+
+
+Block = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]
+
+
+class AnthropicMessage(_MessagesShape):
+    """One turn."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+
+class AnthropicTool(_Cacheable):
+    """A function that may be called. Tools that Anthropic's own servers run have other types."""
+
+    name: str
+    type: Literal["custom"] | None = None
+    description: str | None = None
+    input_schema: dict[str, JsonValue]
+    strict: bool | None = None
+    eager_input_streaming: bool | None = None
+    defer_loading: Literal[False] | None = None
+
+
+class AnthropicToolChoice(_MessagesShape):
+    """Which tools must be used."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(_MessagesShape):
+    """Whether the model reasons. It decides itself how much: a budget can't be kept."""
+
+    type: Literal["adaptive", "disabled"]
+    display: Literal["summarized"] | None = None
+
+
+class JsonOutput(_MessagesShape):
+    """The format of a JSON answer."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, JsonValue] = Field(alias="schema")
+
+
+class OutputConfig(_MessagesShape):
+    """What the answer must be."""
+
+    format: JsonOutput | None = None
+
+
+class AnthropicMetadata(_MessagesShape):
+    """Who asks."""
+
+    user_id: str | None = None
+
+
+class CountTokensRequest(_Cacheable):
+    """`/v1/messages/count_tokens`."""
+
+    model: str
+    messages: list[AnthropicMessage] = Field(min_length=1)
+    system: str | list[TextBlock] | None = None
+    tools: list[AnthropicTool] | None = None
+    tool_choice: AnthropicToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+
+
+class MessagesRequest(CountTokensRequest):
+    """`/v1/messages`, with our own `seed` and `paceline`."""
+
+    max_tokens: int = Field(ge=1)
+    stream: bool | None = None
+    stop_sequences: list[str] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    metadata: AnthropicMetadata | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+    speed: Literal["standard"] | None = None
+    seed: int | None = None
+    paceline: dict[str, JsonValue] | None = None
