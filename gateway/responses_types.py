@@ -1,0 +1,162 @@
+"""OpenAI's Responses API as pydantic models: what isn't a field here is refused by name.
+
+A field that takes one value alone (`Literal`, `None`) is accepted because that value changes nothing. Nothing is
+stored, so nothing can be referred to later.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class _ResponsesShape(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
+
+
+class InputPart(_ResponsesShape):
+    """A piece of a message; images, audio and files have other types."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+    annotations: list[JsonValue] | None = Field(None, max_length=0)
+    logprobs: list[JsonValue] | None = Field(None, max_length=0)
+
+
+class InputMessage(_ResponsesShape):
+    """One turn."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[InputPart]
+    id: str | None = None
+    status: Status | None = None
+    phase: None = None
+
+
+class FunctionCallItem(_ResponsesShape):
+    """A call in an earlier answer."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    id: str | None = None
+    status: Status | None = None
+
+
+class FunctionCallOutputItem(_ResponsesShape):
+    """What a call came to."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str | list[InputPart]
+    id: str | None = None
+    status: Status | None = None
+
+
+class ReasoningPart(_ResponsesShape):
+    """A piece of reasoning."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class ReasoningItem(_ResponsesShape):
+    """Reasoning of an earlier answer."""
+
+    type: Literal["reasoning"]
+    id: str | None = None
+    summary: list[JsonValue] = Field(default_factory=list, max_length=0)
+    content: list[ReasoningPart] | None = None
+    encrypted_content: None = None
+    status: Status | None = None
+
+
+InputItem = InputMessage | FunctionCallItem | FunctionCallOutputItem | ReasoningItem
+
+
+class ResponsesTool(_ResponsesShape):
+    """A function that may be called. Tools that OpenAI's own servers run have other types."""
+
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, JsonValue] | None = None
+    strict: bool | None = None
+
+
+class ResponsesToolChoice(_ResponsesShape):
+    """A function that must be called."""
+
+    type: Literal["function"]
+    name: str
+
+
+class TextFormat(_ResponsesShape):
+    """What the answer's text must be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, JsonValue] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class TextConfig(_ResponsesShape):
+    """How the answer is written."""
+
+    format: TextFormat | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class ReasoningConfig(_ResponsesShape):
+    """How the model reasons."""
+
+    effort: str | None = None
+    summary: None = None
+
+
+class ResponsesStreamOptions(_ResponsesShape):
+    """How events are sent."""
+
+    include_obfuscation: Literal[False] | None = None
+
+
+class ResponsesRequest(_ResponsesShape):
+    """`/v1/responses`, with our own `seed` and `paceline`."""
+
+    model: str | None = None
+    input: str | list[InputItem]
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stream: bool | None = None
+    stream_options: ResponsesStreamOptions | None = None
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+    tools: list[ResponsesTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ResponsesToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    metadata: dict[str, str] | None = None
+    paceline: dict[str, JsonValue] | None = None
+
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    truncation: Literal["disabled"] | None = None
+    include: list[JsonValue] | None = Field(None, max_length=0)
+    top_logprobs: Literal[0] | None = None
+    store: Literal[False] | None = None
+    background: Literal[False] | None = None
+    previous_response_id: None = None
+    conversation: None = None
+    prompt: None = None
+    max_tool_calls: None = None
