@@ -1,1 +1,1 @@
-"""HTTP in front of coordinators: OpenAI's and Anthropic's shapes, and pages."""
+"""The HTTP gateway: OpenAI's API in front of coordinators, as a gRPC client of theirs."""

@@ -56,9 +56,7 @@ class MessageEvents:
         self._open: str | None = None
 
     def feed(self, chunk: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Events of a chat chunk, in its public shape; an error ends the stream."""
-        if "error" in chunk:
-            return [error_of(500, chunk)]
+        """Events of a chat chunk, in its public shape."""
         events = [] if self._started else self._start(chunk)
         for part in self._parts.of(chunk):
             events += self._part(part)
@@ -69,6 +67,10 @@ class MessageEvents:
         stop = _stop({"finish_reason": self._parts.finish_reason, "stop_reason": self._parts.stop_reason})
         ended = {"type": "message_delta", "delta": stop, "usage": _usage(self._parts.usage)}
         return [*self._close(), {**ended, **_extra(self._parts.last)}, {"type": "message_stop"}]
+
+    def fail(self, status: int, error: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Events of an error, which ends the stream: its status in HTTP, and OpenAI's body."""
+        return [error_of(status, error)]
 
     def _start(self, chunk: Mapping[str, Any]) -> list[dict[str, Any]]:
         self._started = True

@@ -52,6 +52,20 @@ def call_grammar(form: ReplyFormat, rules: CallRules, *, in_reasoning: bool) -> 
     return Grammar(GrammarKind.LARK, "\n".join(reversed(lines)))
 
 
+def behind_reasoning(form: ReplyFormat, grammar: Grammar) -> Grammar:
+    """A JSON schema's language behind the reasoning that a template opened.
+
+    Raises:
+        Unsupported: it isn't a schema's.
+    """
+    if grammar.kind is not GrammarKind.JSON_SCHEMA:
+        raise Unsupported(f"{grammar.kind.value}: only JSON schemas can be kept behind this model's reasoning")
+    writer = _Writer(form.tokens)
+    reasoning = writer.reasoning(form.reasoning, in_reasoning=True)
+    lines = [f"start: {reasoning} answer", *writer.terminals, f"answer: %json {json.dumps(json.loads(grammar.text))}"]
+    return Grammar(GrammarKind.LARK, "\n".join(lines))
+
+
 class _Writer:
     """Writes rules; `terminals` are those that they need."""
 

@@ -95,6 +95,11 @@ class ReplyFormat:
     tokens: Mapping[str, int] = field(default_factory=dict)
     hidden: Mapping[int, str] = field(default_factory=dict)
 
+    def hidden_tokens(self, *, calls: bool) -> Mapping[int, str]:
+        """Those of reasoning, and of calls where any may come."""
+        tags = f"{self.reasoning.opening} {self.reasoning.closing}" if self.reasoning else ""
+        return {i: text for i, text in self.hidden.items() if calls or text in tags}
+
     def require_calls(self) -> CallFormat:
         """The format of calls.
 

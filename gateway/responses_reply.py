@@ -9,6 +9,7 @@ from typing import Any
 from gateway.chat_parts import ChatParts, ReplyPart
 from gateway.responses_types import ResponsesRequest
 
+_TOO_MANY = 429
 _PREFIXES = {"reasoning": "rs", "text": "msg", "call": "fc"}
 
 
@@ -36,10 +37,7 @@ class ResponseEvents:
         self._open: ReplyPart | None = None
 
     def feed(self, chunk: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Events of a chat chunk, in its public shape; an error ends the stream."""
-        if "error" in chunk:
-            error = {"code": "server_error", "message": chunk["error"]["message"]}
-            return self._numbered([{"type": "response.failed", "response": self._response("failed", error=error)}])
+        """Events of a chat chunk, in its public shape."""
         events = [] if self._id else self._start(chunk)
         for part in self._parts.of(chunk):
             events += self._part(part)
@@ -54,6 +52,12 @@ class ResponseEvents:
         told = {"paceline": self._parts.last["paceline"]} if self._parts.last.get("paceline") else {}
         response = self._response(status, usage=_usage(self._parts.usage), **why, **told)
         return self._numbered([*closed, {"type": f"response.{status}", "response": response}])
+
+    def fail(self, status: int, error: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Events of an error, which ends the stream: its status in HTTP, and OpenAI's body."""
+        code = "rate_limit_exceeded" if status == _TOO_MANY else "server_error"
+        shown = {"code": code, "message": error["error"]["message"]}
+        return self._numbered([{"type": "response.failed", "response": self._response("failed", error=shown)}])
 
     def _start(self, chunk: Mapping[str, Any]) -> list[dict[str, Any]]:
         self._chunk = chunk

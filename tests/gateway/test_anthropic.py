@@ -199,7 +199,7 @@ def test_a_stream_s_events_nest() -> None:
 
 def test_an_error_in_mid_stream_is_the_client_s_exception() -> None:
     events = MessageEvents()
-    made = events.feed(chunk({"content": "a"})) + events.feed({"error": {"message": "gone"}})
+    made = events.feed(chunk({"content": "a"})) + events.fail(503, {"error": {"message": "gone"}})
     with pytest.raises(anthropic.APIStatusError, match="gone"):
         list(client(lambda body: made).messages.create(**ASKED, stream=True))  # type: ignore[call-overload]
 

@@ -126,10 +126,9 @@ def test_a_response_that_was_cut_off_says_so() -> None:
     assert response["output"][0]["status"] == "incomplete"
 
 
-def streamed(*chunks: dict[str, Any], finished: bool = True) -> list[dict[str, Any]]:
+def streamed(*chunks: dict[str, Any]) -> list[dict[str, Any]]:
     events = ResponseEvents(request())
-    made = [event for one in chunks for event in events.feed(one)]
-    return made + (events.finish() if finished else [])
+    return [event for one in chunks for event in events.feed(one)] + events.finish()
 
 
 def test_a_stream_in_the_official_client() -> None:
@@ -155,7 +154,8 @@ def test_events_are_numbered_and_what_was_sent_doesn_t_grow() -> None:
 
 
 def test_an_error_in_mid_stream_fails_the_response() -> None:
-    made = streamed(chunk({"content": "s"}), {"error": {"message": "gone"}}, finished=False)
+    events = ResponseEvents(request())
+    made = events.feed(chunk({"content": "s"})) + events.fail(503, {"error": {"message": "gone"}})
     assert made[-1]["type"] == "response.failed"
     assert made[-1]["response"]["error"] == {"code": "server_error", "message": "gone"}
     assert made[-1]["response"]["output"][0]["content"][0]["text"] == "s"
