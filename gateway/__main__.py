@@ -19,7 +19,7 @@ async def serve(config: GatewayConfig) -> None:
     """Load the tokenizer and serve until stopped.
 
     Raises:
-        InvalidInput: the model's tokenizer can't be loaded, the port is taken, or a TLS file is not what it should be.
+        InvalidInput: the tokenizer can't be loaded, the port is taken, or a TLS file is not what it should be.
     """
     sockets = open_socket(config.server)
     tokenizer = await asyncio.to_thread(load_tokenizer, config.model)

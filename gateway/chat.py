@@ -17,7 +17,6 @@ from gateway.reply import ReplyDelta, ReplyParser, reply_parser
 from gateway.services import Services
 from paceline.models.tokenizer import Tokenizer
 from paceline.protocol.generation import ChatMessage, Finished, GenerateEvent, Started, Tokens
-from paceline.protocol.proposal import Acceptance
 
 NOT_YET = ("tools", "tool_choice", "prediction", "reasoning_effort")
 """Fields that a chat may have and this server can't honour."""
@@ -108,7 +107,9 @@ class ChatWriter:
             self._called = True
             function = {"name": call.name} if call.name else {}
             named = {"id": call.id, "type": "function"} if call.id else {}
-            return {"tool_calls": [{"index": call.index, **named, "function": function | {"arguments": call.arguments}}]}
+            return {
+                "tool_calls": [{"index": call.index, **named, "function": function | {"arguments": call.arguments}}]
+            }
         if delta.reasoning:
             return {"reasoning_content": delta.reasoning}
         return {"content": delta.content}

@@ -17,7 +17,6 @@ from gateway.services import Services
 from paceline.models.tokenizer import Tokenizer
 from paceline.protocol.errors import require
 from paceline.protocol.generation import Finished, GenerateEvent, Started, Tokens
-from paceline.protocol.proposal import Acceptance
 
 Prompt = str | list[int]
 

@@ -57,9 +57,7 @@ def openai_routes(services: Services) -> APIRouter:
     return router
 
 
-async def planned_chunks(
-    plan: Callable[[], Awaitable[Plan]], caller: Caller
-) -> AsyncGenerator[Chunk, None]:
+async def planned_chunks(plan: Callable[[], Awaitable[Plan]], caller: Caller) -> AsyncGenerator[Chunk, None]:
     """A reply's chunks, its request read first. Raises as both."""
     async with aclosing(chunks(await plan(), caller)) as made:
         async for chunk in made:
@@ -87,5 +85,3 @@ async def _model(services: Services, caller: Caller) -> dict[str, Any]:
         "max_model_len": described.max_length,
         "drafters": list(described.drafters),
     }
-
-
