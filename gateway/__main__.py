@@ -6,7 +6,7 @@ import asyncio
 import inspect
 
 from gateway.app import create_app
-from gateway.middleware import Load
+from gateway.middleware import RunningRequests
 from gateway.server import open_socket, run_http
 from gateway.services import Services
 from paceline.models.tokenizer import load_tokenizer
@@ -23,7 +23,7 @@ async def serve(config: GatewayConfig) -> None:
     """
     sockets = open_socket(config.server)
     tokenizer = await asyncio.to_thread(load_tokenizer, config.model)
-    load = Load()
+    load = RunningRequests()
     app = create_app(Services.of(config, tokenizer), load)
     keep_loaded()
     await run_http(app, config.server, sockets, load)
