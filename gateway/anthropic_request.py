@@ -22,7 +22,8 @@ from gateway.anthropic_types import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from paceline.protocol.errors import InvalidInput, Unsupported, require
+from gateway.unsupported import unsupported
+from paceline.protocol.errors import InvalidInput, require
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
@@ -52,7 +53,7 @@ def prompt_of_messages(request: CountTokensRequest, *, reasons: bool) -> dict[st
     """What of it makes the prompt. Raises as `chat_of_messages`."""
     thinking = request.thinking.type if request.thinking else "adaptive"
     if thinking == "disabled" and reasons:
-        raise Unsupported("thinking.type: disabled is not supported, the model decides itself whether it reasons")
+        raise unsupported("thinking.type", "disabled is not supported, the model decides itself whether it reasons")
     last = request.messages[-1].role
     require(last != "assistant", "messages", f"…, {last}", "ended by a user's turn: prefill is not supported")
     system = [{"role": "system", "content": _text(request.system)}] if request.system else []

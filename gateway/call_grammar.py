@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.reply_format import CallFormat, ReasoningTags, ReplyFormat
-from paceline.protocol.errors import Unsupported
+from gateway.unsupported import unsupported
 from paceline.protocol.sampling import Grammar, GrammarKind
 
 _SPACES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -59,7 +59,7 @@ def behind_reasoning(form: ReplyFormat, grammar: Grammar) -> Grammar:
         Unsupported: it isn't a schema's.
     """
     if grammar.kind is not GrammarKind.JSON_SCHEMA:
-        raise Unsupported(f"{grammar.kind.value}: only JSON schemas can be kept behind this model's reasoning")
+        raise unsupported(grammar.kind.value, "only JSON schemas can be kept behind this model's reasoning")
     writer = _Writer(form.tokens)
     reasoning = writer.reasoning(form.reasoning, in_reasoning=True)
     lines = [f"start: {reasoning} answer", *writer.terminals, f"answer: %json {json.dumps(json.loads(grammar.text))}"]
@@ -104,7 +104,7 @@ class _Writer:
     def free_text(self, form: CallFormat, lines: list[str]) -> str:
         """Text in which no marker stands, and calls behind it, if any."""
         if not form.marker:
-            raise Unsupported("tools: nothing marks a call in this model's free text; use tool_choice required")
+            raise unsupported("tools", "nothing marks a call in this model's free text; use tool_choice required")
         self.terminals.append(f"TEXT: /{_ANY}/ & ~/{_ANY}{_escaped(form.marker)}{_ANY}/")
         if self._starts_with_token(form.marker):
             return "TEXT calls?"

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.caller import Caller
+from gateway.caller import HttpCaller
 from gateway.chat_prompt import ChatPrompt, read_chat
 from gateway.errors import refused
 from gateway.logprobs import chat_logprobs
 from gateway.marker_text import with_markers
 from gateway.openai_types import ChatRequest
 from gateway.params import generate_request
-from gateway.replies import FINISH_REASONS, Chunk, Head, Plan, check_fields, round_details
+from gateway.replies import FINISH_REASONS, Chunk, Head, PlannedReply, check_fields, round_details
 from gateway.reply import ReplyDelta
 from gateway.services import Services
 from gateway.stopping import StopWatch
@@ -24,7 +24,7 @@ NOT_YET = ("prediction", "reasoning_effort")
 """Fields that a chat may have and this server can't honour."""
 
 
-async def plan_chat(services: Services, body: ChatRequest, caller: Caller) -> Plan:
+async def plan_chat(services: Services, body: ChatRequest, caller: HttpCaller) -> PlannedReply:
     """Read a request.
 
     Raises:
@@ -49,7 +49,7 @@ async def plan_chat(services: Services, body: ChatRequest, caller: Caller) -> Pl
     fingerprint = serving.fingerprint(request.acceptance)
     head = Head("chatcmpl", "chat.completion.chunk", services.served_name(serving.description), fingerprint)
     writers = [ChatWriter(index, body, services.tokenizer, prompt, request) for index in range(body.n or 1)]
-    return Plan(serving, head, body, [request], writers)
+    return PlannedReply(serving, head, body, [request], writers)
 
 
 @dataclass

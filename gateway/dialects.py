@@ -17,14 +17,14 @@ from starlette.responses import Response
 from gateway.anthropic_reply import MessageEvents, error_of, message_of
 from gateway.anthropic_request import chat_of_messages, prompt_of_messages
 from gateway.anthropic_types import CountTokensRequest, MessagesRequest
-from gateway.caller import Caller
+from gateway.caller import HttpCaller
 from gateway.chat import plan_chat
 from gateway.chat_prompt import read_chat
 from gateway.errors import HttpError, invalid_body
 from gateway.folding import FoldedChat, whole
 from gateway.openai_routes import planned_chunks
 from gateway.openai_types import ChatRequest
-from gateway.replies import Chunk, Plan
+from gateway.replies import Chunk, PlannedReply
 from gateway.responses import FAILURES, EventStream, WholeReply, as_http
 from gateway.responses_reply import ResponseEvents, response_of
 from gateway.responses_request import chat_of_response
@@ -100,7 +100,7 @@ def _chunks(
 ) -> AsyncGenerator[Chunk, None]:
     caller = request.scope["caller"]
 
-    async def plan() -> Plan:
+    async def plan() -> PlannedReply:
         return await plan_chat(services, _chat(translate()), caller)
 
     return planned_chunks(plan, caller)
@@ -149,7 +149,7 @@ async def _anthropic(made: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk,
         raise in_dialect(ANTHROPIC_PATH, as_http(error)) from error
 
 
-async def _count(services: Services, body: CountTokensRequest, caller: Caller) -> int:
+async def _count(services: Services, body: CountTokensRequest, caller: HttpCaller) -> int:
     serving = await services.coordinators.serving(caller)
     services.check_model(body.model, serving.description)
     asked = prompt_of_messages(body, reasons=_reasons(services))

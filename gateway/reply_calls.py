@@ -286,7 +286,7 @@ def _calls_of(body: str) -> Iterator[tuple[str, str]]:
 def _call_of(item: Any) -> tuple[str, str] | None:
     if not isinstance(item, dict) or not isinstance(item.get("name"), str):
         return None
-    arguments = next((item[key] for key in _KEYS if item.get(key) is not None), {})
+    arguments: Any = next((item[key] for key in _KEYS if item.get(key) is not None), {})
     if isinstance(arguments, str):
         return item["name"], arguments
     return (item["name"], json.dumps(arguments, ensure_ascii=False)) if isinstance(arguments, dict) else None

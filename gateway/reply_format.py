@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gateway.unsupported import unsupported
 from paceline.models.tokenizer import Tokenizer
 from paceline.models.turns import Turn
 from paceline.protocol.errors import InvalidInput, Unsupported
@@ -107,7 +108,7 @@ class ReplyFormat:
             Unsupported: there is none.
         """
         if self.calls is None:
-            raise Unsupported(f"tools: {self.no_calls}")
+            raise unsupported("tools", self.no_calls)
         return self.calls
 
 

@@ -79,7 +79,7 @@ class ResponseEvents:
             item["arguments"] += part.text
             return [*events, self._event("response.function_call_arguments.delta", delta=part.text)]
         item["content"][0]["text"] += part.text
-        more = {"logprobs": []} if part.kind == "text" else {}
+        more: dict[str, Any] = {"logprobs": []} if part.kind == "text" else {}
         return [*events, self._event(f"response.{_text_name(part)}.delta", content_index=0, delta=part.text, **more)]
 
     def _begin(self, part: ReplyPart) -> list[dict[str, Any]]:
@@ -104,7 +104,7 @@ class ResponseEvents:
             arguments = item["arguments"]
             return [self._event("response.function_call_arguments.done", arguments=arguments), done]
         content = item["content"][0]
-        more = {"logprobs": []} if part.kind == "text" else {}
+        more: dict[str, Any] = {"logprobs": []} if part.kind == "text" else {}
         return [
             self._event(f"response.{_text_name(part)}.done", content_index=0, text=content["text"], **more),
             self._event("response.content_part.done", content_index=0, part={**content}),

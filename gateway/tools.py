@@ -20,7 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from gateway.call_grammar import CallRules, arguments_schema, call_grammar
 from gateway.reply import ReplyParser, reply_parser
 from gateway.reply_format import ReplyFormat
-from paceline.protocol.errors import InvalidInput, Unsupported, require
+from gateway.unsupported import unsupported
+from paceline.protocol.errors import InvalidInput, require
 from paceline.protocol.sampling import Grammar
 
 MAX_TOOLS = 128
@@ -191,6 +192,5 @@ def refuse_two_grammars(plan: ToolPlan, grammar: Grammar | None) -> None:
         Unsupported: both were asked for, or a format where calls may come.
     """
     if grammar is not None and plan.rendered:
-        raise Unsupported(
-            "response_format: can't be kept where a reply may call tools; send tool_choice none, or no format"
-        )
+        why = "can't be kept where a reply may call tools; send tool_choice none, or no format"
+        raise unsupported("response_format", why)

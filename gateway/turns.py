@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gateway.reply_format import CallFormat
+from gateway.unsupported import unsupported
 from paceline.models.turns import Turn
-from paceline.protocol.errors import InvalidInput, Unsupported, require
+from paceline.protocol.errors import InvalidInput, require
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -68,7 +69,7 @@ def _part_text(part: object, field: str) -> str:
     if not isinstance(part, Mapping):
         raise InvalidInput.of(field, part, "an object with type and text")
     if part.get("type") not in _TEXT_PARTS:
-        raise Unsupported(f"{field}: content of type {part.get('type')!r} is not supported, only text")
+        raise unsupported(field, f"content of type {part.get('type')!r} is not supported, only text")
     if not isinstance(part.get("text"), str):
         raise InvalidInput.of(f"{field}.text", part.get("text"), "text")
     return str(part["text"])
@@ -84,7 +85,7 @@ def _made(
     made: Sequence[Mapping[str, Any]], field: str, form: CallFormat | None, named: dict[str, str]
 ) -> list[Mapping[str, Any]]:
     if form is None:
-        raise Unsupported(f"{field}.tool_calls: the model's chat template has none")
+        raise unsupported(f"{field}.tool_calls", "the model's chat template has none")
     require(isinstance(made, list | tuple), f"{field}.tool_calls", made, "a list")
     turns: list[Mapping[str, Any]] = []
     for place, call in enumerate(made):

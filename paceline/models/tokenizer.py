@@ -82,9 +82,7 @@ class Tokenizer(Protocol):
             InvalidInput: the template refuses the chat, or as `render_chat`.
         """
 
-    def template_text(
-        self, turns: Sequence[Turn], tools: Sequence[Turn] = (), *, answer_follows: bool = True
-    ) -> str:
+    def template_text(self, turns: Sequence[Turn], tools: Sequence[Turn] = (), *, answer_follows: bool = True) -> str:
         """What the template writes, special tokens by their names: to read a template by, never to be tokenised.
 
         Raises:
@@ -261,14 +259,15 @@ class TransformersTokenizer:
         return tuple(int(token_id) for token_id in ids)
 
     def _apply(
-        self, inner: PreTrainedTokenizerBase, turns: Sequence[Turn], tools: Sequence[Turn], **arguments: bool
+        self, inner: PreTrainedTokenizerBase, turns: Sequence[Turn], tools: Sequence[Turn], **arguments: Any
     ) -> Any:  # ids or text, as the arguments say
         from jinja2 import TemplateError
 
         if not inner.chat_template:
             raise Unsupported("chat messages: the model has no chat template; send a prompt")
         try:
-            return inner.apply_chat_template([dict(turn) for turn in turns], tools=list(tools) or None, **arguments)
+            listed = [dict(tool) for tool in tools] or None
+            return inner.apply_chat_template([dict(turn) for turn in turns], tools=listed, **arguments)
         except (TemplateError, TypeError) as error:
             limit = f"a chat that the model's template takes ({error})"
             raise InvalidInput.of("messages", [turn.get("role") for turn in turns], limit) from error

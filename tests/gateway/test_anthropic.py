@@ -14,7 +14,7 @@ from gateway.anthropic_types import MessagesRequest
 from paceline.protocol.errors import InvalidInput, Unsupported
 from tests.gateway.chat_chunks import Answer, call, chunk, completion, ended, http_client
 
-ASKED = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "q"}]}
+ASKED: Any = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "q"}]}
 TOOL = {"name": "add", "description": "Adds.", "input_schema": {"type": "object"}}
 
 
@@ -120,7 +120,7 @@ def test_what_can_t_be_kept_is_refused() -> None:
     with pytest.raises(Unsupported, match="thinking"):
         chat(reasons=True, thinking={"type": "disabled"})
     with pytest.raises(InvalidInput, match="prefill"):
-        chat(messages=[*ASKED["messages"], {"role": "assistant", "content": "So"}])  # type: ignore[misc]
+        chat(messages=[*ASKED["messages"], {"role": "assistant", "content": "So"}])
     with pytest.raises(InvalidInput, match=r"tool_choice.name"):
         chat(tools=[TOOL], tool_choice={"type": "tool"})
     turns = [
@@ -138,7 +138,7 @@ USER = [{"role": "user", "content": "q"}]
 def test_a_whole_message() -> None:
     calls = [{"id": "c1", "function": {"name": "add", "arguments": '{"a": 1}'}}]
     said = {"content": "so", "reasoning_content": "hm", "tool_calls": calls}
-    message = client(lambda body: message_of(completion(said, "tool_calls"))).messages.create(**ASKED)  # type: ignore[call-overload]
+    message = client(lambda body: message_of(completion(said, "tool_calls"))).messages.create(**ASKED)
     assert [block.type for block in message.content] == ["thinking", "text", "tool_use"]
     assert message.content[2].input == {"a": 1}
     assert (message.stop_reason, message.usage.input_tokens, message.usage.cache_read_input_tokens) == (
@@ -172,7 +172,7 @@ def test_a_stream_in_the_official_client() -> None:
         fed = [event for one in ended(*deltas, *calls, reason="tool_calls") for event in events.feed(one)]
         return [*fed, *events.finish()]
 
-    with client(answer).messages.stream(**ASKED) as stream:  # type: ignore[arg-type]
+    with client(answer).messages.stream(**ASKED) as stream:
         text = "".join(stream.text_stream)
         message = stream.get_final_message()
     assert text == "so"
@@ -201,10 +201,10 @@ def test_an_error_in_mid_stream_is_the_client_s_exception() -> None:
     events = MessageEvents()
     made = events.feed(chunk({"content": "a"})) + events.fail(503, {"error": {"message": "gone"}})
     with pytest.raises(anthropic.APIStatusError, match="gone"):
-        list(client(lambda body: made).messages.create(**ASKED, stream=True))  # type: ignore[call-overload]
+        list(client(lambda body: made).messages.create(**ASKED, stream=True))
 
 
 def test_an_error_has_anthropic_s_type() -> None:
     shown = {**error_of(429, {"error": {"message": "later"}}), "http_status": 429}
     with pytest.raises(anthropic.RateLimitError, match="later"):
-        client(lambda body: dict(shown)).messages.create(**ASKED)  # type: ignore[call-overload]
+        client(lambda body: dict(shown)).messages.create(**ASKED)

@@ -13,7 +13,7 @@ from gateway.responses_request import chat_of_response
 from gateway.responses_types import ResponsesRequest
 from tests.gateway.chat_chunks import Answer, call, chunk, completion, ended, http_client
 
-ASKED = {"model": "m", "input": "q"}
+ASKED: Any = {"model": "m", "input": "q"}
 TOOL = {"type": "function", "name": "add", "description": "Adds.", "parameters": {"type": "object"}, "strict": None}
 
 
@@ -112,7 +112,7 @@ def test_a_whole_response() -> None:
     said = {"content": "so", "reasoning_content": "hm", "tool_calls": calls}
     response = client(lambda body: response_of(request(**body), completion(said, "tool_calls"))).responses.create(
         **ASKED, temperature=0.5
-    )  # type: ignore[call-overload]
+    )
     assert [item.type for item in response.output] == ["reasoning", "message", "function_call"]
     assert response.output_text == "so"
     assert (response.status, response.temperature, response.usage.input_tokens) == ("completed", 0.5, 9)
@@ -135,7 +135,7 @@ def test_a_stream_in_the_official_client() -> None:
     deltas = [{"reasoning_content": "hm"}, {"content": "s"}, {"content": "o"}]
     calls = [call(0, "add"), call(0, arguments='{"a":'), call(0, arguments=" 1}")]
     made = streamed(*ended(*deltas, *calls))
-    with client(lambda body: made).responses.stream(**ASKED) as stream:  # type: ignore[arg-type]
+    with client(lambda body: made).responses.stream(**ASKED) as stream:
         seen = [event.type for event in stream]
         response = stream.get_final_response()
     assert response.output_text == "so"

@@ -70,7 +70,7 @@ def test_a_template_without_tools_refuses_them(template: str) -> None:
 
 def test_what_each_choice_means() -> None:
     free = plan_tools(HERMES_FORMAT, [ADD])
-    assert (free.callable_names, free.rules) == ({"add"}, None)
+    assert (free.callable_names, free.rules) == (frozenset({"add"}), None)
     assert free.rendered == (ADD,)
     none = plan_tools(HERMES_FORMAT, [ADD], "none")
     assert (none.rendered, none.callable_names, none.rules) == ((), frozenset(), None)
