@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,6 +13,8 @@ from gateway.reply_format import ReplyFormat, opens_reasoning
 from gateway.services import Services
 from gateway.tools import ToolPlan, refuse_two_grammars
 from gateway.turns import template_turns
+from paceline.models.turns import Turn, keys_and_strings
+from paceline.protocol.errors import InvalidInput
 from paceline.protocol.generation import GenerateRequest
 
 
@@ -71,9 +72,16 @@ async def read_chat(
         Unsupported: content that isn't text; or the model has no chat template.
     """
     turns = template_turns(messages, services.form.calls)
-    size = sum(
-        len(json.dumps(part, ensure_ascii=False).encode("utf-8", "replace")) for part in (turns, tools.rendered)
-    )
+    size = _bytes("messages", turns) + _bytes("tools", tools.rendered)
     render = partial(services.tokenizer.render_turns, turns, tools.rendered)
     ids = await services.prompts.read(render, size, max_length, "chat content bytes")
     return ChatPrompt(ids, tools, services.form, opens_reasoning(services.tokenizer, ids, services.form.reasoning))
+
+
+def _bytes(field: str, parts: Sequence[Turn]) -> int:
+    """Size of the texts in UTF-8, without keys and roles, which templates write in their own way or leave out."""
+    _, strings = keys_and_strings([{**part, "role": ""} for part in parts])
+    try:
+        return sum(len(text.encode()) for text in strings)
+    except UnicodeEncodeError as error:
+        raise InvalidInput.of(field, error.object[error.start : error.end], "text in Unicode") from error

@@ -85,7 +85,7 @@ CHATS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"messages": [{"role": "user", "content": "\udfff"}]}, "messages.0.content"),
     ({"messages": [{"role": "user", "content": "a" * 40_000}]}, "messages"),
-    ({"messages": [{"role": "tool", "content": "a", "tool_call_id": "1"}]}, "messages.0.role"),
+    ({"messages": [{"role": "tool", "content": "a", "tool_call_id": "1"}]}, "messages.0.tool_call_id"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"logprobs": 2}, "logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
@@ -95,7 +95,13 @@ CHATS: list[tuple[dict[str, Any], str]] = [
     ({"modalities": ["audio"]}, "modalities.0"),
     ({"audio": {"voice": "x"}}, "audio"),
     ({"functions": []}, "functions"),
-    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ({"tools": [{"type": "function", "function": {"name": "f g"}}]}, "tools.0.function.name"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "description": "\udfff"}}]}, "tools"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    (
+        {"tools": [{"type": "function", "function": {"name": "f"}}], "response_format": {"type": "json_object"}},
+        "response_format",
+    ),
     ({"prediction": {"type": "content", "content": "a"}}, "prediction"),
     ({"reasoning_effort": "low"}, "reasoning_effort"),
 ]
