@@ -43,7 +43,7 @@ def call_grammar(form: ReplyFormat, rules: CallRules, *, in_reasoning: bool) -> 
         Unsupported: the format has no calls; or nothing marks where free text ends and a call begins.
     """
     calls = form.require_calls()
-    writer = _Writer(form.tokens)
+    writer = _RuleWriter(form.tokens)
     lines = [f"calls: {writer.calls(calls, parallel=rules.parallel and calls.following is not None)}"]
     lines += writer.functions(calls, rules.functions)
     reasoning = writer.reasoning(form.reasoning, in_reasoning=in_reasoning)
@@ -60,13 +60,13 @@ def behind_reasoning(form: ReplyFormat, grammar: Grammar) -> Grammar:
     """
     if grammar.kind is not GrammarKind.JSON_SCHEMA:
         raise unsupported(grammar.kind.value, "only JSON schemas can be kept behind this model's reasoning")
-    writer = _Writer(form.tokens)
+    writer = _RuleWriter(form.tokens)
     reasoning = writer.reasoning(form.reasoning, in_reasoning=True)
     lines = [f"start: {reasoning} answer", *writer.terminals, f"answer: %json {json.dumps(json.loads(grammar.text))}"]
     return Grammar(GrammarKind.LARK, "\n".join(lines))
 
 
-class _Writer:
+class _RuleWriter:
     """Writes rules; `terminals` are those that they need."""
 
     def __init__(self, tokens: Mapping[str, int]) -> None:
