@@ -46,10 +46,14 @@ def error_of(status: int, error: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class MessageEvents:
-    """Events of one stream. Each is a JSON object whose `type` is the SSE event's name, too."""
+    """Events of one stream. Each is a JSON object whose `type` is the SSE event's name, too.
 
-    def __init__(self, input_tokens: int = 0) -> None:
-        self._input_tokens = input_tokens
+    Attributes:
+        input_tokens: of the prompt, for the first event; how many were cached is known at the end.
+    """
+
+    def __init__(self) -> None:
+        self.input_tokens = 0
         self._parts = ChatParts()
         self._started = False
         self._index = -1
@@ -74,7 +78,7 @@ class MessageEvents:
 
     def _start(self, chunk: Mapping[str, Any]) -> list[dict[str, Any]]:
         self._started = True
-        usage = {"input_tokens": self._input_tokens, "output_tokens": 0}
+        usage = {"input_tokens": self.input_tokens, "output_tokens": 0}
         return [
             {"type": "message_start", "message": _message(chunk["id"], chunk["model"], [], usage)},
             {"type": "ping"},

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Annotated, Any, Protocol
 
 from fastapi import APIRouter, Body, Request
@@ -63,9 +64,15 @@ def dialect_routes(services: Services) -> APIRouter:
     @router.post(ANTHROPIC_PATH)
     async def messages(request: Request, body: Annotated[MessagesRequest, Body()]) -> Response:
         """Anthropic's Messages; streamed as server-sent events with `stream`."""
-        made = _anthropic(_chunks(services, lambda: chat_of_messages(body, reasons=_reasons(services)), request))
+        events = MessageEvents()
+
+        def count(reply: PlannedReply) -> None:
+            events.input_tokens = len(reply.requests[0].token_ids)
+
+        asked = partial(chat_of_messages, body, reasons=_reasons(services))
+        made = _anthropic(_chunks(services, asked, request, count))
         if body.stream:
-            return _stream(services, made, MessageEvents())
+            return _stream(services, made, events)
         return WholeReply(lambda: _whole(made, message_of))
 
     @router.post(f"{ANTHROPIC_PATH}/count_tokens")
@@ -96,12 +103,17 @@ def _reasons(services: Services) -> bool:
 
 
 def _chunks(
-    services: Services, translate: Callable[[], dict[str, Any]], request: Request
+    services: Services,
+    translate: Callable[[], dict[str, Any]],
+    request: Request,
+    planned: Callable[[PlannedReply], None] = lambda reply: None,
 ) -> AsyncGenerator[Chunk, None]:
     caller = request.scope["caller"]
 
     async def plan() -> PlannedReply:
-        return await plan_chat(services, _chat(translate()), caller)
+        reply = await plan_chat(services, _chat(translate()), caller)
+        planned(reply)
+        return reply
 
     return planned_chunks(plan, caller)
 

@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.caller import HttpCaller, caller_of
+from gateway.dialects import in_dialect
 from gateway.errors import HttpError, http_error, unsendable_key
 from paceline.protocol.errors import Overloaded
 from paceline.runtime.gateway_config import GatewayConfig
@@ -62,7 +63,7 @@ class Guard:
         generates = scope["method"] == "POST"
         refusal = self._refusal(headers, caller) if generates else None
         if refusal is not None:
-            await refusal.response(scope, receive, send)
+            await in_dialect(scope["path"], refusal).response(scope, receive, send)
             return
         self._load.running += generates
         try:

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from gateway.call_grammar import CallRules, arguments_schema, call_grammar
+from gateway.json_depth import require_shallow
 from gateway.reply import ReplyParser, reply_parser
 from gateway.reply_format import ReplyFormat
 from gateway.unsupported import unsupported
@@ -26,8 +27,6 @@ from paceline.protocol.sampling import Grammar
 
 MAX_TOOLS = 128
 """OpenAI's limit."""
-MAX_SCHEMA_DEPTH = 64
-"""Deeper than any real schema, and far from where JSON libraries run out of stack."""
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -146,8 +145,7 @@ def _by_name(tools: Sequence[ToolDefinition]) -> dict[str, FunctionDefinition]:
         schema = function.parameters or {}
         is_object = schema.get("type", "object") == "object"
         require(is_object, f"{field}.parameters.type", schema.get("type"), "object")
-        depth = _depth(schema)
-        require(depth <= MAX_SCHEMA_DEPTH, f"{field}.parameters depth", depth, f"at most {MAX_SCHEMA_DEPTH}")
+        require_shallow(f"{field}.parameters", schema)
         found[function.name] = function
     return found
 
@@ -172,17 +170,6 @@ def _rules(choice: str | NamedChoice, functions: Sequence[FunctionDefinition], p
 def _listing(tool: ToolDefinition) -> Mapping[str, Any]:
     """As templates write it: what wasn't said isn't listed; `strict` is no matter of the model's."""
     return {"type": tool.type, "function": tool.function.model_dump(exclude_none=True, exclude={"strict"})}
-
-
-def _depth(value: object) -> int:
-    """Levels of objects and lists, without recursion."""
-    depth, level = 0, [value]
-    while level := [part for part in level if isinstance(part, dict | list)]:
-        depth += 1
-        if depth > MAX_SCHEMA_DEPTH:
-            break
-        level = [child for part in level for child in (part.values() if isinstance(part, dict) else part)]
-    return depth
 
 
 def refuse_two_grammars(plan: ToolPlan, grammar: Grammar | None) -> None:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gateway.json_depth import require_shallow
 from gateway.reply_format import CallFormat
 from gateway.unsupported import unsupported
 from paceline.models.turns import Turn
@@ -119,5 +120,6 @@ def _object_of(arguments: str, field: str) -> Mapping[str, Any]:
     except (ValueError, RecursionError) as error:
         raise InvalidInput.of(field, arguments, f"JSON ({error})") from error
     require(isinstance(value, dict), field, arguments, "a JSON object")
+    require_shallow(field, value)
     assert isinstance(value, dict)
     return value

@@ -10,11 +10,12 @@ import jsonschema
 import numpy as np
 import pytest
 
-from gateway.call_grammar import CallRules, arguments_schema, call_grammar
+from gateway.call_grammar import CallRules, arguments_schema, behind_reasoning, call_grammar
 from gateway.reply import joined, reply_parser
 from gateway.reply_format import ReplyFormat, read_reply_format
 from paceline.models.tokenizer import TableTokenizer, Tokenizer, TransformersTokenizer
 from paceline.protocol.errors import Unsupported
+from paceline.protocol.sampling import Grammar, GrammarKind
 from paceline.sampling.grammar import GrammarMatcher, TokenTable, Vocabulary
 from tests.gateway import templates
 from tests.gateway.templates import templated
@@ -132,6 +133,20 @@ def test_reasoning_comes_first() -> None:
     assert takes(matcher("THINKING", required=True), "THINKING", CALL)
     assert takes(matcher("THINKING", required=True, in_reasoning=True), "THINKING", f"so</think>{CALL}")
     assert not takes(matcher("THINKING", required=True, in_reasoning=True), "THINKING", CALL)
+
+
+def test_a_schema_holds_behind_the_reasoning_and_other_grammars_are_refused() -> None:
+    form = form_of("THINKING")
+    schema = Grammar(GrammarKind.JSON_SCHEMA, json.dumps({"type": "boolean"}))
+    for text, taken in (
+        ("so\n</think>\n\ntrue", True),
+        ("</think>false", True),
+        ("true", False),
+        ("so</think>so", False),
+    ):
+        assert takes(table_of("THINKING").compile(behind_reasoning(form, schema)), "THINKING", text) is taken, text
+    with pytest.raises(Unsupported, match="regex: only JSON schemas"):
+        behind_reasoning(form, Grammar(GrammarKind.REGEX, "a"))
 
 
 def test_bare_json_can_t_be_told_from_free_text() -> None:

@@ -98,6 +98,23 @@ def test_anthropic_s_message_is_the_chat_s_text(gateway: GatewayCluster) -> None
         assert message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0) == counted
 
 
+def test_the_first_event_counts_the_prompt(gateway: GatewayCluster) -> None:
+    counted = claude(gateway).messages.count_tokens(model=MODEL, messages=ASKED, tools=[CLAUDE_TOOL]).input_tokens
+    stream = claude(gateway).messages.create(
+        model=MODEL, max_tokens=2, messages=ASKED, tools=[CLAUDE_TOOL], stream=True
+    )
+    first = next(iter(stream))
+    assert first.type == "message_start"
+    assert first.message.usage.input_tokens == counted > len(json.dumps(SCHEMA))
+
+
+def test_a_key_that_can_t_be_sent_is_refused_in_each_shape(gateway: GatewayCluster) -> None:
+    for path, shape in (("/v1/messages", "type"), ("/v1/responses", "error")):
+        answer = gateway.post(path, {}, x_api_key="a b")
+        assert answer.status == 401
+        assert next(iter(answer.json)) == shape
+
+
 def test_anthropic_s_tools(gateway: GatewayCluster) -> None:
     given: Any = {
         "model": MODEL,

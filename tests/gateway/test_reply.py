@@ -6,7 +6,7 @@ import itertools
 from functools import cache
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.reply import ReplyDelta, ToolCallDelta, joined, reply_parser
@@ -47,6 +47,7 @@ def said(delta: ReplyDelta) -> str:
     return f"{delta.content}{delta.reasoning}{called.name + called.arguments if called else ''}"
 
 
+@settings(deadline=None)
 @given(st.sampled_from(NAMES), st.lists(st.sampled_from(PIECES), max_size=12), st.booleans(), st.data())
 def test_the_cut_into_pieces_decides_nothing(name: str, pieces: list[str], thinks: bool, data: st.DataObject) -> None:
     text = "".join(pieces)
@@ -65,6 +66,7 @@ def test_text_without_a_marker_is_content_to_the_last_character(name: str, piece
     assert "".join(delta.content for delta in parsed(name, pieces)) == text
 
 
+@settings(deadline=None)
 @given(st.sampled_from(NAMES), st.lists(st.sampled_from([*PIECES, "w", "w", "w"]), max_size=12), st.booleans())
 def test_every_word_comes_out(name: str, pieces: list[str], thinks: bool) -> None:
     """None may vanish, whatever stands around it, but in further keys of a call's object."""

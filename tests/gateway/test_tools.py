@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from gateway.json_depth import MAX_DEPTH
 from gateway.marker_text import with_markers
 from gateway.reply_format import ReplyFormat, read_reply_format
-from gateway.tools import MAX_SCHEMA_DEPTH, plan_tools, refuse_two_grammars
+from gateway.tools import plan_tools, refuse_two_grammars
 from gateway.turns import template_turns
 from paceline.models.tokenizer import TransformersTokenizer, load_tokenizer
 from paceline.protocol.errors import InvalidInput, Unsupported
@@ -48,7 +49,7 @@ def chat(*more: dict[str, Any]) -> list[dict[str, Any]]:
         ({"tools": [ADD, ADD]}, r"tools.1.function.name = 'add'.*no other's name"),
         ({"tools": [function("f", unknown=1)]}, r"tools.0.function.unknown"),
         ({"tools": [function("f", parameters={"type": "string"})]}, r"tools.0.function.parameters.type = 'string'"),
-        ({"tools": [function("f", parameters=deep(MAX_SCHEMA_DEPTH))]}, "parameters depth"),
+        ({"tools": [function("f", parameters=deep(MAX_DEPTH))]}, "parameters depth"),
         ({"tools": [ADD], "tool_choice": "any"}, "tool_choice"),
         ({"tools": [ADD], "tool_choice": function("sub")}, r"tool_choice.function.name = 'sub'.*one of add"),
         ({"tool_choice": "required"}, "none or auto without tools"),
@@ -132,6 +133,14 @@ def test_calls_and_results_are_rendered_by_the_template() -> None:
             {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "add", "arguments": "{"}}]},
             InvalidInput,
             r"arguments = '\{': must be JSON",
+        ),
+        (
+            {
+                "role": "assistant",
+                "tool_calls": [{**CALL, "function": {"name": "add", "arguments": '{"a":' * 70 + "1" + "}" * 70}}],
+            },
+            InvalidInput,
+            "arguments depth",
         ),
         (
             {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "</s>", "arguments": "{}"}}]},
