@@ -6,6 +6,7 @@ out to be none (broken JSON, a name that nobody offered where nothing else marks
 
 from __future__ import annotations
 
+import re
 import secrets
 import string
 from collections.abc import Callable, Collection
@@ -74,14 +75,22 @@ class MarkedReply:
         self._tags = tags
         self._deltas: list[ReplyDelta] = []
         self._held = ""
+        self._plain = re.compile(rf"[^\s{re.escape(''.join(self._beginnings()))}]+")
         self._said = False
         self._trim = in_reasoning
         self._state = self._reasoning if in_reasoning else self._content
 
     def feed(self, text: str) -> list[ReplyDelta]:
         """What has become certain with this piece."""
-        for character in text:
-            self._state(character)
+        at = 0
+        while at < len(text):
+            end = self._plain_end(text, at)
+            if end > at:
+                self._say(text[at:end], reasoning=self._state == self._reasoning)
+            else:
+                self._state(text[at])
+                end += 1
+            at = end
         return self._taken()
 
     def finish(self) -> list[ReplyDelta]:
@@ -92,6 +101,13 @@ class MarkedReply:
             self._say(self._held, reasoning=self._state == self._reasoning)
         self._held = ""
         return self._taken()
+
+    def _plain_end(self, text: str, at: int) -> int:
+        """Where characters end that no marker begins with, while none is held: they need no look each."""
+        if self._held or self._trim or self._state == self._call:
+            return at
+        found = self._plain.match(text, at)
+        return found.end() if found else at
 
     def _taken(self) -> list[ReplyDelta]:
         taken, self._deltas = joined(self._deltas), []
@@ -122,6 +138,12 @@ class MarkedReply:
             self._state = self._content
             for again in self._calls.again:
                 self._state(again)
+
+    def _beginnings(self) -> set[str]:
+        """Characters that any marker begins with."""
+        calls = self._calls.markers(first=True) if self._calls else ()
+        tags = (self._tags.opening, self._tags.closing) if self._tags else ()
+        return {marker[0] for marker in (*calls, *tags)}
 
     def _content_markers(self) -> tuple[str, ...]:
         """Reasoning comes first in a reply, and so does a call that nothing but its JSON marks."""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.reply import ReplyDelta, ToolCallDelta, joined, reply_parser
+from gateway.reply import MarkedReply, ReplyDelta, ToolCallDelta, joined, reply_parser
 from gateway.reply_format import ReplyFormat, opens_reasoning, read_reply_format
 from tests.gateway import templates
 from tests.gateway.templates import templated
@@ -176,3 +176,18 @@ def test_reasoning_then_a_call() -> None:
 def test_without_functions_the_text_of_a_call_is_content() -> None:
     parser = reply_parser(form("HERMES"))
     assert parser.feed(HERMES_CALL) == [content(HERMES_CALL)]
+
+
+class Forgetful(MarkedReply):
+    """A mutant: it takes the end of each piece for the end of the reply."""
+
+    def feed(self, text: str) -> list[ReplyDelta]:
+        return [*super().feed(text), *self.finish()]
+
+
+def test_a_parser_that_forgets_between_pieces_is_caught() -> None:
+    results = []
+    for pieces in ([HERMES_CALL], [HERMES_CALL[:5], HERMES_CALL[5:]]):
+        mutant = Forgetful(form("HERMES").calls, None, FUNCTIONS, False, lambda: "id1")
+        results.append(joined(delta for piece in pieces for delta in mutant.feed(piece)))
+    assert results[0] == [call(0, "get_weather", WEATHER)] != results[1]
