@@ -63,7 +63,8 @@ def test_serve_opens_http_and_says_so(tmp_path: Path) -> None:
 def test_services_go_on_without_http_unless_it_was_asked_for(
     tmp_path: Path, taken: int, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    by_default = settings().model_copy(update={"http_port": taken})
+    by_default = settings(http_port=taken)
+    by_default.model_fields_set.discard("http_port")
     said = "server address = "
     if "packages" in reason:
         monkeypatch.setattr(supervisor, "missing_packages", lambda: ["fastapi"])
