@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import Field, JsonValue
+
+from gateway.openai_types import RequestShape, Several
 
 
-class _MessagesShape(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
-
-
-class _Cacheable(_MessagesShape):
+class _Cacheable(RequestShape):
     cache_control: dict[str, JsonValue] | None = None
 
 
@@ -24,10 +22,10 @@ class TextBlock(_Cacheable):
 
     type: Literal["text"]
     text: str
-    citations: list[JsonValue] | None = Field(None, max_length=0)
+    citations: Several[JsonValue] | None = Field(None, max_length=0)
 
 
-class ThinkingBlock(_MessagesShape):
+class ThinkingBlock(RequestShape):
     """Reasoning of an earlier answer."""
 
     type: Literal["thinking"]
@@ -50,18 +48,18 @@ class ToolResultBlock(_Cacheable):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | list[TextBlock] | None = None
+    content: str | Several[TextBlock] | None = None
     is_error: bool | None = None
 
 
 Block = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]
 
 
-class AnthropicMessage(_MessagesShape):
+class AnthropicMessage(RequestShape):
     """One turn."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[Block]
+    content: str | Several[Block]
 
 
 class AnthropicTool(_Cacheable):
@@ -76,7 +74,7 @@ class AnthropicTool(_Cacheable):
     defer_loading: Literal[False] | None = None
 
 
-class AnthropicToolChoice(_MessagesShape):
+class AnthropicToolChoice(RequestShape):
     """Which tools must be used."""
 
     type: Literal["auto", "any", "tool", "none"]
@@ -84,27 +82,27 @@ class AnthropicToolChoice(_MessagesShape):
     disable_parallel_tool_use: bool | None = None
 
 
-class Thinking(_MessagesShape):
+class Thinking(RequestShape):
     """Whether the model reasons. It decides itself how much: a budget can't be kept."""
 
     type: Literal["adaptive", "disabled"]
     display: Literal["summarized"] | None = None
 
 
-class JsonOutput(_MessagesShape):
+class JsonOutput(RequestShape):
     """The format of a JSON answer."""
 
     type: Literal["json_schema"]
     schema_: dict[str, JsonValue] = Field(alias="schema")
 
 
-class OutputConfig(_MessagesShape):
+class OutputConfig(RequestShape):
     """What the answer must be."""
 
     format: JsonOutput | None = None
 
 
-class AnthropicMetadata(_MessagesShape):
+class AnthropicMetadata(RequestShape):
     """Who asks."""
 
     user_id: str | None = None
@@ -114,9 +112,9 @@ class CountTokensRequest(_Cacheable):
     """`/v1/messages/count_tokens`."""
 
     model: str
-    messages: list[AnthropicMessage] = Field(min_length=1)
-    system: str | list[TextBlock] | None = None
-    tools: list[AnthropicTool] | None = None
+    messages: Several[AnthropicMessage] = Field(min_length=1)
+    system: str | Several[TextBlock] | None = None
+    tools: Several[AnthropicTool] | None = None
     tool_choice: AnthropicToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -127,7 +125,7 @@ class MessagesRequest(CountTokensRequest):
 
     max_tokens: int = Field(ge=1)
     stream: bool | None = None
-    stop_sequences: list[str] | None = None
+    stop_sequences: Several[str] | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None

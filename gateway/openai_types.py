@@ -35,13 +35,15 @@ def _few_fields(values: object) -> object:
 Few = BeforeValidator(_few_fields)
 
 
-class _RequestShape(BaseModel):
+class RequestShape(BaseModel):
+    """What every request and its parts keep: what isn't a field is refused, and JSON's types are meant."""
+
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
 
     _has_few_fields = model_validator(mode="before")(staticmethod(_few_fields))
 
 
-class StreamOptions(_RequestShape):
+class StreamOptions(RequestShape):
     """How a stream ends."""
 
     include_usage: bool | None = None
@@ -49,7 +51,7 @@ class StreamOptions(_RequestShape):
     continuous_usage_stats: Literal[False] | None = None
 
 
-class StructuredOutputs(_RequestShape):
+class StructuredOutputs(RequestShape):
     """vLLM's way to ask for a formal language; exactly one is set."""
 
     json_: dict[str, JsonValue] | str | None = Field(None, alias="json")
@@ -59,7 +61,7 @@ class StructuredOutputs(_RequestShape):
     grammar: str | None = None
 
 
-class JsonSchema(_RequestShape):
+class JsonSchema(RequestShape):
     """The schema of `response_format`."""
 
     name: str | None = None
@@ -68,14 +70,14 @@ class JsonSchema(_RequestShape):
     strict: bool | None = None
 
 
-class ResponseFormat(_RequestShape):
+class ResponseFormat(RequestShape):
     """OpenAI's way to ask for JSON."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
-class PacelineOptions(_RequestShape):
+class PacelineOptions(RequestShape):
     """What only Paceline has: how to speculate, and what to tell of it."""
 
     drafter: str | None = None
@@ -86,7 +88,7 @@ class PacelineOptions(_RequestShape):
     rounds: bool | None = None
 
 
-class GenerationFields(_RequestShape):
+class GenerationFields(RequestShape):
     """What completions and chat have in common."""
 
     model: str | None = None
@@ -135,15 +137,15 @@ class CompletionRequest(GenerationFields):
     add_special_tokens: bool | None = None
 
 
-class TextPart(_RequestShape):
+class TextPart(RequestShape):
     """A piece of a message."""
 
     type: Literal["text"]
     text: str
 
 
-class Message(_RequestShape):
-    """One message of a chat; what only tools use is for `gateway.hooks`."""
+class Message(RequestShape):
+    """One message of a chat; `gateway.turns` reads what calls need."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Several[TextPart] | None = None
@@ -188,7 +190,7 @@ class ChatRequest(GenerationFields):
     continue_final_message: Literal[False] | None = None
 
 
-class TokenizeRequest(_RequestShape):
+class TokenizeRequest(RequestShape):
     """`/tokenize`: a prompt or a chat."""
 
     model: str | None = None
@@ -199,7 +201,7 @@ class TokenizeRequest(_RequestShape):
     add_generation_prompt: Literal[True] | None = None
 
 
-class DetokenizeRequest(_RequestShape):
+class DetokenizeRequest(RequestShape):
     """`/detokenize`."""
 
     model: str | None = None

@@ -6,38 +6,36 @@ stored, so nothing can be referred to later.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import Field, JsonValue
+
+from gateway.openai_types import Few, RequestShape, Several
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
-class _ResponsesShape(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
-
-
-class InputPart(_ResponsesShape):
+class InputPart(RequestShape):
     """A piece of a message; images, audio and files have other types."""
 
     type: Literal["input_text", "output_text", "text"]
     text: str
-    annotations: list[JsonValue] | None = Field(None, max_length=0)
-    logprobs: list[JsonValue] | None = Field(None, max_length=0)
+    annotations: Several[JsonValue] | None = Field(None, max_length=0)
+    logprobs: Several[JsonValue] | None = Field(None, max_length=0)
 
 
-class InputMessage(_ResponsesShape):
+class InputMessage(RequestShape):
     """One turn."""
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[InputPart]
+    content: str | Several[InputPart]
     id: str | None = None
     status: Status | None = None
     phase: None = None
 
 
-class FunctionCallItem(_ResponsesShape):
+class FunctionCallItem(RequestShape):
     """A call in an earlier answer."""
 
     type: Literal["function_call"]
@@ -48,30 +46,30 @@ class FunctionCallItem(_ResponsesShape):
     status: Status | None = None
 
 
-class FunctionCallOutputItem(_ResponsesShape):
+class FunctionCallOutputItem(RequestShape):
     """What a call came to."""
 
     type: Literal["function_call_output"]
     call_id: str
-    output: str | list[InputPart]
+    output: str | Several[InputPart]
     id: str | None = None
     status: Status | None = None
 
 
-class ReasoningPart(_ResponsesShape):
+class ReasoningPart(RequestShape):
     """A piece of reasoning."""
 
     type: Literal["reasoning_text"]
     text: str
 
 
-class ReasoningItem(_ResponsesShape):
+class ReasoningItem(RequestShape):
     """Reasoning of an earlier answer."""
 
     type: Literal["reasoning"]
     id: str | None = None
     summary: list[JsonValue] = Field(default_factory=list, max_length=0)
-    content: list[ReasoningPart] | None = None
+    content: Several[ReasoningPart] | None = None
     encrypted_content: None = None
     status: Status | None = None
 
@@ -79,7 +77,7 @@ class ReasoningItem(_ResponsesShape):
 InputItem = InputMessage | FunctionCallItem | FunctionCallOutputItem | ReasoningItem
 
 
-class ResponsesTool(_ResponsesShape):
+class ResponsesTool(RequestShape):
     """A function that may be called. Tools that OpenAI's own servers run have other types."""
 
     type: Literal["function"]
@@ -89,14 +87,14 @@ class ResponsesTool(_ResponsesShape):
     strict: bool | None = None
 
 
-class ResponsesToolChoice(_ResponsesShape):
+class ResponsesToolChoice(RequestShape):
     """A function that must be called."""
 
     type: Literal["function"]
     name: str
 
 
-class TextFormat(_ResponsesShape):
+class TextFormat(RequestShape):
     """What the answer's text must be."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -106,31 +104,31 @@ class TextFormat(_ResponsesShape):
     strict: bool | None = None
 
 
-class TextConfig(_ResponsesShape):
+class TextConfig(RequestShape):
     """How the answer is written."""
 
     format: TextFormat | None = None
     verbosity: Literal["medium"] | None = None
 
 
-class ReasoningConfig(_ResponsesShape):
+class ReasoningConfig(RequestShape):
     """How the model reasons."""
 
     effort: str | None = None
     summary: None = None
 
 
-class ResponsesStreamOptions(_ResponsesShape):
+class ResponsesStreamOptions(RequestShape):
     """How events are sent."""
 
     include_obfuscation: Literal[False] | None = None
 
 
-class ResponsesRequest(_ResponsesShape):
+class ResponsesRequest(RequestShape):
     """`/v1/responses`, with our own `seed` and `paceline`."""
 
     model: str | None = None
-    input: str | list[InputItem]
+    input: str | Several[InputItem]
     instructions: str | None = None
     max_output_tokens: int | None = None
     temperature: float | None = None
@@ -140,10 +138,10 @@ class ResponsesRequest(_ResponsesShape):
     stream_options: ResponsesStreamOptions | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
-    tools: list[ResponsesTool] | None = None
+    tools: Several[ResponsesTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponsesToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str], Few] | None = None
     paceline: dict[str, JsonValue] | None = None
 
     user: str | None = None
@@ -152,7 +150,7 @@ class ResponsesRequest(_ResponsesShape):
     prompt_cache_retention: str | None = None
     service_tier: Literal["auto", "default"] | None = None
     truncation: Literal["disabled"] | None = None
-    include: list[JsonValue] | None = Field(None, max_length=0)
+    include: Several[JsonValue] | None = Field(None, max_length=0)
     top_logprobs: Literal[0] | None = None
     store: Literal[False] | None = None
     background: Literal[False] | None = None

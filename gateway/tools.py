@@ -15,10 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import Field, JsonValue, ValidationError
 
 from gateway.call_grammar import CallRules, arguments_schema, call_grammar
 from gateway.json_depth import require_shallow
+from gateway.openai_types import RequestShape, Several
 from gateway.reply import ReplyParser, reply_parser
 from gateway.reply_format import ReplyFormat
 from gateway.unsupported import unsupported
@@ -30,11 +31,7 @@ MAX_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
-class _ToolShape(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class FunctionDefinition(_ToolShape):
+class FunctionDefinition(RequestShape):
     """A function that may be called; `parameters` is the JSON schema of its arguments."""
 
     name: str
@@ -43,30 +40,30 @@ class FunctionDefinition(_ToolShape):
     strict: bool | None = None
 
 
-class ToolDefinition(_ToolShape):
+class ToolDefinition(RequestShape):
     """An item of `tools`."""
 
     type: Literal["function"]
     function: FunctionDefinition
 
 
-class FunctionName(_ToolShape):
+class FunctionName(RequestShape):
     """A function by its name."""
 
     name: str
 
 
-class NamedChoice(_ToolShape):
+class NamedChoice(RequestShape):
     """A `tool_choice` that names a function."""
 
     type: Literal["function"]
     function: FunctionName
 
 
-class ToolFields(_ToolShape):
+class ToolFields(RequestShape):
     """What a request says of functions."""
 
-    tools: list[ToolDefinition] | None = Field(None, max_length=MAX_TOOLS)
+    tools: Several[ToolDefinition] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool | None = None
 
