@@ -37,8 +37,11 @@ Few = BeforeValidator(_few_fields)
 
 
 def _whole(text: str) -> str:
-    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
-        raise PydanticCustomError("lone_surrogate", "must be text that UTF-8 can hold, without half of a character")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        message = "must be text that UTF-8 can hold, without half of a character"
+        raise PydanticCustomError("lone_surrogate", message) from None
     return text
 
 
