@@ -324,6 +324,8 @@ def test_routes_of_operators(gateway: GatewayCluster) -> None:
     assert {"/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/health"} <= set(
         described["paths"]
     )
+    answers = described["paths"]["/v1/completions"]["post"]["responses"]
+    assert set(answers) == {"200", "4XX", "5XX"}
     assert gateway.get("/docs").status == 404, "its page would load scripts from elsewhere"
 
 
