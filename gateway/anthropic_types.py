@@ -10,18 +10,18 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue
 
-from gateway.openai_types import RequestShape, Several
+from gateway.openai_types import RequestShape, Several, Text
 
 
 class _Cacheable(RequestShape):
-    cache_control: dict[str, JsonValue] | None = None
+    cache_control: dict[Text, JsonValue] | None = None
 
 
 class TextBlock(_Cacheable):
     """Text."""
 
     type: Literal["text"]
-    text: str
+    text: Text
     citations: Several[JsonValue] | None = Field(None, max_length=0)
 
 
@@ -29,26 +29,26 @@ class ThinkingBlock(RequestShape):
     """Reasoning of an earlier answer."""
 
     type: Literal["thinking"]
-    thinking: str
-    signature: str | None = None
+    thinking: Text
+    signature: Text | None = None
 
 
 class ToolUseBlock(_Cacheable):
     """A call in an earlier answer."""
 
     type: Literal["tool_use"]
-    id: str
-    name: str
-    input: dict[str, JsonValue]
-    caller: dict[str, JsonValue] | None = None
+    id: Text
+    name: Text
+    input: dict[Text, JsonValue]
+    caller: dict[Text, JsonValue] | None = None
 
 
 class ToolResultBlock(_Cacheable):
     """What a call came to."""
 
     type: Literal["tool_result"]
-    tool_use_id: str
-    content: str | Several[TextBlock] | None = None
+    tool_use_id: Text
+    content: Text | Several[TextBlock] | None = None
     is_error: bool | None = None
 
 
@@ -59,16 +59,16 @@ class AnthropicMessage(RequestShape):
     """One turn."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | Several[Block]
+    content: Text | Several[Block]
 
 
 class AnthropicTool(_Cacheable):
     """A function that may be called. Tools that Anthropic's own servers run have other types."""
 
-    name: str
+    name: Text
     type: Literal["custom"] | None = None
-    description: str | None = None
-    input_schema: dict[str, JsonValue]
+    description: Text | None = None
+    input_schema: dict[Text, JsonValue]
     strict: bool | None = None
     eager_input_streaming: bool | None = None
     defer_loading: Literal[False] | None = None
@@ -78,7 +78,7 @@ class AnthropicToolChoice(RequestShape):
     """Which tools must be used."""
 
     type: Literal["auto", "any", "tool", "none"]
-    name: str | None = None
+    name: Text | None = None
     disable_parallel_tool_use: bool | None = None
 
 
@@ -93,7 +93,7 @@ class JsonOutput(RequestShape):
     """The format of a JSON answer."""
 
     type: Literal["json_schema"]
-    schema_: dict[str, JsonValue] = Field(alias="schema")
+    schema_: dict[Text, JsonValue] = Field(alias="schema")
 
 
 class OutputConfig(RequestShape):
@@ -105,15 +105,15 @@ class OutputConfig(RequestShape):
 class AnthropicMetadata(RequestShape):
     """Who asks."""
 
-    user_id: str | None = None
+    user_id: Text | None = None
 
 
 class CountTokensRequest(_Cacheable):
     """`/v1/messages/count_tokens`."""
 
-    model: str
+    model: Text
     messages: Several[AnthropicMessage] = Field(min_length=1)
-    system: str | Several[TextBlock] | None = None
+    system: Text | Several[TextBlock] | None = None
     tools: Several[AnthropicTool] | None = None
     tool_choice: AnthropicToolChoice | None = None
     thinking: Thinking | None = None
@@ -125,7 +125,7 @@ class MessagesRequest(CountTokensRequest):
 
     max_tokens: int = Field(ge=1)
     stream: bool | None = None
-    stop_sequences: Several[str] | None = None
+    stop_sequences: Several[Text] | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -133,4 +133,4 @@ class MessagesRequest(CountTokensRequest):
     service_tier: Literal["auto", "standard_only"] | None = None
     speed: Literal["standard"] | None = None
     seed: int | None = None
-    paceline: dict[str, JsonValue] | None = None
+    paceline: dict[Text, JsonValue] | None = None

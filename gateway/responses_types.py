@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue
 
-from gateway.openai_types import Few, RequestShape, Several
+from gateway.openai_types import Few, RequestShape, Several, Text
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -19,7 +19,7 @@ class InputPart(RequestShape):
     """A piece of a message; images, audio and files have other types."""
 
     type: Literal["input_text", "output_text", "text"]
-    text: str
+    text: Text
     annotations: Several[JsonValue] | None = Field(None, max_length=0)
     logprobs: Several[JsonValue] | None = Field(None, max_length=0)
 
@@ -29,8 +29,8 @@ class InputMessage(RequestShape):
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | Several[InputPart]
-    id: str | None = None
+    content: Text | Several[InputPart]
+    id: Text | None = None
     status: Status | None = None
     phase: None = None
 
@@ -39,10 +39,10 @@ class FunctionCallItem(RequestShape):
     """A call in an earlier answer."""
 
     type: Literal["function_call"]
-    call_id: str
-    name: str
-    arguments: str
-    id: str | None = None
+    call_id: Text
+    name: Text
+    arguments: Text
+    id: Text | None = None
     status: Status | None = None
 
 
@@ -50,9 +50,9 @@ class FunctionCallOutputItem(RequestShape):
     """What a call came to."""
 
     type: Literal["function_call_output"]
-    call_id: str
-    output: str | Several[InputPart]
-    id: str | None = None
+    call_id: Text
+    output: Text | Several[InputPart]
+    id: Text | None = None
     status: Status | None = None
 
 
@@ -60,14 +60,14 @@ class ReasoningPart(RequestShape):
     """A piece of reasoning."""
 
     type: Literal["reasoning_text"]
-    text: str
+    text: Text
 
 
 class ReasoningItem(RequestShape):
     """Reasoning of an earlier answer."""
 
     type: Literal["reasoning"]
-    id: str | None = None
+    id: Text | None = None
     summary: list[JsonValue] = Field(default_factory=list, max_length=0)
     content: Several[ReasoningPart] | None = None
     encrypted_content: None = None
@@ -81,9 +81,9 @@ class ResponsesTool(RequestShape):
     """A function that may be called. Tools that OpenAI's own servers run have other types."""
 
     type: Literal["function"]
-    name: str
-    description: str | None = None
-    parameters: dict[str, JsonValue] | None = None
+    name: Text
+    description: Text | None = None
+    parameters: dict[Text, JsonValue] | None = None
     strict: bool | None = None
 
 
@@ -91,16 +91,16 @@ class ResponsesToolChoice(RequestShape):
     """A function that must be called."""
 
     type: Literal["function"]
-    name: str
+    name: Text
 
 
 class TextFormat(RequestShape):
     """What the answer's text must be."""
 
     type: Literal["text", "json_object", "json_schema"]
-    name: str | None = None
-    description: str | None = None
-    schema_: dict[str, JsonValue] | None = Field(None, alias="schema")
+    name: Text | None = None
+    description: Text | None = None
+    schema_: dict[Text, JsonValue] | None = Field(None, alias="schema")
     strict: bool | None = None
 
 
@@ -114,7 +114,7 @@ class TextConfig(RequestShape):
 class ReasoningConfig(RequestShape):
     """How the model reasons."""
 
-    effort: str | None = None
+    effort: Text | None = None
     summary: None = None
 
 
@@ -127,9 +127,9 @@ class ResponsesStreamOptions(RequestShape):
 class ResponsesRequest(RequestShape):
     """`/v1/responses`, with our own `seed` and `paceline`."""
 
-    model: str | None = None
-    input: str | Several[InputItem]
-    instructions: str | None = None
+    model: Text | None = None
+    input: Text | Several[InputItem]
+    instructions: Text | None = None
     max_output_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -141,13 +141,13 @@ class ResponsesRequest(RequestShape):
     tools: Several[ResponsesTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponsesToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    metadata: Annotated[dict[str, str], Few] | None = None
-    paceline: dict[str, JsonValue] | None = None
+    metadata: Annotated[dict[Text, Text], Few] | None = None
+    paceline: dict[Text, JsonValue] | None = None
 
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
+    user: Text | None = None
+    safety_identifier: Text | None = None
+    prompt_cache_key: Text | None = None
+    prompt_cache_retention: Text | None = None
     service_tier: Literal["auto", "default"] | None = None
     truncation: Literal["disabled"] | None = None
     include: Several[JsonValue] | None = Field(None, max_length=0)
