@@ -266,7 +266,7 @@ class TransformersTokenizer:
         if not inner.chat_template:
             raise Unsupported("chat messages: the model has no chat template; send a prompt")
         try:
-            listed = [dict(tool) for tool in tools] or None
+            listed: list[Any] | None = [dict(tool) for tool in tools] or None
             return inner.apply_chat_template([dict(turn) for turn in turns], tools=listed, **arguments)
         except (TemplateError, TypeError) as error:
             limit = f"a chat that the model's template takes ({error})"

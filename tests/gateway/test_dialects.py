@@ -62,7 +62,8 @@ def test_a_free_reply_to_a_result_is_text(gateway: GatewayCluster) -> None:
         {"role": "tool", "tool_call_id": "c1", "content": "wet"},
     ]
     choice = chat(gateway, messages=turns, max_completion_tokens=30).choices[0]
-    assert (choice.finish_reason, bool(choice.message.content)) == ("length", True)
+    assert choice.finish_reason in ENDS
+    assert choice.message.tool_calls is None
 
 
 def test_none_is_a_chat_without_tools(gateway: GatewayCluster) -> None:
@@ -74,27 +75,48 @@ def test_none_is_a_chat_without_tools(gateway: GatewayCluster) -> None:
     assert chat(gateway, **fields).choices[0].message.content != without.choices[0].message.content
 
 
+def told_letter(gateway: GatewayCluster) -> tuple[int, str]:
+    """A seed, and a letter in the middle of its text."""
+    for seed in range(50):
+        text = chat(gateway, tools=[], seed=seed, max_completion_tokens=60).choices[0].message.content
+        for letter in text[5:]:
+            if letter.isascii() and letter.isalnum() and letter not in text[:5]:
+                return seed, letter
+    raise AssertionError("no text has a letter")
+
+
 def test_which_stop_string_ended_it_is_told(gateway: GatewayCluster) -> None:
-    text = chat(gateway, tools=[], max_completion_tokens=60).choices[0].message.content
-    stop = next(letter for letter in text[5:] if letter.isascii() and letter.isalnum())
-    choice = chat(gateway, tools=[], max_completion_tokens=60, stop=["\x00never", stop]).choices[0]
+    seed, stop = told_letter(gateway)
+    choice = chat(gateway, tools=[], seed=seed, max_completion_tokens=60, stop=["\x00never", stop]).choices[0]
     assert (choice.finish_reason, choice.stop_reason) == ("stop", stop)
     message = claude(gateway).messages.create(
-        model=MODEL, max_tokens=60, messages=ASKED, stop_sequences=[stop], extra_body={"seed": SEED}
+        model=MODEL, max_tokens=60, messages=ASKED, stop_sequences=[stop], extra_body={"seed": seed}
     )
     assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", stop)
+    assert message.content[0].text == choice.message.content  # type: ignore[union-attr]
 
 
-def test_anthropic_s_message_is_the_chat_s_text(gateway: GatewayCluster) -> None:
-    wanted = chat(gateway, tools=[], max_completion_tokens=40).choices[0].message.content
-    given: Any = {"model": MODEL, "max_tokens": 40, "messages": ASKED, "extra_body": {"seed": SEED}}
+ENDS = {"length": ("max_tokens", "incomplete"), "stop": ("end_turn", "completed")}
+
+
+def wanted_chat(gateway: GatewayCluster, seed: int) -> tuple[str, int, tuple[str, str]]:
+    """Text, tokens, and how the other APIs tell its end."""
+    asked = chat(gateway, tools=[], seed=seed, max_completion_tokens=40)
+    (choice,) = asked.choices
+    return choice.message.content, asked.usage.completion_tokens, ENDS[choice.finish_reason]
+
+
+@pytest.mark.parametrize("seed", [SEED, 11])
+def test_anthropic_s_message_is_the_chat_s_text(gateway: GatewayCluster, seed: int) -> None:
+    text, tokens, (ended, _) = wanted_chat(gateway, seed)
+    given: Any = {"model": MODEL, "max_tokens": 40, "messages": ASKED, "extra_body": {"seed": seed}}
     whole = claude(gateway).messages.create(**given)
     with claude(gateway).messages.stream(**given) as stream:
-        assert "".join(stream.text_stream) == wanted == whole.content[0].text
+        assert "".join(stream.text_stream) == text == whole.content[0].text
         final = stream.get_final_message()
     counted = claude(gateway).messages.count_tokens(model=MODEL, messages=ASKED).input_tokens
     for message in (whole, final):
-        assert (message.stop_reason, message.usage.output_tokens) == ("max_tokens", 40)
+        assert (message.stop_reason, message.usage.output_tokens) == (ended, tokens)
         assert message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0) == counted
 
 
@@ -128,14 +150,15 @@ def test_anthropic_s_tools(gateway: GatewayCluster) -> None:
     with claude(gateway).messages.stream(**given) as stream:
         final = stream.get_final_message()
     for message in (whole, final):
-        (block,) = message.content
+        block: Any = message.content[0]
+        assert len(message.content) == 1
         assert (message.stop_reason, block.type) == ("tool_use", "tool_use")
         jsonschema.validate(block.input, SCHEMA)
     result = {"type": "tool_result", "tool_use_id": whole.content[0].id, "content": "wet"}
     turns = [*ASKED, {"role": "assistant", "content": [whole.content[0].model_dump(exclude_none=True)]}]
     turns.append({"role": "user", "content": [result]})
     del given["tool_choice"]
-    assert claude(gateway).messages.create(**(given | {"messages": turns, "max_tokens": 5})).usage.output_tokens == 5
+    assert claude(gateway).messages.create(**(given | {"messages": turns, "max_tokens": 5})).usage.output_tokens <= 5
 
 
 @pytest.mark.parametrize(
@@ -163,17 +186,15 @@ def test_anthropic_s_errors(
     assert (body["type"], set(body["error"])) == ("error", {"type", "message"})
 
 
-def test_a_response_is_the_chat_s_text(gateway: GatewayCluster) -> None:
-    wanted = chat(gateway, tools=[], max_completion_tokens=40).choices[0].message.content
-    given: Any = {"model": MODEL, "input": ASKED[0]["content"], "max_output_tokens": 40, "extra_body": {"seed": SEED}}
+@pytest.mark.parametrize("seed", [SEED, 11])
+def test_a_response_is_the_chat_s_text(gateway: GatewayCluster, seed: int) -> None:
+    text, tokens, (_, ended) = wanted_chat(gateway, seed)
+    given: Any = {"model": MODEL, "input": ASKED[0]["content"], "max_output_tokens": 40, "extra_body": {"seed": seed}}
     whole = gateway.openai.responses.create(**given)
     with gateway.openai.responses.stream(**given) as stream:
         deltas = [event.delta for event in stream if event.type == "response.output_text.delta"]
-        events = list(stream)
-    assert whole.output_text == "".join(deltas) == wanted
-    assert events == []
-    assert (whole.status, whole.incomplete_details.reason) == ("incomplete", "max_output_tokens")
-    assert whole.usage.output_tokens == 40
+    assert whole.output_text == "".join(deltas) == text
+    assert (whole.status, whole.usage.output_tokens) == (ended, tokens)
 
 
 def test_a_response_s_function_call(gateway: GatewayCluster) -> None:
@@ -192,7 +213,7 @@ def test_a_response_s_function_call(gateway: GatewayCluster) -> None:
     output = {"type": "function_call_output", "call_id": item.call_id, "output": "wet"}
     turns = [*ASKED, item.model_dump(exclude_none=True), output]
     again = gateway.openai.responses.create(**(given | {"input": turns}), max_output_tokens=10)
-    assert again.usage.output_tokens == 10
+    assert 1 <= again.usage.output_tokens <= 10
 
 
 @pytest.mark.parametrize("field", ["previous_response_id", "conversation"])
