@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import BaseModel, Field, JsonValue
 
 from gateway.openai_types import RequestShape, Several, Text
 
@@ -118,6 +118,20 @@ class CountTokensRequest(_Cacheable):
     tool_choice: AnthropicToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+
+
+class AnthropicErrorFields(BaseModel):
+    """What is said of an error."""
+
+    type: str
+    message: str
+
+
+class AnthropicErrorReply(BaseModel):
+    """The body of an error."""
+
+    type: Literal["error"]
+    error: AnthropicErrorFields
 
 
 class MessagesRequest(CountTokensRequest):

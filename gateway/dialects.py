@@ -17,11 +17,11 @@ from starlette.responses import Response
 
 from gateway.anthropic_reply import MessageEvents, error_of, message_of
 from gateway.anthropic_request import chat_of_messages, prompt_of_messages
-from gateway.anthropic_types import CountTokensRequest, MessagesRequest
+from gateway.anthropic_types import AnthropicErrorReply, CountTokensRequest, MessagesRequest
 from gateway.caller import HttpCaller
 from gateway.chat import plan_chat
 from gateway.chat_prompt import read_chat
-from gateway.errors import HttpError, invalid_body
+from gateway.errors import ERROR_RESPONSES, HttpError, invalid_body
 from gateway.folding import FoldedChat, whole
 from gateway.openai_routes import planned_chunks
 from gateway.openai_types import ChatRequest
@@ -34,6 +34,9 @@ from gateway.services import Services
 from gateway.tools import plan_tools
 
 ANTHROPIC_PATH = "/v1/messages"
+ANTHROPIC_ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {**described, "model": AnthropicErrorReply} for status, described in ERROR_RESPONSES.items()
+}
 
 
 class AnthropicError(HttpError):
@@ -61,7 +64,7 @@ def dialect_routes(services: Services) -> APIRouter:
     """The routes over services."""
     router = APIRouter()
 
-    @router.post(ANTHROPIC_PATH)
+    @router.post(ANTHROPIC_PATH, responses=ANTHROPIC_ERRORS)
     async def messages(request: Request, body: Annotated[MessagesRequest, Body()]) -> Response:
         """Anthropic's Messages; streamed as server-sent events with `stream`."""
         events = MessageEvents()
@@ -75,7 +78,7 @@ def dialect_routes(services: Services) -> APIRouter:
             return _stream(services, made, events)
         return WholeReply(lambda: _whole(made, message_of))
 
-    @router.post(f"{ANTHROPIC_PATH}/count_tokens")
+    @router.post(f"{ANTHROPIC_PATH}/count_tokens", responses=ANTHROPIC_ERRORS)
     async def count_tokens(request: Request, body: Annotated[CountTokensRequest, Body()]) -> dict[str, int]:
         """Tokens of a prompt."""
         return {"input_tokens": await _count(services, body, request.scope["caller"])}
