@@ -178,7 +178,7 @@ def _answer(tokenizer: Tokenizer, tools: Sequence[Turn], count: int, *, as_text:
 
 def _before_reasoning(header: str) -> str:
     """An answer's header without the empty span of reasoning that templates write in front of the last answer."""
-    behind = header.rindex(_USER["content"])
+    behind = max(0, header.rfind(_USER["content"]))
     starts = (header.find(opening, behind) for opening, _ in _KNOWN_REASONING)
     return header[: min((at for at in starts if at >= 0), default=len(header))].rstrip()
 

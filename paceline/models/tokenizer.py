@@ -226,7 +226,10 @@ class TransformersTokenizer:
     def template_text(  # noqa: D102
         self, turns: Sequence[Turn], tools: Sequence[Turn] = (), *, answer_follows: bool = True
     ) -> str:
-        text = self._apply(self.inner, turns, tools, add_generation_prompt=answer_follows, tokenize=False)
+        try:
+            text = self._apply(self.inner, turns, tools, add_generation_prompt=answer_follows, tokenize=False)
+        except ValueError as error:
+            raise _refused_by_template(turns, error) from error
         assert isinstance(text, str)
         return text
 
@@ -268,9 +271,13 @@ class TransformersTokenizer:
         try:
             listed: list[Any] | None = [dict(tool) for tool in tools] or None
             return inner.apply_chat_template([dict(turn) for turn in turns], tools=listed, **arguments)
-        except (TemplateError, TypeError) as error:
-            limit = f"a chat that the model's template takes ({error})"
-            raise InvalidInput.of("messages", [turn.get("role") for turn in turns], limit) from error
+        except (TemplateError, TypeError, AttributeError, LookupError) as error:
+            raise _refused_by_template(turns, error) from error
+
+
+def _refused_by_template(turns: Sequence[Turn], error: Exception) -> InvalidInput:
+    limit = f"a chat that the model's template takes ({error})"
+    return InvalidInput.of("messages", [turn.get("role") for turn in turns], limit)
 
 
 def _turns(messages: Sequence[ChatMessage]) -> list[Turn]:

@@ -15,7 +15,7 @@ from paceline.models.tokenizer import TransformersTokenizer, load_tokenizer
 from paceline.protocol.errors import InvalidInput, Unsupported
 from paceline.protocol.generation import Provenance, Tokens
 from paceline.protocol.sampling import Grammar, GrammarKind
-from tests.gateway.templates import HERMES, LLAMA, MISTRAL, NAMED, PLAIN, XML, templated
+from tests.gateway.templates import DEEPSEEK, HERMES, LLAMA, MISTRAL, NAMED, PLAIN, XML, templated
 
 HERMES_TOKENIZER = templated(HERMES)
 HERMES_FORMAT = read_reply_format(HERMES_TOKENIZER)
@@ -188,6 +188,26 @@ def test_special_text_in_a_name_is_refused() -> None:
     schema = {"type": "object", "properties": {FORGED: {"type": "string"}}}
     with pytest.raises(InvalidInput, match="names in tools and arguments"):
         HERMES_TOKENIZER.render_turns(chat(), [function("f", parameters=schema)])
+
+
+def test_each_template_gets_calls_as_it_reads_them() -> None:
+    for template, written in (
+        (DEEPSEEK, 'add\n```json\n{"a": 1}\n```<|end|>'),
+        (MISTRAL, '{"name": "add", "arguments": {"a": 1}'),
+    ):
+        tokenizer = templated(template)
+        calls = [{**CALL, "id": "ninechars"}]
+        turns = template_turns(chat({"role": "assistant", "tool_calls": calls}), read_reply_format(tokenizer).calls)
+        assert written in tokenizer.template_text(turns)
+
+
+@pytest.mark.parametrize("template", ["{{ messages[9].content }}", "{{ messages.nobody() }}", "{{ 1 + 'a' }}"])
+def test_a_template_that_breaks_is_no_defect(template: str) -> None:
+    tokenizer = templated(template)
+    form = read_reply_format(tokenizer)
+    assert (form.calls, form.reasoning) == (None, None)
+    with pytest.raises(Unsupported, match="tools"):
+        plan_tools(form, [ADD])
 
 
 def test_a_chat_that_the_template_refuses() -> None:
