@@ -15,6 +15,8 @@ from paceline.protocol.errors import InvalidInput, require
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_CALL_KEYS = ("id", "type", "function")
+_FUNCTION_KEYS = ("name", "arguments")
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
@@ -105,6 +107,9 @@ def _call_of(call: object, at: str) -> tuple[str, str, str]:
     is_function = call.get("type", "function") == "function" and isinstance(function, Mapping)
     require(is_function, at, dict(call), "a call of a function")
     assert isinstance(function, Mapping)
+    for place, given, known in ((at, call, _CALL_KEYS), (f"{at}.function", function, _FUNCTION_KEYS)):
+        unknown = next((key for key, value in given.items() if key not in known and value is not None), None)
+        require(unknown is None, place, unknown, f"without fields beside {', '.join(known)}")
     call_id, name, arguments = call.get("id"), function.get("name"), function.get("arguments")
     require(isinstance(call_id, str) and bool(call_id), f"{at}.id", call_id, "text")
     named = isinstance(name, str) and _NAME.fullmatch(name) is not None

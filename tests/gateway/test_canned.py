@@ -13,6 +13,7 @@ from typing import Any, cast
 import anthropic
 import httpx2
 import openai
+import pytest
 
 from coordinator.text.detokenizer import Detokenizer
 from gateway.app import create_app
@@ -39,6 +40,7 @@ from tests.gateway.templates import HERMES, MISTRAL, OPENED, templated
 
 ASKED: Any = [{"role": "user", "content": "q"}]
 TOOL: Any = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+JSON = {"content-type": "application/json"}
 CALL = '{"name": "add", "arguments": {"a": 1}}'
 
 
@@ -86,6 +88,7 @@ async def serving(template: str, text: str) -> AsyncIterator[SimpleNamespace]:
     async with httpx2.AsyncClient(transport=transport) as http:
         yield SimpleNamespace(
             canned=canned,
+            http=http,
             openai=openai.AsyncOpenAI(api_key="k", base_url="http://gateway/v1", http_client=http),
             claude=anthropic.AsyncAnthropic(api_key="k", base_url="http://gateway", http_client=http),
         )
@@ -148,3 +151,35 @@ async def test_a_schema_is_kept_behind_the_reasoning() -> None:
         grammar = served.canned.asked[0].sampling.grammar
     assert grammar is not None
     assert grammar.text.startswith("start: ANY_REASONING <[")
+
+
+@pytest.mark.parametrize("levels", [65, 250, 400, 900, 5000])
+async def test_no_depth_of_json_is_a_defect(levels: int) -> None:
+    """Written by hand: the clients' own JSON libraries can't nest so deep."""
+    text = '{"a":' * levels + "1" + "}" * levels
+    use = f'{{"type": "tool_use", "id": "i", "name": "f", "input": {text}}}'
+    call = f'{{"id": "i", "type": "function", "function": {{"name": "f", "arguments": "{{}}", "b": {text}}}}}'
+    tool = f'{{"type": "function", "function": {{"name": "f", "parameters": {text}}}}}'
+    claude = '"model": "m", "max_tokens": 1'
+    user = '{"role": "user", "content": "q"}'
+    bodies = {
+        "/v1/chat/completions": [
+            f'{{"messages": [{user}], "tools": [{tool}]}}',
+            f'{{"messages": [{user}, {{"role": "assistant", "tool_calls": [{call}]}}]}}',
+            f'{{"messages": [{user}], "tool_choice": {text}}}',
+        ],
+        "/v1/messages": [
+            f'{{{claude}, "messages": [{user}], "tools": [{{"name": "f", "input_schema": {text}}}]}}',
+            f'{{{claude}, "messages": [{user}, {{"role": "assistant", "content": [{use}]}}, {user}]}}',
+            f'{{{claude}, "messages": [{user}], "paceline": {text}}}',
+        ],
+        "/v1/responses": [
+            f'{{"input": "q", "tools": [{{"type": "function", "name": "f", "parameters": {text}}}]}}',
+            f'{{"input": "q", "paceline": {text}}}',
+        ],
+    }
+    async with serving(HERMES, "so") as served:
+        for path, contents in bodies.items():
+            for content in contents:
+                answer = await served.http.post(f"http://gateway{path}", content=content, headers=JSON)
+                assert answer.status_code == 400, (path, content[:120], answer.text[:200])

@@ -129,6 +129,7 @@ def test_calls_and_results_are_rendered_by_the_template() -> None:
         ({"role": "user", "content": [{"type": "input_audio"}]}, Unsupported, "'input_audio'"),
         ({"role": "tool", "tool_call_id": "c9", "content": "x"}, InvalidInput, r"tool_call_id = 'c9'"),
         ({"role": "assistant", "tool_calls": [{"id": "c"}]}, InvalidInput, r"tool_calls.0"),
+        ({"role": "assistant", "tool_calls": [{**CALL, "extra": 1}]}, InvalidInput, r"tool_calls.0 = 'extra'"),
         (
             {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "add", "arguments": "{"}}]},
             InvalidInput,
