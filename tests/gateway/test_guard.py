@@ -23,12 +23,14 @@ class ReadingApp:
         self.may_answer = asyncio.Event()
         self.may_answer.set()
         self.read = 0
+        self.reads = asyncio.Event()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         more = True
         while more:
             message = await receive()
             self.read += len(message.get("body", b""))
+            self.reads.set()
             more = message.get("more_body", False)
         await self.may_answer.wait()
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -67,8 +69,7 @@ async def test_a_request_beyond_the_limit_is_told_when_to_come_again_and_probes_
     guard = guarded(app, running)
     app.may_answer.clear()
     first = asyncio.create_task(asked(guard, [piece(1, more=False)]))
-    while not app.read:
-        await asyncio.sleep(0)
+    await app.reads.wait()
     assert running.count == 1
     start, body = await asked(guard, [piece(1, more=False)])
     assert (start["status"], dict(start["headers"])[b"retry-after"]) == (429, b"1")
