@@ -24,6 +24,13 @@ class ObjectScan:
             return self.depth == 0
         return False
 
+    def run(self, text: str, at: int) -> int:
+        """Take characters up to the bracket that closes the last one, which is left; returns where that is."""
+        while at < len(text) and (self._in_string or self.depth != 1 or text[at] not in "}]"):
+            self.push(text[at])
+            at += 1
+        return at
+
     def _within_string(self, character: str) -> None:
         if self._escaped:
             self._escaped = False

@@ -84,13 +84,10 @@ class MarkedReply:
         """What has become certain with this piece."""
         at = 0
         while at < len(text):
-            end = self._plain_end(text, at)
-            if end > at:
-                self._say(text[at:end], reasoning=self._state == self._reasoning)
-            else:
+            at = self._run(text, at)
+            if at < len(text):
                 self._state(text[at])
-                end += 1
-            at = end
+                at += 1
         return self._taken()
 
     def finish(self) -> list[ReplyDelta]:
@@ -102,12 +99,17 @@ class MarkedReply:
         self._held = ""
         return self._taken()
 
-    def _plain_end(self, text: str, at: int) -> int:
-        """Where characters end that no marker begins with, while none is held: they need no look each."""
-        if self._held or self._trim or self._state == self._call:
+    def _run(self, text: str, at: int) -> int:
+        """Take characters that need no look each: no marker begins with them, or they are arguments."""
+        if self._calls is not None and self._state == self._call:
+            end, deltas = self._calls.run(text, at)
+            self._deltas += deltas
+            return end
+        found = None if self._held or self._trim else self._plain.match(text, at)
+        if found is None:
             return at
-        found = self._plain.match(text, at)
-        return found.end() if found else at
+        self._say(found[0], reasoning=self._state == self._reasoning)
+        return found.end()
 
     def _taken(self) -> list[ReplyDelta]:
         taken, self._deltas = joined(self._deltas), []

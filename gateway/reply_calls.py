@@ -57,6 +57,13 @@ class CallReader:
         taken, self._deltas = self._deltas, []
         return taken
 
+    def run(self, text: str, at: int) -> tuple[int, list[ReplyDelta]]:
+        """Take what is certain to be arguments, as `push` would, but at once; returns where the rest begins."""
+        if self.done or self._state != self._arguments:
+            return at, []
+        end = self._scan.run(text, at)
+        return end, [ReplyDelta(tool_call=ToolCallDelta(self._index, arguments=text[at:end]))] if end > at else []
+
     def finish(self) -> list[ReplyDelta]:
         """The reply has ended: what isn't a call yet is content; a call that is cut off stays as it came."""
         self.done = True
