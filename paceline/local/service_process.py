@@ -28,6 +28,7 @@ from paceline.runtime.config import (
     load_config,
 )
 from paceline.runtime.environment import of_program
+from paceline.runtime.gateway_config import GatewayConfig
 from paceline.runtime.process import BAD_CONFIGURATION, find_refusal
 from paceline.runtime.toml_text import toml_value
 
@@ -37,10 +38,13 @@ STOP_SECONDS = 10.0
 SPIN_COUNT = 20_000
 """Turns that an OpenMP thread waits before it sleeps, about 0.1 ms."""
 ServiceName = Literal["target", "draft", "coordinator"]
-_MODULES: Mapping[ServiceName, str] = {
+ProcessName = Literal[ServiceName, "gateway"]
+"""The services, which speak gRPC, and what stands before them."""
+_MODULES: Mapping[ProcessName, str] = {
     "target": "target_service",
     "draft": "draft_service",
     "coordinator": "coordinator",
+    "gateway": "gateway",
 }
 
 
@@ -64,7 +68,7 @@ def write_config(kind: type[Config], file: Path, flags: Flags) -> None:
 
 def of_services(environment: Mapping[str, str]) -> list[str]:
     """Variables that configure services which somebody starts one by one."""
-    kinds = (TargetConfig, DraftConfig, CoordinatorConfig)
+    kinds = (TargetConfig, DraftConfig, CoordinatorConfig, GatewayConfig)
     return [name for kind in kinds for name in of_program(environment, kind.variables)]
 
 
@@ -85,7 +89,7 @@ class ServiceProcess:
         label: what its files are named after; the kind of service by default.
     """
 
-    name: ServiceName
+    name: ProcessName
     folder: Path
     threads: int = 1
     environment: Mapping[str, str] = field(default_factory=inherited_environment)

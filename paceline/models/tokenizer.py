@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.models.table_names import TableSpec, is_table
+from paceline.models.turns import Turn, keys_and_strings, letter_turns
 from paceline.protocol.errors import InvalidInput, Unsupported, require
 from paceline.protocol.generation import ChatMessage
 
@@ -49,7 +50,7 @@ class Tokenizer(Protocol):
         Not so where the tokenizer itself drops characters (runs of white space, for example).
         """
 
-    def encode(self, text: str) -> tuple[int, ...]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Ids of a prompt, with the special tokens that the tokenizer itself puts in front.
 
         A special token's text in the prompt is that token: who sends a prompt may have rendered a template.
@@ -68,6 +69,34 @@ class Tokenizer(Protocol):
             Unsupported: the model has no chat template.
             InvalidInput: a content has the text of a special token that the tokenizer can't read as text.
         """
+
+    def render_turns(self, turns: Sequence[Turn], tools: Sequence[Turn] = ()) -> tuple[int, ...]:
+        """The same for turns as chat templates read them, calls of functions and their results among them.
+
+        Args:
+            turns: role, content, and whatever else the template reads (`tool_calls`, …).
+            tools: functions that may be called, in OpenAI's shape.
+
+        Raises:
+            Unsupported: the model has no chat template.
+            InvalidInput: the template refuses the chat, or as `render_chat`.
+        """
+
+    def template_text(self, turns: Sequence[Turn], tools: Sequence[Turn] = (), *, answer_follows: bool = True) -> str:
+        """What the template writes, special tokens by their names: to read a template by, never to be tokenised.
+
+        Raises:
+            Unsupported: the model has no chat template.
+            InvalidInput: the template refuses the chat.
+        """
+
+    @property
+    def added_tokens(self) -> Mapping[str, int]:
+        """Texts that are one token wherever they stand, special ones among them."""
+
+    @property
+    def hidden_tokens(self) -> Mapping[int, str]:
+        """Special tokens by id: `decode` skips them."""
 
 
 def vocabulary_fingerprint(vocabulary: Mapping[str, int] | Iterable[tuple[str, int]]) -> str:
@@ -99,7 +128,7 @@ class TableTokenizer:
         self._ids = {letter: i for i, letter in enumerate(self._letters) if i != eos_token_id}
         self.fingerprint = vocabulary_fingerprint((self._name(i), i) for i in range(vocab_size))
 
-    def encode(self, text: str) -> tuple[int, ...]:  # noqa: D102
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:  # noqa: D102
         if self._bytes:
             return tuple(text.encode("utf-8", "replace"))
         return tuple(self._letter_id(character) for character in text)
@@ -110,8 +139,23 @@ class TableTokenizer:
         return "".join(self._letters[i] for i in ids if i != self._eos)
 
     def render_chat(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:  # noqa: D102
-        turns = "".join(f"{message.role}: {message.content}\n" for message in messages)
-        return self.encode(f"{turns}assistant: ")
+        return self.render_turns(_turns(messages))
+
+    def render_turns(self, turns: Sequence[Turn], tools: Sequence[Turn] = ()) -> tuple[int, ...]:  # noqa: D102
+        return self.encode(self.template_text(turns, tools))
+
+    def template_text(  # noqa: D102
+        self, turns: Sequence[Turn], tools: Sequence[Turn] = (), *, answer_follows: bool = True
+    ) -> str:
+        return letter_turns(turns, tools if self._bytes else ()) + "assistant: " * answer_follows
+
+    @property
+    def added_tokens(self) -> Mapping[str, int]:  # noqa: D102
+        return {}
+
+    @property
+    def hidden_tokens(self) -> Mapping[int, str]:  # noqa: D102
+        return {i: self._name(i) for i in range(self.vocab_size) if self.is_special(i)}
 
     def is_special(self, token_id: int) -> bool:
         """Whether an id stands for no text."""
@@ -158,8 +202,8 @@ class TransformersTokenizer:
             if token.special or token.content in self._further_special
         )
 
-    def encode(self, text: str) -> tuple[int, ...]:  # noqa: D102
-        return tuple(self.inner.encode(text))
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:  # noqa: D102
+        return tuple(self.inner.encode(text, add_special_tokens=add_special_tokens))
 
     def decode(self, ids: Sequence[int]) -> str:  # noqa: D102
         text = self.inner.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
@@ -167,34 +211,77 @@ class TransformersTokenizer:
         return text
 
     def render_chat(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:  # noqa: D102
-        if not self.inner.chat_template:
-            raise Unsupported("chat messages: the model has no chat template; send a prompt")
-        turns = [{"role": message.role, "content": message.content} for message in messages]
-        if any(self._special.search(message.content) for message in messages):
-            return self._render_with_special_text(turns)
-        text = self.inner.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
-        # The template writes its own special tokens.
-        return tuple(self.inner.encode(str(text), add_special_tokens=False))
+        return self.render_turns(_turns(messages))
 
-    def _render_with_special_text(self, turns: list[dict[str, str]]) -> tuple[int, ...]:
+    def render_turns(self, turns: Sequence[Turn], tools: Sequence[Turn] = ()) -> tuple[int, ...]:  # noqa: D102
+        keys, strings = keys_and_strings((turns, tools))
+        if any(self._special.search(key) for key in keys):
+            limit = "without special tokens' text, which can't be read as text there"
+            raise InvalidInput.of("names in tools and arguments", "the text of a special token", limit)
+        if any(self._special.search(string) for string in strings):
+            return self._render_with_special_text(turns, tools, strings)
+        # The template writes its own special tokens.
+        return tuple(self.inner.encode(self.template_text(turns, tools), add_special_tokens=False))
+
+    def template_text(  # noqa: D102
+        self, turns: Sequence[Turn], tools: Sequence[Turn] = (), *, answer_follows: bool = True
+    ) -> str:
+        try:
+            text = self._apply(self.inner, turns, tools, add_generation_prompt=answer_follows, tokenize=False)
+        except ValueError as error:
+            raise _refused_by_template(turns, error) from error
+        assert isinstance(text, str)
+        return text
+
+    @property
+    def added_tokens(self) -> Mapping[str, int]:  # noqa: D102
+        return {token.content: token_id for token_id, token in self.inner.added_tokens_decoder.items()}
+
+    @property
+    def hidden_tokens(self) -> Mapping[int, str]:  # noqa: D102
+        return {i: token.content for i, token in self.inner.added_tokens_decoder.items() if token.special}
+
+    def _render_with_special_text(
+        self, turns: Sequence[Turn], tools: Sequence[Turn], strings: Sequence[str]
+    ) -> tuple[int, ...]:
         """The same where a content has a special token's text, which is read piece by piece."""
-        contents = [turn["content"] for turn in turns]
-        count = sum(len(self._special.findall(content)) for content in contents)
+        count = sum(len(self._special.findall(string)) for string in strings)
         limit = f"at most {MAX_SPECIAL_TEXTS} in all messages"
         require(count <= MAX_SPECIAL_TEXTS, "message content: texts of special tokens", count, limit)
-        marked = any(_MARKERS.search(content) for content in contents)
+        marked = any(_MARKERS.search(string) for string in strings)
         require(not marked, "message content", "U+F0000, U+F0001", "without them beside a special token's text")
         inner = copy.copy(self.inner)
         # Unset, whatever added token the template writes would count as special, also `<think>`.
         inner.chat_control_tokens = list(self._further_special)
+        arguments = {"add_generation_prompt": True, "return_dict": False, "sanitize_control_tokens": True}
         try:
-            ids: Any = inner.apply_chat_template(
-                turns, add_generation_prompt=True, return_dict=False, sanitize_control_tokens=True
-            )
+            ids = self._apply(inner, turns, tools, **arguments)
         except ValueError as error:
             limit = "what the tokenizer can read as text"
             raise InvalidInput.of("message content", "the text of a special token", limit) from error
         return tuple(int(token_id) for token_id in ids)
+
+    def _apply(
+        self, inner: PreTrainedTokenizerBase, turns: Sequence[Turn], tools: Sequence[Turn], **arguments: Any
+    ) -> Any:  # ids or text, as the arguments say
+        from jinja2 import TemplateError
+
+        if not inner.chat_template:
+            raise Unsupported("chat messages: the model has no chat template; send a prompt")
+        try:
+            listed: list[Any] | None = [dict(tool) for tool in tools] or None
+            return inner.apply_chat_template([dict(turn) for turn in turns], tools=listed, **arguments)
+        except (TemplateError, TypeError, AttributeError, LookupError) as error:
+            raise _refused_by_template(turns, error) from error
+
+
+def _refused_by_template(turns: Sequence[Turn], error: Exception) -> InvalidInput:
+    limit = f"a chat that the model's template takes ({error})"
+    return InvalidInput.of("messages", [turn.get("role") for turn in turns], limit)
+
+
+def _turns(messages: Sequence[ChatMessage]) -> list[Turn]:
+    return [{"role": message.role, "content": message.content} for message in messages]
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:

@@ -1,0 +1,79 @@
+"""The application: routes, and what their errors look like."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from importlib import metadata
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from gateway.dialects import dialect_routes, in_dialect
+from gateway.errors import ERROR_RESPONSES, HttpError, http_error, invalid_body
+from gateway.middleware import Guard, RunningRequests, detail_of
+from gateway.openai_routes import openai_routes
+from gateway.operating_routes import operating_routes
+from gateway.responses import as_http
+from gateway.services import Services
+from gateway.token_routes import token_routes
+from paceline.protocol.errors import PacelineError
+from paceline.rpc.statuses import unexpected
+
+logger = logging.getLogger(__name__)
+
+
+def create_app(services: Services, running: RunningRequests) -> FastAPI:
+    """The whole application over services, which end with it."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
+        yield
+        await services.close()
+
+    app = FastAPI(
+        title="Paceline",
+        version=metadata.version("paceline"),
+        description="OpenAI's API in front of speculative decoding as separate services.",
+        lifespan=lifespan,
+        responses=ERROR_RESPONSES,
+        # Both would load scripts from elsewhere.
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.include_router(openai_routes(services))
+    app.include_router(dialect_routes(services))
+    app.include_router(token_routes(services))
+    app.include_router(operating_routes(services, running))
+    app.add_exception_handler(HttpError, _typed)
+    app.add_exception_handler(PacelineError, _typed)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _refused)
+    app.add_exception_handler(Exception, _defect)
+    app.add_middleware(Guard, config=services.config, running=running)
+    return app
+
+
+async def _typed(request: Request, error: Any) -> Response:
+    return _shown(request, as_http(error))
+
+
+async def _invalid(request: Request, error: Any) -> Response:
+    return _shown(request, invalid_body(error.errors()))
+
+
+async def _refused(request: Request, error: Any) -> Response:
+    return _shown(request, detail_of(error))
+
+
+async def _defect(request: Request, error: Exception) -> Response:
+    logger.error("request failed: path=%s", request.url.path, exc_info=error)
+    return _shown(request, http_error(unexpected(error)))
+
+
+def _shown(request: Request, error: HttpError) -> Response:
+    return in_dialect(request.url.path, error).response

@@ -1,0 +1,154 @@
+"""A grammar of calls in a template's own words: Lark as llguidance reads it, arguments by their JSON schemas.
+
+Markers that are one token are written as that token (`<[id]>`): spelled letter by letter they would be other ids
+than those that the model was trained on. JSON has the spaces that templates write (`tojson`), and no others: a
+small model may fill a reply with white space.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.reply_format import CallFormat, ReasoningTags, ReplyFormat
+from gateway.unsupported import unsupported
+from paceline.protocol.sampling import Grammar, GrammarKind
+
+_SPACES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_ANY = r"(.|\n)*"
+
+
+@dataclass(frozen=True)
+class CallRules:
+    """What calls of a reply must be.
+
+    Attributes:
+        functions: name and JSON schema of the arguments of each that may be called.
+        required: whether there must be a call, and nothing else; otherwise there may be one behind free text.
+        parallel: whether several may come.
+    """
+
+    functions: Mapping[str, Mapping[str, Any]]
+    required: bool
+    parallel: bool
+
+
+def call_grammar(form: ReplyFormat, rules: CallRules, *, in_reasoning: bool) -> Grammar:
+    """The language of replies that keep the rules, reasoning first where the model has it.
+
+    Raises:
+        Unsupported: the format has no calls; or nothing marks where free text ends and a call begins.
+    """
+    calls = form.require_calls()
+    writer = _RuleWriter(form.tokens)
+    lines = [f"calls: {writer.calls(calls, parallel=rules.parallel and calls.following is not None)}"]
+    lines += writer.functions(calls, rules.functions)
+    reasoning = writer.reasoning(form.reasoning, in_reasoning=in_reasoning)
+    start = "calls" if rules.required else f"({writer.free_text(calls, lines)})"
+    lines += [*writer.terminals, f"start: {reasoning} {start}"]
+    return Grammar(GrammarKind.LARK, "\n".join(reversed(lines)))
+
+
+def behind_reasoning(form: ReplyFormat, grammar: Grammar) -> Grammar:
+    """A JSON schema's language behind the reasoning that a template opened.
+
+    Raises:
+        Unsupported: it isn't a schema's.
+    """
+    if grammar.kind is not GrammarKind.JSON_SCHEMA:
+        raise unsupported(grammar.kind.value, "only JSON schemas can be kept behind this model's reasoning")
+    writer = _RuleWriter(form.tokens)
+    reasoning = writer.reasoning(form.reasoning, in_reasoning=True)
+    lines = [f"start: {reasoning} answer", *writer.terminals, f"answer: %json {json.dumps(json.loads(grammar.text))}"]
+    return Grammar(GrammarKind.LARK, "\n".join(lines))
+
+
+class _RuleWriter:
+    """Writes rules; `terminals` are those that they need."""
+
+    def __init__(self, tokens: Mapping[str, int]) -> None:
+        self._tokens = {text: token_id for text, token_id in tokens.items() if text.strip()}
+        longest_first = sorted(self._tokens, key=len, reverse=True)
+        self._any_token = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self.terminals: list[str] = []
+
+    def literal(self, text: str) -> str:
+        """A text as the format has it."""
+        return " ".join(self._pieces(text)) or '""'
+
+    def calls(self, form: CallFormat, *, parallel: bool) -> str:
+        """From the first marker to the end of the turn."""
+        more = f" ({self.literal(form.following or '')} function)*" if parallel else ""
+        return f"{self.literal(form.opening)} function{more} {self.literal(form.closing)}"
+
+    def functions(self, form: CallFormat, functions: Mapping[str, Mapping[str, Any]]) -> list[str]:
+        """From a call's name to the end of its arguments."""
+        names = [f"function_{place}" for place in range(len(functions))]
+        lines = [f"function: {' | '.join(names)}"]
+        for rule, (name, schema) in zip(names, functions.items(), strict=True):
+            lines.append(f"{rule}: {self.literal(name)} {self.literal(form.between)} {rule}_arguments")
+            lines.append(f"{rule}_arguments: %json {_schema_text(schema)}")
+        return lines
+
+    def reasoning(self, tags: ReasoningTags | None, *, in_reasoning: bool) -> str:
+        """A span that the template opened must be closed; any other may be left out."""
+        if tags is None:
+            return ""
+        self.terminals.append(r"SPACE: /\s+/")
+        span = f"{self._up_to(tags.closing, 'reasoning')} SPACE?"
+        return span if in_reasoning else f"({self.literal(tags.opening)} {span})?"
+
+    def free_text(self, form: CallFormat, lines: list[str]) -> str:
+        """Text in which no marker stands, and calls behind it, if any."""
+        if not form.marker:
+            raise unsupported("tools", "nothing marks a call in this model's free text; use tool_choice required")
+        self.terminals.append(f"TEXT: /{_ANY}/ & ~/{_ANY}{_escaped(form.marker)}{_ANY}/")
+        if self._starts_with_token(form.marker):
+            return "TEXT calls?"
+        first = self._up_to(form.marker, "to_marker")
+        rest = lines[0].removeprefix("calls: ").removeprefix(self.literal(form.opening))
+        behind = self.literal(form.opening.removeprefix(form.marker))
+        lines[0] = f"calls: {first} {behind} {rest}"
+        return "TEXT | calls"
+
+    def _up_to(self, marker: str, rule: str) -> str:
+        """Any text, the marker, and nothing behind it."""
+        if self._starts_with_token(marker):
+            self.terminals.append(f"ANY_{rule.upper()}: /{_ANY}/")
+            return f"ANY_{rule.upper()} {self.literal(marker)}"
+        self.terminals.append(f"{rule}[lazy]: /{_ANY}{_escaped(marker)}/")
+        return rule
+
+    def _starts_with_token(self, marker: str) -> bool:
+        return self._any_token.match(marker) is not None
+
+    def _pieces(self, text: str) -> Iterator[str]:
+        at = 0
+        for found in self._any_token.finditer(text):
+            yield from _quoted(text[at : found.start()])
+            yield f"<[{self._tokens[found[0]]}]>"
+            at = found.end()
+        yield from _quoted(text[at:])
+
+
+def arguments_schema(parameters: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """The schema of a function's arguments; without one it has none."""
+    if parameters is None:
+        return {"type": "object", "properties": {}, "additionalProperties": False}
+    return parameters if "type" in parameters else {"type": "object", **parameters}
+
+
+def _schema_text(schema: Mapping[str, Any]) -> str:
+    return json.dumps({"x-guidance": _SPACES, **schema})
+
+
+def _quoted(text: str) -> Sequence[str]:
+    return (json.dumps(text, ensure_ascii=False),) if text else ()
+
+
+def _escaped(text: str) -> str:
+    """For a regular expression between slashes."""
+    return re.escape(text).replace("/", r"\/")

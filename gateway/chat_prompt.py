@@ -1,0 +1,87 @@
+"""A chat as the model reads it: functions, turns, and what the reply is then held to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from gateway.call_grammar import behind_reasoning
+from gateway.reply import ReplyParser
+from gateway.reply_format import ReplyFormat, opens_reasoning
+from gateway.services import Services
+from gateway.tools import ToolPlan, refuse_two_grammars
+from gateway.turns import template_turns
+from paceline.models.turns import Turn, keys_and_strings
+from paceline.protocol.errors import InvalidInput
+from paceline.protocol.generation import GenerateRequest
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """A chat's ids, ending where the answer begins, and how the answer is read.
+
+    Attributes:
+        in_reasoning: whether the template opened a span of reasoning.
+    """
+
+    token_ids: tuple[int, ...]
+    tools: ToolPlan
+    form: ReplyFormat
+    in_reasoning: bool
+
+    @property
+    def parser(self) -> ReplyParser:
+        """A new one for a reply."""
+        return self.tools.parser(self.form, in_reasoning=self.in_reasoning)
+
+    @property
+    def hidden(self) -> Mapping[int, str]:
+        """Special tokens that the parser must see."""
+        return self.form.hidden_tokens(calls=bool(self.tools.callable_names))
+
+    def hold(self, request: GenerateRequest) -> GenerateRequest:
+        """The request, its reply held to what was promised of calls, or to its format behind the reasoning.
+
+        Raises:
+            Unsupported: both were asked for, or can't be kept.
+        """
+        grammar = request.sampling.grammar
+        refuse_two_grammars(self.tools, grammar)
+        if grammar is not None and self.in_reasoning:
+            grammar = behind_reasoning(self.form, grammar)
+        elif grammar is None:
+            grammar = self.tools.grammar(self.form, in_reasoning=self.in_reasoning)
+        return replace(request, sampling=replace(request.sampling, grammar=grammar))
+
+
+async def read_chat(
+    services: Services, messages: Sequence[Mapping[str, Any]], tools: ToolPlan, max_length: int
+) -> ChatPrompt:
+    """Render a chat beside the event loop.
+
+    Args:
+        services: of this process.
+        messages: in OpenAI's shape, as JSON.
+        tools: what may be called.
+        max_length: the model's context length, in tokens.
+
+    Raises:
+        InvalidInput: more bytes than the context can hold, or what the template has no way to write.
+        Unsupported: content that isn't text; or the model has no chat template.
+    """
+    turns = template_turns(messages, services.form.calls)
+    size = _bytes("messages", turns) + _bytes("tools", tools.rendered)
+    render = partial(services.tokenizer.render_turns, turns, tools.rendered)
+    ids = await services.prompts.read(render, size, max_length, "chat content bytes")
+    return ChatPrompt(ids, tools, services.form, opens_reasoning(services.tokenizer, ids, services.form.reasoning))
+
+
+def _bytes(field: str, parts: Sequence[Turn]) -> int:
+    """Size of the texts in UTF-8, without keys and roles, which templates write in their own way or leave out."""
+    _, strings = keys_and_strings([{**part, "role": ""} for part in parts])
+    try:
+        return sum(len(text.encode()) for text in strings)
+    except UnicodeEncodeError as error:
+        raise InvalidInput.of(field, error.object[error.start : error.end], "text in Unicode") from error

@@ -1,0 +1,173 @@
+"""Anthropic's and OpenAI's further APIs: routes that translate to a chat and back.
+
+Events are named (`event:`), and an error has the shape of the API that it answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from functools import partial
+from typing import Annotated, Any, Protocol
+
+from fastapi import APIRouter, Body, Request
+from pydantic import ValidationError
+from pydantic_core import to_json
+from starlette.responses import Response
+
+from gateway.anthropic_reply import MessageEvents, error_of, message_of
+from gateway.anthropic_request import chat_of_messages, prompt_of_messages
+from gateway.anthropic_types import AnthropicErrorReply, CountTokensRequest, MessagesRequest
+from gateway.caller import HttpCaller
+from gateway.chat import plan_chat
+from gateway.chat_prompt import read_chat
+from gateway.errors import ERROR_RESPONSES, HttpError, invalid_body
+from gateway.folding import FoldedChat, whole
+from gateway.openai_routes import planned_chunks
+from gateway.openai_types import ChatRequest
+from gateway.replies import Chunk, PlannedReply
+from gateway.responses import FAILURES, EventStream, WholeReply, as_http
+from gateway.responses_reply import ResponseEvents, response_of
+from gateway.responses_request import chat_of_response
+from gateway.responses_types import ResponsesRequest
+from gateway.services import Services
+from gateway.tools import plan_tools
+
+ANTHROPIC_PATH = "/v1/messages"
+ANTHROPIC_ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {**described, "model": AnthropicErrorReply} for status, described in ERROR_RESPONSES.items()
+}
+
+
+class AnthropicError(HttpError):
+    """An error as Anthropic's clients read it."""
+
+    @property
+    def body(self) -> dict[str, Any]:  # noqa: D102
+        return error_of(self.status, super().body)
+
+
+class DialectEvents(Protocol):
+    """A stream of chat chunks as another API's events."""
+
+    def feed(self, chunk: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Events of a chunk."""
+
+    def finish(self) -> list[dict[str, Any]]:
+        """Events behind the last chunk."""
+
+    def fail(self, status: int, error: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Events of an error, which ends the stream: its status in HTTP, and OpenAI's body."""
+
+
+def dialect_routes(services: Services) -> APIRouter:
+    """The routes over services."""
+    router = APIRouter()
+
+    @router.post(ANTHROPIC_PATH, responses=ANTHROPIC_ERRORS)
+    async def messages(request: Request, body: Annotated[MessagesRequest, Body()]) -> Response:
+        """Anthropic's Messages; streamed as server-sent events with `stream`."""
+        events = MessageEvents()
+
+        def count(reply: PlannedReply) -> None:
+            events.input_tokens = len(reply.requests[0].token_ids)
+
+        asked = partial(chat_of_messages, body, reasons=_reasons(services))
+        made = _anthropic(_chunks(services, asked, request, count))
+        if body.stream:
+            return _stream(services, made, events)
+        return WholeReply(lambda: _whole(made, message_of))
+
+    @router.post(f"{ANTHROPIC_PATH}/count_tokens", responses=ANTHROPIC_ERRORS)
+    async def count_tokens(request: Request, body: Annotated[CountTokensRequest, Body()]) -> dict[str, int]:
+        """Tokens of a prompt."""
+        return {"input_tokens": await _count(services, body, request.scope["caller"])}
+
+    @router.post("/v1/responses")
+    async def responses(request: Request, body: Annotated[ResponsesRequest, Body()]) -> Response:
+        """OpenAI's Responses, which are not stored; streamed as server-sent events with `stream`."""
+        made = _chunks(services, lambda: chat_of_response(body), request)
+        if body.stream:
+            return _stream(services, made, ResponseEvents(body))
+        return WholeReply(lambda: _whole(made, lambda completion: response_of(body, completion)))
+
+    return router
+
+
+def in_dialect(path: str, error: HttpError) -> HttpError:
+    """An error in the shape of the API that a path belongs to."""
+    if path != ANTHROPIC_PATH and not path.startswith(f"{ANTHROPIC_PATH}/"):
+        return error
+    return AnthropicError(error.status, error.message, error.type, error.param, error.code, error.headers)
+
+
+def _reasons(services: Services) -> bool:
+    return services.form.reasoning is not None
+
+
+def _chunks(
+    services: Services,
+    translate: Callable[[], dict[str, Any]],
+    request: Request,
+    planned: Callable[[PlannedReply], None] = lambda reply: None,
+) -> AsyncGenerator[Chunk, None]:
+    caller = request.scope["caller"]
+
+    async def plan() -> PlannedReply:
+        reply = await plan_chat(services, _chat(translate()), caller)
+        planned(reply)
+        return reply
+
+    return planned_chunks(plan, caller)
+
+
+def _chat(asked: dict[str, Any]) -> ChatRequest:
+    """A translated request, checked as any other."""
+    try:
+        return ChatRequest.model_validate(asked)
+    except ValidationError as error:
+        raise invalid_body([{**each, "loc": ("body", *each["loc"])} for each in error.errors()]) from error
+
+
+async def _whole(made: AsyncGenerator[Chunk, None], translate: Callable[[Chunk], Chunk]) -> Chunk:
+    return translate(await whole(made, FoldedChat, "chat.completion"))
+
+
+def _stream(services: Services, made: AsyncGenerator[Chunk, None], events: DialectEvents) -> Response:
+    async def sent() -> AsyncGenerator[bytes, None]:
+        async with aclosing(made) as stream:
+            async for chunk in stream:
+                if named := events.feed(chunk):
+                    yield _named(named)
+        yield _named(events.finish())
+
+    def failed(error: HttpError) -> bytes:
+        plain = HttpError(error.status, error.message, error.type, error.param, error.code)
+        return _named(events.fail(error.status, plain.body))
+
+    return EventStream(sent(), reader_timeout_s=services.config.reader_timeout_s, last=b"", shown=failed)
+
+
+def _named(events: list[dict[str, Any]]) -> bytes:
+    return b"".join(
+        b"event: %b\ndata: %b\n\n" % (event["type"].encode(), to_json(event, inf_nan_mode="null")) for event in events
+    )
+
+
+async def _anthropic(made: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk, None]:
+    """The same chunks; an error has Anthropic's shape."""
+    try:
+        async with aclosing(made) as stream:
+            async for chunk in stream:
+                yield chunk
+    except FAILURES as error:
+        raise in_dialect(ANTHROPIC_PATH, as_http(error)) from error
+
+
+async def _count(services: Services, body: CountTokensRequest, caller: HttpCaller) -> int:
+    serving = await services.coordinators.serving(caller)
+    services.check_model(body.model, serving.description)
+    asked = prompt_of_messages(body, reasons=_reasons(services))
+    tools = plan_tools(services.form, asked.get("tools"), asked.get("tool_choice"), asked.get("parallel_tool_calls"))
+    messages = [message.model_dump(exclude_none=True) for message in _chat(asked).messages]
+    return len((await read_chat(services, messages, tools, serving.description.max_length)).token_ids)

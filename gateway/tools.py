@@ -1,0 +1,180 @@
+"""Functions that a model may call: what a request says of them, and what follows for prompt, grammar and reply.
+
+| `tool_choice` | the prompt lists | the reply |
+|---|---|---|
+| none | no functions | is text |
+| auto | all | is free; a grammar holds it only where a promise was asked for (`strict`, one call at most) |
+| required | all | is calls by grammar |
+| a function | all | is a call of that one by grammar |
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import Field, JsonValue, ValidationError
+
+from gateway.call_grammar import CallRules, arguments_schema, call_grammar
+from gateway.json_depth import require_shallow
+from gateway.openai_types import RequestShape, Several
+from gateway.reply import ReplyParser, reply_parser
+from gateway.reply_format import ReplyFormat
+from gateway.unsupported import unsupported
+from paceline.protocol.errors import InvalidInput, require
+from paceline.protocol.sampling import Grammar
+
+MAX_TOOLS = 128
+"""OpenAI's limit."""
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class FunctionDefinition(RequestShape):
+    """A function that may be called; `parameters` is the JSON schema of its arguments."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, JsonValue] | None = None
+    strict: bool | None = None
+
+
+class ToolDefinition(RequestShape):
+    """An item of `tools`."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class FunctionName(RequestShape):
+    """A function by its name."""
+
+    name: str
+
+
+class NamedChoice(RequestShape):
+    """A `tool_choice` that names a function."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class ToolFields(RequestShape):
+    """What a request says of functions."""
+
+    tools: Several[ToolDefinition] | None = Field(None, max_length=MAX_TOOLS)
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
+    parallel_tool_calls: bool | None = None
+
+
+@dataclass(frozen=True)
+class ToolPlan:
+    """What a request's functions mean.
+
+    Attributes:
+        rendered: what the prompt lists.
+        callable_names: functions that the reply may call; none: it is text.
+        rules: what a grammar must hold the reply to; None: it is free.
+    """
+
+    rendered: tuple[Mapping[str, Any], ...] = ()
+    callable_names: frozenset[str] = frozenset()
+    rules: CallRules | None = None
+
+    def grammar(self, form: ReplyFormat, *, in_reasoning: bool) -> Grammar | None:
+        """The grammar that the rules need.
+
+        Raises:
+            Unsupported: the model's format can't keep them.
+        """
+        return None if self.rules is None else call_grammar(form, self.rules, in_reasoning=in_reasoning)
+
+    def parser(self, form: ReplyFormat, *, in_reasoning: bool) -> ReplyParser:
+        """What takes one reply apart."""
+        return reply_parser(form, self.callable_names, in_reasoning=in_reasoning)
+
+
+def plan_tools(
+    form: ReplyFormat, tools: object = None, tool_choice: object = None, parallel_tool_calls: object = None
+) -> ToolPlan:
+    """Read a request's three fields, as JSON.
+
+    Raises:
+        InvalidInput: a field is malformed.
+        Unsupported: the model's template has no functions.
+    """
+    fields = _read(tools, tool_choice, parallel_tool_calls)
+    listed = fields.tools or []
+    choice = fields.tool_choice if fields.tool_choice is not None else "auto"
+    if not listed:
+        require(choice in ("none", "auto"), "tool_choice", choice, "none or auto without tools")
+        return ToolPlan()
+    definitions = _by_name(listed)
+    if choice == "none":
+        return ToolPlan()
+    form.require_calls()
+    names = _callable(choice, definitions)
+    parallel = fields.parallel_tool_calls is not False
+    rules = _rules(choice, [definitions[name] for name in names], parallel)
+    return ToolPlan(tuple(_listing(tool) for tool in listed), frozenset(names), rules)
+
+
+def _read(tools: object, tool_choice: object, parallel: object) -> ToolFields:
+    given = {"tools": tools, "tool_choice": tool_choice, "parallel_tool_calls": parallel}
+    try:
+        return ToolFields.model_validate(given)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"] if part not in ("NamedChoice", _CHOICES))
+        raise InvalidInput.of(place, first["input"], f"as OpenAI has it ({first['msg']})") from error
+
+
+_CHOICES = "literal['none','auto','required']"
+
+
+def _by_name(tools: Sequence[ToolDefinition]) -> dict[str, FunctionDefinition]:
+    found: dict[str, FunctionDefinition] = {}
+    for place, tool in enumerate(tools):
+        function, field = tool.function, f"tools.{place}.function"
+        named = _NAME.fullmatch(function.name) is not None and function.name not in found
+        require(named, f"{field}.name", function.name, "1 to 64 letters, digits, _ or -, and no other's name")
+        schema = function.parameters or {}
+        is_object = schema.get("type", "object") == "object"
+        require(is_object, f"{field}.parameters.type", schema.get("type"), "object")
+        require_shallow(f"{field}.parameters", schema)
+        found[function.name] = function
+    return found
+
+
+def _callable(choice: str | NamedChoice, definitions: Mapping[str, FunctionDefinition]) -> list[str]:
+    if isinstance(choice, str):
+        return list(definitions)
+    name = choice.function.name
+    require(name in definitions, "tool_choice.function.name", name, f"one of {', '.join(definitions)}")
+    return [name]
+
+
+def _rules(choice: str | NamedChoice, functions: Sequence[FunctionDefinition], parallel: bool) -> CallRules | None:
+    """Free text alone can promise neither that arguments fit nor that one call is the last."""
+    strict = any(function.strict for function in functions)
+    if choice == "auto" and not strict and parallel:
+        return None
+    schemas = {function.name: arguments_schema(function.parameters) for function in functions}
+    return CallRules(schemas, required=choice != "auto", parallel=parallel and isinstance(choice, str))
+
+
+def _listing(tool: ToolDefinition) -> Mapping[str, Any]:
+    """As templates write it: what wasn't said isn't listed; `strict` is no matter of the model's."""
+    return {"type": tool.type, "function": tool.function.model_dump(exclude_none=True, exclude={"strict"})}
+
+
+def refuse_two_grammars(plan: ToolPlan, grammar: Grammar | None) -> None:
+    """A reply can't be held to a format of its own and to calls.
+
+    Raises:
+        Unsupported: both were asked for, or a format where calls may come.
+    """
+    if grammar is not None and plan.rendered:
+        why = "can't be kept where a reply may call tools; send tool_choice none, or no format"
+        raise unsupported("response_format", why)

@@ -1,0 +1,154 @@
+"""Grammars of calls, followed by the target's own library: what they allow, in each template's format."""
+
+from __future__ import annotations
+
+import json
+import random
+from functools import cache
+
+import jsonschema
+import numpy as np
+import pytest
+
+from gateway.call_grammar import CallRules, arguments_schema, behind_reasoning, call_grammar
+from gateway.reply import joined, reply_parser
+from gateway.reply_format import ReplyFormat, read_reply_format
+from paceline.models.tokenizer import TableTokenizer, Tokenizer, TransformersTokenizer
+from paceline.protocol.errors import Unsupported
+from paceline.protocol.sampling import Grammar, GrammarKind
+from paceline.sampling.grammar import GrammarMatcher, TokenTable, Vocabulary
+from tests.gateway import templates
+from tests.gateway.templates import templated
+
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Bonn", "Kiel"]}, "days": {"$ref": "#/$defs/days"}},
+    "required": ["city"],
+    "additionalProperties": False,
+    "$defs": {"days": {"type": "integer", "minimum": 1, "maximum": 9}},
+}
+FUNCTIONS = {"get_weather": WEATHER, "now": arguments_schema(None)}
+NAMES = ("HERMES", "THINKING", "LLAMA", "MISTRAL", "NAMED", "DEEPSEEK", "TABLE")
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bonn"}}\n</tool_call>'
+
+
+@cache
+def tokenizer_of(name: str) -> Tokenizer:
+    return TableTokenizer(260, 256) if name == "TABLE" else templated(getattr(templates, name))
+
+
+@cache
+def form_of(name: str) -> ReplyFormat:
+    return read_reply_format(tokenizer_of(name))
+
+
+@cache
+def table_of(name: str) -> TokenTable:
+    return TokenTable(Vocabulary.of(tokenizer_of(name)))
+
+
+def matcher(name: str, *, required: bool, parallel: bool = True, in_reasoning: bool = False) -> GrammarMatcher:
+    rules = CallRules(FUNCTIONS, required=required, parallel=parallel)
+    return table_of(name).compile(call_grammar(form_of(name), rules, in_reasoning=in_reasoning))
+
+
+def ids_of(name: str, text: str) -> tuple[int, ...]:
+    tokenizer = tokenizer_of(name)
+    if isinstance(tokenizer, TransformersTokenizer):
+        return tuple(tokenizer.inner.encode(text, add_special_tokens=False))
+    return tokenizer.encode(text)
+
+
+def text_of(name: str, ids: list[int]) -> str:
+    """As a gateway sees it: special tokens that the format is made of are written."""
+    tokenizer, hidden = tokenizer_of(name), form_of(name).hidden
+    return "".join(hidden.get(i) or tokenizer.decode((i,)) for i in ids)
+
+
+def allowed(at: GrammarMatcher) -> list[int]:
+    bits = np.unpackbits(np.frombuffer(at.allowed(), np.uint8), bitorder="little")
+    return np.flatnonzero(bits).tolist()
+
+
+def takes(at: GrammarMatcher, name: str, text: str) -> bool:
+    """Whether a text is one of the language's, and may end there."""
+    taken = all(at.push(token) for token in ids_of(name, text))
+    return taken and bool(tokenizer_of(name).eos_token_ids & set(allowed(at)))
+
+
+def walk(at: GrammarMatcher, name: str, rng: random.Random) -> list[int]:
+    ends, output = tokenizer_of(name).eos_token_ids, list[int]()
+    while True:
+        ids = set(allowed(at))
+        if ids <= ends or (ids & ends and rng.random() < 0.5):
+            return output
+        token = rng.choice(sorted(ids - ends))
+        assert at.push(token)
+        output.append(token)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "THINKING"])
+def test_whatever_is_drawn_is_calls_that_fit(name: str) -> None:
+    rng, several = random.Random(7), 0
+    for _ in range(8):
+        text = text_of(name, walk(matcher(name, required=True), name, rng))
+        parser = reply_parser(form_of(name), FUNCTIONS, new_id=lambda: "id")
+        deltas = joined([*parser.feed(text), *parser.finish()])
+        calls = [delta.tool_call for delta in deltas if delta.tool_call]
+        assert len(calls) == len(deltas) >= 1, text
+        several += len(calls) > 1
+        for call in calls:
+            jsonschema.validate(json.loads(call.arguments), FUNCTIONS[call.name])
+    assert bool(several) is (form_of(name).require_calls().following is not None)
+
+
+@pytest.mark.parametrize("name", ["HERMES", "TABLE"])
+def test_required_is_a_call_and_nothing_else(name: str) -> None:
+    assert takes(matcher(name, required=True), name, CALL)
+    assert takes(matcher(name, required=True), name, f"{CALL}\n{CALL}")
+    assert not takes(matcher(name, required=True, parallel=False), name, f"{CALL}\n{CALL}")
+    assert not takes(matcher(name, required=True), name, f"Well. {CALL}")
+    assert not takes(matcher(name, required=True), name, CALL.replace("Bonn", "Rome"))
+    assert not takes(matcher(name, required=True), name, CALL.replace("get_weather", "sell"))
+
+
+@pytest.mark.parametrize("name", ["HERMES", "TABLE", "MISTRAL"])
+def test_free_text_may_have_calls_that_fit_and_no_others(name: str) -> None:
+    call = CALL if name != "MISTRAL" else '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Bonn"}}]'
+    for text in ("", "Hello < you", call, f"Let me see.\n{call}"):
+        assert takes(matcher(name, required=False), name, text), text
+    assert not takes(matcher(name, required=False), name, call.replace("Bonn", "Rome"))
+    assert not takes(matcher(name, required=False, parallel=False), name, f"{call}\n{call}")
+
+
+def test_a_marker_that_is_spelled_is_no_free_text() -> None:
+    at = matcher("HERMES", required=False)
+    spelled = [token for letter in "<tool_call>" for token in ids_of("HERMES", letter)]
+    assert all(at.push(token) for token in spelled[:-1])
+    assert not at.push(spelled[-1])
+
+
+def test_reasoning_comes_first() -> None:
+    assert takes(matcher("THINKING", required=True), "THINKING", f"<think>\nso\n</think>\n\n{CALL}")
+    assert takes(matcher("THINKING", required=True), "THINKING", CALL)
+    assert takes(matcher("THINKING", required=True, in_reasoning=True), "THINKING", f"so</think>{CALL}")
+    assert not takes(matcher("THINKING", required=True, in_reasoning=True), "THINKING", CALL)
+
+
+def test_a_schema_holds_behind_the_reasoning_and_other_grammars_are_refused() -> None:
+    form = form_of("THINKING")
+    schema = Grammar(GrammarKind.JSON_SCHEMA, json.dumps({"type": "boolean"}))
+    for text, taken in (
+        ("so\n</think>\n\ntrue", True),
+        ("</think>false", True),
+        ("true", False),
+        ("so</think>so", False),
+    ):
+        assert takes(table_of("THINKING").compile(behind_reasoning(form, schema)), "THINKING", text) is taken, text
+    with pytest.raises(Unsupported, match="regex: only JSON schemas"):
+        behind_reasoning(form, Grammar(GrammarKind.REGEX, "a"))
+
+
+def test_bare_json_can_t_be_told_from_free_text() -> None:
+    with pytest.raises(Unsupported, match="nothing marks a call"):
+        matcher("LLAMA", required=False)

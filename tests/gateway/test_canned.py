@@ -1,0 +1,185 @@
+"""The chat path in one process, in formats of models that tests can't run: a coordinator's reply is written here.
+
+What travels is what a coordinator sends: ids, and text without special tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+
+import anthropic
+import httpx2
+import openai
+import pytest
+
+from coordinator.text.detokenizer import Detokenizer
+from gateway.app import create_app
+from gateway.coordinators import Coordinators, Serving
+from gateway.middleware import RunningRequests
+from gateway.reply_format import read_reply_format
+from gateway.services import Services
+from paceline.models.prompts import PromptReader
+from paceline.models.tokenizer import TransformersTokenizer
+from paceline.protocol.generation import (
+    Finished,
+    FinishReason,
+    GenerateEvent,
+    GenerateRequest,
+    ModelDescription,
+    Provenance,
+    Started,
+    Tokens,
+)
+from paceline.protocol.handshake import Fingerprint
+from paceline.protocol.records import GenerationStats
+from paceline.runtime.gateway_config import GatewayConfig
+from tests.gateway.templates import HERMES, MISTRAL, OPENED, templated
+
+ASKED: Any = [{"role": "user", "content": "q"}]
+TOOL: Any = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+JSON = {"content-type": "application/json"}
+CALL = '{"name": "add", "arguments": {"a": 1}}'
+
+
+class CannedCoordinator:
+    """Answers every request with one text, a token at a time, as a coordinator's detokenizer does."""
+
+    def __init__(self, tokenizer: TransformersTokenizer, text: str) -> None:
+        self._tokenizer = tokenizer
+        self._text = text
+        self.asked: list[GenerateRequest] = []
+
+    async def serving(self, caller: object) -> Serving:
+        fingerprint = Fingerprint(model="m", tokenizer="t", vocab_size=9)
+        described = ModelDescription("m", fingerprint, fingerprint, 10_000, (), True, True)
+        return Serving(cast(Any, self), described)
+
+    @contextmanager
+    def client(self, caller: object) -> Iterator[CannedCoordinator]:
+        yield self
+
+    async def stream(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
+        self.asked.append(request)
+        yield Started(7, request.token_ids, "m")
+        detokenizer = Detokenizer(self._tokenizer, request.token_ids, request.stop)
+        for token in self._tokenizer.inner.encode(self._text, add_special_tokens=False):
+            text = detokenizer.push(token)
+            yield Tokens((token,), text, (Provenance.TARGET,), text_ends=(len(text),))
+            if detokenizer.stopped:
+                break
+        yield Finished(FinishReason.STOP, detokenizer.flush(), GenerationStats())
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+@asynccontextmanager
+async def serving(template: str, text: str) -> AsyncIterator[SimpleNamespace]:
+    """Official clients of a gateway before such a coordinator."""
+    tokenizer = templated(template)
+    canned = CannedCoordinator(tokenizer, text)
+    prompts = PromptReader(tokenizer)
+    form = read_reply_format(tokenizer)
+    services = Services(GatewayConfig(), tokenizer, prompts, cast(Coordinators, canned), form)
+    transport = httpx2.ASGITransport(app=create_app(services, RunningRequests()))
+    async with httpx2.AsyncClient(transport=transport) as http:
+        yield SimpleNamespace(
+            canned=canned,
+            http=http,
+            openai=openai.AsyncOpenAI(api_key="k", base_url="http://gateway/v1", http_client=http),
+            claude=anthropic.AsyncAnthropic(api_key="k", base_url="http://gateway", http_client=http),
+        )
+    prompts.close()
+
+
+async def test_reasoning_that_the_template_opened_is_no_content() -> None:
+    async with serving(OPENED, "hm\n</think>\n\nYes.") as served:
+        choice = (await served.openai.chat.completions.create(model="m", messages=ASKED)).choices[0]
+        message = await served.claude.messages.create(model="m", max_tokens=9, messages=ASKED)
+        response = await served.openai.responses.create(model="m", input="q")
+    assert (choice.message.reasoning_content, choice.message.content) == ("hm", "Yes.")
+    assert choice.stop_reason is None
+    assert [block.type for block in message.content] == ["thinking", "text"]
+    assert [item.type for item in response.output] == ["reasoning", "message"]
+
+
+async def test_a_marker_that_the_text_leaves_out_is_seen() -> None:
+    async with serving(MISTRAL, f"Let me see.[TOOL_CALLS] [{CALL}]") as served:
+        choice = (await served.openai.chat.completions.create(model="m", messages=ASKED, tools=[TOOL])).choices[0]
+        plain = (await served.openai.chat.completions.create(model="m", messages=ASKED)).choices[0]
+    assert (choice.message.content, choice.finish_reason) == ("Let me see.", "tool_calls")
+    assert choice.message.tool_calls[0].function.arguments == '{"a": 1}'
+    assert plain.message.content == f"Let me see. [{CALL}]"
+
+
+async def test_a_call_in_free_text_streams_in_every_api() -> None:
+    async with serving(HERMES, f"So:\n<tool_call>\n{CALL}\n</tool_call>") as served:
+        stream = await served.openai.chat.completions.create(model="m", messages=ASKED, tools=[TOOL], stream=True)
+        choices = [chunk.choices[0] async for chunk in stream if chunk.choices]
+        tool: Any = {"name": "add", "input_schema": {"type": "object"}}
+        async with served.claude.messages.stream(model="m", max_tokens=99, messages=ASKED, tools=[tool]) as events:
+            message = await events.get_final_message()
+        flat: Any = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": False}
+        async with served.openai.responses.stream(model="m", input="q", tools=[flat]) as events:
+            response = await events.get_final_response()
+    assert "".join(choice.delta.content or "" for choice in choices) == "So:"
+    pieces = [piece.function.arguments for choice in choices for piece in choice.delta.tool_calls or ()]
+    assert ("".join(pieces), choices[-1].finish_reason) == ('{"a": 1}', "tool_calls")
+    assert (message.content[0].text, message.content[1].input, message.stop_reason) == ("So:", {"a": 1}, "tool_use")
+    assert [item.type for item in response.output] == ["message", "function_call"]
+    assert response.output[1].arguments == '{"a": 1}'
+    assert served.canned.asked[0].sampling.grammar is None
+
+
+async def test_the_stop_string_that_ended_it_is_told() -> None:
+    async with serving(HERMES, "one two three") as served:
+        given: Any = {"model": "m", "messages": ASKED, "stop": ["thr", " two"]}
+        choice = (await served.openai.chat.completions.create(**given)).choices[0]
+        message = await served.claude.messages.create(model="m", max_tokens=9, messages=ASKED, stop_sequences=["wo"])
+    assert (choice.message.content, choice.stop_reason) == ("one", " two")
+    assert (message.content[0].text, message.stop_reason, message.stop_sequence) == ("one t", "stop_sequence", "wo")
+
+
+async def test_a_schema_is_kept_behind_the_reasoning() -> None:
+    async with serving(OPENED, "hm</think>\n\n{}") as served:
+        await served.openai.chat.completions.create(
+            model="m", messages=ASKED, response_format={"type": "json_object"}
+        )
+        grammar = served.canned.asked[0].sampling.grammar
+    assert grammar is not None
+    assert grammar.text.startswith("start: ANY_REASONING <[")
+
+
+@pytest.mark.parametrize("levels", [65, 250, 400, 900, 5000])
+async def test_no_depth_of_json_is_a_defect(levels: int) -> None:
+    """Written by hand: the clients' own JSON libraries can't nest so deep."""
+    text = '{"a":' * levels + "1" + "}" * levels
+    use = f'{{"type": "tool_use", "id": "i", "name": "f", "input": {text}}}'
+    call = f'{{"id": "i", "type": "function", "function": {{"name": "f", "arguments": "{{}}", "b": {text}}}}}'
+    tool = f'{{"type": "function", "function": {{"name": "f", "parameters": {text}}}}}'
+    claude = '"model": "m", "max_tokens": 1'
+    user = '{"role": "user", "content": "q"}'
+    bodies = {
+        "/v1/chat/completions": [
+            f'{{"messages": [{user}], "tools": [{tool}]}}',
+            f'{{"messages": [{user}, {{"role": "assistant", "tool_calls": [{call}]}}]}}',
+            f'{{"messages": [{user}], "tool_choice": {text}}}',
+        ],
+        "/v1/messages": [
+            f'{{{claude}, "messages": [{user}], "tools": [{{"name": "f", "input_schema": {text}}}]}}',
+            f'{{{claude}, "messages": [{user}, {{"role": "assistant", "content": [{use}]}}, {user}]}}',
+            f'{{{claude}, "messages": [{user}], "paceline": {text}}}',
+        ],
+        "/v1/responses": [
+            f'{{"input": "q", "tools": [{{"type": "function", "name": "f", "parameters": {text}}}]}}',
+            f'{{"input": "q", "paceline": {text}}}',
+        ],
+    }
+    async with serving(HERMES, "so") as served:
+        for path, contents in bodies.items():
+            for content in contents:
+                answer = await served.http.post(f"http://gateway{path}", content=content, headers=JSON)
+                assert answer.status_code == 400, (path, content[:120], answer.text[:200])
