@@ -13,7 +13,7 @@ from coordinator.describing import describe
 from coordinator.policy.drafting import Drafting, DraftingSettings
 from coordinator.policy.planner import Planner
 from coordinator.prepare import ServedModel, prepare
-from coordinator.prompts import PromptReader
+from paceline.models.prompts import PromptReader
 from coordinator.recorder import RequestRecorder
 from coordinator.round import run_rounds
 from coordinator.sessions.draft_pool import DraftPool

@@ -27,7 +27,7 @@ PEER_KIND_TARGET: PeerKind
 PEER_KIND_DRAFT: PeerKind
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "prompt", "chat", "tokens", "sampling", "seed", "max_new_tokens", "stop", "ignore_eos", "acceptance", "speculation", "resume_token_ids", "sample_index")
+    __slots__ = ("model", "prompt", "chat", "tokens", "sampling", "seed", "max_new_tokens", "stop", "ignore_eos", "acceptance", "speculation", "resume_token_ids", "sample_index", "stop_token_ids")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +41,7 @@ class GenerateRequest(_message.Message):
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
     RESUME_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     model: str
     prompt: str
     chat: ChatInput
@@ -54,7 +55,8 @@ class GenerateRequest(_message.Message):
     speculation: SpeculationSettings
     resume_token_ids: _containers.RepeatedScalarFieldContainer[int]
     sample_index: int
-    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., chat: _Optional[_Union[ChatInput, _Mapping]] = ..., tokens: _Optional[_Union[TokenInput, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., seed: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., ignore_eos: _Optional[bool] = ..., acceptance: _Optional[_Union[_types_pb2.Acceptance, str]] = ..., speculation: _Optional[_Union[SpeculationSettings, _Mapping]] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., sample_index: _Optional[int] = ...) -> None: ...
+    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., chat: _Optional[_Union[ChatInput, _Mapping]] = ..., tokens: _Optional[_Union[TokenInput, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., seed: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., ignore_eos: _Optional[bool] = ..., acceptance: _Optional[_Union[_types_pb2.Acceptance, str]] = ..., speculation: _Optional[_Union[SpeculationSettings, _Mapping]] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., sample_index: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ChatInput(_message.Message):
     __slots__ = ("messages",)
