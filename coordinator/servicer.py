@@ -13,7 +13,6 @@ from coordinator.describing import describe
 from coordinator.policy.drafting import Drafting, DraftingSettings
 from coordinator.policy.planner import Planner
 from coordinator.prepare import ServedModel, prepare
-from paceline.models.prompts import PromptReader
 from coordinator.recorder import RequestRecorder
 from coordinator.round import run_rounds
 from coordinator.sessions.draft_pool import DraftPool
@@ -23,6 +22,7 @@ from coordinator.stats import StatsBuilder
 from coordinator.text.outbox import Outbox
 from coordinator.text.sequence import GenerationTask, Sequence
 from paceline.access.gate import Caller, Gate
+from paceline.models.prompts import PromptReader
 from paceline.models.tokenizer import Tokenizer
 from paceline.protocol import codec
 from paceline.protocol.errors import InternalError, Overloaded

@@ -13,10 +13,12 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from gateway.cluster_routes import cluster_routes
 from gateway.errors import HttpError, http_error, invalid_body
 from gateway.middleware import Guard, Load, detail_of
 from gateway.openai_routes import openai_routes
 from gateway.operating_routes import operating_routes
+from gateway.page_routes import add_page
 from gateway.responses import as_http
 from gateway.services import Services
 from gateway.token_routes import token_routes
@@ -46,6 +48,8 @@ def create_app(services: Services, load: Load) -> FastAPI:
     app.include_router(openai_routes(services))
     app.include_router(token_routes(services))
     app.include_router(operating_routes(services, load))
+    app.include_router(cluster_routes(services))
+    add_page(app)
     app.add_exception_handler(HttpError, _typed)
     app.add_exception_handler(PacelineError, _typed)
     app.add_exception_handler(RequestValidationError, _invalid)

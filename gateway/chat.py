@@ -91,7 +91,7 @@ class ChatWriter:
     def _tokens(self, event: Tokens) -> list[Chunk]:
         """One chunk for each delta; what is told of the tokens goes with the first, or alone."""
         deltas = [self._delta(each) for each in self.parser.feed(event.text)]
-        told = round_details(event, self.body.paceline)
+        told = round_details(event, self.body.paceline, self.tokenizer)
         extras: dict[str, Any] = {"token_ids": list(event.token_ids)} if self.body.return_token_ids else {}
         if self.body.logprobs:
             extras["logprobs"] = chat_logprobs(event.logprobs, self.body.top_logprobs or 0, self.tokenizer)

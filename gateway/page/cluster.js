@@ -58,7 +58,10 @@ function coordinatorView(coordinator) {
     return element("div", `column ${role}`, element("h3", "", title), list);
   };
   const facts = coordinator.reachable
-    ? (coordinator.models ?? []).flatMap((model) => [["model", model.name], ["context", `${model.max_length} tokens`]])
+    ? [
+      ...(coordinator.models ?? []).flatMap((model) => [["model", model.name], ["context", `${model.max_length} tokens`]]),
+      ["requests", coordinator.requests],
+    ]
     : [["problem", coordinator.problem ?? "no answer"]];
   const card = element("div", "card", state(coordinator.reachable, "answers", "no answer"),
     element("p", "address", coordinator.address), factList(facts));
@@ -70,9 +73,9 @@ function peerCard(peer) {
   const facts = [
     ["model", peer.model || "not known yet"],
     ["sessions", peer.sessions],
-    ["rows in a step", peer.rows],
     ["queue", peer.queue],
   ];
+  if (peer.step_rows) facts.push(["latest step", `${peer.step_rows} rows of ${peer.step_sessions} sessions`]);
   if (peer.step_ms) facts.push(["step of one row", milliseconds(peer.step_ms)]);
   if (peer.problem) facts.push(["problem", peer.problem]);
   return element("div", peer.up ? "card" : "card down", state(peer.up, "linked", "link down"),

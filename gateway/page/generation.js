@@ -61,20 +61,20 @@ function note(end, chunk) {
   end.speculation = chunk.metrics?.speculative_decoding ?? end.speculation;
 }
 
-/** A chunk's tokens: {id, text, provenance, logprob, alternatives, replaced}. */
+/** A chunk's tokens: {id, text, provenance, logprob, alternatives, replaced}; without an id: more of the last one's text. */
 export function tokensOf(chunk) {
   const choice = chunk.choices?.[0];
-  const text = choice?.text ?? choice?.delta?.content ?? "";
+  const text = choice?.text ?? choice?.delta?.content ?? choice?.delta?.reasoning_content ?? "";
   const { token_ids: ids = [], provenance = [], text_ends: ends = [], replaced = [] } = chunk.paceline ?? {};
   // Ends count code points; a string's own indices count UTF-16 units.
   const points = Array.from(text);
-  const told = ids.length > 0 && ends.length === ids.length && ends.at(-1) <= points.length;
-  if (!told) return text || ids.length ? [{ id: ids[0], text, provenance: provenance[0] ?? "target" }] : [];
+  if (!ids.length) return text ? [{ id: null, text }] : [];
   const drafts = replaced[Symbol.iterator]();
   const probabilities = probabilitiesOf(choice?.logprobs);
   return ids.map((id, i) => ({
     id,
-    text: points.slice(ends[i - 1] ?? 0, i === ids.length - 1 ? undefined : ends[i]).join(""),
+    // The last one has what the chunk has beyond: text that was held back.
+    text: points.slice(i ? ends[i - 1] : 0, i === ids.length - 1 ? undefined : ends[i]).join(""),
     provenance: provenance[i],
     replaced: provenance[i] === "recovered" ? drafts.next().value : undefined,
     ...probabilities[i],

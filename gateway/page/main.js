@@ -69,6 +69,9 @@ function compare(drafted, alone) {
   const ratio = drafted.speed && alone.speed ? `${(drafted.speed / alone.speed).toFixed(2)} times` : "not measured:";
   at("comparison").textContent =
     `${same ? "The texts are the same" : "The texts differ"}. With drafts: ${ratio} the speed of target-only.`;
+  const extents = [drafted, alone].map((panel) => panel.rounds.extent);
+  const extent = { ms: Math.max(...extents.map((each) => each.ms)), tokens: Math.max(...extents.map((each) => each.tokens)) };
+  for (const panel of [drafted, alone]) panel.rounds.scaleTo(extent);
   at("comparison").classList.toggle("differs", !same);
   at("comparison").hidden = false;
 }

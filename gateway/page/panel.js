@@ -15,7 +15,7 @@ export class Panel {
     this._figures = this._root.querySelector(".figures");
     place.append(copy);
     this.text = new TextView(this._root);
-    this._rounds = new RoundsView(this._root);
+    this.rounds = new RoundsView(this._root);
     this._facts = { state: "waiting" };
     this._drawn = 0;
     this._draw();
@@ -31,8 +31,8 @@ export class Panel {
       for await (const { tokens, end } of generate(settings, signal)) {
         const now = performance.now();
         if (tokens) {
-          if (!first) [first, firstTokens] = [now, tokens.length];
           this.text.add(tokens);
+          if (!first) [first, firstTokens] = [now, this.text.tokens.length];
           this._facts.firstMs = first - asked;
           this._facts.speed = now > first ? (this.text.tokens.length - firstTokens) / ((now - first) / 1000) : null;
           onTokens(this.text.tokens.length);
@@ -56,7 +56,7 @@ export class Panel {
   }
 
   remove() {
-    this._rounds.end();
+    this.rounds.end();
     this._root.remove();
   }
 
@@ -64,7 +64,7 @@ export class Panel {
     this._facts.state = end.finish === "length" ? "ended: most tokens" : "ended";
     this._facts.seed = end.seed ?? this._facts.seed;
     this._facts.acceptance = acceptanceOf(end.rounds ?? []);
-    this._rounds.show(end.rounds ?? []);
+    this.rounds.show(end.rounds ?? []);
   }
 
   _draw() {

@@ -40,8 +40,21 @@ export class RoundsView {
     this._observer.observe(this._plot);
   }
 
+  /** What the axes must hold to show all of it. */
+  get extent() {
+    const ms = this.rounds.reduce((sum, round) => sum + round.round_ms, 0);
+    return { ms, tokens: Math.max(1, ...this.rounds.map((round) => round.accepted + 1)) };
+  }
+
+  /** Draws on axes of this extent, so that two charts can be compared. */
+  scaleTo(extent) {
+    this._extent = extent;
+    this._draw();
+  }
+
   show(rounds) {
     this.rounds = rounds;
+    this._extent = this.extent;
     this._detail.textContent = rounds.length
       ? "Point at a round, or step through them with the arrow keys."
       : "No rounds were recorded.";
@@ -62,8 +75,7 @@ export class RoundsView {
     const room = this._plot.clientWidth;
     if (!this.rounds.length || !room) return;
     const width = Math.min(WIDEST, room * this._zoom);
-    const total = this.rounds.reduce((sum, round) => sum + round.round_ms, 0);
-    const most = Math.max(...this.rounds.map((round) => round.accepted + 1));
+    const { ms: total, tokens: most } = this._extent;
     const perMs = (width - 1) / total;
     const chart = svg("svg", { width, height: HEIGHT + AXIS, "aria-hidden": "true" });
     chart.append(...axis(total, perMs, width));

@@ -26,6 +26,11 @@ export class TextView {
   add(tokens) {
     const atEnd = this._text.scrollHeight - this._text.scrollTop - this._text.clientHeight < 40;
     for (const token of tokens) {
+      if (token.id === null && this.tokens.length) {
+        this.tokens.at(-1).text += token.text;
+        this._spans.at(-1).append(token.text);
+        continue;
+      }
       const known = PROVENANCES.includes(token.provenance) ? token.provenance : "target";
       const span = element("span", `token ${known}`, token.text);
       span.dataset.index = this._spans.length;

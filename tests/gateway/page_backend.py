@@ -60,7 +60,8 @@ def records(rounds: int = 12) -> list[Json]:
 
 def peer(role: str, address: str, *, up: bool = True) -> Json:
     """A peer as `/cluster` tells of it."""
-    facts = {"model": "smollm2-135m", "sessions": 2, "rows": 9, "queue": 1, "step_ms": 11.45}
+    step = {"step_sessions": 2, "step_rows": 9, "step_ms": 11.45}
+    facts = {"model": "smollm2-135m", "sessions": 2, "queue": 1, **step}
     return {"role": role, "address": address, "up": up, "problem": "" if up else "connection refused", **facts}
 
 
@@ -68,7 +69,8 @@ def cluster() -> Json:
     """Two targets, one of them down, and one draft service."""
     peers = [peer("target", "10.0.0.1:50052"), peer("target", "10.0.0.2:50052", up=False), peer("draft", "d:50053")]
     model = {"name": "smollm2-135m", "max_length": 2048, "drafters": ["auto", "ngram", "small"], "peers": peers}
-    return {"coordinators": [{"address": "127.0.0.1:50051", "reachable": True, "problem": "", "models": [model]}]}
+    here = {"address": "127.0.0.1:50051", "requests": 1, "reachable": True, "problem": ""}
+    return {"coordinators": [here | {"models": [model]}]}
 
 
 @dataclass
