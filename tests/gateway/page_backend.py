@@ -83,7 +83,10 @@ class PageBackend:
         cut_after: chunks after which a stream breaks off; None: none does.
         error: sent in mid-stream behind the script, in place of its end.
         refusal: status and message of every request.
-        held: streams wait behind each chunk until it is set.
+        held_after: chunks after which a stream waits for ever; None: none does.
+        cluster: what `/cluster` tells.
+        asked: the bodies of all requests.
+        ended: "whole" or "cut", as each stream ended.
     """
 
     script: Sequence[ScriptedToken] = field(default_factory=passage)
@@ -126,9 +129,17 @@ class PageBackend:
         return StreamingResponse(self._stream(asked, chat), media_type="text/event-stream")
 
     async def _stream(self, asked: Json, chat: bool) -> AsyncIterator[str]:
+        whole = False
+        try:
+            async for sent in self._events(asked, chat):
+                whole = whole or "[DONE]" in sent
+                yield sent
+        finally:
+            self.ended.append("whole" if whole else "cut")
+
+    async def _events(self, asked: Json, chat: bool) -> AsyncIterator[str]:
         off = asked["paceline"].get("off", False)
         script = self.alone if off and self.alone is not None else self.script
-        self.ended.append("cancelled")
         for index, start in enumerate(range(0, len(script), 3)):
             if index == self.cut_after:
                 return
@@ -142,7 +153,6 @@ class PageBackend:
         yield event({"choices": [choice("", chat) | {"finish_reason": "stop"}]})
         rounds = [record(i, 0, 0) for i in range(len(script))] if off else list(self.rounds)
         yield event({"choices": [], "usage": {}, "paceline": {"seed": asked["seed"], "rounds": rounds}})
-        self.ended[-1] = "ended"
         yield "data: [DONE]\n\n"
 
 
