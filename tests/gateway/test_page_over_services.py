@@ -81,7 +81,7 @@ def test_both_texts_are_the_same_and_rounds_are_drawn(page: Any) -> None:
 
 
 def test_a_stopped_text_frees_its_sessions(page: Any, running: Cluster) -> None:
-    generate(page, "Generate", 5000)
+    generate(page, "Generate", 3000)
     expect(page.locator(".text .token").nth(20)).to_be_attached()
     page.keyboard.press("Escape")
     expect(page.locator(".figures")).to_contain_text("stopped")
