@@ -21,15 +21,23 @@ def cluster_routes(services: Services) -> APIRouter:
     @router.get("/cluster")
     async def cluster(request: Request) -> dict[str, Any]:
         """What each coordinator says of itself and of its peers; as with models, to holders of a key alone."""
-        caller = request.scope["caller"]
-        asked = (_coordinator(each, caller, services) for each in services.coordinators.all)
-        return {"coordinators": await asyncio.gather(*asked)}
+        return await cluster_view(services, request.scope["caller"])
 
     return router
 
 
+async def cluster_view(services: Services, caller: Caller) -> dict[str, Any]:
+    """All coordinators, those that don't answer too.
+
+    Raises:
+        Unauthenticated: they tell the caller nothing.
+    """
+    asked = (_coordinator(each, caller, services) for each in services.coordinators.all)
+    return {"coordinators": await asyncio.gather(*asked)}
+
+
 async def _coordinator(coordinator: Coordinator, caller: Caller, services: Services) -> dict[str, Any]:
-    """Raises `Unauthenticated`; another failure is part of the view."""
+    """Another failure than `Unauthenticated` is part of the view."""
     shown = {"address": coordinator.address, "requests": coordinator.running}
     try:
         described = await coordinator.ask(caller)

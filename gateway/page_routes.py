@@ -11,6 +11,7 @@ from fastapi.exceptions import HTTPException
 
 FOLDER = Path(__file__).with_name("page")
 START = "index.html"
+METHODS = ["GET", "HEAD"]
 CONTENT_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -77,11 +78,11 @@ def add_page(app: FastAPI) -> None:
     files = assets()
     router = APIRouter(include_in_schema=False)
 
-    @router.get("/")
+    @router.api_route("/", methods=METHODS)
     async def start(request: Request) -> Response:
         return files[START].answer(request.headers.get("if-none-match"))
 
-    @router.get("/page/{name}")
+    @router.api_route("/page/{name}", methods=METHODS)
     async def asset(name: str, request: Request) -> Response:
         if name not in files:
             raise HTTPException(404, f"page: {name!r} is none of its files")

@@ -1,5 +1,6 @@
 // The coordinators, their peers, the links between them and what each has to do.
 import { element, milliseconds } from "./dom.js";
+import { Refusal, refusalOf } from "./generation.js";
 
 const PERIOD_MS = 2000;
 const PATIENCE_MS = 5000;
@@ -16,8 +17,8 @@ export function watchCluster(places, key, onModels) {
   async function look() {
     const headers = key() ? { Authorization: `Bearer ${key()}` } : {};
     const response = await fetch("cluster", { headers, signal: AbortSignal.timeout(PATIENCE_MS) });
+    if (!response.ok) throw new Refusal(await refusalOf(response));
     const body = await response.json();
-    if (!response.ok) throw new Error(body.error?.message ?? `status ${response.status}`);
     const coordinators = body.coordinators;
     const models = coordinators.flatMap((each) => each.models ?? []);
     places.state.textContent = summaryOf(coordinators);
@@ -31,7 +32,8 @@ export function watchCluster(places, key, onModels) {
   async function turn() {
     if (document.visibilityState === "visible") {
       await look().catch((error) => {
-        places.state.textContent = `The gateway does not answer: ${error.message}`;
+        const refused = error instanceof Refusal;
+        places.state.textContent = refused ? error.message : `The gateway does not answer: ${error.message}`;
       });
     }
     setTimeout(turn, PERIOD_MS);

@@ -48,7 +48,8 @@ function requestOf(settings) {
   return { ...common, messages, logprobs: true, top_logprobs: ALTERNATIVES };
 }
 
-async function refusalOf(response) {
+/** What an answer without success says. */
+export async function refusalOf(response) {
   const body = await response.json().catch(() => null);
   return body?.error?.message ?? `The gateway answered with status ${response.status}.`;
 }

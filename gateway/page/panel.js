@@ -1,7 +1,7 @@
 // One generation on the page: its text, its figures, its rounds.
 import { element, milliseconds } from "./dom.js";
 import { generate } from "./generation.js";
-import { acceptanceOf, RoundsView } from "./rounds.js";
+import { RoundsView } from "./rounds.js";
 import { TextView } from "./text.js";
 
 const REDRAW_MS = 100;
@@ -63,20 +63,20 @@ export class Panel {
   _finish(end) {
     this._facts.state = end.finish === "length" ? "ended: most tokens" : "ended";
     this._facts.seed = end.seed ?? this._facts.seed;
-    this._facts.acceptance = acceptanceOf(end.rounds ?? []);
+    this._facts.speculation = end.speculation?.num_spec_steps ? end.speculation : null;
     this.rounds.show(end.rounds ?? []);
   }
 
   _draw() {
     this._drawn = performance.now();
-    const { state, seed, firstMs, speed, acceptance } = this._facts;
+    const { state, seed, firstMs, speed, speculation } = this._facts;
     const shown = [
       ["state", state],
       ["tokens", this.text.tokens.length],
       ["tokens per second", speed ? speed.toFixed(1) : "–"],
       ["first token", firstMs == null ? "–" : milliseconds(firstMs)],
-      ["acceptance", acceptance?.rate == null ? "–" : `${(100 * acceptance.rate).toFixed(0)} %`],
-      ["mean accepted length", acceptance?.meanLength == null ? "–" : acceptance.meanLength.toFixed(2)],
+      ["acceptance", speculation ? `${(100 * speculation.draft_acceptance_rate).toFixed(0)} %` : "–"],
+      ["mean accepted length", speculation ? speculation.mean_acceptance_length.toFixed(2) : "–"],
       ["seed", seed ?? "–"],
     ];
     this._figures.replaceChildren(

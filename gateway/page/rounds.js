@@ -157,14 +157,3 @@ function roundTable(rounds) {
   ]);
   return table("Rounds and where their time went", heads, rows);
 }
-
-/** What the rounds' records say of a generation. */
-export function acceptanceOf(rounds) {
-  const drafted = rounds.filter((round) => round.proposed > 0);
-  const proposed = drafted.reduce((sum, round) => sum + round.proposed, 0);
-  const accepted = drafted.reduce((sum, round) => sum + round.accepted, 0);
-  return {
-    rate: proposed ? accepted / proposed : null,
-    meanLength: drafted.length ? 1 + accepted / drafted.length : null,
-  };
-}

@@ -58,6 +58,18 @@ def records(rounds: int = 12) -> list[Json]:
     return alone + [record(i + 2, 4 if i % 3 == 0 else 3) for i in range(rounds)]
 
 
+def speculation(rounds: Sequence[Json]) -> Json:
+    """The records' sums in the shape of `metrics`."""
+    drafted = [each for each in rounds if each["proposed"]]
+    accepted, proposed = (sum(each[key] for each in drafted) for key in ("accepted", "proposed"))
+    facts = {
+        "num_spec_steps": len(drafted),
+        "draft_acceptance_rate": accepted / max(1, proposed),
+        "mean_acceptance_length": 1 + accepted / max(1, len(drafted)),
+    }
+    return {"speculative_decoding": facts}
+
+
 def peer(role: str, address: str, *, up: bool = True) -> Json:
     """A peer as `/cluster` tells of it."""
     step = {"step_sessions": 2, "step_rows": 9, "step_ms": 11.45}
@@ -152,7 +164,8 @@ class PageBackend:
             return
         yield event({"choices": [choice("", chat) | {"finish_reason": "stop"}]})
         rounds = [record(i, 0, 0) for i in range(len(script))] if off else list(self.rounds)
-        yield event({"choices": [], "usage": {}, "paceline": {"seed": asked["seed"], "rounds": rounds}})
+        told = {"seed": asked["seed"], "rounds": rounds}
+        yield event({"choices": [], "usage": {}, "metrics": speculation(rounds), "paceline": told})
         yield "data: [DONE]\n\n"
 
 
