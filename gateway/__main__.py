@@ -6,7 +6,7 @@ import asyncio
 import inspect
 
 from gateway.app import create_app
-from gateway.middleware import Load
+from gateway.middleware import RunningRequests
 from gateway.server import open_socket, run_http
 from gateway.services import Services
 from paceline.models.tokenizer import load_tokenizer
@@ -19,11 +19,11 @@ async def serve(config: GatewayConfig) -> None:
     """Load the tokenizer and serve until stopped.
 
     Raises:
-        InvalidInput: the model's tokenizer can't be loaded, the port is taken, or a TLS file is not what it should be.
+        InvalidInput: the tokenizer can't be loaded, the port is taken, or a TLS file is not what it should be.
     """
     sockets = open_socket(config.server)
     tokenizer = await asyncio.to_thread(load_tokenizer, config.model)
-    load = Load()
+    load = RunningRequests()
     app = create_app(Services.of(config, tokenizer), load)
     keep_loaded()
     await run_http(app, config.server, sockets, load)

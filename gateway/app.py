@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from gateway.cluster_routes import cluster_routes
 from gateway.errors import HttpError, http_error, invalid_body
-from gateway.middleware import Guard, Load, detail_of
+from gateway.middleware import Guard, RunningRequests, detail_of
 from gateway.openai_routes import openai_routes
 from gateway.operating_routes import operating_routes
 from gateway.page_routes import add_page
@@ -28,7 +28,7 @@ from paceline.rpc.statuses import unexpected
 logger = logging.getLogger(__name__)
 
 
-def create_app(services: Services, load: Load) -> FastAPI:
+def create_app(services: Services, load: RunningRequests) -> FastAPI:
     """The whole application over services, which end with it."""
 
     @asynccontextmanager

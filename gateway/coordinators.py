@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from gateway.caller import Caller
+from gateway.caller import HttpCaller
 from paceline.client import AsyncClient
 from paceline.protocol.errors import (
     DeadlineExceeded,
@@ -68,7 +68,7 @@ class Coordinator:
         self._known_at = 0.0
 
     @contextmanager
-    def client(self, caller: Caller) -> Iterator[AsyncClient]:
+    def client(self, caller: HttpCaller) -> Iterator[AsyncClient]:
         """What a caller's generations run on, counted meanwhile."""
         self.running += 1
         try:
@@ -76,7 +76,7 @@ class Coordinator:
         finally:
             self.running -= 1
 
-    async def ask(self, caller: Caller) -> ModelDescription:
+    async def ask(self, caller: HttpCaller) -> ModelDescription:
         """What it serves, from itself and now.
 
         Raises:
@@ -93,7 +93,7 @@ class Coordinator:
         self._known, self._known_at = described, time.monotonic()
         return described
 
-    async def described(self, caller: Caller) -> ModelDescription:
+    async def described(self, caller: HttpCaller) -> ModelDescription:
         """What it serves, as it said a moment ago if it had a target then. Raises as `ask`."""
         known = self._known
         new = time.monotonic() - self._known_at < KNOWN_FOR_S
@@ -122,7 +122,7 @@ class Coordinators:
             Coordinator(config, address, tokenizer) for address in config.coordinator.address
         ]
 
-    async def serving(self, caller: Caller) -> Serving:
+    async def serving(self, caller: HttpCaller) -> Serving:
         """The coordinator for a request: the one that has fewest of this gateway's, of those that have a target.
 
         Raises:
@@ -138,7 +138,7 @@ class Coordinators:
                     raise
             await asyncio.sleep(PAUSE_S)
 
-    async def models(self, caller: Caller) -> ModelDescription:
+    async def models(self, caller: HttpCaller) -> ModelDescription:
         """What is served, as one of them says now: it says so to nobody without a key. Raises as `serving`."""
         failure: PacelineError = PeerUnavailable("no coordinator answers")
         for coordinator in self._in_order():
@@ -155,7 +155,7 @@ class Coordinators:
             PeerUnavailable: it would not.
         """
         try:
-            await self._first_serving(Caller(""))
+            await self._first_serving(HttpCaller(""))
         except Unauthenticated:
             return  # it answers, and tells the rest to callers with a key alone
 
@@ -163,7 +163,7 @@ class Coordinators:
         """Close all channels."""
         await asyncio.gather(*(coordinator.close() for coordinator in self.all))
 
-    async def _first_serving(self, caller: Caller) -> Serving:
+    async def _first_serving(self, caller: HttpCaller) -> Serving:
         failure: PacelineError = PeerUnavailable("no coordinator is configured")
         for coordinator in self._in_order():
             try:

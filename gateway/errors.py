@@ -111,7 +111,9 @@ def invalid_body(errors: Sequence[Mapping[str, Any]]) -> HttpError:
     if kind == "extra_forbidden":
         return refused(param, "unknown, or not supported by this server", "unsupported_parameter")
     if not param:
-        return HttpError(400, "body: must be a JSON object, sent as Content-Type: application/json", code="invalid_body")
+        return HttpError(
+            400, "body: must be a JSON object, sent as Content-Type: application/json", code="invalid_body"
+        )
     given = "" if kind == "missing" else f" = {reprlib.repr(first.get('input'))}"
     return HttpError(400, f"{param}{given}: {first['msg']}", param=param, code="invalid_value")
 

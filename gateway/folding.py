@@ -89,7 +89,11 @@ class FoldedChat(FoldedChoice):
     def folded(self) -> dict[str, Any]:  # noqa: D102
         calls = [self._calls[index] for index in sorted(self._calls)]
         text, reasoning = "".join(self._texts), "".join(self._reasoning)
-        message: dict[str, Any] = {"role": "assistant", "content": None if calls and not text else text, "refusal": None}
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": None if calls and not text else text,
+            "refusal": None,
+        }
         if calls:
             message["tool_calls"] = calls
         if reasoning:
@@ -105,10 +109,10 @@ class FoldedChat(FoldedChoice):
 
 
 def _joined(before: dict[str, Any] | None, more: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Two pieces of log-probabilities, lists behind each other."""
+    """Two pieces of log-probabilities, lists behind each other; the first one's grow."""
     if before is None or more is None:
         return before or more
-    return {
-        key: [*value, *more[key]] if isinstance(value, list) and isinstance(more[key], list) else more[key]
-        for key, value in before.items()
-    }
+    for key, value in before.items():
+        if isinstance(value, list):
+            value.extend(more[key])
+    return before

@@ -17,11 +17,11 @@ DEFAULT_COMPLETION_TOKENS = 16
 """Of `/v1/completions`, as OpenAI has it."""
 
 
-class _Shape(BaseModel):
+class _RequestShape(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
 
 
-class StreamOptions(_Shape):
+class StreamOptions(_RequestShape):
     """How a stream ends."""
 
     include_usage: bool | None = None
@@ -29,7 +29,7 @@ class StreamOptions(_Shape):
     continuous_usage_stats: Literal[False] | None = None
 
 
-class StructuredOutputs(_Shape):
+class StructuredOutputs(_RequestShape):
     """vLLM's way to ask for a formal language; exactly one is set."""
 
     json_: dict[str, JsonValue] | str | None = Field(None, alias="json")
@@ -39,7 +39,7 @@ class StructuredOutputs(_Shape):
     grammar: str | None = None
 
 
-class JsonSchema(_Shape):
+class JsonSchema(_RequestShape):
     """The schema of `response_format`."""
 
     name: str | None = None
@@ -48,14 +48,14 @@ class JsonSchema(_Shape):
     strict: bool | None = None
 
 
-class ResponseFormat(_Shape):
+class ResponseFormat(_RequestShape):
     """OpenAI's way to ask for JSON."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
-class PacelineOptions(_Shape):
+class PacelineOptions(_RequestShape):
     """What only Paceline has: how to speculate, and what to tell of it."""
 
     drafter: str | None = None
@@ -66,7 +66,7 @@ class PacelineOptions(_Shape):
     rounds: bool | None = None
 
 
-class GenerationFields(_Shape):
+class GenerationFields(_RequestShape):
     """What completions and chat have in common."""
 
     model: str | None = None
@@ -115,14 +115,14 @@ class CompletionRequest(GenerationFields):
     add_special_tokens: bool | None = None
 
 
-class TextPart(_Shape):
+class TextPart(_RequestShape):
     """A piece of a message."""
 
     type: Literal["text"]
     text: str
 
 
-class Message(_Shape):
+class Message(_RequestShape):
     """One message of a chat; what only tools use is for `gateway.hooks`."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -168,7 +168,7 @@ class ChatRequest(GenerationFields):
     continue_final_message: Literal[False] | None = None
 
 
-class TokenizeRequest(_Shape):
+class TokenizeRequest(_RequestShape):
     """`/tokenize`: a prompt or a chat."""
 
     model: str | None = None
@@ -179,7 +179,7 @@ class TokenizeRequest(_Shape):
     add_generation_prompt: Literal[True] | None = None
 
 
-class DetokenizeRequest(_Shape):
+class DetokenizeRequest(_RequestShape):
     """`/detokenize`."""
 
     model: str | None = None

@@ -8,14 +8,14 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from gateway.middleware import Load
+from gateway.middleware import RunningRequests
 from gateway.services import Services
 from paceline.protocol.errors import PeerUnavailable
 
 EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def operating_routes(services: Services, load: Load) -> APIRouter:
+def operating_routes(services: Services, load: RunningRequests) -> APIRouter:
     """The routes over services."""
     router = APIRouter()
 
@@ -51,7 +51,7 @@ def operating_routes(services: Services, load: Load) -> APIRouter:
     return router
 
 
-def exposition(load: Load) -> tuple[bytes, str]:
+def exposition(load: RunningRequests) -> tuple[bytes, str]:
     """The metrics and their content type."""
     name = "paceline_gateway_running_requests"
     text = f"# HELP {name} HTTP requests that run now.\n# TYPE {name} gauge\n{name} {load.running}\n"

@@ -60,7 +60,7 @@ def generate_request(
 
 
 def sampling_params(body: GenerationFields, tokenizer: Tokenizer, logprobs: int | None) -> SamplingParams:
-    """How tokens are drawn; what isn't given has the default of the Python client, which is OpenAI's. Raises as above."""
+    """How tokens are drawn; what isn't given has the Python client's default, which is OpenAI's. Raises as above."""
     given = {
         "temperature": body.temperature,
         "top_p": body.top_p,

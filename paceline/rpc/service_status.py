@@ -16,7 +16,9 @@ ANSWER_SECONDS = 10.0
 
 
 def service_status(
-    kind: Literal["target", "draft", "coordinator"], peer: str | PeerSettings, timeout_s: float = ANSWER_SECONDS
+    kind: Literal["target", "draft", "coordinator", "gateway"],
+    peer: str | PeerSettings,
+    timeout_s: float = ANSWER_SECONDS,
 ) -> ServiceStatus:
     """Ask the service at host:port, or as its settings say; every kind but `target` is asked as a draft service.
 

@@ -260,6 +260,7 @@ def generate_requests(draw: st.DrawFn) -> GenerateRequest:
         speculation=draw(speculations),
         resume_token_ids=draw(IDS),
         sample_index=draw(st.integers(0, (1 << 24) - 1)),
+        stop_token_ids=() if sampling.grammar else draw(IDS),
     )
 
 
