@@ -12,8 +12,7 @@ from typing import Any
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.docs.stream_picture import FOLDER, MODEL, PROMPT
-from tests.e2e.cluster import Cluster
-from tests.gateway.page_gateway import gateway_process
+from tests.gateway.gateways import GatewayCluster
 
 DONE_MS = 90_000
 WIDE, PHONE = {"width": 1200, "height": 900}, {"width": 360, "height": 740}
@@ -22,11 +21,13 @@ WIDE, PHONE = {"width": 1200, "height": 900}, {"width": 360, "height": 740}
 def main() -> None:
     """Run the services and take all pictures."""
     folder = Path(tempfile.mkdtemp())
-    services = Cluster(folder, MODEL, ("model:default",), draft_flags={"target_model": MODEL})
-    coordinator = f"127.0.0.1:{services.ports['coordinator']}"
-    with services, gateway_process(folder, MODEL, coordinator) as url, sync_playwright() as playwright:
+    services = GatewayCluster(
+        folder, {"model": MODEL}, drafters=("model:default",), draft_flags={"target_model": MODEL}
+    )
+    services.target_model = MODEL
+    with services, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        take_all(browser, url)
+        take_all(browser, f"http://{services.address_of('gateway')}")
         browser.close()
 
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.cluster import Cluster
-from tests.gateway.page_gateway import gateway_process
+from tests.gateway.gateways import GatewayCluster
 
 CHROMIUM = shutil.which("chromium")
 sync_api: Any = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -25,20 +24,20 @@ NEAR = "table:vocab=300,seed=1,noise=0.3"
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayCluster]:
     folder = tmp_path_factory.mktemp("cluster")
-    with Cluster(folder, target_model=TIMED, drafters=(f"model:{NEAR}",)) as services:
+    services = GatewayCluster(folder, {"model": TIMED}, drafters=(f"model:{NEAR}",))
+    services.target_model = TIMED
+    with services:
         yield services
 
 
 @pytest.fixture(scope="module")
-def page(running: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    folder = tmp_path_factory.mktemp("gateway")
-    coordinator = f"127.0.0.1:{running.ports['coordinator']}"
-    with gateway_process(folder, TIMED, coordinator) as url, sync_api.sync_playwright() as playwright:
+def page(running: GatewayCluster) -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         opened = browser.new_page()
-        opened.goto(url)
+        opened.goto(f"http://{running.address_of('gateway')}")
         opened.get_by_label("Input").select_option("plain")
         opened.get_by_label("Prompt").fill("abc")
         opened.get_by_label("Temperature").fill("1")
@@ -80,7 +79,7 @@ def test_both_texts_are_the_same_and_rounds_are_drawn(page: Any) -> None:
     )
 
 
-def test_a_stopped_text_frees_its_sessions(page: Any, running: Cluster) -> None:
+def test_a_stopped_text_frees_its_sessions(page: Any, running: GatewayCluster) -> None:
     generate(page, "Generate", 3000)
     expect(page.locator(".text .token").nth(20)).to_be_attached()
     page.keyboard.press("Escape")
@@ -88,7 +87,7 @@ def test_a_stopped_text_frees_its_sessions(page: Any, running: Cluster) -> None:
     running.wait_idle()
 
 
-def test_a_text_survives_the_coordinators_restart(page: Any, running: Cluster) -> None:
+def test_a_text_survives_the_coordinators_restart(page: Any, running: GatewayCluster) -> None:
     view = page.get_by_role("region", name="Cluster")
     generate(page, "Generate", 400)
     done(page)
