@@ -33,6 +33,7 @@ export function watchCluster(places, key, onModels) {
     if (document.visibilityState === "visible") {
       await look().catch((error) => {
         const refused = error instanceof Refusal;
+        places.served.textContent = refused ? "not told" : "no answer";
         places.state.textContent = refused ? error.message : `The gateway does not answer: ${error.message}`;
       });
     }

@@ -95,6 +95,7 @@ class PageBackend:
         cut_after: chunks after which a stream breaks off; None: none does.
         error: sent in mid-stream behind the script, in place of its end.
         refusal: status and message of every request.
+        key: what requests must bring; empty: nothing.
         held_after: chunks after which a stream waits for ever; None: none does.
         cluster: what `/cluster` tells.
         asked: the bodies of all requests.
@@ -107,6 +108,7 @@ class PageBackend:
     cut_after: int | None = None
     error: str = ""
     refusal: tuple[int, str] | None = None
+    key: str = ""
     pause_s: float = 0.002
     held_after: int | None = None
     cluster: Json = field(default_factory=cluster)
@@ -121,17 +123,22 @@ class PageBackend:
 
         @app.post("/v1/completions")
         async def complete(request: Request) -> Any:
-            return self._answer(await request.json(), chat=False)
+            return self._unknown(request) or self._answer(await request.json(), chat=False)
 
         @app.post("/v1/chat/completions")
         async def chat(request: Request) -> Any:
-            return self._answer(await request.json(), chat=True)
+            return self._unknown(request) or self._answer(await request.json(), chat=True)
 
         @app.get("/cluster")
-        async def view() -> Json:
-            return self.cluster
+        async def view(request: Request) -> Any:
+            return self._unknown(request) or self.cluster
 
         return app
+
+    def _unknown(self, request: Request) -> Any:
+        if not self.key or request.headers.get("authorization") == f"Bearer {self.key}":
+            return None
+        return JSONResponse({"error": {"message": "an API key is needed", "type": "authentication_error"}}, 401)
 
     def _answer(self, asked: Json, *, chat: bool) -> Any:
         self.asked.append(asked)

@@ -311,3 +311,19 @@ def test_the_cluster_is_shown_and_followed(page: Any, backend: PageBackend) -> N
     }
     expect(view).to_contain_text("no answer")
     expect(page.locator("#served")).to_have_text("no coordinator answers")
+
+
+def test_a_key_is_sent_with_everything_and_kept_nowhere(page: Any, backend: PageBackend) -> None:
+    page.expected_complaints.append("401")
+    backend.key = "k-1"
+    page.reload()
+    expect(page.locator("#cluster-state")).to_have_text("an API key is needed")
+    generate(page)
+    expect(problem(page)).to_have_text("an API key is needed")
+    page.get_by_label("API key").fill("k-1")
+    expect(page.locator("#served")).to_have_text("smollm2-135m")
+    generate(page)
+    done(page)
+    assert page.locator("html").evaluate("() => JSON.stringify([localStorage, sessionStorage, document.cookie])") == (
+        '[{},{},""]'
+    )
