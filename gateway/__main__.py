@@ -21,12 +21,12 @@ async def serve(config: GatewayConfig) -> None:
     Raises:
         InvalidInput: the tokenizer can't be loaded, the port is taken, or a TLS file is not what it should be.
     """
-    sockets = open_socket(config.server)
+    listening = open_socket(config.server)
     tokenizer = await asyncio.to_thread(load_tokenizer, config.model)
-    load = RunningRequests()
-    app = create_app(Services.of(config, tokenizer), load)
+    running = RunningRequests()
+    app = create_app(Services.of(config, tokenizer), running)
     keep_loaded()
-    await run_http(app, config.server, sockets, load)
+    await run_http(app, config.server, listening, running)
 
 
 def main() -> None:

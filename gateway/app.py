@@ -28,7 +28,7 @@ from paceline.rpc.statuses import unexpected
 logger = logging.getLogger(__name__)
 
 
-def create_app(services: Services, load: RunningRequests) -> FastAPI:
+def create_app(services: Services, running: RunningRequests) -> FastAPI:
     """The whole application over services, which end with it."""
 
     @asynccontextmanager
@@ -47,7 +47,7 @@ def create_app(services: Services, load: RunningRequests) -> FastAPI:
     )
     app.include_router(openai_routes(services))
     app.include_router(token_routes(services))
-    app.include_router(operating_routes(services, load))
+    app.include_router(operating_routes(services, running))
     app.include_router(cluster_routes(services))
     add_page(app)
     app.add_exception_handler(HttpError, _typed)
@@ -55,7 +55,7 @@ def create_app(services: Services, load: RunningRequests) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(Exception, _defect)
-    app.add_middleware(Guard, config=services.config, load=load)
+    app.add_middleware(Guard, config=services.config, running=running)
     return app
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from gateway.caller import Caller
+from gateway.caller import HttpCaller
 from gateway.coordinators import Coordinator
 from gateway.services import Services
 from paceline.protocol.errors import PacelineError, Unauthenticated
@@ -26,7 +26,7 @@ def cluster_routes(services: Services) -> APIRouter:
     return router
 
 
-async def cluster_view(services: Services, caller: Caller) -> dict[str, Any]:
+async def cluster_view(services: Services, caller: HttpCaller) -> dict[str, Any]:
     """All coordinators, those that don't answer too.
 
     Raises:
@@ -36,7 +36,7 @@ async def cluster_view(services: Services, caller: Caller) -> dict[str, Any]:
     return {"coordinators": await asyncio.gather(*asked)}
 
 
-async def _coordinator(coordinator: Coordinator, caller: Caller, services: Services) -> dict[str, Any]:
+async def _coordinator(coordinator: Coordinator, caller: HttpCaller, services: Services) -> dict[str, Any]:
     """Another failure than `Unauthenticated` is part of the view."""
     shown = {"address": coordinator.address, "requests": coordinator.running}
     try:

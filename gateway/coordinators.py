@@ -27,6 +27,8 @@ from paceline.runtime.gateway_config import GatewayConfig
 KNOWN_FOR_S = 1.0
 """How long a description counts as new: a target of other weights is noticed that late; and how long a coordinator
 that did not answer is asked last."""
+MAX_KNOWN = 1024
+"""Keys that a coordinator's answers are kept for: nothing is read for a caller that it has not let in."""
 DESCRIBE_TIMEOUT_S = 2.0
 """Longest wait for a description, which takes a coordinator under 1 ms; chosen, not tuned."""
 PAUSE_S = 0.1
@@ -64,8 +66,8 @@ class Coordinator:
             config.reach(address), timeout_s=config.generation_timeout_s, resume_wait_s=wait_s
         )
         self._asking = AsyncClient(config.reach(address), timeout_s=DESCRIBE_TIMEOUT_S)
-        self._known: ModelDescription | None = None
-        self._known_at = 0.0
+        self._known: dict[str | None, tuple[ModelDescription, float]] = {}
+        """What callers of each key have been told, and when."""
 
     @contextmanager
     def client(self, caller: HttpCaller) -> Iterator[AsyncClient]:
@@ -90,14 +92,17 @@ class Coordinator:
             raise PeerUnavailable(f"coordinator at {self.address}: {error.message}") from error
         self._check_tokenizer(described)
         self.failed_at = 0.0
-        self._known, self._known_at = described, time.monotonic()
+        if len(self._known) >= MAX_KNOWN:
+            self._known.clear()
+        self._known[caller.api_key] = (described, time.monotonic())
         return described
 
     async def described(self, caller: HttpCaller) -> ModelDescription:
-        """What it serves, as it said a moment ago if it had a target then. Raises as `ask`."""
-        known = self._known
-        new = time.monotonic() - self._known_at < KNOWN_FOR_S
-        return known if known is not None and known.target_ready and new else await self.ask(caller)
+        """What it serves, as it told this key a moment ago if it had a target then. Raises as `ask`."""
+        known, at = self._known.get(caller.api_key, (None, 0.0))
+        if known is not None and known.target_ready and time.monotonic() - at < KNOWN_FOR_S:
+            return known
+        return await self.ask(caller)
 
     async def close(self) -> None:
         """Close the channels; what runs is cancelled."""

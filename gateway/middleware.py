@@ -27,17 +27,17 @@ class RunningRequests:
     """Requests that run now."""
 
     def __init__(self) -> None:
-        self.running = 0
+        self.count = 0
         self.draining = False
 
 
 class Guard:
     """Lets a request in, bounds its body, names it, and logs how it ended."""
 
-    def __init__(self, app: ASGIApp, config: GatewayConfig, load: RunningRequests) -> None:
+    def __init__(self, app: ASGIApp, config: GatewayConfig, running: RunningRequests) -> None:
         self._app = app
         self._config = config
-        self._load = load
+        self._running = running
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI has it."""
@@ -64,15 +64,15 @@ class Guard:
         if refusal is not None:
             await refusal.response(scope, receive, send)
             return
-        self._load.running += generates
+        self._running.count += generates
         try:
             await self._app(scope, receive, send)
         finally:
-            self._load.running -= generates
+            self._running.count -= generates
 
     def _refusal(self, headers: Headers, caller: HttpCaller) -> HttpError | None:
         limit = self._config.max_concurrent_requests
-        if self._load.running >= limit:
+        if self._running.count >= limit:
             message = f"max_concurrent_requests = {limit} are running"
             return http_error(Overloaded(message, retry_after_ms=RETRY_AFTER_MS))
         length = headers.get("content-length", "0")

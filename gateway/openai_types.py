@@ -5,9 +5,10 @@ A field that takes one value alone (`Literal`) is accepted because that value ch
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
+from pydantic_core import PydanticCustomError
 
 from paceline.protocol.generation import MAX_MESSAGES
 
@@ -17,8 +18,27 @@ DEFAULT_COMPLETION_TOKENS = 16
 """Of `/v1/completions`, as OpenAI has it."""
 
 
+MAX_FIELDS = 1024
+"""Of one object. Each that is wrong is an error of its own, and a body has room for half a million."""
+
+Item = TypeVar("Item")
+Several = Annotated[list[Item], Field(fail_fast=True)]
+"""A list whose first wrong item is its only error: a body has room for a million."""
+
+
+def _few_fields(values: object) -> object:
+    if isinstance(values, dict) and len(values) > MAX_FIELDS:
+        raise PydanticCustomError("too_many_fields", "must have at most {limit} fields", {"limit": MAX_FIELDS})
+    return values
+
+
+Few = BeforeValidator(_few_fields)
+
+
 class _RequestShape(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
+
+    _has_few_fields = model_validator(mode="before")(staticmethod(_few_fields))
 
 
 class StreamOptions(_RequestShape):
@@ -35,7 +55,7 @@ class StructuredOutputs(_RequestShape):
     json_: dict[str, JsonValue] | str | None = Field(None, alias="json")
     json_object: Literal[True] | None = None
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Several[str] | None = None
     grammar: str | None = None
 
 
@@ -75,8 +95,8 @@ class GenerationFields(_RequestShape):
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 64)
     max_tokens: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | Several[str] | None = None
+    stop_token_ids: Several[int] | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     temperature: float | None = None
@@ -86,15 +106,15 @@ class GenerationFields(_RequestShape):
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    bad_words: list[str] | None = None
+    logit_bias: Annotated[dict[str, float], Few] | None = None
+    bad_words: Several[str] | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     return_token_ids: bool | None = None
     paceline: PacelineOptions | None = None
 
     user: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str], Few] | None = None
     request_id: str | None = None
     priority: Literal[0] | None = None
     include_stop_str_in_output: Literal[False] | None = None
@@ -107,7 +127,7 @@ class GenerationFields(_RequestShape):
 class CompletionRequest(GenerationFields):
     """`/v1/completions`."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | Several[str] | Several[int] | Several[Several[int]]
     echo: bool | None = None
     logprobs: int | None = None
     best_of: Literal[1] | None = None
@@ -126,8 +146,8 @@ class Message(_RequestShape):
     """One message of a chat; what only tools use is for `gateway.hooks`."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
-    tool_calls: list[dict[str, JsonValue]] | None = None
+    content: str | Several[TextPart] | None = None
+    tool_calls: Several[dict[str, JsonValue]] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
 
@@ -135,7 +155,7 @@ class Message(_RequestShape):
     refusal: None = None
     audio: None = None
     function_call: None = None
-    annotations: list[Any] | None = Field(None, max_length=0)
+    annotations: Several[Any] | None = Field(None, max_length=0)
 
     @property
     def text(self) -> str:
@@ -148,11 +168,11 @@ class Message(_RequestShape):
 class ChatRequest(GenerationFields):
     """`/v1/chat/completions`."""
 
-    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
+    messages: Several[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[dict[str, JsonValue]] | None = None
+    tools: Several[dict[str, JsonValue]] | None = None
     tool_choice: str | dict[str, JsonValue] | None = None
     parallel_tool_calls: bool | None = None
     prediction: dict[str, JsonValue] | None = None
@@ -173,7 +193,7 @@ class TokenizeRequest(_RequestShape):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
+    messages: Several[Message] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
     add_generation_prompt: Literal[True] | None = None
@@ -183,4 +203,4 @@ class DetokenizeRequest(_RequestShape):
     """`/detokenize`."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Several[int]

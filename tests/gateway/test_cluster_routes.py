@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.caller import Caller
+from gateway.caller import HttpCaller
 from gateway.cluster_routes import cluster_view
 from gateway.services import Services
 from paceline.protocol.errors import PacelineError, PeerUnavailable, Unauthenticated, VocabularyMismatch
@@ -27,9 +27,9 @@ class SayingCoordinator:
     address: str
     answer: ModelDescription | PacelineError
     running: int = 4
-    callers: list[Caller] = field(default_factory=list)
+    callers: list[HttpCaller] = field(default_factory=list)
 
-    async def ask(self, caller: Caller) -> ModelDescription:
+    async def ask(self, caller: HttpCaller) -> ModelDescription:
         self.callers.append(caller)
         if isinstance(self.answer, PacelineError):
             raise self.answer
@@ -40,7 +40,7 @@ async def view(*coordinators: SayingCoordinator) -> list[dict[str, Any]]:
     services = SimpleNamespace(
         coordinators=SimpleNamespace(all=coordinators), served_name=lambda description: f"my-{description.name}"
     )
-    shown = await cluster_view(cast(Services, services), Caller("1", "key"))
+    shown = await cluster_view(cast(Services, services), HttpCaller("1", "key"))
     found: list[dict[str, Any]] = shown["coordinators"]
     return found
 
@@ -48,7 +48,7 @@ async def view(*coordinators: SayingCoordinator) -> list[dict[str, Any]]:
 async def test_a_coordinators_peers_are_shown_as_it_describes_them() -> None:
     coordinator = SayingCoordinator("c:1", MODEL)
     (shown,) = await view(coordinator)
-    assert coordinator.callers == [Caller("1", "key")], "asked with the caller's own key"
+    assert coordinator.callers == [HttpCaller("1", "key")], "asked with the caller's own key"
     target = {
         "role": "target", "address": "t:1", "up": True, "problem": "", "model": "big", "sessions": 3,
         "step_sessions": 5, "step_rows": 9, "queue": 2, "step_ms": 11.5,
