@@ -100,7 +100,6 @@ function svg(name, attributes) {
 function bar(round, start, perMs, height) {
   const group = svg("g", { class: round.drafter ? "round" : "round alone" });
   const width = round.round_ms * perMs;
-  group.append(svg("rect", { class: "catch", x: start * perMs, y: 0, width, height: HEIGHT }));
   // A hairline between neighbours, as far as the bars are wide enough to lose it.
   const drawn = width > 3 ? (width - 1) / width : 1;
   let x = start * perMs;
@@ -108,6 +107,7 @@ function bar(round, start, perMs, height) {
     group.append(svg("rect", { class: name, x, y: HEIGHT - height, width: ms * perMs * drawn, height }));
     x += ms * perMs * drawn;
   }
+  group.append(svg("rect", { class: "catch", x: start * perMs, y: 0, width, height: HEIGHT }));
   return group;
 }
 
