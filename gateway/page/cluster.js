@@ -49,8 +49,8 @@ function summaryOf(coordinators) {
     return `${all.filter((peer) => peer.up).length} of ${all.length}`;
   };
   const answering = coordinators.filter((each) => each.reachable).length;
-  return `${answering} of ${coordinators.length} coordinators answer; ${count("target")} targets and ` +
-    `${count("draft")} draft services are linked.`;
+  return `Coordinators that answer: ${answering} of ${coordinators.length}. ` +
+    `Linked targets: ${count("target")}, draft services: ${count("draft")}.`;
 }
 
 function coordinatorView(coordinator) {
@@ -78,11 +78,15 @@ function peerCard(peer) {
     ["sessions", peer.sessions],
     ["queue", peer.queue],
   ];
-  if (peer.step_rows) facts.push(["latest step", `${peer.step_rows} rows of ${peer.step_sessions} sessions`]);
+  if (peer.step_rows) facts.push(["latest step", `${counted(peer.step_rows, "row")}, ${counted(peer.step_sessions, "session")}`]);
   if (peer.step_ms) facts.push(["step of one row", milliseconds(peer.step_ms)]);
   if (peer.problem) facts.push(["problem", peer.problem]);
   return element("div", peer.up ? "card" : "card down", state(peer.up, "linked", "link down"),
     element("p", "address", peer.address), factList(facts));
+}
+
+function counted(count, noun) {
+  return `${count} ${noun}${count === 1 ? "" : "s"}`;
 }
 
 function state(up, yes, no) {

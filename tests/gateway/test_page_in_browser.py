@@ -300,12 +300,12 @@ def test_themes_follow_the_system_and_the_choice_is_kept(page: Any) -> None:
 
 def test_the_cluster_is_shown_and_followed(page: Any, backend: PageBackend) -> None:
     view = page.get_by_role("region", name="Cluster")
-    expect(view).to_contain_text("1 of 1 coordinators answer; 1 of 2 targets and 1 of 1 draft services are linked.")
+    expect(view).to_contain_text("Coordinators that answer: 1 of 1. Linked targets: 1 of 2, draft services: 1 of 1.")
     expect(view.locator(".target .card.down")).to_contain_text("connection refused")
     changed = cluster()
     changed["coordinators"][0]["models"][0]["peers"] = [peer("target", "10.0.0.2:50052")]
     backend.cluster = changed
-    expect(view).to_contain_text("1 of 1 targets and 0 of 0 draft services")
+    expect(view).to_contain_text("Linked targets: 1 of 1, draft services: 0 of 0.")
     backend.cluster = {
         "coordinators": [{"address": "c:1", "requests": 0, "reachable": False, "problem": "gone", "models": []}]
     }

@@ -95,11 +95,11 @@ def test_a_text_survives_the_coordinators_restart(page: Any, running: GatewayClu
     generate(page, "Generate", 400)
     expect(page.locator(".text .token").nth(20)).to_be_attached()
     running.kill("coordinator")
-    expect(view).to_contain_text("0 of 1 coordinators answer")
+    expect(view).to_contain_text("Coordinators that answer: 0 of 1.")
     running.restart("coordinator")
     done(page)
     assert page.locator(".text").text_content() == whole
-    expect(view).to_contain_text("1 of 1 coordinators answer; 1 of 1 targets and 1 of 1 draft services are linked.")
+    expect(view).to_contain_text("Coordinators that answer: 1 of 1. Linked targets: 1 of 1, draft services: 1 of 1.")
     generate(page, "Generate", 30)
     done(page)
     assert whole.startswith(page.locator(".text").text_content())
