@@ -1,5 +1,5 @@
 // The coordinators, their peers, the links between them and what each has to do.
-import { element, milliseconds } from "./dom.js";
+import { counted, element, milliseconds } from "./dom.js";
 import { Refusal, refusalOf } from "./generation.js";
 
 const PERIOD_MS = 2000;
@@ -83,10 +83,6 @@ function peerCard(peer) {
   if (peer.problem) facts.push(["problem", peer.problem]);
   return element("div", peer.up ? "card" : "card down", state(peer.up, "linked", "link down"),
     element("p", "address", peer.address), factList(facts));
-}
-
-function counted(count, noun) {
-  return `${count} ${noun}${count === 1 ? "" : "s"}`;
 }
 
 function state(up, yes, no) {

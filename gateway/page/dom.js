@@ -32,6 +32,11 @@ export function lazyTable(details, make) {
   return fill;
 }
 
+/** A number of things. */
+export function counted(count, noun) {
+  return `${count} ${noun}${count === 1 ? "" : "s"}`;
+}
+
 /** Number and unit, short. */
 export function milliseconds(ms) {
   if (ms >= 10000) return `${(ms / 1000).toFixed(1)} s`;

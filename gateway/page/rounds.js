@@ -1,5 +1,5 @@
 // The rounds of one generation as bars on a time axis, and as a table.
-import { lazyTable, milliseconds, table } from "./dom.js";
+import { counted, lazyTable, milliseconds, table } from "./dom.js";
 import { stepper } from "./stepper.js";
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -140,7 +140,7 @@ function detailOf(round, index) {
     `round ${index + 1}`,
     drafted,
     `${milliseconds(round.round_ms)}: draft wait ${wait}, wire ${wire}, verify ${verify}, accept ${accept}`,
-    `${round.target.rows} rows of ${round.target.sessions} sessions in the step`,
+    `${counted(round.target.rows, "row")} and ${counted(round.target.sessions, "session")} in the step`,
     ...(round.self_started ? ["started by the target"] : []),
   ].join(" · ");
 }
