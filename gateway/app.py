@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from gateway.cluster_routes import cluster_routes
-from gateway.errors import HttpError, http_error, invalid_body
+from gateway.errors import ERROR_RESPONSES, HttpError, http_error, invalid_body
 from gateway.middleware import Guard, RunningRequests, detail_of
 from gateway.openai_routes import openai_routes
 from gateway.operating_routes import operating_routes
@@ -41,6 +41,7 @@ def create_app(services: Services, running: RunningRequests) -> FastAPI:
         version=metadata.version("paceline"),
         description="OpenAI's API in front of speculative decoding as separate services.",
         lifespan=lifespan,
+        responses=ERROR_RESPONSES,
         # Both would load scripts from elsewhere.
         docs_url=None,
         redoc_url=None,
