@@ -56,11 +56,6 @@ def done(page: Any) -> None:
     assert page.get_by_role("alert").text_content() == ""
 
 
-def figure(page: Any, name: str) -> str:
-    found: str = page.locator(".figures > div", has_text=name).first.locator("dd").text_content()
-    return found
-
-
 def test_both_texts_are_the_same_and_rounds_are_drawn(page: Any) -> None:
     page.get_by_label("Drafter").select_option("model")
     generate(page, "Run both", 60)
@@ -72,7 +67,8 @@ def test_both_texts_are_the_same_and_rounds_are_drawn(page: Any) -> None:
     assert drafted.locator(".token.accepted").count() > 0
     rounds = drafted.locator(".round").count()
     assert 0 < rounds < 60
-    assert drafted.locator(".accepted").count() + rounds == 60 + 1, "every token but the accepted ended a round"
+    own = 60 - drafted.locator(".accepted").count()
+    assert own in (rounds, rounds - 1), "every round ends with a token of the target's, the last one if it has room"
     drafted.locator(".token.recovered").first.hover()
     expect(drafted.locator(".token-detail")).to_have_text(
         re.compile("recovered · probability .* · the draft chose “")
