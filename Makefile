@@ -14,7 +14,7 @@ wrote the hour in the book. The keeper climbed down the stairs of the lighthouse
 DEMO_FLAGS ?= --temperature 0 --max-new-tokens 96
 BENCH_FLAGS ?= --drafter ngram --kind copy,code-edit
 
-.PHONY: setup pull demo test test-full check format bench attack image-check picture stubs clean
+.PHONY: setup pull demo test test-full check format bench attack image-check picture page page-pictures stubs clean
 
 setup: $(STAMP)
 
@@ -68,6 +68,13 @@ image-check:
 
 picture: pull
 	$(BIN)/python -m tests.docs.stream_picture
+
+# Both need chromium, Debian's for one.
+page: setup
+	$(BIN)/python -m pytest -q tests/gateway/test_page.py tests/gateway/test_page_in_browser.py tests/gateway/test_page_over_services.py
+
+page-pictures: pull
+	$(BIN)/python -m tests.docs.page_pictures
 
 stubs: setup
 	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=. --pyi_out=. --grpc_python_out=. protos/paceline/v1/*.proto

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 
+from coordinator.describing import describe
 from coordinator.policy.drafting import Drafting, DraftingSettings
 from coordinator.policy.planner import Planner
 from coordinator.prepare import ServedModel, prepare
@@ -25,8 +26,7 @@ from paceline.models.prompts import PromptReader
 from paceline.models.tokenizer import Tokenizer
 from paceline.protocol import codec
 from paceline.protocol.errors import InternalError, Overloaded
-from paceline.protocol.generation import Finished, GenerateEvent, ModelDescription, Started
-from paceline.protocol.handshake import Fingerprint
+from paceline.protocol.generation import Finished, GenerateEvent, Started
 from paceline.protocol.proposal import AUTO, NGRAM, NONE
 from paceline.rpc.frames import first_to_end
 from paceline.rpc.statuses import typed_errors
@@ -86,17 +86,7 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
     ) -> pb.DescribeModelsResponse:
         """What is served, and which peers are up; asks for a key as `Generate` does, and counts nothing."""
         self._gate.authenticate(_metadata(context, "authorization"))
-        target, draft = self._target.welcomes, self._draft.welcomes if self._draft else ()
-        served = self._served()
-        description = ModelDescription(
-            name=served.name,
-            target=target[0].fingerprint if target else Fingerprint(),
-            draft=draft[0].fingerprint if draft else Fingerprint(),
-            max_length=served.max_length,
-            drafters=served.drafters,
-            target_ready=self._target.is_up,
-            draft_ready=self._draft is not None and self._draft.is_up,
-        )
+        description = describe(self._served(), self._target, self._draft)
         return pb.DescribeModelsResponse(models=[codec.encode_model_description(description)])
 
     async def _generate(

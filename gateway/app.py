@@ -14,10 +14,12 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from gateway.dialects import dialect_routes, in_dialect
+from gateway.cluster_routes import cluster_routes
 from gateway.errors import ERROR_RESPONSES, HttpError, http_error, invalid_body
 from gateway.middleware import Guard, RunningRequests, detail_of
 from gateway.openai_routes import openai_routes
 from gateway.operating_routes import operating_routes
+from gateway.page_routes import add_page
 from gateway.responses import as_http
 from gateway.services import Services
 from gateway.token_routes import token_routes
@@ -49,6 +51,8 @@ def create_app(services: Services, running: RunningRequests) -> FastAPI:
     app.include_router(dialect_routes(services))
     app.include_router(token_routes(services))
     app.include_router(operating_routes(services, running))
+    app.include_router(cluster_routes(services))
+    add_page(app)
     app.add_exception_handler(HttpError, _typed)
     app.add_exception_handler(PacelineError, _typed)
     app.add_exception_handler(RequestValidationError, _invalid)

@@ -86,7 +86,7 @@ class ChatWriter:
         """One chunk for each delta; what is told of the tokens goes with the first, or alone."""
         self._stop.see(event.token_ids)
         deltas = [self._delta(each) for each in self._parser.feed(with_markers(event, self.prompt.hidden))]
-        told = round_details(event, self.body.paceline)
+        told = round_details(event, self.body.paceline, self.tokenizer)
         extras: dict[str, Any] = {"token_ids": list(event.token_ids)} if self.body.return_token_ids else {}
         if self.body.logprobs:
             extras["logprobs"] = chat_logprobs(event.logprobs, self.body.top_logprobs or 0, self.tokenizer)

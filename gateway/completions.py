@@ -75,7 +75,7 @@ class CompletionWriter:
             return [{"choices": [self._choice(self.echoed) | prompt]}] if self.echoed or prompt else []
         if isinstance(event, Finished):
             return [{"choices": [self._choice(event.text, FINISH_REASONS[event.reason])]}]
-        told = round_details(event, self.body.paceline)
+        told = round_details(event, self.body.paceline, self.tokenizer)
         ids = {"token_ids": list(event.token_ids)} if self.body.return_token_ids else {}
         logprobs = None if self.body.logprobs is None else self._logprobs(event)
         self._written += len(event.text)

@@ -13,8 +13,10 @@ from gateway.caller import HttpCaller
 from gateway.choices import run_choices
 from gateway.coordinators import Serving
 from gateway.errors import refused
+from gateway.logprobs import token_text
 from gateway.openai_types import MAX_CHOICES, GenerationFields, PacelineOptions
 from gateway.statistics import Tally
+from paceline.models.tokenizer import Tokenizer
 from paceline.protocol.generation import FinishReason, GenerateEvent, GenerateRequest, Tokens
 
 Chunk = dict[str, Any]
@@ -112,13 +114,14 @@ def check_fields(body: GenerationFields, prompts: int) -> None:
         raise refused("n", f"choices of all prompts together are {choices}: must be in [1, {MAX_CHOICES}]")
 
 
-def round_details(event: Tokens, asked: PacelineOptions | None) -> Chunk:
-    """Where a chunk's tokens came from, if that was asked for."""
+def round_details(event: Tokens, asked: PacelineOptions | None, tokenizer: Tokenizer) -> Chunk:
+    """Where a chunk's tokens came from, if that was asked for; `replaced` has the drafts of the recovered ones."""
     if asked is None or not asked.rounds:
         return {}
     shown = {
         "token_ids": list(event.token_ids),
         "provenance": [provenance.value for provenance in event.provenance],
         "text_ends": list(event.text_ends),
+        "replaced": [token_text(token_id, tokenizer) for token_id in event.replaced_token_ids],
     }
     return {"paceline": shown}

@@ -18,7 +18,7 @@ MAX_UNREAD_BYTES = 256 * 1024
 FREE_AFTER_S = 5.0
 CANCEL_AFTER_S = 60.0
 BYTES_PER_TOKEN = 12
-"""Upper bound of a token id, its provenance, where its text ends and their tags on the wire."""
+"""Upper bound of a token id, its provenance, where its text ends, what it replaced and their tags on the wire."""
 MOST_BYTES_PER_TOKEN = 1024
 """Upper bound of a token with its log-probabilities, and text as tokens have it."""
 
@@ -108,6 +108,7 @@ def merge(batch: list[Tokens]) -> Tokens:
         text_ends=tuple(
             start + end for start, tokens in zip(starts, batch, strict=False) for end in tokens.text_ends
         ),
+        replaced_token_ids=tuple(chain.from_iterable(tokens.replaced_token_ids for tokens in batch)),
     )
 
 

@@ -99,7 +99,8 @@ class Sequence:
                 break
         logprobs = _emitted_logprobs(decision, proposal, verdict, self._task.sampling)
         kept = len(ends)
-        return Tokens(decision.committed[:kept], text, provenance[:kept], logprobs[:kept], tuple(ends))
+        replaced = _replaced(decision, proposal) if kept == len(provenance) else ()
+        return Tokens(decision.committed[:kept], text, provenance[:kept], logprobs[:kept], tuple(ends), replaced)
 
     def flush(self) -> str:
         """Text held back until the end."""
@@ -116,6 +117,13 @@ class Sequence:
         elif self.room <= 0:
             self.finish_reason = FinishReason.LENGTH
         return text
+
+
+def _replaced(decision: Decision, proposal: Proposal | None) -> tuple[int, ...]:
+    """What was proposed first where the round recovered a token; nothing where it did not."""
+    if proposal is None or decision.provenance is not Provenance.RECOVERED:
+        return ()
+    return (proposal.token_ids[proposal.parents.index(decision.node)],)
 
 
 def _emitted_logprobs(

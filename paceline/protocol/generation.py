@@ -13,6 +13,8 @@ from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.protocol.target import RowLogprobs
 
 MAX_MODEL_BYTES = 512
+MAX_PEERS = 4096
+"""Most peers in one description: some 200 bytes each."""
 MAX_MESSAGES = 4096
 MAX_INPUT_TOKENS = 1 << 20
 """Most token ids of a prompt, and of a resumed output, whatever the model's context length."""
@@ -145,6 +147,7 @@ class Tokens:
     """Newly committed tokens and the text that became certain with them.
 
     `text_ends[i]` counts the characters of `text` that were certain with token i; empty: not told.
+    `replaced_token_ids` has the proposed token that each recovered one stands in place of; empty: not told.
     """
 
     token_ids: tuple[int, ...]
@@ -152,6 +155,7 @@ class Tokens:
     provenance: tuple[Provenance, ...]
     logprobs: tuple[RowLogprobs, ...] = ()
     text_ends: tuple[int, ...] = ()
+    replaced_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -166,6 +170,33 @@ class Finished:
 GenerateEvent = Started | Tokens | Finished
 
 
+class PeerKind(Enum):
+    """Which kind of service a coordinator's peer is."""
+
+    TARGET = "target"
+    DRAFT = "draft"
+
+
+@dataclass(frozen=True)
+class PeerDescription:
+    """A service of a coordinator's pools, the link to it, and what it has to do as far as the coordinator has heard.
+
+    `sessions` are the coordinator's own; those of the latest step, its rows and the queue are of all coordinators.
+    `step_ms` is a step of one row; 0: not known. `problem` says why the link is down.
+    """
+
+    kind: PeerKind
+    address: str
+    up: bool
+    fingerprint: Fingerprint
+    problem: str = ""
+    sessions: int = 0
+    step_sessions: int = 0
+    step_rows: int = 0
+    queue: int = 0
+    step_ms: float = 0.0
+
+
 @dataclass(frozen=True)
 class ModelDescription:
     """A served model."""
@@ -177,3 +208,4 @@ class ModelDescription:
     drafters: tuple[str, ...]
     target_ready: bool
     draft_ready: bool
+    peers: tuple[PeerDescription, ...] = ()

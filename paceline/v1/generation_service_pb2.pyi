@@ -13,9 +13,18 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
     FINISH_REASON_STOP: _ClassVar[FinishReason]
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
+
+class PeerKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PEER_KIND_UNSPECIFIED: _ClassVar[PeerKind]
+    PEER_KIND_TARGET: _ClassVar[PeerKind]
+    PEER_KIND_DRAFT: _ClassVar[PeerKind]
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
+PEER_KIND_UNSPECIFIED: PeerKind
+PEER_KIND_TARGET: PeerKind
+PEER_KIND_DRAFT: PeerKind
 
 class GenerateRequest(_message.Message):
     __slots__ = ("model", "prompt", "chat", "tokens", "sampling", "seed", "max_new_tokens", "stop", "ignore_eos", "acceptance", "speculation", "resume_token_ids", "sample_index", "stop_token_ids")
@@ -104,18 +113,20 @@ class GenerationStarted(_message.Message):
     def __init__(self, seed: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., model: _Optional[str] = ...) -> None: ...
 
 class GeneratedTokens(_message.Message):
-    __slots__ = ("token_ids", "text", "provenance", "logprobs", "text_ends")
+    __slots__ = ("token_ids", "text", "provenance", "logprobs", "text_ends", "replaced_token_ids")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     PROVENANCE_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TEXT_ENDS_FIELD_NUMBER: _ClassVar[int]
+    REPLACED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     text: str
     provenance: _containers.RepeatedScalarFieldContainer[_types_pb2.Provenance]
     logprobs: _containers.RepeatedCompositeFieldContainer[_types_pb2.RowLogprobs]
     text_ends: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., provenance: _Optional[_Iterable[_Union[_types_pb2.Provenance, str]]] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.RowLogprobs, _Mapping]]] = ..., text_ends: _Optional[_Iterable[int]] = ...) -> None: ...
+    replaced_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., provenance: _Optional[_Iterable[_Union[_types_pb2.Provenance, str]]] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.RowLogprobs, _Mapping]]] = ..., text_ends: _Optional[_Iterable[int]] = ..., replaced_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GenerationFinished(_message.Message):
     __slots__ = ("reason", "text", "stats")
@@ -244,7 +255,7 @@ class DescribeModelsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[ModelDescription, _Mapping]]] = ...) -> None: ...
 
 class ModelDescription(_message.Message):
-    __slots__ = ("name", "target", "draft", "max_length", "drafters", "target_ready", "draft_ready")
+    __slots__ = ("name", "target", "draft", "max_length", "drafters", "target_ready", "draft_ready", "peers")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
@@ -252,6 +263,7 @@ class ModelDescription(_message.Message):
     DRAFTERS_FIELD_NUMBER: _ClassVar[int]
     TARGET_READY_FIELD_NUMBER: _ClassVar[int]
     DRAFT_READY_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
     name: str
     target: _types_pb2.Fingerprint
     draft: _types_pb2.Fingerprint
@@ -259,4 +271,29 @@ class ModelDescription(_message.Message):
     drafters: _containers.RepeatedScalarFieldContainer[str]
     target_ready: bool
     draft_ready: bool
-    def __init__(self, name: _Optional[str] = ..., target: _Optional[_Union[_types_pb2.Fingerprint, _Mapping]] = ..., draft: _Optional[_Union[_types_pb2.Fingerprint, _Mapping]] = ..., max_length: _Optional[int] = ..., drafters: _Optional[_Iterable[str]] = ..., target_ready: _Optional[bool] = ..., draft_ready: _Optional[bool] = ...) -> None: ...
+    peers: _containers.RepeatedCompositeFieldContainer[PeerDescription]
+    def __init__(self, name: _Optional[str] = ..., target: _Optional[_Union[_types_pb2.Fingerprint, _Mapping]] = ..., draft: _Optional[_Union[_types_pb2.Fingerprint, _Mapping]] = ..., max_length: _Optional[int] = ..., drafters: _Optional[_Iterable[str]] = ..., target_ready: _Optional[bool] = ..., draft_ready: _Optional[bool] = ..., peers: _Optional[_Iterable[_Union[PeerDescription, _Mapping]]] = ...) -> None: ...
+
+class PeerDescription(_message.Message):
+    __slots__ = ("kind", "address", "up", "problem", "fingerprint", "sessions", "step_sessions", "step_rows", "queue", "step_ms")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    UP_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    STEP_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    STEP_ROWS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    STEP_MS_FIELD_NUMBER: _ClassVar[int]
+    kind: PeerKind
+    address: str
+    up: bool
+    problem: str
+    fingerprint: _types_pb2.Fingerprint
+    sessions: int
+    step_sessions: int
+    step_rows: int
+    queue: int
+    step_ms: float
+    def __init__(self, kind: _Optional[_Union[PeerKind, str]] = ..., address: _Optional[str] = ..., up: _Optional[bool] = ..., problem: _Optional[str] = ..., fingerprint: _Optional[_Union[_types_pb2.Fingerprint, _Mapping]] = ..., sessions: _Optional[int] = ..., step_sessions: _Optional[int] = ..., step_rows: _Optional[int] = ..., queue: _Optional[int] = ..., step_ms: _Optional[float] = ...) -> None: ...

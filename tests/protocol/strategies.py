@@ -14,6 +14,8 @@ from paceline.protocol.generation import (
     FinishReason,
     GenerateRequest,
     ModelDescription,
+    PeerDescription,
+    PeerKind,
     Provenance,
     SpeculationSettings,
     Started,
@@ -306,11 +308,14 @@ statistics = st.builds(
 def generated_tokens(draw: st.DrawFn) -> Tokens:
     count = draw(st.integers(0, 4))
     rows = count if draw(st.booleans()) else 0
+    provenance = draw(st.lists(st.sampled_from(list(Provenance)), min_size=count, max_size=count))
+    replaced = provenance.count(Provenance.RECOVERED) if draw(st.booleans()) else 0
     return Tokens(
         tuple(draw(st.lists(U32, min_size=count, max_size=count))),
         draw(TEXT),
-        tuple(draw(st.lists(st.sampled_from(list(Provenance)), min_size=count, max_size=count))),
+        tuple(provenance),
         tuple(draw(st.lists(logprob_rows, min_size=rows, max_size=rows))),
+        replaced_token_ids=tuple(draw(st.lists(U32, min_size=replaced, max_size=replaced))),
     )
 
 
@@ -320,6 +325,19 @@ generate_events = (
     | st.builds(Finished, st.sampled_from(list(FinishReason)), TEXT, statistics)
 )
 service_statuses = st.builds(ServiceStatus, TEXT, fingerprints, U32, U32, U32, U32, U64, U64, U64)
+peer_descriptions = st.builds(
+    PeerDescription,
+    st.sampled_from(list(PeerKind)),
+    TEXT,
+    st.booleans(),
+    fingerprints,
+    TEXT,
+    U32,
+    U32,
+    U32,
+    U32,
+    MS,
+)
 model_descriptions = st.builds(
     ModelDescription,
     TEXT,
@@ -329,4 +347,5 @@ model_descriptions = st.builds(
     st.lists(TEXT, max_size=3).map(tuple),
     st.booleans(),
     st.booleans(),
+    st.lists(peer_descriptions, max_size=3).map(tuple),
 )

@@ -18,6 +18,7 @@ from paceline.protocol.explanation import CandidateExplanation, PlanExplanation
 from paceline.protocol.generation import (
     MAX_INPUT_TOKENS,
     MAX_MESSAGES,
+    MAX_PEERS,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKENS,
     ChatMessage,
@@ -26,6 +27,8 @@ from paceline.protocol.generation import (
     GenerateEvent,
     GenerateRequest,
     ModelDescription,
+    PeerDescription,
+    PeerKind,
     Provenance,
     SpeculationSettings,
     Started,
@@ -108,11 +111,17 @@ def _texts(request: GenerateRequest) -> Iterable[tuple[str, str]]:
     yield from (("content", message.content) for message in request.messages)
 
 
+_RECOVERED = types_pb2.PROVENANCE_RECOVERED
+
+
 def _check_tokens(message: pb.GeneratedTokens) -> None:
     count = len(message.token_ids)
     ends = len(message.text_ends)
     require(ends in (0, count), "text_ends", ends, f"0 or {count}, one for each token")
     require(len(message.provenance) == count, "provenance", len(message.provenance), f"{count}, one for each token")
+    replaced, recovered = len(message.replaced_token_ids), list(message.provenance).count(_RECOVERED)
+    allowed = f"0 or {recovered}, one for each recovered token"
+    require(replaced in (0, recovered), "replaced_token_ids", replaced, allowed)
     rows = len(message.logprobs)
     require(rows in (0, count), "logprobs rows", rows, f"0 or {count}, one for each token")
 
@@ -139,4 +148,9 @@ EVENT: OneOf[GenerateEvent, pb.GenerateResponse] = OneOf(
         ),
     },
 )
-MODEL = copier(ModelDescription, pb.ModelDescription)
+copier(PeerDescription, pb.PeerDescription, kind=enumeration("peer kind", PeerKind, pb.PeerKind))
+MODEL = copier(
+    ModelDescription,
+    pb.ModelDescription,
+    lambda message: check_counts(("peers", message.peers, MAX_PEERS)),
+)

@@ -1,0 +1,86 @@
+// One generation on the page: its text, its figures, its rounds.
+import { element, milliseconds } from "./dom.js";
+import { generate } from "./generation.js";
+import { RoundsView } from "./rounds.js";
+import { TextView } from "./text.js";
+
+const REDRAW_MS = 100;
+
+export class Panel {
+  constructor(place, title) {
+    const copy = document.getElementById("panel").content.cloneNode(true);
+    this._root = copy.querySelector(".panel");
+    this._root.setAttribute("aria-label", title);
+    this._root.querySelector(".title").textContent = title;
+    this._figures = this._root.querySelector(".figures");
+    place.append(copy);
+    this.text = new TextView(this._root);
+    this.rounds = new RoundsView(this._root);
+    this._facts = { state: "waiting" };
+    this._drawn = 0;
+    this._draw();
+  }
+
+  /** Runs one request to its end. Throws what stopped it, with the text so far left standing. */
+  async run(settings, signal, onTokens) {
+    const asked = performance.now();
+    let first = 0;
+    let firstTokens = 0;
+    this._facts = { state: "generating", seed: settings.seed };
+    try {
+      for await (const { tokens, end } of generate(settings, signal)) {
+        const now = performance.now();
+        if (tokens) {
+          this.text.add(tokens);
+          if (!first) [first, firstTokens] = [now, this.text.tokens.length];
+          this._facts.firstMs = first - asked;
+          this._facts.speed = now > first ? (this.text.tokens.length - firstTokens) / ((now - first) / 1000) : null;
+          onTokens(this.text.tokens.length);
+        } else {
+          this._finish(end);
+        }
+        if (now - this._drawn > REDRAW_MS) this._draw();
+      }
+    } catch (error) {
+      this._facts.state = error.name === "AbortError" ? "stopped" : "failed";
+      throw error;
+    } finally {
+      this._draw();
+      this.text.fillTable();
+    }
+  }
+
+  /** Tokens per second as this page saw them, null before there are two arrivals. */
+  get speed() {
+    return this._facts.speed ?? null;
+  }
+
+  remove() {
+    this.rounds.end();
+    this._root.remove();
+  }
+
+  _finish(end) {
+    this._facts.state = end.finish === "length" ? "ended: most tokens" : "ended";
+    this._facts.seed = end.seed ?? this._facts.seed;
+    this._facts.speculation = end.speculation?.num_spec_steps ? end.speculation : null;
+    this.rounds.show(end.rounds ?? []);
+  }
+
+  _draw() {
+    this._drawn = performance.now();
+    const { state, seed, firstMs, speed, speculation } = this._facts;
+    const shown = [
+      ["state", state],
+      ["tokens", this.text.tokens.length],
+      ["tokens per second", speed ? speed.toFixed(1) : "–"],
+      ["first token", firstMs == null ? "–" : milliseconds(firstMs)],
+      ["acceptance", speculation ? `${(100 * speculation.draft_acceptance_rate).toFixed(0)} %` : "–"],
+      ["mean accepted length", speculation ? speculation.mean_acceptance_length.toFixed(2) : "–"],
+      ["seed", seed ?? "–"],
+    ];
+    this._figures.replaceChildren(
+      ...shown.map(([name, value]) => element("div", "", element("dt", "", name), element("dd", "", value))),
+    );
+  }
+}

@@ -1,0 +1,159 @@
+// The rounds of one generation as bars on a time axis, and as a table.
+import { counted, lazyTable, milliseconds, table } from "./dom.js";
+import { stepper } from "./stepper.js";
+
+const SVG = "http://www.w3.org/2000/svg";
+const HEIGHT = 120;
+const AXIS = 18;
+const WIDEST = 24000;
+
+/** The four parts of a round, in the order in which they pass. */
+export function partsOf(round) {
+  const parts = [
+    ["wait", round.draft_wait_ms],
+    ["wire", round.wire_ms],
+    ["verify", round.target.service_ms],
+    ["accept", round.accept_ms],
+  ];
+  // A self-started round's parts began before the verdict from which its time is counted.
+  const sum = parts.reduce((total, [, ms]) => total + ms, 0);
+  const scale = sum > round.round_ms ? round.round_ms / sum : 1;
+  return parts.map(([name, ms]) => [name, ms * scale]);
+}
+
+/** The chart of one panel. */
+export class RoundsView {
+  constructor(panel) {
+    this.rounds = [];
+    this._plot = panel.querySelector(".plot");
+    this._detail = panel.querySelector(".round-detail");
+    this._groups = [];
+    this._zoom = 1;
+    stepper(this._plot, { count: () => this._groups.length, at: (i) => this._groups[i] }, (i) => {
+      this._detail.textContent = detailOf(this.rounds[i], i);
+    });
+    for (const [name, factor] of [["in", 2], ["out", 0.5]]) {
+      panel.querySelector(`.zoom .${name}`).addEventListener("click", () => this._zoomBy(factor));
+    }
+    this._fillTable = lazyTable(panel.querySelector(".rounds-table"), () => roundTable(this.rounds));
+    this._observer = new ResizeObserver(() => this._draw());
+    this._observer.observe(this._plot);
+  }
+
+  /** What the axes must hold to show all of it. */
+  get extent() {
+    const ms = this.rounds.reduce((sum, round) => sum + round.round_ms, 0);
+    return { ms, tokens: Math.max(1, ...this.rounds.map((round) => round.accepted + 1)) };
+  }
+
+  /** Draws on axes of this extent, so that two charts can be compared. */
+  scaleTo(extent) {
+    this._extent = extent;
+    this._draw();
+  }
+
+  show(rounds) {
+    this.rounds = rounds;
+    this._extent = this.extent;
+    this._detail.textContent = rounds.length
+      ? "Point at a round, or step through them with the arrow keys."
+      : "No rounds were recorded.";
+    this._draw();
+    this._fillTable();
+  }
+
+  end() {
+    this._observer.disconnect();
+  }
+
+  _zoomBy(factor) {
+    this._zoom = Math.max(1, Math.min(64, this._zoom * factor));
+    this._draw();
+  }
+
+  _draw() {
+    const room = this._plot.clientWidth;
+    if (!this.rounds.length || !room) return;
+    const width = Math.min(WIDEST, room * this._zoom);
+    const { ms: total, tokens: most } = this._extent;
+    const perMs = (width - 1) / total;
+    const chart = svg("svg", { width, height: HEIGHT + AXIS, "aria-hidden": "true" });
+    chart.append(...axis(total, perMs, width));
+    let start = 0;
+    this._groups = this.rounds.map((round, index) => {
+      const group = bar(round, start, perMs, ((round.accepted + 1) / most) * (HEIGHT - 6));
+      group.dataset.index = index;
+      start += round.round_ms;
+      return group;
+    });
+    chart.append(...this._groups);
+    this._plot.replaceChildren(chart);
+  }
+}
+
+function svg(name, attributes) {
+  const made = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  return made;
+}
+
+function bar(round, start, perMs, height) {
+  const group = svg("g", { class: round.drafter ? "round" : "round alone" });
+  const width = round.round_ms * perMs;
+  // A hairline between neighbours, as far as the bars are wide enough to lose it.
+  const drawn = width > 3 ? (width - 1) / width : 1;
+  let x = start * perMs;
+  for (const [name, ms] of partsOf(round)) {
+    group.append(svg("rect", { class: name, x, y: HEIGHT - height, width: ms * perMs * drawn, height }));
+    x += ms * perMs * drawn;
+  }
+  group.append(svg("rect", { class: "catch", x: start * perMs, y: 0, width, height: HEIGHT }));
+  return group;
+}
+
+function axis(total, perMs, width) {
+  const step = niceStep(total / Math.max(2, width / 110));
+  const marks = [svg("line", { class: "axis", x1: 0, x2: width, y1: HEIGHT + 0.5, y2: HEIGHT + 0.5 })];
+  for (let ms = 0; ms <= total; ms += step) {
+    const x = Math.round(ms * perMs) + 0.5;
+    marks.push(svg("line", { class: "axis", x1: x, x2: x, y1: HEIGHT, y2: HEIGHT + 4 }));
+    if (x > width - 50) continue;
+    const label = svg("text", { x: x + 3, y: HEIGHT + 14 });
+    label.textContent = step >= 1000 ? `${ms / 1000} s` : `${Number(ms.toFixed(3))} ms`;
+    marks.push(label);
+  }
+  return marks;
+}
+
+/** The next of 1, 2, 5, 10, 20, … */
+function niceStep(least) {
+  const power = 10 ** Math.floor(Math.log10(least));
+  return power * [1, 2, 5, 10].find((factor) => factor * power >= least);
+}
+
+function detailOf(round, index) {
+  const drafted = round.drafter
+    ? `${round.drafter}, ${round.accepted} of ${round.proposed} accepted${round.cache_hit ? ", drafted ahead" : ""}`
+    : "target-only";
+  const [wait, wire, verify, accept] = partsOf(round).map(([, ms]) => milliseconds(ms));
+  return [
+    `round ${index + 1}`,
+    drafted,
+    `${milliseconds(round.round_ms)}: draft wait ${wait}, wire ${wire}, verify ${verify}, accept ${accept}`,
+    `${counted(round.target.rows, "row")} and ${counted(round.target.sessions, "session")} in the step`,
+    ...(round.self_started ? ["started by the target"] : []),
+  ].join(" · ");
+}
+
+function roundTable(rounds) {
+  const heads = ["round", "drafter", "proposed", "accepted", "draft wait", "wire", "verify", "accept", "whole"];
+  const rows = rounds.map((round, i) => [
+    i + 1,
+    round.drafter || "target-only",
+    round.proposed,
+    round.accepted,
+    ...partsOf(round).map(([, ms]) => milliseconds(ms)),
+    milliseconds(round.round_ms),
+  ]);
+  return table("Rounds and where their time went", heads, rows);
+}

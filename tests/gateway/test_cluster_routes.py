@@ -1,0 +1,75 @@
+"""`/cluster`: what coordinators say, and those that say nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from gateway.caller import HttpCaller
+from gateway.cluster_routes import cluster_view
+from gateway.services import Services
+from paceline.protocol.errors import PacelineError, PeerUnavailable, Unauthenticated, VocabularyMismatch
+from paceline.protocol.generation import ModelDescription, PeerDescription, PeerKind
+from paceline.protocol.handshake import Fingerprint
+
+TARGET = PeerDescription(PeerKind.TARGET, "t:1", True, Fingerprint("big"), "", 3, 5, 9, 2, 11.5)
+DRAFT = PeerDescription(PeerKind.DRAFT, "d:1", False, Fingerprint(), "no link to draft at d:1")
+MODEL = ModelDescription("m", Fingerprint("big"), Fingerprint(), 64, ("auto",), True, False, (TARGET, DRAFT))
+
+
+@dataclass
+class SayingCoordinator:
+    """Answers with a description, or fails."""
+
+    address: str
+    answer: ModelDescription | PacelineError
+    running: int = 4
+    callers: list[HttpCaller] = field(default_factory=list)
+
+    async def ask(self, caller: HttpCaller) -> ModelDescription:
+        self.callers.append(caller)
+        if isinstance(self.answer, PacelineError):
+            raise self.answer
+        return self.answer
+
+
+async def view(*coordinators: SayingCoordinator) -> list[dict[str, Any]]:
+    services = SimpleNamespace(
+        coordinators=SimpleNamespace(all=coordinators), served_name=lambda description: f"my-{description.name}"
+    )
+    shown = await cluster_view(cast(Services, services), HttpCaller("1", "key"))
+    found: list[dict[str, Any]] = shown["coordinators"]
+    return found
+
+
+async def test_a_coordinators_peers_are_shown_as_it_describes_them() -> None:
+    coordinator = SayingCoordinator("c:1", MODEL)
+    (shown,) = await view(coordinator)
+    assert coordinator.callers == [HttpCaller("1", "key")], "asked with the caller's own key"
+    target = {
+        "role": "target", "address": "t:1", "up": True, "problem": "", "model": "big", "sessions": 3,
+        "step_sessions": 5, "step_rows": 9, "queue": 2, "step_ms": 11.5,
+    }  # fmt: skip
+    draft = {
+        "role": "draft", "address": "d:1", "up": False, "problem": "no link to draft at d:1", "model": "",
+        "sessions": 0, "step_sessions": 0, "step_rows": 0, "queue": 0, "step_ms": 0.0,
+    }  # fmt: skip
+    model = {"name": "my-m", "max_length": 64, "drafters": ["auto"], "peers": [target, draft]}
+    assert shown == {"address": "c:1", "requests": 4, "reachable": True, "problem": "", "models": [model]}
+
+
+@pytest.mark.parametrize("failure", [PeerUnavailable("gone"), VocabularyMismatch("another tokenizer")])
+async def test_one_that_fails_is_shown_beside_the_others(failure: PacelineError) -> None:
+    lost, there = await view(SayingCoordinator("c:1", failure), SayingCoordinator("c:2", MODEL))
+    assert lost == {
+        "address": "c:1", "requests": 4, "reachable": False, "problem": failure.message, "models": [],
+    }  # fmt: skip
+    assert there["reachable"]
+
+
+async def test_without_a_key_nothing_is_shown() -> None:
+    with pytest.raises(Unauthenticated):
+        await view(SayingCoordinator("c:1", MODEL), SayingCoordinator("c:2", Unauthenticated("no key")))

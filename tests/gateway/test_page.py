@@ -1,0 +1,185 @@
+"""What the page's files promise without a browser: headers, nothing inline or from outside, labels, contrast."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from gateway.page_routes import FOLDER, assets
+from tests.gateway.page_backend import PageBackend, served
+
+FILES = sorted(path.name for path in FOLDER.iterdir())
+SCRIPTS = [name for name in FILES if name.endswith(".js")]
+TEXT_CONTRAST, GRAPHIC_CONTRAST = 4.5, 3.0
+"""WCAG 2.2, AA: 1.4.3 for text, 1.4.11 for what is not."""
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with served(PageBackend().app()) as at:
+        yield at
+
+
+class Elements(HTMLParser):
+    """Every start tag with its attributes, and the text inside scripts and styles."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.inline = ""
+        self._raw = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._raw = tag in ("script", "style")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._raw = False
+
+    def handle_data(self, data: str) -> None:
+        self.inline += data if self._raw else ""
+
+
+@pytest.fixture(scope="module")
+def page() -> Elements:
+    return Elements((FOLDER / "index.html").read_text())
+
+
+def fetched(url: str, **headers: str) -> tuple[int, dict[str, str], bytes]:
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10) as answer:
+            return answer.status, {k.lower(): v for k, v in answer.headers.items()}, answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, {k.lower(): v for k, v in error.headers.items()}, error.read()
+
+
+@pytest.mark.parametrize("name", ["", *(f"page/{name}" for name in FILES)])
+def test_every_file_has_the_headers_that_keep_it_to_itself(url: str, name: str) -> None:
+    status, headers, body = fetched(f"{url}/{name}")
+    assert status == 200
+    assert body == (FOLDER / (name.removeprefix("page/") or "index.html")).read_bytes()
+    policy = dict(each.strip().partition(" ")[::2] for each in headers["content-security-policy"].split(";"))
+    assert (
+        policy["default-src"] == policy["base-uri"] == policy["form-action"] == policy["frame-ancestors"] == "'none'"
+    )
+    assert {policy[f"{kind}-src"] for kind in ("script", "style", "img", "connect")} == {"'self'"}
+    assert "unsafe" not in headers["content-security-policy"]
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "no-referrer"
+    assert headers["cache-control"] == "no-cache"
+
+
+def test_an_unchanged_file_is_not_sent_again(url: str) -> None:
+    tag = fetched(f"{url}/page/page.css")[1]["etag"]
+    status, headers, body = fetched(f"{url}/page/page.css", **{"If-None-Match": tag})
+    assert (status, body, headers["etag"]) == (304, b"", tag)
+    assert fetched(f"{url}/page/page.css", **{"If-None-Match": '"another"'})[0] == 200
+
+
+@pytest.mark.parametrize("name", ["page_routes.py", "..%2Fpage_routes.py", "%2e%2e/app.py", "index.htm"])
+def test_other_files_are_not_served(url: str, name: str) -> None:
+    assert fetched(f"{url}/page/{name}")[0] == 404
+
+
+def test_nothing_is_inline(page: Elements) -> None:
+    assert page.inline.strip() == ""
+    attributes = [name for _, found in page.tags for name in found]
+    assert not [name for name in attributes if name.startswith("on") or name == "style"]
+
+
+def test_nothing_comes_from_outside(page: Elements) -> None:
+    links = {value for _, found in page.tags for name in ("src", "href") if (value := found.get(name))}
+    assert links == {"page/icon.svg", "page/page.css", "page/main.js", "#output"}
+    for name in FILES:
+        text = (FOLDER / name).read_text().replace("http://www.w3.org/2000/svg", "")
+        assert not re.search(r"https?:|url\(|@import|@font-face", text), name
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_modules_import_files_that_exist_and_make_no_markup(name: str) -> None:
+    text = (FOLDER / name).read_text()
+    for imported in re.findall(r'from "\./([^"]+)"', text):
+        assert imported in SCRIPTS
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\b|new Function|srcdoc", text)
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+def test_modules_parse() -> None:
+    for name in SCRIPTS:
+        checked = subprocess.run(["node", "--check", FOLDER / name], capture_output=True, text=True, check=False)
+        assert checked.returncode == 0, checked.stderr
+
+
+def test_every_control_has_a_label(page: Elements) -> None:
+    text = (FOLDER / "index.html").read_text()
+    labelled = {found.get("for") for tag, found in page.tags if tag == "label"}
+    inside = set(re.findall(r'<label[^>]*>[^<]*\S[^<]*<(?:input|select) id="(\w+)"', text))
+    controls = {found["id"] for tag, found in page.tags if tag in ("input", "select", "textarea")}
+    assert controls == {"prompt", "input", "drafter", "temperature", "seed", "most", "key", "theme"}
+    assert controls <= labelled | inside
+    for tag, found in page.tags:
+        if found.get("tabindex") == "0":
+            assert found.get("role") in ("group", "region") and found.get("aria-label"), (tag, found)
+
+
+def palette() -> dict[str, tuple[str, str]]:
+    """Each colour for light and for dark."""
+    found = re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\);", (FOLDER / "page.css").read_text())
+    return {name: (light, dark) for name, light, dark in found}
+
+
+def luminance(colour: str) -> float:
+    channels = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    darker, lighter = sorted((luminance(one), luminance(other)))
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def test_contrast_of_known_colours() -> None:
+    assert contrast("#000000", "#ffffff") == pytest.approx(21)
+    assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)
+
+
+TEXT = ("ink", "muted", "accent", "problem", "accepted", "recovered", "bonus", "target")
+GRAPHICS = ("edge", "wait", "wire", "verify", "accept")
+
+
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+def test_contrast_is_enough(theme: int) -> None:
+    colours = {name: both[theme] for name, both in palette().items()}
+    pairs = [(name, ground, TEXT_CONTRAST) for name, ground in product(TEXT, ("paper", "sheet"))]
+    pairs += [(name, "sheet", GRAPHIC_CONTRAST) for name in GRAPHICS]
+    pairs += [("on-accent", "accent", TEXT_CONTRAST), ("sheet", "ink", TEXT_CONTRAST)]
+    low = {
+        (name, ground): found
+        for name, ground, least in pairs
+        if (found := contrast(colours[name], colours[ground])) < least
+    }
+    assert not low
+
+
+def test_colour_is_not_the_only_sign() -> None:
+    css = (FOLDER / "page.css").read_text()
+    styles = re.findall(r"\.(accepted|recovered|bonus) {[^}]*text-decoration-style: (\w+)", css)
+    assert len({style for _, style in styles}) == len(styles) == 3
+
+
+def test_the_page_is_shipped() -> None:
+    shipped = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    assert 'gateway = ["page/*"]' in shipped
+    assert set(assets()) == set(FILES), "every file has a content type"

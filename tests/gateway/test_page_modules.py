@@ -1,0 +1,103 @@
+"""The page's reading of streams, in Node: events cut anywhere, code points, both shapes of probabilities."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.page_routes import FOLDER
+
+NODE = shutil.which("node")
+pytestmark = pytest.mark.skipif(NODE is None, reason="node is not installed")
+
+
+@pytest.fixture(scope="module")
+def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page's modules where Node knows them as such."""
+    folder = tmp_path_factory.mktemp("page") / "page"
+    shutil.copytree(FOLDER, folder)
+    (folder / "package.json").write_text('{"type": "module"}')
+    return folder
+
+
+def in_node(module: Path, expression: str, given: Any) -> Any:
+    """The value of an expression over `given` and what a module exports."""
+    program = (
+        f"import * as page from {json.dumps(module.as_uri())};"
+        f"const given = {json.dumps(given)};"
+        f"const value = await (async () => {expression})();"
+        "console.log(JSON.stringify(value));"
+    )
+    assert NODE is not None
+    command = [NODE, "--input-type=module", "-e", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+READ = """{
+  const all = [];
+  for (const pieces of given) {
+    const body = new ReadableStream({ start(c) {
+      for (const piece of pieces) c.enqueue(Uint8Array.from(piece));
+      c.close();
+    } });
+    const found = [];
+    for await (const data of page.eventData(body)) found.push(data);
+    all.push(found);
+  }
+  return all;
+}"""
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_events_are_read_wherever_they_are_cut(end: str, modules: Path) -> None:
+    lines = ['data: {"a": "🦀é"}', "", ": a comment", "event: x", "data:one", "data: two", "", "data: [DONE]", "", ""]
+    sent = end.join(lines).encode()
+    cuts = [[list(sent[:at]), list(sent[at:])] for at in range(1, len(sent))]
+    expected = ['{"a": "🦀é"}', "one\ntwo", "[DONE]"]
+    found = in_node(modules / "sse.js", READ, [*cuts, [[byte] for byte in sent]])
+    assert found == [expected] * len(found)
+
+
+def tokens(modules: Path, chunk: Any) -> Any:
+    return in_node(modules / "generation.js", "page.tokensOf(given)", chunk)
+
+
+def chunk(text: str, ends: list[int], provenance: list[str], logprobs: Any = None, **told: Any) -> Any:
+    details = {"token_ids": [7] * len(ends), "provenance": provenance, "text_ends": ends, **told}
+    return {"choices": [{"text": text, "logprobs": logprobs}], "paceline": details}
+
+
+def test_ends_count_characters_and_not_their_16_bit_halves(modules: Path) -> None:
+    found = tokens(modules, chunk("🦀é🌊x", [1, 1, 3, 4], ["accepted"] * 4))
+    assert [each["text"] for each in found] == ["🦀", "", "é🌊", "x"]
+
+
+def test_text_that_was_held_back_belongs_to_the_last_token(modules: Path) -> None:
+    longer, shorter = chunk("abcd", [1, 2], ["target"] * 2), chunk("a", [1, 3], ["target"] * 2)
+    assert [each["text"] for each in tokens(modules, longer)] == ["a", "bcd"]
+    assert [each["text"] for each in tokens(modules, shorter)] == ["a", ""]
+    assert tokens(modules, {"choices": [{"delta": {"content": "more"}}]}) == [{"id": None, "text": "more"}]
+    assert tokens(modules, {"choices": [], "usage": {}}) == []
+
+
+def test_each_recovered_token_has_the_draft_that_it_replaced(modules: Path) -> None:
+    provenance = ["accepted", "recovered", "accepted", "recovered", "bonus"]
+    found = tokens(modules, chunk("abcde", [1, 2, 3, 4, 5], provenance, replaced=["x", "y"]))
+    assert [each.get("replaced") for each in found] == [None, "x", None, "y", None]
+
+
+def test_probabilities_of_both_apis_are_read_alike(modules: Path) -> None:
+    completion = {"token_logprobs": [-1.0], "top_logprobs": [{"b": -2.0, "a": -1.0}]}
+    top = [{"token": "a", "logprob": -1.0}, {"token": "b", "logprob": -2.0}]
+    chat = {"content": [{"token": "a", "logprob": -1.0, "top_logprobs": top}]}
+    read = [tokens(modules, chunk("a", [1], ["target"], logprobs)) for logprobs in (completion, chat)]
+    expected = [{"text": "a", "logprob": -1.0}, {"text": "b", "logprob": -2.0}]
+    assert read[0] == read[1]
+    assert (read[0][0]["logprob"], read[0][0]["alternatives"]) == (-1.0, expected)
