@@ -36,6 +36,8 @@ class GenerationTask:
     traceparent: str = ""
     tenant: str = ""
     """As `SessionSpec.tenant`."""
+    prompt_logprobs: int | None = None
+    """As `GenerateRequest.prompt_logprobs`."""
 
     @property
     def time_left_ms(self) -> int | None:

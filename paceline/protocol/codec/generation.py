@@ -25,6 +25,7 @@ from paceline.protocol.generation import (
     GenerateEvent,
     GenerateRequest,
     ModelDescription,
+    PromptLogprobs,
     Provenance,
     SpeculationSettings,
     Started,
@@ -134,6 +135,7 @@ EVENT: OneOf[GenerateEvent, pb.GenerateResponse] = OneOf(
             pb.GenerationFinished,
             reason=enumeration("finish reason", FinishReason, pb.FinishReason),
         ),
+        "prompt_logprobs": copier(PromptLogprobs, pb.PromptLogprobs),
     },
 )
 MODEL = copier(ModelDescription, pb.ModelDescription)
