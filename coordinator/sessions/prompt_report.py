@@ -12,7 +12,7 @@ from paceline.protocol.handshake import Welcome
 from paceline.protocol.target import PromptPiece, TargetOpen
 
 
-class PromptReader(Protocol):
+class ReportReader(Protocol):
     """Who gets them."""
 
     def put_prompt(self, rows: PromptLogprobs) -> None:
@@ -42,7 +42,7 @@ class PromptReport:
         self._alternatives = alternatives
         self._wanted = 0 if alternatives is None else prompt_length - 1
         self._known = 0
-        self.reader: PromptReader | None = None
+        self.reader: ReportReader | None = None
 
     @property
     def is_whole(self) -> bool:

@@ -102,7 +102,11 @@ def workspace_bytes(config: Any, settings: EngineSettings, shape: KVShape, max_l
     activations = rows * (8 * hidden + 3 * inner) * shape.dtype.itemsize
     chunk = max(settings.prefill_chunk, MAX_PROPOSAL_NODES + 1)
     mask = chunk * shape.groups * max_length * shape.dtype.itemsize
-    logits = (settings.max_step_rows + prompt_logit_rows(width)) * width * (shape.dtype.itemsize + 4)
+    logits = (
+        (settings.max_step_rows + min(settings.prefill_chunk, prompt_logit_rows(width)))
+        * width
+        * (shape.dtype.itemsize + 4)
+    )
     scores = _SCORE_COPIES * (MAX_PROPOSAL_NODES + 1) * width * 4
     return activations + mask + logits + scores
 

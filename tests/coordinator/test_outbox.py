@@ -20,6 +20,7 @@ async def test_pending_text_coalesces_into_one_write() -> None:
 
     async def write(message: PromptLogprobs | Tokens) -> None:
         await gate.wait()
+        assert isinstance(message, Tokens)
         written.append(message)
 
     outbox = Outbox(write, lambda: None)
@@ -40,7 +41,7 @@ async def test_an_unread_stream_frees_its_kv_then_is_cancelled(monkeypatch: pyte
     monkeypatch.setattr(module, "CANCEL_AFTER_S", 0.03)
     freed: list[bool] = []
 
-    async def never(message: Tokens) -> None:
+    async def never(message: PromptLogprobs | Tokens) -> None:
         await asyncio.Event().wait()
 
     outbox = Outbox(never, lambda: freed.append(True))
