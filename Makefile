@@ -22,7 +22,7 @@ $(STAMP): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: make setup PYTHON=/path/to/python" >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[engine,grammar,otel,ray,bench,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[engine,grammar,http,otel,ray,bench,dev]'
 	$(BIN)/python -m tools.kubectl
 	@touch $(STAMP)
 

@@ -39,7 +39,7 @@ def prepare(
     """Check a request and fix everything that its rounds depend on.
 
     Args:
-        request: with token ids (`coordinator.prompts`).
+        request: with token ids (`paceline.models.prompts`).
         model: what it is for.
         deadline: on the monotonic clock, seconds.
         traceparent: of the client's span.
@@ -57,6 +57,7 @@ def prepare(
     vocab_size = model.tokenizer.vocab_size
     require_ids("prompt token_ids", prompt, vocab_size)
     require_ids("resume_token_ids", request.resume_token_ids, vocab_size)
+    require_ids("stop_token_ids", request.stop_token_ids, vocab_size)
     _check_sampling(request, model.tokenizer)
     _check_drafter(request, model.drafters)
     if request.prompt_logprobs is not None and not model.reports_prompts:
@@ -72,6 +73,7 @@ def prepare(
         max_rows=min(max_length + MAX_PROPOSAL_NODES, model.max_length),
         stop=request.stop,
         eos_token_ids=frozenset() if request.ignore_eos else model.tokenizer.eos_token_ids,
+        stop_token_ids=frozenset(request.stop_token_ids),
         speculation=request.speculation,
         deadline=deadline,
         traceparent=traceparent,

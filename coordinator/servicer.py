@@ -12,7 +12,6 @@ import grpc
 from coordinator.policy.drafting import Drafting, DraftingSettings
 from coordinator.policy.planner import Planner
 from coordinator.prepare import ServedModel, prepare
-from coordinator.prompts import PromptReader
 from coordinator.recorder import RequestRecorder
 from coordinator.round import run_rounds
 from coordinator.sessions.draft_pool import DraftPool
@@ -22,6 +21,7 @@ from coordinator.stats import StatsBuilder
 from coordinator.text.outbox import Outbox
 from coordinator.text.sequence import GenerationTask, Sequence
 from paceline.access.gate import Caller, Gate
+from paceline.models.prompts import PromptReader
 from paceline.models.tokenizer import Tokenizer
 from paceline.protocol import codec
 from paceline.protocol.errors import InternalError, Overloaded

@@ -22,7 +22,7 @@ from pathlib import Path
 import grimp
 from pylint.checkers.symilar import Symilar
 
-PACKAGES = ("paceline", "coordinator", "draft_service", "target_service", "benchmarks", "tools")
+PACKAGES = ("paceline", "coordinator", "draft_service", "target_service", "gateway", "benchmarks", "tools")
 GENERATED = "paceline/v1/"
 LONG_FILE = 400
 LONG_FUNCTION = 35

@@ -38,6 +38,13 @@ class GenerationTask:
     """As `SessionSpec.tenant`."""
     prompt_logprobs: int | None = None
     """As `GenerateRequest.prompt_logprobs`."""
+    stop_token_ids: frozenset[int] = frozenset()
+    """End the text like end tokens; whatever text they have is no part of it."""
+
+    @property
+    def end_token_ids(self) -> frozenset[int]:
+        """All that end the text."""
+        return self.eos_token_ids | self.stop_token_ids
 
     @property
     def time_left_ms(self) -> int | None:
@@ -57,7 +64,7 @@ class GenerationTask:
             time_left_ms=self.time_left_ms,
             traceparent=traceparent,
             max_length=self.max_length,
-            end_token_ids=tuple(sorted(self.eos_token_ids)),
+            end_token_ids=tuple(sorted(self.end_token_ids)),
             tenant=self.tenant,
         )
 
@@ -103,8 +110,10 @@ class Sequence:
     def _append(self, token_id: int) -> str:
         self.ids.append(token_id)
         generated = len(self.ids) - len(self._task.prompt)
-        text = self._detokenizer.push(token_id, may_stop=generated > self._task.sampling.min_tokens)
-        if self._detokenizer.stopped or token_id in self._task.eos_token_ids:
+        stops = token_id in self._task.stop_token_ids
+        may_stop = generated > self._task.sampling.min_tokens
+        text = "" if stops else self._detokenizer.push(token_id, may_stop=may_stop)
+        if stops or self._detokenizer.stopped or token_id in self._task.eos_token_ids:
             self.finish_reason = FinishReason.STOP
         elif self.room <= 0:
             self.finish_reason = FinishReason.LENGTH

@@ -14,16 +14,21 @@ from paceline.cli.support import example
 from paceline.local.settings import ServeSettings, check_settings
 from paceline.runtime.config import CoordinatorConfig, DraftConfig, TargetConfig
 from paceline.runtime.fields import every_setting
+from paceline.runtime.gateway_config import GatewayConfig
 from paceline.runtime.options import parse
 from paceline.runtime.sources import Loaded
 from paceline.runtime.toml_text import annotated
 
 config = typer.Typer(help="The services' settings: shown, checked, described.", no_args_is_help=True)
 
-ProgramName = Literal["target-service", "draft-service", "coordinator", "serve"]
+ProgramName = Literal["target-service", "draft-service", "coordinator", "gateway", "serve"]
 Program = Annotated[ProgramName, typer.Argument(help="Whose settings.")]
 PROGRAMS: Mapping[ProgramName, type[Any]] = dict(
-    zip(get_args(ProgramName), (TargetConfig, DraftConfig, CoordinatorConfig, ServeSettings), strict=True)
+    zip(
+        get_args(ProgramName),
+        (TargetConfig, DraftConfig, CoordinatorConfig, GatewayConfig, ServeSettings),
+        strict=True,
+    )
 )
 _CHECKS: Mapping[ProgramName, Callable[[Any], None]] = {
     "draft-service": lambda settings: check_drafters(settings.drafters),

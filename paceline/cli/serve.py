@@ -65,7 +65,7 @@ def serve(
     if unread := of_services(os.environ):
         typer.echo(f"not read, since serve configures its services itself: {', '.join(unread)}")
     with signals_interrupt(), contextlib.suppress(KeyboardInterrupt):
-        _serve_until_stopped(SupervisedServices(settings, folder, typer.echo))
+        _serve_until_stopped(SupervisedServices(settings, folder, typer.echo, opens_http=settings.http))
     with contextlib.suppress(OSError):  # the terminal may be what has gone
         typer.echo("stopped")
 
@@ -86,6 +86,8 @@ def _serve_until_stopped(services: SupervisedServices) -> None:
     with services:
         command = f'paceline generate --prompt "Once upon a time" --coordinator {services.address}'
         typer.echo(f"ready: {command}{_client_flags(services.tls)}")
+        if services.http_address is not None:
+            typer.echo(f"OpenAI's API: http://{services.http_address}/v1")
         services.wait()
 
 

@@ -1,4 +1,4 @@
-"""The services one by one: `paceline target-service`, `draft-service`, `coordinator`."""
+"""The services one by one: `paceline target-service`, `draft-service`, `coordinator`, `gateway`."""
 
 from __future__ import annotations
 
@@ -9,15 +9,24 @@ import typer
 
 from paceline.cli.app import app
 from paceline.cli.support import need_engine
+from paceline.local.http_extra import missing_packages
+from paceline.protocol.errors import PacelineError
 
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-_MODULES = {"target-service": "target_service", "draft-service": "draft_service", "coordinator": "coordinator"}
+_MODULES = {
+    "target-service": "target_service",
+    "draft-service": "draft_service",
+    "coordinator": "coordinator",
+    "gateway": "gateway",
+}
 
 
 def _become(context: typer.Context) -> None:
     """Run the service in place of this process; its own `--help` names every flag."""
     command = context.info_name or ""
     need_engine(command)
+    if command == "gateway" and (missing := missing_packages()):
+        raise PacelineError(f"`paceline gateway` needs {', '.join(missing)}: pip install 'paceline[http]'")
     sys.stdout.flush()
     arguments = ["--help" if argument == "-h" else argument for argument in context.args]
     os.execv(sys.executable, [sys.executable, "-m", _MODULES[command], *arguments])  # noqa: S606 - no shell is the point

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import grpc
 
@@ -221,6 +222,20 @@ class ClientBase:
         self._resume_wait_s = resume_wait_s
         self._readiness = Readiness(peer.address, wait_ready)
         self._metadata = bearer(api_key)
+
+    def calling(self, *, api_key: str | None = None, traceparent: str = "") -> Self:
+        """The same client for another caller: its calls share this one's channel, which this one alone closes.
+
+        Args:
+            api_key: sent with each call; None: none is.
+            traceparent: of the caller's span, W3C; empty: none.
+
+        Raises:
+            InvalidInput: what no key can be, without showing it.
+        """
+        other = copy.copy(self)
+        other._metadata = bearer(api_key) + ((("traceparent", traceparent),) if traceparent else ())
+        return other
 
     def _begin(self, progress: Progress) -> Any:
         return self._stub.Generate(progress.message(), timeout=self._timeout_s, metadata=self._metadata)

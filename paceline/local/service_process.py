@@ -28,6 +28,7 @@ from paceline.runtime.config import (
     load_config,
 )
 from paceline.runtime.environment import of_program
+from paceline.runtime.gateway_config import GatewayConfig
 from paceline.runtime.process import BAD_CONFIGURATION, find_refusal
 from paceline.runtime.toml_text import toml_value
 
@@ -36,11 +37,12 @@ HEALTH_SECONDS = 1.0
 STOP_SECONDS = 10.0
 SPIN_COUNT = 20_000
 """Turns that an OpenMP thread waits before it sleeps, about 0.1 ms."""
-ServiceName = Literal["target", "draft", "coordinator"]
+ServiceName = Literal["target", "draft", "coordinator", "gateway"]
 _MODULES: Mapping[ServiceName, str] = {
     "target": "target_service",
     "draft": "draft_service",
     "coordinator": "coordinator",
+    "gateway": "gateway",
 }
 
 
@@ -64,7 +66,7 @@ def write_config(kind: type[Config], file: Path, flags: Flags) -> None:
 
 def of_services(environment: Mapping[str, str]) -> list[str]:
     """Variables that configure services which somebody starts one by one."""
-    kinds = (TargetConfig, DraftConfig, CoordinatorConfig)
+    kinds = (TargetConfig, DraftConfig, CoordinatorConfig, GatewayConfig)
     return [name for kind in kinds for name in of_program(environment, kind.variables)]
 
 

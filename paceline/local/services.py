@@ -30,6 +30,7 @@ from paceline.protocol.errors import PacelineError
 from paceline.protocol.handshake import ServiceStatus
 from paceline.rpc.service_status import service_status
 from paceline.runtime.config import CoordinatorConfig, DraftConfig, PeerSettings, TargetConfig
+from paceline.runtime.gateway_config import GatewayConfig
 from paceline.runtime.process import describe_exit
 from paceline.runtime.roles import PeerRole
 
@@ -39,6 +40,7 @@ _CONFIGS: Mapping[ServiceName, type[Any]] = {
     "target": TargetConfig,
     "draft": DraftConfig,
     "coordinator": CoordinatorConfig,
+    "gateway": GatewayConfig,
 }
 
 
@@ -121,11 +123,16 @@ class LocalServices:
         deadline = time.monotonic() + self._start_timeout_s
         for label in labels:
             process = self.processes[label]
-            while process.address is None or not is_serving(self.reach(label)):
+            while not self.serves(label):
                 self._wait_for_progress(process, "SERVING", deadline)
             port = int(process.address.rpartition(":")[2])
             self._flags[label] = self._flags[label] | {"server.port": port}
             self._announce(f"{label:<12} {process.address}  pid {process.pid}  {process.threads} threads")
+
+    def serves(self, label: str) -> bool:
+        """Whether a service has said that it is SERVING, and says so now where it speaks gRPC."""
+        process = self.processes[label]
+        return process.address is not None and (process.name == "gateway" or is_serving(self.reach(label)))
 
     def await_links(self, label: str = "coordinator") -> None:
         """Wait until a coordinator has its links: it serves before they stand, and the first request needs them."""
@@ -186,11 +193,11 @@ class LocalServices:
         self.processes[label].kill()
 
     def stop(self) -> None:
-        """Stop all, the coordinators first: their requests still need the others. An interrupt kills."""
-        coordinators = [process for process in self.processes.values() if process.name == "coordinator"]
-        others = [process for process in self.processes.values() if process.name != "coordinator"]
+        """Stop all, gateways and coordinators first: their requests still need the others. An interrupt kills."""
+        names: tuple[tuple[ServiceName, ...], ...] = (("gateway",), ("coordinator",), ("target", "draft"))
         try:
-            for together in (coordinators, others):
+            for those in names:
+                together = [process for process in self.processes.values() if process.name in those]
                 for process in together:
                     process.signal(signal.SIGTERM)
                 for process in together:

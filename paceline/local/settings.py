@@ -13,13 +13,14 @@ from pydantic import BaseModel, Field, ModelWrapValidatorHandler, ValidationErro
 from paceline.local.cores import Cores
 from paceline.local.drafter_choice import MODEL, DrafterChoice
 from paceline.local.service_process import Flags
-from paceline.local.tls import check_folder, peer_tls, server_tls
+from paceline.local.tls import check_folder, gateway_tls, peer_tls, server_tls
 from paceline.protocol.errors import InvalidInput, require
 from paceline.protocol.proposal import AUTO, NGRAM, NONE
 from paceline.runtime.config import (
     COORDINATOR_PORT,
     DEFAULT_MODEL,
     DRAFT_PORT,
+    HTTP_PORT,
     LOCALHOST,
     NOT_QUANTIZED,
     TARGET_PORT,
@@ -35,6 +36,7 @@ from paceline.runtime.config import (
     TargetConfig,
     load_config,
 )
+from paceline.runtime.gateway_config import GatewayConfig
 from paceline.runtime.roles import PeerRole
 from paceline.runtime.sources import refusal
 
@@ -54,6 +56,8 @@ class ServeSettings(ModelSettings, RankSettings, RequestSettings, StopSettings):
     port: Port = Field(COORDINATOR_PORT, description="The coordinator's gRPC port; 0 takes a free one.")
     draft_port: Port = Field(DRAFT_PORT, description="The draft service's port.")
     target_port: Port = Field(TARGET_PORT, description="The target service's port.")
+    http: bool = Field(True, description="Open OpenAI's API, too: an HTTP gateway in front of the coordinator.")
+    http_port: Port = Field(HTTP_PORT, description="The gateway's port; 0 takes a free one.")
     tls: Path | None = Field(
         None, description="Folder of role certificates (paceline certs): mutual TLS on every edge."
     )
@@ -85,6 +89,11 @@ class ServeSettings(ModelSettings, RankSettings, RequestSettings, StopSettings):
     def draft_model(self) -> str | None:
         """What the draft service loads; None: there is no draft service."""
         return DrafterChoice.parse(self.drafter).draft_model(self.model)
+
+    @property
+    def insists_on_http(self) -> bool:
+        """Whether HTTP was asked for by name: then there is no going on without it."""
+        return self.http and not self.model_fields_set.isdisjoint(("http", "http_port"))
 
     @property
     def missing_draft(self) -> str | None:
@@ -188,6 +197,21 @@ def coordinator_flags(settings: ServeSettings, target: str, draft: str | None) -
     }
 
 
+def gateway_flags(settings: ServeSettings, coordinator: str) -> Flags:
+    """The gateway's settings, dotted keys as in `GatewayConfig`.
+
+    HTTP has no certificates here. Where the services demand them, nobody but this machine may come in without one.
+    """
+    return {
+        **_given(settings, StopSettings, "server."),
+        "model": settings.model,
+        "server.host": LOCALHOST if settings.tls else settings.host,
+        "server.port": settings.http_port,
+        "coordinator.address": coordinator,
+        **gateway_tls(settings.tls),
+    }
+
+
 def _given(settings: ServeSettings, kind: type[BaseModel], section: str = "") -> Flags:
     """Those fields of a base type that were set."""
     return {section + name: getattr(settings, name) for name in kind.model_fields.keys() & settings.model_fields_set}
@@ -204,6 +228,7 @@ def check_settings(settings: ServeSettings) -> None:
     if settings.draft_model is not None:
         load_config(DraftConfig, None, draft_flags(settings, 1))
     load_config(CoordinatorConfig, None, coordinator_flags(settings, "checked:1", None))
+    load_config(GatewayConfig, None, gateway_flags(settings, "checked:1"))
     if settings.cores is not None:
         drafts = settings.draft_model is not None
         Cores.parse(settings.cores).check(available_cores(os.environ), drafts=drafts)

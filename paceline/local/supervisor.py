@@ -1,4 +1,4 @@
-"""What `paceline serve` runs: a target, a coordinator and, where the drafter needs one, a draft service.
+"""What `paceline serve` runs: a target, a coordinator, a draft service where the drafter needs one, an HTTP gateway.
 
 Nothing is announced before grpc.health.v1 says SERVING. A service that ends once all serve is started again on its
 port, a bounded number of times; after that, or before all serve, it is named with what it refuses, or with the last
@@ -14,7 +14,8 @@ from pathlib import Path
 
 from paceline.local.cores import Cores
 from paceline.local.division import divide
-from paceline.local.service_process import STOP_SECONDS, ServiceProcess, is_serving
+from paceline.local.http_extra import missing_packages
+from paceline.local.service_process import STOP_SECONDS, ServiceFailed, ServiceProcess, ServiceRefused
 from paceline.local.services import POLL_SECONDS, START_SECONDS, LocalServices
 from paceline.local.settings import (
     ServeSettings,
@@ -22,6 +23,7 @@ from paceline.local.settings import (
     check_settings,
     coordinator_flags,
     draft_flags,
+    gateway_flags,
     target_flags,
 )
 from paceline.runtime.process import describe_exit
@@ -54,6 +56,7 @@ class SupervisedServices(LocalServices):
 
     Args:
         measures: whether the division may measure what steps take, if that is not known yet.
+        opens_http: whether a gateway stands in front of the coordinator.
 
     Raises (when made):
         InvalidInput: a setting out of its limits.
@@ -68,6 +71,7 @@ class SupervisedServices(LocalServices):
         start_timeout_s: float = START_SECONDS,
         keeps_logs: bool = True,
         measures: bool = True,
+        opens_http: bool = False,
     ) -> None:
         check_settings(settings)
         super().__init__(
@@ -80,6 +84,7 @@ class SupervisedServices(LocalServices):
         )
         self.settings = settings
         self._measures = measures
+        self._opens_http = opens_http
         self._restarts: dict[str, Restarts] = {}
         self._returning: set[str] = set()
 
@@ -98,7 +103,28 @@ class SupervisedServices(LocalServices):
         self.start("coordinator", "coordinator", flags)
         self.await_serving("coordinator")
         self.await_links()
+        if self._opens_http:
+            self._open_http()
         self._restarts = {label: Restarts(self.settings.max_restarts) for label in self.processes}
+
+    @property
+    def http_address(self) -> str | None:
+        """The gateway's host:port; None: there is no gateway."""
+        return self.address_of("gateway") if "gateway" in self.processes else None
+
+    def _open_http(self) -> None:
+        """Start the gateway; without one the services go on, unless it was asked for by name."""
+        try:
+            if missing := missing_packages():
+                raise ServiceRefused(f"HTTP needs {', '.join(missing)}: pip install 'paceline[http]'")
+            self.start("gateway", "gateway", gateway_flags(self.settings, self.address))
+            self.await_serving("gateway")
+        except ServiceFailed as error:
+            if self.settings.insists_on_http:
+                raise
+            if (failed := self.processes.pop("gateway", None)) is not None:
+                failed.kill()
+            self._announce(f"{'gateway':<12} no HTTP: {error.message.splitlines()[0]}")
 
     def _divide(self) -> Cores:
         """The division of the cores; its reasons are announced and kept beside the logs."""
@@ -139,6 +165,6 @@ class SupervisedServices(LocalServices):
     def _announce_returned(self) -> None:
         for label in tuple(self._returning):
             process = self.processes[label]
-            if process.address is not None and is_serving(self.reach(label)):
+            if self.serves(label):
                 self._returning.discard(label)
                 self._announce(f"{label:<12} {process.address}  pid {process.pid}  back")

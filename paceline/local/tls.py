@@ -32,6 +32,19 @@ def peer_tls(folder: Path | None) -> dict[str, object]:
     return {"peer_ca": str(_authority(folder)), "peer_certificate": certificate, "peer_key": key}
 
 
+def gateway_tls(folder: Path | None) -> dict[str, object]:
+    """Settings of a gateway for its coordinator, whose client it is; none without a folder."""
+    if folder is None:
+        return {}
+    certificate, key = _files(folder, PeerRole.CLIENT)
+    return {
+        "coordinator.tls_ca": str(_authority(folder)),
+        "coordinator.tls_certificate": certificate,
+        "coordinator.tls_key": key,
+        "coordinator.server_name": PeerRole.COORDINATOR.server_name,
+    }
+
+
 def operator_of(folder: Path | None, address: str, role: PeerRole) -> PeerSettings:
     """How the operator reaches a service that serves as `role`."""
     if folder is None:

@@ -49,7 +49,7 @@ class Tokenizer(Protocol):
         Not so where the tokenizer itself drops characters (runs of white space, for example).
         """
 
-    def encode(self, text: str) -> tuple[int, ...]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Ids of a prompt, with the special tokens that the tokenizer itself puts in front.
 
         A special token's text in the prompt is that token: who sends a prompt may have rendered a template.
@@ -99,7 +99,7 @@ class TableTokenizer:
         self._ids = {letter: i for i, letter in enumerate(self._letters) if i != eos_token_id}
         self.fingerprint = vocabulary_fingerprint((self._name(i), i) for i in range(vocab_size))
 
-    def encode(self, text: str) -> tuple[int, ...]:  # noqa: D102
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:  # noqa: D102
         if self._bytes:
             return tuple(text.encode("utf-8", "replace"))
         return tuple(self._letter_id(character) for character in text)
@@ -158,8 +158,8 @@ class TransformersTokenizer:
             if token.special or token.content in self._further_special
         )
 
-    def encode(self, text: str) -> tuple[int, ...]:  # noqa: D102
-        return tuple(self.inner.encode(text))
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:  # noqa: D102
+        return tuple(self.inner.encode(text, add_special_tokens=add_special_tokens))
 
     def decode(self, ids: Sequence[int]) -> str:  # noqa: D102
         text = self.inner.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)

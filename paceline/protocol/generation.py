@@ -18,6 +18,7 @@ MAX_INPUT_TOKENS = 1 << 20
 """Most token ids of a prompt, and of a resumed output, whatever the model's context length."""
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
+MAX_STOP_TOKENS = 1024
 
 
 class Provenance(Enum):
@@ -68,7 +69,10 @@ class SpeculationSettings:
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """One generation; exactly one of `prompt`, `messages` and `token_ids` is given."""
+    """One generation; exactly one of `prompt`, `messages` and `token_ids` is given.
+
+    `stop_token_ids` end the text as end tokens do, but `ignore_eos` doesn't ignore them; they have no text.
+    """
 
     prompt: str | None = None
     messages: tuple[ChatMessage, ...] = ()
@@ -84,6 +88,7 @@ class GenerateRequest:
     resume_token_ids: tuple[int, ...] = ()
     sample_index: int = 0
     prompt_logprobs: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         given = (self.prompt is not None) + bool(self.messages) + bool(self.token_ids)
@@ -111,6 +116,7 @@ class GenerateRequest:
             ("chat messages", self.messages, MAX_MESSAGES),
             ("token_ids", self.token_ids, MAX_INPUT_TOKENS),
             ("resume_token_ids", self.resume_token_ids, MAX_INPUT_TOKENS),
+            ("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKENS),
         ):
             require(len(values) <= most, name, len(values), f"at most {most}")
         size = len(self.model.encode("utf-8", "surrogatepass"))
@@ -123,6 +129,8 @@ class GenerateRequest:
         require(most is None or fewest <= most, "min_tokens", fewest, f"at most max_new_tokens = {most}")
         ends = not (self.ignore_eos and self.sampling.grammar is not None)
         require(ends, "ignore_eos", self.ignore_eos, "left out with a grammar, which ends the text")
+        alone = not self.stop_token_ids or self.sampling.grammar is None
+        require(alone, "stop_token_ids", self.stop_token_ids, "left out with a grammar, which ends the text")
 
 
 @dataclass(frozen=True)

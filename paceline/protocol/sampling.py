@@ -20,6 +20,8 @@ MAX_BAD_WORDS = 1024
 MAX_BAD_WORD_TOKENS = 64
 MAX_GRAMMAR_BYTES = 1 << 16
 MAX_SAMPLES = 128
+NOISE_VERSION = 1
+"""Of the noise that a seed stands for: changes with whatever changes a number of `tests/vectors/noise.json`."""
 
 
 def check_top_logprobs(name: str, top: int | None) -> None:

@@ -27,6 +27,7 @@ NOT_QUANTIZED: Literal["none"] = "none"
 COORDINATOR_PORT = 50051
 DRAFT_PORT = 50052
 TARGET_PORT = 50053
+HTTP_PORT = 8000
 LOCALHOST = "127.0.0.1"
 
 Port = Annotated[int, Field(ge=0, le=65535)]

@@ -18,7 +18,7 @@ FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "prompt", "chat", "tokens", "sampling", "seed", "max_new_tokens", "stop", "ignore_eos", "acceptance", "speculation", "resume_token_ids", "sample_index", "prompt_logprobs")
+    __slots__ = ("model", "prompt", "chat", "tokens", "sampling", "seed", "max_new_tokens", "stop", "ignore_eos", "acceptance", "speculation", "resume_token_ids", "sample_index", "prompt_logprobs", "stop_token_ids")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +33,7 @@ class GenerateRequest(_message.Message):
     RESUME_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     model: str
     prompt: str
     chat: ChatInput
@@ -47,7 +48,8 @@ class GenerateRequest(_message.Message):
     resume_token_ids: _containers.RepeatedScalarFieldContainer[int]
     sample_index: int
     prompt_logprobs: int
-    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., chat: _Optional[_Union[ChatInput, _Mapping]] = ..., tokens: _Optional[_Union[TokenInput, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., seed: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., ignore_eos: _Optional[bool] = ..., acceptance: _Optional[_Union[_types_pb2.Acceptance, str]] = ..., speculation: _Optional[_Union[SpeculationSettings, _Mapping]] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., sample_index: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
+    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., chat: _Optional[_Union[ChatInput, _Mapping]] = ..., tokens: _Optional[_Union[TokenInput, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., seed: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., ignore_eos: _Optional[bool] = ..., acceptance: _Optional[_Union[_types_pb2.Acceptance, str]] = ..., speculation: _Optional[_Union[SpeculationSettings, _Mapping]] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., sample_index: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ChatInput(_message.Message):
     __slots__ = ("messages",)

@@ -22,6 +22,7 @@ GIVEN = {
     "target-service": ["--model", 'a "quoted" \\ näme\x7f', "-tp", "2", "--no-prefix-reuse", "--tls-key", "/k"],
     "draft-service": ["--drafter", "model:a", "--drafter", "model:b,c", "--host", "h"],
     "coordinator": ["--target", "t:1", "--draft", "d:2", "--seed", str((1 << 64) - 1), "--draft-timeout-ms", "1e-5"],
+    "gateway": ["--coordinator", "a:1", "--coordinator", "b:2", "--max-body-bytes", "2048", "--host", "h"],
     "serve": ["--model", "m", "--drafter", "none", "--drain-seconds", "7"],
 }
 

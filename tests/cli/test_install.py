@@ -19,6 +19,7 @@ PACKAGED = (
     "draft_service",
     "target_service",
     "coordinator",
+    "gateway",
     "benchmarks",
     "pyproject.toml",
     "README.md",

@@ -39,7 +39,7 @@ TABLE = "table:vocab=300,seed=1,eos=299"
 TARGET = f"{TABLE},step_ms=10"
 """Slow enough for drafting to pay."""
 DRAFT = f"model:{TABLE},noise=0.2"
-FREE_PORTS = ("--port", "0", "--draft-port", "0", "--target-port", "0")
+FREE_PORTS = ("--port", "0", "--draft-port", "0", "--target-port", "0", "--no-http")
 STOP_SECONDS = 30
 
 runner = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"})

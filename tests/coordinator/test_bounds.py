@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from coordinator.prepare import ServedModel, prepare
-from coordinator.prompts import PromptReader
+from paceline.models.prompts import PromptReader
 from paceline.models.tokenizer import load_tokenizer
 from paceline.protocol import codec
 from paceline.protocol.codec import generation, parts

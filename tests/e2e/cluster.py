@@ -88,7 +88,7 @@ class Cluster(LocalServices):
     def wait_idle(self, timeout_s: float = 20.0) -> None:
         """Wait until no service holds a session or a KV row."""
         for label, process in self.processes.items():
-            if process.name != "coordinator":
+            if process.name in ("target", "draft"):
                 eventually(partial(self._idle, label), f"{label} holds nothing", timeout_s)
 
     def _idle(self, label: str) -> bool:

@@ -272,6 +272,7 @@ def generate_requests(draw: st.DrawFn) -> GenerateRequest:
         resume_token_ids=draw(IDS),
         sample_index=draw(st.integers(0, (1 << 24) - 1)),
         prompt_logprobs=draw(st.none() | st.integers(0, 20)),
+        stop_token_ids=() if sampling.grammar else draw(IDS),
     )
 
 

@@ -19,6 +19,7 @@ from paceline.protocol.generation import (
     MAX_INPUT_TOKENS,
     MAX_MESSAGES,
     MAX_STOP_STRINGS,
+    MAX_STOP_TOKENS,
     ChatMessage,
     Finished,
     FinishReason,
@@ -67,6 +68,7 @@ def _check_request(message: pb.GenerateRequest) -> None:
         ("token_ids", token_ids, MAX_INPUT_TOKENS),
         ("resume_token_ids", message.resume_token_ids, MAX_INPUT_TOKENS),
         ("stop strings", message.stop, MAX_STOP_STRINGS),
+        ("stop_token_ids", message.stop_token_ids, MAX_STOP_TOKENS),
     )
     require(kind != "chat" or len(chat) >= 1, "chat messages", len(chat), "at least 1")
     require(kind != "tokens" or len(token_ids) >= 1, "token_ids", len(token_ids), "at least 1 token")
@@ -92,6 +94,7 @@ def encode_request(request: GenerateRequest) -> pb.GenerateRequest:
     """A client's request; raises `InvalidInput` for what the wire can't hold."""
     check_ids("token_ids", request.token_ids)
     check_ids("resume_token_ids", request.resume_token_ids)
+    check_ids("stop_token_ids", request.stop_token_ids)
     check_ids("max_new_tokens", () if request.max_new_tokens is None else (request.max_new_tokens,))
     for name, text in _texts(request):
         check_text(name, text)

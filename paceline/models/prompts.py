@@ -8,6 +8,7 @@ and hold the memory of one tokenising at a time (30 bytes and more for each byte
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -43,23 +44,37 @@ class PromptReader:
         """
         if request.token_ids:
             return request
-        size, most = text_bytes(request), max_length * self._tokenizer.max_token_bytes
         name = "chat content bytes" if request.messages else "prompt bytes"
-        require(size <= most, name, size, f"at most {most}, the longest text of {max_length} tokens")
-        ids = await self._read(request, size)
+        ids = await self.read(lambda: self._ids(request), text_bytes(request), max_length, name)
         require(len(ids) > 0, "prompt", request.prompt, "text of at least 1 token")
         return replace(request, prompt=None, messages=(), token_ids=ids)
+
+    async def read(
+        self, tokenise: Callable[[], tuple[int, ...]], size: int, max_length: int, name: str
+    ) -> tuple[int, ...]:
+        """The ids that `tokenise` returns, called where a text of its size belongs.
+
+        Args:
+            tokenise: makes ids of a text; it may run in a thread.
+            size: of the text in bytes.
+            max_length: the model's context length, in tokens.
+            name: of the size, in an error.
+
+        Raises:
+            InvalidInput: more bytes than the context can hold.
+            PacelineError: as `tokenise`.
+        """
+        most = max_length * self._tokenizer.max_token_bytes
+        require(size <= most, name, size, f"at most {most}, the longest text of {max_length} tokens")
+        if size <= AT_ONCE_BYTES:
+            return tokenise()
+        threads = self._long if size > LONG_BYTES else self._short
+        return await asyncio.get_running_loop().run_in_executor(threads, tokenise)
 
     def close(self) -> None:
         """Let go of the threads; what waits for them is cancelled."""
         for threads in (self._short, self._long):
             threads.shutdown(wait=False, cancel_futures=True)
-
-    async def _read(self, request: GenerateRequest, size: int) -> tuple[int, ...]:
-        if size <= AT_ONCE_BYTES:
-            return self._ids(request)
-        threads = self._long if size > LONG_BYTES else self._short
-        return await asyncio.get_running_loop().run_in_executor(threads, self._ids, request)
 
     def _ids(self, request: GenerateRequest) -> tuple[int, ...]:
         if request.messages:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from coordinator import prompts
-from coordinator.prompts import AT_ONCE_BYTES, LONG_BYTES, PromptReader
+from paceline.models import prompts
+from paceline.models.prompts import AT_ONCE_BYTES, LONG_BYTES, PromptReader
 from paceline.models.tokenizer import TableTokenizer, Tokenizer, load_tokenizer
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.generation import ChatMessage, GenerateRequest
@@ -31,7 +31,7 @@ class HeldTokenizer(TableTokenizer):
         self.go = threading.Event()
         self.begun = 0
 
-    def encode(self, text: str) -> tuple[int, ...]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         self.begun += 1
         if len(text) >= self.held_from:
             assert self.go.wait(WAIT_S), "the test lets it go on"
@@ -142,7 +142,7 @@ async def test_ids_pass_as_they_are_and_text_becomes_ids() -> None:
 class NoTokens(TableTokenizer):
     """Reads nothing at all."""
 
-    def encode(self, text: str) -> tuple[int, ...]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         return ()
 
 

@@ -1,0 +1,41 @@
+"""`python -m gateway`: the HTTP gateway as a process."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+
+from gateway.app import create_app
+from gateway.middleware import Load
+from gateway.server import open_socket, run_http
+from gateway.services import Services
+from paceline.models.tokenizer import load_tokenizer
+from paceline.runtime.gateway_config import GatewayConfig
+from paceline.runtime.options import parse_config
+from paceline.runtime.process import keep_loaded, run_service
+
+
+async def serve(config: GatewayConfig) -> None:
+    """Load the tokenizer and serve until stopped.
+
+    Raises:
+        InvalidInput: the tokenizer can't be loaded, the port is taken, or a TLS file is not what it should be.
+    """
+    sockets = open_socket(config.server)
+    tokenizer = await asyncio.to_thread(load_tokenizer, config.model)
+    load = Load()
+    app = create_app(Services.of(config, tokenizer), load)
+    keep_loaded()
+    await run_http(app, config.server, sockets, load)
+
+
+def main() -> None:
+    """Run the HTTP gateway.
+
+    Example: paceline gateway --model smollm2-135m --coordinator 127.0.0.1:50051
+    """
+    run_service("gateway", lambda: serve(parse_config(GatewayConfig, inspect.getdoc(main) or "")))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""The application: routes, and what their errors look like."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from importlib import metadata
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from gateway.errors import HttpError, http_error, invalid_body
+from gateway.middleware import Guard, Load, detail_of
+from gateway.openai_routes import openai_routes
+from gateway.operating_routes import operating_routes
+from gateway.responses import as_http
+from gateway.services import Services
+from gateway.token_routes import token_routes
+from paceline.protocol.errors import PacelineError
+from paceline.rpc.statuses import unexpected
+
+logger = logging.getLogger(__name__)
+
+
+def create_app(services: Services, load: Load) -> FastAPI:
+    """The whole application over services, which end with it."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
+        yield
+        await services.close()
+
+    app = FastAPI(
+        title="Paceline",
+        version=metadata.version("paceline"),
+        description="OpenAI's API in front of speculative decoding as separate services.",
+        lifespan=lifespan,
+        # Both would load scripts from elsewhere.
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.include_router(openai_routes(services))
+    app.include_router(token_routes(services))
+    app.include_router(operating_routes(services, load))
+    app.add_exception_handler(HttpError, _typed)
+    app.add_exception_handler(PacelineError, _typed)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _refused)
+    app.add_exception_handler(Exception, _defect)
+    app.add_middleware(Guard, config=services.config, load=load)
+    return app
+
+
+async def _typed(request: Request, error: Any) -> Response:
+    return as_http(error).response
+
+
+async def _invalid(request: Request, error: Any) -> Response:
+    return invalid_body(error.errors()).response
+
+
+async def _refused(request: Request, error: Any) -> Response:
+    return detail_of(error).response
+
+
+async def _defect(request: Request, error: Exception) -> Response:
+    logger.error("request failed: path=%s", request.url.path, exc_info=error)
+    return http_error(unexpected(error)).response

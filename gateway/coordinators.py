@@ -1,0 +1,181 @@
+"""The coordinators behind the gateway: which of them serve, what they serve, and which one a request goes to."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from gateway.caller import Caller
+from paceline.client import AsyncClient
+from paceline.protocol.errors import (
+    DeadlineExceeded,
+    PacelineError,
+    PeerUnavailable,
+    Unauthenticated,
+    VocabularyMismatch,
+)
+from paceline.protocol.generation import ModelDescription
+from paceline.protocol.proposal import Acceptance
+from paceline.protocol.sampling import NOISE_VERSION
+from paceline.runtime.gateway_config import GatewayConfig
+
+KNOWN_FOR_S = 1.0
+"""How long a description counts as new: a target of other weights is noticed that late; and how long a coordinator
+that did not answer is asked last."""
+DESCRIBE_TIMEOUT_S = 2.0
+"""Longest wait for a description, which takes a coordinator under 1 ms; chosen, not tuned."""
+PAUSE_S = 0.1
+
+
+@dataclass(frozen=True)
+class Serving:
+    """A coordinator that can take a request, and what it serves."""
+
+    coordinator: Coordinator
+    description: ModelDescription
+
+    def fingerprint(self, acceptance: Acceptance) -> str:
+        """Changes with whatever a seed's text depends on, beside the request: `system_fingerprint`.
+
+        Under coupled acceptance that is target, tokenizer and noise; otherwise the drafts, too.
+        """
+        target, draft = self.description.target, self.description.draft
+        facts: list[object] = [NOISE_VERSION, target.model, target.tokenizer, target.vocab_size, target.numeric]
+        if acceptance is not Acceptance.COUPLED:
+            facts += [acceptance.value, draft.model, draft.numeric, self.description.drafters]
+        return f"fp_{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]}"
+
+
+class Coordinator:
+    """One coordinator: its channel, and what it said last."""
+
+    def __init__(self, config: GatewayConfig, address: str, tokenizer: str) -> None:
+        wait_s = config.coordinator_wait_ms / 1e3
+        self.address = address
+        self.running = 0
+        self.failed_at = 0.0
+        self._tokenizer = tokenizer
+        self._generating = AsyncClient(
+            config.reach(address), timeout_s=config.generation_timeout_s, resume_wait_s=wait_s
+        )
+        self._asking = AsyncClient(config.reach(address), timeout_s=DESCRIBE_TIMEOUT_S)
+        self._known: ModelDescription | None = None
+        self._known_at = 0.0
+
+    @contextmanager
+    def client(self, caller: Caller) -> Iterator[AsyncClient]:
+        """What a caller's generations run on, counted meanwhile."""
+        self.running += 1
+        try:
+            yield self._generating.calling(api_key=caller.api_key, traceparent=caller.traceparent)
+        finally:
+            self.running -= 1
+
+    async def ask(self, caller: Caller) -> ModelDescription:
+        """What it serves, from itself and now.
+
+        Raises:
+            PacelineError: it doesn't answer, or refuses the caller.
+            VocabularyMismatch: its target's tokenizer is not this gateway's.
+        """
+        try:
+            described = (await self._asking.calling(api_key=caller.api_key).describe_models())[0]
+        except (PeerUnavailable, DeadlineExceeded) as error:
+            self.failed_at = time.monotonic()
+            raise PeerUnavailable(f"coordinator at {self.address}: {error.message}") from error
+        self._check_tokenizer(described)
+        self.failed_at = 0.0
+        self._known, self._known_at = described, time.monotonic()
+        return described
+
+    async def described(self, caller: Caller) -> ModelDescription:
+        """What it serves, as it said a moment ago if it had a target then. Raises as `ask`."""
+        known = self._known
+        new = time.monotonic() - self._known_at < KNOWN_FOR_S
+        return known if known is not None and known.target_ready and new else await self.ask(caller)
+
+    async def close(self) -> None:
+        """Close the channels; what runs is cancelled."""
+        await self._generating.close()
+        await self._asking.close()
+
+    def _check_tokenizer(self, described: ModelDescription) -> None:
+        theirs = described.target.tokenizer
+        if theirs and theirs != self._tokenizer:
+            raise VocabularyMismatch(
+                f"coordinator at {self.address}: its target's tokenizer {theirs[:12]} is not the gateway's "
+                f"{self._tokenizer[:12]}; set the gateway's model to the target's, {described.target.model}"
+            )
+
+
+class Coordinators:
+    """All of them, in front of targets of one model."""
+
+    def __init__(self, config: GatewayConfig, tokenizer: str) -> None:
+        self._wait_s = config.coordinator_wait_ms / 1e3
+        self.all: Sequence[Coordinator] = [
+            Coordinator(config, address, tokenizer) for address in config.coordinator.address
+        ]
+
+    async def serving(self, caller: Caller) -> Serving:
+        """The coordinator for a request: the one that has fewest of this gateway's, of those that have a target.
+
+        Raises:
+            PeerUnavailable: none has one, for as long as the configuration allows.
+            PacelineError: it refuses the caller.
+        """
+        deadline = time.monotonic() + self._wait_s
+        while True:
+            try:
+                return await self._first_serving(caller)
+            except PeerUnavailable:
+                if time.monotonic() >= deadline:
+                    raise
+            await asyncio.sleep(PAUSE_S)
+
+    async def models(self, caller: Caller) -> ModelDescription:
+        """What is served, as one of them says now: it says so to nobody without a key. Raises as `serving`."""
+        failure: PacelineError = PeerUnavailable("no coordinator answers")
+        for coordinator in self._in_order():
+            try:
+                return await coordinator.ask(caller)
+            except PeerUnavailable as error:
+                failure = error
+        raise failure
+
+    async def check(self) -> None:
+        """Return if a request would find a target, as far as anybody may know.
+
+        Raises:
+            PeerUnavailable: it would not.
+        """
+        try:
+            await self._first_serving(Caller(""))
+        except Unauthenticated:
+            return  # it answers, and tells the rest to callers with a key alone
+
+    async def close(self) -> None:
+        """Close all channels."""
+        await asyncio.gather(*(coordinator.close() for coordinator in self.all))
+
+    async def _first_serving(self, caller: Caller) -> Serving:
+        failure: PacelineError = PeerUnavailable("no coordinator is configured")
+        for coordinator in self._in_order():
+            try:
+                description = await coordinator.described(caller)
+            except PeerUnavailable as error:
+                failure = error
+                continue
+            if description.target_ready:
+                return Serving(coordinator, description)
+            failure = PeerUnavailable(f"coordinator at {coordinator.address}: no link to its target yet")
+        raise failure
+
+    def _in_order(self) -> list[Coordinator]:
+        now = time.monotonic()
+        return sorted(self.all, key=lambda each: (now - each.failed_at < KNOWN_FOR_S, each.running))

@@ -1,0 +1,67 @@
+"""Log-probabilities in the shapes of chat and of completions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from paceline.models.tokenizer import Tokenizer
+from paceline.protocol.target import RowLogprobs
+
+LEAST = -9999.0
+"""What stands for minus infinity, which JSON has no number for; OpenAI's own."""
+
+
+def chat_logprobs(rows: Sequence[RowLogprobs], top: int, tokenizer: Tokenizer) -> dict[str, Any]:
+    """`choices[].logprobs` of a chat: each token with its `top` most probable ones."""
+    content = []
+    for row in rows:
+        entries = [_entry(*each, tokenizer) for each in zip(row.token_ids, row.logprobs, strict=True)]
+        content.append(entries[0] | {"top_logprobs": entries[1 : top + 1]})
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(
+    token_ids: Sequence[int],
+    rows: Sequence[RowLogprobs],
+    starts: Sequence[int],
+    tokenizer: Tokenizer,
+) -> dict[str, Any]:
+    """`choices[].logprobs` of a completion.
+
+    Args:
+        token_ids: that were emitted.
+        rows: one for each.
+        starts: one for each: where its text begins in the choice's text, in characters.
+        tokenizer: of the model.
+    """
+    return {
+        "tokens": [token_text(token_id, tokenizer) for token_id in token_ids],
+        "token_logprobs": [_finite(row.logprobs[0]) for row in rows],
+        "top_logprobs": [_most_probable(row, tokenizer) for row in rows],
+        "text_offset": list(starts),
+    }
+
+
+def token_text(token_id: int, tokenizer: Tokenizer) -> str:
+    """A token's own text; empty: a special one. Bytes that are no whole character are U+FFFD."""
+    return tokenizer.decode((token_id,))
+
+
+def _most_probable(row: RowLogprobs, tokenizer: Tokenizer) -> dict[str, float]:
+    """By text, most probable first, the emitted token among them; of equal texts the more probable one counts."""
+    found: dict[str, float] = {}
+    for token_id, logprob in sorted(zip(row.token_ids, row.logprobs, strict=True), key=lambda each: -each[1]):
+        found.setdefault(token_text(token_id, tokenizer), _finite(logprob))
+    return found
+
+
+def _entry(token_id: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any]:
+    text = token_text(token_id, tokenizer)
+    known = "\ufffd" not in text
+    return {"token": text, "logprob": _finite(logprob), "bytes": list(text.encode()) if known else None}
+
+
+def _finite(logprob: float) -> float:
+    return logprob if math.isfinite(logprob) else LEAST

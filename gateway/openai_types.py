@@ -1,0 +1,186 @@
+"""OpenAI's requests, with what vLLM's users add, as pydantic models: what isn't a field here is refused by name.
+
+A field that takes one value alone (`Literal`) is accepted because that value changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from paceline.protocol.generation import MAX_MESSAGES
+
+MAX_CHOICES = 128
+"""Most choices of one HTTP request, all prompts together."""
+DEFAULT_COMPLETION_TOKENS = 16
+"""Of `/v1/completions`, as OpenAI has it."""
+
+
+class _Shape(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
+
+
+class StreamOptions(_Shape):
+    """How a stream ends."""
+
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+    continuous_usage_stats: Literal[False] | None = None
+
+
+class StructuredOutputs(_Shape):
+    """vLLM's way to ask for a formal language; exactly one is set."""
+
+    json_: dict[str, JsonValue] | str | None = Field(None, alias="json")
+    json_object: Literal[True] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
+
+class JsonSchema(_Shape):
+    """The schema of `response_format`."""
+
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, JsonValue] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(_Shape):
+    """OpenAI's way to ask for JSON."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class PacelineOptions(_Shape):
+    """What only Paceline has: how to speculate, and what to tell of it."""
+
+    drafter: str | None = None
+    num_draft_tokens: int | None = None
+    acceptance: Literal["coupled", "rejection", "block"] | None = None
+    off: bool | None = None
+    explain: bool | None = None
+    rounds: bool | None = None
+
+
+class GenerationFields(_Shape):
+    """What completions and chat have in common."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 64)
+    max_tokens: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = Field(None, ge=-1)
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    bad_words: list[str] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    return_token_ids: bool | None = None
+    paceline: PacelineOptions | None = None
+
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    request_id: str | None = None
+    priority: Literal[0] | None = None
+    include_stop_str_in_output: Literal[False] | None = None
+    skip_special_tokens: Literal[True] | None = None
+    spaces_between_special_tokens: Literal[True] | None = None
+    use_beam_search: Literal[False] | None = None
+    length_penalty: Literal[1] | None = None
+
+
+class CompletionRequest(GenerationFields):
+    """`/v1/completions`."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    echo: bool | None = None
+    logprobs: int | None = None
+    best_of: Literal[1] | None = None
+    suffix: Literal[""] | None = None
+    add_special_tokens: bool | None = None
+
+
+class TextPart(_Shape):
+    """A piece of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(_Shape):
+    """One message of a chat; what only tools use is for `gateway.hooks`."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    tool_calls: list[dict[str, JsonValue]] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+    name: None = None
+    refusal: None = None
+    audio: None = None
+    function_call: None = None
+    annotations: list[Any] | None = Field(None, max_length=0)
+
+    @property
+    def text(self) -> str:
+        """The content's pieces joined."""
+        if isinstance(self.content, list):
+            return "".join(part.text for part in self.content)
+        return self.content or ""
+
+
+class ChatRequest(GenerationFields):
+    """`/v1/chat/completions`."""
+
+    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[dict[str, JsonValue]] | None = None
+    tool_choice: str | dict[str, JsonValue] | None = None
+    parallel_tool_calls: bool | None = None
+    prediction: dict[str, JsonValue] | None = None
+    reasoning_effort: str | None = None
+
+    store: Literal[False] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    modalities: tuple[Literal["text"]] | None = Field(None, strict=False)
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    add_generation_prompt: Literal[True] | None = None
+    continue_final_message: Literal[False] | None = None
+
+
+class TokenizeRequest(_Shape):
+    """`/tokenize`: a prompt or a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    add_generation_prompt: Literal[True] | None = None
+
+
+class DetokenizeRequest(_Shape):
+    """`/detokenize`."""
+
+    model: str | None = None
+    tokens: list[int]

@@ -1,0 +1,58 @@
+"""Routes for who operates the gateway."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from gateway.middleware import Load
+from gateway.services import Services
+from paceline.protocol.errors import PeerUnavailable
+
+EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def operating_routes(services: Services, load: Load) -> APIRouter:
+    """The routes over services."""
+    router = APIRouter()
+
+    @router.get("/health")
+    async def health() -> Response:
+        """200 if a request would find a target; 503 otherwise, and while the gateway drains."""
+        if load.draining:
+            raise PeerUnavailable("the gateway is draining")
+        await services.coordinators.check()
+        return Response()
+
+    @router.get("/ping")
+    async def ping() -> Response:
+        """200: the gateway itself answers."""
+        return Response()
+
+    @router.get("/version")
+    async def version() -> dict[str, str]:
+        """Paceline's version."""
+        return {"version": metadata.version("paceline")}
+
+    @router.get("/load")
+    async def running() -> dict[str, Any]:
+        """Requests that run now."""
+        return {"server_load": load.running}
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        """What Prometheus reads."""
+        content, content_type = exposition(load)
+        return Response(content, media_type=content_type)
+
+    return router
+
+
+def exposition(load: Load) -> tuple[bytes, str]:
+    """The metrics and their content type."""
+    name = "paceline_gateway_running_requests"
+    text = f"# HELP {name} HTTP requests that run now.\n# TYPE {name} gauge\n{name} {load.running}\n"
+    return text.encode(), EXPOSITION

@@ -1,0 +1,124 @@
+"""From a request's choices to the chunks of OpenAI's streams; a whole reply is its chunks put together."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from gateway.caller import Caller
+from gateway.choices import run_choices
+from gateway.coordinators import Serving
+from gateway.errors import refused
+from gateway.openai_types import MAX_CHOICES, GenerationFields, PacelineOptions
+from gateway.statistics import Tally
+from paceline.protocol.generation import FinishReason, GenerateEvent, GenerateRequest, Tokens
+
+Chunk = dict[str, Any]
+FINISH_REASONS: Mapping[FinishReason, str] = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+
+
+class ChoiceWriter(Protocol):
+    """Writes one choice's part of a stream."""
+
+    def written(self, event: GenerateEvent) -> list[Chunk]:
+        """What an event adds: keys of chunks, `choices` among them; none: nothing that the client would see."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """What all chunks of a reply have."""
+
+    prefix: str
+    object: str
+    model: str
+    system_fingerprint: str
+    id: str = field(default_factory=lambda: secrets.token_hex(16))
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def chunk(self, of_choice: Chunk) -> Chunk:
+        """A whole chunk."""
+        return {
+            "id": f"{self.prefix}-{self.id}",
+            "object": self.object,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.system_fingerprint,
+            **of_choice,
+        }
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A request that was read, and what answers it.
+
+    Attributes:
+        requests: one for each prompt.
+        writers: one for each choice: over prompts, then samples.
+    """
+
+    serving: Serving
+    head: Head
+    body: GenerationFields
+    requests: Sequence[GenerateRequest]
+    writers: Sequence[ChoiceWriter]
+
+    @property
+    def samples(self) -> int:
+        """Choices of each prompt."""
+        return self.body.n or 1
+
+
+async def chunks(plan: Plan, caller: Caller) -> AsyncGenerator[Chunk, None]:
+    """Yield a reply's chunks; the last has no choices and says what the reply took, if that was asked for.
+
+    Raises:
+        PacelineError: of the first choice that fails.
+    """
+    tally = Tally(plan.samples)
+    with plan.serving.coordinator.client(caller) as client:
+        async with aclosing(run_choices(client, plan.requests, plan.samples)) as events:
+            async for choice in events:
+                tally.add(choice)
+                for written in plan.writers[choice.index].written(choice.event):
+                    yield plan.head.chunk(written)
+    if closing := _closing(plan.body, tally):
+        yield plan.head.chunk({"choices": []} | closing)
+
+
+def _closing(body: GenerationFields, tally: Tally) -> Chunk:
+    """What the last chunk says: everything of a reply that is sent whole; of a stream what was asked for."""
+    options = body.stream_options
+    usage = not body.stream or (options is not None and bool(options.include_usage))
+    closing: Chunk = {"usage": tally.usage, "metrics": tally.metrics} if usage else {}
+    if usage or body.paceline is not None:
+        closing["paceline"] = tally.told(body.paceline or PacelineOptions())
+    return closing
+
+
+def check_fields(body: GenerationFields, prompts: int) -> None:
+    """Refuse what the fields say together.
+
+    Raises:
+        HttpError: naming the field.
+    """
+    if body.stream_options is not None and not body.stream:
+        raise refused("stream_options", "must be left out without stream")
+    choices = (body.n or 1) * prompts
+    if not 1 <= choices <= MAX_CHOICES:
+        raise refused("n", f"choices of all prompts together are {choices}: must be in [1, {MAX_CHOICES}]")
+
+
+def round_details(event: Tokens, asked: PacelineOptions | None) -> Chunk:
+    """Where a chunk's tokens came from, if that was asked for."""
+    if asked is None or not asked.rounds:
+        return {}
+    shown = {
+        "token_ids": list(event.token_ids),
+        "provenance": [provenance.value for provenance in event.provenance],
+        "text_ends": list(event.text_ends),
+    }
+    return {"paceline": shown}

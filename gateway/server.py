@@ -1,0 +1,98 @@
+"""The HTTP server: one socket, TLS, a clean stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+
+from gateway.middleware import Load
+from paceline.protocol.errors import InvalidInput
+from paceline.rpc.exposure import warn_if_exposed
+from paceline.rpc.server import address_of, write_atomically
+from paceline.rpc.tls import server_credentials
+from paceline.runtime.config import ServerSettings
+from paceline.runtime.stopping import signals_stop, stop_with_stdin
+
+logger = logging.getLogger(__name__)
+
+BACKLOG = 2048
+DRAIN_PAUSE_S = 0.1
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to us: a second one ends the process at once, as every service of ours."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+def open_socket(settings: ServerSettings) -> socket.socket:
+    """Listen, so that a port that is taken is refused before anything is loaded.
+
+    Raises:
+        InvalidInput: naming host:port.
+    """
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host.strip("[]"), settings.port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        address = address_of(settings.host, settings.port)
+        raise InvalidInput.of("server address", address, "a free host:port of this machine") from error
+
+
+async def run_http(app: Any, settings: ServerSettings, listening: socket.socket, load: Load) -> None:
+    """Serve until a signal, or the end of standard input where that counts; then drain and return.
+
+    A draining server takes no connection. Responses that run have `drain_seconds`; what is left is cut off.
+
+    Raises:
+        InvalidInput: a TLS file is missing, or not what it should be.
+    """
+    server = _Server(_uvicorn_config(app, settings))
+    address = address_of(settings.host, listening.getsockname()[1])
+    stop = asyncio.Event()
+    if settings.stop_with_stdin:
+        stop_with_stdin(stop, settings.drain_seconds)
+    with signals_stop(stop):
+        serving = asyncio.create_task(server.serve(sockets=[listening]))
+        if settings.port_file is not None:
+            write_atomically(settings.port_file, address)
+        logger.info("serving: address=%s tls=%s", address, settings.tls_certificate is not None)
+        stopped = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
+            logger.info("draining: drain_seconds=%g running=%d", settings.drain_seconds, load.running)
+            load.draining = server.should_exit = True
+            await serving
+        finally:
+            stopped.cancel()
+            if settings.port_file is not None:
+                settings.port_file.unlink(missing_ok=True)
+    logger.info("stopped: address=%s", address)
+
+
+def _uvicorn_config(app: Any, settings: ServerSettings) -> uvicorn.Config:
+    server_credentials(settings)  # checks the files, naming the one that is wrong
+    if settings.tls_certificate is None:
+        warn_if_exposed(settings, "plaintext", "set server.tls_certificate and server.tls_key")
+    return uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=max(1, round(settings.drain_seconds)),
+        ssl_certfile=settings.tls_certificate,
+        ssl_keyfile=settings.tls_key,
+        ssl_ca_certs=str(settings.tls_client_ca) if settings.tls_client_ca else None,
+        ssl_cert_reqs=ssl.CERT_REQUIRED if settings.tls_client_ca else ssl.CERT_NONE,
+    )

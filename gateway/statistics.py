@@ -1,0 +1,88 @@
+"""What a reply says of its generations: usage, speculation in vLLM's shape, and the `paceline` object."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from gateway.choices import ChoiceEvent
+from gateway.openai_types import PacelineOptions
+from paceline.protocol.generation import Finished, Started, Tokens
+from paceline.protocol.records import GenerationStats
+
+
+@dataclass
+class Tally:
+    """Counts what the events of all choices say.
+
+    Attributes:
+        samples: choices of each prompt.
+        seeds: in force, by prompt.
+    """
+
+    samples: int
+    seeds: dict[int, int] = field(default_factory=dict)
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    stats: dict[int, GenerationStats] = field(default_factory=dict)
+
+    def add(self, choice: ChoiceEvent) -> None:
+        """Take one event in. Samples of one prompt share its tokens."""
+        event, prompt = choice.event, choice.index // self.samples
+        if isinstance(event, Started) and prompt not in self.seeds:
+            self.seeds[prompt] = event.seed
+            self.prompt_tokens += len(event.prompt_token_ids)
+        elif isinstance(event, Tokens):
+            self.completion_tokens += len(event.token_ids)
+        elif isinstance(event, Finished):
+            self.stats[choice.index] = event.stats
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        """OpenAI's `usage`. Tokens that were taken from a cache are not told by a coordinator."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": None,
+            "completion_tokens_details": {"reasoning_tokens": 0},
+        }
+
+    @property
+    def metrics(self) -> dict[str, Any] | None:
+        """vLLM's `metrics`; None where there are several choices, as vLLM has it."""
+        if len(self.stats) != 1 or self.samples > 1:
+            return None
+        (stats,) = self.stats.values()
+        return {"speculative_decoding": speculative_decoding(stats)}
+
+    def told(self, asked: PacelineOptions) -> dict[str, Any]:
+        """The `paceline` object: seeds, and what was asked for of how the rounds went."""
+        seeds = [self.seeds[prompt] for prompt in sorted(self.seeds)]
+        shown: dict[str, Any] = {"seed": seeds[0]} | ({"seeds": seeds} if len(seeds) > 1 else {})
+        stats = [self.stats[index] for index in sorted(self.stats)]
+        if asked.explain:
+            shown["explanation"] = _one_or_all([each.explanation and asdict(each.explanation) for each in stats])
+        if asked.rounds:
+            shown["rounds"] = _one_or_all([[asdict(record) for record in each.records] for each in stats])
+        return shown
+
+
+def speculative_decoding(stats: GenerationStats) -> Mapping[str, Any]:
+    """vLLM's shape: `acceptance_histogram[j]` counts the rounds that accepted j of at most `num_spec_tokens`."""
+    histogram: Sequence[int] = stats.acceptance_histogram
+    return {
+        "mean_acceptance_length": stats.mean_acceptance_length,
+        "draft_acceptance_rate": stats.draft_acceptance_rate,
+        "acceptance_histogram": [*histogram, *[0] * (stats.num_spec_tokens + 1 - len(histogram))],
+        "num_spec_steps": stats.num_spec_steps,
+        "num_accepted_draft_tokens": stats.num_accepted_draft_tokens,
+        "num_draft_tokens": stats.num_draft_tokens,
+        "num_spec_tokens": stats.num_spec_tokens,
+    }
+
+
+def _one_or_all(values: Sequence[Any]) -> Any:
+    """One choice's value as it is; of several a list."""
+    return values[0] if len(values) == 1 else list(values)

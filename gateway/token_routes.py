@@ -1,0 +1,52 @@
+"""vLLM's `/tokenize` and `/detokenize`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Request
+
+from gateway.caller import Caller
+from gateway.chat import chat_ids
+from gateway.errors import refused
+from gateway.logprobs import token_text
+from gateway.openai_types import DetokenizeRequest, TokenizeRequest
+from gateway.services import Services
+from paceline.protocol.errors import require, require_ids
+from paceline.protocol.generation import MAX_INPUT_TOKENS
+
+
+def token_routes(services: Services) -> APIRouter:
+    """The routes over services."""
+    router = APIRouter()
+
+    @router.post("/tokenize")
+    async def tokenize(request: Request, body: Annotated[TokenizeRequest, Body()]) -> dict[str, Any]:
+        """Ids of a prompt or a chat."""
+        return await _tokenized(services, body, request.scope["caller"])
+
+    @router.post("/detokenize")
+    async def detokenize(request: Request, body: Annotated[DetokenizeRequest, Body()]) -> dict[str, Any]:
+        """Text of ids."""
+        serving = await services.coordinators.serving(request.scope["caller"])
+        services.check_model(body.model, serving.description)
+        require(len(body.tokens) <= MAX_INPUT_TOKENS, "tokens", len(body.tokens), f"at most {MAX_INPUT_TOKENS}")
+        require_ids("tokens", body.tokens, services.tokenizer.vocab_size)
+        return {"prompt": services.tokenizer.decode(body.tokens)}
+
+    return router
+
+
+async def _tokenized(services: Services, body: TokenizeRequest, caller: Caller) -> dict[str, Any]:
+    serving = await services.coordinators.serving(caller)
+    services.check_model(body.model, serving.description)
+    max_length = serving.description.max_length
+    if (body.prompt is None) == (body.messages is None):
+        raise refused("prompt", "exactly 1 of prompt and messages must be given")
+    if body.messages is not None:
+        ids = await chat_ids(services, body.messages, max_length)
+    else:
+        special = body.add_special_tokens is not False
+        ids = await services.token_ids(body.prompt or "", max_length, add_special_tokens=special)
+    strings = [token_text(token_id, services.tokenizer) for token_id in ids] if body.return_token_strs else None
+    return {"count": len(ids), "max_model_len": max_length, "tokens": list(ids), "token_strs": strings}

@@ -1,0 +1,51 @@
+"""The settings of the HTTP gateway, which `paceline.runtime.config` would be too long with."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from paceline.runtime.config import (
+    COORDINATOR_PORT,
+    DEFAULT_MODEL,
+    HTTP_PORT,
+    LOCALHOST,
+    PeerSettings,
+    PoolSettings,
+    ServerSettings,
+    _Settings,
+)
+
+
+class GatewayConfig(_Settings):
+    """The HTTP gateway, in front of one coordinator or of several that serve one model."""
+
+    variables: ClassVar[str] = "PACELINE_GATEWAY_"
+    unused: ClassVar[tuple[str, ...]] = ("server.health_port", "server.tls_roles")
+
+    model: str = Field(DEFAULT_MODEL, description="Names tokenizer and chat template; must be the target's.")
+    served_model_name: str | None = Field(None, description="Name that requests use; unset: the coordinator's.")
+    server: ServerSettings = ServerSettings(port=HTTP_PORT)
+    coordinator: PoolSettings = Field(
+        PoolSettings(address=(f"{LOCALHOST}:{COORDINATOR_PORT}",)),
+        description="HOST:PORT of coordinators of one model; repeatable.",
+    )
+    coordinator_wait_ms: float = Field(
+        10_000.0, ge=0, description="Longest wait for a coordinator that is gone, or that has no target, before 503."
+    )
+    generation_timeout_s: float | None = Field(
+        None, gt=0, le=86_400, description="Longest time of one generation before 504; unset: no limit."
+    )
+    max_concurrent_requests: int = Field(
+        1024, ge=1, le=1 << 20, description="Most HTTP requests that run at once before 429."
+    )
+    max_body_bytes: int = Field(4 << 20, ge=1 << 10, le=1 << 30, description="Longest body of a request before 413.")
+    body_timeout_s: float = Field(30.0, gt=0, le=3600, description="Longest time that a body may take before 408.")
+    reader_timeout_s: float = Field(
+        60.0, gt=0, le=3600, description="Longest time that a reader may take nothing before it is cut off."
+    )
+
+    def reach(self, address: str) -> PeerSettings:
+        """How to reach one of the coordinators."""
+        return PeerSettings(**self.coordinator.model_dump() | {"address": address})

@@ -1,0 +1,125 @@
+"""What fails behind the gateway is told as an error of its kind, and the next request works."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from paceline.access.keys import ApiKey, ApiKeys, hash_of, new_key, save_keys
+from tests.e2e.cluster import eventually, free_port
+from tests.gateway.gateways import LONG, GatewayCluster, openai_at, post, request, streaming
+
+COMPLETION: dict[str, Any] = {"prompt": "a", "max_tokens": 5, "seed": 1}
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 5}
+ENDLESS = COMPLETION | {"max_tokens": LONG, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayCluster]:
+    folder = tmp_path_factory.mktemp("failing")
+    flags = {"coordinator_wait_ms": 300.0, "server.drain_seconds": 20.0}
+    with GatewayCluster(folder, flags, coordinator_flags={"max_concurrent_requests": 2}) as running:
+        yield running
+
+
+def test_overload_says_when_to_try_again(cluster: GatewayCluster) -> None:
+    address = cluster.address_of("gateway")
+    path = "/v1/completions"
+    with streaming(address, path, ENDLESS), streaming(address, path, ENDLESS):
+        answer = cluster.post(path, COMPLETION)
+    assert (answer.status, answer.error["code"]) == (429, "rate_limit_exceeded")
+    assert int(answer.headers["retry-after"]) >= 1
+    eventually(lambda: cluster.post(path, COMPLETION).status == 200, "room again")
+
+
+def test_a_coordinator_that_is_gone_is_503_and_the_next_one_serves(cluster: GatewayCluster) -> None:
+    wanted = cluster.post("/v1/completions", COMPLETION).json["choices"]
+    cluster.kill("coordinator")
+    for answer in (cluster.post("/v1/completions", COMPLETION), cluster.get("/v1/models"), cluster.get("/health")):
+        assert (answer.status, answer.error["type"]) == (503, "service_unavailable_error"), answer.content
+        assert int(answer.headers["retry-after"]) >= 1
+    assert cluster.get("/ping").status == 200
+    cluster.restart("coordinator")
+    cluster.await_links()
+    eventually(lambda: cluster.get("/health").status == 200, "healthy again")
+    assert cluster.post("/v1/completions", COMPLETION).json["choices"] == wanted
+
+
+def test_a_stream_that_breaks_ends_with_its_error_as_an_event(cluster: GatewayCluster) -> None:
+    stream = openai_at(cluster.address_of("gateway")).completions.create(
+        model="", prompt="a", max_tokens=LONG, stream=True, extra_body={"ignore_eos": True}
+    )
+    next(iter(stream))
+    cluster.kill("coordinator")
+    try:
+        with pytest.raises(openai.APIError) as caught:
+            list(stream)
+        assert caught.value.type == "service_unavailable_error"
+    finally:
+        cluster.restart("coordinator")
+        cluster.await_links()
+    eventually(lambda: cluster.post("/v1/completions", COMPLETION).status == 200, "serving again")
+
+
+def test_a_target_that_is_gone_is_503_until_it_is_back(cluster: GatewayCluster) -> None:
+    cluster.kill("target")
+    eventually(lambda: cluster.get("/health").status == 503, "the target is missed")
+    answer = cluster.post("/v1/completions", COMPLETION)
+    assert (answer.status, "target" in answer.error["message"]) == (503, True)
+    cluster.restart("target")
+    eventually(lambda: cluster.get("/health").status == 200, "healthy again")
+    assert cluster.post("/v1/completions", COMPLETION).status == 200
+
+
+def test_keys_are_the_coordinators(cluster: GatewayCluster, tmp_path: Path) -> None:
+    key, file = new_key(), tmp_path / "keys.json"
+    save_keys(ApiKeys(keys=(ApiKey(name="alice", sha256=hash_of(key)),)), file)
+    cluster.api_key = key
+    with cluster.coordinator("guarded", {"api_keys": str(file)}) as coordinator:
+        address = cluster.start_gateway("guarding", coordinator, free_port())
+        wrong: tuple[dict[str, str], ...] = ({}, {"Authorization": "Bearer wrong"}, {"x_api_key": "wrong"})
+        for headers in wrong:
+            for path, body in (("/v1/completions", COMPLETION), ("/v1/chat/completions", CHAT)):
+                answer = post(address, path, body, **headers)
+                assert (answer.status, answer.error["code"]) == (401, "invalid_api_key")
+                assert answer.headers["www-authenticate"] == "Bearer"
+                assert key not in answer.error["message"]
+            assert request(address, "GET", "/v1/models", None, headers).status == 401
+        for headers in ({"Authorization": f"Bearer {key}"}, {"x_api_key": key}):
+            assert post(address, "/v1/completions", COMPLETION, **headers).status == 200
+        assert post(address, "/v1/completions", COMPLETION).status == 401, "nobody uses another's key"
+        assert openai_at(address, key).models.list().data[0].id
+        assert request(address, "GET", "/health", None, {}).status == 200, "probes have no key"
+        cluster.processes.pop("guarding").stop()
+
+
+def test_a_gateway_that_is_stopped_lets_its_streams_end(cluster: GatewayCluster) -> None:
+    address = cluster.start_gateway("stopping", cluster.address, free_port())
+    texts: list[str] = []
+    begun = threading.Event()
+
+    def read() -> None:
+        stream = openai_at(address).completions.create(
+            model="", prompt="a", seed=1, max_tokens=2000, stream=True, extra_body={"ignore_eos": True}
+        )
+        for chunk in stream:
+            texts.append(chunk.choices[0].text)
+            begun.set()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert begun.wait(20)
+    cluster.processes["stopping"].signal(signal.SIGTERM)
+    reader.join(20)
+    assert not reader.is_alive()
+    assert cluster.processes["stopping"].wait(20) == 0
+    whole = cluster.post("/v1/completions", COMPLETION | {"max_tokens": 2000, "ignore_eos": True})
+    assert "".join(texts) == json.loads(whole.content)["choices"][0]["text"]
+    cluster.processes.pop("stopping")

@@ -1,0 +1,347 @@
+"""OpenAI's own client against the gateway: the text is the gRPC client's, whatever the route and the shape."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+import pytest
+
+from paceline.client import (
+    ChatMessage,
+    Generation,
+    Grammar,
+    GrammarKind,
+    SamplingParams,
+    SpeculationSettings,
+)
+from tests.gateway.gateways import MODEL, GatewayCluster
+
+PROMPT = "Once upon a time"
+SEED = 7
+TOKENS = 40
+MESSAGES: list[Any] = [
+    {"role": "developer", "content": "Be brief."},
+    {"role": "user", "content": [{"type": "text", "text": "Hi"}, {"type": "text", "text": "!"}]},
+]
+TURNS = (ChatMessage("system", "Be brief."), ChatMessage("user", "Hi!"))
+
+
+def direct(gateway: GatewayCluster, **fields: Any) -> Generation:
+    """The same over gRPC."""
+    with gateway.client() as client:
+        given = {"seed": SEED, "max_new_tokens": TOKENS} | fields
+        return client.generate(**given if "messages" in given else {"prompt": PROMPT} | given)
+
+
+def complete(gateway: GatewayCluster, **fields: Any) -> Any:
+    extra = fields.pop("extra_body", {})
+    given = {"model": MODEL, "prompt": PROMPT, "seed": SEED, "max_tokens": TOKENS} | fields
+    return gateway.openai.completions.create(**given, extra_body=extra)
+
+
+def chat(gateway: GatewayCluster, **fields: Any) -> Any:
+    given = {"model": MODEL, "messages": MESSAGES, "seed": SEED, "max_completion_tokens": TOKENS} | fields
+    return gateway.openai.chat.completions.create(**given)
+
+
+def test_a_completion_is_the_grpc_clients_text_whole_and_streamed(gateway: GatewayCluster) -> None:
+    wanted = direct(gateway)
+    whole = complete(gateway)
+    streamed = list(complete(gateway, stream=True, stream_options={"include_usage": True}))
+    assert whole.choices[0].text == "".join(c.text for chunk in streamed for c in chunk.choices) == wanted.text
+    assert whole.choices[0].finish_reason == "length"
+    assert [c.finish_reason for chunk in streamed for c in chunk.choices][-1] == "length"
+    assert whole.usage == streamed[-1].usage
+    counted = (whole.usage.prompt_tokens, whole.usage.completion_tokens, whole.usage.total_tokens)
+    assert counted == (len(PROMPT), TOKENS, len(PROMPT) + TOKENS)
+    assert streamed[-1].choices == []
+    assert all(chunk.usage is None for chunk in streamed[:-1])
+    assert (whole.object, whole.model, {chunk.id[:6] for chunk in streamed}) == (
+        "text_completion",
+        MODEL,
+        {"cmpl-" + streamed[0].id[5]},
+    )
+
+
+def test_a_chat_is_the_grpc_clients_text_whole_and_streamed(gateway: GatewayCluster) -> None:
+    wanted = direct(gateway, messages=TURNS)
+    whole, streamed = chat(gateway), list(chat(gateway, stream=True))
+    assert whole.choices[0].message.content == wanted.text
+    assert "".join(c.delta.content or "" for chunk in streamed for c in chunk.choices) == wanted.text
+    assert streamed[0].choices[0].delta.role == whole.choices[0].message.role == "assistant"
+    assert streamed[-1].choices[0].finish_reason == whole.choices[0].finish_reason == "length"
+    assert {chunk.object for chunk in streamed} == {"chat.completion.chunk"}
+    assert len({chunk.id for chunk in streamed}) == 1
+    assert all(chunk.usage is None for chunk in streamed)
+
+
+def test_the_seed_of_a_request_without_one_is_told_and_gives_its_text_again(gateway: GatewayCluster) -> None:
+    first = complete(gateway, seed=None)
+    other = complete(gateway, seed=None)
+    assert first.choices[0].text != other.choices[0].text
+    again = direct(gateway, seed=first.paceline["seed"])
+    assert again.text == first.choices[0].text
+
+
+def test_a_negative_seed_is_a_seed_of_its_own(gateway: GatewayCluster) -> None:
+    assert complete(gateway, seed=-SEED).choices[0].text == direct(gateway, seed=(1 << 64) - SEED).text
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_samples_are_those_of_the_grpc_client(gateway: GatewayCluster, stream: bool) -> None:
+    with gateway.client() as client:
+        wanted = [each.text for each in client.generate_samples(3, prompt=PROMPT, seed=SEED, max_new_tokens=TOKENS)]
+    made = complete(gateway, n=3, stream=stream)
+    parts = [choice for chunk in (made if stream else [made]) for choice in chunk.choices]
+    texts = ["".join(part.text for part in parts if part.index == index) for index in range(3)]
+    assert texts == wanted
+    assert len(set(texts)) == 3
+
+
+def test_several_prompts_are_each_as_if_alone(gateway: GatewayCluster) -> None:
+    prompts = [PROMPT, "abc"]
+    made = complete(gateway, prompt=prompts, n=2)
+    alone = [direct(gateway, prompt=prompt).text for prompt in prompts]
+    assert [made.choices[0].text, made.choices[2].text] == alone
+    assert [choice.index for choice in made.choices] == [0, 1, 2, 3]
+    assert made.usage.prompt_tokens == len(PROMPT) + 3
+    assert made.usage.completion_tokens == 4 * TOKENS
+    assert made.metrics is None
+    assert made.paceline["seeds"] == [SEED, SEED]
+
+
+def test_the_same_prompt_twice_without_a_seed_is_drawn_twice(gateway: GatewayCluster) -> None:
+    made = complete(gateway, prompt=[PROMPT, PROMPT], seed=None)
+    assert made.choices[0].text != made.choices[1].text
+
+
+def test_token_ids_are_taken_and_returned(gateway: GatewayCluster) -> None:
+    ids = list(PROMPT.encode())
+    wanted = direct(gateway)
+    for prompt in (ids, [ids]):
+        (choice,) = complete(gateway, prompt=prompt, extra_body={"return_token_ids": True}).choices
+        assert (choice.text, choice.prompt_token_ids, choice.token_ids) == (wanted.text, ids, list(wanted.token_ids))
+    turned = chat(gateway, extra_body={"return_token_ids": True})
+    of_chat = direct(gateway, messages=TURNS)
+    assert turned.prompt_token_ids == list(of_chat.prompt_token_ids)
+    assert turned.choices[0].token_ids == list(of_chat.token_ids)
+
+
+def test_echo_puts_the_prompt_before_the_text(gateway: GatewayCluster) -> None:
+    wanted = PROMPT + direct(gateway).text
+    assert complete(gateway, echo=True).choices[0].text == wanted
+    assert "".join(part.choices[0].text for part in complete(gateway, echo=True, stream=True)) == wanted
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_echoed_prompt_has_log_probabilities(gateway: GatewayCluster, stream: bool) -> None:
+    """What evaluation harnesses read: the prompt's tokens, nothing known of the first, and one token behind them."""
+    with gateway.client() as client:
+        wanted = client.generate(
+            prompt=PROMPT, seed=SEED, max_new_tokens=1, prompt_logprobs=2, sampling=SamplingParams(logprobs=2)
+        )
+    made = complete(gateway, echo=True, logprobs=2, max_tokens=1, stream=stream)
+    parts = [choice for chunk in (made if stream else [made]) for choice in chunk.choices]
+    told = [part.logprobs for part in parts if part.logprobs is not None]
+    tokens = [token for each in told for token in each.tokens]
+    values = [value for each in told for value in each.token_logprobs]
+    best = [top for each in told for top in each.top_logprobs]
+    offsets = [offset for each in told for offset in each.text_offset]
+    assert "".join(part.text for part in parts) == PROMPT + wanted.text
+    assert tokens[: len(PROMPT)] == list(PROMPT)
+    assert (values[0], best[0]) == (None, None)
+    rows = (*wanted.prompt_logprobs, *wanted.logprobs)
+    assert values[1:] == [pytest.approx(row.logprobs[0]) for row in rows]
+    assert [max(top.values()) for top in best[1:]] == [pytest.approx(max(row.logprobs)) for row in rows]
+    assert offsets == [*range(len(PROMPT) + 1)]
+
+
+def test_logprobs_are_the_grpc_clients_in_both_shapes(gateway: GatewayCluster) -> None:
+    wanted = direct(gateway, sampling=SamplingParams(logprobs=3)).logprobs
+    (choice,) = complete(gateway, logprobs=3).choices
+    shown = choice.logprobs
+    assert shown.token_logprobs == pytest.approx([row.logprobs[0] for row in wanted])
+    assert len(shown.tokens) == len(shown.text_offset) == len(shown.top_logprobs) == TOKENS
+    assert all(
+        math.isclose(max(top.values()), row.logprobs[1], rel_tol=1e-6)
+        for top, row in zip(shown.top_logprobs, wanted, strict=True)
+    )
+    assert shown.text_offset == sorted(shown.text_offset)
+    ends = [*shown.text_offset[1:], len(choice.text)]
+    pieces = [choice.text[a:b] for a, b in zip(shown.text_offset, ends, strict=True)]
+    plain = [(token, piece) for token, piece in zip(shown.tokens, pieces, strict=True) if token.isascii() and token]
+    assert plain
+    assert all(token in piece or not piece for token, piece in plain)
+
+    of_chat = direct(gateway, messages=TURNS, sampling=SamplingParams(logprobs=2)).logprobs
+    for made in (
+        [chat(gateway, logprobs=True, top_logprobs=2)],
+        chat(gateway, logprobs=True, top_logprobs=2, stream=True),
+    ):
+        content = [each for part in made for c in part.choices if c.logprobs for each in c.logprobs.content]
+        assert [each.logprob for each in content] == pytest.approx([row.logprobs[0] for row in of_chat])
+        assert [[t.logprob for t in each.top_logprobs] for each in content] == [
+            pytest.approx(row.logprobs[1:]) for row in of_chat
+        ]
+
+
+def test_chat_logprobs_without_alternatives_have_none(gateway: GatewayCluster) -> None:
+    (choice,) = chat(gateway, logprobs=True).choices
+    assert all(each.top_logprobs == [] for each in choice.logprobs.content)
+    assert len(choice.logprobs.content) == TOKENS
+
+
+SAMPLINGS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "greedy": ({"temperature": 0}, {}, {"temperature": 0.0}),
+    "filters": (
+        {"temperature": 0.8, "top_p": 0.9},
+        {"top_k": 20, "min_p": 0.01},
+        {"temperature": 0.8, "top_p": 0.9, "top_k": 20, "min_p": 0.01},
+    ),
+    "top_k -1": ({}, {"top_k": -1}, {}),
+    "penalties": (
+        {"presence_penalty": 1.5, "frequency_penalty": 0.5},
+        {"repetition_penalty": 1.3},
+        {"presence_penalty": 1.5, "frequency_penalty": 0.5, "repetition_penalty": 1.3},
+    ),
+    "logit bias": ({"logit_bias": {"65": 20, "66": -100}}, {}, {"logit_bias": ((65, 20.0), (66, -100.0))}),
+    "bad words": ({}, {"bad_words": ["a", "A"]}, {"bad_words": ((97,), (32, 97), (65,), (32, 65))}),
+    "min tokens": ({}, {"min_tokens": 9}, {"min_tokens": 9}),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_sampling_parameters_mean_what_they_mean_over_grpc(gateway: GatewayCluster, name: str) -> None:
+    fields, extra, ours = SAMPLINGS[name]
+    wanted = direct(gateway, sampling=SamplingParams(**ours)).text
+    assert complete(gateway, **fields, extra_body=extra).choices[0].text == wanted
+    plain = direct(gateway).text
+    assert (wanted == plain) == (name in ("top_k -1", "min tokens")), "the parameter shows in the text"
+
+
+def test_stop_strings_and_stop_token_ids_end_the_text_and_are_no_part_of_it(gateway: GatewayCluster) -> None:
+    free = direct(gateway, ignore_eos=True, max_new_tokens=200)
+    stop = next(char for char in free.text[5:] if char.isascii() and char.isalnum() and char not in free.text[:5])
+    at = free.token_ids.index(ord(stop))
+    for fields in (
+        {"stop": stop},
+        {"stop": ["never to be seen", stop]},
+        {"extra_body": {"stop_token_ids": [ord(stop), 299]}},
+    ):
+        made = complete(gateway, max_tokens=200, **fields)
+        assert made.choices[0].finish_reason == "stop"
+        assert made.choices[0].text == free.text.partition(stop)[0]
+        assert made.usage.completion_tokens == at + 1
+    ignoring = complete(gateway, max_tokens=200, extra_body={"stop_token_ids": [ord(stop)], "ignore_eos": True})
+    assert ignoring.choices[0].text == free.text.partition(stop)[0]
+    later = complete(gateway, max_tokens=200, extra_body={"stop_token_ids": [ord(stop)], "min_tokens": at + 2})
+    assert later.usage.completion_tokens >= at + 2, "what would end the text is forbidden until then"
+
+
+def test_what_outputs_must_look_like(gateway: GatewayCluster) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "boolean"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    by_format = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": True}}
+    made = chat(gateway, response_format=by_format, max_completion_tokens=400)
+    assert set(json.loads(made.choices[0].message.content)) == {"a"}
+    wanted = direct(
+        gateway,
+        messages=TURNS,
+        max_new_tokens=400,
+        sampling=SamplingParams(grammar=Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))),
+    )
+    assert made.choices[0].message.content == wanted.text
+    for outputs, pattern in (
+        ({"regex": "[ab]{3,5}x"}, "[ab]{3,5}x"),
+        ({"choice": ['say "yes"', "no\n"]}, 'say "yes"|no\n'),
+        ({"grammar": 'start: "k" /[0-9]/ "k"'}, "k[0-9]k"),
+        ({"json": schema}, r'\{\s*"a"\s*:\s*(true|false)\s*\}'),
+    ):
+        text = complete(gateway, max_tokens=400, extra_body={"structured_outputs": outputs}).choices[0].text
+        assert re.fullmatch(pattern, text), (outputs, text)
+
+
+def test_speculation_is_chosen_and_told(gateway: GatewayCluster) -> None:
+    options = {"drafter": "default", "num_draft_tokens": 3, "explain": True, "rounds": True}
+    with gateway.client() as client:
+        options["drafter"] = client.describe_models()[0].drafters[-1]
+    made = complete(gateway, extra_body={"paceline": options})
+    figures = made.metrics["speculative_decoding"]
+    assert len(figures["acceptance_histogram"]) == figures["num_spec_tokens"] + 1 <= 4
+    assert sum(figures["acceptance_histogram"]) == figures["num_spec_steps"] > 0
+    accepted = sum(j * rounds for j, rounds in enumerate(figures["acceptance_histogram"]))
+    assert accepted == figures["num_accepted_draft_tokens"] <= figures["num_draft_tokens"]
+    assert figures["mean_acceptance_length"] == pytest.approx(1 + accepted / figures["num_spec_steps"])
+    assert figures["draft_acceptance_rate"] == pytest.approx(accepted / figures["num_draft_tokens"])
+    assert sum(each["proposed"] for each in made.paceline["rounds"]) == figures["num_draft_tokens"]
+    assert {"candidates", "account_ms"} <= set(made.paceline["explanation"])
+    assert made.choices[0].text == direct(gateway).text, "coupled: the drafter changes nothing"
+    off = complete(gateway, extra_body={"paceline": {"off": True}})
+    assert off.metrics["speculative_decoding"]["num_draft_tokens"] == 0
+    assert "explanation" not in off.paceline
+
+
+def test_rounds_are_told_while_they_stream(gateway: GatewayCluster) -> None:
+    wanted = direct(gateway, speculation=SpeculationSettings(off=True))
+    made = list(complete(gateway, stream=True, extra_body={"paceline": {"off": True, "rounds": True}}))
+    details = [chunk.paceline for chunk in made if hasattr(chunk, "paceline")]
+    told, last = details[:-1], details[-1]
+    assert [i for each in told for i in each["token_ids"]] == list(wanted.token_ids)
+    assert {p for each in told for p in each["provenance"]} == {"target"}
+    assert all(len(each["text_ends"]) == len(each["token_ids"]) for each in told)
+    assert last["seed"] == SEED
+    assert len(last["rounds"]) == wanted.stats.rounds
+    assert made[-1].choices == []
+    assert made[-1].usage is None
+
+
+def test_acceptance_rules_are_taken_and_have_fingerprints_of_their_own(gateway: GatewayCluster) -> None:
+    prints = {
+        rule: complete(gateway, max_tokens=2, extra_body={"paceline": {"acceptance": rule}}).system_fingerprint
+        for rule in ("coupled", "rejection", "block")
+    }
+    assert len(set(prints.values())) == 3
+    assert complete(gateway, max_tokens=2, prompt="other").system_fingerprint == prints["coupled"]
+
+
+def test_models_and_tokens(gateway: GatewayCluster) -> None:
+    (model,) = gateway.openai.models.list().data
+    assert (model.id, model.object, model.max_model_len) == (MODEL, "model", 30000)  # type: ignore[attr-defined]  # vLLM's
+    assert gateway.openai.models.retrieve(MODEL).id == MODEL
+    tokenized = gateway.post("/tokenize", {"prompt": "aé", "return_token_strs": True}).json
+    assert tokenized == {
+        "count": 3,
+        "max_model_len": 30000,
+        "tokens": [97, 195, 169],
+        "token_strs": ["a", "\ufffd", "\ufffd"],
+    }
+    assert gateway.post("/detokenize", {"tokens": [97, 195, 169]}).json == {"prompt": "aé"}
+    of_chat = gateway.post("/tokenize", {"messages": MESSAGES}).json["tokens"]
+    assert of_chat == list(direct(gateway, messages=TURNS).prompt_token_ids)
+
+
+def test_routes_of_operators(gateway: GatewayCluster) -> None:
+    assert [gateway.get(path).status for path in ("/health", "/ping")] == [200, 200]
+    assert set(gateway.get("/version").json) == {"version"}
+    assert gateway.get("/load").json == {"server_load": 0}
+    assert b"paceline_gateway_running_requests 0" in gateway.get("/metrics").content
+    described = gateway.get("/openapi.json").json
+    assert {"/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/health"} <= set(
+        described["paths"]
+    )
+    assert gateway.get("/docs").status == 404, "its page would load scripts from elsewhere"
+
+
+def test_request_ids_are_echoed_or_made(gateway: GatewayCluster) -> None:
+    assert gateway.get("/ping", X_Request_Id="mine-1").headers["x-request-id"] == "mine-1"
+    made = {gateway.get("/ping", X_Request_Id=bad).headers["x-request-id"] for bad in ("", "a b", "x" * 200)}
+    assert len(made) == 3
+    assert all(re.fullmatch("[0-9a-f]{32}", each) for each in made)
+    assert gateway.post("/v1/completions", b"{").headers["x-request-id"]

@@ -1,0 +1,270 @@
+"""The gateway's parts by themselves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import pytest
+
+from gateway.caller import caller_of
+from gateway.choices import READ_AHEAD, run_choices
+from gateway.coordinators import Coordinator, Serving
+from gateway.errors import http_error
+from gateway.folding import FoldedChat, whole
+from gateway.openai_types import CompletionRequest
+from gateway.params import sampling_params
+from gateway.responses import EventStream
+from paceline.client import AsyncClient, GenerateRequest, Started, Tokens
+from paceline.models.tokenizer import TableTokenizer
+from paceline.protocol.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InternalError,
+    InvalidInput,
+    Overloaded,
+    PacelineError,
+    PeerUnavailable,
+    PermissionDenied,
+    Unauthenticated,
+    UnknownModel,
+    Unsupported,
+    VocabularyMismatch,
+)
+from paceline.protocol.generation import ModelDescription, Provenance
+from paceline.protocol.handshake import Fingerprint
+from paceline.protocol.proposal import Acceptance
+from paceline.v1 import generation_service_pb2 as pb
+from paceline.v1 import generation_service_pb2_grpc as pb_grpc
+
+TRACEPARENT = f"00-{'a' * 32}-{'b' * 16}-01"
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [
+        (InvalidInput, 400),
+        (Unsupported, 400),
+        (Unauthenticated, 401),
+        (PermissionDenied, 403),
+        (UnknownModel, 404),
+        (Overloaded, 429),
+        (Cancelled, 499),
+        (InternalError, 500),
+        (VocabularyMismatch, 500),
+        (PeerUnavailable, 503),
+        (DeadlineExceeded, 504),
+    ],
+)
+def test_every_error_has_its_status(kind: type[PacelineError], status: int) -> None:
+    error = http_error(kind("what is wrong"))
+    assert (error.status, error.message) == (status, "what is wrong")
+    assert ("Retry-After" in error.headers) == (status in (429, 503))
+
+
+def test_retry_after_is_whole_seconds_and_no_earlier_than_told() -> None:
+    assert http_error(Overloaded("full", retry_after_ms=1200)).headers["Retry-After"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("headers", "key", "sendable"),
+    [
+        ({}, None, True),
+        ({"authorization": "Bearer k"}, "k", True),
+        ({"authorization": "bearer  k "}, "k", True),
+        ({"authorization": "Basic k"}, None, True),
+        ({"x-api-key": "k"}, "k", True),
+        ({"authorization": "Bearer a", "x-api-key": "b"}, "a", True),
+        ({"authorization": "Bearer a b"}, "a b", False),
+        ({"x-api-key": "k" * 1025}, "k" * 1025, False),
+    ],
+)
+def test_keys_of_headers(headers: dict[str, str], key: str | None, sendable: bool) -> None:
+    caller = caller_of(headers)
+    assert (caller.api_key, caller.key_is_sendable) == (key, sendable)
+
+
+def test_a_traceparent_is_passed_on_if_it_is_one() -> None:
+    assert caller_of({"traceparent": TRACEPARENT}).traceparent == TRACEPARENT
+    assert caller_of({"traceparent": TRACEPARENT + "\r\nx: y"}).traceparent == ""
+
+
+class Metadata(pb_grpc.GenerationServiceServicer):
+    """Keeps what came with each call."""
+
+    def __init__(self) -> None:
+        self.seen: list[dict[str, Any]] = []
+
+    async def DescribeModels(
+        self, request: pb.DescribeModelsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.DescribeModelsResponse:
+        self.seen.append(dict(context.invocation_metadata() or ()))
+        return pb.DescribeModelsResponse()
+
+
+async def test_one_channel_serves_many_callers() -> None:
+    server, servicer = grpc.aio.server(), Metadata()
+    pb_grpc.add_GenerationServiceServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with AsyncClient(f"127.0.0.1:{port}", api_key="own") as client:
+        await client.calling(api_key="theirs", traceparent=TRACEPARENT).describe_models()
+        await client.calling().describe_models()
+        await client.describe_models()
+    await server.stop(None)
+    said = [(each.get("authorization"), each.get("traceparent")) for each in servicer.seen]
+    assert said == [("Bearer theirs", TRACEPARENT), (None, None), ("Bearer own", None)]
+
+
+def described(**changes: Any) -> Serving:
+    target = Fingerprint("m", "t", 10, "n")
+    description = ModelDescription("m", target, Fingerprint("d", "t", 10, "n"), 9, ("auto",), True, True)
+    coordinator = object.__new__(Coordinator)
+    return Serving(coordinator, replace(description, **changes))
+
+
+def test_the_fingerprint_changes_with_what_a_seed_depends_on() -> None:
+    plain = described()
+    coupled, block = plain.fingerprint(Acceptance.COUPLED), plain.fingerprint(Acceptance.BLOCK)
+    others = [Fingerprint("x", "t", 10, "n"), Fingerprint("m", "x", 10, "n"), Fingerprint("m", "t", 10, "x")]
+    prints = {described(target=target).fingerprint(Acceptance.COUPLED) for target in others}
+    assert len(prints | {coupled, block}) == 5
+    other_draft = described(draft=Fingerprint("x", "t", 10, "n"))
+    assert other_draft.fingerprint(Acceptance.COUPLED) == coupled, "no draft changes the text"
+    assert other_draft.fingerprint(Acceptance.BLOCK) != block
+
+
+def test_the_version_of_the_noise_is_in_the_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = described().fingerprint(Acceptance.COUPLED)
+    monkeypatch.setattr("gateway.coordinators.NOISE_VERSION", 2)
+    assert described().fingerprint(Acceptance.COUPLED) != before
+
+
+def test_a_bad_word_is_forbidden_at_the_beginning_and_behind_a_space() -> None:
+    body = CompletionRequest(prompt="a", bad_words=["no"])
+    sampling = sampling_params(body, TableTokenizer(300, None), None)
+    assert sampling.bad_words == (tuple(b"no"), tuple(b" no"))
+
+
+class Endless(AsyncClient):
+    """Streams without end, and counts what was taken of it."""
+
+    def __init__(self) -> None:
+        self.made = 0
+        self.closed = 0
+
+    async def stream(self, request: GenerateRequest | None = None, **fields: Any) -> AsyncGenerator[Any, None]:
+        try:
+            yield Started(1, (1,), "m")
+            while True:
+                self.made += 1
+                yield Tokens((1,), "a", (Provenance.TARGET,))
+                await asyncio.sleep(0)
+        finally:
+            self.closed += 1
+
+
+async def test_choices_are_not_read_far_ahead_of_their_reader() -> None:
+    client = Endless()
+    async with aclosing(run_choices(client, [GenerateRequest(token_ids=(1,))], 3)) as events:
+        await anext(events)
+        for _ in range(200):
+            await asyncio.sleep(0)
+        assert client.made <= READ_AHEAD + 3
+    assert client.closed == 3, "leaving them ends them all"
+
+
+class Failing(Endless):
+    """Its second sample fails."""
+
+    async def stream(self, request: GenerateRequest | None = None, **fields: Any) -> AsyncGenerator[Any, None]:
+        assert request is not None
+        if request.sample_index:
+            raise Overloaded("no room")
+        async for event in super().stream(request):
+            yield event
+
+
+async def test_a_choice_that_fails_ends_all() -> None:
+    client = Failing()
+    with pytest.raises(Overloaded):
+        async for _ in run_choices(client, [GenerateRequest(token_ids=(1,))], 2):
+            pass
+    assert client.closed == 1
+
+
+async def events_of(made: list[int]) -> AsyncGenerator[bytes, None]:
+    while True:
+        made.append(len(made))
+        yield b"data: x\n\n"
+
+
+@asynccontextmanager
+async def answering(stream: EventStream, send: Any) -> AsyncIterator[asyncio.Event]:
+    gone = asyncio.Event()
+
+    async def receive() -> dict[str, Any]:
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    task = asyncio.create_task(stream({"type": "http", "path": "/"}, receive, send))
+    try:
+        yield gone
+        await asyncio.wait_for(task, 5)
+    finally:
+        task.cancel()
+
+
+async def test_nothing_is_made_for_a_reader_that_does_not_read() -> None:
+    made: list[int] = []
+    blocked = asyncio.Event()
+
+    async def send(message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.body":
+            blocked.set()
+            await asyncio.Event().wait()
+
+    async with answering(EventStream(events_of(made), reader_timeout_s=60), send) as gone:
+        await blocked.wait()
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert made == [0]
+        gone.set()
+
+
+async def test_a_reader_that_takes_nothing_for_long_is_cut_off_without_an_end() -> None:
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()
+
+    async with answering(EventStream(events_of([]), reader_timeout_s=0.05), send):
+        pass
+    assert [message.get("more_body") for message in sent] == [None, True]
+
+
+async def test_calls_of_tools_and_reasoning_are_put_together() -> None:
+    pieces = [
+        {"role": "assistant", "content": ""},
+        {"reasoning_content": "hm"},
+        {"tool_calls": [{"index": 0, "id": "c1", "type": "function", "function": {"name": "f", "arguments": ""}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '{"a"'}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": ":1}"}}]},
+    ]
+
+    async def chunks() -> AsyncGenerator[dict[str, Any], None]:
+        for delta in pieces:
+            yield {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
+        yield {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]}
+
+    (choice,) = (await whole(chunks(), FoldedChat, "chat.completion"))["choices"]
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
+    assert choice["message"]["tool_calls"] == [call]
+    assert (choice["message"]["reasoning_content"], choice["message"]["content"]) == ("hm", None)
+    assert choice["finish_reason"] == "tool_calls"

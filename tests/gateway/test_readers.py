@@ -1,0 +1,82 @@
+"""Clients that go away, and clients that read slowly."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.e2e.cluster import eventually
+from tests.gateway.gateways import LONG, GatewayCluster, post, streaming
+
+ENDLESS: dict[str, Any] = {"max_tokens": LONG, "ignore_eos": True, "seed": 1}
+CHAT = ("/v1/chat/completions", ENDLESS | {"messages": [{"role": "user", "content": "a"}]})
+COMPLETION = ("/v1/completions", ENDLESS | {"prompt": "a"})
+SAMPLES = ("/v1/completions", ENDLESS | {"prompt": ["a", "b"], "n": 2})
+GONE_WITHIN_S = 2.0
+"""The bound is the running step and 100 ms; a shared machine gets more. The text itself takes over ten seconds."""
+
+
+def sessions(gateway: GatewayCluster) -> int:
+    return gateway.status("target").sessions
+
+
+@pytest.mark.parametrize(("path", "body", "count"), [(*CHAT, 1), (*COMPLETION, 1), (*SAMPLES, 4)])
+def test_a_client_that_disconnects_frees_its_sessions(
+    gateway: GatewayCluster, path: str, body: dict[str, Any], count: int
+) -> None:
+    with streaming(gateway.address_of("gateway"), path, body):
+        eventually(lambda: sessions(gateway) == count, f"{count} sessions run")
+    left = time.monotonic()
+    eventually(lambda: sessions(gateway) == 0, "no session runs", GONE_WITHIN_S)
+    assert time.monotonic() - left < GONE_WITHIN_S
+    eventually(lambda: gateway.get("/load").json["server_load"] == 0, "no request runs")
+
+
+def test_a_client_that_does_not_wait_for_a_whole_reply_frees_its_session(gateway: GatewayCluster) -> None:
+    path, body = COMPLETION
+    with pytest.raises(TimeoutError):
+        _post_and_leave(gateway, path, body)
+    eventually(lambda: sessions(gateway) == 0, "no session runs", GONE_WITHIN_S)
+
+
+def _post_and_leave(gateway: GatewayCluster, path: str, body: dict[str, Any]) -> None:
+    from tests.gateway import gateways
+
+    before, gateways.WAIT_S = gateways.WAIT_S, 0.5
+    try:
+        post(gateway.address_of("gateway"), path, body)
+    finally:
+        gateways.WAIT_S = before
+
+
+def test_a_slow_reader_holds_little_and_delays_nobody(gateway: GatewayCluster) -> None:
+    process = psutil.Process(gateway.processes["gateway"].pid)
+    path, body = COMPLETION
+    short = {"prompt": "a", "max_tokens": 20, "seed": 1}
+    alone = _fastest_s(gateway, short)
+    before = process.memory_info().rss
+    with streaming(gateway.address_of("gateway"), path, body | {"logprobs": 20}, receive_buffer=4096):
+        eventually(lambda: _stalls(gateway), "the rounds pause, since nobody reads")
+        beside = _fastest_s(gateway, short)
+        assert process.memory_info().rss - before < 48 << 20, "of 40 MB of text and more"
+    assert beside < alone + 0.5
+    eventually(lambda: sessions(gateway) == 0, "no session runs", GONE_WITHIN_S)
+
+
+def _stalls(gateway: GatewayCluster) -> bool:
+    """Whether the target has made no step for a while, though a session is open or was freed for want of a reader."""
+    steps = gateway.status("target").steps
+    time.sleep(0.3)
+    return gateway.status("target").steps == steps
+
+
+def _fastest_s(gateway: GatewayCluster, body: dict[str, Any]) -> float:
+    took = []
+    for _ in range(5):
+        began = time.monotonic()
+        assert gateway.post("/v1/completions", body).status == 200
+        took.append(time.monotonic() - began)
+    return min(took)

@@ -1,0 +1,192 @@
+"""Bad input: an error of OpenAI's shape that names the parameter, never a 5xx, and nothing is held after it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.gateway.gateways import MODEL, GatewayCluster
+
+COMPLETION: dict[str, Any] = {"prompt": "a", "max_tokens": 2}
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
+DEEP = b"[" * 100_000
+
+COMPLETIONS: list[tuple[dict[str, Any], str]] = [
+    ({"prompt": None}, "prompt"),
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": [[]]}, "prompt"),
+    ({"prompt": [300]}, "prompt"),
+    ({"prompt": [-1]}, "prompt"),
+    ({"prompt": {"a": 1}}, "prompt"),
+    ({"prompt": ["a", 1]}, "prompt"),
+    ({"prompt": "\ud800"}, "prompt"),
+    ({"prompt": "a" * 40_000}, "prompt"),
+    ({"prompt": ["a"] * 129}, "n"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": "2"}, "max_tokens"),
+    ({"max_tokens": 2.5}, "max_tokens"),
+    ({"max_tokens": 40_000}, "max_tokens"),
+    ({"max_tokens": 1 << 70}, "max_tokens"),
+    ({"temperature": -1}, "temperature"),
+    ({"temperature": True}, "temperature"),
+    ({"temperature": float("nan")}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"top_k": 1 << 40}, "top_k"),
+    ({"min_p": 2}, "min_p"),
+    ({"presence_penalty": 3}, "presence_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"logit_bias": {"a": 1}}, "logit_bias"),
+    ({"logit_bias": {"300": 1}}, "logit_bias"),
+    ({"logit_bias": {"1": 101}}, "logit_bias"),
+    ({"bad_words": [" "]}, "bad_words"),
+    ({"seed": 1 << 64}, "seed"),
+    ({"seed": 1.5}, "seed"),
+    ({"n": 0}, "n"),
+    ({"n": 129}, "n"),
+    ({"stop": [""]}, "stop"),
+    ({"stop": ["a"] * 17}, "stop"),
+    ({"stop_token_ids": [300]}, "stop_token_ids"),
+    ({"min_tokens": 3}, "min_tokens"),
+    ({"logprobs": 21}, "logprobs"),
+    ({"echo": True, "logprobs": 21}, "logprobs"),
+    ({"best_of": 2}, "best_of"),
+    ({"suffix": "x"}, "suffix"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"other": True}}, "stream_options.other"),
+    ({"structured_outputs": {}}, "structured_outputs"),
+    ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
+    ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+    ({"structured_outputs": {"json": "{"}}, "json_schema"),
+    ({"structured_outputs": {"regex": "("}}, "regex"),
+    ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos"),
+    ({"structured_outputs": {"regex": "a"}, "stop_token_ids": [1]}, "stop_token_ids"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
+    ({"response_format": {"type": "xml"}}, "response_format.type"),
+    ({"paceline": {"drafter": "nobody"}}, "paceline.drafter"),
+    ({"paceline": {"num_draft_tokens": 65}}, "paceline.num_draft_tokens"),
+    ({"paceline": {"acceptance": "typical"}}, "paceline.acceptance"),
+    ({"paceline": {"colour": 1}}, "paceline.colour"),
+    ({"use_beam_search": True}, "use_beam_search"),
+    ({"length_penalty": 2}, "length_penalty"),
+    ({"typical_p": 0.5}, "typical_p"),
+    ({"\ud800": 1}, "?"),
+]
+CHATS: list[tuple[dict[str, Any], str]] = [
+    ({"messages": []}, "messages"),
+    ({"messages": [{"role": "robot", "content": "a"}]}, "messages.0.role"),
+    ({"messages": [{"role": "user"}]}, "messages.0.content"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        "messages.0.content",
+    ),
+    ({"messages": [{"role": "user", "content": "\udfff"}]}, "messages.0.content"),
+    ({"messages": [{"role": "user", "content": "a" * 40_000}]}, "messages"),
+    ({"messages": [{"role": "tool", "content": "a", "tool_call_id": "1"}]}, "messages.0.role"),
+    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"logprobs": 2}, "logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"max_completion_tokens": 3}, "max_tokens"),
+    ({"store": True}, "store"),
+    ({"service_tier": "flex"}, "service_tier"),
+    ({"modalities": ["audio"]}, "modalities.0"),
+    ({"audio": {"voice": "x"}}, "audio"),
+    ({"functions": []}, "functions"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ({"prediction": {"type": "content", "content": "a"}}, "prediction"),
+    ({"reasoning_effort": "low"}, "reasoning_effort"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), COMPLETIONS, ids=[f"{i}-{p}" for i, (_, p) in enumerate(COMPLETIONS)])
+def test_a_completion_is_refused_by_name(gateway: GatewayCluster, fields: dict[str, Any], param: str) -> None:
+    for body in (COMPLETION | fields, COMPLETION | fields | {"stream": True}):
+        if "stream_options" in fields and not fields.get("stream") and body.get("stream"):
+            continue
+        answer = gateway.post("/v1/completions", body)
+        assert (answer.status, answer.error["type"]) == (400, "invalid_request_error"), answer.content
+        assert answer.error["param"] == (answer.error["param"] if param == "?" else param)
+
+
+@pytest.mark.parametrize(("fields", "param"), CHATS, ids=[f"{i}-{p}" for i, (_, p) in enumerate(CHATS)])
+def test_a_chat_is_refused_by_name(gateway: GatewayCluster, fields: dict[str, Any], param: str) -> None:
+    answer = gateway.post("/v1/chat/completions", CHAT | fields)
+    assert (answer.status, answer.error["param"]) == (400, param), answer.content
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        (b"", 400),
+        (b"{", 400),
+        (b"nothing", 400),
+        (b"\xff\xfe{}", 400),
+        (b'{"prompt": "\xff"}', 400),
+        (DEEP, 400),
+        (b'{"prompt": "a", "n": ' + b"1" * 5000 + b"}", 400),
+        (b"[]", 400),
+        (b'"a"', 400),
+        (b"null", 400),
+        (b'{"prompt": "' + b"a" * (4 << 20) + b'"}', 413),
+    ],
+    ids=["empty", "cut", "word", "bytes", "no UTF-8", "deep", "long number", "list", "text", "null", "huge"],
+)
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize"])
+def test_a_body_that_is_none_is_refused(gateway: GatewayCluster, path: str, content: bytes, status: int) -> None:
+    answer = gateway.post(path, content)
+    assert answer.status == status
+    assert answer.error["type"] == "invalid_request_error"
+
+
+def test_a_body_is_json_by_its_content_type_too(gateway: GatewayCluster) -> None:
+    answer = gateway.post("/v1/completions", COMPLETION, Content_Type="text/plain")
+    assert (answer.status, "application/json" in answer.error["message"]) == (400, True)
+
+
+def test_a_body_without_a_length_is_bounded_too(gateway: GatewayCluster) -> None:
+    chunk = b"a" * (1 << 20)
+    framed = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for _ in range(5)) + b"0\r\n\r\n"
+    answer = gateway.post("/v1/completions", framed, Transfer_Encoding="chunked")
+    assert (answer.status, answer.error["code"]) == (413, "body_too_large")
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/v1/nothing", 404), ("GET", "/v1/completions", 405)])
+def test_what_is_not_there_is_told_in_the_same_shape(
+    gateway: GatewayCluster, method: str, path: str, status: int
+) -> None:
+    answer = gateway.get(path)
+    assert (answer.status, bool(answer.error["message"])) == (status, True)
+
+
+def test_another_model_is_not_found(gateway: GatewayCluster) -> None:
+    for answer in (
+        gateway.post("/v1/completions", COMPLETION | {"model": "gpt-4o"}),
+        gateway.post("/v1/chat/completions", CHAT | {"model": "gpt-4o"}),
+        gateway.post("/tokenize", {"prompt": "a", "model": "gpt-4o"}),
+        gateway.get("/v1/models/gpt-4o"),
+    ):
+        assert (answer.status, answer.error["code"], answer.error["param"]) == (404, "model_not_found", "model")
+        assert MODEL in answer.error["message"]
+
+
+def test_a_key_that_none_can_be_is_refused(gateway: GatewayCluster) -> None:
+    answer = gateway.post("/v1/completions", COMPLETION, Authorization="Bearer \xe9")
+    assert (answer.status, answer.error["code"]) == (401, "invalid_api_key")
+
+
+def test_fields_that_change_nothing_are_taken(gateway: GatewayCluster) -> None:
+    neutral = {
+        "user": "me", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "modalities": ["text"],
+        "safety_identifier": "x", "prompt_cache_key": "y", "stop": None, "seed": None, "tools": [],
+        "parallel_tool_calls": True, "tool_choice": "none",
+    }  # fmt: skip
+    assert gateway.post("/v1/chat/completions", CHAT | neutral).status == 200
+
+
+def test_nothing_is_held_after_all_that(gateway: GatewayCluster) -> None:
+    assert gateway.post("/v1/completions", COMPLETION).status == 200
+    gateway.wait_idle()
+    assert json.loads(gateway.get("/load").content) == {"server_load": 0}
