@@ -6,7 +6,7 @@ import asyncio
 import inspect
 
 from gateway.app import create_app
-from gateway.middleware import Load
+from gateway.middleware import RunningRequests
 from gateway.server import open_socket, run_http
 from gateway.services import Services
 from paceline.models.tokenizer import load_tokenizer
@@ -21,12 +21,12 @@ async def serve(config: GatewayConfig) -> None:
     Raises:
         InvalidInput: the tokenizer can't be loaded, the port is taken, or a TLS file is not what it should be.
     """
-    sockets = open_socket(config.server)
+    listening = open_socket(config.server)
     tokenizer = await asyncio.to_thread(load_tokenizer, config.model)
-    load = Load()
-    app = create_app(Services.of(config, tokenizer), load)
+    running = RunningRequests()
+    app = create_app(Services.of(config, tokenizer), running)
     keep_loaded()
-    await run_http(app, config.server, sockets, load)
+    await run_http(app, config.server, listening, running)
 
 
 def main() -> None:

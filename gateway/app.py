@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from gateway.errors import HttpError, http_error, invalid_body
-from gateway.middleware import Guard, Load, detail_of
+from gateway.middleware import Guard, RunningRequests, detail_of
 from gateway.openai_routes import openai_routes
 from gateway.operating_routes import operating_routes
 from gateway.responses import as_http
@@ -26,7 +26,7 @@ from paceline.rpc.statuses import unexpected
 logger = logging.getLogger(__name__)
 
 
-def create_app(services: Services, load: Load) -> FastAPI:
+def create_app(services: Services, running: RunningRequests) -> FastAPI:
     """The whole application over services, which end with it."""
 
     @asynccontextmanager
@@ -45,13 +45,13 @@ def create_app(services: Services, load: Load) -> FastAPI:
     )
     app.include_router(openai_routes(services))
     app.include_router(token_routes(services))
-    app.include_router(operating_routes(services, load))
+    app.include_router(operating_routes(services, running))
     app.add_exception_handler(HttpError, _typed)
     app.add_exception_handler(PacelineError, _typed)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(Exception, _defect)
-    app.add_middleware(Guard, config=services.config, load=load)
+    app.add_middleware(Guard, config=services.config, running=running)
     return app
 
 

@@ -13,7 +13,7 @@ _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 @dataclass(frozen=True)
-class Caller:
+class HttpCaller:
     """One request's headers.
 
     Attributes:
@@ -29,13 +29,13 @@ class Caller:
     key_is_sendable: bool = True
 
 
-def caller_of(headers: Mapping[str, str]) -> Caller:
+def caller_of(headers: Mapping[str, str]) -> HttpCaller:
     """Of OpenAI's clients (`Authorization: Bearer`), or Anthropic's (`x-api-key`)."""
     scheme, _, bearer = headers.get("authorization", "").partition(" ")
     key = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
     traceparent = headers.get("traceparent", "")
     request_id = headers.get("x-request-id", "")
-    return Caller(
+    return HttpCaller(
         request_id if _REQUEST_ID.fullmatch(request_id) else secrets.token_hex(16),
         key or None,
         traceparent if _TRACEPARENT.fullmatch(traceparent) else "",

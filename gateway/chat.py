@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from gateway.caller import Caller
+from gateway.caller import HttpCaller
 from gateway.errors import refused
 from gateway.logprobs import chat_logprobs
 from gateway.openai_types import ChatRequest, Message
 from gateway.params import generate_request
-from gateway.replies import FINISH_REASONS, Chunk, Head, Plan, check_fields, round_details
+from gateway.replies import FINISH_REASONS, Chunk, Head, PlannedReply, check_fields, round_details
 from gateway.reply import ReplyDelta, ReplyParser, reply_parser
 from gateway.services import Services
 from paceline.models.tokenizer import Tokenizer
@@ -22,7 +22,7 @@ NOT_YET = ("tools", "tool_choice", "prediction", "reasoning_effort")
 """Fields that a chat may have and this server can't honour."""
 
 
-async def plan_chat(services: Services, body: ChatRequest, caller: Caller) -> Plan:
+async def plan_chat(services: Services, body: ChatRequest, caller: HttpCaller) -> PlannedReply:
     """Read a request.
 
     Raises:
@@ -43,7 +43,7 @@ async def plan_chat(services: Services, body: ChatRequest, caller: Caller) -> Pl
     fingerprint = serving.fingerprint(request.acceptance)
     head = Head("chatcmpl", "chat.completion.chunk", services.served_name(serving.description), fingerprint)
     writers = [ChatWriter(index, body, services.tokenizer, reply_parser()) for index in range(body.n or 1)]
-    return Plan(serving, head, body, [request], writers)
+    return PlannedReply(serving, head, body, [request], writers)
 
 
 async def chat_ids(services: Services, messages: Sequence[Message], max_length: int) -> tuple[int, ...]:

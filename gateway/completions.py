@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from gateway.caller import Caller
+from gateway.caller import HttpCaller
 from gateway.echo import EchoedPrompt
 from gateway.logprobs import completion_logprobs
 from gateway.openai_types import DEFAULT_COMPLETION_TOKENS, CompletionRequest
 from gateway.params import generate_request
-from gateway.replies import FINISH_REASONS, Chunk, Head, Plan, check_fields, round_details
+from gateway.replies import FINISH_REASONS, Chunk, Head, PlannedReply, check_fields, round_details
 from gateway.services import Services
 from paceline.models.tokenizer import Tokenizer
 from paceline.protocol.errors import require
@@ -21,7 +21,7 @@ from paceline.protocol.generation import Finished, GenerateEvent, PromptLogprobs
 Prompt = str | list[int]
 
 
-async def plan_completion(services: Services, body: CompletionRequest, caller: Caller) -> Plan:
+async def plan_completion(services: Services, body: CompletionRequest, caller: HttpCaller) -> PlannedReply:
     """Read a request.
 
     Raises:
@@ -51,7 +51,7 @@ async def plan_completion(services: Services, body: CompletionRequest, caller: C
     writers = [
         CompletionWriter(index, body, tokenizer, echoed[index // samples]) for index in range(len(prompts) * samples)
     ]
-    return Plan(serving, head, body, requests, writers)
+    return PlannedReply(serving, head, body, requests, writers)
 
 
 @dataclass

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from gateway.caller import Caller
+from gateway.caller import HttpCaller
 from paceline.client import AsyncClient
 from paceline.protocol.errors import (
     DeadlineExceeded,
@@ -27,6 +27,8 @@ from paceline.runtime.gateway_config import GatewayConfig
 KNOWN_FOR_S = 1.0
 """How long a description counts as new: a target of other weights is noticed that late; and how long a coordinator
 that did not answer is asked last."""
+MAX_KNOWN = 1024
+"""Keys that a coordinator's answers are kept for: nothing is read for a caller that it has not let in."""
 DESCRIBE_TIMEOUT_S = 2.0
 """Longest wait for a description, which takes a coordinator under 1 ms; chosen, not tuned."""
 PAUSE_S = 0.1
@@ -64,11 +66,11 @@ class Coordinator:
             config.reach(address), timeout_s=config.generation_timeout_s, resume_wait_s=wait_s
         )
         self._asking = AsyncClient(config.reach(address), timeout_s=DESCRIBE_TIMEOUT_S)
-        self._known: ModelDescription | None = None
-        self._known_at = 0.0
+        self._known: dict[str | None, tuple[ModelDescription, float]] = {}
+        """What callers of each key have been told, and when."""
 
     @contextmanager
-    def client(self, caller: Caller) -> Iterator[AsyncClient]:
+    def client(self, caller: HttpCaller) -> Iterator[AsyncClient]:
         """What a caller's generations run on, counted meanwhile."""
         self.running += 1
         try:
@@ -76,7 +78,7 @@ class Coordinator:
         finally:
             self.running -= 1
 
-    async def ask(self, caller: Caller) -> ModelDescription:
+    async def ask(self, caller: HttpCaller) -> ModelDescription:
         """What it serves, from itself and now.
 
         Raises:
@@ -90,14 +92,17 @@ class Coordinator:
             raise PeerUnavailable(f"coordinator at {self.address}: {error.message}") from error
         self._check_tokenizer(described)
         self.failed_at = 0.0
-        self._known, self._known_at = described, time.monotonic()
+        if len(self._known) >= MAX_KNOWN:
+            self._known.clear()
+        self._known[caller.api_key] = (described, time.monotonic())
         return described
 
-    async def described(self, caller: Caller) -> ModelDescription:
-        """What it serves, as it said a moment ago if it had a target then. Raises as `ask`."""
-        known = self._known
-        new = time.monotonic() - self._known_at < KNOWN_FOR_S
-        return known if known is not None and known.target_ready and new else await self.ask(caller)
+    async def described(self, caller: HttpCaller) -> ModelDescription:
+        """What it serves, as it told this key a moment ago if it had a target then. Raises as `ask`."""
+        known, at = self._known.get(caller.api_key, (None, 0.0))
+        if known is not None and known.target_ready and time.monotonic() - at < KNOWN_FOR_S:
+            return known
+        return await self.ask(caller)
 
     async def close(self) -> None:
         """Close the channels; what runs is cancelled."""
@@ -122,7 +127,7 @@ class Coordinators:
             Coordinator(config, address, tokenizer) for address in config.coordinator.address
         ]
 
-    async def serving(self, caller: Caller) -> Serving:
+    async def serving(self, caller: HttpCaller) -> Serving:
         """The coordinator for a request: the one that has fewest of this gateway's, of those that have a target.
 
         Raises:
@@ -138,7 +143,7 @@ class Coordinators:
                     raise
             await asyncio.sleep(PAUSE_S)
 
-    async def models(self, caller: Caller) -> ModelDescription:
+    async def models(self, caller: HttpCaller) -> ModelDescription:
         """What is served, as one of them says now: it says so to nobody without a key. Raises as `serving`."""
         failure: PacelineError = PeerUnavailable("no coordinator answers")
         for coordinator in self._in_order():
@@ -155,7 +160,7 @@ class Coordinators:
             PeerUnavailable: it would not.
         """
         try:
-            await self._first_serving(Caller(""))
+            await self._first_serving(HttpCaller(""))
         except Unauthenticated:
             return  # it answers, and tells the rest to callers with a key alone
 
@@ -163,7 +168,7 @@ class Coordinators:
         """Close all channels."""
         await asyncio.gather(*(coordinator.close() for coordinator in self.all))
 
-    async def _first_serving(self, caller: Caller) -> Serving:
+    async def _first_serving(self, caller: HttpCaller) -> Serving:
         failure: PacelineError = PeerUnavailable("no coordinator is configured")
         for coordinator in self._in_order():
             try:

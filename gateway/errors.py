@@ -110,12 +110,12 @@ def invalid_body(errors: Sequence[Mapping[str, Any]]) -> HttpError:
     param = ".".join(str(part) for part in place if _is_field(part))
     if kind == "extra_forbidden":
         return refused(param, "unknown, or not supported by this server", "unsupported_parameter")
-    if not param:
+    if not param and kind != "too_many_fields":
         return HttpError(
             400, "body: must be a JSON object, sent as Content-Type: application/json", code="invalid_body"
         )
     given = "" if kind == "missing" else f" = {reprlib.repr(first.get('input'))}"
-    return HttpError(400, f"{param}{given}: {first['msg']}", param=param, code="invalid_value")
+    return HttpError(400, f"{param or 'body'}{given}: {first['msg']}", param=param or None, code="invalid_value")
 
 
 def unsendable_key() -> HttpError:

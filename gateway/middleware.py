@@ -11,7 +11,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.caller import Caller, caller_of
+from gateway.caller import HttpCaller, caller_of
 from gateway.errors import HttpError, http_error, unsendable_key
 from paceline.protocol.errors import Overloaded
 from paceline.runtime.gateway_config import GatewayConfig
@@ -23,21 +23,21 @@ CLIENT_GONE = 499
 """What the log says of a request whose client has gone before an answer; no client sees it."""
 
 
-class Load:
+class RunningRequests:
     """Requests that run now."""
 
     def __init__(self) -> None:
-        self.running = 0
+        self.count = 0
         self.draining = False
 
 
 class Guard:
     """Lets a request in, bounds its body, names it, and logs how it ended."""
 
-    def __init__(self, app: ASGIApp, config: GatewayConfig, load: Load) -> None:
+    def __init__(self, app: ASGIApp, config: GatewayConfig, running: RunningRequests) -> None:
         self._app = app
         self._config = config
-        self._load = load
+        self._running = running
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI has it."""
@@ -58,21 +58,21 @@ class Guard:
                 "request: method=%s path=%s status=%d ms=%.1f id=%s", method, path, said.status, ms, caller.request_id
             )
 
-    async def _let_in(self, scope: Scope, headers: Headers, caller: Caller, receive: Receive, send: Send) -> None:
+    async def _let_in(self, scope: Scope, headers: Headers, caller: HttpCaller, receive: Receive, send: Send) -> None:
         generates = scope["method"] == "POST"
         refusal = self._refusal(headers, caller) if generates else None
         if refusal is not None:
             await refusal.response(scope, receive, send)
             return
-        self._load.running += generates
+        self._running.count += generates
         try:
             await self._app(scope, receive, send)
         finally:
-            self._load.running -= generates
+            self._running.count -= generates
 
-    def _refusal(self, headers: Headers, caller: Caller) -> HttpError | None:
+    def _refusal(self, headers: Headers, caller: HttpCaller) -> HttpError | None:
         limit = self._config.max_concurrent_requests
-        if self._load.running >= limit:
+        if self._running.count >= limit:
             message = f"max_concurrent_requests = {limit} are running"
             return http_error(Overloaded(message, retry_after_ms=RETRY_AFTER_MS))
         length = headers.get("content-length", "0")
@@ -84,7 +84,7 @@ class Guard:
 class _Said:
     """What is sent, with the request's id."""
 
-    def __init__(self, send: Send, caller: Caller) -> None:
+    def __init__(self, send: Send, caller: HttpCaller) -> None:
         self._send = send
         self._caller = caller
         self.status = CLIENT_GONE

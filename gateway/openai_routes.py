@@ -10,12 +10,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Request
 from starlette.responses import Response
 
-from gateway.caller import Caller
+from gateway.caller import HttpCaller
 from gateway.chat import plan_chat
 from gateway.completions import plan_completion
 from gateway.folding import FoldedChat, FoldedCompletion, whole
 from gateway.openai_types import ChatRequest, CompletionRequest
-from gateway.replies import Chunk, Plan, chunks
+from gateway.replies import Chunk, PlannedReply, chunks
 from gateway.responses import EventStream, WholeReply, data_event
 from gateway.services import Services
 
@@ -57,7 +57,9 @@ def openai_routes(services: Services) -> APIRouter:
     return router
 
 
-async def planned_chunks(plan: Callable[[], Awaitable[Plan]], caller: Caller) -> AsyncGenerator[Chunk, None]:
+async def planned_chunks(
+    plan: Callable[[], Awaitable[PlannedReply]], caller: HttpCaller
+) -> AsyncGenerator[Chunk, None]:
     """A reply's chunks, its request read first. Raises as both."""
     async with aclosing(chunks(await plan(), caller)) as made:
         async for chunk in made:
@@ -73,7 +75,7 @@ def _stream(services: Services, made: AsyncGenerator[Chunk, None]) -> Response:
     return EventStream(events(), reader_timeout_s=services.config.reader_timeout_s)
 
 
-async def _model(services: Services, caller: Caller) -> dict[str, Any]:
+async def _model(services: Services, caller: HttpCaller) -> dict[str, Any]:
     described = await services.coordinators.models(caller)
     name = services.served_name(described)
     return {

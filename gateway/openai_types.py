@@ -5,9 +5,10 @@ A field that takes one value alone (`Literal`) is accepted because that value ch
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
+from pydantic_core import PydanticCustomError
 
 from paceline.protocol.generation import MAX_MESSAGES
 
@@ -17,11 +18,30 @@ DEFAULT_COMPLETION_TOKENS = 16
 """Of `/v1/completions`, as OpenAI has it."""
 
 
-class _Shape(BaseModel):
+MAX_FIELDS = 1024
+"""Of one object. Each that is wrong is an error of its own, and a body has room for half a million."""
+
+Item = TypeVar("Item")
+Several = Annotated[list[Item], Field(fail_fast=True)]
+"""A list whose first wrong item is its only error: a body has room for a million."""
+
+
+def _few_fields(values: object) -> object:
+    if isinstance(values, dict) and len(values) > MAX_FIELDS:
+        raise PydanticCustomError("too_many_fields", "must have at most {limit} fields", {"limit": MAX_FIELDS})
+    return values
+
+
+Few = BeforeValidator(_few_fields)
+
+
+class _RequestShape(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
 
+    _has_few_fields = model_validator(mode="before")(staticmethod(_few_fields))
 
-class StreamOptions(_Shape):
+
+class StreamOptions(_RequestShape):
     """How a stream ends."""
 
     include_usage: bool | None = None
@@ -29,17 +49,17 @@ class StreamOptions(_Shape):
     continuous_usage_stats: Literal[False] | None = None
 
 
-class StructuredOutputs(_Shape):
+class StructuredOutputs(_RequestShape):
     """vLLM's way to ask for a formal language; exactly one is set."""
 
     json_: dict[str, JsonValue] | str | None = Field(None, alias="json")
     json_object: Literal[True] | None = None
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Several[str] | None = None
     grammar: str | None = None
 
 
-class JsonSchema(_Shape):
+class JsonSchema(_RequestShape):
     """The schema of `response_format`."""
 
     name: str | None = None
@@ -48,14 +68,14 @@ class JsonSchema(_Shape):
     strict: bool | None = None
 
 
-class ResponseFormat(_Shape):
+class ResponseFormat(_RequestShape):
     """OpenAI's way to ask for JSON."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
-class PacelineOptions(_Shape):
+class PacelineOptions(_RequestShape):
     """What only Paceline has: how to speculate, and what to tell of it."""
 
     drafter: str | None = None
@@ -66,7 +86,7 @@ class PacelineOptions(_Shape):
     rounds: bool | None = None
 
 
-class GenerationFields(_Shape):
+class GenerationFields(_RequestShape):
     """What completions and chat have in common."""
 
     model: str | None = None
@@ -75,8 +95,8 @@ class GenerationFields(_Shape):
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 64)
     max_tokens: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | Several[str] | None = None
+    stop_token_ids: Several[int] | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     temperature: float | None = None
@@ -86,15 +106,15 @@ class GenerationFields(_Shape):
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    bad_words: list[str] | None = None
+    logit_bias: Annotated[dict[str, float], Few] | None = None
+    bad_words: Several[str] | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     return_token_ids: bool | None = None
     paceline: PacelineOptions | None = None
 
     user: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str], Few] | None = None
     request_id: str | None = None
     priority: Literal[0] | None = None
     include_stop_str_in_output: Literal[False] | None = None
@@ -107,7 +127,7 @@ class GenerationFields(_Shape):
 class CompletionRequest(GenerationFields):
     """`/v1/completions`."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | Several[str] | Several[int] | Several[Several[int]]
     echo: bool | None = None
     logprobs: int | None = None
     best_of: Literal[1] | None = None
@@ -115,19 +135,19 @@ class CompletionRequest(GenerationFields):
     add_special_tokens: bool | None = None
 
 
-class TextPart(_Shape):
+class TextPart(_RequestShape):
     """A piece of a message."""
 
     type: Literal["text"]
     text: str
 
 
-class Message(_Shape):
+class Message(_RequestShape):
     """One message of a chat; what only tools use is for `gateway.hooks`."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
-    tool_calls: list[dict[str, JsonValue]] | None = None
+    content: str | Several[TextPart] | None = None
+    tool_calls: Several[dict[str, JsonValue]] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
 
@@ -135,7 +155,7 @@ class Message(_Shape):
     refusal: None = None
     audio: None = None
     function_call: None = None
-    annotations: list[Any] | None = Field(None, max_length=0)
+    annotations: Several[Any] | None = Field(None, max_length=0)
 
     @property
     def text(self) -> str:
@@ -148,11 +168,11 @@ class Message(_Shape):
 class ChatRequest(GenerationFields):
     """`/v1/chat/completions`."""
 
-    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
+    messages: Several[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[dict[str, JsonValue]] | None = None
+    tools: Several[dict[str, JsonValue]] | None = None
     tool_choice: str | dict[str, JsonValue] | None = None
     parallel_tool_calls: bool | None = None
     prediction: dict[str, JsonValue] | None = None
@@ -168,19 +188,19 @@ class ChatRequest(GenerationFields):
     continue_final_message: Literal[False] | None = None
 
 
-class TokenizeRequest(_Shape):
+class TokenizeRequest(_RequestShape):
     """`/tokenize`: a prompt or a chat."""
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
+    messages: Several[Message] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
     add_generation_prompt: Literal[True] | None = None
 
 
-class DetokenizeRequest(_Shape):
+class DetokenizeRequest(_RequestShape):
     """`/detokenize`."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Several[int]

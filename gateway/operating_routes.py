@@ -8,21 +8,21 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from gateway.middleware import Load
+from gateway.middleware import RunningRequests
 from gateway.services import Services
 from paceline.protocol.errors import PeerUnavailable
 
 EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def operating_routes(services: Services, load: Load) -> APIRouter:
+def operating_routes(services: Services, running: RunningRequests) -> APIRouter:
     """The routes over services."""
     router = APIRouter()
 
     @router.get("/health")
     async def health() -> Response:
         """200 if a request would find a target; 503 otherwise, and while the gateway drains."""
-        if load.draining:
+        if running.draining:
             raise PeerUnavailable("the gateway is draining")
         await services.coordinators.check()
         return Response()
@@ -38,21 +38,21 @@ def operating_routes(services: Services, load: Load) -> APIRouter:
         return {"version": metadata.version("paceline")}
 
     @router.get("/load")
-    async def running() -> dict[str, Any]:
+    async def load() -> dict[str, Any]:
         """Requests that run now."""
-        return {"server_load": load.running}
+        return {"server_load": running.count}
 
     @router.get("/metrics")
     async def metrics() -> Response:
         """What Prometheus reads."""
-        content, content_type = exposition(load)
+        content, content_type = exposition(running)
         return Response(content, media_type=content_type)
 
     return router
 
 
-def exposition(load: Load) -> tuple[bytes, str]:
+def exposition(running: RunningRequests) -> tuple[bytes, str]:
     """The metrics and their content type."""
     name = "paceline_gateway_running_requests"
-    text = f"# HELP {name} HTTP requests that run now.\n# TYPE {name} gauge\n{name} {load.running}\n"
+    text = f"# HELP {name} HTTP requests that run now.\n# TYPE {name} gauge\n{name} {running.count}\n"
     return text.encode(), EXPOSITION

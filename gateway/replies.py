@@ -9,7 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from gateway.caller import Caller
+from gateway.caller import HttpCaller
 from gateway.choices import run_choices
 from gateway.coordinators import Serving
 from gateway.errors import refused
@@ -52,7 +52,7 @@ class Head:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PlannedReply:
     """A request that was read, and what answers it.
 
     Attributes:
@@ -72,7 +72,7 @@ class Plan:
         return self.body.n or 1
 
 
-async def chunks(plan: Plan, caller: Caller) -> AsyncGenerator[Chunk, None]:
+async def chunks(plan: PlannedReply, caller: HttpCaller) -> AsyncGenerator[Chunk, None]:
     """Yield a reply's chunks; the last has no choices and says what the reply took, if that was asked for.
 
     Raises:

@@ -12,7 +12,7 @@ from typing import Any
 
 import uvicorn
 
-from gateway.middleware import Load
+from gateway.middleware import RunningRequests
 from paceline.protocol.errors import InvalidInput
 from paceline.rpc.exposure import warn_if_exposed
 from paceline.rpc.server import address_of, write_atomically
@@ -48,7 +48,7 @@ def open_socket(settings: ServerSettings) -> socket.socket:
         raise InvalidInput.of("server address", address, "a free host:port of this machine") from error
 
 
-async def run_http(app: Any, settings: ServerSettings, listening: socket.socket, load: Load) -> None:
+async def run_http(app: Any, settings: ServerSettings, listening: socket.socket, running: RunningRequests) -> None:
     """Serve until a signal, or the end of standard input where that counts; then drain and return.
 
     A draining server takes no connection. Responses that run have `drain_seconds`; what is left is cut off.
@@ -69,8 +69,8 @@ async def run_http(app: Any, settings: ServerSettings, listening: socket.socket,
         stopped = asyncio.create_task(stop.wait())
         try:
             await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
-            logger.info("draining: drain_seconds=%g running=%d", settings.drain_seconds, load.running)
-            load.draining = server.should_exit = True
+            logger.info("draining: drain_seconds=%g running=%d", settings.drain_seconds, running.count)
+            running.draining = server.should_exit = True
             await serving
         finally:
             stopped.cancel()

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Request
 
-from gateway.caller import Caller
+from gateway.caller import HttpCaller
 from gateway.chat import chat_ids
 from gateway.errors import refused
 from gateway.logprobs import token_text
@@ -37,7 +37,7 @@ def token_routes(services: Services) -> APIRouter:
     return router
 
 
-async def _tokenized(services: Services, body: TokenizeRequest, caller: Caller) -> dict[str, Any]:
+async def _tokenized(services: Services, body: TokenizeRequest, caller: HttpCaller) -> dict[str, Any]:
     serving = await services.coordinators.serving(caller)
     services.check_model(body.model, serving.description)
     max_length = serving.description.max_length

@@ -125,9 +125,10 @@ class LocalServices:
             process = self.processes[label]
             while not self.serves(label):
                 self._wait_for_progress(process, "SERVING", deadline)
-            port = int(process.address.rpartition(":")[2])
+            address = self.address_of(label)
+            port = int(address.rpartition(":")[2])
             self._flags[label] = self._flags[label] | {"server.port": port}
-            self._announce(f"{label:<12} {process.address}  pid {process.pid}  {process.threads} threads")
+            self._announce(f"{label:<12} {address}  pid {process.pid}  {process.threads} threads")
 
     def serves(self, label: str) -> bool:
         """Whether a service has said that it is SERVING, and says so now where it speaks gRPC."""

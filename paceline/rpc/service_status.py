@@ -15,9 +15,7 @@ from paceline.v1 import draft_service_pb2, draft_service_pb2_grpc, target_servic
 ANSWER_SECONDS = 10.0
 
 
-def service_status(
-    kind: Literal["target", "draft", "coordinator"], peer: str | PeerSettings, timeout_s: float = ANSWER_SECONDS
-) -> ServiceStatus:
+def service_status(kind: str, peer: str | PeerSettings, timeout_s: float = ANSWER_SECONDS) -> ServiceStatus:
     """Ask the service at host:port, or as its settings say; every kind but `target` is asked as a draft service.
 
     Raises:

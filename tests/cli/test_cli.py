@@ -15,17 +15,8 @@ from typer.testing import CliRunner
 from paceline.cli.doctor import Addresses, Finding, examine
 from paceline.cli.main import app
 
-COMMANDS = (
-    "pull",
-    "models",
-    "serve",
-    "draft-service",
-    "target-service",
-    "coordinator",
-    "gateway",
-    "generate",
-    "doctor",
-)
+SERVICES = ("draft-service", "target-service", "coordinator", "gateway")
+COMMANDS = ("pull", "models", "serve", *SERVICES, "generate", "doctor")
 FREE_PORT = "127.0.0.1:1"
 """Nobody listens on port 1."""
 

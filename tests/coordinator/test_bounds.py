@@ -105,6 +105,11 @@ OVER: dict[str, tuple[Callable[[Request], Any], str]] = {
         f"resume_token_ids = {MAX_INPUT_TOKENS + 1}: must be at most {MAX_INPUT_TOKENS}",
     ),
     "resume_token_ids": (lambda r: r.resume_token_ids.append(300), "resume_token_ids = 300: must be in [0, 300)"),
+    "stop_token_ids[]": (
+        lambda r: r.stop_token_ids.extend([1] * MILLIONS),
+        f"stop_token_ids = {MILLIONS}: must be at most 1024",
+    ),
+    "stop_token_ids": (lambda r: r.stop_token_ids.append(300), "stop_token_ids = 300: must be in [0, 300)"),
     "sample_index": (lambda r: setattr(r, "sample_index", 1 << 24), "sample_index = 16777216: must be in [0, 2^24)"),
     "prompt_logprobs": (lambda r: setattr(r, "prompt_logprobs", 21), "prompt_logprobs = 21: must be in [0, 20]"),
 }

@@ -28,6 +28,7 @@ SERVICES = {
     "target-service": "target_service",
     "draft-service": "draft_service",
     "coordinator": "coordinator",
+    "gateway": "gateway",
 }
 FENCE = re.compile(r"^```(?:sh|bash)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 

@@ -13,6 +13,7 @@ import openai
 import pytest
 
 from paceline.access.keys import ApiKey, ApiKeys, hash_of, new_key, save_keys
+from paceline.local.service_process import Flags
 from tests.e2e.cluster import eventually, free_port
 from tests.gateway.gateways import LONG, GatewayCluster, openai_at, post, request, streaming
 
@@ -24,7 +25,7 @@ ENDLESS = COMPLETION | {"max_tokens": LONG, "ignore_eos": True}
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayCluster]:
     folder = tmp_path_factory.mktemp("failing")
-    flags = {"coordinator_wait_ms": 300.0, "server.drain_seconds": 20.0}
+    flags: Flags = {"coordinator_wait_ms": 300.0, "server.drain_seconds": 20.0}
     with GatewayCluster(folder, flags, coordinator_flags={"max_concurrent_requests": 2}) as running:
         yield running
 

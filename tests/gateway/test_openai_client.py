@@ -38,12 +38,17 @@ def direct(gateway: GatewayCluster, **fields: Any) -> Generation:
 
 def complete(gateway: GatewayCluster, **fields: Any) -> Any:
     extra = fields.pop("extra_body", {})
-    given = {"model": MODEL, "prompt": PROMPT, "seed": SEED, "max_tokens": TOKENS} | fields
+    given: dict[str, Any] = {"model": MODEL, "prompt": PROMPT, "seed": SEED, "max_tokens": TOKENS} | fields
     return gateway.openai.completions.create(**given, extra_body=extra)
 
 
 def chat(gateway: GatewayCluster, **fields: Any) -> Any:
-    given = {"model": MODEL, "messages": MESSAGES, "seed": SEED, "max_completion_tokens": TOKENS} | fields
+    given: dict[str, Any] = {
+        "model": MODEL,
+        "messages": MESSAGES,
+        "seed": SEED,
+        "max_completion_tokens": TOKENS,
+    } | fields
     return gateway.openai.chat.completions.create(**given)
 
 

@@ -10,11 +10,12 @@ from typing import Any
 
 import grpc
 import pytest
+from pydantic import ValidationError
 
 from gateway.caller import caller_of
 from gateway.choices import READ_AHEAD, run_choices
 from gateway.coordinators import Coordinator, Serving
-from gateway.errors import http_error
+from gateway.errors import http_error, invalid_body
 from gateway.folding import FoldedChat, whole
 from gateway.openai_types import CompletionRequest
 from gateway.params import sampling_params
@@ -148,6 +149,24 @@ def test_a_bad_word_is_forbidden_at_the_beginning_and_behind_a_space() -> None:
     body = CompletionRequest(prompt="a", bad_words=["no"])
     sampling = sampling_params(body, TableTokenizer(300, None), None)
     assert sampling.bad_words == (tuple(b"no"), tuple(b" no"))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"prompt": [1.5] * 10_000},
+        {"prompt": [["a"]] * 10_000},
+        {"prompt": "a", "stop": [1] * 10_000},
+        {"prompt": "a", "logit_bias": {f"a{i}": "x" for i in range(10_000)}},
+        {"prompt": "a"} | {f"a{i}": 1 for i in range(10_000)},
+    ],
+    ids=["numbers", "lists", "stop", "bias", "fields"],
+)
+def test_much_that_is_wrong_is_few_errors(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as caught:
+        CompletionRequest.model_validate(wrong)
+    assert len(caught.value.errors()) < 10, "each takes time and memory"
+    assert len(invalid_body([each | {"loc": ("body", *each["loc"])} for each in caught.value.errors()]).message) < 300
 
 
 class Endless(AsyncClient):

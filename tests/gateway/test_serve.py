@@ -1,0 +1,111 @@
+"""`paceline serve` and its gateway: opened, restarted, gone on without, or insisted on."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from paceline.cli.main import app
+from paceline.local import supervisor
+from paceline.local.service_process import ServiceRefused, of_services
+from paceline.local.settings import ServeSettings, gateway_flags
+from paceline.local.supervisor import SupervisedServices
+from paceline.runtime.config import LOCALHOST
+from tests.gateway.gateways import post, request
+
+MODEL = "table:vocab=300,seed=1"
+PORTS = {"port": 0, "draft_port": 0, "target_port": 0}
+COMPLETION = {"prompt": "a", "max_tokens": 3, "seed": 1}
+
+
+def settings(**changes: object) -> ServeSettings:
+    return ServeSettings.model_validate({"model": MODEL, "drafter": "none", **PORTS} | changes)
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    with socket.create_server((LOCALHOST, 0)) as held:
+        yield held.getsockname()[1]
+
+
+def test_serve_opens_http_and_says_so(tmp_path: Path) -> None:
+    flags = [word for port in (*PORTS, "http_port") for word in (f"--{port.replace('_', '-')}", "0")]
+    command = [
+        sys.executable,
+        "-c",
+        "from paceline.cli.main import main; main()",
+        "serve",
+        MODEL,
+        "--drafter",
+        "none",
+    ]
+    child = subprocess.Popen([*command, *flags, "--log-dir", str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout is not None
+        said = next(line for line in iter(child.stdout.readline, "") if line.startswith("OpenAI's API: http://"))
+        address = said.split("http://")[1].removesuffix("/v1\n")
+        assert post(address, "/v1/completions", COMPLETION).status == 200
+        assert request(address, "GET", "/v1/models", None, {}).json["data"][0]["id"] == MODEL
+    finally:
+        child.terminate()
+        child.communicate(timeout=30)
+    assert child.returncode == 0
+    assert "stopped: address=" in (tmp_path / "gateway.log").read_text()
+
+
+@pytest.mark.parametrize("reason", ["a port that is taken", "packages that are missing"])
+def test_services_go_on_without_http_unless_it_was_asked_for(
+    tmp_path: Path, taken: int, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_default = settings(http_port=taken)
+    by_default.model_fields_set.discard("http_port")
+    said = "server address = "
+    if "packages" in reason:
+        monkeypatch.setattr(supervisor, "missing_packages", lambda: ["fastapi"])
+        said = "HTTP needs fastapi: pip install 'paceline[http]'"
+    lines: list[str] = []
+    with SupervisedServices(by_default, tmp_path / "a", lines.append, opens_http=True) as running:
+        assert running.http_address is None
+        assert set(running.processes) == {"target", "coordinator"}
+    assert any(line.startswith("gateway ") and said in line for line in lines), lines
+    insisting = settings(http_port=taken)
+    with (
+        pytest.raises(ServiceRefused) as caught,
+        SupervisedServices(insisting, tmp_path / "b", opens_http=True),
+    ):
+        pass
+    assert said in caught.value.message
+
+
+def test_http_is_for_this_machine_alone_where_services_demand_certificates() -> None:
+    open_to_all = settings(host="0.0.0.0")
+    assert gateway_flags(open_to_all, "c:1")["server.host"] == "0.0.0.0"
+    under_tls = gateway_flags(settings(host="0.0.0.0", tls="/certs"), "c:1")
+    assert under_tls["server.host"] == LOCALHOST
+    assert str(under_tls["coordinator.tls_certificate"]).endswith("client.crt")
+
+
+@pytest.mark.parametrize(
+    ("flags", "insists"), [({}, False), ({"http": False}, False), ({"http_port": 1}, True), ({"http": True}, True)]
+)
+def test_what_insists_on_http(flags: dict[str, object], insists: bool) -> None:
+    assert settings(**flags).insists_on_http is insists
+
+
+def test_variables_of_a_gateway_alone_are_not_read_by_serve() -> None:
+    assert of_services({"PACELINE_GATEWAY_MODEL": "m"}) == ["PACELINE_GATEWAY_MODEL"]
+
+
+def test_the_gateway_command_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.cli.services.missing_packages", lambda: ["uvicorn"])
+    result = CliRunner().invoke(app, ["gateway", "--model", MODEL])
+    assert (result.exit_code, result.stderr) == (
+        1,
+        "paceline: error: `paceline gateway` needs uvicorn: pip install 'paceline[http]'\n",
+    )
