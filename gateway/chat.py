@@ -85,6 +85,7 @@ class ChatWriter:
             return [{"choices": [self._choice(delta)]} for delta in before] + [
                 {"choices": [self._choice(last, reason)]}
             ]
+        assert isinstance(event, Tokens), "a chat asks for no report of its prompt"
         return self._tokens(event)
 
     def _tokens(self, event: Tokens) -> list[Chunk]:

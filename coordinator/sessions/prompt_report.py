@@ -22,8 +22,8 @@ class ReportReader(Protocol):
     def is_full(self) -> bool:
         """Whether so much is unread that no more should come."""
 
-    def has_room(self) -> Awaitable[None]:
-        """Return when more may come."""
+    def emptied(self) -> Awaitable[None]:
+        """Return when everything is read."""
 
 
 class NobodyReads(PacelineError):
@@ -85,7 +85,7 @@ class PromptReport:
             f"prompt's {self._wanted} tokens, expected all of them first"
         )
 
-    async def has_room(self) -> None:
-        """Return when the client has read enough for more to come."""
+    async def read(self) -> None:
+        """Return when the client has read all that came: opened anew for less, the session would soon end again."""
         assert self.reader is not None, "who asks for a report reads it"
-        await self.reader.has_room()
+        await self.reader.emptied()

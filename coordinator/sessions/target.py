@@ -206,7 +206,7 @@ class TargetSession:
             except NobodyReads:
                 lost = True
                 self.close()
-                await self.prompt.has_room()
+                await self.prompt.read()
                 deadline = time.monotonic() + self._pool.wait_s
             except (PeerUnavailable, Overloaded, PrefixMismatch, UnknownSession) as error:
                 lost = True

@@ -77,6 +77,10 @@ class Outbox:
         if self.is_full:
             await self._wait_for_reader()
 
+    async def emptied(self) -> None:
+        """Return once everything is read. Raises as `has_room`."""
+        await self._wait_for_reader()
+
     async def run(self) -> None:
         """Write whatever is pending, all at once, until cancelled."""
         while True:

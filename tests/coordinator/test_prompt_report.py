@@ -48,7 +48,7 @@ class Reader:
         assert rows.first_position == len(self.rows) + 1
         self.rows += rows.rows
 
-    async def has_room(self) -> None:
+    async def emptied(self) -> None:
         await self.read.wait()
         self.is_full = False
 
@@ -205,8 +205,11 @@ async def test_a_report_is_written_piece_by_piece_before_any_text(monkeypatch: p
     assert outbox.is_full, "nine rows of three ids, 12 bytes each"
     text = Tokens((1,), "a", (Provenance.TARGET,))
     outbox.put(text)
+    emptied = asyncio.ensure_future(outbox.emptied())
+    await turns()
+    assert not emptied.done()
     gate.set()
-    await outbox.drained()
+    await emptied
     writer.cancel()
     assert written == [*pieces, text]
     assert not outbox.is_full

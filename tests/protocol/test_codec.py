@@ -519,8 +519,8 @@ def test_peers_that_know_no_reports_ask_for_none_and_offer_none() -> None:
     assert isinstance(opened, TargetOpen)
     assert (opened.prompt_logprobs, opened.prompt_logprobs_known) == (None, 0)
     assert codec.decode_generate_request(generation_pb.GenerateRequest(prompt="x")).prompt_logprobs is None
-    limits = {"max_length": 1, "max_sessions": 1, "max_proposal_nodes": 1, "max_frame_bytes": 1}
-    assert not codec.decode_welcome(pb.Welcome(protocol_version=1, **limits)).reports_prompts
+    older = pb.Welcome(protocol_version=1, max_length=1, max_sessions=1, max_proposal_nodes=1, max_frame_bytes=1)
+    assert not codec.decode_welcome(older).reports_prompts
 
 
 def test_every_wire_type_has_a_round_trip() -> None:

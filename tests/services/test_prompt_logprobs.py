@@ -25,7 +25,8 @@ from paceline.protocol.errors import InvalidInput
 from paceline.protocol.session import Close, Failure
 from paceline.protocol.target import MAX_PIECE_ROWS, PromptPiece, RowLogprobs, TargetOpened, Verdict
 from paceline.runtime.config import EngineSettings
-from target_service import prompt_rows, scheduler, step
+from paceline.sampling.distribution import token_logprobs
+from target_service import scheduler, step
 from target_service.prompt_rows import WantedRows
 from tests.engine import tiny
 from tests.engine.test_quantization import rounded
@@ -351,7 +352,7 @@ def of_the_token_itself(
     if not len(logits):
         return ()
     first = item.base_length + item.logit_rows[0] + 1
-    rows = [prompt_rows.token_logprobs(row, token_ids[at - 1], top) for at, row in enumerate(logits, start=first)]
+    rows = [token_logprobs(row, token_ids[at - 1], top) for at, row in enumerate(logits, start=first)]
     return (PromptPiece(session_id, first, tuple(rows)),)
 
 
