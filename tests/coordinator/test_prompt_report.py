@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from coordinator.prepare import ServedModel, prepare
@@ -13,9 +14,11 @@ from coordinator.sessions.target import TargetSession
 from coordinator.sessions.target_pool import TargetPeer, TargetPool
 from coordinator.text import outbox as outbox_module
 from coordinator.text.outbox import Outbox
+from paceline.client.shared import Progress
 from paceline.models.tokenizer import TableTokenizer
-from paceline.protocol.errors import PeerUnavailable, ProtocolMismatch, Unsupported
-from paceline.protocol.generation import GenerateRequest, PromptLogprobs, Provenance, Tokens
+from paceline.protocol import codec
+from paceline.protocol.errors import InvalidInput, PeerUnavailable, ProtocolMismatch, Unsupported
+from paceline.protocol.generation import GenerateRequest, PromptLogprobs, Provenance, Started, Tokens
 from paceline.protocol.handshake import Fingerprint
 from paceline.protocol.session import Close
 from paceline.protocol.target import PromptPiece, Round, RowLogprobs, TargetOpen, Verdict
@@ -213,3 +216,32 @@ async def test_a_report_is_written_piece_by_piece_before_any_text(monkeypatch: p
     writer.cancel()
     assert written == [*pieces, text]
     assert not outbox.is_full
+
+
+def test_a_client_keeps_what_a_resumed_stream_brings_again_once() -> None:
+    progress = Progress(GenerateRequest(token_ids=PROMPT, prompt_logprobs=ALTERNATIVES))
+
+    def arrives(event: Started | PromptLogprobs) -> object:
+        return progress.take(codec.encode_generate_event(event))
+
+    def asked() -> int | None:
+        return codec.decode_generate_request(progress.message()).prompt_logprobs
+
+    started = Started(3, PROMPT, "model")
+    assert arrives(started) == started
+    first = PromptLogprobs(1, single(WHOLE[:5]))
+    assert arrives(first) == first
+    assert asked() == ALTERNATIVES, "the report goes on"
+    assert arrives(started) is None
+    assert arrives(PromptLogprobs(1, single(WHOLE[:3]))) is None
+    assert arrives(PromptLogprobs(4, single(WHOLE[3:7]))) == PromptLogprobs(6, single(WHOLE[5:7]))
+    with pytest.raises(InvalidInput, match="first_position = 9: must be at most 8"):
+        arrives(PromptLogprobs(9, single(WHOLE[8:])))
+    rest = PromptLogprobs(8, single(WHOLE[7:]))
+    assert arrives(rest) == rest
+    assert asked() is None, "it is whole"
+
+
+def single(rows: tuple[RowLogprobs, ...]) -> tuple[RowLogprobs, ...]:
+    """Rows as the wire has them, in float32."""
+    return tuple(RowLogprobs(row.token_ids, tuple(map(float, np.float32(row.logprobs)))) for row in rows)
