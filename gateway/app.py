@@ -13,7 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from gateway.errors import HttpError, http_error, invalid_body
+from gateway.errors import ERROR_RESPONSES, HttpError, http_error, invalid_body
 from gateway.middleware import Guard, RunningRequests, detail_of
 from gateway.openai_routes import openai_routes
 from gateway.operating_routes import operating_routes
@@ -39,6 +39,7 @@ def create_app(services: Services, running: RunningRequests) -> FastAPI:
         version=metadata.version("paceline"),
         description="OpenAI's API in front of speculative decoding as separate services.",
         lifespan=lifespan,
+        responses=ERROR_RESPONSES,
         # Both would load scripts from elsewhere.
         docs_url=None,
         redoc_url=None,

@@ -107,15 +107,12 @@ def _prompts(given: str | list[str] | list[int] | list[list[int]]) -> list[Promp
     if isinstance(given, str):
         return [given]
     require(len(given) > 0, "prompt", given, "at least 1 text, or 1 token id")
-    if isinstance(given[0], int):
-        return [_of_ids(given)]
-    return [each if isinstance(each, str) else _of_ids(each) for each in given if not isinstance(each, int)]
-
-
-def _of_ids(given: Sequence[object]) -> list[int]:
-    ids = [each for each in given if isinstance(each, int)]
-    require(len(ids) > 0, "prompt", given, "at least 1 token id in each")
-    return ids
+    several: Sequence[str | int | list[int]] = given
+    ids = [each for each in several if isinstance(each, int)]
+    prompts: list[Prompt] = [ids] if ids else [each for each in several if not isinstance(each, int)]
+    for prompt in prompts:
+        require(len(prompt) > 0, "prompt", prompt, "at least 1 character, or 1 token id, in each")
+    return prompts
 
 
 async def _ids(services: Services, prompt: Prompt, max_length: int, *, special: bool) -> Sequence[int]:

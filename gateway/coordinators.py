@@ -144,14 +144,21 @@ class Coordinators:
             await asyncio.sleep(PAUSE_S)
 
     async def models(self, caller: HttpCaller) -> ModelDescription:
-        """What is served, as one of them says now: it says so to nobody without a key. Raises as `serving`."""
-        failure: PacelineError = PeerUnavailable("no coordinator answers")
+        """What is served, as one of them says now, one that has a target if any has. Raises as `serving`."""
+        without_target: ModelDescription | None = None
+        failure: PacelineError = PeerUnavailable("no coordinator is configured")
         for coordinator in self._in_order():
             try:
-                return await coordinator.ask(caller)
+                described = await coordinator.ask(caller)
             except PeerUnavailable as error:
                 failure = error
-        raise failure
+                continue
+            if described.target_ready:
+                return described
+            without_target = described
+        if without_target is None:
+            raise failure
+        return without_target
 
     async def check(self) -> None:
         """Return if a request would find a target, as far as anybody may know.
@@ -160,9 +167,11 @@ class Coordinators:
             PeerUnavailable: it would not.
         """
         try:
-            await self._first_serving(HttpCaller(""))
+            described = await self.models(HttpCaller(""))
         except Unauthenticated:
             return  # it answers, and tells the rest to callers with a key alone
+        if not described.target_ready:
+            raise PeerUnavailable("no coordinator has a link to its target")
 
     async def close(self) -> None:
         """Close all channels."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import BaseModel
 from starlette.responses import Response
 
 from paceline.protocol.errors import (
@@ -22,6 +23,28 @@ from paceline.protocol.errors import (
 INVALID_REQUEST = "invalid_request_error"
 UNAVAILABLE_RETRY_S = 1
 """When a client may try again that found no coordinator or no target: one that restarts takes longer."""
+
+
+class ErrorFields(BaseModel):
+    """What is said of an error."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorReply(BaseModel):
+    """The body of an error."""
+
+    error: ErrorFields
+
+
+ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": ErrorReply, "description": "The request is wrong, refused, or too much."},
+    "5XX": {"model": ErrorReply, "description": "No coordinator, no target, no time, or a defect."},
+}
+"""Of every route, for its description."""
 
 
 @dataclass(eq=False)
@@ -38,8 +61,8 @@ class HttpError(Exception):
     @property
     def body(self) -> dict[str, Any]:
         """OpenAI's shape."""
-        shown = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
-        return {"error": shown}
+        said = ErrorFields(message=self.message, type=self.type, param=self.param, code=self.code)
+        return ErrorReply(error=said).model_dump()
 
     @property
     def response(self) -> Response:

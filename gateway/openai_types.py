@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
 from pydantic_core import PydanticCustomError
 
 from paceline.protocol.generation import MAX_MESSAGES
+from paceline.protocol.sampling import MAX_TOP_LOGPROBS
 
 MAX_CHOICES = 128
 """Most choices of one HTTP request, all prompts together."""
@@ -35,6 +36,19 @@ def _few_fields(values: object) -> object:
 Few = BeforeValidator(_few_fields)
 
 
+def _whole(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        message = "must be text that UTF-8 can hold, without half of a character"
+        raise PydanticCustomError("lone_surrogate", message) from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(_whole)]
+"""JSON's escapes can name halves of characters, which no tokenizer can read."""
+
+
 class _RequestShape(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
 
@@ -52,19 +66,19 @@ class StreamOptions(_RequestShape):
 class StructuredOutputs(_RequestShape):
     """vLLM's way to ask for a formal language; exactly one is set."""
 
-    json_: dict[str, JsonValue] | str | None = Field(None, alias="json")
+    json_: dict[Text, JsonValue] | Text | None = Field(None, alias="json")
     json_object: Literal[True] | None = None
-    regex: str | None = None
-    choice: Several[str] | None = None
-    grammar: str | None = None
+    regex: Text | None = None
+    choice: Several[Text] | None = None
+    grammar: Text | None = None
 
 
 class JsonSchema(_RequestShape):
     """The schema of `response_format`."""
 
-    name: str | None = None
-    description: str | None = None
-    schema_: dict[str, JsonValue] | None = Field(None, alias="schema")
+    name: Text | None = None
+    description: Text | None = None
+    schema_: dict[Text, JsonValue] | None = Field(None, alias="schema")
     strict: bool | None = None
 
 
@@ -78,7 +92,7 @@ class ResponseFormat(_RequestShape):
 class PacelineOptions(_RequestShape):
     """What only Paceline has: how to speculate, and what to tell of it."""
 
-    drafter: str | None = None
+    drafter: Text | None = None
     num_draft_tokens: int | None = None
     acceptance: Literal["coupled", "rejection", "block"] | None = None
     off: bool | None = None
@@ -89,13 +103,13 @@ class PacelineOptions(_RequestShape):
 class GenerationFields(_RequestShape):
     """What completions and chat have in common."""
 
-    model: str | None = None
+    model: Text | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 64)
     max_tokens: int | None = None
-    stop: str | Several[str] | None = None
+    stop: Text | Several[Text] | None = None
     stop_token_ids: Several[int] | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = None
@@ -106,16 +120,16 @@ class GenerationFields(_RequestShape):
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: Annotated[dict[str, float], Few] | None = None
-    bad_words: Several[str] | None = None
+    logit_bias: Annotated[dict[Text, float], Few] | None = None
+    bad_words: Several[Text] | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     return_token_ids: bool | None = None
     paceline: PacelineOptions | None = None
 
-    user: str | None = None
-    metadata: Annotated[dict[str, str], Few] | None = None
-    request_id: str | None = None
+    user: Text | None = None
+    metadata: Annotated[dict[Text, Text], Few] | None = None
+    request_id: Text | None = None
     priority: Literal[0] | None = None
     include_stop_str_in_output: Literal[False] | None = None
     skip_special_tokens: Literal[True] | None = None
@@ -127,7 +141,7 @@ class GenerationFields(_RequestShape):
 class CompletionRequest(GenerationFields):
     """`/v1/completions`."""
 
-    prompt: str | Several[str] | Several[int] | Several[Several[int]]
+    prompt: Text | Several[Text] | Several[int] | Several[Several[int]]
     echo: bool | None = None
     logprobs: int | None = None
     best_of: Literal[1] | None = None
@@ -139,17 +153,17 @@ class TextPart(_RequestShape):
     """A piece of a message."""
 
     type: Literal["text"]
-    text: str
+    text: Text
 
 
 class Message(_RequestShape):
     """One message of a chat; what only tools use is for `gateway.hooks`."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Several[TextPart] | None = None
-    tool_calls: Several[dict[str, JsonValue]] | None = None
-    tool_call_id: str | None = None
-    reasoning_content: str | None = None
+    content: Text | Several[TextPart] | None = None
+    tool_calls: Several[dict[Text, JsonValue]] | None = None
+    tool_call_id: Text | None = None
+    reasoning_content: Text | None = None
 
     name: None = None
     refusal: None = None
@@ -171,19 +185,19 @@ class ChatRequest(GenerationFields):
     messages: Several[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
-    tools: Several[dict[str, JsonValue]] | None = None
-    tool_choice: str | dict[str, JsonValue] | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    tools: Several[dict[Text, JsonValue]] | None = None
+    tool_choice: Text | dict[Text, JsonValue] | None = None
     parallel_tool_calls: bool | None = None
-    prediction: dict[str, JsonValue] | None = None
-    reasoning_effort: str | None = None
+    prediction: dict[Text, JsonValue] | None = None
+    reasoning_effort: Text | None = None
 
     store: Literal[False] | None = None
     service_tier: Literal["auto", "default"] | None = None
     modalities: tuple[Literal["text"]] | None = Field(None, strict=False)
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
+    safety_identifier: Text | None = None
+    prompt_cache_key: Text | None = None
+    prompt_cache_retention: Text | None = None
     add_generation_prompt: Literal[True] | None = None
     continue_final_message: Literal[False] | None = None
 
@@ -191,8 +205,8 @@ class ChatRequest(GenerationFields):
 class TokenizeRequest(_RequestShape):
     """`/tokenize`: a prompt or a chat."""
 
-    model: str | None = None
-    prompt: str | None = None
+    model: Text | None = None
+    prompt: Text | None = None
     messages: Several[Message] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
@@ -202,5 +216,5 @@ class TokenizeRequest(_RequestShape):
 class DetokenizeRequest(_RequestShape):
     """`/detokenize`."""
 
-    model: str | None = None
+    model: Text | None = None
     tokens: Several[int]

@@ -37,8 +37,10 @@ HEALTH_SECONDS = 1.0
 STOP_SECONDS = 10.0
 SPIN_COUNT = 20_000
 """Turns that an OpenMP thread waits before it sleeps, about 0.1 ms."""
-ServiceName = Literal["target", "draft", "coordinator", "gateway"]
-_MODULES: Mapping[ServiceName, str] = {
+ServiceName = Literal["target", "draft", "coordinator"]
+ProcessName = Literal[ServiceName, "gateway"]
+"""The services, which speak gRPC, and what stands before them."""
+_MODULES: Mapping[ProcessName, str] = {
     "target": "target_service",
     "draft": "draft_service",
     "coordinator": "coordinator",
@@ -87,7 +89,7 @@ class ServiceProcess:
         label: what its files are named after; the kind of service by default.
     """
 
-    name: ServiceName
+    name: ProcessName
     folder: Path
     threads: int = 1
     environment: Mapping[str, str] = field(default_factory=inherited_environment)

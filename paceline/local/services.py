@@ -19,7 +19,7 @@ from paceline.local.service_process import (
     HEALTH_SECONDS,
     STOP_SECONDS,
     Flags,
-    ServiceName,
+    ProcessName,
     ServiceProcess,
     inherited_environment,
     is_serving,
@@ -36,7 +36,7 @@ from paceline.runtime.roles import PeerRole
 
 POLL_SECONDS = 0.05
 START_SECONDS = 600.0
-_CONFIGS: Mapping[ServiceName, type[Any]] = {
+_CONFIGS: Mapping[ProcessName, type[Any]] = {
     "target": TargetConfig,
     "draft": DraftConfig,
     "coordinator": CoordinatorConfig,
@@ -101,7 +101,7 @@ class LocalServices:
     ) -> None:
         self.stop()
 
-    def start(self, label: str, name: ServiceName, flags: Flags, threads: int = 1) -> None:
+    def start(self, label: str, name: ProcessName, flags: Flags, threads: int = 1) -> None:
         """Start a service with settings of its own; returns before it serves. A label may be started again."""
         process = self.processes.get(label)
         if process is None:
@@ -195,7 +195,7 @@ class LocalServices:
 
     def stop(self) -> None:
         """Stop all, gateways and coordinators first: their requests still need the others. An interrupt kills."""
-        names: tuple[tuple[ServiceName, ...], ...] = (("gateway",), ("coordinator",), ("target", "draft"))
+        names: tuple[tuple[ProcessName, ...], ...] = (("gateway",), ("coordinator",), ("target", "draft"))
         try:
             for those in names:
                 together = [process for process in self.processes.values() if process.name in those]

@@ -15,7 +15,7 @@ from paceline.models.tokenizer import load_tokenizer
 from paceline.protocol import codec
 from paceline.protocol.codec import generation, parts
 from paceline.protocol.errors import InvalidInput, PacelineError, UnknownModel
-from paceline.protocol.generation import MAX_INPUT_TOKENS, MAX_MESSAGES
+from paceline.protocol.generation import MAX_INPUT_TOKENS, MAX_MESSAGES, MAX_STOP_TOKENS
 from paceline.protocol.sampling import MAX_BAD_WORDS, MAX_GRAMMAR_BYTES
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1 import types_pb2
@@ -106,8 +106,8 @@ OVER: dict[str, tuple[Callable[[Request], Any], str]] = {
     ),
     "resume_token_ids": (lambda r: r.resume_token_ids.append(300), "resume_token_ids = 300: must be in [0, 300)"),
     "stop_token_ids[]": (
-        lambda r: r.stop_token_ids.extend([1] * MILLIONS),
-        f"stop_token_ids = {MILLIONS}: must be at most 1024",
+        lambda r: r.stop_token_ids.extend([1] * (MAX_STOP_TOKENS + 1)),
+        f"stop_token_ids = {MAX_STOP_TOKENS + 1}: must be at most {MAX_STOP_TOKENS}",
     ),
     "stop_token_ids": (lambda r: r.stop_token_ids.append(300), "stop_token_ids = 300: must be in [0, 300)"),
     "sample_index": (lambda r: setattr(r, "sample_index", 1 << 24), "sample_index = 16777216: must be in [0, 2^24)"),

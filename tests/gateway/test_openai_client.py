@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import string
 from typing import Any
 
 import pytest
@@ -199,6 +200,7 @@ def test_chat_logprobs_without_alternatives_have_none(gateway: GatewayCluster) -
     assert len(choice.logprobs.content) == TOKENS
 
 
+LETTERS = string.ascii_letters + string.digits
 SAMPLINGS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "greedy": ({"temperature": 0}, {}, {"temperature": 0.0}),
     "filters": (
@@ -213,7 +215,11 @@ SAMPLINGS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {"presence_penalty": 1.5, "frequency_penalty": 0.5, "repetition_penalty": 1.3},
     ),
     "logit bias": ({"logit_bias": {"65": 20, "66": -100}}, {}, {"logit_bias": ((65, 20.0), (66, -100.0))}),
-    "bad words": ({}, {"bad_words": ["a", "A"]}, {"bad_words": ((97,), (32, 97), (65,), (32, 65))}),
+    "bad words": (
+        {},
+        {"bad_words": list(LETTERS)},
+        {"bad_words": tuple(word for letter in LETTERS.encode() for word in ((letter,), (32, letter)))},
+    ),
     "min tokens": ({}, {"min_tokens": 9}, {"min_tokens": 9}),
 }
 
@@ -341,6 +347,8 @@ def test_routes_of_operators(gateway: GatewayCluster) -> None:
     assert {"/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/health"} <= set(
         described["paths"]
     )
+    answers = described["paths"]["/v1/completions"]["post"]["responses"]
+    assert set(answers) == {"200", "4XX", "5XX"}
     assert gateway.get("/docs").status == 404, "its page would load scripts from elsewhere"
 
 

@@ -55,11 +55,14 @@ def _post_and_leave(gateway: GatewayCluster, path: str, body: dict[str, Any]) ->
 def test_a_slow_reader_holds_little_and_delays_nobody(gateway: GatewayCluster) -> None:
     process = psutil.Process(gateway.processes["gateway"].pid)
     path, body = COMPLETION
+    body = body | {"logprobs": 20, "paceline": {"off": True}}
     short = {"prompt": "a", "max_tokens": 20, "seed": 1}
     alone = _fastest_s(gateway, short)
     before = process.memory_info().rss
-    with streaming(gateway.address_of("gateway"), path, body | {"logprobs": 20}, receive_buffer=4096):
+    begun = gateway.status("target").steps
+    with streaming(gateway.address_of("gateway"), path, body, receive_buffer=4096):
         eventually(lambda: _stalls(gateway), "the rounds pause, since nobody reads")
+        assert gateway.status("target").steps - begun < LONG // 2, "a step is a token"
         beside = _fastest_s(gateway, short)
         assert process.memory_info().rss - before < 48 << 20, "of 40 MB of text and more"
     assert beside < alone + 0.5

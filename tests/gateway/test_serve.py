@@ -59,28 +59,40 @@ def test_serve_opens_http_and_says_so(tmp_path: Path) -> None:
     assert "stopped: address=" in (tmp_path / "gateway.log").read_text()
 
 
-@pytest.mark.parametrize("reason", ["a port that is taken", "packages that are missing"])
-def test_services_go_on_without_http_unless_it_was_asked_for(
-    tmp_path: Path, taken: int, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class OnlyHttp(SupervisedServices):
+    """Nothing but the gateway."""
+
+    address = "127.0.0.1:1"
+
+    def start_all(self) -> None:
+        self._open_http()
+
+
+@pytest.fixture(params=["a port that is taken", "packages that are missing"])
+def impediment(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What is said of it."""
+    if "packages" not in request.param:
+        return "server address = "
+    monkeypatch.setattr(supervisor, "missing_packages", lambda: ["fastapi"])
+    return "HTTP needs fastapi: pip install 'paceline[http]'"
+
+
+def test_services_go_on_without_http_that_nobody_asked_for(tmp_path: Path, taken: int, impediment: str) -> None:
     by_default = settings(http_port=taken)
     by_default.model_fields_set.discard("http_port")
-    said = "server address = "
-    if "packages" in reason:
-        monkeypatch.setattr(supervisor, "missing_packages", lambda: ["fastapi"])
-        said = "HTTP needs fastapi: pip install 'paceline[http]'"
     lines: list[str] = []
-    with SupervisedServices(by_default, tmp_path / "a", lines.append, opens_http=True) as running:
+    with OnlyHttp(by_default, tmp_path, lines.append) as running:
         assert running.http_address is None
-        assert set(running.processes) == {"target", "coordinator"}
-    assert any(line.startswith("gateway ") and said in line for line in lines), lines
-    insisting = settings(http_port=taken)
-    with (
-        pytest.raises(ServiceRefused) as caught,
-        SupervisedServices(insisting, tmp_path / "b", opens_http=True),
-    ):
+        assert running.processes == {}
+    (line,) = lines
+    assert line.startswith("gateway ")
+    assert impediment in line
+
+
+def test_http_that_was_asked_for_is_insisted_on(tmp_path: Path, taken: int, impediment: str) -> None:
+    with pytest.raises(ServiceRefused) as caught, OnlyHttp(settings(http_port=taken), tmp_path):
         pass
-    assert said in caught.value.message
+    assert impediment in caught.value.message
 
 
 def test_http_is_for_this_machine_alone_where_services_demand_certificates() -> None:
