@@ -202,10 +202,11 @@ async def test_a_report_is_written_piece_by_piece_before_any_text(monkeypatch: p
     outbox = Outbox(write, lambda: None)
     writer = asyncio.ensure_future(outbox.run())
     pieces = [PromptLogprobs(1, WHOLE[:4]), PromptLogprobs(5, WHOLE[4:])]
-    outbox.put_prompt(pieces[0])
-    assert not outbox.is_full
-    outbox.put_prompt(pieces[1])
-    assert outbox.is_full, "nine rows of three ids, 12 bytes each"
+    full = []
+    for piece in pieces:
+        outbox.put_prompt(piece)
+        full.append(outbox.is_full)
+    assert full == [False, True], "nine rows of three ids, 12 bytes each"
     text = Tokens((1,), "a", (Provenance.TARGET,))
     outbox.put(text)
     emptied = asyncio.ensure_future(outbox.emptied())
@@ -244,4 +245,4 @@ def test_a_client_keeps_what_a_resumed_stream_brings_again_once() -> None:
 
 def single(rows: tuple[RowLogprobs, ...]) -> tuple[RowLogprobs, ...]:
     """Rows as the wire has them, in float32."""
-    return tuple(RowLogprobs(row.token_ids, tuple(map(float, np.float32(row.logprobs)))) for row in rows)
+    return tuple(RowLogprobs(row.token_ids, tuple(np.array(row.logprobs, np.float32).tolist())) for row in rows)
