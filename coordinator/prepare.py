@@ -24,6 +24,8 @@ class ServedModel:
     max_length: int
     drafters: tuple[str, ...]
     seed: int | None = None
+    reports_prompts: bool = True
+    """Whether a target of it tells log-probabilities of a prompt."""
 
 
 def prepare(
@@ -46,6 +48,7 @@ def prepare(
     Raises:
         InvalidInput: naming field, value and limit.
         UnknownModel: the request names another model.
+        Unsupported: no target knows what the request asks for.
     """
     if request.model not in ("", model.name):
         raise UnknownModel(f"model = {request.model!r}: must be {model.name!r}, the one served here")
@@ -57,6 +60,8 @@ def prepare(
     require_ids("stop_token_ids", request.stop_token_ids, vocab_size)
     _check_sampling(request, model.tokenizer)
     _check_drafter(request, model.drafters)
+    if request.prompt_logprobs is not None and not model.reports_prompts:
+        raise Unsupported(f"prompt_logprobs = {request.prompt_logprobs}: the target's version has no such parameter")
     seed = request.seed if request.seed is not None else model.seed
     return GenerationTask(
         prompt=prompt,
@@ -73,6 +78,7 @@ def prepare(
         deadline=deadline,
         traceparent=traceparent,
         tenant=tenant,
+        prompt_logprobs=request.prompt_logprobs,
     )
 
 

@@ -51,7 +51,7 @@ async def run_rounds(
     accepted_node, decided = ROOT, time.perf_counter()
     unsettled: list[Callable[[], None]] = []
     prefetching = Prefetching(target, drafting)
-    target.on_refused = drafting.refused
+    target.on_refused, target.prompt.reader = drafting.refused, outbox
 
     async def dispatched(round_: Round) -> None:
         await asyncio.sleep(0)  # the link's writer runs: nothing stands between the round and the wire

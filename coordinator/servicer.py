@@ -162,6 +162,7 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
             max_length=min((welcome.max_length for welcome in self._target.welcomes), default=0),
             drafters=self._drafters([name for welcome in draft for name in welcome.drafters]),
             seed=self._config.seed,
+            reports_prompts=any(welcome.reports_prompts for welcome in self._target.welcomes),
         )
 
     def _drafters(self, of_services: Iterable[str]) -> tuple[str, ...]:

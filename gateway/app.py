@@ -13,8 +13,8 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from gateway.dialects import dialect_routes, in_dialect
 from gateway.cluster_routes import cluster_routes
+from gateway.dialects import dialect_routes, in_dialect
 from gateway.errors import ERROR_RESPONSES, HttpError, http_error, invalid_body
 from gateway.middleware import Guard, RunningRequests, detail_of
 from gateway.openai_routes import openai_routes

@@ -80,6 +80,7 @@ class ChatWriter:
                 *({"choices": [self._choice(delta)]} for delta in before),
                 {"choices": [self._choice(last) | self._ended(event.reason)]},
             ]
+        assert isinstance(event, Tokens), "a chat asks for no report of its prompt"
         return self._tokens(event)
 
     def _tokens(self, event: Tokens) -> list[Chunk]:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from gateway.caller import HttpCaller
-from gateway.errors import refused
+from gateway.echo import EchoedPrompt
 from gateway.logprobs import completion_logprobs
 from gateway.openai_types import DEFAULT_COMPLETION_TOKENS, CompletionRequest
 from gateway.params import generate_request
@@ -16,7 +16,7 @@ from gateway.replies import FINISH_REASONS, Chunk, Head, PlannedReply, check_fie
 from gateway.services import Services
 from paceline.models.tokenizer import Tokenizer
 from paceline.protocol.errors import require
-from paceline.protocol.generation import Finished, GenerateEvent, Started, Tokens
+from paceline.protocol.generation import Finished, GenerateEvent, PromptLogprobs, Started, Tokens
 
 Prompt = str | list[int]
 
@@ -29,8 +29,6 @@ async def plan_completion(services: Services, body: CompletionRequest, caller: H
     """
     prompts = _prompts(body.prompt)
     check_fields(body, len(prompts))
-    if body.echo and body.logprobs is not None:
-        raise refused("echo", "with logprobs is not supported by this server", "unsupported_parameter")
     serving = await services.coordinators.serving(caller)
     services.check_model(body.model, serving.description)
     tokenizer, max_length = services.tokenizer, serving.description.max_length
@@ -42,6 +40,7 @@ async def plan_completion(services: Services, body: CompletionRequest, caller: H
             model=serving.description.name,
             max_new_tokens=DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens,
             logprobs=body.logprobs,
+            prompt_logprobs=body.logprobs if body.echo else None,
         )
         for prompt in prompts
     ]
@@ -67,12 +66,15 @@ class CompletionWriter:
     def __post_init__(self) -> None:
         self._written = len(self.echoed)
         """Characters of the choice's text so far."""
+        self._prompt: EchoedPrompt | None = None
 
     def written(self, event: GenerateEvent) -> list[Chunk]:
         """As `ChoiceWriter`."""
         if isinstance(event, Started):
-            prompt = {"prompt_token_ids": list(event.prompt_token_ids)} if self.body.return_token_ids else {}
-            return [{"choices": [self._choice(self.echoed) | prompt]}] if self.echoed or prompt else []
+            return self._started(event)
+        if isinstance(event, PromptLogprobs):
+            assert self._prompt is not None, "it was asked for"
+            return [{"choices": [self._choice("") | {"logprobs": self._prompt.rows(event)}]}]
         if isinstance(event, Finished):
             return [{"choices": [self._choice(event.text, FINISH_REASONS[event.reason])]}]
         told = round_details(event, self.body.paceline, self.tokenizer)
@@ -82,6 +84,15 @@ class CompletionWriter:
         if not (event.text or told or ids or logprobs):
             return []
         return [{"choices": [self._choice(event.text) | ids | {"logprobs": logprobs}]} | told]
+
+    def _started(self, event: Started) -> list[Chunk]:
+        more: dict[str, Any] = {}
+        if self.body.return_token_ids:
+            more["prompt_token_ids"] = list(event.prompt_token_ids)
+        if self.body.echo and self.body.logprobs is not None:
+            self._prompt = EchoedPrompt(event.prompt_token_ids, self.tokenizer)
+            more["logprobs"] = self._prompt.first()
+        return [{"choices": [self._choice(self.echoed) | more]}] if self.echoed or more else []
 
     def _choice(self, text: str, finish_reason: str | None = None) -> dict[str, Any]:
         return {"index": self.index, "text": text, "logprobs": None, "finish_reason": finish_reason}

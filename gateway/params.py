@@ -24,6 +24,7 @@ def generate_request(
     model: str,
     max_new_tokens: int | None,
     logprobs: int | None,
+    prompt_logprobs: int | None = None,
 ) -> GenerateRequest:
     """What a coordinator is asked for one prompt.
 
@@ -34,6 +35,7 @@ def generate_request(
         model: as the coordinator knows it; empty: the only one.
         max_new_tokens: None: up to the context length.
         logprobs: alternatives of each token; None: none, and no log-probabilities.
+        prompt_logprobs: the same of the prompt's tokens.
 
     Raises:
         InvalidInput, HttpError: naming field, value and limit.
@@ -49,6 +51,7 @@ def generate_request(
         stop=_listed(body.stop),
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
+        prompt_logprobs=prompt_logprobs,
         acceptance=Acceptance(asked.acceptance or Acceptance.COUPLED.value),
         speculation=SpeculationSettings(
             off=bool(asked.off),

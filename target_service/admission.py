@@ -184,8 +184,9 @@ class Admission:
         self._holding += 1
         self._hold(session.owner, session.max_rows)
         session.admitted = True
-        session.prefilled = session.reused = reused
-        self.prefixes.computed(session)
+        # Cached rows whose logits are wanted are computed again: the first chunk rolls the engine back to them.
+        session.prefilled = session.reused = session.wanted.reusable(reused)
+        self.prefixes.computed(session, reused)
         if session.closed:
             # It was closed while its rows were reserved.
             self._closing.append(session)

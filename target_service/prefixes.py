@@ -18,8 +18,9 @@ class PendingPrefixes:
     def holds(self, session: Session) -> bool:
         """Whether another session computes a block that this one needs."""
         if session.awaits not in self._claims:
-            deepest = (key.digest for key in reversed(session.keys) if key.digest in self._claims)
-            session.awaits = next(deepest, None)
+            usable = session.wanted.reusable(session.prefill_length)
+            digests = (key.digest for key in reversed(session.keys) if key.end <= usable)
+            session.awaits = next((digest for digest in digests if digest in self._claims), None)
         return session.awaits is not None
 
     def claim(self, session: Session) -> None:
@@ -27,9 +28,9 @@ class PendingPrefixes:
         for key in session.keys:
             self._claims.setdefault(key.digest, session.key)
 
-    def computed(self, session: Session) -> None:
-        """Release the sessions that wait for rows that the session holds now."""
-        self._drop(session, session.prefilled)
+    def computed(self, session: Session, rows: int) -> None:
+        """Release the sessions that wait for the first `rows` rows of a session's prefix: they are there."""
+        self._drop(session, rows)
 
     def end(self, session: Session) -> None:
         """Release all that wait for the session."""

@@ -26,18 +26,21 @@ from paceline.costs.cost_line import CostLine
 from paceline.costs.service_costs import TargetCosts
 from paceline.engine.executor import Executor
 from paceline.engine.interface import Engine
+from paceline.engine.prompt_rows import prompt_logit_rows
 from paceline.grammars.sessions import Grammars, Masks
 from paceline.protocol.errors import PacelineError, PeerUnavailable, UnknownSession
 from paceline.protocol.records import StepTimings
-from paceline.protocol.target import Prefetch, Round, TargetOpen, TargetOpened, Verdict
+from paceline.protocol.target import Prefetch, PromptPiece, Round, TargetOpen, TargetOpened, Verdict
 from paceline.rpc.sessions import SessionOwner, SessionScheduler
 from paceline.runtime import telemetry
 from paceline.runtime.config import TargetConfig
 from target_service.admission import Admission, make_room
 from target_service.batching import Batcher
 from target_service.meter import TargetMeter
+from target_service.prompt_rows import wanted_rows
 from target_service.session import Session, check_open, rows_to_reserve, shared_prefix
 from target_service.step import PrefillWork, RoundWork, Step, StepResult, gather_step, run_step
+from target_service.timings import opened, step_timings
 from target_service.verifier import drafted_paths
 
 logger = logging.getLogger(__name__)
@@ -47,7 +50,7 @@ COPIES_PER_ROW = 12
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_Events = list[tuple[Session, Verdict | TargetOpened | PacelineError]]
+_Events = list[tuple[Session, Verdict | TargetOpened | PromptPiece | PacelineError]]
 """What is to be sent, and which sessions have failed."""
 
 
@@ -69,6 +72,7 @@ class TargetScheduler(SessionScheduler[Session]):
         self._engine = engine
         self._executor = executor
         self._settings = config.engine
+        self._logit_rows = prompt_logit_rows(engine.info.fingerprint.vocab_size)
         self._step_timeout_s = config.step_timeout_ms / 1e3
         self._engaged: float | None = None
         """When the engine's thread began its current work, on the monotonic clock; None: it is idle."""
@@ -122,6 +126,7 @@ class TargetScheduler(SessionScheduler[Session]):
         prefix, keys = shared_prefix(facts, self._settings)
         rows = rows_to_reserve(facts, info)
         session = Session(next(self._keys), command.session_id, owner, facts, rows, time.monotonic(), prefix, keys)
+        session.wanted = wanted_rows(command)
         self._admission.enter(session)
         self._add(session)
         return session
@@ -194,7 +199,7 @@ class TargetScheduler(SessionScheduler[Session]):
             rows_to_copy = await self._admission.settle(COPIES_PER_ROW * self._settings.prefill_chunk)
             await self._await_returns()
             await self._admission.settle(rows_to_copy)
-            step = gather_step(self._ready.values(), [*self._opening.values()], self._settings)
+            step = gather_step(self._ready.values(), [*self._opening.values()], self._settings, self._logit_rows)
             if step is not None:
                 self._wake.set()
                 await self._run_step(step)
@@ -221,7 +226,7 @@ class TargetScheduler(SessionScheduler[Session]):
         if session.prefill_left:
             self._opening[session.key] = session
             return
-        session.owner.send(_opened(session, StepTimings()), urgent=False)
+        session.owner.send(opened(session, StepTimings()), urgent=False)
         self._make_ready(session)
         if session.key in self._ready:
             self._wake.set()
@@ -263,7 +268,7 @@ class TargetScheduler(SessionScheduler[Session]):
                 return
             with self._lock:
                 events = self._take_in(step, result)
-                step = gather_step(self._ready.values(), (), self._settings) if self._may_go_on() else None
+                step = gather_step(self._ready.values(), (), self._settings, 0) if self._may_go_on() else None
                 if step is not None:
                     self._take_out(step)
             publish(events)
@@ -279,7 +284,8 @@ class TargetScheduler(SessionScheduler[Session]):
         self.steps += 1
         self._meter.stepped(step, result.seconds * 1e3)
         self._batcher.stepped(result.seconds, sum(work.prefix_rows for work in step.prefixes))
-        events: _Events = []
+        chunks = zip(step.prefills, result.reports, strict=True)
+        events: _Events = [(work.session, each) for work, report in chunks for each in report]
         for prefix in step.prefixes:
             events += self._advance_prefix(prefix, step, result)
         for work, answer in zip(step.rounds, result.answers, strict=True):
@@ -293,7 +299,7 @@ class TargetScheduler(SessionScheduler[Session]):
         session = work.session
         if session.closed:
             return []
-        timings = _timings(step, result, work.pending.arrived, result.started, result.forward_ms)
+        timings = step_timings(step, result, work.pending.arrived, result.started, result.forward_ms)
         verdict = session.remember(work.round_, replace(verdict, timings=timings), self._engine.info)
         self._start_next(session)
         if session.key not in self._ready:
@@ -345,16 +351,16 @@ class TargetScheduler(SessionScheduler[Session]):
         session.first_step = session.first_step or result.started
         if session.closed:
             return []
-        self._admission.prefixes.computed(session)
+        self._admission.prefixes.computed(session, session.prefilled)
         # A session that was served comes after those that were not.
         del self._opening[session.key]
         if session.prefill_left:
             self._opening[session.key] = session
             return []
-        timings = _timings(step, result, session.arrived, session.first_step, session.forward_ms)
+        timings = step_timings(step, result, session.arrived, session.first_step, session.forward_ms)
         if isinstance(work, PrefillWork):
             self._make_ready(session)
-        return [(session, _opened(session, replace(timings, sample_ms=0.0)))]
+        return [(session, opened(session, replace(timings, sample_ms=0.0)))]
 
     def _send(self, events: _Events) -> None:
         """A session whose round can't be answered ends here, on the loop, which has its timer."""
@@ -369,21 +375,3 @@ def _typed(session: Session, error: BaseException) -> PacelineError:
     if isinstance(error, PacelineError):
         return error
     return session.defect(error if isinstance(error, Exception) else RuntimeError(error))
-
-
-def _opened(session: Session, timings: StepTimings) -> TargetOpened:
-    service_ms = (time.monotonic() - session.arrived) * 1e3
-    queue_ms = timings.queue_ms or service_ms
-    return TargetOpened(session.id, session.reused, replace(timings, queue_ms=queue_ms, service_ms=service_ms))
-
-
-def _timings(step: Step, result: StepResult, arrived: float, started: float, forward_ms: float) -> StepTimings:
-    """A step's verdicts leave together, so each waits for the draws of all of them."""
-    return StepTimings(
-        queue_ms=max(0.0, started - arrived) * 1e3,
-        forward_ms=forward_ms,
-        sample_ms=result.sample_ms,
-        service_ms=(time.monotonic() - arrived) * 1e3,
-        rows=step.plan.rows,
-        sessions=len(step.sessions),
-    )

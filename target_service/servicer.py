@@ -45,6 +45,7 @@ class TargetServicer(SessionServicer[TargetScheduler], pb_grpc.TargetServiceServ
             max_sessions=config.engine.max_num_seqs,
             max_lease=MAX_LEASE,
             max_prefetched=MAX_PREFETCHED,
+            reports_prompts=True,
         )
         super().__init__(TARGET, TargetScheduler(engine, executor, config, grammars, line), welcome)
         self._life = asyncio.create_task(self._show_life(), name="target's signs of life")

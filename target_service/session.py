@@ -15,6 +15,7 @@ from paceline.rpc.sessions import ServedSession
 from paceline.runtime.config import EngineSettings
 from paceline.sampling import acceptance, processors
 from paceline.sampling.processors import Follower, Processors
+from target_service.prompt_rows import NO_ROWS, WantedRows
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class Session(ServedSession):
         processors: what logits go through before temperature (None: nothing); touched on the executor's thread only.
         grammar: its place in its grammar (None: it has none), and `foreseen`, what may come in the pending round.
         drafting: whether a draft works for the session, as the round that was sent last says.
+        wanted: rows of the prefix whose logits are reported.
         masked: whether `foreseen` is known for the pending round; without a grammar there is nothing to know.
     """
 
@@ -86,6 +88,7 @@ class Session(ServedSession):
     foreseen: Foreseen = field(default_factory=Foreseen, repr=False)
     masked: bool = True
     drafting: bool = False
+    wanted: WantedRows = NO_ROWS
 
     @property
     def can_verify(self) -> bool:
@@ -105,7 +108,7 @@ class Session(ServedSession):
     def prefill_item(self, rows: int) -> StepItem:
         """The next `rows` tokens of the prefix."""
         chunk = self.facts.token_ids[self.prefilled : self.prefilled + rows]
-        return StepItem(self.key, self.prefilled, chunk)
+        return StepItem(self.key, self.prefilled, chunk, logit_rows=tuple(self.wanted.within(self.prefilled, rows)))
 
     def accept(self, round_: Round, info: EngineInfo, now: float) -> Verdict | None:
         """Take a round in, or return the verdict of one that is repeated; a refused round changes nothing.

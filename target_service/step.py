@@ -16,8 +16,9 @@ import numpy as np
 from paceline.engine.blocks import BLOCK_ROWS
 from paceline.engine.interface import Drawing, DrawingEngine, Engine, Logits, StepItem, StepPlan
 from paceline.protocol.errors import PacelineError
-from paceline.protocol.target import Round, Verdict
+from paceline.protocol.target import PromptPiece, Round, Verdict
 from paceline.runtime.config import EngineSettings
+from target_service.prompt_rows import prompt_pieces
 from target_service.session import PendingRound, Session
 from target_service.verifier import draw_of, drawn_verdict, verify
 
@@ -79,9 +80,10 @@ class Step:
 
 @dataclass(frozen=True)
 class StepResult:
-    """One answer for each round, in order; `started` on the monotonic clock, seconds."""
+    """What is answered to each round and reported of each chunk, in order; `started` on the monotonic clock, s."""
 
     answers: tuple[Verdict | PacelineError, ...]
+    reports: tuple[tuple[PromptPiece | PacelineError, ...], ...]
     started: float
     forward_ms: float
     sample_ms: float
@@ -92,11 +94,14 @@ class StepResult:
         return (self.forward_ms + self.sample_ms) / 1e3
 
 
-def gather_step(ready: Iterable[Session], opening: Sequence[Session], settings: EngineSettings) -> Step | None:
+def gather_step(
+    ready: Iterable[Session], opening: Sequence[Session], settings: EngineSettings, logit_rows: int
+) -> Step | None:
     """Waiting rounds, oldest first, up to `max_step_rows` rows, and at most `prefill_chunk` prefix tokens.
 
-    So a long prompt delays every round beside it by no more than one chunk. If a
-    session's prefix ends in this step, its first round, if there is one, is in it, too.
+    So a long prompt delays every round beside it by no more than one chunk, of which at most `logit_rows` rows have
+    logits. If a session's prefix ends in this step, its first round, if there is one, is in it, too, unless logits
+    of the chunk are wanted: a round's are its own alone.
     """
     rounds: list[RoundWork] = []
     prefills: list[PrefillWork] = []
@@ -111,8 +116,9 @@ def gather_step(ready: Iterable[Session], opening: Sequence[Session], settings: 
             break
         rounds.append(work)
         room -= len(work.item.token_ids)
-    for session, rows in share_chunk(opening, settings.prefill_chunk):
-        if rows == session.prefill_left and session.can_verify and fits(_round_work(session, rows)):
+    for session, rows in share_chunk(opening, settings.prefill_chunk, logit_rows):
+        ends = rows == session.prefill_left and not session.wanted.within(session.prefilled, rows)
+        if ends and session.can_verify and fits(_round_work(session, rows)):
             rounds.append(_round_work(session, rows))
             room -= len(rounds[-1].item.token_ids) - rows
         else:
@@ -120,24 +126,26 @@ def gather_step(ready: Iterable[Session], opening: Sequence[Session], settings: 
     return Step(tuple(rounds), tuple(prefills)) if rounds or prefills else None
 
 
-def share_chunk(opening: Sequence[Session], chunk: int) -> list[tuple[Session, int]]:
+def share_chunk(opening: Sequence[Session], chunk: int, logit_rows: int) -> list[tuple[Session, int]]:
     """Divide a step's prefix tokens among sessions, in their order; what one does not need is left to the others.
 
     Even shares let a short prompt overtake a long one. The scheduler moves sessions
     that were served behind those that were not, so each is served within
-    sessions · `BLOCK_ROWS` / chunk steps. Shares end at block boundaries where possible.
+    sessions · `BLOCK_ROWS` / chunk steps. Shares end at block boundaries where possible. One whose logits are wanted
+    ends where `logit_rows` rows have some; a session for which none are left waits for its turn.
     """
     shares = []
     for place, session in enumerate(opening):
         even = chunk // (len(opening) - place) // BLOCK_ROWS * BLOCK_ROWS
         rows = min(session.prefill_left, max(even, BLOCK_ROWS), chunk)
+        rows = session.wanted.cut(session.prefilled, rows, logit_rows)
         if rows < session.prefill_left:
             beyond = (session.prefilled + rows) % BLOCK_ROWS
             rows -= beyond if beyond < rows else 0
-        if not rows:
-            break
-        shares.append((session, rows))
-        chunk -= rows
+        if rows:
+            shares.append((session, rows))
+            chunk -= rows
+            logit_rows -= len(session.wanted.within(session.prefilled, rows))
     return shares
 
 
@@ -159,8 +167,10 @@ def run_step(engine: Engine, step: Step) -> StepResult:
     outputs = _forward(engine, step)
     forwarded = time.monotonic()
     answers = tuple(_verify(work, output) for work, output in zip(step.rounds, outputs, strict=False))
+    chunks = zip(step.prefills, outputs[len(step.rounds) :], strict=True)
+    reports = tuple(_report(work, output) for work, output in chunks)
     ended = time.monotonic()
-    return StepResult(answers, started, (forwarded - started) * 1e3, (ended - forwarded) * 1e3)
+    return StepResult(answers, reports, started, (forwarded - started) * 1e3, (ended - forwarded) * 1e3)
 
 
 def _forward(engine: Engine, step: Step) -> Sequence[Logits | Drawing]:
@@ -184,3 +194,13 @@ def _verify(work: RoundWork, output: Logits | Drawing) -> Verdict | PacelineErro
     except Exception as error:
         logger.exception("verification failed: session=%d base_length=%d", work.session.id, work.round_.base_length)
         return work.session.defect(error)
+
+
+def _report(work: PrefillWork, logits: Logits | Drawing) -> tuple[PromptPiece | PacelineError, ...]:
+    """What is said of a chunk whose logits are wanted; of others nothing."""
+    session = work.session
+    assert isinstance(logits, np.ndarray), "nothing is drawn for a chunk"
+    try:
+        return prompt_pieces(session.id, work.item, session.facts.token_ids, logits, session.wanted.top)
+    except PacelineError as error:
+        return (error,)

@@ -164,4 +164,6 @@ class Pool(Generic[AnyPeer]):
             return peer.link.why_down()
         if peer.refusal is not None and self._admits(peer) and fits(peer):
             return fresh(peer.refusal)
-        return PeerUnavailable(f"{self.role} at {peer.link.address} is of another model, or computes in another way")
+        return PeerUnavailable(
+            f"{self.role} at {peer.link.address} is of another model or version, or computes in another way"
+        )

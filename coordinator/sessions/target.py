@@ -14,6 +14,8 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from coordinator.sessions.prompt_report import NobodyReads, PromptReport
+from coordinator.sessions.silence import SilenceWatch
 from coordinator.sessions.target_pool import TargetPeer, TargetPool
 from coordinator.text.sequence import GenerationTask
 from paceline.costs.service_costs import TargetCosts
@@ -32,14 +34,13 @@ from paceline.protocol.proposal import ROOT, Acceptance, Outcome, Proposal
 from paceline.protocol.session import Failure
 from paceline.protocol.target import (
     Prefetch,
+    PromptPiece,
     Round,
-    TargetCommand,
     TargetEvent,
     TargetOpen,
     TargetOpened,
     Verdict,
 )
-from paceline.rpc.peer_link import PeerLink
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +107,8 @@ class TargetSession:
         self._awaits_grammar = False
         self.verdict_at = 0.0
         """When the last verdict came, by `perf_counter`: under load long before its request goes on."""
-        self._watcher: asyncio.TimerHandle | None = None
+        self._silence = SilenceWatch(pool.round_timeout_s)
+        self.prompt = PromptReport(len(task.prompt), task.prompt_logprobs)
 
     @property
     def costs(self) -> TargetCosts:
@@ -201,6 +203,11 @@ class TargetSession:
                     raise
                 proposal = None
                 self._leave_out(len(committed) - 1, error)
+            except NobodyReads:
+                lost = True
+                self.close()
+                await self.prompt.read()
+                deadline = time.monotonic() + self._pool.wait_s
             except (PeerUnavailable, Overloaded, PrefixMismatch, UnknownSession) as error:
                 lost = True
                 refusals += isinstance(error, PrefixMismatch | UnknownSession)
@@ -235,20 +242,29 @@ class TargetSession:
             elif isinstance(error, InvalidInput):
                 self._refusal = error
             self._fail(error)
+        elif isinstance(event, PromptPiece):
+            self._note_numeric()
+            if (refused := self.prompt.take(event)) is not None:
+                self._fail(refused)
         elif isinstance(event, Verdict) and event.base_length in self._answers:
             self._note_numeric()
-            self.verdict_at = time.perf_counter()
-            answer = self._answers[event.base_length]
-            if event.self_started is not None:
-                self._answers = {event.base_length: answer}
-                self._answers[event.self_started.base_length] = asyncio.get_running_loop().create_future()
-            if not answer.done():
-                answer.set_result(event)
+            self._on_verdict(event, self._answers[event.base_length])
 
     def on_lost(self, error: PacelineError) -> None:
         """The link broke, and this session with it."""
         self._id = None
         self._fail(error)
+
+    def _on_verdict(self, verdict: Verdict, answer: asyncio.Future[Verdict]) -> None:
+        if (early := self.prompt.check_whole(verdict.session_id)) is not None:
+            self._fail(early)
+            return
+        self.verdict_at = time.perf_counter()
+        if verdict.self_started is not None:
+            self._answers = {verdict.base_length: answer}
+            self._answers[verdict.self_started.base_length] = asyncio.get_running_loop().create_future()
+        if not answer.done():
+            answer.set_result(verdict)
 
     def _dispatch(
         self,
@@ -297,9 +313,10 @@ class TargetSession:
         return self._peer.link.welcome if self._peer else None
 
     def _fits(self, peer: TargetPeer) -> bool:
-        """Whether a target's bits are those of the verdicts that have come."""
+        """Whether a target's bits are those of what has come, and it knows what it would be asked for."""
         welcome = peer.link.welcome
-        return self._numeric is None or (welcome is not None and welcome.fingerprint.numeric == self._numeric)
+        same = self._numeric is None or (welcome is not None and welcome.fingerprint.numeric == self._numeric)
+        return same and self.prompt.fits(welcome)
 
     def _note_numeric(self) -> None:
         if self._numeric is None and self._welcome is not None:
@@ -318,40 +335,20 @@ class TargetSession:
             raise self._pool.why_none(self._fits)
         self._peer = peer
         session_id = peer.attach(self)
-        peer.link.send(TargetOpen(session_id, self._task.spec(committed, traceparent)), urgent=False)
+        opening = self.prompt.asked(TargetOpen(session_id, self._task.spec(committed, traceparent)))
+        peer.link.send(opening, urgent=False)
         self._awaits_grammar = self._task.sampling.grammar is not None
         return session_id
 
     async def _verdict(self, round_: Round, answer: asyncio.Future[Verdict]) -> Verdict:
-        """Wait for the answer; a target whose whole link is silent for too long is dead.
-
-        A target that is only busy (a full queue, a long prompt, a long step) isn't
-        silent: it shows life as long as its event loop runs and its engine moves.
-        """
-        self._watch(round_)
+        """Wait for the answer; a target whose whole link is silent for too long is dead."""
+        assert self._peer is not None
+        self._silence.begin(self._peer.link, round_)
         try:
             return await answer
         finally:
             self._answers.pop(round_.base_length, None)
-            if self._watcher is not None:
-                self._watcher.cancel()
-                self._watcher = None
-
-    def _watch(self, round_: Round) -> None:
-        """Check from time to time, until the round is answered, whether anything came over the link."""
-        assert self._peer is not None
-        timeout, link = self._pool.round_timeout_s, self._peer.link
-        if self._watcher is not None and link.silent_s >= timeout:
-            link.drop(self._silent(link, round_))
-        else:
-            self._watcher = asyncio.get_running_loop().call_later(timeout, self._watch, round_)
-
-    def _silent(self, link: PeerLink[TargetCommand, TargetEvent], round_: Round) -> PeerUnavailable:
-        return PeerUnavailable(
-            f"{link.name} at {link.address} sent nothing for {self._pool.round_timeout_s:g} s "
-            f"(session {round_.session_id}, base length {round_.base_length})",
-            metadata={"peer": link.name, "address": link.address},
-        )
+            self._silence.end()
 
     def _may_go_without(self, proposal: Proposal | None, error: InvalidInput, *, lost: bool) -> bool:
         """Whether the round may be sent again without its proposal and prefetched ones.

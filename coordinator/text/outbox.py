@@ -8,11 +8,12 @@ when the client reads), and after `CANCEL_AFTER_S` the request is cancelled.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable
 from itertools import accumulate, chain
 
 from paceline.protocol.errors import Cancelled
-from paceline.protocol.generation import Tokens
+from paceline.protocol.generation import PromptLogprobs, Tokens
 
 MAX_UNREAD_BYTES = 256 * 1024
 FREE_AFTER_S = 5.0
@@ -28,13 +29,14 @@ class Outbox:
 
     def __init__(
         self,
-        write: Callable[[Tokens], Awaitable[None]],
+        write: Callable[[PromptLogprobs | Tokens], Awaitable[None]],
         free: Callable[[], None],
         count: Callable[[int], None] = lambda tokens: None,
     ) -> None:
         self._write = write
         self._free = free
         self._count = count
+        self._prompt = deque[PromptLogprobs]()
         self._pending: list[Tokens] = []
         self._unread = 0
         self._filled = asyncio.Event()
@@ -49,6 +51,18 @@ class Outbox:
         self._drained.clear()
         self._filled.set()
 
+    def put_prompt(self, rows: PromptLogprobs) -> None:
+        """Add what is known of the prompt, before any text; never blocks."""
+        self._prompt.append(rows)
+        self._unread += prompt_size(rows)
+        self._drained.clear()
+        self._filled.set()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much is unread that rounds pause, and a target is asked for no more."""
+        return self._unread > MAX_UNREAD_BYTES
+
     @property
     def room(self) -> int:
         """Tokens that may still come before the rounds pause."""
@@ -60,19 +74,27 @@ class Outbox:
         Raises:
             Cancelled: the client took nothing for `CANCEL_AFTER_S`.
         """
-        if self._unread > MAX_UNREAD_BYTES:
+        if self.is_full:
             await self._wait_for_reader()
+
+    async def emptied(self) -> None:
+        """Return once everything is read. Raises as `has_room`."""
+        await self._wait_for_reader()
 
     async def run(self) -> None:
         """Write whatever is pending, all at once, until cancelled."""
         while True:
             await self._filled.wait()
             self._filled.clear()
+            while self._prompt:
+                rows = self._prompt.popleft()
+                await self._write(rows)
+                self._unread -= prompt_size(rows)
             batch, self._pending = self._pending, []
-            merged = merge(batch)
-            await self._write(merged)
-            self._unread -= sum(size_of(tokens) for tokens in batch)
-            if not self._pending:
+            if batch:
+                await self._write(merge(batch))
+                self._unread -= sum(size_of(tokens) for tokens in batch)
+            if not self._pending and not self._prompt:
                 self._drained.set()
 
     async def drained(self) -> None:
@@ -93,6 +115,11 @@ class Outbox:
 def size_of(tokens: Tokens) -> int:
     """Bytes that a message takes on the wire, from above."""
     return len(tokens.text.encode()) + BYTES_PER_TOKEN * len(tokens.token_ids) * (1 + len(tokens.logprobs))
+
+
+def prompt_size(rows: PromptLogprobs) -> int:
+    """Bytes that a part of the prompt's report takes on the wire, from above."""
+    return BYTES_PER_TOKEN * sum(1 + len(row.token_ids) for row in rows.rows)
 
 
 def merge(batch: list[Tokens]) -> Tokens:

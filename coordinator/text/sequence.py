@@ -36,6 +36,8 @@ class GenerationTask:
     traceparent: str = ""
     tenant: str = ""
     """As `SessionSpec.tenant`."""
+    prompt_logprobs: int | None = None
+    """As `GenerateRequest.prompt_logprobs`."""
     stop_token_ids: frozenset[int] = frozenset()
     """End the text like end tokens; whatever text they have is no part of it."""
 

@@ -16,6 +16,7 @@ from rich.console import Console
 from paceline.cli import display
 from paceline.cli.app import app
 from paceline.cli.explanation import explanation_json, explanation_tables
+from paceline.cli.prompt_report import prompt_json, prompt_table
 from paceline.cli.serve import check_models
 from paceline.cli.support import (
     ApiKeyFile,
@@ -105,6 +106,10 @@ def generate(
     api_key_file: ApiKeyFile = None,
     timeout: Timeout = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per sample.")] = False,
+    prompt_logprobs: Annotated[
+        int | None,
+        typer.Option(help="Show each prompt token's log-probability and so many of the best there, in [0, 20]."),
+    ] = None,
     compare: Annotated[bool, typer.Option("--compare", help="Run again target-only and show both speeds.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Show why it was drafted for so.")] = False,
 ) -> None:
@@ -130,6 +135,7 @@ def generate(
         seed=seed,
         max_new_tokens=max_new_tokens,
         stop=tuple(stop or ()),
+        prompt_logprobs=prompt_logprobs,
         acceptance=acceptance,
         # The services that --local starts have one drafter, whatever they call it.
         speculation=SpeculationSettings(
@@ -231,10 +237,12 @@ def _generate_at(peer: PeerSettings, api_key: str | None, timeout_s: float | Non
             return
         for generation in client.generate_samples(wanted.samples, wanted.request):
             if wanted.as_json:
-                shown = display.generation_json(generation) | explanation_json(generation.stats)
-                typer.echo(json.dumps(shown, ensure_ascii=False))
+                shown = display.generation_json(generation) | prompt_json(generation)
+                typer.echo(json.dumps(shown | explanation_json(generation.stats), ensure_ascii=False))
             else:
                 typer.echo(f"--- sample {generation.sample_index}, seed {generation.seed}\n{generation.text}")
+                if generation.prompt_logprobs:
+                    Console().print(prompt_table(generation))
                 if wanted.request.speculation.explain:
                     Console().print(*explanation_tables(generation.stats), sep="\n")
 
@@ -243,12 +251,14 @@ def _stream(client: Client, wanted: _Wanted) -> None:
     console = Console()
     console.print(display.legend())
     ours = _show_stream(client, wanted.request, console)
+    if ours.prompt_logprobs:
+        console.print(prompt_table(ours))
     console.print(display.stats_table(ours.stats, ours.seed))
     if wanted.request.speculation.explain:
         console.print(*explanation_tables(ours.stats), sep="\n")
     if wanted.compare:
         off = SpeculationSettings(off=True)
-        plain = client.generate(replace(wanted.request, seed=ours.seed, speculation=off))
+        plain = client.generate(replace(wanted.request, seed=ours.seed, speculation=off, prompt_logprobs=None))
         console.print(display.comparison(ours, plain))
 
 

@@ -24,6 +24,7 @@ from paceline.protocol.generation import (
     GenerateEvent,
     GenerateRequest,
     ModelDescription,
+    PromptLogprobs,
     Provenance,
     Started,
     Tokens,
@@ -44,7 +45,11 @@ READY_PAUSE_S = 0.1
 
 @dataclass(frozen=True)
 class Generation:
-    """A finished generation. After a resume, `stats` covers the last stream only."""
+    """A finished generation. After a resume, `stats` covers the last stream only.
+
+    `prompt_logprobs`: where asked for, a row for each token of the prompt behind the first: the token itself, then
+    the most probable ones in its place.
+    """
 
     text: str
     token_ids: tuple[int, ...]
@@ -55,6 +60,7 @@ class Generation:
     stats: GenerationStats
     logprobs: tuple[RowLogprobs, ...] = ()
     sample_index: int = 0
+    prompt_logprobs: tuple[RowLogprobs, ...] = ()
 
 
 class Collector:
@@ -65,6 +71,7 @@ class Collector:
         self.started: Started | None = None
         self.finished: Finished | None = None
         self._tokens: list[Tokens] = []
+        self._prompt: list[RowLogprobs] = []
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -77,6 +84,8 @@ class Collector:
             self.started = self.started or event
         elif isinstance(event, Tokens):
             self._tokens.append(event)
+        elif isinstance(event, PromptLogprobs):
+            self._prompt.extend(event.rows)
         else:
             self.finished = event
 
@@ -98,6 +107,7 @@ class Collector:
             stats=self.finished.stats,
             logprobs=tuple(row for tokens in self._tokens for row in tokens.logprobs),
             sample_index=self._sample_index,
+            prompt_logprobs=tuple(self._prompt),
         )
 
 
@@ -115,17 +125,35 @@ class Progress(Collector):
         request = self.request
         if self.started is not None:
             resumed = request.resume_token_ids + self.token_ids
-            request = replace(request, seed=self.started.seed, resume_token_ids=resumed)
+            whole = len(self._prompt) == len(self.started.prompt_token_ids) - 1
+            request = replace(
+                request,
+                seed=self.started.seed,
+                resume_token_ids=resumed,
+                prompt_logprobs=None if whole else request.prompt_logprobs,
+            )
         return codec.encode_generate_request(request)
 
     def take(self, response: pb.GenerateResponse) -> GenerateEvent | None:
-        """Keep what arrived; returns the event, or None for the `Started` of a resumed stream."""
-        event = codec.decode_generate_event(response)
+        """Keep what arrived; returns the event, or None for what a resumed stream brings again."""
+        event = self._unknown(codec.decode_generate_event(response))
+        if event is None:
+            return None
         if isinstance(event, Tokens):
             self._broke_at = None
         again = isinstance(event, Started) and self.started is not None
         self.add(event)
         return None if again else event
+
+    def _unknown(self, event: GenerateEvent) -> GenerateEvent | None:
+        """What an event brings that hasn't come before: a resumed stream reports the prompt from its beginning."""
+        if not isinstance(event, PromptLogprobs):
+            return event
+        known = len(self._prompt)
+        follows = event.first_position <= known + 1
+        require(follows, "prompt_logprobs first_position", event.first_position, f"at most {known + 1}, the next")
+        rows = event.rows[known + 1 - event.first_position :]
+        return PromptLogprobs(known + 1, rows) if rows else None
 
     def broke(self, rpc_error: grpc.RpcError, wait_s: float) -> None:
         """Return if the broken stream is worth another try; one that brings no token uses up the time for tries.
@@ -249,8 +277,9 @@ def first_sample(n: int, request: GenerateRequest | None, fields: Mapping[str, A
 
 
 def other_samples(n: int, request: GenerateRequest, seed: int) -> list[GenerateRequest]:
-    """Samples 1 to n - 1 of a request: the same prompt and seed, and noise of their own."""
-    return [replace(request, seed=seed, sample_index=index) for index in range(1, n)]
+    """Samples 1 to n - 1 of a request: the same prompt and seed, and noise of their own. Sample 0 has the prompt's
+    log-probabilities, which are those of all."""
+    return [replace(request, seed=seed, sample_index=index, prompt_logprobs=None) for index in range(1, n)]
 
 
 def models_of(response: pb.DescribeModelsResponse) -> tuple[ModelDescription, ...]:

@@ -11,6 +11,7 @@ import torch
 
 from paceline.engine.cuda.footprint import static_bytes
 from paceline.engine.kv import KVShape
+from paceline.engine.prompt_rows import prompt_logit_rows
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES
 from paceline.runtime.config import EngineSettings
@@ -93,7 +94,7 @@ def workspace_bytes(config: Any, settings: EngineSettings, shape: KVShape, max_l
     """An upper bound of what the largest step needs beside weights and KV.
 
     Its rows' activations in one layer, the attention mask of the longest chunk,
-    its logits with the copy that is handed out, and one verdict's scores.
+    its logits, those of prompts included, with the copy that is handed out, and one verdict's scores.
     """
     rows = settings.max_step_rows + settings.prefill_chunk
     hidden: int = config.hidden_size
@@ -101,7 +102,11 @@ def workspace_bytes(config: Any, settings: EngineSettings, shape: KVShape, max_l
     activations = rows * (8 * hidden + 3 * inner) * shape.dtype.itemsize
     chunk = max(settings.prefill_chunk, MAX_PROPOSAL_NODES + 1)
     mask = chunk * shape.groups * max_length * shape.dtype.itemsize
-    logits = settings.max_step_rows * width * (shape.dtype.itemsize + 4)
+    logits = (
+        (settings.max_step_rows + min(settings.prefill_chunk, prompt_logit_rows(width)))
+        * width
+        * (shape.dtype.itemsize + 4)
+    )
     scores = _SCORE_COPIES * (MAX_PROPOSAL_NODES + 1) * width * 4
     return activations + mask + logits + scores
 

@@ -9,7 +9,7 @@ from paceline.protocol.errors import require
 from paceline.protocol.handshake import Fingerprint
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES, NONE, Acceptance
 from paceline.protocol.records import GenerationStats
-from paceline.protocol.sampling import NoiseKey, SamplingParams
+from paceline.protocol.sampling import NoiseKey, SamplingParams, check_top_logprobs
 from paceline.protocol.target import RowLogprobs
 
 MAX_MODEL_BYTES = 512
@@ -89,6 +89,7 @@ class GenerateRequest:
     speculation: SpeculationSettings = SpeculationSettings()
     resume_token_ids: tuple[int, ...] = ()
     sample_index: int = 0
+    prompt_logprobs: int | None = None
     stop_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -96,6 +97,7 @@ class GenerateRequest:
         require(given == 1, "inputs given", given, "exactly 1 of prompt, chat messages and token ids, not empty")
         require(self.prompt != "", "prompt", self.prompt, "at least 1 character")
         NoiseKey(self.seed or 0, self.sample_index)
+        check_top_logprobs("prompt_logprobs", self.prompt_logprobs)
         self._check_length()
         self._check_sizes()
         for text in self.stop:
@@ -143,6 +145,17 @@ class Started:
 
 
 @dataclass(frozen=True)
+class PromptLogprobs:
+    """Log-probabilities of consecutive tokens of the prompt, from the one at `first_position` on.
+
+    Each row has the token itself, then the most probable ones in its place.
+    """
+
+    first_position: int
+    rows: tuple[RowLogprobs, ...]
+
+
+@dataclass(frozen=True)
 class Tokens:
     """Newly committed tokens and the text that became certain with them.
 
@@ -167,7 +180,7 @@ class Finished:
     stats: GenerationStats
 
 
-GenerateEvent = Started | Tokens | Finished
+GenerateEvent = Started | PromptLogprobs | Tokens | Finished
 
 
 class PeerKind(Enum):

@@ -46,6 +46,7 @@ class Welcome:
     protocol_version: int = PROTOCOL_VERSION
     max_lease: int = 0
     max_prefetched: int = 0
+    reports_prompts: bool = False
 
 
 @dataclass(frozen=True)

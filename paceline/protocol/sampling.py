@@ -24,6 +24,11 @@ NOISE_VERSION = 1
 """Of the noise that a seed stands for: changes with whatever changes a number of `tests/vectors/noise.json`."""
 
 
+def check_top_logprobs(name: str, top: int | None) -> None:
+    """Refuse to report more of the most probable tokens than there may be; None: none are reported."""
+    require(top is None or 0 <= top <= MAX_TOP_LOGPROBS, name, top, f"in [0, {MAX_TOP_LOGPROBS}]")
+
+
 class GrammarKind(Enum):
     """The notations that a grammar can be written in; the value is the field's name."""
 
@@ -81,8 +86,7 @@ class SamplingParams:
         require(self.top_k >= 0, "top_k", self.top_k, "at least 0 (0 keeps all)")
         require(0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
         require(0 <= self.min_p <= 1, "min_p", self.min_p, "in [0, 1]")
-        logprobs_ok = self.logprobs is None or 0 <= self.logprobs <= MAX_TOP_LOGPROBS
-        require(logprobs_ok, "logprobs", self.logprobs, f"in [0, {MAX_TOP_LOGPROBS}]")
+        check_top_logprobs("logprobs", self.logprobs)
         self._check_penalties()
         self._check_logit_bias()
         self._check_bad_words()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from paceline.protocol.errors import require
 from paceline.protocol.proposal import ROOT, Outcome, Proposal
 from paceline.protocol.records import StepTimings
+from paceline.protocol.sampling import check_top_logprobs
 from paceline.protocol.session import Close, Failure, Features, SessionSpec
 
 LIFE_SIGN_MS = 250
@@ -15,15 +16,32 @@ MAX_LEASE = 64
 """Most target-only rounds that a target may start by itself behind one that was sent."""
 MAX_PREFETCHED = 64
 """Most proposals that may be prefetched for one round."""
+MAX_PIECE_ROWS = 256
+"""Most tokens of a prompt in one piece: a row has at most 21 ids of 5 bytes and values of 4, 200 bytes with its tags,
+so a piece takes at most 50 KiB of a frame's 1 MiB, and verdicts find room beside it."""
 
 
 @dataclass(frozen=True)
 class TargetOpen:
-    """Opens a session on the target, which computes all but the last prefix token."""
+    """Opens a session on the target, which computes all but the last prefix token.
+
+    `prompt_logprobs`: how many of the most probable tokens to report in the place of each of the prompt's, with
+    the token's own log-probability; None: no reports. The first `prompt_logprobs_known` tokens behind the first one
+    are known already.
+    """
 
     session_id: int
     spec: SessionSpec
     feature_layers: tuple[int, ...] = ()
+    prompt_logprobs: int | None = None
+    prompt_logprobs_known: int = 0
+
+    def __post_init__(self) -> None:
+        check_top_logprobs("prompt_logprobs", self.prompt_logprobs)
+        known, most = self.prompt_logprobs_known, self.spec.prompt_length - 1
+        require(
+            0 <= known <= most, "prompt_logprobs_known", known, f"in [0, {most}], the prompt behind its first token"
+        )
 
 
 @dataclass(frozen=True)
@@ -117,6 +135,23 @@ class RowLogprobs:
 
 
 @dataclass(frozen=True)
+class PromptPiece:
+    """Log-probabilities of consecutive tokens of the prompt, from the one at `first_position` on.
+
+    Each row has the token itself, then the most probable ones in its place.
+    """
+
+    session_id: int
+    first_position: int
+    rows: tuple[RowLogprobs, ...]
+
+    def __post_init__(self) -> None:
+        require(self.first_position >= 1, "prompt piece first_position", self.first_position, "at least 1")
+        rows = len(self.rows)
+        require(1 <= rows <= MAX_PIECE_ROWS, "prompt piece rows", rows, f"in [1, {MAX_PIECE_ROWS}]")
+
+
+@dataclass(frozen=True)
 class Verdict:
     """What the target drew for one round.
 
@@ -146,4 +181,4 @@ class TargetOpened:
 
 
 TargetCommand = TargetOpen | Round | Prefetch | Close
-TargetEvent = TargetOpened | Verdict | Features | Failure
+TargetEvent = TargetOpened | Verdict | Features | PromptPiece | Failure

@@ -140,6 +140,17 @@ def row_logprobs(logits: Scores, wanted_ids: Sequence[int], top: int) -> RowLogp
     return RowLogprobs(ids, tuple(logprobs[list(ids)].tolist()))
 
 
+def token_logprobs(logits: Scores, token_id: int, top: int) -> RowLogprobs:
+    """Log-probabilities of the unprocessed distribution [V]: of one token, then of the `top` most probable ones.
+
+    The most probable come largest first, the lowest id first among equals; the token may be among them.
+    """
+    logprobs = log_softmax(logits)
+    best = _largest_first(logits, top)[:top].tolist() if top else []
+    ids = (token_id, *best)
+    return RowLogprobs(ids, tuple(logprobs[list(ids)].tolist()))
+
+
 def _point_masses(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     scores = np.full(logits.shape, -np.inf, np.float32)
     scores[np.arange(len(logits)), list(greedy_tokens(logits))] = 0

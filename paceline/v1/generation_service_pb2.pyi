@@ -27,7 +27,7 @@ PEER_KIND_TARGET: PeerKind
 PEER_KIND_DRAFT: PeerKind
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "prompt", "chat", "tokens", "sampling", "seed", "max_new_tokens", "stop", "ignore_eos", "acceptance", "speculation", "resume_token_ids", "sample_index", "stop_token_ids")
+    __slots__ = ("model", "prompt", "chat", "tokens", "sampling", "seed", "max_new_tokens", "stop", "ignore_eos", "acceptance", "speculation", "resume_token_ids", "sample_index", "prompt_logprobs", "stop_token_ids")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +41,7 @@ class GenerateRequest(_message.Message):
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
     RESUME_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     model: str
     prompt: str
@@ -55,8 +56,9 @@ class GenerateRequest(_message.Message):
     speculation: SpeculationSettings
     resume_token_ids: _containers.RepeatedScalarFieldContainer[int]
     sample_index: int
+    prompt_logprobs: int
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., chat: _Optional[_Union[ChatInput, _Mapping]] = ..., tokens: _Optional[_Union[TokenInput, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., seed: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., ignore_eos: _Optional[bool] = ..., acceptance: _Optional[_Union[_types_pb2.Acceptance, str]] = ..., speculation: _Optional[_Union[SpeculationSettings, _Mapping]] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., sample_index: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., chat: _Optional[_Union[ChatInput, _Mapping]] = ..., tokens: _Optional[_Union[TokenInput, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., seed: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., ignore_eos: _Optional[bool] = ..., acceptance: _Optional[_Union[_types_pb2.Acceptance, str]] = ..., speculation: _Optional[_Union[SpeculationSettings, _Mapping]] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., sample_index: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ChatInput(_message.Message):
     __slots__ = ("messages",)
@@ -93,14 +95,16 @@ class SpeculationSettings(_message.Message):
     def __init__(self, off: _Optional[bool] = ..., drafter: _Optional[str] = ..., num_draft_tokens: _Optional[int] = ..., tree_widths: _Optional[_Iterable[int]] = ..., explain: _Optional[bool] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("started", "tokens", "finished")
+    __slots__ = ("started", "tokens", "finished", "prompt_logprobs")
     STARTED_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     started: GenerationStarted
     tokens: GeneratedTokens
     finished: GenerationFinished
-    def __init__(self, started: _Optional[_Union[GenerationStarted, _Mapping]] = ..., tokens: _Optional[_Union[GeneratedTokens, _Mapping]] = ..., finished: _Optional[_Union[GenerationFinished, _Mapping]] = ...) -> None: ...
+    prompt_logprobs: PromptLogprobs
+    def __init__(self, started: _Optional[_Union[GenerationStarted, _Mapping]] = ..., tokens: _Optional[_Union[GeneratedTokens, _Mapping]] = ..., finished: _Optional[_Union[GenerationFinished, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ...) -> None: ...
 
 class GenerationStarted(_message.Message):
     __slots__ = ("seed", "prompt_token_ids", "model")
@@ -111,6 +115,14 @@ class GenerationStarted(_message.Message):
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     model: str
     def __init__(self, seed: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., model: _Optional[str] = ...) -> None: ...
+
+class PromptLogprobs(_message.Message):
+    __slots__ = ("first_position", "rows")
+    FIRST_POSITION_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    first_position: int
+    rows: _containers.RepeatedCompositeFieldContainer[_types_pb2.RowLogprobs]
+    def __init__(self, first_position: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[_types_pb2.RowLogprobs, _Mapping]]] = ...) -> None: ...
 
 class GeneratedTokens(_message.Message):
     __slots__ = ("token_ids", "text", "provenance", "logprobs", "text_ends", "replaced_token_ids")

@@ -56,7 +56,8 @@ class GenerationServiceServicer:
     """
 
     def Generate(self, request, context):
-        """Streams one generation. The first response is started, the last finished.
+        """Streams one generation. The first response is started, the last finished; the prompt's log-probabilities come
+        behind started and before any tokens.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -28,14 +28,18 @@ class TargetCommand(_message.Message):
     def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., open: _Optional[_Union[TargetOpen, _Mapping]] = ..., close: _Optional[_Union[_types_pb2.Close, _Mapping]] = ..., prefetch: _Optional[_Union[Prefetch, _Mapping]] = ...) -> None: ...
 
 class TargetOpen(_message.Message):
-    __slots__ = ("session_id", "spec", "feature_layers")
+    __slots__ = ("session_id", "spec", "feature_layers", "prompt_logprobs", "prompt_logprobs_known")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     FEATURE_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_KNOWN_FIELD_NUMBER: _ClassVar[int]
     session_id: int
     spec: _types_pb2.SessionSpec
     feature_layers: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, session_id: _Optional[int] = ..., spec: _Optional[_Union[_types_pb2.SessionSpec, _Mapping]] = ..., feature_layers: _Optional[_Iterable[int]] = ...) -> None: ...
+    prompt_logprobs: int
+    prompt_logprobs_known: int
+    def __init__(self, session_id: _Optional[int] = ..., spec: _Optional[_Union[_types_pb2.SessionSpec, _Mapping]] = ..., feature_layers: _Optional[_Iterable[int]] = ..., prompt_logprobs: _Optional[int] = ..., prompt_logprobs_known: _Optional[int] = ...) -> None: ...
 
 class Round(_message.Message):
     __slots__ = ("session_id", "base_length", "accepted_node", "committed", "proposal", "trace", "lease", "drafting")
@@ -104,16 +108,28 @@ class TargetCosts(_message.Message):
     def __init__(self, alone: _Optional[_Union[_types_pb2.CostLine, _Mapping]] = ..., beside: _Optional[_Union[_types_pb2.CostLine, _Mapping]] = ..., sessions: _Optional[int] = ..., rows: _Optional[int] = ..., queue: _Optional[int] = ...) -> None: ...
 
 class TargetEvent(_message.Message):
-    __slots__ = ("verdict", "opened", "failure", "features")
+    __slots__ = ("verdict", "opened", "failure", "features", "prompt_piece")
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     OPENED_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_PIECE_FIELD_NUMBER: _ClassVar[int]
     verdict: Verdict
     opened: TargetOpened
     failure: _types_pb2.Failure
     features: _types_pb2.Features
-    def __init__(self, verdict: _Optional[_Union[Verdict, _Mapping]] = ..., opened: _Optional[_Union[TargetOpened, _Mapping]] = ..., failure: _Optional[_Union[_types_pb2.Failure, _Mapping]] = ..., features: _Optional[_Union[_types_pb2.Features, _Mapping]] = ...) -> None: ...
+    prompt_piece: PromptPiece
+    def __init__(self, verdict: _Optional[_Union[Verdict, _Mapping]] = ..., opened: _Optional[_Union[TargetOpened, _Mapping]] = ..., failure: _Optional[_Union[_types_pb2.Failure, _Mapping]] = ..., features: _Optional[_Union[_types_pb2.Features, _Mapping]] = ..., prompt_piece: _Optional[_Union[PromptPiece, _Mapping]] = ...) -> None: ...
+
+class PromptPiece(_message.Message):
+    __slots__ = ("session_id", "first_position", "rows")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    FIRST_POSITION_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    session_id: int
+    first_position: int
+    rows: _containers.RepeatedCompositeFieldContainer[_types_pb2.RowLogprobs]
+    def __init__(self, session_id: _Optional[int] = ..., first_position: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[_types_pb2.RowLogprobs, _Mapping]]] = ...) -> None: ...
 
 class TargetOpened(_message.Message):
     __slots__ = ("session_id", "reused_tokens", "timings")

@@ -137,7 +137,7 @@ class Hello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., incarnation: _Optional[str] = ..., fingerprint: _Optional[_Union[Fingerprint, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol_version", "incarnation", "fingerprint", "max_length", "max_sessions", "max_proposal_nodes", "max_frame_bytes", "drafters", "max_lease", "max_prefetched")
+    __slots__ = ("protocol_version", "incarnation", "fingerprint", "max_length", "max_sessions", "max_proposal_nodes", "max_frame_bytes", "drafters", "max_lease", "max_prefetched", "reports_prompts")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -148,6 +148,7 @@ class Welcome(_message.Message):
     DRAFTERS_FIELD_NUMBER: _ClassVar[int]
     MAX_LEASE_FIELD_NUMBER: _ClassVar[int]
     MAX_PREFETCHED_FIELD_NUMBER: _ClassVar[int]
+    REPORTS_PROMPTS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     incarnation: str
     fingerprint: Fingerprint
@@ -158,7 +159,8 @@ class Welcome(_message.Message):
     drafters: _containers.RepeatedScalarFieldContainer[str]
     max_lease: int
     max_prefetched: int
-    def __init__(self, protocol_version: _Optional[int] = ..., incarnation: _Optional[str] = ..., fingerprint: _Optional[_Union[Fingerprint, _Mapping]] = ..., max_length: _Optional[int] = ..., max_sessions: _Optional[int] = ..., max_proposal_nodes: _Optional[int] = ..., max_frame_bytes: _Optional[int] = ..., drafters: _Optional[_Iterable[str]] = ..., max_lease: _Optional[int] = ..., max_prefetched: _Optional[int] = ...) -> None: ...
+    reports_prompts: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., incarnation: _Optional[str] = ..., fingerprint: _Optional[_Union[Fingerprint, _Mapping]] = ..., max_length: _Optional[int] = ..., max_sessions: _Optional[int] = ..., max_proposal_nodes: _Optional[int] = ..., max_frame_bytes: _Optional[int] = ..., drafters: _Optional[_Iterable[str]] = ..., max_lease: _Optional[int] = ..., max_prefetched: _Optional[int] = ..., reports_prompts: _Optional[bool] = ...) -> None: ...
 
 class SparseDistribution(_message.Message):
     __slots__ = ("token_ids", "probabilities")

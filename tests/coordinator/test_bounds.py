@@ -111,6 +111,7 @@ OVER: dict[str, tuple[Callable[[Request], Any], str]] = {
     ),
     "stop_token_ids": (lambda r: r.stop_token_ids.append(300), "stop_token_ids = 300: must be in [0, 300)"),
     "sample_index": (lambda r: setattr(r, "sample_index", 1 << 24), "sample_index = 16777216: must be in [0, 2^24)"),
+    "prompt_logprobs": (lambda r: setattr(r, "prompt_logprobs", 21), "prompt_logprobs = 21: must be in [0, 20]"),
 }
 FREE = {
     "sampling.top_k": "more than there are tokens keeps them all",

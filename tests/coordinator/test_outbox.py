@@ -7,7 +7,7 @@ import pytest
 from coordinator.text import outbox as module
 from coordinator.text.outbox import MAX_UNREAD_BYTES, MOST_BYTES_PER_TOKEN, Outbox
 from paceline.protocol.errors import Cancelled
-from paceline.protocol.generation import Provenance, Tokens
+from paceline.protocol.generation import PromptLogprobs, Provenance, Tokens
 
 
 def tokens(text: str) -> Tokens:
@@ -18,8 +18,9 @@ async def test_pending_text_coalesces_into_one_write() -> None:
     written: list[Tokens] = []
     gate = asyncio.Event()
 
-    async def write(message: Tokens) -> None:
+    async def write(message: PromptLogprobs | Tokens) -> None:
         await gate.wait()
+        assert isinstance(message, Tokens)
         written.append(message)
 
     outbox = Outbox(write, lambda: None)
@@ -40,7 +41,7 @@ async def test_an_unread_stream_frees_its_kv_then_is_cancelled(monkeypatch: pyte
     monkeypatch.setattr(module, "CANCEL_AFTER_S", 0.03)
     freed: list[bool] = []
 
-    async def never(message: Tokens) -> None:
+    async def never(message: PromptLogprobs | Tokens) -> None:
         await asyncio.Event().wait()
 
     outbox = Outbox(never, lambda: freed.append(True))
@@ -57,7 +58,7 @@ async def test_a_reader_that_comes_back_lets_the_rounds_go_on(monkeypatch: pytes
     gate = asyncio.Event()
     freed: list[bool] = []
 
-    async def write(message: Tokens) -> None:
+    async def write(message: PromptLogprobs | Tokens) -> None:
         await gate.wait()
 
     def free() -> None:
@@ -80,7 +81,7 @@ def test_merged_text_ends_count_from_the_start() -> None:
 
 
 async def test_no_more_may_be_on_its_way_than_there_is_room_for() -> None:
-    async def write(message: Tokens) -> None:
+    async def write(message: PromptLogprobs | Tokens) -> None:
         await asyncio.Event().wait()
 
     outbox = Outbox(write, lambda: None)

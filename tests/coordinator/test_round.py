@@ -17,7 +17,7 @@ from coordinator.text import outbox as outbox_module
 from coordinator.text.outbox import MOST_BYTES_PER_TOKEN, Outbox
 from coordinator.text.sequence import GenerationTask, Sequence
 from paceline.models.tokenizer import TableTokenizer
-from paceline.protocol.generation import SpeculationSettings, Tokens
+from paceline.protocol.generation import PromptLogprobs, SpeculationSettings, Tokens
 from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.protocol.target import Round, TargetCommand, Verdict
@@ -80,7 +80,7 @@ async def test_a_client_that_does_not_read_bounds_the_run(monkeypatch: pytest.Mo
     task, sequence, target, drafting = request(link)
     read = asyncio.Event()
 
-    async def write(tokens: Tokens) -> None:
+    async def write(tokens: PromptLogprobs | Tokens) -> None:
         await read.wait()
 
     outbox = Outbox(write, target.close)
@@ -104,7 +104,7 @@ async def test_a_whole_text_takes_few_messages() -> None:
     task, sequence, target, drafting = request(link)
     stats = StatsBuilder(0.0)
 
-    async def write(tokens: Tokens) -> None:
+    async def write(tokens: PromptLogprobs | Tokens) -> None:
         return
 
     outbox = Outbox(write, target.close)

@@ -105,6 +105,16 @@ def test_two_ranks_write_the_text_of_one(one: Cluster, two: Cluster, sampling: S
     assert len(texts[0]) == LENGTH
 
 
+def test_two_ranks_report_a_prompt_as_one_does(one: Cluster, two: Cluster) -> None:
+    wanted = GenerateRequest(token_ids=tuple(range(3, 203)), prompt_logprobs=5, max_new_tokens=1, seed=1)
+    reports = []
+    for cluster in (one, two):
+        with cluster.client() as client:
+            reports.append(client.generate(wanted).prompt_logprobs)
+    assert reports[0] == reports[1]
+    assert [row.token_ids[0] for row in reports[1]] == [*range(4, 203)]
+
+
 @pytest.mark.parametrize("sampling", [WARM, SamplingParams(temperature=0.9, top_p=0.7)])
 @pytest.mark.parametrize("acceptance", [Acceptance.REJECTION, Acceptance.BLOCK])
 async def test_two_ranks_answer_a_round_as_one_does(

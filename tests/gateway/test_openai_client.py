@@ -142,6 +142,29 @@ def test_echo_puts_the_prompt_before_the_text(gateway: GatewayCluster) -> None:
     assert "".join(part.choices[0].text for part in complete(gateway, echo=True, stream=True)) == wanted
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_echoed_prompt_has_log_probabilities(gateway: GatewayCluster, stream: bool) -> None:
+    """What evaluation harnesses read: the prompt's tokens, nothing known of the first, and one token behind them."""
+    with gateway.client() as client:
+        wanted = client.generate(
+            prompt=PROMPT, seed=SEED, max_new_tokens=1, prompt_logprobs=2, sampling=SamplingParams(logprobs=2)
+        )
+    made = complete(gateway, echo=True, logprobs=2, max_tokens=1, stream=stream)
+    parts = [choice for chunk in (made if stream else [made]) for choice in chunk.choices]
+    told = [part.logprobs for part in parts if part.logprobs is not None]
+    tokens = [token for each in told for token in each.tokens]
+    values = [value for each in told for value in each.token_logprobs]
+    best = [top for each in told for top in each.top_logprobs]
+    offsets = [offset for each in told for offset in each.text_offset]
+    assert "".join(part.text for part in parts) == PROMPT + wanted.text
+    assert tokens[: len(PROMPT)] == list(PROMPT)
+    assert (values[0], best[0]) == (None, None)
+    rows = (*wanted.prompt_logprobs, *wanted.logprobs)
+    assert values[1:] == [pytest.approx(row.logprobs[0]) for row in rows]
+    assert [max(top.values()) for top in best[1:]] == [pytest.approx(max(row.logprobs)) for row in rows]
+    assert offsets == [*range(len(PROMPT) + 1)]
+
+
 def test_logprobs_are_the_grpc_clients_in_both_shapes(gateway: GatewayCluster) -> None:
     wanted = direct(gateway, sampling=SamplingParams(logprobs=3)).logprobs
     (choice,) = complete(gateway, logprobs=3).choices

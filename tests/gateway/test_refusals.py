@@ -52,7 +52,7 @@ COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"stop_token_ids": [300]}, "stop_token_ids"),
     ({"min_tokens": 3}, "min_tokens"),
     ({"logprobs": 21}, "logprobs"),
-    ({"echo": True, "logprobs": 1}, "echo"),
+    ({"echo": True, "logprobs": 21}, "logprobs"),
     ({"best_of": 2}, "best_of"),
     ({"suffix": "x"}, "suffix"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),

@@ -16,6 +16,7 @@ from paceline.protocol.generation import (
     ModelDescription,
     PeerDescription,
     PeerKind,
+    PromptLogprobs,
     Provenance,
     SpeculationSettings,
     Started,
@@ -28,6 +29,7 @@ from paceline.protocol.session import Close, Failure, Features, SessionSpec
 from paceline.protocol.target import (
     MAX_LEASE,
     Prefetch,
+    PromptPiece,
     Round,
     RowLogprobs,
     SelfStarted,
@@ -63,6 +65,7 @@ welcomes = st.builds(
     st.just(1),
     U32,
     U32,
+    st.booleans(),
 )
 samplings = st.builds(
     t.SamplingParams,
@@ -180,7 +183,17 @@ def specs(draw: st.DrawFn) -> SessionSpec:
     )
 
 
-target_opens = st.builds(TargetOpen, SESSION, specs(), LAYERS)
+target_opens = specs().flatmap(
+    lambda spec: st.builds(
+        TargetOpen,
+        SESSION,
+        st.just(spec),
+        LAYERS,
+        st.none() | st.integers(0, 20),
+        st.integers(0, spec.prompt_length - 1),
+    )
+)
+prompt_pieces = st.builds(PromptPiece, SESSION, LIMIT, st.lists(logprob_rows, min_size=1, max_size=3).map(tuple))
 rounds = st.builds(Round, SESSION, U32, st.integers(-1, 63), SOME_IDS, st.none() | proposals, TRACE) | st.builds(
     Round, SESSION, U32, st.integers(-1, 63), SOME_IDS, st.none(), TRACE, st.integers(0, MAX_LEASE), st.booleans()
 )
@@ -211,7 +224,7 @@ def prefetches(draw: st.DrawFn) -> Prefetch:
 
 target_openeds = st.builds(TargetOpened, SESSION, U32, timings)
 target_commands = target_opens | rounds | prefetches() | closes
-target_events = verdicts | target_openeds | features() | failures
+target_events = verdicts | target_openeds | features() | failures | prompt_pieces
 draft_opens = st.builds(DraftOpen, SESSION, specs(), TEXT, budgets, st.booleans())
 commits = st.builds(Commit, SESSION, outcomes, SOME_IDS, U32, budgets, st.none() | features(), TRACE)
 verifyings = st.builds(Verifying, SESSION, U32, U64, st.integers(0, 64), st.none(), budgets) | st.builds(
@@ -260,6 +273,7 @@ def generate_requests(draw: st.DrawFn) -> GenerateRequest:
         speculation=draw(speculations),
         resume_token_ids=draw(IDS),
         sample_index=draw(st.integers(0, (1 << 24) - 1)),
+        prompt_logprobs=draw(st.none() | st.integers(0, 20)),
         stop_token_ids=() if sampling.grammar else draw(IDS),
     )
 
@@ -322,6 +336,7 @@ def generated_tokens(draw: st.DrawFn) -> Tokens:
 generate_events = (
     st.builds(Started, U64, IDS, TEXT)
     | generated_tokens()
+    | st.builds(PromptLogprobs, U32, st.lists(logprob_rows, max_size=3).map(tuple))
     | st.builds(Finished, st.sampled_from(list(FinishReason)), TEXT, statistics)
 )
 service_statuses = st.builds(ServiceStatus, TEXT, fingerprints, U32, U32, U32, U32, U64, U64, U64)

@@ -26,12 +26,16 @@ from paceline.protocol.draft import (
 )
 from paceline.protocol.errors import InvalidInput, Unsupported
 from paceline.protocol.generation import GenerateRequest
+from paceline.protocol.handshake import MAX_FRAME_BYTES
 from paceline.protocol.proposal import Acceptance, Outcome, Proposal, SparseDistribution
 from paceline.protocol.records import StepTimings
 from paceline.protocol.session import Close, Failure, Features, SessionSpec
 from paceline.protocol.target import (
+    MAX_PIECE_ROWS,
     Prefetch,
+    PromptPiece,
     Round,
+    RowLogprobs,
     SelfStarted,
     TargetCommand,
     TargetEvent,
@@ -500,9 +504,28 @@ def test_rejection_round_takes_less_than_20_kilobytes_on_each_edge(entries: int,
         assert size < limit, edge
 
 
+def test_the_largest_piece_of_a_report_takes_a_small_part_of_a_frame() -> None:
+    row = RowLogprobs(((1 << 32) - 1,) * (t.MAX_TOP_LOGPROBS + 1), (-0.123456789,) * (t.MAX_TOP_LOGPROBS + 1))
+    piece = PromptPiece(1 << 31, (1 << 32) - 1, (row,) * MAX_PIECE_ROWS)
+    assert codec.encode_target_event(piece).ByteSize() < MAX_FRAME_BYTES / 16
+    with pytest.raises(InvalidInput, match=r"prompt piece rows = 257: must be in \[1, 256\]"):
+        PromptPiece(1, 1, (row,) * (MAX_PIECE_ROWS + 1))
+
+
+def test_peers_that_know_no_reports_ask_for_none_and_offer_none() -> None:
+    opened = codec.decode_target_command(
+        target_pb.TargetCommand(open=target_pb.TargetOpen(session_id=1, spec=_spec()))
+    )
+    assert isinstance(opened, TargetOpen)
+    assert (opened.prompt_logprobs, opened.prompt_logprobs_known) == (None, 0)
+    assert codec.decode_generate_request(generation_pb.GenerateRequest(prompt="x")).prompt_logprobs is None
+    older = pb.Welcome(protocol_version=1, max_length=1, max_sessions=1, max_proposal_nodes=1, max_frame_bytes=1)
+    assert not codec.decode_welcome(older).reports_prompts
+
+
 def test_every_wire_type_has_a_round_trip() -> None:
     """A new domain type must get a strategy: its class name appears in one of the unions."""
-    covered = {TargetOpen, Round, Prefetch, Close, TargetOpened, Verdict, Features, Failure}
+    covered = {TargetOpen, Round, Prefetch, Close, TargetOpened, Verdict, Features, Failure, PromptPiece}
     covered |= {DraftOpen, Commit, Verifying, DraftOpened, DraftedProposal, Shadow}
     unions = (TargetCommand, TargetEvent, DraftCommand, DraftEvent)
     assert {kind for union in unions for kind in union.__args__} == covered

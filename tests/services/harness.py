@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 import grpc
@@ -39,6 +39,7 @@ NOISE = NoiseKey(seed=11)
 SAMPLING = SamplingParams(temperature=0.9)
 
 E = TypeVar("E")
+_OF_OPEN = {field.name for field in fields(TargetOpen)}
 
 
 class RecordingEngine:
@@ -102,9 +103,9 @@ class Events:
                 self._news.clear()
                 await self._news.wait()
 
-    def has(self, kind: type[Any]) -> bool:
-        """Whether an event of this kind has come and was not taken."""
-        return any(isinstance(event, kind) for event in self._events)
+    def has(self, kind: type[Any], session_id: int = 0) -> bool:
+        """Whether an event of this kind, of this session or any, has come and was not taken."""
+        return any(isinstance(event, kind) and session_id in (0, event.session_id) for event in self._events)
 
     def _arrived(self, event: Any) -> None:
         self._events.append(event)
@@ -220,8 +221,8 @@ async def _closing(close: Callable[[], Awaitable[None]], executor: Executor) -> 
 
 
 def target_open(session_id: int, prefix: Sequence[int], **changes: Any) -> TargetOpen:
-    layers = changes.pop("feature_layers", ())
-    return TargetOpen(session_id, _spec(prefix, **changes), layers)
+    own = {name: changes.pop(name) for name in tuple(changes) if name in _OF_OPEN}
+    return TargetOpen(session_id, _spec(prefix, **changes), **own)
 
 
 def draft_open(session_id: int, prefix: Sequence[int], budget: DraftBudget, **changes: Any) -> DraftOpen:

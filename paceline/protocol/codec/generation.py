@@ -29,6 +29,7 @@ from paceline.protocol.generation import (
     ModelDescription,
     PeerDescription,
     PeerKind,
+    PromptLogprobs,
     Provenance,
     SpeculationSettings,
     Started,
@@ -146,6 +147,7 @@ EVENT: OneOf[GenerateEvent, pb.GenerateResponse] = OneOf(
             pb.GenerationFinished,
             reason=enumeration("finish reason", FinishReason, pb.FinishReason),
         ),
+        "prompt_logprobs": copier(PromptLogprobs, pb.PromptLogprobs),
     },
 )
 copier(PeerDescription, pb.PeerDescription, kind=enumeration("peer kind", PeerKind, pb.PeerKind))

@@ -17,6 +17,7 @@ from paceline.protocol.errors import require
 from paceline.protocol.proposal import ROOT, Outcome, Proposal
 from paceline.protocol.target import (
     Prefetch,
+    PromptPiece,
     Round,
     SelfStarted,
     TargetCommand,
@@ -81,5 +82,6 @@ EVENT: OneOf[TargetEvent, pb.TargetEvent] = OneOf(
         "opened": copier(TargetOpened, pb.TargetOpened, session_id=SESSION_ID),
         "failure": FAILURE,
         "features": FEATURES,
+        "prompt_piece": copier(PromptPiece, pb.PromptPiece, session_id=SESSION_ID),
     },
 )

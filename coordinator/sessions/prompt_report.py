@@ -1,0 +1,91 @@
+"""The prompt's log-probabilities on their way from target to client: every one once, whatever target is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from dataclasses import replace
+from typing import Protocol
+
+from paceline.protocol.errors import PacelineError, ProtocolMismatch
+from paceline.protocol.generation import PromptLogprobs
+from paceline.protocol.handshake import Welcome
+from paceline.protocol.target import PromptPiece, TargetOpen
+
+
+class ReportReader(Protocol):
+    """Who gets them."""
+
+    def put_prompt(self, rows: PromptLogprobs) -> None:
+        """Take the next ones; never blocks."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much is unread that no more should come."""
+
+    def emptied(self) -> Awaitable[None]:
+        """Return when everything is read."""
+
+
+class NobodyReads(PacelineError):
+    """The client has left too much unread: the session ends, and is opened anew behind what is known by then."""
+
+
+class PromptReport:
+    """What is known of the prompt, and what a target is asked for.
+
+    Args:
+        prompt_length: in tokens; of the first one nothing is to be known.
+        alternatives: how many the client wants of each token; None: no report.
+    """
+
+    def __init__(self, prompt_length: int, alternatives: int | None) -> None:
+        self._alternatives = alternatives
+        self._wanted = 0 if alternatives is None else prompt_length - 1
+        self._known = 0
+        self.reader: ReportReader | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all that the client wants has come: a session's first verdict comes behind it."""
+        return self._known == self._wanted
+
+    def fits(self, welcome: Welcome | None) -> bool:
+        """Whether a target knows what it would be asked for."""
+        return self.is_whole or (welcome is not None and welcome.reports_prompts)
+
+    def asked(self, opening: TargetOpen) -> TargetOpen:
+        """What a session is opened with that reports what isn't known yet."""
+        if self.is_whole:
+            return opening
+        return replace(opening, prompt_logprobs=self._alternatives, prompt_logprobs_known=self._known)
+
+    def take(self, piece: PromptPiece) -> PacelineError | None:
+        """Pass a piece on.
+
+        Returns:
+            The error that ends the session, if any: the piece isn't the next one, or nobody reads.
+        """
+        last = piece.first_position + len(piece.rows) - 1
+        if piece.first_position != self._known + 1 or last > self._wanted:
+            return ProtocolMismatch(
+                f"session {piece.session_id}: the target sent log-probabilities of prompt tokens "
+                f"{piece.first_position} to {last}, expected those from {self._known + 1} on, up to {self._wanted}"
+            )
+        assert self.reader is not None, "who asks for a report reads it"
+        self._known = last
+        self.reader.put_prompt(PromptLogprobs(piece.first_position, piece.rows))
+        return NobodyReads("too much of the prompt's report is unread") if self.reader.is_full else None
+
+    def check_whole(self, session_id: int) -> ProtocolMismatch | None:
+        """The error of a target that has sent a verdict before all that was asked for."""
+        if self.is_whole:
+            return None
+        return ProtocolMismatch(
+            f"session {session_id}: the target sent a verdict behind log-probabilities of {self._known} of the "
+            f"prompt's {self._wanted} tokens, expected all of them first"
+        )
+
+    async def read(self) -> None:
+        """Return when the client has read all that came: opened anew for less, the session would soon end again."""
+        assert self.reader is not None, "who asks for a report reads it"
+        await self.reader.emptied()
