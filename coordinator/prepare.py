@@ -54,6 +54,9 @@ def prepare(
     vocab_size = model.tokenizer.vocab_size
     require_ids("prompt token_ids", prompt, vocab_size)
     require_ids("resume_token_ids", request.resume_token_ids, vocab_size)
+    require_ids("prediction", request.prediction, vocab_size)
+    predicted = len(request.prediction)
+    require(predicted <= model.max_length, "prediction tokens", predicted, f"at most {model.max_length}, the context")
     _check_sampling(request, model.tokenizer)
     _check_drafter(request, model.drafters)
     seed = request.seed if request.seed is not None else model.seed
@@ -71,6 +74,7 @@ def prepare(
         deadline=deadline,
         traceparent=traceparent,
         tenant=tenant,
+        prediction=request.prediction,
     )
 
 

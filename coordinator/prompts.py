@@ -1,4 +1,4 @@
-"""A request's prompt as token ids: refused by its size first, and read beside the event loop where it is long.
+"""A request's prompt and prediction as token ids: refused by their size first, and read beside the event loop.
 
 A tokenizer takes half a second for a megabyte. Short texts are read at once; others in threads, in which the
 library lets go of Python's lock. Long ones have a thread of their own, so that they delay each other and nobody else,
@@ -8,8 +8,10 @@ and hold the memory of one tokenising at a time (30 bytes and more for each byte
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 from paceline.models.tokenizer import Tokenizer
 from paceline.protocol.errors import require
@@ -31,7 +33,7 @@ class PromptReader:
         self._long = ThreadPoolExecutor(1, "tokenise-long")
 
     async def tokenised(self, request: GenerateRequest, max_length: int) -> GenerateRequest:
-        """The request with its prompt or messages as token ids.
+        """The request with its prompt or messages, and its prediction, as token ids.
 
         Args:
             request: as the client sent it.
@@ -41,33 +43,50 @@ class PromptReader:
             InvalidInput: more bytes than the context can hold, or no token at all.
             Unsupported: messages, and the model has no chat template.
         """
-        if request.token_ids:
-            return request
-        size, most = text_bytes(request), max_length * self._tokenizer.max_token_bytes
-        name = "chat content bytes" if request.messages else "prompt bytes"
-        require(size <= most, name, size, f"at most {most}, the longest text of {max_length} tokens")
-        ids = await self._read(request, size)
-        require(len(ids) > 0, "prompt", request.prompt, "text of at least 1 token")
-        return replace(request, prompt=None, messages=(), token_ids=ids)
+        if not request.token_ids:
+            name = "chat content bytes" if request.messages else "prompt bytes"
+            ids = await self._read(name, text_bytes(request), max_length, partial(self._ids, request))
+            require(len(ids) > 0, "prompt", request.prompt, "text of at least 1 token")
+            request = replace(request, prompt=None, messages=(), token_ids=ids)
+        if request.prediction_text:
+            text = request.prediction_text
+            ids = await self._read("prediction bytes", utf8_bytes(text), max_length, partial(self._continued, text))
+            request = replace(request, prediction_text="", prediction=ids)
+        return request
 
     def close(self) -> None:
         """Let go of the threads; what waits for them is cancelled."""
         for threads in (self._short, self._long):
             threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _read(self, request: GenerateRequest, size: int) -> tuple[int, ...]:
+    async def _read(
+        self, name: str, size: int, max_length: int, read: Callable[[], tuple[int, ...]]
+    ) -> tuple[int, ...]:
+        """What `read` makes of a text of this size."""
+        most = max_length * self._tokenizer.max_token_bytes
+        require(size <= most, name, size, f"at most {most}, the longest text of {max_length} tokens")
         if size <= AT_ONCE_BYTES:
-            return self._ids(request)
+            return read()
         threads = self._long if size > LONG_BYTES else self._short
-        return await asyncio.get_running_loop().run_in_executor(threads, self._ids, request)
+        return await asyncio.get_running_loop().run_in_executor(threads, read)
 
     def _ids(self, request: GenerateRequest) -> tuple[int, ...]:
         if request.messages:
             return self._tokenizer.render_chat(request.messages)
         return self._tokenizer.encode(request.prompt or "")
 
+    def _continued(self, text: str) -> tuple[int, ...]:
+        """Ids of a text that has another before it: without what the tokenizer puts in front."""
+        ids, front = self._tokenizer.encode(text), self._tokenizer.encode("")
+        return ids[len(front) :] if front and ids[: len(front)] == front else ids
+
 
 def text_bytes(request: GenerateRequest) -> int:
     """Size of the prompt, or of all messages' contents, in UTF-8."""
     texts = [message.content for message in request.messages] or [request.prompt or ""]
-    return sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+    return sum(map(utf8_bytes, texts))
+
+
+def utf8_bytes(text: str) -> int:
+    """Size of a text in UTF-8."""
+    return len(text.encode("utf-8", "surrogatepass"))

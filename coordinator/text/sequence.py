@@ -36,6 +36,8 @@ class GenerationTask:
     traceparent: str = ""
     tenant: str = ""
     """As `SessionSpec.tenant`."""
+    prediction: tuple[int, ...] = ()
+    """What the output is expected to be; empty: nothing is."""
 
     @property
     def time_left_ms(self) -> int | None:

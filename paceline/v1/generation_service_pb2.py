@@ -25,47 +25,47 @@ _sym_db = _symbol_database.Default()
 from paceline.v1 import types_pb2 as paceline_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$paceline/v1/generation_service.proto\x12\x0bpaceline.v1\x1a\x17paceline/v1/types.proto\"\xbf\x03\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12&\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x16.paceline.v1.ChatInputH\x00\x12)\n\x06tokens\x18\x04 \x01(\x0b\x32\x17.paceline.v1.TokenInputH\x00\x12-\n\x08sampling\x18\x05 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\x11\n\x04seed\x18\x06 \x01(\x06H\x01\x88\x01\x01\x12\x1b\n\x0emax_new_tokens\x18\x07 \x01(\rH\x02\x88\x01\x01\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12+\n\nacceptance\x18\n \x01(\x0e\x32\x17.paceline.v1.Acceptance\x12\x35\n\x0bspeculation\x18\x0b \x01(\x0b\x32 .paceline.v1.SpeculationSettings\x12\x18\n\x10resume_token_ids\x18\x0c \x03(\r\x12\x14\n\x0csample_index\x18\r \x01(\rB\x07\n\x05inputB\x07\n\x05_seedB\x11\n\x0f_max_new_tokens\"7\n\tChatInput\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.paceline.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x1f\n\nTokenInput\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\x8d\x01\n\x13SpeculationSettings\x12\x0b\n\x03off\x18\x01 \x01(\x08\x12\x0f\n\x07\x64rafter\x18\x02 \x01(\t\x12\x1d\n\x10num_draft_tokens\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x13\n\x0btree_widths\x18\x04 \x03(\r\x12\x0f\n\x07\x65xplain\x18\x05 \x01(\x08\x42\x13\n\x11_num_draft_tokens\"\xb3\x01\n\x10GenerateResponse\x12\x31\n\x07started\x18\x01 \x01(\x0b\x32\x1e.paceline.v1.GenerationStartedH\x00\x12.\n\x06tokens\x18\x02 \x01(\x0b\x32\x1c.paceline.v1.GeneratedTokensH\x00\x12\x33\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1f.paceline.v1.GenerationFinishedH\x00\x42\x07\n\x05\x65vent\"J\n\x11GenerationStarted\x12\x0c\n\x04seed\x18\x01 \x01(\x06\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\x12\r\n\x05model\x18\x03 \x01(\t\"\x9e\x01\n\x0fGeneratedTokens\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12+\n\nprovenance\x18\x03 \x03(\x0e\x32\x17.paceline.v1.Provenance\x12*\n\x08logprobs\x18\x04 \x03(\x0b\x32\x18.paceline.v1.RowLogprobs\x12\x11\n\ttext_ends\x18\x05 \x03(\r\"z\n\x12GenerationFinished\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.paceline.v1.FinishReason\x12\x0c\n\x04text\x18\x02 \x01(\t\x12+\n\x05stats\x18\x03 \x01(\x0b\x32\x1c.paceline.v1.GenerationStats\"\xb5\x03\n\x0fGenerationStats\x12\x0e\n\x06rounds\x18\x01 \x01(\r\x12\x11\n\tcommitted\x18\x02 \x01(\r\x12\x12\n\ncache_hits\x18\x03 \x01(\r\x12\x14\n\x0c\x63\x61\x63he_misses\x18\x04 \x01(\r\x12\x1e\n\x16time_to_first_token_ms\x18\x05 \x01(\x02\x12\x19\n\x11tokens_per_second\x18\x06 \x01(\x02\x12\x15\n\rverify_ms_p50\x18\x07 \x01(\x02\x12\x19\n\x11\x64raft_wait_ms_p50\x18\x08 \x01(\x02\x12\x16\n\x0enum_spec_steps\x18\t \x01(\r\x12\x18\n\x10num_draft_tokens\x18\n \x01(\r\x12!\n\x19num_accepted_draft_tokens\x18\x0b \x01(\r\x12\x1c\n\x14\x61\x63\x63\x65ptance_histogram\x18\x0c \x03(\r\x12\x17\n\x0fnum_spec_tokens\x18\r \x01(\r\x12)\n\x07records\x18\x0e \x03(\x0b\x32\x18.paceline.v1.RoundRecord\x12\x31\n\x0b\x65xplanation\x18\x0f \x01(\x0b\x32\x1c.paceline.v1.PlanExplanation\"\xc4\x02\n\x0fPlanExplanation\x12\x17\n\x0ftarget_alone_ms\x18\x01 \x03(\x02\x12\x18\n\x10target_beside_ms\x18\x02 \x03(\x02\x12\x10\n\x08\x64raft_ms\x18\x03 \x01(\x02\x12\x16\n\x0etarget_trip_ms\x18\x04 \x01(\x02\x12\x15\n\rdraft_trip_ms\x18\x05 \x01(\x02\x12\x17\n\x0ftarget_sessions\x18\x06 \x01(\r\x12\x11\n\tpositions\x18\x07 \x01(\r\x12\x12\n\nacceptance\x18\x08 \x03(\x02\x12\x18\n\x10ngram_acceptance\x18\t \x03(\x02\x12\x35\n\ncandidates\x18\n \x03(\x0b\x32!.paceline.v1.CandidateExplanation\x12\x12\n\naccount_ms\x18\x0b \x01(\x02\x12\x18\n\x10\x61\x63\x63ount_bound_ms\x18\x0c \x01(\x02\"f\n\x14\x43\x61ndidateExplanation\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x64raft_tokens\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x01(\x02\x12\n\n\x02ms\x18\x04 \x01(\x02\x12\x0e\n\x06rounds\x18\x05 \x01(\r\"\xb4\x02\n\x0bRoundRecord\x12\x13\n\x0b\x62\x61se_length\x18\x01 \x01(\r\x12\x10\n\x08round_ms\x18\x02 \x01(\x02\x12\x15\n\rdraft_wait_ms\x18\x03 \x01(\x02\x12\x0f\n\x07wire_ms\x18\x04 \x01(\x02\x12(\n\x06target\x18\x05 \x01(\x0b\x32\x18.paceline.v1.StepTimings\x12\x11\n\taccept_ms\x18\x06 \x01(\x02\x12\x10\n\x08proposed\x18\x07 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x08 \x01(\r\x12\x11\n\tcache_hit\x18\t \x01(\x08\x12\x0f\n\x07\x64rafter\x18\n \x01(\t\x12\'\n\x05\x64raft\x18\x0b \x01(\x0b\x32\x18.paceline.v1.StepTimings\x12\x12\n\ncache_miss\x18\x0c \x01(\x08\x12\x14\n\x0cself_started\x18\r \x01(\x08\"\x17\n\x15\x44\x65scribeModelsRequest\"G\n\x16\x44\x65scribeModelsResponse\x12-\n\x06models\x18\x01 \x03(\x0b\x32\x1d.paceline.v1.ModelDescription\"\xc4\x01\n\x10ModelDescription\x12\x0c\n\x04name\x18\x01 \x01(\t\x12(\n\x06target\x18\x02 \x01(\x0b\x32\x18.paceline.v1.Fingerprint\x12\'\n\x05\x64raft\x18\x03 \x01(\x0b\x32\x18.paceline.v1.Fingerprint\x12\x12\n\nmax_length\x18\x04 \x01(\r\x12\x10\n\x08\x64rafters\x18\x05 \x03(\t\x12\x14\n\x0ctarget_ready\x18\x06 \x01(\x08\x12\x13\n\x0b\x64raft_ready\x18\x07 \x01(\x08*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xb9\x01\n\x11GenerationService\x12I\n\x08Generate\x12\x1c.paceline.v1.GenerateRequest\x1a\x1d.paceline.v1.GenerateResponse0\x01\x12Y\n\x0e\x44\x65scribeModels\x12\".paceline.v1.DescribeModelsRequest\x1a#.paceline.v1.DescribeModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$paceline/v1/generation_service.proto\x12\x0bpaceline.v1\x1a\x17paceline/v1/types.proto\"\xec\x03\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12&\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x16.paceline.v1.ChatInputH\x00\x12)\n\x06tokens\x18\x04 \x01(\x0b\x32\x17.paceline.v1.TokenInputH\x00\x12-\n\x08sampling\x18\x05 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\x11\n\x04seed\x18\x06 \x01(\x06H\x01\x88\x01\x01\x12\x1b\n\x0emax_new_tokens\x18\x07 \x01(\rH\x02\x88\x01\x01\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12+\n\nacceptance\x18\n \x01(\x0e\x32\x17.paceline.v1.Acceptance\x12\x35\n\x0bspeculation\x18\x0b \x01(\x0b\x32 .paceline.v1.SpeculationSettings\x12\x18\n\x10resume_token_ids\x18\x0c \x03(\r\x12\x14\n\x0csample_index\x18\r \x01(\r\x12\x12\n\nprediction\x18\x0f \x03(\r\x12\x17\n\x0fprediction_text\x18\x10 \x01(\tB\x07\n\x05inputB\x07\n\x05_seedB\x11\n\x0f_max_new_tokens\"7\n\tChatInput\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.paceline.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x1f\n\nTokenInput\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\x8d\x01\n\x13SpeculationSettings\x12\x0b\n\x03off\x18\x01 \x01(\x08\x12\x0f\n\x07\x64rafter\x18\x02 \x01(\t\x12\x1d\n\x10num_draft_tokens\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x13\n\x0btree_widths\x18\x04 \x03(\r\x12\x0f\n\x07\x65xplain\x18\x05 \x01(\x08\x42\x13\n\x11_num_draft_tokens\"\xb3\x01\n\x10GenerateResponse\x12\x31\n\x07started\x18\x01 \x01(\x0b\x32\x1e.paceline.v1.GenerationStartedH\x00\x12.\n\x06tokens\x18\x02 \x01(\x0b\x32\x1c.paceline.v1.GeneratedTokensH\x00\x12\x33\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1f.paceline.v1.GenerationFinishedH\x00\x42\x07\n\x05\x65vent\"J\n\x11GenerationStarted\x12\x0c\n\x04seed\x18\x01 \x01(\x06\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\x12\r\n\x05model\x18\x03 \x01(\t\"\x9e\x01\n\x0fGeneratedTokens\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12+\n\nprovenance\x18\x03 \x03(\x0e\x32\x17.paceline.v1.Provenance\x12*\n\x08logprobs\x18\x04 \x03(\x0b\x32\x18.paceline.v1.RowLogprobs\x12\x11\n\ttext_ends\x18\x05 \x03(\r\"z\n\x12GenerationFinished\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.paceline.v1.FinishReason\x12\x0c\n\x04text\x18\x02 \x01(\t\x12+\n\x05stats\x18\x03 \x01(\x0b\x32\x1c.paceline.v1.GenerationStats\"\xef\x03\n\x0fGenerationStats\x12\x0e\n\x06rounds\x18\x01 \x01(\r\x12\x11\n\tcommitted\x18\x02 \x01(\r\x12\x12\n\ncache_hits\x18\x03 \x01(\r\x12\x14\n\x0c\x63\x61\x63he_misses\x18\x04 \x01(\r\x12\x1e\n\x16time_to_first_token_ms\x18\x05 \x01(\x02\x12\x19\n\x11tokens_per_second\x18\x06 \x01(\x02\x12\x15\n\rverify_ms_p50\x18\x07 \x01(\x02\x12\x19\n\x11\x64raft_wait_ms_p50\x18\x08 \x01(\x02\x12\x16\n\x0enum_spec_steps\x18\t \x01(\r\x12\x18\n\x10num_draft_tokens\x18\n \x01(\r\x12!\n\x19num_accepted_draft_tokens\x18\x0b \x01(\r\x12\x1c\n\x14\x61\x63\x63\x65ptance_histogram\x18\x0c \x03(\r\x12\x17\n\x0fnum_spec_tokens\x18\r \x01(\r\x12)\n\x07records\x18\x0e \x03(\x0b\x32\x18.paceline.v1.RoundRecord\x12\x31\n\x0b\x65xplanation\x18\x0f \x01(\x0b\x32\x1c.paceline.v1.PlanExplanation\x12\x1b\n\x13prediction_accepted\x18\x10 \x01(\r\x12\x1b\n\x13prediction_rejected\x18\x11 \x01(\r\"\xc4\x02\n\x0fPlanExplanation\x12\x17\n\x0ftarget_alone_ms\x18\x01 \x03(\x02\x12\x18\n\x10target_beside_ms\x18\x02 \x03(\x02\x12\x10\n\x08\x64raft_ms\x18\x03 \x01(\x02\x12\x16\n\x0etarget_trip_ms\x18\x04 \x01(\x02\x12\x15\n\rdraft_trip_ms\x18\x05 \x01(\x02\x12\x17\n\x0ftarget_sessions\x18\x06 \x01(\r\x12\x11\n\tpositions\x18\x07 \x01(\r\x12\x12\n\nacceptance\x18\x08 \x03(\x02\x12\x18\n\x10ngram_acceptance\x18\t \x03(\x02\x12\x35\n\ncandidates\x18\n \x03(\x0b\x32!.paceline.v1.CandidateExplanation\x12\x12\n\naccount_ms\x18\x0b \x01(\x02\x12\x18\n\x10\x61\x63\x63ount_bound_ms\x18\x0c \x01(\x02\"f\n\x14\x43\x61ndidateExplanation\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x64raft_tokens\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x01(\x02\x12\n\n\x02ms\x18\x04 \x01(\x02\x12\x0e\n\x06rounds\x18\x05 \x01(\r\"\xb4\x02\n\x0bRoundRecord\x12\x13\n\x0b\x62\x61se_length\x18\x01 \x01(\r\x12\x10\n\x08round_ms\x18\x02 \x01(\x02\x12\x15\n\rdraft_wait_ms\x18\x03 \x01(\x02\x12\x0f\n\x07wire_ms\x18\x04 \x01(\x02\x12(\n\x06target\x18\x05 \x01(\x0b\x32\x18.paceline.v1.StepTimings\x12\x11\n\taccept_ms\x18\x06 \x01(\x02\x12\x10\n\x08proposed\x18\x07 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x08 \x01(\r\x12\x11\n\tcache_hit\x18\t \x01(\x08\x12\x0f\n\x07\x64rafter\x18\n \x01(\t\x12\'\n\x05\x64raft\x18\x0b \x01(\x0b\x32\x18.paceline.v1.StepTimings\x12\x12\n\ncache_miss\x18\x0c \x01(\x08\x12\x14\n\x0cself_started\x18\r \x01(\x08\"\x17\n\x15\x44\x65scribeModelsRequest\"G\n\x16\x44\x65scribeModelsResponse\x12-\n\x06models\x18\x01 \x03(\x0b\x32\x1d.paceline.v1.ModelDescription\"\xc4\x01\n\x10ModelDescription\x12\x0c\n\x04name\x18\x01 \x01(\t\x12(\n\x06target\x18\x02 \x01(\x0b\x32\x18.paceline.v1.Fingerprint\x12\'\n\x05\x64raft\x18\x03 \x01(\x0b\x32\x18.paceline.v1.Fingerprint\x12\x12\n\nmax_length\x18\x04 \x01(\r\x12\x10\n\x08\x64rafters\x18\x05 \x03(\t\x12\x14\n\x0ctarget_ready\x18\x06 \x01(\x08\x12\x13\n\x0b\x64raft_ready\x18\x07 \x01(\x08*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xb9\x01\n\x11GenerationService\x12I\n\x08Generate\x12\x1c.paceline.v1.GenerateRequest\x1a\x1d.paceline.v1.GenerateResponse0\x01\x12Y\n\x0e\x44\x65scribeModels\x12\".paceline.v1.DescribeModelsRequest\x1a#.paceline.v1.DescribeModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'paceline.v1.generation_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=2830
-  _globals['_FINISHREASON']._serialized_end=2925
+  _globals['_FINISHREASON']._serialized_start=2933
+  _globals['_FINISHREASON']._serialized_end=3028
   _globals['_GENERATEREQUEST']._serialized_start=79
-  _globals['_GENERATEREQUEST']._serialized_end=526
-  _globals['_CHATINPUT']._serialized_start=528
-  _globals['_CHATINPUT']._serialized_end=583
-  _globals['_CHATMESSAGE']._serialized_start=585
-  _globals['_CHATMESSAGE']._serialized_end=629
-  _globals['_TOKENINPUT']._serialized_start=631
-  _globals['_TOKENINPUT']._serialized_end=662
-  _globals['_SPECULATIONSETTINGS']._serialized_start=665
-  _globals['_SPECULATIONSETTINGS']._serialized_end=806
-  _globals['_GENERATERESPONSE']._serialized_start=809
-  _globals['_GENERATERESPONSE']._serialized_end=988
-  _globals['_GENERATIONSTARTED']._serialized_start=990
-  _globals['_GENERATIONSTARTED']._serialized_end=1064
-  _globals['_GENERATEDTOKENS']._serialized_start=1067
-  _globals['_GENERATEDTOKENS']._serialized_end=1225
-  _globals['_GENERATIONFINISHED']._serialized_start=1227
-  _globals['_GENERATIONFINISHED']._serialized_end=1349
-  _globals['_GENERATIONSTATS']._serialized_start=1352
-  _globals['_GENERATIONSTATS']._serialized_end=1789
-  _globals['_PLANEXPLANATION']._serialized_start=1792
-  _globals['_PLANEXPLANATION']._serialized_end=2116
-  _globals['_CANDIDATEEXPLANATION']._serialized_start=2118
-  _globals['_CANDIDATEEXPLANATION']._serialized_end=2220
-  _globals['_ROUNDRECORD']._serialized_start=2223
-  _globals['_ROUNDRECORD']._serialized_end=2531
-  _globals['_DESCRIBEMODELSREQUEST']._serialized_start=2533
-  _globals['_DESCRIBEMODELSREQUEST']._serialized_end=2556
-  _globals['_DESCRIBEMODELSRESPONSE']._serialized_start=2558
-  _globals['_DESCRIBEMODELSRESPONSE']._serialized_end=2629
-  _globals['_MODELDESCRIPTION']._serialized_start=2632
-  _globals['_MODELDESCRIPTION']._serialized_end=2828
-  _globals['_GENERATIONSERVICE']._serialized_start=2928
-  _globals['_GENERATIONSERVICE']._serialized_end=3113
+  _globals['_GENERATEREQUEST']._serialized_end=571
+  _globals['_CHATINPUT']._serialized_start=573
+  _globals['_CHATINPUT']._serialized_end=628
+  _globals['_CHATMESSAGE']._serialized_start=630
+  _globals['_CHATMESSAGE']._serialized_end=674
+  _globals['_TOKENINPUT']._serialized_start=676
+  _globals['_TOKENINPUT']._serialized_end=707
+  _globals['_SPECULATIONSETTINGS']._serialized_start=710
+  _globals['_SPECULATIONSETTINGS']._serialized_end=851
+  _globals['_GENERATERESPONSE']._serialized_start=854
+  _globals['_GENERATERESPONSE']._serialized_end=1033
+  _globals['_GENERATIONSTARTED']._serialized_start=1035
+  _globals['_GENERATIONSTARTED']._serialized_end=1109
+  _globals['_GENERATEDTOKENS']._serialized_start=1112
+  _globals['_GENERATEDTOKENS']._serialized_end=1270
+  _globals['_GENERATIONFINISHED']._serialized_start=1272
+  _globals['_GENERATIONFINISHED']._serialized_end=1394
+  _globals['_GENERATIONSTATS']._serialized_start=1397
+  _globals['_GENERATIONSTATS']._serialized_end=1892
+  _globals['_PLANEXPLANATION']._serialized_start=1895
+  _globals['_PLANEXPLANATION']._serialized_end=2219
+  _globals['_CANDIDATEEXPLANATION']._serialized_start=2221
+  _globals['_CANDIDATEEXPLANATION']._serialized_end=2323
+  _globals['_ROUNDRECORD']._serialized_start=2326
+  _globals['_ROUNDRECORD']._serialized_end=2634
+  _globals['_DESCRIBEMODELSREQUEST']._serialized_start=2636
+  _globals['_DESCRIBEMODELSREQUEST']._serialized_end=2659
+  _globals['_DESCRIBEMODELSRESPONSE']._serialized_start=2661
+  _globals['_DESCRIBEMODELSRESPONSE']._serialized_end=2732
+  _globals['_MODELDESCRIPTION']._serialized_start=2735
+  _globals['_MODELDESCRIPTION']._serialized_end=2931
+  _globals['_GENERATIONSERVICE']._serialized_start=3031
+  _globals['_GENERATIONSERVICE']._serialized_end=3216
 # @@protoc_insertion_point(module_scope)

@@ -244,6 +244,9 @@ speculations = st.builds(
 )
 
 
+predictions = st.fixed_dictionaries({"prediction": IDS}) | st.fixed_dictionaries({"prediction_text": TEXT})
+
+
 @st.composite
 def generate_requests(draw: st.DrawFn) -> GenerateRequest:
     return GenerateRequest(
@@ -258,6 +261,7 @@ def generate_requests(draw: st.DrawFn) -> GenerateRequest:
         speculation=draw(speculations),
         resume_token_ids=draw(IDS),
         sample_index=draw(st.integers(0, (1 << 24) - 1)),
+        **draw(predictions),
     )
 
 
@@ -298,6 +302,8 @@ statistics = st.builds(
     U32,
     st.lists(records, max_size=3).map(tuple),
     st.none() | explanations,
+    U32,
+    U32,
 )
 
 
