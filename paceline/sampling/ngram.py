@@ -35,7 +35,7 @@ class Match:
     predicted: bool = False
 
     def continuation(self, k: int) -> tuple[int, ...]:
-        """The k tokens that a repetition would bring; past its end the sequence repeats itself, a prediction does not."""
+        """The k tokens that a repetition would bring; past its end a sequence repeats itself, a prediction stops."""
         if self.predicted:
             return self.following[:k]
         period = len(self.following)

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.sampling import prediction as module
 from paceline.sampling.ngram import MAX_FOLLOWING
 from paceline.sampling.prediction import MAX_ANCHORS, PredictedText
 
@@ -184,7 +183,7 @@ def test_the_work_of_a_token_is_bounded_whatever_the_prediction(
         return nonzero(array)
 
     monkeypatch.setattr(PredictedText, "_agreement", counted)
-    monkeypatch.setattr(module.np, "flatnonzero", scanned)
+    monkeypatch.setattr(np, "flatnonzero", scanned)
     for token in rng.integers(0, vocabulary + 1, 300).tolist():
         compared = scans = 0
         predicted.extend((token,))

@@ -1,0 +1,223 @@
+"""Edits of files under every setting: with the file as prediction, by n-gram matches in the prompt, target-only.
+
+A turn is one file and one request under every setting, in an order that is drawn for the turn. A short generation
+before it brings the prompt into the services' caches, which the settings share.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import random
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib import resources
+from typing import Any
+
+from benchmarks.speed.groups import GenerationRunner
+from benchmarks.speed.run import first_difference
+from paceline.client import Generation
+from paceline.protocol.errors import require
+from paceline.protocol.generation import ChatMessage, GenerateRequest, SpeculationSettings
+from paceline.protocol.proposal import AUTO, NGRAM
+from paceline.protocol.sampling import SamplingParams
+
+PRIMING_TOKENS = 2
+ANSWER = "Answer with the whole file in one code block and with nothing else."
+
+
+@dataclass(frozen=True)
+class EditTask:
+    """A file, and what is to be changed in it."""
+
+    name: str
+    request: str
+    language: str
+    file: str
+
+    @property
+    def message(self) -> ChatMessage:
+        """What the model is asked."""
+        return ChatMessage("user", f"{self.request} {ANSWER}\n\n```{self.language}\n{self.file}\n```")
+
+
+@dataclass(frozen=True)
+class EditSetting:
+    """How an edit is drafted for."""
+
+    speculation: SpeculationSettings
+    predicts: bool = False
+
+
+PLAIN, LOOKUP, PREDICTED = "target-only", "n-gram", "prediction"
+AUTO_ALONE, AUTO_PREDICTED = "auto", "auto, prediction"
+SETTINGS: Mapping[str, EditSetting] = {
+    PLAIN: EditSetting(SpeculationSettings(off=True)),
+    LOOKUP: EditSetting(SpeculationSettings(drafter=NGRAM)),
+    PREDICTED: EditSetting(SpeculationSettings(drafter=NGRAM), predicts=True),
+    AUTO_ALONE: EditSetting(SpeculationSettings(drafter=AUTO)),
+    AUTO_PREDICTED: EditSetting(SpeculationSettings(drafter=AUTO), predicts=True),
+}
+
+
+@dataclass(frozen=True)
+class EditRun:
+    """One setting's answer.
+
+    Attributes:
+        tokens_per_second: after the first round.
+        wall_s: the whole request at the client; its prompt is cached.
+        difference: index of the first token that is not target-only's; None: equal.
+    """
+
+    tokens: int
+    tokens_per_second: float
+    wall_s: float
+    rounds: int
+    proposed: int
+    accepted: int
+    prediction_accepted: int
+    prediction_rejected: int
+    difference: int | None
+
+
+@dataclass(frozen=True)
+class EditTurn:
+    """One edit's runs by setting; `kept`: share of the answer's tokens that stood in the file, in order."""
+
+    task: str
+    number: int
+    temperature: float
+    kept: float
+    runs: Mapping[str, EditRun]
+
+    @property
+    def key(self) -> tuple[str, int, float]:
+        """What no second turn of a report has."""
+        return self.task, self.number, self.temperature
+
+    def ratio(self, setting: str, over: str) -> float:
+        """Whole requests of one setting beside another's, in time; above 1: faster."""
+        return self.runs[over].wall_s / self.runs[setting].wall_s
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it."""
+        return asdict(self)
+
+    @classmethod
+    def of_json(cls, value: Mapping[str, Any]) -> EditTurn:
+        """What `as_json` gave."""
+        return cls(**{**value, "runs": {name: EditRun(**run) for name, run in value["runs"].items()}})
+
+
+@dataclass(frozen=True)
+class EditPlan:
+    """What is measured; `passes` over all tasks at each temperature, `tokens`: most of an answer."""
+
+    tasks: Sequence[EditTask]
+    temperatures: Sequence[float] = (0.0,)
+    passes: int = 1
+    tokens: int = 320
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require(len(self.tasks) > 0, "task", 0, "one or more")
+        require(self.passes >= 1, "passes", self.passes, "at least 1")
+        require(self.tokens >= 2, "tokens", self.tokens, "at least 2, to have a time per token")
+
+    def turns(self) -> list[tuple[EditTask, int, float]]:
+        """Task, pass and temperature, in the order in which they run."""
+        passes = range(self.passes)
+        return [(task, number, each) for number in passes for each in self.temperatures for task in self.tasks]
+
+
+def load_tasks(names: Sequence[str] = ()) -> tuple[EditTask, ...]:
+    """The tasks of these names, or all.
+
+    Raises:
+        InvalidInput: an unknown name.
+    """
+    lines = resources.files(__package__).joinpath("tasks.jsonl").read_text().splitlines()
+    known = {task.name: task for task in (EditTask(**json.loads(line)) for line in lines)}
+    for name in names:
+        require(name in known, "task", name, f"one of {', '.join(known)}")
+    return tuple(known[name] for name in names or known)
+
+
+def run_edits(
+    plan: EditPlan,
+    runner: GenerationRunner,
+    on_turn: Callable[[EditTurn], None],
+    *,
+    skip: Collection[tuple[str, int, float]] = (),
+    until: float = math.inf,
+) -> None:
+    """Run the plan's turns, and begin none after `until`, on the monotonic clock; `skip`: measured before.
+
+    Raises:
+        PacelineError: as the services sent it.
+    """
+    for task, number, temperature in plan.turns():
+        if (task.name, number, temperature) in skip:
+            continue
+        if time.monotonic() > until:
+            return
+        on_turn(_run_turn(plan, runner, task, number, temperature))
+
+
+def _run_turn(plan: EditPlan, runner: GenerationRunner, task: EditTask, number: int, temperature: float) -> EditTurn:
+    request = GenerateRequest(
+        messages=(task.message,),
+        sampling=SamplingParams(temperature=temperature),
+        seed=plan.seed + number,
+        max_new_tokens=plan.tokens,
+    )
+    order = [*SETTINGS]
+    random.Random(f"{task.name} {number} {temperature}").shuffle(order)
+    off = SETTINGS[PLAIN].speculation
+    runner.generate(replace(request, max_new_tokens=PRIMING_TOKENS, speculation=off))
+    answers = {name: _measured(runner, _asked(request, SETTINGS[name], task)) for name in order}
+    plain = answers[PLAIN][0].token_ids
+    return EditTurn(
+        task=task.name,
+        number=number,
+        temperature=temperature,
+        kept=share_kept(task.file, answers[PLAIN][0].text),
+        runs={name: _run(*answers[name], plain) for name in SETTINGS},
+    )
+
+
+def _asked(request: GenerateRequest, setting: EditSetting, task: EditTask) -> GenerateRequest:
+    return replace(request, speculation=setting.speculation, prediction_text=task.file if setting.predicts else "")
+
+
+def _measured(runner: GenerationRunner, request: GenerateRequest) -> tuple[Generation, float]:
+    begun = time.perf_counter()
+    return runner.generate(request), time.perf_counter() - begun
+
+
+def _run(generation: Generation, wall_s: float, plain: Sequence[int]) -> EditRun:
+    stats = generation.stats
+    return EditRun(
+        tokens=len(generation.token_ids),
+        tokens_per_second=stats.tokens_per_second,
+        wall_s=wall_s,
+        rounds=stats.rounds,
+        proposed=stats.num_draft_tokens,
+        accepted=stats.num_accepted_draft_tokens,
+        prediction_accepted=stats.prediction_accepted,
+        prediction_rejected=stats.prediction_rejected,
+        difference=first_difference(plain, generation.token_ids),
+    )
+
+
+def share_kept(file: str, answer: str) -> float:
+    """Share of an answer's characters that stood in the file, in their order, line by line and within changed lines."""
+    matcher = difflib.SequenceMatcher(None, file, answer, autojunk=False)
+    return sum(block.size for block in matcher.get_matching_blocks() if block.size >= MEANT) / max(1, len(answer))
+
+
+MEANT = 4
+"""Characters in a row from which on two texts agree not by chance alone."""
