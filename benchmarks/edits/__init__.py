@@ -1,1 +1,1 @@
-"""Files that are to be edited, and how fast that is where the file is the prediction of the answer: `paceline bench edits`."""
+"""Edits of files, with the file as prediction of the answer and without: `paceline bench edits`."""

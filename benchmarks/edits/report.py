@@ -60,7 +60,7 @@ Every figure is of one interleaved run on the same services. Ratios are of whole
 are cached; the bound is of the median over turns, one-sided 95 %, by bootstrap. `kept` is the share of the answer's
 characters that stood in the file, in their order (runs of 4 and more). The file stands in every prompt, so n-gram
 matches find it too; `prediction` has the file as predicted output besides, with the same drafter `ngram`. `auto` may
-use the draft model as well. Rejected prediction tokens are proposed ones: a token that is proposed again counts again.
+use the draft model as well. A rejected token that is proposed again counts again.
 """
 
 

@@ -175,7 +175,7 @@ def _run_turn(plan: EditPlan, runner: GenerationRunner, task: EditTask, number: 
         max_new_tokens=plan.tokens,
     )
     order = [*SETTINGS]
-    random.Random(f"{task.name} {number} {temperature}").shuffle(order)
+    random.Random(f"{task.name} {number} {temperature}").shuffle(order)  # noqa: S311 - no secret
     off = SETTINGS[PLAIN].speculation
     runner.generate(replace(request, max_new_tokens=PRIMING_TOKENS, speculation=off))
     answers = {name: _measured(runner, _asked(request, SETTINGS[name], task)) for name in order}
@@ -214,7 +214,7 @@ def _run(generation: Generation, wall_s: float, plain: Sequence[int]) -> EditRun
 
 
 def share_kept(file: str, answer: str) -> float:
-    """Share of an answer's characters that stood in the file, in their order, line by line and within changed lines."""
+    """Share of an answer's characters that stood in the file, in their order."""
     matcher = difflib.SequenceMatcher(None, file, answer, autojunk=False)
     return sum(block.size for block in matcher.get_matching_blocks() if block.size >= MEANT) / max(1, len(answer))
 
