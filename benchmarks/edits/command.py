@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from benchmarks.edits.report import edits_json, edits_markdown, edits_plots
-from benchmarks.edits.run import SETTINGS, EditPlan, EditTurn, run_edits
+from benchmarks.edits.run import EditPlan, EditTurn, run_edits
 from benchmarks.reporting.progress import progress_bar, stderr_console
 from benchmarks.reporting.reports import describe, load_average, report_file, write_report
 from benchmarks.speed.groups import MeasuredServices, running_groups
@@ -31,7 +31,7 @@ def measure_edits(
         "quantization": services.quantization or NOT_QUANTIZED,
         "services": drafter,
         "tokens of an answer": f"at most {plan.tokens}",
-        "settings": "; ".join(SETTINGS),
+        "settings": "; ".join(plan.settings),
     }
     done = earlier_edits(report_file(out, name, "json"), asked) if add else []
     with running_groups(services, (drafter,), console) as groups:

@@ -7,7 +7,17 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks.edits.run import AUTO_ALONE, AUTO_PREDICTED, LOOKUP, PLAIN, PREDICTED, SETTINGS, EditTurn
+from benchmarks.edits.run import (
+    AUTO_ALONE,
+    AUTO_PREDICTED,
+    LOOKUP,
+    PLAIN,
+    PREDICTED,
+    SETTINGS,
+    EditRun,
+    EditStepLine,
+    EditTurn,
+)
 from benchmarks.reporting.figures import Spread, lower_bound
 from benchmarks.reporting.presentation import Bars, Plot, markdown_table, spread_text
 
@@ -17,26 +27,48 @@ COMPARED = ((PREDICTED, LOOKUP), (AUTO_PREDICTED, AUTO_ALONE), (AUTO_PREDICTED, 
 
 @dataclass(frozen=True)
 class EditComparison:
-    """How much faster one setting's whole requests are than another's; `lower` bounds the median from below."""
+    """How much faster one setting is than another.
+
+    Attributes:
+        ratio: of whole requests; `lower` bounds the median from below.
+        steps, steps_lower: the same of the target's steps, each round counted as its rows take in the median.
+        losses: tasks on which its steps take longer.
+    """
 
     setting: str
     over: str
     ratio: Spread
     lower: float
+    steps: Spread
+    steps_lower: float
     losses: tuple[str, ...]
-    """Tasks on which it is slower."""
+
+
+def settings_in(turns: Sequence[EditTurn]) -> list[str]:
+    """Those that were measured."""
+    return [name for name in SETTINGS if name in turns[0].runs]
 
 
 def comparisons(turns: Sequence[EditTurn]) -> list[EditComparison]:
-    """Those of `COMPARED`, and each setting with target-only, over all turns."""
-    plain = tuple((name, PLAIN) for name in SETTINGS if name != PLAIN)
-    return [_comparison(turns, setting, over) for setting, over in (*COMPARED, *plain)]
+    """Those of `COMPARED`, and each setting with target-only, over all turns, as far as they were measured."""
+    measured, line = settings_in(turns), EditStepLine.of(turns)
+    pairs = (*COMPARED, *((name, PLAIN) for name in measured if name != PLAIN))
+    return [_comparison(turns, *pair, line) for pair in pairs if set(pair) <= {*measured}]
 
 
-def _comparison(turns: Sequence[EditTurn], setting: str, over: str) -> EditComparison:
+def _comparison(turns: Sequence[EditTurn], setting: str, over: str, line: EditStepLine) -> EditComparison:
     ratios = [turn.ratio(setting, over) for turn in turns]
-    lost = tuple(dict.fromkeys(turn.task for turn in turns if turn.ratio(setting, over) < 1))
-    return EditComparison(setting, over, Spread.of(ratios), lower_bound(ratios), lost)
+    steps = [_steps_ratio(turn, setting, over, line) for turn in turns]
+    lost = tuple(dict.fromkeys(turn.task for turn, ratio in zip(turns, steps, strict=True) if ratio < 1))
+    return EditComparison(
+        setting, over, Spread.of(ratios), lower_bound(ratios), Spread.of(steps), lower_bound(steps), lost
+    )
+
+
+def _steps_ratio(turn: EditTurn, setting: str, over: str, line: EditStepLine) -> float:
+    """Time of the target's steps by one line for all, one setting beside another; above 1: less time."""
+    below = line.seconds(turn.runs[setting])
+    return line.seconds(turn.runs[over]) / below if below else 0.0
 
 
 def edits_json(turns: Sequence[EditTurn]) -> dict[str, Any]:
@@ -45,34 +77,38 @@ def edits_json(turns: Sequence[EditTurn]) -> dict[str, Any]:
 
 
 def edits_plots(turns: Sequence[EditTurn]) -> list[Plot]:
-    """Each setting ÷ target-only by task, those that keep least first."""
-    tasks = list(dict.fromkeys(turn.task for turn in _by_kept(turns)))
-    bars = [
-        Bars(name, [Spread.of([turn.ratio(name, PLAIN) for turn in turns if turn.task == task]) for task in tasks])
-        for name in SETTINGS
-        if name != PLAIN
-    ]
-    return [Plot("Edits of files: whole requests beside target-only", "times target-only", tasks, bars, line=1.0)]
+    """Each setting beside the first by task, those that keep least first."""
+    base, *others = settings_in(turns)
+    line, tasks = EditStepLine.of(turns), list(dict.fromkeys(turn.task for turn in _by_kept(turns)))
+
+    def spread(name: str, task: str) -> Spread:
+        return Spread.of([_steps_ratio(turn, name, base, line) for turn in turns if turn.task == task])
+
+    bars = [Bars(name, [spread(name, task) for task in tasks]) for name in others]
+    return [Plot(f"Edits of files: the target's steps beside {base}", f"times {base}", tasks, bars, line=1.0)]
 
 
 NOTES = """\
 Every figure is of one interleaved run on the same services. Ratios are of whole requests at the client, whose prompts
-are cached; the bound is of the median over turns, one-sided 95 %, by bootstrap. `kept` is the share of the answer's
-characters that stood in the file, in their order (runs of 4 and more). The file stands in every prompt, so n-gram
-matches find it too; `prediction` has the file as predicted output besides, with the same drafter `ngram`. `auto` may
-use the draft model as well. A rejected token that is proposed again counts again.
+are cached; bounds are of the median over turns, one-sided 95 %, by bootstrap. `by steps` counts each round as its
+rows take in the median over the whole run, by one line for all settings: other work on the machine hardly moves it.
+`a token a step` is what target-only's steps take by that line. `kept` is the share of the answer's characters that
+stood in the file, in their order (runs of 4 and more). The file stands in every prompt, so n-gram matches find it
+too; `prediction` has the file as predicted output besides, with the same drafter `ngram`. `auto` may use the draft
+model as well. A rejected token that is proposed again counts again.
 """
 
 
 def edits_markdown(turns: Sequence[EditTurn]) -> str:
     """The report."""
-    ordered = _by_kept(turns)
-    parts = ["# Predicted outputs on edits of files", "## In short\n", markdown_table(_summary(turns))]
-    parts += [
-        "## Edits: time of whole requests, target-only ÷ setting\n",
-        markdown_table(list(map(_speeds, ordered))),
-    ]
-    parts += ["## Rounds\n", markdown_table(list(map(_rounds, ordered)))]
+    ordered, line = _by_kept(turns), EditStepLine.of(turns)
+    took = (
+        f"A step of one row took {line.one_row_ms:.0f} ms in the median, and {line.row_ms:.1f} ms for each row more."
+    )
+    parts = ["# Predicted outputs on edits of files", "## In short\n", markdown_table(_summary(turns)), f"{took}\n"]
+    parts += ["## Edits: seconds of whole requests (by steps)\n"]
+    parts += [markdown_table([_seconds(turn, line) for turn in ordered])]
+    parts += ["## Rounds: accepted of proposed tokens\n", markdown_table([_rounds(turn) for turn in ordered])]
     parts += [_differences(ordered), NOTES]
     return "\n".join(part for part in parts if part)
 
@@ -84,7 +120,9 @@ def _summary(turns: Sequence[EditTurn]) -> list[dict[str, object]]:
             "over": each.over,
             "faster (min to max)": spread_text(each.ratio, 2),
             "lower 95 %": f"{each.lower:.2f}",
-            "slower on": ", ".join(each.losses) or "-",
+            "by steps (min to max)": spread_text(each.steps, 2),
+            "its lower 95 %": f"{each.steps_lower:.2f}",
+            "more time in steps on": ", ".join(each.losses) or "-",
         }
         for each in comparisons(turns)
     ]
@@ -99,26 +137,21 @@ def _key(turn: EditTurn) -> dict[str, object]:
     return {"edit": turn.task, "T": f"{turn.temperature:g}", "kept": f"{turn.kept:.0%}"}
 
 
-def _speeds(turn: EditTurn) -> dict[str, object]:
-    plain = turn.runs[PLAIN]
-    return (
-        _key(turn)
-        | {"tokens": plain.tokens, "target-only tok/s": f"{plain.tokens_per_second:.2f}"}
-        | {name: f"{turn.ratio(name, PLAIN):.2f}" for name in SETTINGS if name != PLAIN}
-        | {"prediction ÷ n-gram": f"{turn.ratio(PREDICTED, LOOKUP):.2f}"}
-    )
+def _seconds(turn: EditTurn, line: EditStepLine) -> dict[str, object]:
+    tokens = next(iter(turn.runs.values())).tokens
+    times = {name: f"{run.wall_s:.1f} ({line.seconds(run):.1f})" for name, run in turn.runs.items()}
+    return _key(turn) | {"tokens": tokens, "a token a step": f"({tokens * line.one_row_ms / 1e3:.1f})"} | times
 
 
 def _rounds(turn: EditTurn) -> dict[str, object]:
-    predicted = turn.runs[PREDICTED]
-    return (
-        _key(turn)
-        | {f"rounds: {name}": turn.runs[name].rounds for name in SETTINGS}
-        | {
-            "n-gram accepted of proposed": f"{turn.runs[LOOKUP].accepted} of {turn.runs[LOOKUP].proposed}",
-            "prediction: accepted, rejected": f"{predicted.prediction_accepted}, {predicted.prediction_rejected}",
-        }
-    )
+    return _key(turn) | {name: _accepted_text(run) for name, run in turn.runs.items()}
+
+
+def _accepted_text(run: EditRun) -> str:
+    """Rounds, then all proposed tokens, then those of the prediction."""
+    predicted = run.prediction_accepted + run.prediction_rejected
+    of_them = f"; predicted {run.prediction_accepted} of {predicted}" if predicted else ""
+    return f"{run.rounds}: {run.accepted} of {run.proposed}{of_them}"
 
 
 def _differences(turns: Sequence[EditTurn]) -> str:
@@ -128,8 +161,4 @@ def _differences(turns: Sequence[EditTurn]) -> str:
         for name, run in turn.runs.items()
         if run.difference is not None
     ]
-    return (
-        "## Texts that differ from target-only's\n\n" + "".join(found)
-        if found
-        else "All texts equal target-only's.\n"
-    )
+    return "## Texts that differ\n\n" + "".join(found) if found else "All settings wrote the same texts.\n"

@@ -10,6 +10,7 @@ import difflib
 import json
 import math
 import random
+import statistics
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -69,7 +70,8 @@ class EditRun:
     Attributes:
         tokens_per_second: after the first round.
         wall_s: the whole request at the client; its prompt is cached.
-        difference: index of the first token that is not target-only's; None: equal.
+        rows, step_ms: of the target's step of each round.
+        difference: index of the first token that is not the first setting's; None: equal.
     """
 
     tokens: int
@@ -80,7 +82,38 @@ class EditRun:
     accepted: int
     prediction_accepted: int
     prediction_rejected: int
+    rows: tuple[int, ...]
+    step_ms: tuple[float, ...]
     difference: int | None
+
+    @classmethod
+    def of_json(cls, value: Mapping[str, Any]) -> EditRun:
+        """From a report."""
+        return cls(**{**value, "rows": tuple(value["rows"]), "step_ms": tuple(value["step_ms"])})
+
+
+@dataclass(frozen=True)
+class EditStepLine:
+    """What the target's steps took in the median of a whole run: ms of one row, and of each row more.
+
+    Where other work disturbs the machine, a run's rounds by this line tell settings apart better than its own time.
+    """
+
+    one_row_ms: float
+    row_ms: float
+
+    @classmethod
+    def of(cls, turns: Sequence[EditTurn]) -> EditStepLine:
+        """From the rounds of all settings; a request's first may have computed its prompt, so it doesn't count."""
+        runs = [run for turn in turns for run in turn.runs.values()]
+        steps = [step for run in runs for step in zip(run.rows[1:], run.step_ms[1:], strict=True)]
+        one = statistics.median([ms for rows, ms in steps if rows == 1] or [0.0])
+        more = statistics.median([(ms - one) / (rows - 1) for rows, ms in steps if rows > 1] or [0.0])
+        return cls(one, max(0.0, more))
+
+    def seconds(self, run: EditRun) -> float:
+        """Of all steps of a run."""
+        return sum(self.one_row_ms + self.row_ms * (rows - 1) for rows in run.rows) / 1e3
 
 
 @dataclass(frozen=True)
@@ -109,7 +142,7 @@ class EditTurn:
     @classmethod
     def of_json(cls, value: Mapping[str, Any]) -> EditTurn:
         """What `as_json` gave."""
-        return cls(**{**value, "runs": {name: EditRun(**run) for name, run in value["runs"].items()}})
+        return cls(**{**value, "runs": {name: EditRun.of_json(run) for name, run in value["runs"].items()}})
 
 
 @dataclass(frozen=True)
@@ -117,6 +150,7 @@ class EditPlan:
     """What is measured; `passes` over all tasks at each temperature, `tokens`: most of an answer."""
 
     tasks: Sequence[EditTask]
+    settings: Sequence[str] = tuple(SETTINGS)
     temperatures: Sequence[float] = (0.0,)
     passes: int = 1
     tokens: int = 320
@@ -124,6 +158,9 @@ class EditPlan:
 
     def __post_init__(self) -> None:
         require(len(self.tasks) > 0, "task", 0, "one or more")
+        for name in self.settings:
+            require(name in SETTINGS, "setting", name, f"one of {'; '.join(SETTINGS)}")
+        require(len(self.settings) > 0, "setting", 0, "one or more")
         require(self.passes >= 1, "passes", self.passes, "at least 1")
         require(self.tokens >= 2, "tokens", self.tokens, "at least 2, to have a time per token")
 
@@ -174,18 +211,18 @@ def _run_turn(plan: EditPlan, runner: GenerationRunner, task: EditTask, number: 
         seed=plan.seed + number,
         max_new_tokens=plan.tokens,
     )
-    order = [*SETTINGS]
+    order = [*plan.settings]
     random.Random(f"{task.name} {number} {temperature}").shuffle(order)  # noqa: S311 - no secret
     off = SETTINGS[PLAIN].speculation
     runner.generate(replace(request, max_new_tokens=PRIMING_TOKENS, speculation=off))
     answers = {name: _measured(runner, _asked(request, SETTINGS[name], task)) for name in order}
-    plain = answers[PLAIN][0].token_ids
+    first = answers[plan.settings[0]][0]
     return EditTurn(
         task=task.name,
         number=number,
         temperature=temperature,
-        kept=share_kept(task.file, answers[PLAIN][0].text),
-        runs={name: _run(*answers[name], plain) for name in SETTINGS},
+        kept=share_kept(task.file, first.text),
+        runs={name: _run(*answers[name], first.token_ids) for name in plan.settings},
     )
 
 
@@ -198,7 +235,7 @@ def _measured(runner: GenerationRunner, request: GenerateRequest) -> tuple[Gener
     return runner.generate(request), time.perf_counter() - begun
 
 
-def _run(generation: Generation, wall_s: float, plain: Sequence[int]) -> EditRun:
+def _run(generation: Generation, wall_s: float, first: Sequence[int]) -> EditRun:
     stats = generation.stats
     return EditRun(
         tokens=len(generation.token_ids),
@@ -209,7 +246,9 @@ def _run(generation: Generation, wall_s: float, plain: Sequence[int]) -> EditRun
         accepted=stats.num_accepted_draft_tokens,
         prediction_accepted=stats.prediction_accepted,
         prediction_rejected=stats.prediction_rejected,
-        difference=first_difference(plain, generation.token_ids),
+        rows=tuple(record.target.rows for record in stats.records),
+        step_ms=tuple(record.target.forward_ms + record.target.sample_ms for record in stats.records),
+        difference=first_difference(first, generation.token_ids),
     )
 
 

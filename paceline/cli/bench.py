@@ -235,6 +235,10 @@ def edits(
     model: Model = DEFAULT_MODEL,
     drafter: Annotated[str, typer.Option(help="Of the services, as `paceline serve` takes it.")] = AUTO,
     task: Annotated[str | None, typer.Option(help="Names of edits, with commas between.", show_default="all")] = None,
+    setting: Annotated[
+        str | None,
+        typer.Option(help="Settings, with semicolons between.", show_default="all: target-only to auto, prediction"),
+    ] = None,
     temperature: Annotated[str, typer.Option(help="Temperatures, with commas between; 0 is greedy.")] = "0",
     passes: Annotated[int, typer.Option(help="Over all edits, each with a seed of its own.")] = 1,
     tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 320,
@@ -254,11 +258,12 @@ def edits(
     """Edits of files with the file as prediction, beside n-gram matches, auto and target-only, interleaved."""
     _need_benchmarks("edits")
     from benchmarks.edits.command import measure_edits
-    from benchmarks.edits.run import EditPlan, load_tasks
+    from benchmarks.edits.run import SETTINGS, EditPlan, load_tasks
     from benchmarks.speed.groups import MeasuredServices
 
     temperatures = tuple(_number("temperature", text) for text in listed(temperature))
-    plan = EditPlan(load_tasks(listed(task or "")), temperatures, passes, tokens)
+    settings = tuple(SETTINGS) if setting is None else tuple(name.strip() for name in setting.split(";"))
+    plan = EditPlan(load_tasks(listed(task or "")), settings, temperatures, passes, tokens)
     require(minutes > 0, "minutes", minutes, "above 0")
     services = MeasuredServices(model, url, quantization)
     typer.echo(f"report: {measure_edits(services, plan, drafter, minutes, out, name, add=add)}")
