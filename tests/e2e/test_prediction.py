@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -32,11 +33,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield running
 
 
-def request(sampling: SamplingParams = SAMPLED, **changes: object) -> GenerateRequest:
+def request(sampling: SamplingParams = SAMPLED, **changes: Any) -> GenerateRequest:
     made = GenerateRequest(
         token_ids=(1, 2, 3), sampling=sampling, seed=5, max_new_tokens=LENGTH, ignore_eos=True, speculation=OFF
     )
-    return replace(made, **changes)  # type: ignore[arg-type]
+    return replace(made, **changes)
 
 
 def edited(text: Sequence[int], seed: int) -> tuple[int, ...]:
@@ -150,7 +151,7 @@ async def test_a_resumed_stream_goes_on_in_its_prediction(cluster: Cluster) -> N
     ids=["id", "tokens", "bytes"],
 )
 async def test_what_cannot_be_a_prediction_is_refused_by_name(
-    cluster: Cluster, changes: dict[str, object], text: str
+    cluster: Cluster, changes: dict[str, Any], text: str
 ) -> None:
     async with cluster.async_client() as client:
         with pytest.raises(InvalidInput) as caught:
