@@ -31,7 +31,7 @@ def measure_edits(
         "quantization": services.quantization or NOT_QUANTIZED,
         "services": drafter,
         "tokens of an answer": f"at most {plan.tokens}",
-        "settings": "; ".join(plan.settings),
+        "settings": ", ".join(plan.settings),
     }
     done = earlier_edits(report_file(out, name, "json"), asked) if add else []
     with running_groups(services, (drafter,), console) as groups:

@@ -53,7 +53,7 @@ class EditSetting:
 
 
 PLAIN, LOOKUP, PREDICTED = "target-only", "n-gram", "prediction"
-AUTO_ALONE, AUTO_PREDICTED = "auto", "auto, prediction"
+AUTO_ALONE, AUTO_PREDICTED = "auto", "auto+prediction"
 SETTINGS: Mapping[str, EditSetting] = {
     PLAIN: EditSetting(SpeculationSettings(off=True)),
     LOOKUP: EditSetting(SpeculationSettings(drafter=NGRAM)),
@@ -159,7 +159,7 @@ class EditPlan:
     def __post_init__(self) -> None:
         require(len(self.tasks) > 0, "task", 0, "one or more")
         for name in self.settings:
-            require(name in SETTINGS, "setting", name, f"one of {'; '.join(SETTINGS)}")
+            require(name in SETTINGS, "setting", name, f"one of {', '.join(SETTINGS)}")
         require(len(self.settings) > 0, "setting", 0, "one or more")
         require(self.passes >= 1, "passes", self.passes, "at least 1")
         require(self.tokens >= 2, "tokens", self.tokens, "at least 2, to have a time per token")

@@ -237,7 +237,7 @@ def edits(
     task: Annotated[str | None, typer.Option(help="Names of edits, with commas between.", show_default="all")] = None,
     setting: Annotated[
         str | None,
-        typer.Option(help="Settings, with semicolons between.", show_default="all: target-only to auto, prediction"),
+        typer.Option(help="Settings, with commas between.", show_default="all: target-only to auto+prediction"),
     ] = None,
     temperature: Annotated[str, typer.Option(help="Temperatures, with commas between; 0 is greedy.")] = "0",
     passes: Annotated[int, typer.Option(help="Over all edits, each with a seed of its own.")] = 1,
@@ -262,7 +262,7 @@ def edits(
     from benchmarks.speed.groups import MeasuredServices
 
     temperatures = tuple(_number("temperature", text) for text in listed(temperature))
-    settings = tuple(SETTINGS) if setting is None else tuple(name.strip() for name in setting.split(";"))
+    settings = tuple(SETTINGS) if setting is None else tuple(listed(setting))
     plan = EditPlan(load_tasks(listed(task or "")), settings, temperatures, passes, tokens)
     require(minutes > 0, "minutes", minutes, "above 0")
     services = MeasuredServices(model, url, quantization)

@@ -89,7 +89,7 @@ def test_few_characters_in_a_row_are_not_kept_but_alike(file: str, answer: str, 
 
 def timed(task: str, **wall_s: float) -> EditTurn:
     (turn, _) = turns_of(EditsRunner())
-    runs = {name: replace(run, wall_s=wall_s.get(name.partition(",")[0], 4.0)) for name, run in turn.runs.items()}
+    runs = {name: replace(run, wall_s=wall_s.get(name.partition("+")[0], 4.0)) for name, run in turn.runs.items()}
     return replace(turn, task=task, runs=runs)
 
 
@@ -160,5 +160,5 @@ def test_some_settings_can_be_left_out() -> None:
     run_edits(EditPlan(TASKS, settings=(LOOKUP, PREDICTED)), runner, turns.append)
     assert [list(turn.runs) for turn in turns] == [[LOOKUP, PREDICTED]] * 2
     assert [(each.setting, each.over) for each in comparisons(turns)] == [(PREDICTED, LOOKUP)]
-    with pytest.raises(InvalidInput, match="setting = 'no': must be one of target-only; "):
+    with pytest.raises(InvalidInput, match="setting = 'no': must be one of target-only, "):
         EditPlan(TASKS, settings=("no",))
