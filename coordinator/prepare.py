@@ -58,6 +58,9 @@ def prepare(
     require_ids("prompt token_ids", prompt, vocab_size)
     require_ids("resume_token_ids", request.resume_token_ids, vocab_size)
     require_ids("stop_token_ids", request.stop_token_ids, vocab_size)
+    require_ids("prediction", request.prediction, vocab_size)
+    predicted = len(request.prediction)
+    require(predicted <= model.max_length, "prediction tokens", predicted, f"at most {model.max_length}, the context")
     _check_sampling(request, model.tokenizer)
     _check_drafter(request, model.drafters)
     if request.prompt_logprobs is not None and not model.reports_prompts:
@@ -79,6 +82,7 @@ def prepare(
         traceparent=traceparent,
         tenant=tenant,
         prompt_logprobs=request.prompt_logprobs,
+        prediction=request.prediction,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 
 from paceline.protocol.explanation import PlanExplanation
+from paceline.protocol.proposal import PREDICTION
 from paceline.protocol.records import GenerationStats, RoundRecord
 
 MAX_RECORDS = 4096
@@ -30,6 +31,7 @@ class StatsBuilder:
         last = self._commits[-1][1] if self._commits else self._arrived
         committed = sum(tokens for tokens, _ in self._commits)
         spec = [record for record in records if record.proposed]
+        predicted = [record for record in spec if record.drafter == PREDICTION]
         num_spec_tokens = max((record.proposed for record in spec), default=0)
         histogram = [0] * (num_spec_tokens + 1 if spec else 0)
         for record in spec:
@@ -50,6 +52,8 @@ class StatsBuilder:
             num_spec_tokens=num_spec_tokens,
             records=tuple(records[:MAX_RECORDS]),
             explanation=explanation,
+            prediction_accepted=sum(record.accepted for record in predicted),
+            prediction_rejected=sum(record.proposed - record.accepted for record in predicted),
         )
 
 

@@ -1,4 +1,4 @@
-"""Where a request's proposals come from: its own n-gram matches, the draft service, or nowhere.
+"""Where a request's proposals come from: its prediction, its n-gram matches, the draft service, or nowhere.
 
 Once a round's outcome is known the next one is planned: what is there already
 (an n-gram match, a proposal drafted for this very outcome) is verified at once;
@@ -13,9 +13,10 @@ import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 
-from coordinator.policy.matches import copied_proposal, distinct_paths
+from coordinator.policy.matches import Matches
 from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.planner import Planner, RequestPlanner
 from coordinator.recorder import RequestRecorder
@@ -29,6 +30,7 @@ from paceline.protocol.errors import PacelineError
 from paceline.protocol.explanation import PlanExplanation
 from paceline.protocol.proposal import (
     AUTO,
+    COPYING,
     MAX_PROPOSAL_NODES,
     NGRAM,
     NONE,
@@ -38,7 +40,7 @@ from paceline.protocol.proposal import (
 )
 from paceline.protocol.records import RoundRecord
 from paceline.protocol.target import Round
-from paceline.sampling.ngram import Match, NgramIndex
+from paceline.sampling.ngram import Match
 
 LEASE = 16
 """Rounds to lease where nothing will be proposed for as long; a setting may say less."""
@@ -94,11 +96,13 @@ class Drafting:
         self._fan_out = settings.fan_out if self._uses_model else 0
         self._max_lease = settings.lease
         self._max_prefetched = settings.max_prefetched
-        known_as = f"{name} {self._session.model}"
+        # A predicted text repeats much more than another one: what is known of either says little of the other.
+        known_as = f"{name} {self._session.model}{' predicted' if task.prediction else ''}"
         self._planner = RequestPlanner(planner, known_as, task.acceptance, greedy=task.sampling.temperature == 0)
         self._session.on_shadow = self._planner.take_shadow
-        self._ngrams = NgramIndex() if name in (NGRAM, AUTO) and not self._off else None
-        self._match: Match | None = None
+        self._matches = Matches(
+            len(task.prompt), () if self._off else task.prediction, ngrams=name in (NGRAM, AUTO) and not self._off
+        )
         self._cached: Drafted | None = None
         self._missed = False
         self._first_draft = False
@@ -112,7 +116,7 @@ class Drafting:
 
     def open(self, sequence: Sequence, traceparent: str) -> None:
         """Plan the first round; the draft service begins with the prefix meanwhile."""
-        self._learn_tokens(sequence.ids)
+        self._matches.extend(sequence.ids)
         self._cached = None
         self._plan = self._next_plan(sequence)
         if self._needs_session():
@@ -155,7 +159,7 @@ class Drafting:
         plan = self._plan
         if self._self_started is not None:
             timings = self._cached.timings if self._cached is not None else NOTHING.timings
-            return Drafted(self._self_started, hit=self._self_started.drafter != NGRAM, timings=timings)
+            return Drafted(self._self_started, hit=self._self_started.drafter not in COPYING, timings=timings)
         if plan.source is Source.WAIT:
             self._send_pending()
             await asyncio.sleep(0)  # the link's writer runs
@@ -170,8 +174,10 @@ class Drafting:
                 return drafted
             if self._session.is_late:
                 self._planner.take_late((time.perf_counter() - waiting) * 1e3, plan.depth)
-        if plan.source is not Source.NONE and self._match is not None:
-            return Drafted(self._match_proposal(self._match, plan.depth))
+        if plan.source is not Source.NONE and self._matches.best is not None:
+            width = self._widths[0] if self._widths else 1
+            proposal = self._matches.proposal(1 + self._rounds, plan.depth, width, coupled=self._coupled)
+            return Drafted(proposal)
         return NOTHING
 
     def verifying(self, round_: Round) -> None:
@@ -195,8 +201,8 @@ class Drafting:
         return self._plan.fan_out > 0
 
     def copies(self, round_: Round) -> bool:
-        """Whether the round follows an n-gram match, or may come to: then there is something to prefetch at once."""
-        return self._match is not None and (round_.proposal is None or round_.proposal.drafter == NGRAM)
+        """Whether the round follows a match, or may come to: then there is something to prefetch at once."""
+        return self._matches.best is not None and (round_.proposal is None or round_.proposal.drafter in COPYING)
 
     @property
     def _may_prefetch(self) -> bool:
@@ -239,9 +245,9 @@ class Drafting:
         self._leased = ahead.leased
         self._self_started, self._target_can_prefetch = ahead.self_started, ahead.can_prefetch
         self._planner.move(ahead.peer, self._session.peer)
-        if self._ngrams is not None:
-            self._planner.take_match(self._match, tokens)
-        self._learn_tokens(sequence.ids)
+        if self._matches.exist:
+            self._planner.take_match(self._matches.best, tokens)
+        self._matches.extend(sequence.ids)
         self._cached = self._session.settle(outcome)
         drafted_for = self._plan.fan_out > 0
         self._missed = drafted_for and self._cached is None
@@ -276,32 +282,21 @@ class Drafting:
         if sent is not None:
             self._session.commit(sent)
 
-    def _learn_tokens(self, committed: Seq[int]) -> None:
-        if self._ngrams is not None:
-            self._ngrams.extend(committed[len(self._ngrams) :])
-            self._match = self._ngrams.longest_match()
-
     def _copied_on(self, round_: Round) -> Prefetched | None:
         """The match's continuation behind the round, in case the round and the next token are as the match says."""
-        if self._match is None or not self.copies(round_):
+        if not self.copies(round_):
             return None
-        proposed = round_.proposal.token_ids if round_.proposal else ()
-        k = len(proposed)
-        expected = self._match.continuation(k + 1)
-        outcome = Outcome(round_.base_length, k - 1, expected[k])
-        nodes = self._copied_nodes(self._match.length, k, self._room_behind(round_, outcome))
-        if expected[:k] != proposed or (round_.proposal and not round_.proposal.is_chain) or nodes <= 0:
-            return None
-        following = self._match.continuation(k + 1 + nodes)[k + 1 :]
-        return Prefetched(outcome, Proposal(1 + self._rounds, following, (1.0,) * nodes, drafter=NGRAM), grows=False)
+        found = self._matches.prefetched(1 + self._rounds, round_, partial(self._copied_nodes, round_))
+        return None if found is None else Prefetched(*found, grows=False)
 
-    def _copied_nodes(self, length: int, k: int, room: int) -> int:
+    def _copied_nodes(self, round_: Round, match: Match, k: int, outcome: Outcome) -> int:
         """How far to follow a match behind a round that has its first k tokens."""
+        room = self._room_behind(round_, outcome)
         if self._fixed is not None:
             return min(room, self._fixed) if k else 0
-        return (
-            self._planner.worth_copying(length + k + 1, room) if k else self._planner.worth_prefetching(length, room)
-        )
+        if not k:
+            return self._planner.worth_prefetching(match.length, room)
+        return self._planner.worth_copying(match.length + k + 1, room)
 
     def _room_behind(self, round_: Round, outcome: Outcome) -> int:
         """Most tokens of a proposal for an outcome of the round in flight."""
@@ -317,7 +312,7 @@ class Drafting:
         plan = self._open_plan(sequence)
         if self._self_started is None:
             return plan
-        source = Source.NGRAM if self._self_started.drafter == NGRAM else Source.CACHED
+        source = Source.NGRAM if self._self_started.drafter in COPYING else Source.CACHED
         depth = max(self._self_started.depths)
         return replace(plan, source=source, nodes=len(self._self_started), depth=depth, lease=0)
 
@@ -335,7 +330,7 @@ class Drafting:
         return self._planner.plan(
             Options(
                 room=room,
-                match=self._match,
+                match=self._matches.best,
                 cached=self._cached.proposal if self._cached else None,
                 drafts=self._uses_model and self._session.is_ready,
                 lag=0 if self._session.is_open or self._pending is not None else len(sequence.ids),
@@ -344,12 +339,13 @@ class Drafting:
                 leased=self._leased,
                 lease=lease,
                 self_started=self._self_started is not None,
-                can_prefetch=self._may_prefetch and self._target_can_prefetch and self._ngrams is not None,
+                can_prefetch=self._may_prefetch and self._target_can_prefetch and self._matches.exist,
             )
         )
 
     def _fixed_plan(self, k: int) -> Plan:
-        sure = self._match is not None and (not self._uses_model or self._match.length >= SURE_MATCH)
+        match = self._matches.best
+        sure = match is not None and (not self._uses_model or match.length >= SURE_MATCH)
         if sure:
             source = Source.NGRAM
         elif self._cached is not None:
@@ -375,11 +371,6 @@ class Drafting:
         if plan.source is not Source.WAIT:
             return DraftBudget(shadow=plan.shadow)
         return DraftBudget(plan.depth, self._widths, plan.nodes, least_chance=plan.least_chance)
-
-    def _match_proposal(self, best: Match, k: int) -> Proposal:
-        assert self._ngrams is not None, "a match comes from the index"
-        width = self._widths[0] if self._widths else 1
-        return copied_proposal(1 + self._rounds, distinct_paths(self._ngrams, best, k, width), coupled=self._coupled)
 
 
 def _accepted(round_: Round, outcome: Outcome) -> int:

@@ -1,11 +1,89 @@
-"""Proposals that follow n-gram matches. Pure."""
+"""Proposals that follow matches: in the text so far, or in a prediction of it. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from paceline.protocol.proposal import MAX_PROPOSAL_NODES, NGRAM, ROOT, Proposal, SparseDistribution
+from paceline.protocol.proposal import (
+    MAX_PROPOSAL_NODES,
+    NGRAM,
+    PREDICTION,
+    ROOT,
+    Outcome,
+    Proposal,
+    SparseDistribution,
+)
+from paceline.protocol.target import Round
 from paceline.sampling.ngram import Match, NgramIndex
+from paceline.sampling.prediction import PredictedText
+
+
+class Matches:
+    """Where one request's text goes on as it did before, or as the request predicts it.
+
+    Args:
+        prompt_tokens: of the text, behind which the prediction begins.
+        prediction: of the output; empty: none.
+        ngrams: whether the text is searched for matches of itself.
+    """
+
+    def __init__(self, prompt_tokens: int, prediction: Sequence[int], *, ngrams: bool) -> None:
+        self._ngrams = NgramIndex() if ngrams else None
+        self._predicted = PredictedText(prediction) if prediction else None
+        self._prompt_tokens = prompt_tokens
+        self.best: Match | None = None
+        """The most trustworthy one; of equals the prediction's."""
+
+    @property
+    def exist(self) -> bool:
+        """Whether there may be any."""
+        return self._ngrams is not None or self._predicted is not None
+
+    def extend(self, committed: Sequence[int]) -> None:
+        """Take in the whole text as it is now."""
+        found: list[Match | None] = []
+        if self._predicted is not None:
+            self._predicted.extend(committed[self._prompt_tokens + len(self._predicted) :])
+            found.append(self._predicted.match())
+        if self._ngrams is not None:
+            self._ngrams.extend(committed[len(self._ngrams) :])
+            found.append(self._ngrams.longest_match())
+        self.best = max((match for match in found if match is not None), key=lambda match: match.length, default=None)
+
+    def proposal(self, proposal_id: int, k: int, width: int, *, coupled: bool) -> Proposal:
+        """The best match's next k tokens, with as many other beginnings as `width` leaves room for."""
+        assert self.best is not None, "asked for behind a match"
+        paths = [self.best.continuation(k)]
+        if self._ngrams is not None and width > 1:
+            paths = distinct_paths(self._ngrams, self.best, k, width)
+        return copied_proposal(proposal_id, paths, drafter_of(self.best), coupled=coupled)
+
+    def prefetched(
+        self, proposal_id: int, round_: Round, nodes_behind: Callable[[Match, int, Outcome], int]
+    ) -> tuple[Outcome, Proposal] | None:
+        """What follows the best match behind a round, in case the round and the token after it are as the match says.
+
+        Args:
+            proposal_id: of the proposal.
+            round_: in flight; without a proposal, or with one of a match.
+            nodes_behind: how far to follow the match behind so many tokens and this outcome; 0: not at all.
+        """
+        best, proposed = self.best, round_.proposal.token_ids if round_.proposal else ()
+        k = len(proposed)
+        expected = best.continuation(k + 1) if best is not None else ()
+        is_chain = round_.proposal is None or round_.proposal.is_chain
+        if best is None or len(expected) <= k or expected[:k] != proposed or not is_chain:
+            return None
+        outcome = Outcome(round_.base_length, k - 1, expected[k])
+        following = best.continuation(k + 1 + max(0, nodes_behind(best, k, outcome)))[k + 1 :]
+        chances = (1.0,) * len(following)
+        proposal = Proposal(proposal_id, following, chances, drafter=drafter_of(best))
+        return (outcome, proposal) if following else None
+
+
+def drafter_of(match: Match) -> str:
+    """Under whose name its tokens are proposed."""
+    return PREDICTION if match.predicted else NGRAM
 
 
 def distinct_paths(ngrams: NgramIndex, best: Match, k: int, width: int) -> list[tuple[int, ...]]:
@@ -18,7 +96,7 @@ def distinct_paths(ngrams: NgramIndex, best: Match, k: int, width: int) -> list[
     return paths
 
 
-def copied_proposal(proposal_id: int, paths: Sequence[Sequence[int]], *, coupled: bool) -> Proposal:
+def copied_proposal(proposal_id: int, paths: Sequence[Sequence[int]], drafter: str, *, coupled: bool) -> Proposal:
     """A proposal of paths that hang from the root, each of its tokens certain."""
     token_ids: list[int] = []
     parents: list[int] = []
@@ -26,4 +104,4 @@ def copied_proposal(proposal_id: int, paths: Sequence[Sequence[int]], *, coupled
         parents += (ROOT, *range(len(token_ids), len(token_ids) + len(path) - 1))
         token_ids += path
     supports = () if coupled else tuple(SparseDistribution((token,), (1.0,)) for token in token_ids)
-    return Proposal(proposal_id, tuple(token_ids), (1.0,) * len(token_ids), tuple(parents), supports, NGRAM)
+    return Proposal(proposal_id, tuple(token_ids), (1.0,) * len(token_ids), tuple(parents), supports, drafter)

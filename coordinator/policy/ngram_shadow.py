@@ -38,7 +38,7 @@ class NgramShadow:
         self._share.add(float(match is not None))
         if match is None:
             return
-        for right, (guess, token) in enumerate(zip(match.continuation(len(committed)), committed, strict=True)):
+        for right, (guess, token) in enumerate(zip(match.continuation(len(committed)), committed, strict=False)):
             self._rates.add(match.length + right, guess == token)
             if guess != token:
                 return

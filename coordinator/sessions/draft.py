@@ -25,7 +25,7 @@ from paceline.protocol.draft import (
     Verifying,
 )
 from paceline.protocol.errors import InvalidInput, Overloaded, PacelineError, PeerUnavailable, require
-from paceline.protocol.proposal import MAX_PROPOSAL_NODES, NGRAM, Acceptance, Outcome, Proposal
+from paceline.protocol.proposal import COPYING, MAX_PROPOSAL_NODES, Acceptance, Outcome, Proposal
 from paceline.protocol.records import StepTimings
 from paceline.protocol.session import Failure
 from paceline.protocol.target import Round
@@ -219,7 +219,7 @@ class DraftSession:
         if self._id is None or self._peer is None:
             return
         proposal = round_.proposal
-        if proposal is not None and proposal.drafter == NGRAM:
+        if proposal is not None and proposal.drafter in COPYING:
             self._send(self._peer, Verifying(self._id, round_.base_length, proposal=proposal, budget=budget))
         else:
             known = (proposal.proposal_id, len(proposal)) if proposal is not None else (0, 0)

@@ -46,6 +46,9 @@ class GenerationTask:
         """All that end the text."""
         return self.eos_token_ids | self.stop_token_ids
 
+    prediction: tuple[int, ...] = ()
+    """What the output is expected to be; empty: nothing is."""
+
     @property
     def time_left_ms(self) -> int | None:
         """What is left of the client's deadline, in [1, `MAX_TIME_LEFT_MS`]; None: it set none."""

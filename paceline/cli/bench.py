@@ -227,6 +227,50 @@ def load(
 
 @bench.command(
     epilog=example(
+        "paceline bench edits qwen2.5-coder-1.5b",
+        "paceline bench edits qwen2.5-coder-1.5b --task rename,types --minutes 4 --add",
+    )
+)
+def edits(
+    model: Model = DEFAULT_MODEL,
+    drafter: Annotated[str, typer.Option(help="Of the services, as `paceline serve` takes it.")] = AUTO,
+    task: Annotated[str | None, typer.Option(help="Names of edits, with commas between.", show_default="all")] = None,
+    setting: Annotated[
+        str | None,
+        typer.Option(help="Settings, with commas between.", show_default="all: target-only to auto+prediction"),
+    ] = None,
+    temperature: Annotated[str, typer.Option(help="Temperatures, with commas between; 0 is greedy.")] = "0",
+    passes: Annotated[int, typer.Option(help="Over all edits, each with a seed of its own.")] = 1,
+    tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 320,
+    minutes: Annotated[
+        float, typer.Option(help="Begin no other edit after so many minutes.", show_default="all edits")
+    ] = math.inf,
+    add: Annotated[bool, typer.Option("--add", help="Go on where today's report ends.")] = False,
+    quantization: Annotated[
+        str, typer.Option(help="Of the target, as for paceline serve.", show_default="paceline serve's own")
+    ] = "",
+    out: Out = REPORTS,
+    name: Name = "edits",
+    url: Annotated[
+        str | None, typer.Option(help="HOST:PORT of a running coordinator.", show_default="starts services")
+    ] = None,
+) -> None:
+    """Edits of files with the file as prediction, beside n-gram matches, auto and target-only, interleaved."""
+    _need_benchmarks("edits")
+    from benchmarks.edits.command import measure_edits
+    from benchmarks.edits.run import SETTINGS, EditPlan, load_tasks
+    from benchmarks.speed.groups import MeasuredServices
+
+    temperatures = tuple(_number("temperature", text) for text in listed(temperature))
+    settings = tuple(SETTINGS) if setting is None else tuple(listed(setting))
+    plan = EditPlan(load_tasks(listed(task or "")), settings, temperatures, passes, tokens)
+    require(minutes > 0, "minutes", minutes, "above 0")
+    services = MeasuredServices(model, url, quantization)
+    typer.echo(f"report: {measure_edits(services, plan, drafter, minutes, out, name, add=add)}")
+
+
+@bench.command(
+    epilog=example(
         "paceline bench record --out run.jsonl --num-draft-tokens 4 --kind code-edit,chat",
         "paceline bench record --out run.jsonl --drafter auto:draft --requests 32 --sessions 8",
     )

@@ -122,6 +122,8 @@ def generation_json(generation: Generation) -> dict[str, object]:
             "tokens_per_second": stats.tokens_per_second,
             "verify_ms_p50": stats.verify_ms_p50,
             "draft_wait_ms_p50": stats.draft_wait_ms_p50,
+            "prediction_accepted": stats.prediction_accepted,
+            "prediction_rejected": stats.prediction_rejected,
             "speculative_decoding": {
                 "mean_acceptance_length": stats.mean_acceptance_length,
                 "draft_acceptance_rate": stats.draft_acceptance_rate,

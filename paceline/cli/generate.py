@@ -55,6 +55,7 @@ class _Wanted:
     epilog=example(
         'paceline generate --prompt "Once upon a time" --temperature 0.8 --seed 7',
         'paceline generate --local --chat "Name three rivers." --drafter ngram --json',
+        "paceline generate --prompt-file edit.txt --prediction program.py --temperature 0 --max-new-tokens 900",
         'paceline generate --chat "Name a river." --json-schema \'{"type": "string", "maxLength": 20}\' -n 3',
     )
 )
@@ -91,6 +92,9 @@ def generate(
     ] = Acceptance.COUPLED,
     drafter: Annotated[str | None, typer.Option(help="Which drafter, or none.", show_default="the first")] = None,
     num_draft_tokens: Annotated[str, typer.Option(help="Tokens to propose each round, or auto.")] = AUTO,
+    prediction: Annotated[
+        Path | None, typer.Option(help="A file with text that the output will repeat, edited in places.")
+    ] = None,
     coordinator: Annotated[str, typer.Option(help="HOST:PORT of a coordinator.")] = DEFAULT_ADDRESS,
     local: Annotated[bool, typer.Option("--local", help="Start services for this one command.")] = False,
     model: Annotated[str, typer.Option(help="With --local: the target model.")] = DEFAULT_MODEL,
@@ -137,6 +141,7 @@ def generate(
         stop=tuple(stop or ()),
         prompt_logprobs=prompt_logprobs,
         acceptance=acceptance,
+        prediction_text=_read_text("prediction", prediction) if prediction else "",
         # The services that --local starts have one drafter, whatever they call it.
         speculation=SpeculationSettings(
             drafter=drafter if drafter and not (local and drafter != NONE) else "",

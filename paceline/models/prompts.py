@@ -1,4 +1,4 @@
-"""A request's prompt as token ids: refused by its size first, and read beside the event loop where it is long.
+"""A request's prompt and prediction as token ids: refused by their size first, and read beside the event loop.
 
 A tokenizer takes half a second for a megabyte. Short texts are read at once; others in threads, in which the
 library lets go of Python's lock. Long ones have a thread of their own, so that they delay each other and nobody else,
@@ -32,7 +32,7 @@ class PromptReader:
         self._long = ThreadPoolExecutor(1, "tokenise-long")
 
     async def tokenised(self, request: GenerateRequest, max_length: int) -> GenerateRequest:
-        """The request with its prompt or messages as token ids.
+        """The request with its prompt or messages, and its prediction, as token ids.
 
         Args:
             request: as the client sent it.
@@ -42,12 +42,16 @@ class PromptReader:
             InvalidInput: more bytes than the context can hold, or no token at all.
             Unsupported: messages, and the model has no chat template.
         """
-        if request.token_ids:
-            return request
-        name = "chat content bytes" if request.messages else "prompt bytes"
-        ids = await self.read(lambda: self._ids(request), text_bytes(request), max_length, name)
-        require(len(ids) > 0, "prompt", request.prompt, "text of at least 1 token")
-        return replace(request, prompt=None, messages=(), token_ids=ids)
+        if not request.token_ids:
+            name = "chat content bytes" if request.messages else "prompt bytes"
+            ids = await self.read(lambda: self._ids(request), text_bytes(request), max_length, name)
+            require(len(ids) > 0, "prompt", request.prompt, "text of at least 1 token")
+            request = replace(request, prompt=None, messages=(), token_ids=ids)
+        if request.prediction_text:
+            text = request.prediction_text
+            ids = await self.read(lambda: self._continued(text), utf8_bytes(text), max_length, "prediction bytes")
+            request = replace(request, prediction_text="", prediction=ids)
+        return request
 
     async def read(
         self, tokenise: Callable[[], tuple[int, ...]], size: int, max_length: int, name: str
@@ -81,8 +85,18 @@ class PromptReader:
             return self._tokenizer.render_chat(request.messages)
         return self._tokenizer.encode(request.prompt or "")
 
+    def _continued(self, text: str) -> tuple[int, ...]:
+        """Ids of a text that has another before it: without what the tokenizer puts in front."""
+        ids, front = self._tokenizer.encode(text), self._tokenizer.encode("")
+        return ids[len(front) :] if front and ids[: len(front)] == front else ids
+
 
 def text_bytes(request: GenerateRequest) -> int:
     """Size of the prompt, or of all messages' contents, in UTF-8."""
     texts = [message.content for message in request.messages] or [request.prompt or ""]
-    return sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+    return sum(map(utf8_bytes, texts))
+
+
+def utf8_bytes(text: str) -> int:
+    """Size of a text in UTF-8."""
+    return len(text.encode("utf-8", "surrogatepass"))

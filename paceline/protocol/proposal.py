@@ -17,6 +17,10 @@ AUTO = "auto"
 """Drafter of requests that leave the choice to the coordinator's policy."""
 NGRAM = "ngram"
 """The coordinator's own drafter: suffix matches over prompt and output."""
+PREDICTION = "prediction"
+"""The coordinator's own drafter of requests that predict their output."""
+COPYING = (NGRAM, PREDICTION)
+"""Drafters of the coordinator's own, whose tokens are certain of themselves."""
 NONE = "none"
 """No drafter: every round is target-only."""
 ROOT = -1

@@ -47,6 +47,7 @@ class GenerationStats:
     """Statistics of one generation; names follow what load tools read from vLLM.
 
     `explanation`: only where the request asked for it, of a coordinator that can say it.
+    `prediction_accepted`, `prediction_rejected`: of the proposed tokens, those of the request's prediction.
     """
 
     rounds: int = 0
@@ -64,6 +65,8 @@ class GenerationStats:
     num_spec_tokens: int = 0
     records: tuple[RoundRecord, ...] = ()
     explanation: PlanExplanation | None = None
+    prediction_accepted: int = 0
+    prediction_rejected: int = 0
 
     @property
     def mean_acceptance_length(self) -> float:

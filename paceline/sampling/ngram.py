@@ -13,22 +13,31 @@ MAX_MATCHES = 64
 """Earlier matches of one length that are looked at."""
 LONGEST_MATCH = 64
 """Agreeing tokens are counted up to here."""
-MAX_FOLLOWING = 64
-"""Tokens after a match that are kept of it: a proposal's longest path."""
+MAX_FOLLOWING = 129
+"""Tokens after a match that are kept of it: a proposal's longest path, the token behind it, and as long a path again,
+which is prefetched behind that one."""
 COMPARED_MATCHES = 8
 """Earlier places whose agreement `longest_match` counts."""
 
 
 @dataclass(frozen=True)
 class Match:
-    """An earlier place whose last `length` tokens equal the sequence's last ones."""
+    """An earlier place whose last `length` tokens equal the sequence's last ones.
+
+    Attributes:
+        length: of a match in a prediction: the length of an earlier place that is as trustworthy.
+        following: what followed it, up to the end of the sequence or of the prediction; at least one token.
+        predicted: whether it is in a prediction, which ends where it ends, and not in the sequence.
+    """
 
     length: int
     following: tuple[int, ...] = field(repr=False)
-    """What followed it, up to the end of the sequence; at least one token."""
+    predicted: bool = False
 
     def continuation(self, k: int) -> tuple[int, ...]:
-        """The k tokens that a repetition would bring; past the sequence's end it repeats itself."""
+        """The k tokens that a repetition would bring; past its end a sequence repeats itself, a prediction stops."""
+        if self.predicted:
+            return self.following[:k]
         period = len(self.following)
         return tuple(self.following[i % period] for i in range(k))
 

@@ -81,6 +81,7 @@ BAD_INPUT = [
     (["generate", "--prompt", "x", "--chat", "y"], ("inputs given", "2", "exactly 1")),
     (["generate", "--prompt", "x", "--system", "y"], ("system", "'y'", "--chat only")),
     (["generate", "--prompt-file", "/no/such/file"], ("prompt_file", "/no/such/file", "readable")),
+    (["generate", "--prompt", "x", "--prediction", "/no/such/file"], ("prediction", "/no/such/file", "readable")),
     (["generate", "--prompt", "x", "--json", "--compare"], ("compare", "True", "left out with --json")),
     (["generate", "--prompt", "x", "--local", "--drafter", "oracle"], ("drafter", "'oracle'", "auto, ngram, model")),
     (["generate", "--prompt", "x", "--no-such-flag"], ("--no-such-flag",)),

@@ -96,6 +96,8 @@ def test_json_has_exactly_the_promised_fields() -> None:
             "tokens_per_second": 50.0,
             "verify_ms_p50": 10.0,
             "draft_wait_ms_p50": 1.0,
+            "prediction_accepted": 0,
+            "prediction_rejected": 0,
             "speculative_decoding": {
                 "mean_acceptance_length": pytest.approx(1 + 5 / 3),
                 "draft_acceptance_rate": pytest.approx(5 / 9),

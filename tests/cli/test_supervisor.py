@@ -152,6 +152,19 @@ def test_drafter_none_is_target_only_and_the_text_is_the_same(services: Supervis
     assert texts[0] == texts[1]
 
 
+def test_a_predicted_file_is_proposed_and_the_text_is_the_same(services: SupervisedServices, tmp_path: Path) -> None:
+    file = tmp_path / "prediction.txt"
+    file.write_text("something else")
+    arguments = ["generate", "--coordinator", services.address, "--prompt", "a", "--max-new-tokens", "9", "--json"]
+    shown = [
+        json.loads(runner.invoke(app, [*arguments, "--seed", "77", "--num-draft-tokens", "3", *flags]).stdout)
+        for flags in ([], ["--prediction", str(file)])
+    ]
+    predicted = [one["stats"]["prediction_accepted"] + one["stats"]["prediction_rejected"] for one in shown]
+    assert shown[0]["token_ids"] == shown[1]["token_ids"]
+    assert predicted[0] == 0 < predicted[1]
+
+
 @pytest.mark.parametrize(
     ("flags", "named"),
     [

@@ -110,6 +110,15 @@ OVER: dict[str, tuple[Callable[[Request], Any], str]] = {
         f"stop_token_ids = {MAX_STOP_TOKENS + 1}: must be at most {MAX_STOP_TOKENS}",
     ),
     "stop_token_ids": (lambda r: r.stop_token_ids.append(300), "stop_token_ids = 300: must be in [0, 300)"),
+    "prediction[]": (
+        lambda r: r.prediction.extend([1] * 101),
+        "prediction tokens = 101: must be at most 100, the context",
+    ),
+    "prediction": (lambda r: r.prediction.append(300), "prediction = 300: must be in [0, 300)"),
+    "prediction_text": (
+        lambda r: setattr(r, "prediction_text", "x" * 101),
+        "prediction bytes = 101: must be at most 100",
+    ),
     "sample_index": (lambda r: setattr(r, "sample_index", 1 << 24), "sample_index = 16777216: must be in [0, 2^24)"),
     "prompt_logprobs": (lambda r: setattr(r, "prompt_logprobs", 21), "prompt_logprobs = 21: must be in [0, 20]"),
 }

@@ -162,3 +162,23 @@ async def test_the_event_loop_turns_while_the_pulled_model_s_tokenizer_reads() -
         took = time.perf_counter() - began
         assert (await task).token_ids == tokenizer.encode(text)
     assert longest < took / 4
+
+
+class FrontedTokenizer(TableTokenizer):
+    """Puts token 299 in front of every text."""
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        return (299, *super().encode(text))
+
+
+async def test_a_prediction_becomes_ids_without_what_stands_in_front_of_a_prompt() -> None:
+    reader = PromptReader(FrontedTokenizer(300, None))
+    read = await reader.tokenised(GenerateRequest(prompt="hi", prediction_text="ho"), 100)
+    assert (read.token_ids, read.prediction, read.prediction_text) == ((299, 104, 105), (104, 111), "")
+    beside_ids = await reader.tokenised(GenerateRequest(token_ids=(7,), prediction_text="ho"), 100)
+    assert (beside_ids.token_ids, beside_ids.prediction) == ((7,), (104, 111))
+    reader.close()
+    none_in_front = PromptReader(load_tokenizer("table:vocab=300"))
+    read = await none_in_front.tokenised(GenerateRequest(token_ids=(7,), prediction_text="ho"), 100)
+    assert read.prediction == (104, 111)
+    none_in_front.close()

@@ -8,7 +8,7 @@ from paceline.protocol.errors import PrefixMismatch
 from paceline.protocol.proposal import Acceptance
 from target_service.session import Session
 from tests.e2e.statistics import LEVEL, chi_square_p
-from tests.mutants import mutants, prefetches, processed, runs, untrusted
+from tests.mutants import mutants, predictions, prefetches, processed, runs, untrusted
 from tests.mutants.rounds import BlockRounds, Rounds, enumerate_distribution
 
 LENGTH = 4
@@ -29,6 +29,8 @@ MUTANTS = (
 )
 MENDED = (untrusted.MisreportsQ, untrusted.MisreportsQToBlock, untrusted.PeeksWithItsKey)
 """Drafts that don't do as they say, and bend nothing."""
+PREDICTED = (predictions.PredictedRounds, predictions.PredictedBlocks)
+BELIEVING = (predictions.BelievesThePrediction, predictions.PredictsByWhatWasDrawn)
 UNMENDED = (
     untrusted.MisreportsQUnchecked,
     untrusted.DropsWhatDisagrees,
@@ -59,6 +61,16 @@ def test_a_draft_that_is_not_trusted_leaves_the_distribution(algorithm: type[Rou
 
 @pytest.mark.parametrize("mutant", UNMENDED, ids=lambda m: m.__name__)
 def test_one_that_is_trusted_wrongly_does_not(mutant: type[Rounds]) -> None:
+    assert p_value(mutant, SAMPLES // 2) < LEVEL
+
+
+@pytest.mark.parametrize("algorithm", PREDICTED, ids=lambda a: a.__name__)
+def test_a_prediction_leaves_the_distribution(algorithm: type[Rounds]) -> None:
+    assert p_value(algorithm, SAMPLES // 2) > LEVEL
+
+
+@pytest.mark.parametrize("mutant", BELIEVING, ids=lambda m: m.__name__)
+def test_one_that_is_believed_does_not(mutant: type[Rounds]) -> None:
     assert p_value(mutant, SAMPLES // 2) < LEVEL
 
 

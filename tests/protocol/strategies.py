@@ -259,6 +259,9 @@ speculations = st.builds(
 )
 
 
+predictions = st.fixed_dictionaries({"prediction": IDS}) | st.fixed_dictionaries({"prediction_text": TEXT})
+
+
 @st.composite
 def generate_requests(draw: st.DrawFn) -> GenerateRequest:
     return GenerateRequest(
@@ -275,6 +278,7 @@ def generate_requests(draw: st.DrawFn) -> GenerateRequest:
         sample_index=draw(st.integers(0, (1 << 24) - 1)),
         prompt_logprobs=draw(st.none() | st.integers(0, 20)),
         stop_token_ids=() if sampling.grammar else draw(IDS),
+        **draw(predictions),
     )
 
 
@@ -315,6 +319,8 @@ statistics = st.builds(
     U32,
     st.lists(records, max_size=3).map(tuple),
     st.none() | explanations,
+    U32,
+    U32,
 )
 
 

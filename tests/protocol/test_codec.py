@@ -406,6 +406,8 @@ def test_a_trace_context_is_taken_as_w3c_says_and_ignored_where_it_is_not_valid(
         ({"sampling": t.SamplingParams(bad_words=((1, 1 << 32),))}, "bad_words id"),
         ({"sampling": t.SamplingParams(grammar=t.Grammar(t.GrammarKind.LARK, "\ud800"))}, "lark"),
         ({"stop": ("\udfff",)}, "stop"),
+        ({"prediction": (1 << 32,)}, "prediction"),
+        ({"prediction_text": "\ud800"}, "prediction_text"),
     ],
 )
 def test_what_the_wire_cannot_hold_is_refused_by_name(changes: dict[str, Any], field: str) -> None:

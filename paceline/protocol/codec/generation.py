@@ -70,6 +70,7 @@ def _check_request(message: pb.GenerateRequest) -> None:
         ("chat messages", chat, MAX_MESSAGES),
         ("token_ids", token_ids, MAX_INPUT_TOKENS),
         ("resume_token_ids", message.resume_token_ids, MAX_INPUT_TOKENS),
+        ("prediction", message.prediction, MAX_INPUT_TOKENS),
         ("stop strings", message.stop, MAX_STOP_STRINGS),
         ("stop_token_ids", message.stop_token_ids, MAX_STOP_TOKENS),
     )
@@ -98,6 +99,7 @@ def encode_request(request: GenerateRequest) -> pb.GenerateRequest:
     check_ids("token_ids", request.token_ids)
     check_ids("resume_token_ids", request.resume_token_ids)
     check_ids("stop_token_ids", request.stop_token_ids)
+    check_ids("prediction", request.prediction)
     check_ids("max_new_tokens", () if request.max_new_tokens is None else (request.max_new_tokens,))
     for name, text in _texts(request):
         check_text(name, text)
@@ -107,6 +109,7 @@ def encode_request(request: GenerateRequest) -> pb.GenerateRequest:
 def _texts(request: GenerateRequest) -> Iterable[tuple[str, str]]:
     yield "model", request.model
     yield "prompt", request.prompt or ""
+    yield "prediction_text", request.prediction_text
     yield "drafter", request.speculation.drafter
     yield from (("stop", stop) for stop in request.stop)
     yield from (("content", message.content) for message in request.messages)

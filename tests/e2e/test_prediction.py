@@ -1,0 +1,165 @@
+"""Predicted outputs through real services: the text is the one without a prediction, and comes in fewer rounds."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from paceline.client import Generation
+from paceline.protocol.errors import InvalidInput
+from paceline.protocol.generation import GenerateRequest, SpeculationSettings
+from paceline.protocol.proposal import Acceptance
+from paceline.protocol.sampling import SamplingParams
+from tests.e2e.cluster import Cluster
+
+VOCAB = 300
+TARGET = f"table:vocab={VOCAB},seed=1,contexts=4001,step_ms=2"
+LENGTH = 120
+OFF = SpeculationSettings(off=True)
+DRAFTERS = ("auto", "ngram", "model")
+GREEDY, SAMPLED = SamplingParams(temperature=0), SamplingParams(temperature=1)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Copies nothing of its own accord, so that what is copied is the prediction."""
+    folder = tmp_path_factory.mktemp("predictions")
+    with Cluster(folder, target_model=TARGET, drafters=(f"model:{TARGET},noise=0.5",)) as running:
+        yield running
+
+
+def request(sampling: SamplingParams = SAMPLED, **changes: Any) -> GenerateRequest:
+    made = GenerateRequest(
+        token_ids=(1, 2, 3), sampling=sampling, seed=5, max_new_tokens=LENGTH, ignore_eos=True, speculation=OFF
+    )
+    return replace(made, **changes)
+
+
+def edited(text: Sequence[int], seed: int) -> tuple[int, ...]:
+    """The text as a file that it is an edit of: with tokens more, tokens less and other tokens in four places."""
+    rng = random.Random(seed)
+    found = [*text]
+    for place in (100, 75, 45, 20):
+        other = [rng.randrange(256) for _ in range(rng.randrange(5))]
+        found[place : place + rng.randrange(5)] = other
+    return tuple(found)
+
+
+def proposed(generation: Generation) -> int:
+    """Tokens of the prediction that were."""
+    return generation.stats.prediction_accepted + generation.stats.prediction_rejected
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+async def test_the_text_is_that_without_a_prediction_and_takes_fewer_rounds(
+    cluster: Cluster, drafter: str, sampling: SamplingParams
+) -> None:
+    settings = [SpeculationSettings(drafter=drafter, num_draft_tokens=k) for k in (1, 6, 40, None)]
+    async with cluster.async_client() as client:
+        plain = await client.generate(request(sampling))
+        predictions = [edited(plain.token_ids, seed) for seed in range(3)]
+        predicted = await asyncio.gather(
+            *(
+                client.generate(request(sampling, prediction=prediction, speculation=each))
+                for prediction in predictions
+                for each in settings
+            )
+        )
+    for one in predicted:
+        assert (one.token_ids, one.text, one.finish_reason) == (plain.token_ids, plain.text, plain.finish_reason)
+    for one, each in zip(predicted, settings * 3, strict=True):
+        if each.num_draft_tokens == 6:
+            assert one.stats.prediction_accepted > 0.6 * LENGTH
+            assert one.stats.rounds < LENGTH / 2.5
+    cluster.wait_idle()
+
+
+@pytest.mark.parametrize("acceptance", [Acceptance.REJECTION, Acceptance.BLOCK], ids=lambda each: each.value)
+async def test_greedy_text_is_the_same_under_every_rule(cluster: Cluster, acceptance: Acceptance) -> None:
+    async with cluster.async_client() as client:
+        plain = await client.generate(request(GREEDY))
+        for drafter in DRAFTERS:
+            settings = SpeculationSettings(drafter=drafter, num_draft_tokens=6)
+            wanted = request(GREEDY, acceptance=acceptance, speculation=settings)
+            one = await client.generate(replace(wanted, prediction=edited(plain.token_ids, 1)))
+            assert one.token_ids == plain.token_ids
+            assert one.stats.prediction_accepted > 0.6 * LENGTH
+
+
+async def test_a_prediction_of_something_else_changes_nothing_but_what_was_proposed(cluster: Cluster) -> None:
+    rng = random.Random(3)
+    wrong = tuple(rng.randrange(256) for _ in range(400))
+    settings = SpeculationSettings(drafter="ngram", num_draft_tokens=6)
+    async with cluster.async_client() as client:
+        plain = await client.generate(request())
+        one = await client.generate(request(prediction=wrong, speculation=settings))
+    assert one.token_ids == plain.token_ids
+    assert one.stats.prediction_rejected > one.stats.prediction_accepted
+
+
+async def test_a_right_prediction_is_accepted_whole_and_counted(cluster: Cluster) -> None:
+    settings = SpeculationSettings(drafter="ngram", num_draft_tokens=9)
+    async with cluster.async_client() as client:
+        plain = await client.generate(request())
+        wanted = request(prediction=plain.token_ids, speculation=settings)
+        one = await client.generate(wanted)
+        by_text = await client.generate(replace(wanted, prediction=(), prediction_text=plain.text))
+        off = await client.generate(replace(wanted, speculation=OFF))
+    assert one.token_ids == off.token_ids == plain.token_ids
+    assert one.stats.rounds == LENGTH // 10
+    assert (one.stats.prediction_accepted, one.stats.prediction_rejected) == (LENGTH * 9 // 10, 0)
+    assert {record.drafter for record in one.stats.records} == {"prediction"}
+    assert any(record.self_started for record in one.stats.records), "a copy goes on without a round trip"
+    assert by_text.token_ids == plain.token_ids
+    assert proposed(off) == 0
+    assert off.stats.num_draft_tokens == 0
+
+
+async def test_auto_follows_a_right_prediction_from_the_first_rounds_on(cluster: Cluster) -> None:
+    auto = SpeculationSettings(drafter="auto")
+    async with cluster.async_client() as client:
+        plain = await client.generate(request())
+        one = await client.generate(request(prediction=plain.token_ids, speculation=auto))
+    assert one.token_ids == plain.token_ids
+    assert one.stats.prediction_accepted > LENGTH / 2
+    assert one.stats.rounds < LENGTH / 3
+
+
+async def test_a_resumed_stream_goes_on_in_its_prediction(cluster: Cluster) -> None:
+    settings = SpeculationSettings(drafter="ngram", num_draft_tokens=9)
+    async with cluster.async_client() as client:
+        plain = await client.generate(request())
+        wanted = request(prediction=edited(plain.token_ids, 2), speculation=settings)
+        rest = await client.generate(replace(wanted, resume_token_ids=plain.token_ids[:60]))
+    assert rest.token_ids == plain.token_ids[60:]
+    assert rest.stats.prediction_accepted > 30
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"prediction": (VOCAB,)}, f"prediction = {VOCAB}: must be in [0, {VOCAB}), the vocabulary"),
+        ({"prediction": (1,) * 5000}, "prediction tokens = 5000: must be at most 4096, the context"),
+        ({"prediction_text": "x" * 5000}, "prediction bytes = 5000: must be at most 4096"),
+    ],
+    ids=["id", "tokens", "bytes"],
+)
+async def test_what_cannot_be_a_prediction_is_refused_by_name(
+    cluster: Cluster, changes: dict[str, Any], text: str
+) -> None:
+    async with cluster.async_client() as client:
+        with pytest.raises(InvalidInput) as caught:
+            await client.generate(request(**changes))
+        assert text in caught.value.message
+        assert len((await client.generate(request(max_new_tokens=4))).token_ids) == 4
+
+
+def test_a_prediction_is_tokens_or_text_and_not_both() -> None:
+    with pytest.raises(InvalidInput, match="prediction = 2: must be 0 tokens beside prediction_text"):
+        request(prediction=(1, 2), prediction_text="ab")
