@@ -31,7 +31,6 @@ def prepare(
     model: ServedModel,
     *,
     deadline: float | None = None,
-    traceparent: str = "",
     tenant: str = "",
 ) -> GenerationTask:
     """Check a request and fix everything that its rounds depend on.
@@ -40,7 +39,6 @@ def prepare(
         request: with token ids (`coordinator.prompts`).
         model: what it is for.
         deadline: on the monotonic clock, seconds.
-        traceparent: of the client's span.
         tenant: whose request it is.
 
     Raises:
@@ -69,7 +67,6 @@ def prepare(
         eos_token_ids=frozenset() if request.ignore_eos else model.tokenizer.eos_token_ids,
         speculation=request.speculation,
         deadline=deadline,
-        traceparent=traceparent,
         tenant=tenant,
     )
 
