@@ -31,7 +31,7 @@ class Sampler:
         """Whether a span is sampled; `parent_sampled` is None for one that has no parent."""
         if self.follows and parent_sampled is not None:
             return parent_sampled
-        return int(trace_id[-_RANDOM_BITS // 4 :], 16) < self.ratio * 2**_RANDOM_BITS
+        return int(trace_id[-_RANDOM_BITS // 4 :], 16) < self.ratio * float(1 << _RANDOM_BITS)
 
 
 def sampler_from(environment: Mapping[str, str]) -> Sampler:

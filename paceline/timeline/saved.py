@@ -87,7 +87,7 @@ def _value(kind: str, given: object, name: str) -> object:
         number = isinstance(given, int if whole else (int, float)) and not isinstance(given, bool)
         if not number or not math.isfinite(given) or given < 0:  # type: ignore[arg-type, operator]
             raise InvalidInput.of(name, given, f"a {'whole ' if whole else ''}number, at least 0")
-        return _NUMBERS[kind](given)  # type: ignore[call-overload]
+        return _NUMBERS[kind](given)
     known: Mapping[str, type] = {"bool": bool, "str": str}
     require(isinstance(given, known[kind]), name, given, f"a {kind}")
     return given

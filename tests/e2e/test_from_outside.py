@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,7 +67,7 @@ def test_grpcurl_generates_what_the_client_does(running: Cluster) -> None:
     assert events[-1]["finished"]["stats"]["committed"] == 24
 
 
-def _documents(text: str) -> list[dict[str, dict[str, object]]]:
+def _documents(text: str) -> list[dict[str, Any]]:
     """JSON documents that follow each other."""
     decoder, found, at = json.JSONDecoder(), [], 0
     while text[at:].strip():

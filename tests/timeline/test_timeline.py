@@ -39,7 +39,8 @@ def random_records(seed: int) -> list[RoundRecord]:
     found, clock = [], draw.uniform(0, 50)
     for place in range(40):
         parts = [draw.choice((0.0, draw.uniform(0, 20))) for _ in range(3)]
-        target = StepTimings(*parts, service_ms=sum(parts) * draw.uniform(0.9, 1.1), rows=3, sessions=2)
+        queue, forward, sample = parts
+        target = StepTimings(queue, forward, sample, sum(parts) * draw.uniform(0.9, 1.1), 3, 2)
         wait, wire, accept = (draw.choice((0.0, draw.uniform(0, 5))) for _ in range(3))
         itself = draw.random() < 0.4
         if itself:
