@@ -46,7 +46,8 @@ def prepare(
         UnknownModel: the request names another model.
     """
     if request.model not in ("", model.name):
-        raise UnknownModel(f"model = {request.model!r}: must be {model.name!r}, the one served here")
+        given = {"field": "model", "value": repr(request.model)}
+        raise UnknownModel(f"model = {request.model!r}: must be {model.name!r}, the one served here", metadata=given)
     prompt = request.token_ids
     max_length = _max_length(request, len(prompt), model.max_length)
     vocab_size = model.tokenizer.vocab_size
