@@ -11,7 +11,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -21,7 +22,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Span, Status
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 
 from paceline.protocol.errors import InvalidInput
-from paceline.runtime.spans import AttributeValue, FinishedSpan, ToExport
+from paceline.runtime.spans import AttributeValue, FinishedSpan, SpanKind, ToExport
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -35,7 +36,7 @@ MAX_QUEUE_SIZE = 8192
 """Rounds and steps that wait, each below a kilobyte. Two seconds of what one process can decide."""
 LAST_SECONDS = 5.0
 """Of a receiver that does not answer while the process ends."""
-_HAS_PARENT_FLAGS = 0x100
+_REMOTENESS_IS_KNOWN, _PARENT_IS_REMOTE = 0x100, 0x200
 _KIND_OF_VALUE = {bool: "bool_value", int: "int_value", float: "double_value", str: "string_value"}
 
 
@@ -70,6 +71,7 @@ class SpanQueue:
         self._closing = True
         self._wake.set()
         self._thread.join(LAST_SECONDS)
+        self._waiting.clear()
         self._exporter.shutdown()
 
     def _run(self) -> None:
@@ -91,10 +93,15 @@ class SpanQueue:
         scope = of_process.scope_spans.add()
         scope.scope.name = INSTRUMENTATION
         for _ in range(0, self._batch, CHUNK):
-            for _ in range(min(CHUNK, len(self._waiting))):
-                scope.spans.extend(encode(span) for span in self._waiting.popleft().spans())
+            for finished in self._take(CHUNK):
+                scope.spans.extend(encode(span) for span in finished.spans())
             time.sleep(0)  # others may have the interpreter's lock
         return ExportTraceServiceRequest(resource_spans=[of_process])
+
+    def _take(self, most: int) -> Iterator[ToExport]:
+        with suppress(IndexError):  # nothing is left, or `close` has given up
+            for _ in range(most):
+                yield self._waiting.popleft()
 
 
 class _EncodedExporter(OTLPSpanExporter):
@@ -114,12 +121,13 @@ class _EncodedExporter(OTLPSpanExporter):
 def encode(span: FinishedSpan) -> Span:
     """The message that OTLP has for a span."""
     context = span.context
+    remote = span.kind is SpanKind.SERVER and span.parent_id != ""
     message = Span(
         trace_id=bytes.fromhex(context.trace_id),
         span_id=bytes.fromhex(context.span_id),
         trace_state=context.state,
         parent_span_id=bytes.fromhex(span.parent_id),
-        flags=_HAS_PARENT_FLAGS | context.sampled,
+        flags=_REMOTENESS_IS_KNOWN | (_PARENT_IS_REMOTE if remote else 0) | context.sampled,
         name=span.name,
         kind=cast(Any, int(span.kind)),
         start_time_unix_nano=span.start_ns,

@@ -127,7 +127,9 @@ def test_clients_trace_is_continued_with_its_vendors_state(receiver: Receiver) -
     request(RECORD, headers={"traceparent": f"00-{trace_id}-{span_id}-01", "tracestate": "one=1, two=2"})
     root = receiver.one("coordinator", NAME)
     assert (root.trace_id.hex(), root.parent_span_id.hex()) == (trace_id, span_id)
-    assert root.trace_state == receiver.one("coordinator", "round").trace_state == "one=1,two=2"
+    round_ = receiver.one("coordinator", "round")
+    assert root.trace_state == round_.trace_state == "one=1,two=2"
+    assert (root.flags, round_.flags) == (0x301, 0x101), "the one's parent is in another process"
 
 
 def test_what_a_request_causes_elsewhere_carries_its_context_on(receiver: Receiver) -> None:
