@@ -12,10 +12,10 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from paceline.client import Client
-from paceline.client.shared import GenerationStats
 from paceline.protocol import codec
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.generation import Finished, FinishReason, GenerateEvent, Provenance, Started, Tokens
+from paceline.protocol.records import GenerationStats
 from paceline.runtime import telemetry
 
 EVENTS: tuple[GenerateEvent, ...] = (
