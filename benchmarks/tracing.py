@@ -2,7 +2,7 @@
 
 Three groups of services on one simulated pair stand beside each other: two without an exporter, whose ratio is the
 run's own noise, and one that samples every request and exports to a receiver in a process of its own, which reads
-nothing. The same requests run through them in turns, and every second turn runs backwards; a ratio is that of one turn.
+nothing. The same requests run through them in turns, and every second turn runs backwards; a ratio is of one turn.
 The CPU time of the services is what others on the machine disturb least; spans are exported five times a second, so
 that their export falls into the turn that made them.
 
