@@ -14,7 +14,7 @@ wrote the hour in the book. The keeper climbed down the stairs of the lighthouse
 DEMO_FLAGS ?= --temperature 0 --max-new-tokens 96
 BENCH_FLAGS ?= --drafter ngram --kind copy,code-edit
 
-.PHONY: setup pull demo test test-full check format bench attack image-check picture page page-pictures stubs clean
+.PHONY: setup pull demo test test-full check format bench attack image-check picture page page-pictures stubs protos clean
 
 setup: $(STAMP)
 
@@ -78,6 +78,11 @@ page-pictures: pull
 
 stubs: setup
 	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=. --pyi_out=. --grpc_python_out=. protos/paceline/v1/*.proto
+
+# For other languages (docs/clients.md); needs no Python.
+protos:
+	mkdir -p dist
+	tar -czf dist/paceline-protos-$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml).tar.gz LICENSE buf.yaml protos
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

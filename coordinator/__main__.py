@@ -34,7 +34,7 @@ async def serve(config: CoordinatorConfig) -> None:
     gate = gate_of(config.api_keys)
     if config.api_keys is None and config.server.tls_client_ca is None:
         warn_if_exposed(config.server, "requests without a key", "set api_keys or server.tls_client_ca")
-    telemetry.configure("paceline-coordinator")
+    telemetry.configure("paceline-coordinator", config.traces)
     pools: Pools | None = None
     servicer: GenerationServicer | None = None
 

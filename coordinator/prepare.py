@@ -33,7 +33,6 @@ def prepare(
     model: ServedModel,
     *,
     deadline: float | None = None,
-    traceparent: str = "",
     tenant: str = "",
 ) -> GenerationTask:
     """Check a request and fix everything that its rounds depend on.
@@ -42,7 +41,6 @@ def prepare(
         request: with token ids (`paceline.models.prompts`).
         model: what it is for.
         deadline: on the monotonic clock, seconds.
-        traceparent: of the client's span.
         tenant: whose request it is.
 
     Raises:
@@ -51,7 +49,8 @@ def prepare(
         Unsupported: no target knows what the request asks for.
     """
     if request.model not in ("", model.name):
-        raise UnknownModel(f"model = {request.model!r}: must be {model.name!r}, the one served here")
+        given = {"field": "model", "value": repr(request.model)}
+        raise UnknownModel(f"model = {request.model!r}: must be {model.name!r}, the one served here", metadata=given)
     prompt = request.token_ids
     max_length = _max_length(request, len(prompt), model.max_length)
     vocab_size = model.tokenizer.vocab_size
@@ -79,7 +78,6 @@ def prepare(
         stop_token_ids=frozenset(request.stop_token_ids),
         speculation=request.speculation,
         deadline=deadline,
-        traceparent=traceparent,
         tenant=tenant,
         prompt_logprobs=request.prompt_logprobs,
         prediction=request.prediction,

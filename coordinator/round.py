@@ -30,7 +30,7 @@ from paceline.protocol.generation import Tokens
 from paceline.protocol.proposal import ROOT
 from paceline.protocol.records import RoundRecord
 from paceline.protocol.target import Round
-from paceline.runtime.telemetry import GenerationTrace, RoundTrace
+from paceline.runtime.telemetry import RequestTrace, RoundTrace
 from paceline.sampling import acceptance
 
 
@@ -41,7 +41,7 @@ async def run_rounds(
     drafting: Drafting,
     outbox: Outbox,
     stats: StatsBuilder,
-    trace: GenerationTrace,
+    trace: RequestTrace,
 ) -> None:
     """Run rounds until the sequence has ended.
 
@@ -63,7 +63,7 @@ async def run_rounds(
     while sequence.finish_reason is None:
         free = time.perf_counter()
         await outbox.has_room()
-        begun_ns, clock = time.time_ns(), time.perf_counter()
+        clock = time.perf_counter()
         round_trace = trace.start_round()
         drafted = await drafting.take(partial(_settle_all, unsettled))
         sent = time.perf_counter()
@@ -100,6 +100,7 @@ async def run_rounds(
             drafter=round_.proposal.drafter if round_.proposal else "",
             draft=drafted.timings,
             self_started=answer.self_started,
+            begun_ms=(clock - stats.arrived) * 1e3,
         )
         path = round_.proposal.path(decision.node) if round_.proposal else ()
         drafting.learn(record, round_.proposal, path)
@@ -108,14 +109,14 @@ async def run_rounds(
             ahead = target.ahead(round_, outcome, verdict)
             drafting.commit(outcome, tokens.token_ids, sequence, ahead, round_trace.traceparent)
         stats.add(record, len(tokens.token_ids), decided)
-        unsettled.append(partial(_settle, outbox, tokens, round_trace, record, begun_ns))
+        unsettled.append(partial(_settle, outbox, tokens, round_trace, record, decided))
     _settle_all(unsettled)
 
 
-def _settle(outbox: Outbox, tokens: Tokens, trace: RoundTrace, record: RoundRecord, begun_ns: int) -> None:
+def _settle(outbox: Outbox, tokens: Tokens, trace: RoundTrace, record: RoundRecord, decided: float) -> None:
     """What remains to be done for a decided round."""
     outbox.put(tokens)
-    trace.finish(record, begun_ns)
+    trace.finish(record, decided)
 
 
 def _settle_all(unsettled: list[Callable[[], None]]) -> None:

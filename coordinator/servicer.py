@@ -26,12 +26,13 @@ from paceline.models.prompts import PromptReader
 from paceline.models.tokenizer import Tokenizer
 from paceline.protocol import codec
 from paceline.protocol.errors import InternalError, Overloaded
-from paceline.protocol.generation import Finished, GenerateEvent, Started
+from paceline.protocol.generation import Finished, GenerateEvent, GenerateRequest, Started
 from paceline.protocol.proposal import AUTO, NGRAM, NONE
 from paceline.rpc.frames import first_to_end
 from paceline.rpc.statuses import typed_errors
-from paceline.runtime import telemetry
+from paceline.runtime import genai, telemetry
 from paceline.runtime.config import CoordinatorConfig
+from paceline.runtime.telemetry import RequestTrace
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1 import generation_service_pb2_grpc as pb_grpc
 
@@ -97,19 +98,26 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         arrived: float,
     ) -> None:
         wanted = codec.decode_generate_request(request)
-        await self._target.wait_up(_patience_s(context, self._target.wait_s))
-        served = self._served()
-        wanted = await self._prompts.tokenised(wanted, served.max_length)
-        traceparent = codec.decode_traceparent(_metadata(context, "traceparent"))
-        task = prepare(wanted, served, deadline=_deadline(context), traceparent=traceparent, tenant=caller.tenant)
-        caller.take_prompt(len(task.prompt) + len(task.resumed))
+        with self._trace(wanted, context) as trace:
+            await self._target.wait_up(_patience_s(context, self._target.wait_s))
+            served = self._served()
+            wanted = await self._prompts.tokenised(wanted, served.max_length)
+            task = prepare(wanted, served, deadline=_deadline(context), tenant=caller.tenant)
+            caller.take_prompt(len(task.prompt) + len(task.resumed))
 
-        async def write(event: GenerateEvent) -> None:
-            await context.write(codec.encode_generate_event(event))
+            async def write(event: GenerateEvent) -> None:
+                await context.write(codec.encode_generate_event(event))
 
-        await self._stream(task, write, caller, arrived)
+            await self._stream(task, write, caller, arrived, trace)
 
-    async def _stream(self, task: GenerationTask, write: Write, caller: Caller, arrived: float) -> None:
+    def _trace(self, wanted: GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]) -> RequestTrace:
+        headers = {name: _metadata(context, name) for name in ("traceparent", "tracestate")}
+        name = genai.span_name(genai.operation_of(wanted), self._model)
+        return telemetry.start_request(name, headers, genai.request_attributes(wanted, self._model))
+
+    async def _stream(
+        self, task: GenerationTask, write: Write, caller: Caller, arrived: float, trace: RequestTrace
+    ) -> None:
         sequence = Sequence(task, self._tokenizer)
         target = TargetSession(self._target, task)
         drafting = Drafting(task, self._draft, self._planner, self._drafting)
@@ -125,8 +133,7 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
             drafting.close()
 
         async def rounds(outbox: Outbox) -> None:
-            with telemetry.start_generation(task.traceparent) as trace:
-                await run_rounds(task, sequence, target, drafting, outbox, stats, trace)
+            await run_rounds(task, sequence, target, drafting, outbox, stats, trace)
             await outbox.drained()
 
         try:
@@ -137,13 +144,10 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
             free()
         if sequence.finish_reason is None:
             raise InternalError("the rounds ended before the text did")
-        await write(
-            Finished(
-                sequence.finish_reason,
-                sequence.flush(),
-                stats.build(drafting.explain() if task.speculation.explain else None),
-            )
-        )
+        explanation = drafting.explain() if task.speculation.explain else None
+        finished = Finished(sequence.finish_reason, sequence.flush(), stats.build(explanation))
+        trace.describe(genai.response_attributes(finished, self._model, len(task.prompt)))
+        await write(finished)
 
     def close(self) -> None:
         """Let go of the threads that read prompts."""

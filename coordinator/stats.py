@@ -15,7 +15,8 @@ class StatsBuilder:
     """Collects round records; `build` folds them once, at the end."""
 
     def __init__(self, arrived: float) -> None:
-        self._arrived = arrived
+        self.arrived = arrived
+        """When the request did (`time.perf_counter`)."""
         self._records: list[RoundRecord] = []
         self._commits: list[tuple[int, float]] = []
 
@@ -27,8 +28,8 @@ class StatsBuilder:
     def build(self, explanation: PlanExplanation | None = None) -> GenerationStats:
         """The statistics so far, with why it was drafted for so if the request asked for it."""
         records = self._records
-        first_tokens, first = self._commits[0] if self._commits else (0, self._arrived)
-        last = self._commits[-1][1] if self._commits else self._arrived
+        first_tokens, first = self._commits[0] if self._commits else (0, self.arrived)
+        last = self._commits[-1][1] if self._commits else self.arrived
         committed = sum(tokens for tokens, _ in self._commits)
         spec = [record for record in records if record.proposed]
         predicted = [record for record in spec if record.drafter == PREDICTION]
@@ -41,7 +42,7 @@ class StatsBuilder:
             committed=committed,
             cache_hits=sum(record.cache_hit for record in records),
             cache_misses=sum(record.cache_miss for record in records),
-            time_to_first_token_ms=(first - self._arrived) * 1e3,
+            time_to_first_token_ms=(first - self.arrived) * 1e3,
             tokens_per_second=_rate(committed - first_tokens, last - first),
             verify_ms_p50=_median([record.wire_ms + record.target.service_ms for record in records]),
             draft_wait_ms_p50=_median([record.draft_wait_ms for record in records]),

@@ -31,7 +31,7 @@ async def serve(config: DraftConfig) -> None:
     Raises:
         PacelineError: the model can't be served, or the port is taken.
     """
-    telemetry.configure("paceline-draft")
+    telemetry.configure("paceline-draft", config.traces)
     executor = Executor("draft-engine")
 
     async def load() -> DraftServicer:

@@ -44,7 +44,7 @@ async def serve(config: TargetConfig, place: Place | None = None) -> None:
     """
     watch = LossWatch()
     with engine_loader(config, place, watch) as load_engine:
-        telemetry.configure("paceline-target")
+        telemetry.configure("paceline-target", config.traces)
         executor = Executor("target-engine")
 
         async def load() -> TargetServicer:

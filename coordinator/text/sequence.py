@@ -33,7 +33,6 @@ class GenerationTask:
     speculation: SpeculationSettings
     deadline: float | None = None
     """On the monotonic clock, seconds."""
-    traceparent: str = ""
     tenant: str = ""
     """As `SessionSpec.tenant`."""
     prompt_logprobs: int | None = None

@@ -27,6 +27,7 @@ from paceline.cli.support import (
     example,
     need_engine,
     read_api_key,
+    write_trace,
 )
 from paceline.client import DEFAULT_ADDRESS, Client, Collector, Generation
 from paceline.local.settings import ServeSettings, local_settings
@@ -37,6 +38,7 @@ from paceline.protocol.proposal import AUTO, MAX_PROPOSAL_NODES, NONE, Acceptanc
 from paceline.protocol.sampling import Grammar, GrammarKind, SamplingParams
 from paceline.runtime.config import DEFAULT_MODEL, NOT_QUANTIZED, PeerSettings
 from paceline.runtime.stopping import signals_interrupt
+from paceline.timeline.saved import EXTENSION, ROUNDS, rounds_json
 
 DEFAULT_MAX_NEW_TOKENS = 128
 
@@ -49,6 +51,8 @@ class _Wanted:
     as_json: bool
     compare: bool
     samples: int
+    trace_file: Path | None
+    rounds: bool
 
 
 @app.command(
@@ -116,10 +120,16 @@ def generate(
     ] = None,
     compare: Annotated[bool, typer.Option("--compare", help="Run again target-only and show both speeds.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Show why it was drafted for so.")] = False,
+    trace_file: Annotated[
+        Path | None, typer.Option(help="Write where its time went, for Perfetto.", show_default="none")
+    ] = None,
+    rounds: Annotated[bool, typer.Option("--rounds", help="With --json: the record of every round.")] = False,
 ) -> None:
     """Generate text and stream it, coloured by where each token came from."""
     messages = _messages(prompt, prompt_file, chat, system)
     require(not (compare and (as_json or n > 1)), "compare", compare, "left out with --json and --n")
+    require(trace_file is None or n == 1, "trace_file", str(trace_file), "left out with --n")
+    require(as_json or not rounds, "rounds", rounds, "given with --json only")
     request = GenerateRequest(
         prompt=_read_text("prompt_file", prompt_file) if prompt_file else prompt,
         messages=messages,
@@ -149,7 +159,7 @@ def generate(
             explain=explain,
         ),
     )
-    wanted = _Wanted(request, as_json, compare, n)
+    wanted = _Wanted(request, as_json, compare, n, trace_file, rounds)
     if local:
         settings = local_settings(model, drafter or AUTO, quantization)
         with signals_interrupt(), _local_services(settings, quiet=as_json) as services:
@@ -241,15 +251,25 @@ def _generate_at(peer: PeerSettings, api_key: str | None, timeout_s: float | Non
             _stream(client, wanted)
             return
         for generation in client.generate_samples(wanted.samples, wanted.request):
+            _write_trace(wanted, generation)
             if wanted.as_json:
-                shown = display.generation_json(generation) | prompt_json(generation)
-                typer.echo(json.dumps(shown | explanation_json(generation.stats), ensure_ascii=False))
+                shown = (
+                    display.generation_json(generation) | prompt_json(generation) | explanation_json(generation.stats)
+                )
+                if wanted.rounds:
+                    shown[EXTENSION] = {ROUNDS: rounds_json(generation.stats.records)}
+                typer.echo(json.dumps(shown, ensure_ascii=False))
             else:
                 typer.echo(f"--- sample {generation.sample_index}, seed {generation.seed}\n{generation.text}")
                 if generation.prompt_logprobs:
                     Console().print(prompt_table(generation))
                 if wanted.request.speculation.explain:
                     Console().print(*explanation_tables(generation.stats), sep="\n")
+
+
+def _write_trace(wanted: _Wanted, generation: Generation) -> None:
+    if wanted.trace_file is not None:
+        write_trace(wanted.trace_file, generation.stats.records)
 
 
 def _stream(client: Client, wanted: _Wanted) -> None:
@@ -259,6 +279,7 @@ def _stream(client: Client, wanted: _Wanted) -> None:
     if ours.prompt_logprobs:
         console.print(prompt_table(ours))
     console.print(display.stats_table(ours.stats, ours.seed))
+    _write_trace(wanted, ours)
     if wanted.request.speculation.explain:
         console.print(*explanation_tables(ours.stats), sep="\n")
     if wanted.compare:

@@ -16,6 +16,7 @@ from paceline.cli import (  # noqa: F401 - they add commands
     serve,
     services,
     simulate,
+    trace,
 )
 from paceline.cli.app import app
 

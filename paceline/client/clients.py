@@ -122,19 +122,20 @@ class Client(ClientBase):
                 time.sleep(READY_PAUSE_S)
 
     def _events(self, progress: Progress) -> Iterator[GenerateEvent]:
-        self._await_ready()
-        while True:
-            call = self._begin(progress)
-            try:
-                for response in call:
-                    if (event := progress.take(response)) is not None:
-                        yield event
-                return
-            except grpc.RpcError as error:
-                progress.broke(error, self._resume_wait_s)
-            finally:
-                call.cancel()
-            time.sleep(RESUME_PAUSE_S)
+        with progress.traced():
+            self._await_ready()
+            while True:
+                call = self._begin(progress)
+                try:
+                    for response in call:
+                        if (event := progress.take(response)) is not None:
+                            yield event
+                    return
+                except grpc.RpcError as error:
+                    progress.broke(error, self._resume_wait_s)
+                finally:
+                    call.cancel()
+                time.sleep(RESUME_PAUSE_S)
 
 
 class AsyncClient(ClientBase):
@@ -212,16 +213,17 @@ class AsyncClient(ClientBase):
                 await asyncio.sleep(READY_PAUSE_S)
 
     async def _events(self, progress: Progress) -> AsyncGenerator[GenerateEvent, None]:
-        await self._await_ready()
-        while True:
-            call = self._begin(progress)
-            try:
-                async for response in call:
-                    if (event := progress.take(response)) is not None:
-                        yield event
-                return
-            except grpc.RpcError as error:
-                progress.broke(error, self._resume_wait_s)
-            finally:
-                call.cancel()
-            await asyncio.sleep(RESUME_PAUSE_S)
+        with progress.traced():
+            await self._await_ready()
+            while True:
+                call = self._begin(progress)
+                try:
+                    async for response in call:
+                        if (event := progress.take(response)) is not None:
+                            yield event
+                    return
+                except grpc.RpcError as error:
+                    progress.broke(error, self._resume_wait_s)
+                finally:
+                    call.cancel()
+                await asyncio.sleep(RESUME_PAUSE_S)

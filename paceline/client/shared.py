@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 
 import grpc
 
+from paceline.client.tracing import CallTrace, start_call
 from paceline.protocol import codec
 from paceline.protocol.errors import (
     DeadlineExceeded,
@@ -117,8 +118,14 @@ class Progress(Collector):
     def __init__(self, request: GenerateRequest) -> None:
         super().__init__(request.sample_index)
         self.request = request
+        self.trace = CallTrace()
         self._broke_at: float | None = None
         """When the stream broke for the first time behind the last token, on the monotonic clock; None: it hasn't."""
+
+    def traced(self) -> CallTrace:
+        """Begin the request's span; to be entered."""
+        self.trace = start_call(self.request)
+        return self.trace
 
     def message(self) -> pb.GenerateRequest:
         """The request, or its continuation after what has arrived."""
@@ -143,6 +150,7 @@ class Progress(Collector):
             self._broke_at = None
         again = isinstance(event, Started) and self.started is not None
         self.add(event)
+        self.trace.took(event)
         return None if again else event
 
     def _unknown(self, event: GenerateEvent) -> GenerateEvent | None:
@@ -238,7 +246,8 @@ class ClientBase:
         return other
 
     def _begin(self, progress: Progress) -> Any:
-        return self._stub.Generate(progress.message(), timeout=self._timeout_s, metadata=self._metadata)
+        metadata = (*self._metadata, *progress.trace.metadata)
+        return self._stub.Generate(progress.message(), timeout=self._timeout_s, metadata=metadata)
 
     def _ask(self, timeout_s: float | None) -> Any:
         return self._stub.DescribeModels(pb.DescribeModelsRequest(), timeout=timeout_s, metadata=self._metadata)

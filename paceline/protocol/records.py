@@ -40,6 +40,8 @@ class RoundRecord:
     draft: StepTimings = StepTimings()
     cache_miss: bool = False
     self_started: bool = False
+    begun_ms: float = 0.0
+    """From the request's arrival; 0 from a coordinator that does not say it."""
 
 
 @dataclass(frozen=True)

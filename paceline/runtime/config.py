@@ -101,6 +101,22 @@ class ServerSettings(StopSettings):
     )
 
 
+class TraceSettings(_Settings):
+    """What is traced though its request is not sampled; the standard `OTEL_*` variables say where traces go."""
+
+    slow_round_ms: Annotated[float | None, Flag("slow_round_ms")] = Field(
+        None, gt=0, description="Trace rounds, and steps of a service, that take longer, sampled or not; unset: none."
+    )
+    slow_request_ms: Annotated[float | None, Flag("slow_request_ms")] = Field(
+        None, gt=0, description="Trace requests that take longer, with their last rounds; unset: none."
+    )
+
+    @property
+    def slow(self) -> bool:
+        """Whether anything is traced for being slow."""
+        return self.slow_round_ms is not None or self.slow_request_ms is not None
+
+
 class PeerSettings(_Settings):
     """How to reach a peer."""
 
@@ -207,11 +223,13 @@ class TargetConfig(RankSettings):
     """The target service."""
 
     variables: ClassVar[str] = "PACELINE_TARGET_"
+    unused: ClassVar[tuple[str, ...]] = ("traces.slow_request_ms",)
 
     model: str = Field(DEFAULT_MODEL, description="Pulled model, hub id, folder, .gguf file or table:… name.")
     server: ServerSettings = ServerSettings(port=TARGET_PORT)
     engine: EngineSettings = EngineSettings()
     grammar: GrammarSettings = GrammarSettings()
+    traces: TraceSettings = TraceSettings()
     max_queue: int = Field(
         1024, ge=1, le=1 << 20, description="Most sessions waiting for room before RESOURCE_EXHAUSTED."
     )
@@ -230,7 +248,12 @@ class DraftConfig(_Settings):
     """The draft service."""
 
     variables: ClassVar[str] = "PACELINE_DRAFT_"
-    unused: ClassVar[tuple[str, ...]] = ("engine.reproducible", "engine.reproducible_rows", "engine.quantization")
+    unused: ClassVar[tuple[str, ...]] = (
+        "engine.reproducible",
+        "engine.reproducible_rows",
+        "engine.quantization",
+        "traces.slow_request_ms",
+    )
 
     drafters: Annotated[tuple[str, ...], Flag("drafter")] = Field(
         ("model:default",),
@@ -241,6 +264,7 @@ class DraftConfig(_Settings):
     engine: EngineSettings = EngineSettings(dtype=FAST_DTYPE)
     """A draft's precision changes speed only, so the fast one is the default."""
     grammar: GrammarSettings = GrammarSettings()
+    traces: TraceSettings = TraceSettings()
 
     @field_validator("engine")
     @classmethod
@@ -267,6 +291,7 @@ class CoordinatorConfig(RequestSettings):
 
     model: str = Field(DEFAULT_MODEL, description="Names the tokenizer; must be the target's.")
     server: ServerSettings = ServerSettings(port=COORDINATOR_PORT)
+    traces: TraceSettings = TraceSettings()
     target: PoolSettings = Field(
         PoolSettings(address=(f"{LOCALHOST}:{TARGET_PORT}",)),
         description="HOST:PORT, dns:///NAME:PORT or file:PATH of target services of one model; repeatable.",

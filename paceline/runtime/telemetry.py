@@ -1,43 +1,68 @@
-"""OpenTelemetry traces: one trace per request, across the three services.
+"""OpenTelemetry traces: one trace per request, across client, gateway and the three services.
 
-    generate                      coordinator
-    └─ round                      coordinator, one for each round
-       ├─ draft, verify, accept   coordinator: the parts of the round's time
-       ├─ draft                   draft service   └─ queue, forward, sample
-       └─ verify                  target service  └─ queue, forward, sample
+    chat MODEL                       the caller's process, where it has configured opentelemetry itself
+    └─ chat MODEL                    gateway
+       └─ text_completion MODEL      coordinator
+          └─ round                   coordinator, one for each round
+             ├─ draft, verify, accept   coordinator: the parts of the round's time
+             ├─ draft                   draft service   └─ queue, forward, sample
+             └─ verify                  target service  └─ queue, forward, sample
 
 Off unless the standard `OTEL_*` variables name an exporter
 (`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` or
 `OTEL_TRACES_EXPORTER=otlp`). While off, opentelemetry is not imported and a
-client's trace context is passed on unchanged. Child spans are built from round
-records and step timings after the round, so tracing adds only the round's own
-span to it. Attributes use the vocabulary of the protocol.
+client's trace context is passed on unchanged. On a round's critical path tracing
+draws a span's id and leaves one object in a queue; spans are made of it in the
+exporter's thread. Attributes use the vocabulary of the protocol, and
+`paceline.runtime.genai` what the conventions for generative AI call it.
+
+A trace that is not sampled may still be exported in part, for being slow: then
+its rounds are kept, the latest `MOST_HELD` of them, until that is known.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections import deque
 from collections.abc import Mapping
+from contextvars import ContextVar
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from paceline.protocol.errors import InvalidInput, PacelineError, Unsupported
 from paceline.protocol.records import RoundRecord, StepTimings
+from paceline.protocol.trace_context import TraceContext
+from paceline.runtime.config import TraceSettings
+from paceline.runtime.sampler import sampler_from
+from paceline.runtime.spans import (
+    Attributes,
+    AttributeValue,
+    FinishedSpan,
+    RoundSpans,
+    SpanKind,
+    StepSpans,
+    below,
+    new_id,
+)
 
 if TYPE_CHECKING:
-    from opentelemetry.context import Context
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import SpanExporter
-    from opentelemetry.trace import Span, SpanKind, Tracer
+    from paceline.runtime.span_export import SpanQueue
 
-NS_PER_MS = 1_000_000
-INSTRUMENTATION = "paceline"
-ROUND_FACTS = ("base_length", "proposed", "accepted", "cache_hit", "cache_miss", "drafter", "self_started", "wire_ms")
-"""Fields of a round's record that its span has, each as `paceline.` and its name."""
+logger = logging.getLogger(__name__)
 
-Attributes = Mapping[str, str | bool | int | float]
+MOST_HELD = 1024
+"""Rounds of a request that is not sampled, while it is not known whether it is slow; half a kilobyte each."""
+NS_PER_S = 1e9
+
+Headers = tuple[tuple[str, str], ...]
+_outgoing: ContextVar[Headers] = ContextVar("outgoing", default=())
+
+
+def outgoing() -> Headers:
+    """The trace headers for calls that are made within `RequestTrace`; empty: there is no such."""
+    return _outgoing.get()
 
 
 class RoundTrace:
@@ -47,62 +72,91 @@ class RoundTrace:
         self.traceparent = traceparent
         """W3C trace context to send with the round and with the commit; empty: none."""
 
-    def finish(self, record: RoundRecord, start_ns: int) -> None:
-        """End the span with what the record says; `start_ns` is the round's start on the wall clock."""
+    def finish(self, record: RoundRecord, decided: float) -> None:
+        """End the span with what the record says; the round ended at `decided` (`time.perf_counter`)."""
 
     def end(self, error: BaseException | None = None) -> None:
         """End the span of a round that has no record; does nothing if it has ended."""
 
 
-class GenerationTrace:
-    """The span of one generation, a context manager; this base class records nothing."""
+class RequestTrace:
+    """The span of one request, a context manager; this base class records nothing.
 
-    def __init__(self, traceparent: str = "") -> None:
-        self.traceparent = traceparent
-        """W3C trace context of the generation itself; empty: none."""
+    Calls of `paceline.client` that are made within it carry its context on.
+    """
+
+    def __init__(self, context: TraceContext | None = None, traceparent: str = "") -> None:
+        self.context = context
+        """Of the request itself, or of its cause; None: neither has one."""
+        self.traceparent = traceparent or (context.traceparent if context else "")
+        """Empty: none."""
+        self._before: Headers = ()
+
+    @property
+    def headers(self) -> Headers:
+        """To send on with what the request causes elsewhere."""
+        return self.context.headers if self.context else ()
 
     def start_round(self) -> RoundTrace:
         """Begin the span of the next round; the previous one may be finished later."""
         return RoundTrace(self.traceparent)
 
+    def describe(self, attributes: Attributes) -> None:
+        """Add to the span's attributes."""
+
     def end(self, error: BaseException | None = None) -> None:
         """End the span; does nothing if it has ended."""
 
-    def __enter__(self) -> GenerationTrace:
+    def __enter__(self) -> RequestTrace:
+        self._before = _outgoing.get()
+        _outgoing.set(self.headers)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, stack: TracebackType | None
     ) -> None:
+        # No token: a generator that streams a response may be closed in another context than it was begun in.
+        _outgoing.set(self._before)
         self.end(error)
 
 
-def configure(service_name: str) -> bool:
+def configure(service_name: str, settings: TraceSettings | None = None) -> bool:
     """Switch tracing on if the `OTEL_*` variables ask for it; returns whether it is on.
 
     Args:
         service_name: `service.name` of the spans, unless `OTEL_SERVICE_NAME` is set.
+        settings: what is traced though it is not sampled.
 
     Raises:
         Unsupported: tracing is asked for and the extra `otel` isn't installed.
-        InvalidInput: an exporter or protocol that is not supported.
+        InvalidInput: an exporter, protocol or sampler that is not supported.
     """
     global _tracing
+    settings = settings or TraceSettings()
     if not _wanted(os.environ):
+        if settings.slow:
+            logger.warning("no traces: traces.slow_* is set, and no OTEL_* variable says where they go")
         return False
     shutdown()
     try:
-        _tracing = _Tracing(service_name)
+        _tracing = _Tracing(service_name, settings)
     except ImportError as error:
         raise Unsupported("traces need opentelemetry: pip install 'paceline[otel]'") from error
     return True
 
 
-def start_generation(traceparent: str = "") -> GenerationTrace:
-    """Begin the span of a generation, a child of the client's span if it sent one."""
+def start_request(name: str, headers: Mapping[str, str], attributes: Attributes | None = None) -> RequestTrace:
+    """Begin the server's span of a request.
+
+    Args:
+        name: of the span.
+        headers: of the request, by names in lower case; `traceparent` and `tracestate` are read.
+        attributes: of the span.
+    """
+    cause = TraceContext.of(headers.get("traceparent", ""), headers.get("tracestate", ""))
     if _tracing is None:
-        return GenerationTrace(traceparent)
-    return _LiveGeneration(_tracing, traceparent)
+        return RequestTrace(cause)
+    return _tracing.start_request(name, cause, attributes or {})
 
 
 def record_step(traceparent: str, name: str, timings: StepTimings) -> None:
@@ -120,93 +174,137 @@ def shutdown() -> None:
     global _tracing
     tracing, _tracing = _tracing, None
     if tracing is not None:
-        tracing.provider.shutdown()
+        tracing.queue.close()
+
+
+def said_of(error: BaseException | None) -> str:
+    """What a span says of an error: nothing of a request's text."""
+    if error is None:
+        return ""
+    said = f": {error.for_log}" if isinstance(error, PacelineError) else ""
+    return f"{type(error).__name__}{said}"
 
 
 class _Tracing:
-    """The SDK, imported on construction."""
+    """What to sample and where it goes; the SDK is imported on construction."""
 
-    def __init__(self, service_name: str) -> None:
-        from opentelemetry.sdk.resources import SERVICE_NAME, Resource
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    def __init__(self, service_name: str, settings: TraceSettings) -> None:
+        self._sampler = sampler_from(os.environ)
+        _check_protocol(os.environ)
+        from paceline.runtime.span_export import SpanQueue
 
-        named = {} if os.environ.get("OTEL_SERVICE_NAME") else {SERVICE_NAME: service_name}
-        self.provider: TracerProvider = TracerProvider(resource=Resource.create(named))
-        self.provider.add_span_processor(BatchSpanProcessor(_otlp_exporter()))
-        self.tracer: Tracer = self.provider.get_tracer(INSTRUMENTATION)
+        self.settings = settings
+        self.queue: SpanQueue = SpanQueue(service_name, os.environ)
+
+    def start_request(self, name: str, cause: TraceContext | None, attributes: Attributes) -> RequestTrace:
+        trace_id = cause.trace_id if cause else new_id(16)
+        sampled = self._sampler.samples(trace_id, cause.sampled if cause else None)
+        context = TraceContext(trace_id, new_id(8), sampled, cause.state if cause else "")
+        if not (sampled or self.settings.slow):
+            return RequestTrace(context)
+        return _LiveRequest(self, name, context, cause.span_id if cause else "", attributes)
 
     def record_step(self, traceparent: str, name: str, timings: StepTimings) -> None:
-        from opentelemetry.trace import SpanKind
-
-        end_ns = time.time_ns()
-        start_ns = end_ns - _ns(timings.service_ms)
-        attributes: Attributes = {"paceline.rows": timings.rows, "paceline.sessions": timings.sessions}
-        step = self.start(name, _context_of(traceparent), start_ns, attributes, SpanKind.SERVER)
-        parts = (("queue", timings.queue_ms), ("forward", timings.forward_ms), ("sample", timings.sample_ms))
-        self.children(step, start_ns, parts)
-        step.end(end_ns)
-
-    def start(
-        self,
-        name: str,
-        parent: Context | None,
-        start_ns: int | None = None,
-        attributes: Attributes | None = None,
-        kind: SpanKind | None = None,
-    ) -> Span:
-        """Start a span; the caller ends it."""
-        from opentelemetry.trace import SpanKind
-
-        return self.tracer.start_span(
-            name, parent, kind or SpanKind.INTERNAL, attributes=attributes, start_time=start_ns
-        )
-
-    def children(self, parent: Span, start_ns: int, parts: tuple[tuple[str, float], ...]) -> None:
-        """Record spans of the given lengths (name, milliseconds), one after the other."""
-        context = _inside(parent)
-        for name, length_ms in parts:
-            end_ns = start_ns + _ns(length_ms)
-            self.start(name, context, start_ns).end(end_ns)
-            start_ns = end_ns
+        parent = TraceContext.of(traceparent)
+        if parent is None:
+            return
+        slowest = self.settings.slow_round_ms
+        slow = slowest is not None and timings.service_ms > slowest
+        if slow or self._sampler.samples(parent.trace_id, parent.sampled):
+            self.queue.put(StepSpans(parent, name, timings, time.time_ns()))
 
 
-class _LiveGeneration(GenerationTrace):
-    def __init__(self, tracing: _Tracing, traceparent: str) -> None:
-        from opentelemetry.trace import SpanKind
+class _LiveRequest(RequestTrace):
+    """A request that is sampled, or that is traced where it is slow."""
 
-        self._tracing = tracing
-        parent = _context_of(traceparent) if traceparent else _root()
-        self._span = tracing.start("generate", parent, kind=SpanKind.SERVER)
-        self._context = _inside(self._span)
+    def __init__(
+        self, tracing: _Tracing, name: str, context: TraceContext, parent_id: str, attributes: Attributes
+    ) -> None:
+        super().__init__(context)
+        self.tracing = tracing
+        self.own = context
+        self.exported = context.sampled
+        """Whether anything of the request is exported, so that its own span must be."""
+        self._name = name
+        self._parent_id = parent_id
+        self._attributes: dict[str, AttributeValue] = dict(attributes)
+        self._clock_began_ns = time.time_ns() - round(time.perf_counter() * NS_PER_S)
+        self._start_ns = time.time_ns()
         self._rounds: deque[_LiveRound] = deque(maxlen=2)
-        super().__init__(_traceparent_of(self._span))
+        self._held: deque[RoundSpans] = deque(maxlen=MOST_HELD)
+        self._ended = False
 
     def start_round(self) -> RoundTrace:
-        self._rounds.append(_LiveRound(self._tracing, self._tracing.start("round", self._context)))
+        self._rounds.append(_LiveRound(self, below(self.own)))
         return self._rounds[-1]
 
+    def describe(self, attributes: Attributes) -> None:
+        self._attributes |= attributes
+
+    def round_done(self, context: TraceContext, record: RoundRecord, decided: float) -> None:
+        """Export a decided round, or hold it until it is known whether the request is slow."""
+        done = RoundSpans(context, self.own.span_id, record, self._clock_began_ns + round(decided * NS_PER_S))
+        settings = self.tracing.settings
+        if self.own.sampled:
+            self.tracing.queue.put(done)
+        elif settings.slow_round_ms is not None and record.round_ms > settings.slow_round_ms:
+            self.exported = True
+            self.tracing.queue.put(done)
+        elif settings.slow_request_ms is not None:
+            self._held.append(done)
+
     def end(self, error: BaseException | None = None) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        end_ns = time.time_ns()
+        slowest = self.tracing.settings.slow_request_ms
+        if not self.own.sampled and slowest is not None and end_ns - self._start_ns > slowest * 1e6:
+            self.exported = True
+            for held in self._held:
+                self.tracing.queue.put(held)
         for round_ in self._rounds:
             round_.end(error)
-        _end(self._span, error)
+        if self.exported:
+            self.tracing.queue.put(self._span(end_ns, error))
+
+    def _span(self, end_ns: int, error: BaseException | None) -> FinishedSpan:
+        slow: Attributes = {} if self.own.sampled else {"paceline.slow": True}
+        failure: Attributes = {} if error is None else {"error.type": type(error).__name__}
+        return FinishedSpan(
+            self.own,
+            self._parent_id,
+            self._name,
+            self._start_ns,
+            end_ns,
+            SpanKind.SERVER,
+            {**self._attributes, **slow, **failure},
+            said_of(error),
+        )
 
 
 class _LiveRound(RoundTrace):
-    def __init__(self, tracing: _Tracing, span: Span) -> None:
-        super().__init__(_traceparent_of(span))
-        self._tracing = tracing
-        self._span = span
+    def __init__(self, request: _LiveRequest, context: TraceContext) -> None:
+        super().__init__(context.traceparent)
+        self._request = request
+        self._context = context
+        self._start_ns = time.time_ns()
+        self._ended = False
 
-    def finish(self, record: RoundRecord, start_ns: int) -> None:
-        self._span.set_attributes({f"paceline.{name}": getattr(record, name) for name in ROUND_FACTS})
-        verify_ms = record.wire_ms + record.target.service_ms
-        parts = (("draft", record.draft_wait_ms), ("verify", verify_ms), ("accept", record.accept_ms))
-        self._tracing.children(self._span, start_ns, parts)
-        self._span.end(start_ns + _ns(record.round_ms))
+    def finish(self, record: RoundRecord, decided: float) -> None:
+        self._ended = True
+        self._request.round_done(self._context, record, decided)
 
     def end(self, error: BaseException | None = None) -> None:
-        _end(self._span, error)
+        if self._ended:
+            return
+        self._ended = True
+        if self._request.exported:
+            parent = self._request.own.span_id
+            failed = FinishedSpan(
+                self._context, parent, "round", self._start_ns, time.time_ns(), error=said_of(error)
+            )
+            self._request.tracing.queue.put(failed)
 
 
 _tracing: _Tracing | None = None
@@ -222,50 +320,8 @@ def _wanted(environment: Mapping[str, str]) -> bool:
     return exporter == "otlp" or any(environment.get(name) for name in endpoints)
 
 
-def _otlp_exporter() -> SpanExporter:
+def _check_protocol(environment: Mapping[str, str]) -> None:
     for name in ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
-        protocol = os.environ.get(name, "grpc")
+        protocol = environment.get(name, "grpc")
         if protocol != "grpc":
             raise InvalidInput.of(name, protocol, "grpc")
-    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-
-    return OTLPSpanExporter()
-
-
-def _root() -> Context:
-    """No parent, whatever span is current in the caller's thread."""
-    from opentelemetry.context import Context
-
-    return Context()
-
-
-def _context_of(traceparent: str) -> Context:
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-    return TraceContextTextMapPropagator().extract({"traceparent": traceparent}, _root())
-
-
-def _inside(span: Span) -> Context:
-    from opentelemetry.trace import set_span_in_context
-
-    return set_span_in_context(span, _root())
-
-
-def _traceparent_of(span: Span) -> str:
-    context = span.get_span_context()
-    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
-
-
-def _end(span: Span, error: BaseException | None) -> None:
-    from opentelemetry.trace import Status, StatusCode
-
-    if not span.is_recording():
-        return
-    if error is not None:
-        said = f": {error.for_log}" if isinstance(error, PacelineError) else ""
-        span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}{said}"))
-    span.end()
-
-
-def _ns(milliseconds: float) -> int:
-    return max(0, round(milliseconds * NS_PER_MS))

@@ -235,7 +235,7 @@ class CandidateExplanation(_message.Message):
     def __init__(self, name: _Optional[str] = ..., draft_tokens: _Optional[int] = ..., tokens: _Optional[float] = ..., ms: _Optional[float] = ..., rounds: _Optional[int] = ...) -> None: ...
 
 class RoundRecord(_message.Message):
-    __slots__ = ("base_length", "round_ms", "draft_wait_ms", "wire_ms", "target", "accept_ms", "proposed", "accepted", "cache_hit", "drafter", "draft", "cache_miss", "self_started")
+    __slots__ = ("base_length", "round_ms", "draft_wait_ms", "wire_ms", "target", "accept_ms", "proposed", "accepted", "cache_hit", "drafter", "draft", "cache_miss", "self_started", "begun_ms")
     BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     ROUND_MS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_WAIT_MS_FIELD_NUMBER: _ClassVar[int]
@@ -249,6 +249,7 @@ class RoundRecord(_message.Message):
     DRAFT_FIELD_NUMBER: _ClassVar[int]
     CACHE_MISS_FIELD_NUMBER: _ClassVar[int]
     SELF_STARTED_FIELD_NUMBER: _ClassVar[int]
+    BEGUN_MS_FIELD_NUMBER: _ClassVar[int]
     base_length: int
     round_ms: float
     draft_wait_ms: float
@@ -262,7 +263,8 @@ class RoundRecord(_message.Message):
     draft: _types_pb2.StepTimings
     cache_miss: bool
     self_started: bool
-    def __init__(self, base_length: _Optional[int] = ..., round_ms: _Optional[float] = ..., draft_wait_ms: _Optional[float] = ..., wire_ms: _Optional[float] = ..., target: _Optional[_Union[_types_pb2.StepTimings, _Mapping]] = ..., accept_ms: _Optional[float] = ..., proposed: _Optional[int] = ..., accepted: _Optional[int] = ..., cache_hit: _Optional[bool] = ..., drafter: _Optional[str] = ..., draft: _Optional[_Union[_types_pb2.StepTimings, _Mapping]] = ..., cache_miss: _Optional[bool] = ..., self_started: _Optional[bool] = ...) -> None: ...
+    begun_ms: float
+    def __init__(self, base_length: _Optional[int] = ..., round_ms: _Optional[float] = ..., draft_wait_ms: _Optional[float] = ..., wire_ms: _Optional[float] = ..., target: _Optional[_Union[_types_pb2.StepTimings, _Mapping]] = ..., accept_ms: _Optional[float] = ..., proposed: _Optional[int] = ..., accepted: _Optional[int] = ..., cache_hit: _Optional[bool] = ..., drafter: _Optional[str] = ..., draft: _Optional[_Union[_types_pb2.StepTimings, _Mapping]] = ..., cache_miss: _Optional[bool] = ..., self_started: _Optional[bool] = ..., begun_ms: _Optional[float] = ...) -> None: ...
 
 class DescribeModelsRequest(_message.Message):
     __slots__ = ()

@@ -29,7 +29,7 @@ def test_every_command_is_listed() -> None:
     assert all(command in result.stdout for command in COMMANDS)
 
 
-@pytest.mark.parametrize("command", ["pull", "serve", "generate", "explain", "doctor"])
+@pytest.mark.parametrize("command", ["pull", "serve", "generate", "explain", "trace", "doctor"])
 def test_help_has_an_example(command: str) -> None:
     result = runner.invoke(app, [command, "--help"])
     assert result.exit_code == 0
@@ -52,6 +52,11 @@ def test_service_help_has_an_example_and_the_services_own_flags(command: str, fl
 
 
 BAD_INPUT = [
+    (["trace"], ("inputs given", "0", "--request")),
+    (["trace", "--prompt", "x", "--request", "y"], ("inputs given", "2")),
+    (["trace", "--request", "/nowhere.json"], ("request", "'/nowhere.json'", "readable")),
+    (["generate", "--prompt", "x", "--rounds"], ("rounds", "True", "--json")),
+    (["generate", "--prompt", "x", "--trace-file", "t.json", "-n", "2"], ("trace_file", "'t.json'", "--n")),
     (["generate", "--prompt", "x", "--temperature", "-1"], ("temperature", "-1.0", "[0, 100]")),
     (["generate", "--prompt", "x", "--temperature", "nan"], ("temperature", "nan", "[0, 100]")),
     (["generate", "--prompt", "x", "--temperature", "warm"], ("--temperature", "'warm'", "number")),

@@ -22,7 +22,7 @@ from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.protocol.target import Round, TargetCommand, Verdict
 from paceline.rpc.peer_link import TargetLink
-from paceline.runtime.telemetry import GenerationTrace
+from paceline.runtime.telemetry import RequestTrace
 from tests.coordinator.test_target_session import RecordingLink
 
 VOCAB = 64
@@ -86,7 +86,7 @@ async def test_a_client_that_does_not_read_bounds_the_run(monkeypatch: pytest.Mo
     outbox = Outbox(write, target.close)
     writer = asyncio.create_task(outbox.run())
     rounds = asyncio.create_task(
-        run_rounds(task, sequence, target, drafting, outbox, StatsBuilder(0.0), GenerationTrace())
+        run_rounds(task, sequence, target, drafting, outbox, StatsBuilder(0.0), RequestTrace())
     )
     for _ in range(500):
         await asyncio.sleep(0)
@@ -109,7 +109,7 @@ async def test_a_whole_text_takes_few_messages() -> None:
 
     outbox = Outbox(write, target.close)
     writer = asyncio.create_task(outbox.run())
-    await run_rounds(task, sequence, target, drafting, outbox, stats, GenerationTrace())
+    await run_rounds(task, sequence, target, drafting, outbox, stats, RequestTrace())
     writer.cancel()
     assert len(sequence.ids) == len(PROMPT) + LENGTH
     sent = [command for command in link.sent if isinstance(command, Round)]

@@ -17,7 +17,7 @@ import yaml
 
 import draft_service.__main__ as draft_main
 import target_service.__main__ as target_main
-from paceline.runtime import telemetry
+from paceline.runtime import spans
 from tests.deploy import network_rules, pod_rules, schemas, wiring_rules
 from tests.deploy.rendering import (
     COMPOSITIONS,
@@ -68,8 +68,8 @@ def test_what_scales_a_role_are_its_own_spans(role: str, module: ModuleType) -> 
     scaled = named(render(Composition("base", ("otel", "keda"))), "ScaledObject", f"paceline-{role}")
     query = scaled["spec"]["triggers"][0]["metadata"]["query"]
     (service,), (span,) = re.findall(r'service_name="(.*?)"', query), re.findall(r'span_name="(.*?)"', query)
-    assert f'telemetry.configure("{service}")' in inspect.getsource(module)
-    assert f'("{span}", timings.{span}_ms)' in inspect.getsource(telemetry)
+    assert f'telemetry.configure("{service}", config.traces)' in inspect.getsource(module)
+    assert f'("{span}", timings.{span}_ms)' in inspect.getsource(spans)
 
 
 def test_ray_takes_what_the_overlay_gives_it() -> None:

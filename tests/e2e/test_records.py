@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent import futures
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as otlp_grpc
+from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.trace import Tracer
 
+from paceline.client import Generation
+from paceline.local.service_process import Flags
 from paceline.protocol.generation import GenerateRequest, SpeculationSettings
 from paceline.protocol.records import GenerationStats
 from tests.e2e.cluster import Cluster, eventually
+from tests.rpc.otlp import Receiver, attributes_of, length_ms, otlp_receiver
 
 TIMED = "table:vocab=64,seed=1,step_ms=12"
 NEAR = "table:vocab=64,seed=1,noise=0.2,step_ms=2"
@@ -57,62 +63,91 @@ def test_parts_add_up_on_timed_models(tmp_path: Path) -> None:
     assert stats.num_spec_steps == sum(stats.acceptance_histogram)
 
 
-class Receiver(otlp_grpc.TraceServiceServicer):
-    """Keeps the spans that exporters send."""
-
-    def __init__(self) -> None:
-        self.spans: list[tuple[str, Any]] = []
-
-    def Export(self, request: otlp.ExportTraceServiceRequest, context: object) -> otlp.ExportTraceServiceResponse:
-        for resource in request.resource_spans:
-            names = [a.value.string_value for a in resource.resource.attributes if a.key == "service.name"]
-            for scope in resource.scope_spans:
-                self.spans += [(names[0], span) for span in scope.spans]
-        return otlp.ExportTraceServiceResponse()
+@contextmanager
+def calling_program(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> Iterator[Tracer]:
+    """This process as one that has configured opentelemetry for itself."""
+    provider = TracerProvider(resource=Resource.create({"service.name": "caller"}))
+    provider.add_span_processor(SimpleSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
+    monkeypatch.setattr(trace, "get_tracer", provider.get_tracer)
+    yield provider.get_tracer("program")
+    provider.shutdown()
 
 
-@pytest.fixture
-def receiver() -> Iterator[tuple[Receiver, str]]:
-    servicer = Receiver()
-    server = grpc.server(futures.ThreadPoolExecutor(2))
-    otlp_grpc.add_TraceServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    yield servicer, f"http://127.0.0.1:{port}"
-    server.stop(0).wait()
-
-
-def test_one_trace_has_the_three_services(tmp_path: Path, receiver: tuple[Receiver, str]) -> None:
-    servicer, endpoint = receiver
-    environment = {
-        "OTEL_TRACES_EXPORTER": "otlp",
-        "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint,
-        "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
-        "OTEL_BSP_SCHEDULE_DELAY": "100",
-    }
-    with Cluster(tmp_path, environment=environment) as cluster:
-        with cluster.client() as client:
-            generation = client.generate(
-                GenerateRequest(
-                    token_ids=(1, 2, 3),
-                    seed=4,
-                    max_new_tokens=12,
-                    speculation=SpeculationSettings(drafter="model", num_draft_tokens=3),
-                )
-            )
-        eventually(lambda: len({name for name, _ in servicer.spans}) == 3, "spans of three services arrive")
-        eventually(lambda: any(s.name == "generate" for _, s in servicer.spans), "the root span arrives")
-        eventually(
-            lambda: sum(s.name == "round" for _, s in servicer.spans) == generation.stats.rounds, "every round"
+def traced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Generation, Receiver]:
+    """One request of a traced program. Every round is sent, so each has one part of the target."""
+    flags: Flags = {"fan_out": 0, "lease": 0, "max_prefetched": 0}
+    with otlp_receiver() as (receiver, endpoint):
+        environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_BSP_SCHEDULE_DELAY": "50"}
+        cluster = Cluster(
+            folder, TIMED, drafters=(f"model:{NEAR}",), coordinator_flags=flags, environment=environment
         )
-    spans = [span for _, span in servicer.spans]
+        request = GenerateRequest(
+            token_ids=(1, 2, 3),
+            seed=4,
+            max_new_tokens=12,
+            speculation=SpeculationSettings(drafter="model", num_draft_tokens=3),
+        )
+        with cluster, calling_program(monkeypatch, endpoint) as tracer, cluster.client() as client:
+            with tracer.start_as_current_span("work"):
+                generation = client.generate(request)
+            eventually(lambda: receiver.named("paceline-coordinator", f"text_completion {TIMED}") != [], "its root")
+            eventually(
+                lambda: len(receiver.named("paceline-target", "verify")) == generation.stats.rounds, "every round"
+            )
+            eventually(lambda: receiver.named("paceline-draft", "draft") != [], "the draft's part")
+    return generation, receiver
+
+
+def test_one_trace_goes_through_all_processes_and_adds_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    generation, receiver = traced(tmp_path, monkeypatch)
+    spans = [span for _, span in receiver.spans]
     assert len({span.trace_id for span in spans}) == 1, "one trace"
-    by_id = {span.span_id: span for span in spans}
-    (root,) = [span for span in spans if span.name == "generate"]
-    assert root.parent_span_id == b""
-    for span in spans:
-        top = span
-        while top.parent_span_id:
-            top = by_id[top.parent_span_id]
-        assert top is root, f"{span.name} hangs from another root"
-    assert {"generate", "round", "draft", "verify", "accept"} <= {span.name for span in spans}
+    operation, served = "text_completion", f"text_completion {TIMED}"
+    above = ("caller/work", f"caller/{operation}", f"paceline-coordinator/{served}", "paceline-coordinator/round")
+    assert {*above} <= {path[-1] for path in receiver.tree()}
+    assert (*above, "paceline-target/verify", "paceline-target/forward") in receiver.tree()
+    assert (*above, "paceline-draft/draft", "paceline-draft/forward") in receiver.tree()
+    assert [span.name for span in spans if not span.parent_span_id] == ["work"]
+    rounds = receiver.named("paceline-coordinator", "round")
+    assert len(rounds) == generation.stats.rounds
+    for round_ in rounds:
+        check_parts(receiver, round_)
+    for kind, span in ((3, receiver.one("caller", operation)), (2, receiver.one("paceline-coordinator", served))):
+        check_genai(span, generation)
+        assert span.kind == kind
+
+
+def check_parts(receiver: Receiver, round_: Any) -> None:
+    """What the coordinator measured of a round is what the target measured of it by its own clock, and the way."""
+    below = [(owner, span) for owner, span in receiver.spans if span.parent_span_id == round_.span_id]
+    parts = {(owner, span.name): span for owner, span in below}
+    verify = parts["paceline-coordinator", "verify"]
+    ours = sum(
+        length_ms(span) for name, span in parts.items() if name[0] == "paceline-coordinator" and span is not verify
+    )
+    theirs = length_ms(parts["paceline-target", "verify"]) + attributes_of(verify)["paceline.wire_ms"]
+    assert ours + theirs == pytest.approx(length_ms(round_), rel=TOLERANCE)
+    inside = [
+        length_ms(span)
+        for _, span in receiver.spans
+        if span.parent_span_id == parts["paceline-target", "verify"].span_id
+    ]
+    assert sum(inside) == pytest.approx(length_ms(parts["paceline-target", "verify"]), rel=TOLERANCE)
+
+
+def check_genai(span: Any, generation: Generation) -> None:
+    attributes = attributes_of(span)
+    expected = {
+        "gen_ai.operation.name": "text_completion",
+        "gen_ai.provider.name": "paceline",
+        "gen_ai.request.stream": True,
+        "gen_ai.request.max_tokens": 12,
+        "gen_ai.request.seed": 4,
+        "gen_ai.response.model": TIMED,
+        "gen_ai.response.finish_reasons": ("length",),
+        "gen_ai.usage.input_tokens": 3,
+        "gen_ai.usage.output_tokens": 12,
+        "paceline.rounds": generation.stats.rounds,
+    }
+    assert expected.items() <= attributes.items()
+    assert 0.012 <= attributes["gen_ai.response.time_to_first_chunk"] < length_ms(span) / 1e3

@@ -20,7 +20,7 @@ from paceline.client import (
     SamplingParams,
 )
 from tests.e2e.cluster import Cluster
-from tests.rpc.test_telemetry import Receiver, otlp_receiver
+from tests.rpc.otlp import Receiver, otlp_receiver
 
 ROOT = Path(__file__).resolve().parents[2]
 MARKER = "Rumpelstilzchen"

@@ -1,23 +1,23 @@
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import grpc
 import pytest
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as otlp_grpc
 
 from paceline.protocol.errors import InvalidInput, PeerUnavailable
 from paceline.protocol.records import RoundRecord, StepTimings
-from paceline.runtime import telemetry
+from paceline.protocol.trace_context import TraceContext, decode_tracestate
+from paceline.runtime import span_export, telemetry
+from paceline.runtime.config import TraceSettings
+from paceline.runtime.sampler import sampler_from
+from tests.e2e.cluster import eventually
+from tests.rpc.otlp import Receiver, attributes_of, length_ms, otlp_receiver
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGET_TIMINGS = StepTimings(queue_ms=2, forward_ms=10, sample_ms=1, service_ms=13.5, rows=9, sessions=1)
@@ -35,52 +35,9 @@ RECORD = RoundRecord(
     drafter="ngram",
     draft=DRAFT_TIMINGS,
 )
-
-
-class Receiver(otlp_grpc.TraceServiceServicer):
-    """An OTLP receiver: keeps every span beside its service's name."""
-
-    def __init__(self) -> None:
-        self.spans: list[tuple[str, Any]] = []
-        self._lock = threading.Lock()
-
-    def Export(self, request: Any, context: Any) -> Any:
-        with self._lock:
-            for resource in request.resource_spans:
-                names = {a.key: a.value.string_value for a in resource.resource.attributes}
-                for scope in resource.scope_spans:
-                    self.spans += [(names["service.name"], span) for span in scope.spans]
-        return otlp.ExportTraceServiceResponse()
-
-    def tree(self) -> set[tuple[str, ...]]:
-        """Each span as its path of names from the root, services first seen in brackets."""
-        by_id = {span.span_id: (service, span) for service, span in self.spans}
-
-        def path(span_id: bytes) -> tuple[str, ...]:
-            if span_id not in by_id:
-                return ()
-            service, span = by_id[span_id]
-            return (*path(span.parent_span_id), f"{service}/{span.name}")
-
-        return {path(span.span_id) for _, span in self.spans}
-
-    def one(self, service: str, name: str) -> Any:
-        found = [span for owner, span in self.spans if (owner, span.name) == (service, name)]
-        assert len(found) == 1
-        return found[0]
-
-
-@contextmanager
-def otlp_receiver() -> Iterator[tuple[Receiver, str]]:
-    """A receiver that listens on loopback, and its endpoint."""
-    receiver = Receiver()
-    with ThreadPoolExecutor(2) as pool:
-        server = grpc.server(pool)
-        otlp_grpc.add_TraceServiceServicer_to_server(receiver, server)  # type: ignore[no-untyped-call]
-        port = server.add_insecure_port("127.0.0.1:0")
-        server.start()
-        yield receiver, f"http://127.0.0.1:{port}"
-        server.stop(None).wait()
+SLOW = replace(RECORD, round_ms=90)
+NAME = "chat tiny"
+UNSAMPLED = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-00"}
 
 
 @pytest.fixture
@@ -91,29 +48,35 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
         telemetry.shutdown()
 
 
-def _generate(traceparent: str = "") -> str:
-    """The coordinator's part of one generation of one round; returns the round's trace context."""
-    assert telemetry.configure("coordinator")
-    with telemetry.start_generation(traceparent) as generation:
-        round_trace = generation.start_round()
-        round_trace.finish(RECORD, time.time_ns())
+def request(
+    *records: RoundRecord, headers: dict[str, str] | None = None, settings: TraceSettings | None = None
+) -> list[str]:
+    """The coordinator's part of one request; returns the trace contexts of its rounds."""
+    assert telemetry.configure("coordinator", settings)
+    with telemetry.start_request(NAME, headers or {}) as trace:
+        rounds = [trace.start_round() for _ in records]
+        for round_, record in zip(rounds, records, strict=True):
+            round_.finish(record, time.perf_counter())
     telemetry.shutdown()
-    return round_trace.traceparent
+    return [round_.traceparent for round_ in rounds]
 
 
-def _serve(service: str, traceparent: str, name: str, timings: StepTimings) -> None:
-    assert telemetry.configure(service)
+def serve(
+    service: str, traceparent: str, name: str, timings: StepTimings, settings: TraceSettings | None = None
+) -> None:
+    assert telemetry.configure(service, settings)
     telemetry.record_step(traceparent, name, timings)
     telemetry.shutdown()
 
 
 def test_one_request_is_one_trace_with_three_services_under_one_root(receiver: Receiver) -> None:
-    traceparent = _generate()
-    _serve("target", traceparent, "verify", TARGET_TIMINGS)
-    _serve("draft", traceparent, "draft", DRAFT_TIMINGS)
+    (traceparent,) = request(RECORD)
+    serve("target", traceparent, "verify", TARGET_TIMINGS)
+    serve("draft", traceparent, "draft", DRAFT_TIMINGS)
     assert len({span.trace_id for _, span in receiver.spans}) == 1
-    assert [span.name for _, span in receiver.spans if not span.parent_span_id] == ["generate"]
-    root, round_ = "coordinator/generate", "coordinator/round"
+    assert len({span.span_id for _, span in receiver.spans}) == len(receiver.spans)
+    assert [span.name for _, span in receiver.spans if not span.parent_span_id] == [NAME]
+    root, round_ = f"coordinator/{NAME}", "coordinator/round"
     verify, draft = "target/verify", "draft/draft"
     assert receiver.tree() == {
         (root,),
@@ -133,60 +96,196 @@ def test_one_request_is_one_trace_with_three_services_under_one_root(receiver: R
 
 
 def test_spans_have_the_record_lengths_and_words(receiver: Receiver) -> None:
-    traceparent = _generate()
-    _serve("target", traceparent, "verify", TARGET_TIMINGS)
-    lengths = {
-        name: (span.end_time_unix_nano - span.start_time_unix_nano) / 1e6
-        for name in ("draft", "verify", "accept")
-        for span in [receiver.one("coordinator", name)]
-    }
-    assert lengths == {"draft": 5, "verify": 14.5, "accept": 0.5}
-    assert receiver.one("coordinator", "verify").start_time_unix_nano == (
-        receiver.one("coordinator", "draft").end_time_unix_nano
-    )
-    forward = receiver.one("target", "forward")
-    assert (forward.end_time_unix_nano - forward.start_time_unix_nano) / 1e6 == 10
-    attributes = {a.key: a.value for a in receiver.one("coordinator", "round").attributes}
-    assert attributes["paceline.accepted"].int_value == 2
-    assert attributes["paceline.cache_hit"].bool_value
-    assert attributes["paceline.drafter"].string_value == "ngram"
-    assert {a.key: a.value.int_value for a in receiver.one("target", "verify").attributes} == {
-        "paceline.rows": 9,
-        "paceline.sessions": 1,
-    }
+    (traceparent,) = request(RECORD)
+    serve("target", traceparent, "verify", TARGET_TIMINGS)
+    parts = {name: receiver.one("coordinator", name) for name in ("round", "draft", "verify", "accept")}
+    lengths = {name: length_ms(span) for name, span in parts.items()}
+    assert lengths == pytest.approx({"round": 20, "draft": 5, "verify": 14.5, "accept": 0.5}, abs=1e-3)
+    assert parts["draft"].start_time_unix_nano == parts["round"].start_time_unix_nano
+    assert parts["verify"].start_time_unix_nano == parts["draft"].end_time_unix_nano
+    assert parts["accept"].start_time_unix_nano == parts["verify"].end_time_unix_nano
+    assert parts["accept"].end_time_unix_nano == parts["round"].end_time_unix_nano
+    assert length_ms(receiver.one("target", "forward")) == pytest.approx(10, abs=1e-3)
+    attributes = attributes_of(parts["round"])
+    assert attributes["paceline.accepted"] == 2
+    assert attributes["paceline.cache_hit"] is True
+    assert attributes["paceline.drafter"] == "ngram"
+    assert attributes_of(parts["verify"])["paceline.target.forward_ms"] == 10
+    assert attributes_of(receiver.one("target", "verify")) == {"paceline.rows": 9, "paceline.sessions": 1}
 
 
-def test_clients_trace_is_continued(receiver: Receiver) -> None:
+def test_a_self_started_rounds_parts_are_cut_at_its_start(receiver: Receiver) -> None:
+    """The target began it before the coordinator had the verdict before it: its part is longer than the round."""
+    request(replace(RECORD, round_ms=12, draft_wait_ms=0, wire_ms=0, self_started=True))
+    round_, verify = (receiver.one("coordinator", name) for name in ("round", "verify"))
+    assert verify.start_time_unix_nano == round_.start_time_unix_nano
+    assert length_ms(verify) == pytest.approx(11.5, abs=1e-3)
+
+
+def test_clients_trace_is_continued_with_its_vendors_state(receiver: Receiver) -> None:
     trace_id, span_id = "a" * 32, "b" * 16
-    _generate(f"00-{trace_id}-{span_id}-01")
-    generate = receiver.one("coordinator", "generate")
-    assert (generate.trace_id.hex(), generate.parent_span_id.hex()) == (trace_id, span_id)
+    request(RECORD, headers={"traceparent": f"00-{trace_id}-{span_id}-01", "tracestate": "one=1, two=2"})
+    root = receiver.one("coordinator", NAME)
+    assert (root.trace_id.hex(), root.parent_span_id.hex()) == (trace_id, span_id)
+    round_ = receiver.one("coordinator", "round")
+    assert root.trace_state == round_.trace_state == "one=1,two=2"
+    assert (root.flags, round_.flags) == (0x301, 0x101), "the one's parent is in another process"
 
 
-def test_failed_generation_ends_its_round_and_says_why(receiver: Receiver) -> None:
+def test_what_a_request_causes_elsewhere_carries_its_context_on(receiver: Receiver) -> None:
+    telemetry.configure("gateway")
+    headers = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "tracestate": "one=1"}
+    with telemetry.start_request(NAME, headers) as trace:
+        sent = dict(telemetry.outgoing())
+        trace.describe({"gen_ai.usage.output_tokens": 3})
+    assert telemetry.outgoing() == ()
+    telemetry.shutdown()
+    root = receiver.one("gateway", NAME)
+    assert sent == {"traceparent": f"00-{'a' * 32}-{root.span_id.hex()}-01", "tracestate": "one=1"}
+    assert attributes_of(root)["gen_ai.usage.output_tokens"] == 3
+
+
+@pytest.mark.parametrize(
+    ("sent", "taken"),
+    [
+        ("a=1", "a=1"),
+        ("a=1,,b@c=x y", "a=1,b@c=x y"),
+        ("a", ""),
+        ("A=1", ""),
+        ("a=ä", ""),
+        ("a=1,b=" + "x" * 512, ""),
+        (",".join(f"k{i}=1" for i in range(33)), ""),
+    ],
+    ids=["one", "empty member", "no value", "capital", "not ASCII", "long", "many"],
+)
+def test_a_state_that_is_not_valid_counts_for_nothing(sent: str, taken: str) -> None:
+    assert decode_tracestate(sent) == taken
+    context = TraceContext.of(f"00-{'a' * 32}-{'b' * 16}-01", sent)
+    assert context is not None
+    assert context.state == taken
+    assert TraceContext.of("", "a=1") is None
+
+
+def test_failed_request_ends_its_round_and_says_why(receiver: Receiver) -> None:
     telemetry.configure("coordinator")
-    with pytest.raises(PeerUnavailable), telemetry.start_generation() as generation:
-        generation.start_round()
+    with pytest.raises(PeerUnavailable), telemetry.start_request(NAME, {}) as trace:
+        trace.start_round()
         raise PeerUnavailable("target at h:1 is gone")
     telemetry.shutdown()
-    for name in ("generate", "round"):
+    for name in (NAME, "round"):
         status = receiver.one("coordinator", name).status
         assert status.code == 2
         assert "target at h:1 is gone" in status.message
+    assert attributes_of(receiver.one("coordinator", NAME))["error.type"] == "PeerUnavailable"
+
+
+def test_a_share_is_sampled_and_every_service_knows_which(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0.5")
+    telemetry.configure("coordinator")
+    for low in ("00", "7f", "80", "ff"):
+        headers = {"traceparent": f"00-{'a' * 16}{low * 8}-{'b' * 16}-01"}
+        with telemetry.start_request(NAME, headers) as trace:
+            assert trace.start_round().traceparent.endswith("-01"), "the client's decision holds"
+    taken = {low: sampler_from(_ratio(0.5)).samples("a" * 16 + low * 8, None) for low in ("00", "7f", "80", "ff")}
+    assert taken == {"00": True, "7f": True, "80": False, "ff": False}
+    assert not sampler_from(_ratio(0.0)).samples("0" * 31 + "1", None)
+    assert sampler_from(_ratio(1.0)).samples("f" * 32, None)
+
+
+def _ratio(ratio: float) -> dict[str, str]:
+    return {"OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": str(ratio)}
+
+
+@pytest.mark.parametrize(
+    ("name", "follows", "ratio"),
+    [
+        ("", True, 1),
+        ("parentbased_always_off", True, 0),
+        ("always_on", False, 1),
+        ("traceidratio", False, 1),
+    ],
+)
+def test_standard_samplers(name: str, follows: bool, ratio: float) -> None:
+    sampler = sampler_from({"OTEL_TRACES_SAMPLER": name})
+    assert (sampler.follows, sampler.ratio) == (follows, ratio)
+
+
+def test_a_request_that_is_not_sampled_exports_nothing(receiver: Receiver) -> None:
+    (traceparent,) = request(SLOW, headers=UNSAMPLED)
+    assert traceparent.endswith("-00")
+    serve("target", traceparent, "verify", TARGET_TIMINGS)
+    assert receiver.spans == []
+
+
+def test_slow_rounds_are_exported_though_not_sampled_below_their_request(receiver: Receiver) -> None:
+    settings = TraceSettings(slow_round_ms=50)
+    rounds = request(RECORD, SLOW, RECORD, headers=UNSAMPLED, settings=settings)
+    slow_step = replace(TARGET_TIMINGS, service_ms=60)
+    serve("target", rounds[0], "verify", TARGET_TIMINGS, settings)
+    serve("target", rounds[1], "verify", slow_step, settings)
+    root = receiver.one("coordinator", NAME)
+    assert attributes_of(root)["paceline.slow"] is True
+    assert length_ms(receiver.one("coordinator", "round")) == pytest.approx(90, abs=1e-3)
+    path = (f"coordinator/{NAME}", "coordinator/round", "target/verify", "target/forward")
+    assert path in receiver.tree()
+
+
+def test_slow_requests_are_exported_with_their_last_rounds(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telemetry, "MOST_HELD", 3)
+    request(*[RECORD] * 5, headers=UNSAMPLED, settings=TraceSettings(slow_request_ms=60_000))
+    assert receiver.spans == []
+    request(*[RECORD] * 5, headers=UNSAMPLED, settings=TraceSettings(slow_request_ms=1e-6))
+    assert sum(span.name == "round" for _, span in receiver.spans) == 3, "memory is bounded"
+    assert receiver.one("coordinator", NAME).span_id
+
+
+def test_a_receiver_that_does_not_answer_costs_spans_and_no_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "16")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    monkeypatch.setattr(span_export, "LAST_SECONDS", 0.1)
+    assert telemetry.configure("coordinator")
+    began = time.perf_counter()
+    with caplog.at_level(logging.WARNING), telemetry.start_request(NAME, {}) as trace:
+        for _ in range(1000):
+            trace.start_round().finish(RECORD, 0.0)
+        assert time.perf_counter() - began < 1, "a thousand rounds at a millisecond each; they take 3 µs"
+        assert telemetry._tracing is not None
+        telemetry._tracing.queue._wake.set()
+        eventually(lambda: "spans dropped" in caplog.text, "what was lost is said")
+    telemetry.shutdown()
 
 
 def test_off_passes_a_clients_context_on_and_records_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_TRACES_EXPORTER"):
         monkeypatch.delenv(name, raising=False)
     assert not telemetry.configure("coordinator")
-    with telemetry.start_generation("tp") as generation:
-        round_trace = generation.start_round()
-        assert generation.traceparent == round_trace.traceparent == "tp"
-        round_trace.finish(RECORD, 0)
-        round_trace.end()
-    telemetry.record_step("tp", "verify", TARGET_TIMINGS)
-    with telemetry.start_generation() as generation:
-        assert generation.start_round().traceparent == ""
+    sent = f"00-{'a' * 32}-{'b' * 16}-01"
+    with telemetry.start_request(NAME, {"traceparent": sent, "tracestate": "one=1"}) as trace:
+        round_ = trace.start_round()
+        assert trace.traceparent == round_.traceparent == sent
+        assert dict(telemetry.outgoing()) == {"traceparent": sent, "tracestate": "one=1"}
+        round_.finish(RECORD, 0.0)
+        round_.end()
+    telemetry.record_step(sent, "verify", TARGET_TIMINGS)
+    with telemetry.start_request(NAME, {"tracestate": "one=1"}) as trace:
+        assert trace.start_round().traceparent == ""
+        assert telemetry.outgoing() == ()
+
+
+def test_thresholds_without_an_exporter_are_said_to_do_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
+    assert not telemetry.configure("coordinator", TraceSettings(slow_round_ms=5))
+    assert "traces.slow_" in caplog.text
 
 
 @pytest.mark.parametrize("off", [{"OTEL_SDK_DISABLED": "true"}, {"OTEL_TRACES_EXPORTER": "none"}])
@@ -198,10 +297,18 @@ def test_standard_switches_turn_it_off(off: dict[str, str], monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("OTEL_TRACES_EXPORTER", "zipkin"), ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")]
+    ("name", "value"),
+    [
+        ("OTEL_TRACES_EXPORTER", "zipkin"),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json"),
+        ("OTEL_TRACES_SAMPLER", "jaeger_remote"),
+        ("OTEL_TRACES_SAMPLER_ARG", "1.5"),
+        ("OTEL_BSP_SCHEDULE_DELAY", "soon"),
+    ],
 )
-def test_exporters_that_we_do_not_speak_are_refused(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_we_do_not_speak_is_refused(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "traceidratio")
     monkeypatch.setenv(name, value)
     with pytest.raises(InvalidInput, match=name):
         telemetry.configure("coordinator")
@@ -216,9 +323,13 @@ def test_off_needs_no_opentelemetry() -> None:
         "            raise ImportError(name)\n"
         "sys.meta_path.insert(0, Blocked())\n"
         "from paceline.runtime import telemetry\n"
+        "from paceline.client.tracing import start_call\n"
+        "from paceline.client import GenerateRequest\n"
         "assert telemetry.configure('x') is False\n"
-        "with telemetry.start_generation() as generation:\n"
-        "    generation.start_round().end()\n"
+        "with telemetry.start_request('x', {}) as trace:\n"
+        "    trace.start_round().end()\n"
+        "with start_call(GenerateRequest(prompt='x')) as call:\n"
+        "    assert call.metadata == ()\n"
         "assert 'opentelemetry' not in sys.modules\n"
         "import os\n"
         "os.environ['OTEL_EXPORTER_OTLP_ENDPOINT'] = 'http://127.0.0.1:1'\n"
@@ -231,11 +342,21 @@ def test_off_needs_no_opentelemetry() -> None:
     assert "paceline[otel]" in result.stdout
 
 
-def test_off_is_cheap() -> None:
-    self_started = time.perf_counter()
-    for _ in range(10_000):
-        generation = telemetry.start_generation()
-        generation.start_round().finish(RECORD, 0)
-        telemetry.record_step("", "verify", TARGET_TIMINGS)
-    # Half a second for 10,000 is 50 µs each, twenty times what it takes.
-    assert time.perf_counter() - self_started < 0.5
+@pytest.mark.parametrize(("sampler", "most_us"), [("always_on", 50), ("always_off", 5)])
+def test_a_round_pays_little_on_its_critical_path(
+    sampler: str, most_us: float, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The least of ten runs of 200 rounds: what else the machine does is not the code's. It takes a fifth of this."""
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", sampler)
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "60000")
+    telemetry.configure("coordinator")
+    taken = []
+    with telemetry.start_request(NAME, {}) as trace:
+        for _ in range(10):
+            began = time.perf_counter()
+            for _ in range(200):
+                round_ = trace.start_round()
+                round_.finish(RECORD, 0.0)
+                telemetry.record_step(round_.traceparent, "verify", TARGET_TIMINGS)
+            taken.append((time.perf_counter() - began) / 200 * 1e6)
+    assert min(taken) < most_us

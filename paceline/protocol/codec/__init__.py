@@ -10,7 +10,7 @@ behind the first hop sees the same bits.
 
 from __future__ import annotations
 
-from paceline.protocol.codec import draft, failures, generation, handshake, parts, target
+from paceline.protocol.codec import draft, failures, generation, handshake, target
 
 encode_hello, decode_hello = handshake.HELLO.encode, handshake.HELLO.decode
 encode_welcome, decode_welcome = handshake.WELCOME.encode, handshake.WELCOME.decode
@@ -22,5 +22,4 @@ encode_draft_event, decode_draft_event = draft.EVENT.encode, draft.EVENT.decode
 encode_generate_request, decode_generate_request = generation.encode_request, generation.REQUEST.decode
 encode_generate_event, decode_generate_event = generation.EVENT.encode, generation.EVENT.decode
 encode_model_description, decode_model_description = generation.MODEL.encode, generation.MODEL.decode
-decode_traceparent = parts.decode_traceparent
 failure_of, error_of, session_id_of = failures.failure_of, failures.error_of, failures.session_id_of

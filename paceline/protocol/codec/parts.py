@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable, Sequence, Sized
 
 from google.protobuf.message import Message
@@ -32,26 +31,13 @@ from paceline.protocol.sampling import (
 )
 from paceline.protocol.session import Close, Features, SessionSpec
 from paceline.protocol.target import RowLogprobs
+from paceline.protocol.trace_context import decode_traceparent
 from paceline.v1 import types_pb2 as pb
 
 MAX_FEATURE_LAYERS = 64
 MAX_UINT32 = (1 << 32) - 1
 
-_TRACEPARENT = re.compile(
-    "(?!ff)(?P<version>[0-9a-f]{2})(?P<fields>-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2})(?P<more>-.*)?"
-)
 _ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-
-
-def decode_traceparent(value: str) -> str:
-    """A `traceparent` as W3C Trace Context has it; empty if it is not valid, as if none had come.
-
-    A later version is rewritten to what version 00 knows of it.
-    """
-    found = _TRACEPARENT.fullmatch(value)
-    if found is None or (found["version"] == "00" and found["more"] is not None):
-        return ""
-    return f"00{found['fields']}"
 
 
 def session_of(session_id: int) -> int:

@@ -1,0 +1,93 @@
+"""A request's rounds in a terminal: a line for each, a bar in the colours of its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from paceline.protocol.records import RoundRecord
+from paceline.timeline.layout import PlacedRound, place_rounds
+
+MOST_ROUNDS = 64
+"""More don't fit a quick look: the first ones, and how many there are."""
+LEAST_WIDTH = 20
+_BLANK, _FULL = " ", "█"
+PARTS: Mapping[str, tuple[str, str]] = {
+    "draft": ("yellow", "waiting for a proposal"),
+    "wire": ("blue", "on the wire"),
+    "queue": ("magenta", "in the target's queue"),
+    "target": ("green", "the target's step"),
+    "accept": ("cyan", "accepting"),
+}
+"""Each part's colour and meaning, in the order in which they come."""
+
+
+def gantt(records: Sequence[RoundRecord], width: int) -> Group:
+    """The rounds as they follow each other; `width` is the terminal's, in characters."""
+    placed = list(place_rounds(records[:MOST_ROUNDS]))
+    bar_width = max(LEAST_WIDTH, width - 44)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("round", "begun ms", "ms", "tokens", "drafter"):
+        table.add_column(column, justify="left" if column == "drafter" else "right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    origin = placed[0].whole.start_ms if placed else 0.0
+    span = max((each.whole.end_ms - origin for each in placed), default=1.0) or 1.0
+    for number, each in enumerate(placed):
+        table.add_row(*_words(number, each), _bar(each, origin, span / bar_width, bar_width))
+    left_out = len(records) - len(placed)
+    more = [Text(f"… and {left_out} more rounds; --out has all of them")] if left_out else []
+    return Group(table, *more, _legend())
+
+
+def _words(number: int, placed: PlacedRound) -> tuple[str, ...]:
+    record = placed.record
+    drafter = record.drafter or "-"
+    mark = " hit" if record.cache_hit else " miss" if record.cache_miss else ""
+    tokens = f"{record.accepted}/{record.proposed}+1" if record.proposed else "1"
+    shown = f"{drafter[:8]}{mark}"
+    return str(number), f"{placed.whole.start_ms:.1f}", f"{record.round_ms:.1f}", tokens, shown
+
+
+def _bar(placed: PlacedRound, origin: float, ms_each: float, width: int) -> Text:
+    """Each character shows the part that takes most of its time."""
+    begun = placed.whole.start_ms - origin
+    ends = _part_ends(placed, begun)
+    bar = Text()
+    for column in range(width):
+        middle = (column + 0.5) * ms_each
+        part = next((name for name, end in ends if middle < end), None) if middle >= begun else None
+        bar.append(_FULL if part else _BLANK, style=PARTS[part][0] if part else "")
+    if not bar.plain.strip():  # shorter than a character
+        place = min(width - 1, int(begun / ms_each))
+        return Text(_BLANK * place) + Text("▏", style=PARTS["target"][0])
+    return bar
+
+
+def _part_ends(placed: PlacedRound, begun: float) -> list[tuple[str, float]]:
+    record = placed.record
+    whole = record.round_ms
+    way = record.wire_ms / 2
+    step = max(0.0, record.target.service_ms - record.target.queue_ms)
+    lengths = (
+        ("draft", record.draft_wait_ms),
+        ("wire", way),
+        ("queue", record.target.queue_ms),
+        ("target", step),
+        ("wire", way),
+        ("accept", record.accept_ms),
+    )
+    found, at = [], begun
+    for name, length in lengths:
+        at = min(at + length, begun + whole)
+        found.append((name, at))
+    return found
+
+
+def _legend() -> Text:
+    legend = Text()
+    for colour, meaning in PARTS.values():
+        legend.append("■ ", style=colour).append(f"{meaning}   ")
+    return legend

@@ -1,0 +1,61 @@
+"""What OpenTelemetry's conventions for generative AI call the facts of a request (in development, November 2026).
+
+Only names and numbers: no prompt, no text, no stop string.
+"""
+
+from __future__ import annotations
+
+from paceline.protocol.generation import Finished, GenerateRequest
+from paceline.runtime.spans import Attributes, AttributeValue
+
+PROVIDER = "paceline"
+TIME_TO_FIRST_CHUNK = "gen_ai.response.time_to_first_chunk"
+INPUT_TOKENS = "gen_ai.usage.input_tokens"
+_LARGEST_INT = (1 << 63) - 1
+
+
+def operation_of(request: GenerateRequest) -> str:
+    """What the conventions call it."""
+    return "chat" if request.messages else "text_completion"
+
+
+def span_name(operation: str, model: str) -> str:
+    """The name of the request's span."""
+    return f"{operation} {model}".rstrip()
+
+
+def request_attributes(request: GenerateRequest, model: str) -> Attributes:
+    """Of a request's span, as it begins. Every stream of tokens is a streaming request."""
+    sampling = request.sampling
+    found: dict[str, AttributeValue | None] = {
+        "gen_ai.operation.name": operation_of(request),
+        "gen_ai.provider.name": PROVIDER,
+        "gen_ai.request.model": model or None,
+        "gen_ai.request.stream": True,
+        "gen_ai.request.max_tokens": request.max_new_tokens,
+        "gen_ai.request.seed": request.seed if request.seed is None or request.seed <= _LARGEST_INT else None,
+        "gen_ai.request.temperature": float(sampling.temperature),
+        "gen_ai.request.top_p": float(sampling.top_p),
+        "gen_ai.request.top_k": sampling.top_k or None,
+        "gen_ai.request.presence_penalty": float(sampling.presence_penalty) or None,
+        "gen_ai.request.frequency_penalty": float(sampling.frequency_penalty) or None,
+        "paceline.acceptance_rule": request.acceptance.value,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def response_attributes(finished: Finished, model: str, prompt_tokens: int) -> Attributes:
+    """Of a request's span, as it ends."""
+    stats = finished.stats
+    return {
+        "gen_ai.response.model": model,
+        "gen_ai.response.finish_reasons": (finished.reason.value,),
+        TIME_TO_FIRST_CHUNK: stats.time_to_first_token_ms / 1e3,
+        INPUT_TOKENS: prompt_tokens,
+        "gen_ai.usage.output_tokens": stats.committed,
+        "paceline.rounds": stats.rounds,
+        "paceline.proposed": stats.num_draft_tokens,
+        "paceline.accepted": stats.num_accepted_draft_tokens,
+        "paceline.cache_hits": stats.cache_hits,
+        "paceline.cache_misses": stats.cache_misses,
+    }

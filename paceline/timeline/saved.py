@@ -1,0 +1,93 @@
+"""Round records as JSON, and the responses in which somebody has saved them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from paceline.protocol.errors import InvalidInput, require
+from paceline.protocol.records import RoundRecord, StepTimings
+
+EXTENSION = "paceline"
+ROUNDS = "rounds"
+_SSE = "data:"
+_LIMIT = (
+    f'a response whose "{EXTENSION}" has "{ROUNDS}": of HTTP with {{"{EXTENSION}": {{"{ROUNDS}": true}}}}, '
+    "streamed or not, or of generate --json --rounds"
+)
+_NUMBERS = {"int": int, "float": float}
+_Record = TypeVar("_Record", RoundRecord, StepTimings)
+
+
+def rounds_json(records: Iterable[RoundRecord]) -> list[dict[str, Any]]:
+    """The records, each as an object of its fields."""
+    return [dataclasses.asdict(record) for record in records]
+
+
+def read_rounds(file: Path) -> list[RoundRecord]:
+    """The round records of a saved response: JSON, lines of JSON, or an event stream; the last that has them.
+
+    Raises:
+        InvalidInput: naming the file, or the field of a record.
+    """
+    try:
+        text = file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput.of("request", str(file), f"a readable UTF-8 file ({error})") from error
+    found = [rounds for document in _documents(text) if (rounds := _rounds_of(document)) is not None]
+    if not found:
+        raise InvalidInput.of("request", str(file), _LIMIT)
+    return [_record(RoundRecord, each, f"{ROUNDS}[{number}]") for number, each in enumerate(found[-1])]
+
+
+def _documents(text: str) -> Iterator[object]:
+    """Every JSON document in a text."""
+    try:
+        yield json.loads(text)
+        return
+    except ValueError:
+        lines = (line.removeprefix(_SSE).strip() for line in text.splitlines())
+    for line in lines:
+        try:
+            yield json.loads(line)
+        except ValueError:  # an empty line, an event's name, [DONE]
+            continue
+
+
+def _rounds_of(document: object) -> list[object] | None:
+    extension = document.get(EXTENSION) if isinstance(document, dict) else None
+    rounds = extension.get(ROUNDS) if isinstance(extension, dict) else None
+    return rounds if isinstance(rounds, list) and rounds else None
+
+
+def _record(kind: type[_Record], given: object, where: str) -> _Record:
+    """One record; fields that this version does not know are left out, absent ones have their defaults."""
+    if not isinstance(given, dict):
+        raise InvalidInput.of(where, given, "an object")
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(kind):
+        name = f"{where}.{field.name}"
+        if field.name in given:
+            values[field.name] = _value(str(field.type), given[field.name], name)
+        else:
+            has_default = field.default is not dataclasses.MISSING
+            require(has_default, name, None, "given")
+    return kind(**values)
+
+
+def _value(kind: str, given: object, name: str) -> object:
+    if kind == "StepTimings":
+        return _record(StepTimings, given, name)
+    if kind in _NUMBERS:
+        whole = kind == "int"
+        number = isinstance(given, int if whole else (int, float)) and not isinstance(given, bool)
+        if not number or not math.isfinite(given) or given < 0:  # type: ignore[arg-type, operator]
+            raise InvalidInput.of(name, given, f"a {'whole ' if whole else ''}number, at least 0")
+        return _NUMBERS[kind](given)
+    known: Mapping[str, type] = {"bool": bool, "str": str}
+    require(isinstance(given, known[kind]), name, given, f"a {kind}")
+    return given
