@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 
+from coordinator.observer import RequestObserver
 from coordinator.policy.drafting import Drafting, DraftingSettings
 from coordinator.policy.planner import Planner
 from coordinator.prepare import ServedModel, prepare
@@ -70,15 +71,17 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
     @typed_errors
     async def Generate(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]) -> None:  # noqa: N802
         """Stream one generation; cancelling it frees both services' sessions."""
-        arrived = time.perf_counter()
-        caller = self._gate.authenticate(_metadata(context, "authorization"))
-        self._admit()
-        self._running += 1
-        try:
-            with caller.request():
-                await first_to_end(self._generate(request, context, caller, arrived), caller.until_revoked())
-        finally:
-            self._running -= 1
+        shown = self._tokenizer if self._config.log_prompts else None
+        with RequestObserver(_metadata(context, "x-request-id"), shown) as observer:
+            caller = self._gate.authenticate(_metadata(context, "authorization"))
+            self._admit()
+            self._running += 1
+            try:
+                with caller.request():
+                    generating = self._generate(request, context, caller, observer)
+                    await first_to_end(generating, caller.until_revoked())
+            finally:
+                self._running -= 1
 
     @typed_errors
     async def DescribeModels(  # noqa: N802
@@ -104,26 +107,28 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         request: pb.GenerateRequest,
         context: grpc.aio.ServicerContext[Any, Any],
         caller: Caller,
-        arrived: float,
+        observer: RequestObserver,
     ) -> None:
         wanted = codec.decode_generate_request(request)
+        chat = bool(wanted.messages)
         await self._target.wait_up(_patience_s(context, self._target.wait_s))
         served = self._served()
         wanted = await self._prompts.tokenised(wanted, served.max_length)
         traceparent = codec.decode_traceparent(_metadata(context, "traceparent"))
         task = prepare(wanted, served, deadline=_deadline(context), traceparent=traceparent, tenant=caller.tenant)
         caller.take_prompt(len(task.prompt) + len(task.resumed))
+        observer.asks(task, chat=chat)
 
         async def write(event: GenerateEvent) -> None:
             await context.write(codec.encode_generate_event(event))
 
-        await self._stream(task, write, caller, arrived)
+        await self._stream(task, write, caller, observer)
 
-    async def _stream(self, task: GenerationTask, write: Write, caller: Caller, arrived: float) -> None:
+    async def _stream(self, task: GenerationTask, write: Write, caller: Caller, observer: RequestObserver) -> None:
         sequence = Sequence(task, self._tokenizer)
         target = TargetSession(self._target, task)
         drafting = Drafting(task, self._draft, self._planner, self._drafting)
-        stats = StatsBuilder(arrived)
+        stats = StatsBuilder(observer.arrived)
         recorder = RequestRecorder(self._config.record_to, task.noise.seed, len(task.prompt))
 
         drafting.observe(recorder)
@@ -135,8 +140,8 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
             drafting.close()
 
         async def rounds(outbox: Outbox) -> None:
-            with telemetry.start_generation(task.traceparent) as trace:
-                await run_rounds(task, sequence, target, drafting, outbox, stats, trace)
+            with telemetry.start_generation(task.traceparent) as trace, observer.traced(trace.traceparent):
+                await run_rounds(task, sequence, target, drafting, outbox, stats, trace, observer)
             await outbox.drained()
 
         try:
@@ -147,13 +152,9 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
             free()
         if sequence.finish_reason is None:
             raise InternalError("the rounds ended before the text did")
-        await write(
-            Finished(
-                sequence.finish_reason,
-                sequence.flush(),
-                stats.build(drafting.explain() if task.speculation.explain else None),
-            )
-        )
+        told = stats.build(drafting.explain() if task.speculation.explain else None)
+        await write(Finished(sequence.finish_reason, sequence.flush(), told))
+        observer.done(told, sequence.finish_reason.value, drafting.explain() if observer.explains else None)
 
     def close(self) -> None:
         """Let go of the threads that read prompts."""

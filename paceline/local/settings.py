@@ -54,6 +54,13 @@ class ServeSettings(ModelSettings, RankSettings, RequestSettings, StopSettings):
     port: Port = Field(COORDINATOR_PORT, description="The coordinator's gRPC port; 0 takes a free one.")
     draft_port: Port = Field(DRAFT_PORT, description="The draft service's port.")
     target_port: Port = Field(TARGET_PORT, description="The target service's port.")
+    metrics_port: int | None = Field(
+        None,
+        ge=0,
+        le=65533,
+        description="The coordinator's for Prometheus; the draft's and target's are the next two.",
+    )
+    vllm_metrics: bool = Field(False, description="Expose vLLM's names for metrics, too.")
     tls: Path | None = Field(
         None, description="Folder of role certificates (paceline certs): mutual TLS on every edge."
     )
@@ -154,6 +161,7 @@ def target_flags(settings: ServeSettings, threads: int) -> Flags:
         "engine.threads": threads,
         "model": settings.model,
         "server.port": settings.target_port,
+        **_metrics(settings, 2),
         **server_tls(settings.tls, PeerRole.TARGET),
     }
 
@@ -168,6 +176,7 @@ def draft_flags(settings: ServeSettings, threads: int) -> Flags:
         "drafters": [f"{MODEL}:{settings.draft_model}"],
         "target_model": settings.model,
         "server.port": settings.draft_port,
+        **_metrics(settings, 1),
         **server_tls(settings.tls, PeerRole.DRAFT),
     }
 
@@ -181,10 +190,20 @@ def coordinator_flags(settings: ServeSettings, target: str, draft: str | None) -
         "drafter": DrafterChoice.parse(settings.drafter).kind,
         "server.host": settings.host,
         "server.port": settings.port,
+        **_metrics(settings, 0),
         "target.address": target,
         "draft.address": draft,
         **server_tls(settings.tls, PeerRole.COORDINATOR),
         **peer_tls(settings.tls),
+    }
+
+
+def _metrics(settings: ServeSettings, place: int) -> Flags:
+    """A service's own port, that many behind the coordinator's; 0 takes any."""
+    port = settings.metrics_port
+    return {
+        "server.metrics_port": port + place if port else port,
+        "server.vllm_metrics": settings.vllm_metrics or None,
     }
 
 

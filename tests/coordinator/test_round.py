@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from coordinator.observer import RequestObserver
 from coordinator.policy.drafting import Drafting, DraftingSettings
 from coordinator.policy.planner import Planner
 from coordinator.round import run_rounds
@@ -73,6 +74,11 @@ def request(link: RecordingLink) -> tuple[GenerationTask, Sequence, TargetSessio
     return task, Sequence(task, TableTokenizer(VOCAB, None)), TargetSession(pool, task), drafting
 
 
+async def observed_rounds(*given: Any) -> None:
+    with RequestObserver("", None) as observer:
+        await run_rounds(*given, GenerationTrace(), observer)
+
+
 async def test_a_client_that_does_not_read_bounds_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbox_module, "MAX_UNREAD_BYTES", 5 * MOST_BYTES_PER_TOKEN)
     monkeypatch.setattr(outbox_module, "BYTES_PER_TOKEN", MOST_BYTES_PER_TOKEN)
@@ -85,9 +91,7 @@ async def test_a_client_that_does_not_read_bounds_the_run(monkeypatch: pytest.Mo
 
     outbox = Outbox(write, target.close)
     writer = asyncio.create_task(outbox.run())
-    rounds = asyncio.create_task(
-        run_rounds(task, sequence, target, drafting, outbox, StatsBuilder(0.0), GenerationTrace())
-    )
+    rounds = asyncio.create_task(observed_rounds(task, sequence, target, drafting, outbox, StatsBuilder(0.0)))
     for _ in range(500):
         await asyncio.sleep(0)
     committed = len(sequence.ids) - len(PROMPT)
@@ -109,7 +113,7 @@ async def test_a_whole_text_takes_few_messages() -> None:
 
     outbox = Outbox(write, target.close)
     writer = asyncio.create_task(outbox.run())
-    await run_rounds(task, sequence, target, drafting, outbox, stats, GenerationTrace())
+    await observed_rounds(task, sequence, target, drafting, outbox, stats)
     writer.cancel()
     assert len(sequence.ids) == len(PROMPT) + LENGTH
     sent = [command for command in link.sent if isinstance(command, Round)]
