@@ -17,10 +17,10 @@ INTRODUCTION = """\
 
 <!-- Made by `python -m tools.metrics` from paceline/runtime/metrics/catalogue.py; `make check` compares. -->
 
-Every service tells Prometheus at `/metrics` of its `metrics_port`, a plaintext HTTP port that is off unless it is set, and an OTLP
-receiver where `OTEL_EXPORTER_OTLP_ENDPOINT` or `OTEL_METRICS_EXPORTER=otlp` names one. Both need the extra `otel`.
-`paceline serve --metrics-port 9464` opens the coordinator's at 9464, the draft service's at 9465, the target's at 9466. OTLP has the
-same metrics with dots in their names, and units beside them instead of in them.
+Every service tells Prometheus at `/metrics` of its `metrics_port`, a plaintext HTTP port that is off unless it is
+set, and an OTLP receiver where `OTEL_EXPORTER_OTLP_ENDPOINT` or `OTEL_METRICS_EXPORTER=otlp` names one. Both need the
+extra `otel`. `paceline serve --metrics-port 9464` opens the coordinator's at 9464, the draft service's at 9465, the
+target's at 9466. OTLP has the same metrics with dots in their names, and units beside them instead of in them.
 
 [deploy/otel](../deploy/otel/README.md) has a dashboard, alerts and scrape configurations.
 [Operations](operations.md#metrics) says what to look at first.
@@ -34,10 +34,10 @@ HEADER = "| name | type | unit | service | labels | meaning |\n|---|---|---|---|
 VLLM = """\
 ## vLLM's names
 
-With `vllm_metrics` (`paceline serve --vllm-metrics`) the coordinator, the target and the gateway have these, too, each with the labels
-`engine="0"` and `model_name`. They are sums of our own, made when somebody asks. Positions count from 0. Each service has those whose
-source it has: read requests from the coordinator or the gateway, and KV and waiting sessions from targets.
-`inter_token_latency_seconds` is a round's duration: the tokens of one round come together.
+With `vllm_metrics` (`paceline serve --vllm-metrics`) the coordinator, the target and the gateway have these, too, each
+with the labels `engine="0"` and `model_name`. They are sums of our own, made when somebody asks. Positions count from
+0. Each service has those whose source it has: read requests from the coordinator or the gateway, and KV and waiting
+sessions from targets. `inter_token_latency_seconds` is a round's duration: the tokens of one round come together.
 """
 VLLM_HEADER = "| name | type | made from |\n|---|---|---|"
 

@@ -56,14 +56,18 @@ class RequestMeter:
 
     def round_done(self, record: RoundRecord, provenance: Iterable[Provenance]) -> None:
         """A round is over and the next one has left."""
-        if self._state == "waiting":
-            _states["waiting"] -= 1
-            _states["running"] += 1
-            self._state = "running"
+        self.first_token()
         if self._recorder is not None:
             _count_round(self._recorder, record)
             for each in provenance:
                 self._recorder.count(names.TOKENS_COMMITTED, 1, each.value)
+
+    def first_token(self) -> None:
+        """The request waits no longer; of no effect when repeated."""
+        if self._state == "waiting":
+            _states["waiting"] -= 1
+            _states["running"] += 1
+            self._state = "running"
 
     def take_rounds(self, records: Sequence[RoundRecord]) -> None:
         """For who hears of rounds when the request has ended."""
