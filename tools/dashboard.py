@@ -53,6 +53,7 @@ def _no_worse(le: str) -> str:
     return f"{within} / {_rate('paceline_request_overtime_count')}"
 
 
+ROUNDS = _rate("paceline_round_duration_seconds_count")
 ROWS: dict[str, tuple[DashboardPanel, ...]] = {
     "What users see": (
         DashboardPanel("Time to first token", "s", _quantiles("gen_ai_server_time_to_first_token_seconds")),
@@ -102,18 +103,15 @@ ROWS: dict[str, tuple[DashboardPanel, ...]] = {
         DashboardPanel(
             "Tokens of a round",
             "short",
-            {
-                "mean": f"{_rate('paceline_tokens_committed_total')} / {_rate('paceline_round_duration_seconds_count')}"
-            },
+            {"mean": f"{_rate('paceline_tokens_committed_total')} / {ROUNDS}"},
         ),
         DashboardPanel(
             "Share of rounds that were proposed for, or self-started",
             "percentunit",
             {
                 "proposed, {{proposer}}": f"{_rate('paceline_rounds_proposed_total', 'proposer')} / on () group_left "
-                f"{_rate('paceline_round_duration_seconds_count')}",
-                "self-started": f"{_rate('paceline_rounds_self_started_total')} / "
-                f"{_rate('paceline_round_duration_seconds_count')}",
+                f"{ROUNDS}",
+                "self-started": f"{_rate('paceline_rounds_self_started_total')} / {ROUNDS}",
             },
         ),
     ),

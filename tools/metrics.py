@@ -25,7 +25,7 @@ target's at 9466. OTLP has the same metrics with dots in their names, and units 
 [deploy/otel](../deploy/otel/README.md) has a dashboard, alerts and scrape configurations.
 [Operations](operations.md#metrics) says what to look at first.
 
-- Values of a label are those listed; anything else counts as `other`. No session, request, tenant or text is ever a label.
+- Values of a label are those listed; anything else counts as `other`. No session, request, tenant or text is a label.
 - `target_info` has the resource: `service_name`, and what `OTEL_RESOURCE_ATTRIBUTES` says.
 - Histograms of durations have buckets from 1 ms (parts of rounds: 50 µs) to 10 s, those of requests to 328 s.
 - Nothing is recorded between a verdict and the next round ([what it costs](reports/README.md)).
@@ -34,10 +34,10 @@ HEADER = "| name | type | unit | service | labels | meaning |\n|---|---|---|---|
 VLLM = """\
 ## vLLM's names
 
-With `vllm_metrics` (`paceline serve --vllm-metrics`) the coordinator, the target and the gateway have these, too, each
-with the labels `engine="0"` and `model_name`. They are sums of our own, made when somebody asks. Positions count from
-0. Each service has those whose source it has: read requests from the coordinator or the gateway, and KV and waiting
-sessions from targets. `inter_token_latency_seconds` is a round's duration: the tokens of one round come together.
+With `vllm_metrics` (`paceline serve --vllm-metrics`) the coordinator, the target and the gateway have these, too,
+each with the labels `engine="0"` and `model_name`. They are sums of our own, made when somebody asks. Positions count
+from 0. Each service has those whose source it has: read requests from the coordinator or the gateway, and KV and
+waiting sessions from targets. `inter_token_latency_seconds` is a round's duration: a round's tokens come together.
 """
 VLLM_HEADER = "| name | type | made from |\n|---|---|---|"
 

@@ -74,9 +74,16 @@ def request(link: RecordingLink) -> tuple[GenerationTask, Sequence, TargetSessio
     return task, Sequence(task, TableTokenizer(VOCAB, None)), TargetSession(pool, task), drafting
 
 
-async def observed_rounds(*given: Any) -> None:
+async def observed_rounds(
+    task: GenerationTask,
+    sequence: Sequence,
+    target: TargetSession,
+    drafting: Drafting,
+    outbox: Outbox,
+    stats: StatsBuilder,
+) -> None:
     with RequestObserver("", None) as observer:
-        await run_rounds(*given, GenerationTrace(), observer)
+        await run_rounds(task, sequence, target, drafting, outbox, stats, GenerationTrace(), observer)
 
 
 async def test_a_client_that_does_not_read_bounds_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

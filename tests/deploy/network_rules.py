@@ -1,4 +1,4 @@
-"""The rule of NetworkPolicies: open are the architecture's edges, DNS and traces, and nothing else."""
+"""The rule of NetworkPolicies: open are the architecture's edges, DNS, traces and metrics, and nothing else."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from paceline.runtime.config import COORDINATOR_PORT, DRAFT_PORT, TARGET_PORT
 from tests.deploy.rendering import Object, Workload, matches, of_kind, workloads
 
 OTLP_PORT = 4317
+METRICS_PORT = 9464
 ANY = "any"
 
 
@@ -29,7 +30,7 @@ def architecture(objects: list[Object]) -> set[Edge]:
     }
     roles = {workload.role for workload in workloads(objects)}
     for role in roles:
-        edges |= {Edge(role, "dns", 53), Edge(role, "otlp", OTLP_PORT)}
+        edges |= {Edge(role, "dns", 53), Edge(role, "otlp", OTLP_PORT), Edge("monitoring", role, METRICS_PORT)}
     if any(workload.part == "worker" for workload in workloads(objects)):
         edges.add(Edge("target", "target", ANY))
     return edges

@@ -106,7 +106,7 @@ class _Exporting:
         self.recorder = MetricRecorder(self._provider.get_meter("paceline"), made, service, model)
         hidden = frozenset(spec.exposed.removesuffix("_total") for spec in made if spec not in specs)
         self.registry = CollectorRegistry()
-        self.registry.register(_Exposition(own, hidden, model if vllm else None))  # type: ignore[arg-type]
+        self.registry.register(_Exposition(own, hidden, model if vllm else None))
         self._server = None if settings.metrics_port is None else _serve(settings, self.registry)
 
     def close(self) -> None:
