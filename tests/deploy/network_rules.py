@@ -10,6 +10,8 @@ from tests.deploy.rendering import Object, Workload, matches, of_kind, workloads
 
 OTLP_PORT = 4317
 METRICS_PORT = 9464
+OUTSIDE = {"observability": "otlp", "monitoring": "monitoring"}
+"""What we call who is in a namespace of others."""
 ANY = "any"
 
 
@@ -82,8 +84,8 @@ def _names(peer: Object, pods: list[Workload]) -> set[str]:
     space = peer.get("namespaceSelector", {}).get("matchLabels", {}).get("kubernetes.io/metadata.name")
     if space == "kube-system" and peer["podSelector"]["matchLabels"] == {"k8s-app": "kube-dns"}:
         return {"dns"}
-    if space == "observability":
-        return {"otlp"}
+    if space in OUTSIDE:
+        return {OUTSIDE[space]}
     if "podSelector" in peer and "namespaceSelector" not in peer:
         return {workload.role for workload in pods if matches(peer["podSelector"], workload.labels)}
     return {str(peer)}

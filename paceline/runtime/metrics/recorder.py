@@ -65,8 +65,9 @@ class MetricRecorder:
 
     def _make(self, meter: Meter, spec: MetricSpec) -> None:
         if spec.kind is MetricKind.HISTOGRAM:
+            bounds = [*map(float, spec.buckets)]  # an integer would be `le="1"`, which Prometheus 3 calls "1.0"
             self._histograms[spec] = meter.create_histogram(
-                spec.name, spec.unit, spec.meaning, explicit_bucket_boundaries_advisory=spec.buckets
+                spec.name, spec.unit, spec.meaning, explicit_bucket_boundaries_advisory=bounds
             )
         elif spec.kind is MetricKind.GAUGE:
             self._gauges[spec] = {}
