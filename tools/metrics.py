@@ -28,7 +28,7 @@ target's at 9466. OTLP has the same metrics with dots in their names, and units 
 - Values of a label are those listed; anything else counts as `other`. No session, request, tenant or text is a label.
 - `target_info` has the resource: `service_name`, and what `OTEL_RESOURCE_ATTRIBUTES` says.
 - Histograms of durations have buckets from 1 ms (parts of rounds: 50 µs) to 10 s, those of requests to 328 s.
-- Nothing is recorded between a verdict and the next round ([what it costs](reports/README.md)).
+- Nothing is recorded between a verdict and the next round ([what it costs](reports/metrics-cost-2026-11-23.md)).
 """
 HEADER = "| name | type | unit | service | labels | meaning |\n|---|---|---|---|---|---|"
 VLLM = """\

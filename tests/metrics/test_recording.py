@@ -101,8 +101,10 @@ def test_a_free_port_is_told_and_let_go(caplog: pytest.LogCaptureFixture) -> Non
         assert "paceline_sessions_refused_total" in Exposition.at(port).types
     finally:
         metrics.shutdown()
-    with socket.socket() as again:
-        again.bind(("127.0.0.1", port))
+    with pytest.raises(OSError, match="refused"):
+        Exposition.at(port)
+    assert metrics.configure("paceline-target", ServerSettings(metrics_port=port))
+    metrics.shutdown()
 
 
 @pytest.mark.parametrize(
