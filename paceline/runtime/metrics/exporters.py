@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 NAMESPACE = "paceline-"
 DEFAULTS = ServerSettings()
+SHUTDOWN_MS = 5_000
+"""Longest time that a receiver which does not answer may hold a service up that ends."""
 _exporting: _Exporting | None = None
 
 
@@ -49,10 +51,11 @@ def configure(
     global _exporting
     otlp = _wants_otlp(os.environ)
     shutdown()
-    if settings.metrics_port is None and not exposed and not otlp:
+    exposed = exposed or settings.metrics_port is not None
+    if not exposed and not otlp:
         return False
     try:
-        _exporting = _Exporting(service_name, settings, model, otlp=otlp)
+        _exporting = _Exporting(service_name, settings, model, otlp=otlp, exposed=exposed)
     except ImportError as error:
         raise Unsupported("metrics need opentelemetry and prometheus_client: pip install 'paceline[otel]'") from error
     recording.activate(_exporting.recorder)
@@ -66,7 +69,7 @@ def is_on() -> bool:
 
 
 def exposition() -> tuple[bytes, str]:
-    """What Prometheus is told now, and its content type; empty while metrics are off."""
+    """What Prometheus is told now, and its content type; empty where `configure` was not told of it."""
     if _exporting is None:
         return b"", "text/plain; version=0.0.4; charset=utf-8"
     from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -86,17 +89,16 @@ def shutdown() -> None:
 class _Exporting:
     """The SDK, imported on construction."""
 
-    def __init__(self, service_name: str, settings: ServerSettings, model: str, *, otlp: bool) -> None:
-        from opentelemetry.exporter.prometheus import PrometheusMetricReader
+    def __init__(self, service_name: str, settings: ServerSettings, model: str, *, otlp: bool, exposed: bool) -> None:
         from opentelemetry.sdk.metrics import AlwaysOffExemplarFilter, MeterProvider
         from opentelemetry.sdk.resources import SERVICE_NAME, Resource
         from prometheus_client import CollectorRegistry
 
         service = service_name.removeprefix(NAMESPACE)
         own = CollectorRegistry()
-        readers: list[MetricReader] = [PrometheusMetricReader(scope_info_enabled=False, registry=own)]
-        if otlp:
-            readers.append(_otlp_reader())
+        readers: list[MetricReader] = [_otlp_reader()] if otlp else []
+        if exposed:
+            readers.append(_prometheus_reader(own))
         named = {} if os.environ.get("OTEL_SERVICE_NAME") else {SERVICE_NAME: service_name}
         self._provider = MeterProvider(readers, Resource.create(named), AlwaysOffExemplarFilter())
         specs = of_service(service)
@@ -113,7 +115,7 @@ class _Exporting:
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
-        self._provider.shutdown()
+        self._provider.shutdown(SHUTDOWN_MS)
 
 
 class _Exposition:
@@ -159,6 +161,12 @@ def _wants_otlp(environment: Mapping[str, str]) -> bool:
         raise InvalidInput.of("OTEL_METRICS_EXPORTER", exporter, "otlp or none; metrics_port is for Prometheus")
     endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT")
     return exporter == "otlp" or any(environment.get(name) for name in endpoints)
+
+
+def _prometheus_reader(registry: CollectorRegistry) -> MetricReader:
+    from opentelemetry.exporter.prometheus import PrometheusMetricReader
+
+    return PrometheusMetricReader(scope_info_enabled=False, registry=registry)
 
 
 def _otlp_reader() -> MetricReader:
