@@ -33,6 +33,7 @@ BARS = {"off": 5.0, "on": 50.0}
 RECORD = RoundRecord(40, 21.0, 1.2, 0.6, StepTimings(0.4, 17.0, 0.3, 17.9, 5, 1), 0.1, 4, 3, True, "model")
 PROVENANCE = (Provenance.ACCEPTED,) * 3 + (Provenance.RECOVERED,)
 ROUNDS = 32
+STEP, PROPOSAL = "target or draft step: behind what it sends", "draft: a proposal has left"
 EXPLANATION = PlanExplanation((20.0, 21.0, 23.0, 28.0), candidates=(CandidateExplanation("wait", 4, 3.1, 27.0, 32),))
 
 
@@ -62,9 +63,13 @@ def run() -> list[CallCost]:
     """Every call, off and on."""
     rows: list[CallCost] = []
     for state in BARS:
-        with _metrics(on=state == "on"), _silent(), RequestObserver("", None) as observer:
+        with _metrics("coordinator", state), _silent(), RequestObserver("", None) as observer:
             rows += _round(observer, state)
-            rows += _others(state)
+            rows.append(_request(state))
+        with _metrics("target", state):
+            rows.append(measure(STEP, state, partial(metrics.stepped, 0.02, 5, 1)))
+        with _metrics("draft", state):
+            rows.append(measure(PROPOSAL, state, partial(metrics.proposal_sent, 4, asked=True)))
     return rows + [_line(name) for name in ("console", "json")]
 
 
@@ -72,13 +77,14 @@ def _round(observer: RequestObserver, state: str) -> Iterator[CallCost]:
     unsettled: list[Callable[[], None]] = []
 
     def remember() -> None:
+        unsettled.clear()  # as each round finds it
         unsettled.append(partial(observer.round_done, RECORD, PROVENANCE))
 
     yield measure("round: between verdict and next round", state, remember, BARS[state])
     yield measure("round: while the target works", state, partial(observer.round_done, RECORD, PROVENANCE))
 
 
-def _others(state: str) -> Iterator[CallCost]:
+def _request(state: str) -> CallCost:
     stats = StatsBuilder(0.0)
     for number in range(ROUNDS):
         stats.add(RECORD, 4, number * 0.02)
@@ -88,9 +94,7 @@ def _others(state: str) -> Iterator[CallCost]:
         with RequestObserver("", None) as observer:
             observer.done(told, FinishReason.LENGTH.value, EXPLANATION)
 
-    yield measure("request: its end, and a line that nobody reads", state, request, calls=CALLS // 10)
-    yield measure("target or draft step: behind what it sends", state, partial(metrics.stepped, 0.02, 5, 1))
-    yield measure("draft: a proposal has left", state, partial(metrics.proposal_sent, 4, asked=True))
+    return measure("request: its end, and a line that nobody reads", state, request, calls=CALLS // 10)
 
 
 def _line(name: logs.LogFormat) -> CallCost:
@@ -101,9 +105,9 @@ def _line(name: logs.LogFormat) -> CallCost:
 
 
 @contextmanager
-def _metrics(*, on: bool) -> Iterator[None]:
-    if on:
-        metrics.configure("paceline-coordinator", model="bench", exposed=True)
+def _metrics(service: str, state: str) -> Iterator[None]:
+    if state == "on":
+        metrics.configure(f"paceline-{service}", model="bench", exposed=True)
     try:
         yield
     finally:
