@@ -50,6 +50,8 @@ check: setup
 	$(BIN)/python -m tools.check_citations
 	$(BIN)/python -m tools.structure --check
 	$(BIN)/python -m tools.configuration --check
+	$(BIN)/python -m tools.metrics --check
+	$(BIN)/python -m tools.dashboard --check
 	$(BIN)/lint-imports
 
 format: setup

@@ -14,7 +14,7 @@ from paceline.models.tokenizer import load_tokenizer
 from paceline.rpc.exposure import warn_if_exposed
 from paceline.rpc.frames import first_to_end
 from paceline.rpc.server import run_server
-from paceline.runtime import telemetry
+from paceline.runtime import logs, metrics, telemetry
 from paceline.runtime.config import CoordinatorConfig
 from paceline.runtime.options import parse_config
 from paceline.runtime.process import keep_loaded, run_service
@@ -31,10 +31,12 @@ async def serve(config: CoordinatorConfig) -> None:
     Raises:
         InvalidInput: the model's tokenizer can't be loaded, the key file is not valid, or the port is taken.
     """
+    logs.use_format(config.server.log_format)
     gate = gate_of(config.api_keys)
     if config.api_keys is None and config.server.tls_client_ca is None:
         warn_if_exposed(config.server, "requests without a key", "set api_keys or server.tls_client_ca")
     telemetry.configure("paceline-coordinator", config.traces)
+    metrics.configure("paceline-coordinator", config.server, model=config.served_model_name or config.model)
     pools: Pools | None = None
     servicer: GenerationServicer | None = None
 
@@ -57,6 +59,7 @@ async def serve(config: CoordinatorConfig) -> None:
         if pools is not None:
             await pools.close()
         telemetry.shutdown()
+        metrics.shutdown()
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from coordinator.observer import RequestObserver
 from coordinator.policy.drafting import Drafting
 from coordinator.policy.prefetch import Prefetching
 from coordinator.sessions.target import TargetSession
@@ -42,6 +43,7 @@ async def run_rounds(
     outbox: Outbox,
     stats: StatsBuilder,
     trace: RequestTrace,
+    observer: RequestObserver,
 ) -> None:
     """Run rounds until the sequence has ended.
 
@@ -110,6 +112,7 @@ async def run_rounds(
             drafting.commit(outcome, tokens.token_ids, sequence, ahead, round_trace.traceparent)
         stats.add(record, len(tokens.token_ids), decided)
         unsettled.append(partial(_settle, outbox, tokens, round_trace, record, decided))
+        unsettled.append(partial(observer.round_done, record, tokens.provenance))
     _settle_all(unsettled)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 
 from coordinator.describing import describe
+from coordinator.observer import RequestObserver
 from coordinator.policy.drafting import Drafting, DraftingSettings
 from coordinator.policy.planner import Planner
 from coordinator.prepare import ServedModel, prepare
@@ -71,15 +72,17 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
     @typed_errors
     async def Generate(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]) -> None:  # noqa: N802
         """Stream one generation; cancelling it frees both services' sessions."""
-        arrived = time.perf_counter()
-        caller = self._gate.authenticate(_metadata(context, "authorization"))
-        self._admit()
-        self._running += 1
-        try:
-            with caller.request():
-                await first_to_end(self._generate(request, context, caller, arrived), caller.until_revoked())
-        finally:
-            self._running -= 1
+        shown = self._tokenizer if self._config.log_prompts else None
+        with RequestObserver(_metadata(context, "x-request-id"), shown) as observer:
+            caller = self._gate.authenticate(_metadata(context, "authorization"))
+            self._admit()
+            self._running += 1
+            try:
+                with caller.request():
+                    generating = self._generate(request, context, caller, observer)
+                    await first_to_end(generating, caller.until_revoked())
+            finally:
+                self._running -= 1
 
     @typed_errors
     async def DescribeModels(  # noqa: N802
@@ -95,20 +98,22 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         request: pb.GenerateRequest,
         context: grpc.aio.ServicerContext[Any, Any],
         caller: Caller,
-        arrived: float,
+        observer: RequestObserver,
     ) -> None:
         wanted = codec.decode_generate_request(request)
-        with self._trace(wanted, context) as trace:
+        with self._trace(wanted, context) as trace, observer.traced(trace.traceparent):
+            chat = bool(wanted.messages)
             await self._target.wait_up(_patience_s(context, self._target.wait_s))
             served = self._served()
             wanted = await self._prompts.tokenised(wanted, served.max_length)
             task = prepare(wanted, served, deadline=_deadline(context), tenant=caller.tenant)
             caller.take_prompt(len(task.prompt) + len(task.resumed))
+            observer.asks(task, chat=chat)
 
             async def write(event: GenerateEvent) -> None:
                 await context.write(codec.encode_generate_event(event))
 
-            await self._stream(task, write, caller, arrived, trace)
+            await self._stream(task, write, caller, observer, trace)
 
     def _trace(self, wanted: GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]) -> RequestTrace:
         headers = {name: _metadata(context, name) for name in ("traceparent", "tracestate")}
@@ -116,12 +121,12 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         return telemetry.start_request(name, headers, genai.request_attributes(wanted, self._model))
 
     async def _stream(
-        self, task: GenerationTask, write: Write, caller: Caller, arrived: float, trace: RequestTrace
+        self, task: GenerationTask, write: Write, caller: Caller, observer: RequestObserver, trace: RequestTrace
     ) -> None:
         sequence = Sequence(task, self._tokenizer)
         target = TargetSession(self._target, task)
         drafting = Drafting(task, self._draft, self._planner, self._drafting)
-        stats = StatsBuilder(arrived)
+        stats = StatsBuilder(observer.arrived)
         recorder = RequestRecorder(self._config.record_to, task.noise.seed, len(task.prompt))
 
         drafting.observe(recorder)
@@ -133,7 +138,7 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
             drafting.close()
 
         async def rounds(outbox: Outbox) -> None:
-            await run_rounds(task, sequence, target, drafting, outbox, stats, trace)
+            await run_rounds(task, sequence, target, drafting, outbox, stats, trace, observer)
             await outbox.drained()
 
         try:
@@ -144,10 +149,11 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
             free()
         if sequence.finish_reason is None:
             raise InternalError("the rounds ended before the text did")
-        explanation = drafting.explain() if task.speculation.explain else None
-        finished = Finished(sequence.finish_reason, sequence.flush(), stats.build(explanation))
+        told = stats.build(drafting.explain() if task.speculation.explain else None)
+        finished = Finished(sequence.finish_reason, sequence.flush(), told)
         trace.describe(genai.response_attributes(finished, self._model, len(task.prompt)))
         await write(finished)
+        observer.done(told, sequence.finish_reason.value, drafting.explain() if observer.explains else None)
 
     def close(self) -> None:
         """Let go of the threads that read prompts."""

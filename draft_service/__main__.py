@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from draft_service.drafters.names import check_drafters
 from paceline.engine.executor import Executor
 from paceline.rpc.servicer import serve_sessions
-from paceline.runtime import telemetry
+from paceline.runtime import logs, metrics, telemetry
 from paceline.runtime.config import DraftConfig
 from paceline.runtime.options import parse_config
 from paceline.runtime.process import run_service
@@ -31,7 +31,9 @@ async def serve(config: DraftConfig) -> None:
     Raises:
         PacelineError: the model can't be served, or the port is taken.
     """
+    logs.use_format(config.server.log_format)
     telemetry.configure("paceline-draft", config.traces)
+    metrics.configure("paceline-draft", config.server, model=config.drafters[0])
     executor = Executor("draft-engine")
 
     async def load() -> DraftServicer:
@@ -50,6 +52,7 @@ async def serve(config: DraftConfig) -> None:
     finally:
         executor.close()
         telemetry.shutdown()
+        metrics.shutdown()
 
 
 def _load(config: DraftConfig) -> Catalogue:

@@ -25,7 +25,7 @@ from paceline.protocol.draft import Commit, DraftBudget, DraftedProposal, DraftO
 from paceline.protocol.errors import Overloaded, require_ids
 from paceline.protocol.proposal import Outcome, Proposal
 from paceline.rpc.sessions import RETRY_AFTER_MS, SessionOwner, SessionScheduler
-from paceline.runtime import telemetry
+from paceline.runtime import metrics, telemetry
 from paceline.runtime.config import EngineSettings
 from paceline.sampling import processors
 
@@ -222,6 +222,8 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
             self._send_prepared(each)
         for session, run in results.shadows:
             self._send_shadow(session, run)
+        for took in results.took:
+            metrics.stepped(*took)
 
     def _send_opened(self, session: DraftingSession, reused: int) -> None:
         if not session.closed:
@@ -238,6 +240,7 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
         session.sent(task.outcome, proposal)
         session.owner.send(DraftedProposal(session.id, task.outcome, proposal, timings), urgent=True)
         telemetry.record_step(task.traceparent, "draft", timings)
+        metrics.proposal_sent(len(proposal), asked=True)
 
     def _send_prepared(self, grown: Grown) -> None:
         """All of a step's proposals are queued before the writer runs, so they travel in one frame."""
@@ -248,12 +251,14 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
             outcome = Outcome(task.verifying.base_length, each.node, each.next_token)
             session.sent(outcome, each.proposal)
             session.owner.send(DraftedProposal(session.id, outcome, each.proposal, grown.timings), urgent=True)
+            metrics.proposal_sent(len(each.proposal), asked=False)
 
     def _send_shadow(self, session: DraftingSession, run: ShadowRun) -> None:
         """Of use whatever has come since; urgent, as a session's later proposals would wait for it."""
         if session.takes_shadows and not session.closed:
             ranks, probabilities = zip(*run.standings, strict=True)
             session.owner.send(Shadow(session.id, run.first_position, ranks, probabilities), urgent=True)
+            metrics.shadow_sent(ranks)
 
 
 def _open(session: DraftingSession) -> int:

@@ -16,6 +16,7 @@ from paceline.rpc.cost_messages import DRAFT_COSTS
 from paceline.rpc.link_kinds import DRAFT
 from paceline.rpc.servicer import SessionServicer
 from paceline.rpc.statuses import typed_errors
+from paceline.runtime import metrics
 from paceline.runtime.config import EngineSettings
 from paceline.v1 import draft_service_pb2 as pb
 from paceline.v1 import draft_service_pb2_grpc as pb_grpc
@@ -34,6 +35,9 @@ class DraftServicer(SessionServicer[DraftScheduler], pb_grpc.DraftServiceService
             drafters=catalogue.names,
         )
         super().__init__(DRAFT, DraftScheduler(catalogue, executor, settings), welcome)
+        metrics.watch_service(self.scheduler, lambda: catalogue.kv_rows, catalogue.max_kv_rows)
+        if (grammars := catalogue.grammars) is not None:
+            metrics.watch_grammars(lambda: grammars.workers)
 
     async def Draft(  # noqa: N802
         self, request_iterator: Any, context: grpc.aio.ServicerContext[Any, Any]

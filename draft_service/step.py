@@ -19,6 +19,7 @@ from draft_service.session import CatchUpTask, DraftingSession, DraftTask, Grown
 from paceline.protocol.errors import PacelineError
 from paceline.protocol.proposal import Proposal
 from paceline.protocol.records import StepTimings
+from paceline.runtime import metrics
 
 logger = logging.getLogger(__name__)
 Task = TypeVar("Task", DraftTask, SpeculationTask, CatchUpTask)
@@ -56,6 +57,8 @@ class StepResults:
     sessions: int = 0
     rows: int = 0
     shadows: list[tuple[DraftingSession, ShadowRun]] = field(default_factory=list)
+    took: list[tuple[float, int, int]] = field(default_factory=list)
+    """Seconds, rows and sessions of each step, where metrics are on; of no hurry."""
 
     def __bool__(self) -> bool:
         return bool(self.opened or self.failures or self.drafted or self.grown or self.shadows)
@@ -112,11 +115,14 @@ def run_steps(
             speculations, catch_ups = _sound(speculations, results), _sound(catch_ups, results)
             results = StepResults()
         if steps and interrupted():
-            return steps
+            break
         taken = sum(_advance(*each, results) for each in _by_drafter(drafts, speculations, catch_ups).items())
         if not taken and not results:
-            return steps
+            break
         steps += taken
+    if results.took:
+        publish(results)
+    return steps
 
 
 def _sound(tasks: Sequence[Task], results: StepResults) -> list[Task]:
@@ -182,6 +188,8 @@ def _advance(drafter: AnyDrafter, group: _DrafterBatch, results: StepResults) ->
     step_ms = (time.monotonic() - started) * 1e3
     batch = len(group.sessions)
     results.sessions, results.rows = batch, rows
+    if rows and metrics.is_on():
+        results.took.append((step_ms / 1e3, rows, batch))
     for task in group.drafts:
         task.forward_ms += step_ms
         task.rows, task.batch = rows, batch

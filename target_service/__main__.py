@@ -15,7 +15,7 @@ from paceline.engine.parallel.place import Place, place_from
 from paceline.models.tokenizer import load_tokenizer
 from paceline.rpc.frames import first_to_end
 from paceline.rpc.servicer import serve_sessions
-from paceline.runtime import telemetry
+from paceline.runtime import logs, metrics, telemetry
 from paceline.runtime.config import TargetConfig
 from paceline.runtime.options import parse_config
 from paceline.runtime.process import run_service
@@ -42,9 +42,11 @@ async def serve(config: TargetConfig, place: Place | None = None) -> None:
         PeerUnavailable: a rank was lost.
         PacelineError: the model can't be served, or the port is taken.
     """
+    logs.use_format(config.server.log_format)
     watch = LossWatch()
     with engine_loader(config, place, watch) as load_engine:
         telemetry.configure("paceline-target", config.traces)
+        metrics.configure("paceline-target", config.server, model=config.model)
         executor = Executor("target-engine")
 
         async def load() -> TargetServicer:
@@ -63,6 +65,7 @@ async def serve(config: TargetConfig, place: Place | None = None) -> None:
         finally:
             executor.close()
             telemetry.shutdown()
+            metrics.shutdown()
     watch.check()
 
 
@@ -94,6 +97,7 @@ def start(config: TargetConfig) -> Coroutine[Any, Any, None]:
 
 
 async def _follow(config: TargetConfig, place: Place) -> None:
+    logs.use_format(config.server.log_format)
     # Nothing else is on this loop.
     run_rank(config.model, config.engine, place)
 

@@ -13,8 +13,9 @@ from paceline.protocol.proposal import MAX_PROPOSAL_NODES, ROOT, Acceptance, Pro
 from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.protocol.session import SessionSpec
 from paceline.protocol.target import Round
+from paceline.runtime import metrics
 from target_service.session import PendingRound, Session
-from target_service.step import RoundWork, Step, run_step
+from target_service.step import RoundWork, Step, StepResult, run_step
 
 MEASURED_AS = 0
 """The number of the session that is measured; others count from 1."""
@@ -43,6 +44,11 @@ class TargetMeter:
         """As they are now."""
         beside = self._beside if self._beside.is_measured else self._alone
         return TargetCosts(self._alone.line, beside.line, self._sessions, self._rows, queue)
+
+
+def count_step(step: Step, result: StepResult) -> None:
+    """A step is over, and what came of it has left."""
+    metrics.stepped(result.seconds, step.plan.rows, len(step.sessions))
 
 
 class _Nobody:

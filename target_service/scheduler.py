@@ -32,11 +32,11 @@ from paceline.protocol.errors import PacelineError, PeerUnavailable, UnknownSess
 from paceline.protocol.records import StepTimings
 from paceline.protocol.target import Prefetch, PromptPiece, Round, TargetOpen, TargetOpened, Verdict
 from paceline.rpc.sessions import SessionOwner, SessionScheduler
-from paceline.runtime import telemetry
+from paceline.runtime import metrics, telemetry
 from paceline.runtime.config import TargetConfig
 from target_service.admission import Admission, make_room
 from target_service.batching import Batcher
-from target_service.meter import TargetMeter
+from target_service.meter import TargetMeter, count_step
 from target_service.prompt_rows import wanted_rows
 from target_service.session import Session, check_open, rows_to_reserve, shared_prefix
 from target_service.step import PrefillWork, RoundWork, Step, StepResult, gather_step, run_step
@@ -100,6 +100,11 @@ class TargetScheduler(SessionScheduler[Session]):
     def queue_length(self) -> int:
         """Sessions that wait for grammar, room or prefix, and rounds that wait for a step."""
         return len(self._admission) + len(self._opening) + len(self._ready)
+
+    @property
+    def waiting(self) -> int:
+        """Sessions that wait for grammar, room or prefix."""
+        return len(self._admission) + len(self._opening)
 
     @property
     def costs(self) -> TargetCosts:
@@ -223,6 +228,7 @@ class TargetScheduler(SessionScheduler[Session]):
                 return
 
     def _on_admitted(self, session: Session) -> None:
+        metrics.prefix_admitted(session.reused, session.prefill_left)
         if session.prefill_left:
             self._opening[session.key] = session
             return
@@ -235,8 +241,10 @@ class TargetScheduler(SessionScheduler[Session]):
         """Run a step, and those after it that need nothing of the loop."""
         loop = asyncio.get_running_loop()
 
-        def publish(events: _Events) -> None:
+        def publish(events: _Events, done: tuple[Step, StepResult] | None = None) -> None:
             loop.call_soon_threadsafe(self._send, events)
+            if done is not None and metrics.is_on():
+                loop.call_soon_threadsafe(count_step, *done)
 
         self._take_out(step)
         await self._engage(self._go_on, step, publish)
@@ -253,7 +261,7 @@ class TargetScheduler(SessionScheduler[Session]):
         for work in step.rounds:
             self._ready.pop(work.session.key, None)
 
-    def _go_on(self, first: Step, publish: Callable[[_Events], None]) -> None:
+    def _go_on(self, first: Step, publish: Callable[..., None]) -> None:
         """On the executor's thread: run a step, then the next, as long as those need nothing of the loop."""
         step: Step | None = first
         while step is not None:
@@ -266,12 +274,13 @@ class TargetScheduler(SessionScheduler[Session]):
                 logger.exception("step failed: sessions=%s", ",".join(str(session.id) for session in step.sessions))
                 publish([(session, session.defect(error)) for session in step.sessions])
                 return
+            done = step, result
             with self._lock:
                 events = self._take_in(step, result)
                 step = gather_step(self._ready.values(), (), self._settings, 0) if self._may_go_on() else None
                 if step is not None:
                     self._take_out(step)
-            publish(events)
+            publish(events, done)
 
     def _may_go_on(self) -> bool:
         """Whether a step can begin with no session admitted, freed or awaited before it."""

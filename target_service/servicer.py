@@ -20,6 +20,7 @@ from paceline.rpc.cost_messages import TARGET_COSTS
 from paceline.rpc.link_kinds import TARGET
 from paceline.rpc.servicer import SessionServicer
 from paceline.rpc.statuses import typed_errors
+from paceline.runtime import metrics
 from paceline.runtime.config import TargetConfig
 from paceline.v1 import target_service_pb2 as pb
 from paceline.v1 import target_service_pb2_grpc as pb_grpc
@@ -48,6 +49,9 @@ class TargetServicer(SessionServicer[TargetScheduler], pb_grpc.TargetServiceServ
             reports_prompts=True,
         )
         super().__init__(TARGET, TargetScheduler(engine, executor, config, grammars, line), welcome)
+        metrics.watch_service(self.scheduler, lambda: engine.kv_rows, engine.info.max_kv_rows)
+        if grammars is not None:
+            metrics.watch_grammars(lambda: grammars.workers)
         self._life = asyncio.create_task(self._show_life(), name="target's signs of life")
 
     async def close(self) -> None:

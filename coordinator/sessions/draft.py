@@ -29,6 +29,7 @@ from paceline.protocol.proposal import COPYING, MAX_PROPOSAL_NODES, Acceptance, 
 from paceline.protocol.records import StepTimings
 from paceline.protocol.session import Failure
 from paceline.protocol.target import Round
+from paceline.runtime import metrics
 from paceline.sampling.drafted import draft_key
 
 logger = logging.getLogger(__name__)
@@ -266,6 +267,7 @@ class DraftSession:
         self._id = None
         self.is_late = False
         self._arrived.set()
+        metrics.fell_back("draft_lost")
         logger.warning("draft lost, going on target-only: error=%s", error.for_log)
 
     def _put(self, drafted: DraftedProposal) -> None:
@@ -336,12 +338,14 @@ class DraftSession:
                 await self._arrived.wait()
         except TimeoutError:
             self.is_late = True
+            metrics.fell_back("draft_late")
             logger.info("draft is late, going on target-only: session=%s timeout_s=%g", self._id, timeout_s)
         return self._cache.take()
 
     def _give_up(self, reason: str, *, for_good: bool = False) -> None:
         """Drop the session and what it sent; the next commit after a pause opens it anew, unless it is for good."""
         pause_s = math.inf if for_good else self._pause_s
+        metrics.fell_back("draft_failed")
         logger.warning(
             "draft failed, going on without it: address=%s session=%s retry_in_s=%g error=%s",
             self._peer and self._peer.link.address, self._id, pause_s, reason,

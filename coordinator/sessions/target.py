@@ -41,6 +41,7 @@ from paceline.protocol.target import (
     TargetOpened,
     Verdict,
 )
+from paceline.runtime import metrics
 
 logger = logging.getLogger(__name__)
 
@@ -216,6 +217,7 @@ class TargetSession:
                 hopeless = self._is_final(error) or refusals > MAX_REFUSALS or deaths > MAX_DEATHS
                 if hopeless or time.monotonic() >= deadline:
                     raise
+                metrics.fell_back("target_lost")
                 logger.warning(
                     "target session lost, opening it anew: address=%s session=%s base_length=%d error=%s",
                     self._peer and self._peer.link.address, self._id, len(committed) - 1, error.for_log,
@@ -362,6 +364,7 @@ class TargetSession:
 
     def _leave_out(self, base_length: int, error: InvalidInput) -> None:
         """End the session: the target may still be verifying the round for which something was prefetched."""
+        metrics.fell_back("proposal_refused")
         logger.warning(
             "target refused what was proposed, the round goes without: session=%s base_length=%d error=%s",
             self._id, base_length, error.for_log,

@@ -65,6 +65,11 @@ class WorkerPool:
         self._look_s = min(LONG_S, settings.compile_ms / 4e3, settings.step_ms / 4e3)
         """How often it looks for new deadlines."""
 
+    @property
+    def size(self) -> int:
+        """Workers that there are; may be asked on any thread."""
+        return len(self._workers)
+
     def join(self, grammar: Grammar) -> tuple[int, WorkerHandle]:
         """Begin to follow a grammar: the session's id, and the worker, which may have to be made."""
         with self._settling():

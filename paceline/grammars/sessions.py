@@ -40,6 +40,11 @@ class Grammars:
         """
         return GrammarSession(self._pool, grammar, end_token_ids, prompt_length)
 
+    @property
+    def workers(self) -> int:
+        """Processes that follow a grammar; may be asked on any thread."""
+        return self._pool.size
+
     def close(self) -> None:
         """End every worker. Harmless when repeated."""
         self._pool.close()

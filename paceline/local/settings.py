@@ -58,6 +58,13 @@ class ServeSettings(ModelSettings, RankSettings, RequestSettings, StopSettings):
     target_port: Port = Field(TARGET_PORT, description="The target service's port.")
     http: bool = Field(True, description="Open OpenAI's API, too: an HTTP gateway in front of the coordinator.")
     http_port: Port = Field(HTTP_PORT, description="The gateway's port; 0 takes a free one.")
+    metrics_port: int | None = Field(
+        None,
+        ge=0,
+        le=65533,
+        description="The coordinator's for Prometheus; the draft's and target's are the next two.",
+    )
+    vllm_metrics: bool = Field(False, description="Expose vLLM's names for metrics, too.")
     tls: Path | None = Field(
         None, description="Folder of role certificates (paceline certs): mutual TLS on every edge."
     )
@@ -163,6 +170,7 @@ def target_flags(settings: ServeSettings, threads: int) -> Flags:
         "engine.threads": threads,
         "model": settings.model,
         "server.port": settings.target_port,
+        **_metrics(settings, 2),
         **server_tls(settings.tls, PeerRole.TARGET),
     }
 
@@ -177,6 +185,7 @@ def draft_flags(settings: ServeSettings, threads: int) -> Flags:
         "drafters": [f"{MODEL}:{settings.draft_model}"],
         "target_model": settings.model,
         "server.port": settings.draft_port,
+        **_metrics(settings, 1),
         **server_tls(settings.tls, PeerRole.DRAFT),
     }
 
@@ -190,6 +199,7 @@ def coordinator_flags(settings: ServeSettings, target: str, draft: str | None) -
         "drafter": DrafterChoice.parse(settings.drafter).kind,
         "server.host": settings.host,
         "server.port": settings.port,
+        **_metrics(settings, 0),
         "target.address": target,
         "draft.address": draft,
         **server_tls(settings.tls, PeerRole.COORDINATOR),
@@ -209,6 +219,15 @@ def gateway_flags(settings: ServeSettings, coordinator: str) -> Flags:
         "server.port": settings.http_port,
         "coordinator.address": coordinator,
         **gateway_tls(settings.tls),
+    }
+
+
+def _metrics(settings: ServeSettings, place: int) -> Flags:
+    """A service's own port, that many behind the coordinator's; 0 takes any."""
+    port = settings.metrics_port
+    return {
+        "server.metrics_port": port + place if port else port,
+        "server.vllm_metrics": settings.vllm_metrics or None,
     }
 
 

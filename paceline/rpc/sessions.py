@@ -22,6 +22,7 @@ from paceline.protocol.errors import (
 )
 from paceline.protocol.session import Close, SessionSpec
 from paceline.rpc.frames import FrameWriter
+from paceline.runtime import logs, metrics
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +93,11 @@ class SessionScheduler(ABC, Generic[Session]):
         """Sessions that are open."""
         return len(self._open)
 
+    @property
+    def waiting(self) -> int:
+        """Those among them that no step serves yet."""
+        return 0
+
     @abstractmethod
     def open(self, owner: SessionOwner, command: Any) -> Session:
         """Begin a session; a `PacelineError` refuses it."""
@@ -151,7 +157,11 @@ class SessionScheduler(ABC, Generic[Session]):
         """Tell the other side and end the session."""
         if session.closed:
             return
-        logger.warning("session failed: session=%d reason=%s error=%s", session.id, error.reason, error.for_log)
+        logger.warning(
+            "session failed: session=%d trace=%s reason=%s error=%s",
+            session.id, logs.trace_of(session.facts.traceparent), error.reason, error.for_log,
+        )  # fmt: skip
+        metrics.session_failed(error)
         self.close(session)
         session.owner.forget(session.id)
         session.owner.send(failure_of(session.id, error, session_closed=True), urgent=False)
@@ -215,6 +225,7 @@ class LinkSessions(Generic[Session]):
             self._check_room()
             self._sessions[command.session_id] = self._scheduler.open(self, command)
         except PacelineError as error:
+            metrics.session_refused(error)
             self.send(failure_of(command.session_id, error, session_closed=True), urgent=False)
 
     def _check_room(self) -> None:

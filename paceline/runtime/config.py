@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from paceline.protocol.proposal import AUTO, NONE
 from paceline.protocol.target import LIFE_SIGN_MS
+from paceline.runtime.logs import LogFormat
 from paceline.runtime.roles import PeerRole, RolePolicy
 from paceline.runtime.sources import Given, load
 
@@ -78,6 +79,9 @@ class StopSettings(_Settings):
     """What `paceline serve` passes on to every service."""
 
     drain_seconds: float = Field(5.0, ge=0, le=600, description="Time that running sessions get on SIGTERM.")
+    log_format: LogFormat = Field(
+        "console", description="Of log lines: console, for people, or json, one object each."
+    )
 
 
 class ServerSettings(StopSettings):
@@ -87,6 +91,12 @@ class ServerSettings(StopSettings):
     port: Port = Field(0, description="gRPC port; 0 takes a free one.")
     health_port: int | None = Field(
         None, ge=0, le=65535, description="A second, plaintext port for grpc.health.v1 alone."
+    )
+    metrics_port: int | None = Field(
+        None, ge=0, le=65535, description="A plaintext HTTP port for Prometheus, path /metrics; 0 takes a free one."
+    )
+    vllm_metrics: bool = Field(
+        False, description="Tell Prometheus the metrics that vLLM has under vLLM's names, too."
     )
     tls_certificate: Path | None = Field(None, description="PEM certificate to serve with.")
     tls_key: Path | None = Field(None, description="PEM key of the certificate.")
@@ -320,6 +330,7 @@ class CoordinatorConfig(RequestSettings):
     record_to: Path | None = Field(
         None, description="Folder for what drafts would have got right, a line a request (paceline bench record)."
     )
+    log_prompts: bool = Field(False, description="Write the prompt of every request into the log.")
     api_keys: Path | None = Field(
         None,
         description="File of API keys (paceline keys), read again as it changes; unset: no key is asked for.",

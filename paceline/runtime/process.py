@@ -14,7 +14,7 @@ from typing import Any
 import uvloop
 
 from paceline.protocol.errors import InvalidInput, PacelineError, Unsupported, VocabularyMismatch
-from paceline.runtime.logs import log_to_stderr
+from paceline.runtime.logs import log_to_stderr, message_of
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ def run_service(name: str, start: Callable[[], Coroutine[Any, Any, None]]) -> No
 
 def find_refusal(log: Iterable[str]) -> str | None:
     """What a service refused and why, as `run_service` logged it; None: it refused nothing."""
-    found = (_REFUSAL.search(line) for line in log)
+    found = (_REFUSAL.search(message_of(line)) for line in log)
     return next((match[1] for match in found if match), None)
 
 

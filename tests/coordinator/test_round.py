@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from coordinator.observer import RequestObserver
 from coordinator.policy.drafting import Drafting, DraftingSettings
 from coordinator.policy.planner import Planner
 from coordinator.round import run_rounds
@@ -22,7 +23,6 @@ from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.protocol.target import Round, TargetCommand, Verdict
 from paceline.rpc.peer_link import TargetLink
-from paceline.runtime.telemetry import RequestTrace
 from tests.coordinator.test_target_session import RecordingLink
 
 VOCAB = 64
@@ -73,6 +73,18 @@ def request(link: RecordingLink) -> tuple[GenerationTask, Sequence, TargetSessio
     return task, Sequence(task, TableTokenizer(VOCAB, None)), TargetSession(pool, task), drafting
 
 
+async def observed_rounds(
+    task: GenerationTask,
+    sequence: Sequence,
+    target: TargetSession,
+    drafting: Drafting,
+    outbox: Outbox,
+    stats: StatsBuilder,
+) -> None:
+    with RequestObserver("", None) as observer:
+        await run_rounds(task, sequence, target, drafting, outbox, stats, RequestTrace(), observer)
+
+
 async def test_a_client_that_does_not_read_bounds_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbox_module, "MAX_UNREAD_BYTES", 5 * MOST_BYTES_PER_TOKEN)
     monkeypatch.setattr(outbox_module, "BYTES_PER_TOKEN", MOST_BYTES_PER_TOKEN)
@@ -85,9 +97,7 @@ async def test_a_client_that_does_not_read_bounds_the_run(monkeypatch: pytest.Mo
 
     outbox = Outbox(write, target.close)
     writer = asyncio.create_task(outbox.run())
-    rounds = asyncio.create_task(
-        run_rounds(task, sequence, target, drafting, outbox, StatsBuilder(0.0), RequestTrace())
-    )
+    rounds = asyncio.create_task(observed_rounds(task, sequence, target, drafting, outbox, StatsBuilder(0.0)))
     for _ in range(500):
         await asyncio.sleep(0)
     committed = len(sequence.ids) - len(PROMPT)
@@ -109,7 +119,7 @@ async def test_a_whole_text_takes_few_messages() -> None:
 
     outbox = Outbox(write, target.close)
     writer = asyncio.create_task(outbox.run())
-    await run_rounds(task, sequence, target, drafting, outbox, stats, RequestTrace())
+    await observed_rounds(task, sequence, target, drafting, outbox, stats)
     writer.cancel()
     assert len(sequence.ids) == len(PROMPT) + LENGTH
     sent = [command for command in link.sent if isinstance(command, Round)]

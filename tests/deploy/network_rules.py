@@ -1,4 +1,4 @@
-"""The rule of NetworkPolicies: open are the architecture's edges, DNS and traces, and nothing else."""
+"""The rule of NetworkPolicies: open are the architecture's edges, DNS, traces and metrics, and nothing else."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from paceline.runtime.config import COORDINATOR_PORT, DRAFT_PORT, TARGET_PORT
 from tests.deploy.rendering import Object, Workload, matches, of_kind, workloads
 
 OTLP_PORT = 4317
+METRICS_PORT = 9464
+OUTSIDE = {"observability": "otlp", "monitoring": "monitoring"}
+"""What we call who is in a namespace of others."""
 ANY = "any"
 
 
@@ -29,7 +32,7 @@ def architecture(objects: list[Object]) -> set[Edge]:
     }
     roles = {workload.role for workload in workloads(objects)}
     for role in roles:
-        edges |= {Edge(role, "dns", 53), Edge(role, "otlp", OTLP_PORT)}
+        edges |= {Edge(role, "dns", 53), Edge(role, "otlp", OTLP_PORT), Edge("monitoring", role, METRICS_PORT)}
     if any(workload.part == "worker" for workload in workloads(objects)):
         edges.add(Edge("target", "target", ANY))
     return edges
@@ -81,8 +84,8 @@ def _names(peer: Object, pods: list[Workload]) -> set[str]:
     space = peer.get("namespaceSelector", {}).get("matchLabels", {}).get("kubernetes.io/metadata.name")
     if space == "kube-system" and peer["podSelector"]["matchLabels"] == {"k8s-app": "kube-dns"}:
         return {"dns"}
-    if space == "observability":
-        return {"otlp"}
+    if space in OUTSIDE:
+        return {OUTSIDE[space]}
     if "podSelector" in peer and "namespaceSelector" not in peer:
         return {workload.role for workload in pods if matches(peer["podSelector"], workload.labels)}
     return {str(peer)}

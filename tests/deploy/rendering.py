@@ -47,9 +47,9 @@ COMPOSITIONS = (
     *map(Composition, OVERLAYS),
     Composition("base"),
     Composition("base/lws"),
-    *(Composition("base", (name,)) for name in ("gpu-small", "gpu-large", "otel", "tls", "networkpolicy")),
-    Composition("base", ("otel", "keda")),
-    Composition("base/lws", ("gpu-small", "otel", "tls", "networkpolicy")),
+    *(Composition("base", (name,)) for name in ("gpu-small", "gpu-large", "otel", "metrics", "tls", "networkpolicy")),
+    Composition("base", ("metrics", "keda")),
+    Composition("base/lws", ("gpu-small", "otel", "metrics", "tls", "networkpolicy")),
     Composition("base", ("gpu-small", "gpu-large", "otel", "tls", "networkpolicy", "disaggregatedset")),
     Composition("overlays/single-node-gpu", ("networkpolicy", "disaggregatedset")),
 )

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
-import re
 import shlex
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import yaml
 
-import draft_service.__main__ as draft_main
-import target_service.__main__ as target_main
-from paceline.runtime import spans
+from paceline.runtime.metrics.catalogue import CATALOGUE
 from tests.deploy import network_rules, pod_rules, schemas, wiring_rules
 from tests.deploy.rendering import (
     COMPOSITIONS,
@@ -25,12 +20,15 @@ from tests.deploy.rendering import (
     NAMED_COMPONENTS,
     Composition,
     Object,
+    matches,
     named,
     of_kind,
     parse,
     render,
+    workloads,
 )
 from tests.docs.test_commands import check_paceline
+from tests.metrics.scrape import selectors
 
 Rule = Callable[[list[Object]], Iterator[str]]
 RULES: tuple[Rule, ...] = (*pod_rules.RULES, *wiring_rules.RULES, *network_rules.RULES)
@@ -63,13 +61,23 @@ def test_custom_objects_are_valid_by_the_published_schema(kind: str) -> None:
     assert not [error for thing in objects for error in schemas.published_errors(thing)]
 
 
-@pytest.mark.parametrize(("role", "module"), [("target", target_main), ("draft", draft_main)])
-def test_what_scales_a_role_are_its_own_spans(role: str, module: ModuleType) -> None:
-    scaled = named(render(Composition("base", ("otel", "keda"))), "ScaledObject", f"paceline-{role}")
-    query = scaled["spec"]["triggers"][0]["metadata"]["query"]
-    (service,), (span,) = re.findall(r'service_name="(.*?)"', query), re.findall(r'span_name="(.*?)"', query)
-    assert f'telemetry.configure("{service}", config.traces)' in inspect.getsource(module)
-    assert f'("{span}", timings.{span}_ms)' in inspect.getsource(spans)
+def test_what_scales_a_role_is_a_metric_that_is_scraped() -> None:
+    """The query's names and values of labels are of the catalogue (`tests/metrics` asks services that run)."""
+    objects = render(Composition("base", ("metrics", "keda")))
+    series = {f"{spec.exposed}{suffix}": spec for spec in CATALOGUE for suffix in ("", "_sum", "_count")}
+    for role in ("target", "draft"):
+        scaled = named(objects, "ScaledObject", f"paceline-{role}")
+        chosen = [*selectors(scaled["spec"]["triggers"][0]["metadata"]["query"])]
+        assert chosen
+        for selector in chosen:
+            listed = {label.exposed: label.values for label in series[selector.name].labels}
+            assert all(value in listed[label] for label, _, value in selector.matchers)
+    (monitor,) = of_kind(objects, "PodMonitor")
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    for workload in workloads(objects):
+        ports = {port["name"]: port["containerPort"] for port in workload.container["ports"]}
+        assert ports[endpoint["port"]] == network_rules.METRICS_PORT
+        assert matches(monitor["spec"]["selector"], workload.labels)
 
 
 def test_ray_takes_what_the_overlay_gives_it() -> None:

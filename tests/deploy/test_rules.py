@@ -19,7 +19,7 @@ SINGLE = Composition("overlays/single-node-gpu")
 RANKS = Composition("base/lws")
 POLICIES = Composition("base", ("networkpolicy",))
 RANK_POLICIES = Composition("base/lws", ("networkpolicy",))
-SCALED = Composition("base", ("otel", "keda"))
+SCALED = Composition("base", ("metrics", "keda"))
 Change = Callable[[list[Object]], Any]
 Rule = Callable[[list[Object]], Any]
 

@@ -88,7 +88,7 @@ def environment_is_known(objects: list[Object]) -> Iterator[str]:
 
 def _is_read(name: str) -> bool:
     if name.startswith("OTEL_"):
-        return name in vars(otel_variables).values() or name == "OTEL_TRACES_EXPORTER"
+        return name in vars(otel_variables).values() or name in ("OTEL_TRACES_EXPORTER", "OTEL_METRICS_EXPORTER")
     if name.startswith("NUMBA_"):
         return hasattr(numba.config, name.removeprefix("NUMBA_"))
     return name in HELPERS | LIBRARIES | {"PACELINE_HOME"}
@@ -101,7 +101,7 @@ def ports_agree(objects: list[Object]) -> Iterator[str]:
             continue
         listens = server(workload, objects)
         ports = {port["name"]: port["containerPort"] for port in workload.container["ports"]}
-        expected = {"grpc": listens.port, "health": listens.health_port}
+        expected = {"grpc": listens.port, "health": listens.health_port, "metrics": listens.metrics_port}
         if any(ports.get(name) != port for name, port in expected.items()):
             yield f"{workload.name}: has ports {ports} and settings {expected}"
         if listens.host not in ("0.0.0.0", "::"):

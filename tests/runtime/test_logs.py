@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import logging
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
-from paceline.runtime.logs import MAX_LINE_CHARACTERS, OneLine, one_line
+from paceline.runtime import process
+from paceline.runtime.logs import MAX_LINE_CHARACTERS, JsonLine, OneLine, one_line, speak_of
+from paceline.runtime.process import find_refusal
 
 
 @pytest.mark.parametrize(
@@ -55,3 +60,58 @@ def test_services_log_through_it() -> None:
     code = "import logging; from paceline.runtime.logs import log_to_stderr; log_to_stderr(); logging.info('a\\nb')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.endswith(" INFO root a\\nb\n")
+
+
+def as_json(message: str, *arguments: object, error: Exception | None = None) -> dict[str, Any]:
+    info = (type(error), error, None) if error else None
+    record = logging.LogRecord("paceline.test", logging.WARNING, __file__, 1, message, arguments, info)
+    line = JsonLine("rank 1: ").format(record)
+    assert line.isprintable()
+    assert line.isascii()
+    fields: dict[str, Any] = json.loads(line)
+    return fields
+
+
+def test_a_messages_facts_are_fields_of_json() -> None:
+    fields = as_json("100%% done: session=%d reason=%s after %g of seconds=%.1f", 7, "length", 2.0, 0.25)
+    assert fields["message"] == "100% done: session=7 reason=length after 2 of seconds=0.2"
+    assert (fields["level"], fields["logger"], fields["speaker"]) == ("WARNING", "paceline.test", "rank 1")
+    assert fields["session"] == 7
+    assert fields["reason"] == "length"
+    assert fields["seconds"] == 0.25
+    assert fields.keys() == {"time", "level", "logger", "speaker", "message", "session", "reason", "seconds"}
+
+
+def test_json_is_harmless_whatever_is_in_it() -> None:
+    hostile = 'x\n{"level": "ERROR"}\x1b[2J\u2028' + "y" * 2 * MAX_LINE_CHARACTERS
+    fields = as_json("link up: incarnation=%s", hostile, error=ValueError(hostile))
+    assert fields["level"] == "WARNING"
+    assert r"x\n{" in fields["incarnation"]
+    assert all(len(line) < MAX_LINE_CHARACTERS + 200 and line.isprintable() for line in fields["stack"])
+
+
+def test_a_fact_takes_no_fields_place() -> None:
+    assert as_json("forged: level=%s time=%s", "ERROR", "never")["level"] == "WARNING"
+
+
+@pytest.mark.parametrize("formatter", [OneLine(), JsonLine()], ids=["console", "json"])
+async def test_what_is_logged_for_a_request_says_so(formatter: logging.Formatter) -> None:
+    record = logging.LogRecord("paceline.test", logging.INFO, __file__, 1, "late: session=%d", (3,), None)
+
+    async def log() -> str:
+        return formatter.format(record)
+
+    with speak_of(request="r\n1", trace=""):
+        within = await asyncio.create_task(log())
+    assert r"r\n1" in within.replace("\\\\", "\\")
+    assert "trace" not in within
+    assert "r" + r"\n1" not in formatter.format(record)
+
+
+def test_a_refusal_is_found_in_either_format() -> None:
+    record = logging.LogRecord(
+        process.__name__, logging.ERROR, __file__, 1, "%s refused: %s", ("target service", "no"), None
+    )
+    for formatter in (OneLine(), JsonLine()):
+        assert find_refusal(["", formatter.format(record)]) == "target service refused: no"
+    assert find_refusal(['{"message": "x"}', "{", "[1]"]) is None

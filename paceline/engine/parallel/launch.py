@@ -23,7 +23,7 @@ from multiprocessing.context import SpawnProcess
 from paceline.engine.parallel.place import Place
 from paceline.protocol.errors import PacelineError
 from paceline.runtime.config import LOCALHOST, EngineSettings
-from paceline.runtime.logs import log_to_stderr
+from paceline.runtime.logs import LogFormat, format_in_use, log_to_stderr
 from paceline.runtime.process import FAILED, describe_exit
 from paceline.runtime.stopping import stop_signals
 from paceline.sampling import racing
@@ -61,7 +61,10 @@ class RankProcesses:
             place = Place(rank, degree, rank, degree, port=self.place.port)
             # Not a fork: gRPC and OpenMP threads don't survive one.
             process = context.Process(
-                target=_child, args=(model, settings, place, os.getpid()), name=f"rank-{rank}", daemon=True
+                target=_child,
+                args=(model, settings, place, os.getpid(), format_in_use()),
+                name=f"rank-{rank}",
+                daemon=True,
             )
             process.start()
             self._ranks[rank] = process
@@ -106,10 +109,10 @@ def run_rank(model: str, settings: EngineSettings, place: Place) -> None:
     serve_rank(model, settings, place)
 
 
-def _child(model: str, settings: EngineSettings, place: Place, parent: int) -> None:
+def _child(model: str, settings: EngineSettings, place: Place, parent: int, log_format: LogFormat) -> None:
     """The whole life of a started rank; it has no interpreter's end, which may wait for a group that is broken."""
     _end_with_parent(parent)
-    log_to_stderr(f"rank {place.rank}: ")
+    log_to_stderr(f"rank {place.rank}: ", log_format)
     code = 0
     try:
         run_rank(model, settings, place)

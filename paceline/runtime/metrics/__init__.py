@@ -1,0 +1,33 @@
+"""OpenTelemetry metrics of every service, over OTLP and for Prometheus; off, and at no cost, unless asked for."""
+
+from paceline.runtime.metrics.exporters import configure, exposition, is_on, shutdown
+from paceline.runtime.metrics.http import http_request_done
+from paceline.runtime.metrics.requests import RequestMeter, fell_back
+from paceline.runtime.metrics.steps import (
+    prefix_admitted,
+    proposal_sent,
+    session_failed,
+    session_refused,
+    shadow_sent,
+    stepped,
+    watch_grammars,
+    watch_service,
+)
+
+__all__ = [
+    "RequestMeter",
+    "configure",
+    "exposition",
+    "fell_back",
+    "http_request_done",
+    "is_on",
+    "prefix_admitted",
+    "proposal_sent",
+    "session_failed",
+    "session_refused",
+    "shadow_sent",
+    "shutdown",
+    "stepped",
+    "watch_grammars",
+    "watch_service",
+]

@@ -1,0 +1,180 @@
+"""Who reads the metrics: Prometheus, over HTTP or as text, and an OTLP receiver.
+
+Off unless a port or an exposition is asked for, or the standard `OTEL_*` variables name an OTLP receiver. While off,
+neither opentelemetry nor prometheus_client is imported.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from paceline.protocol.errors import InvalidInput, Unsupported
+from paceline.runtime.config import ServerSettings
+from paceline.runtime.metrics import recorder as recording
+from paceline.runtime.metrics.catalogue import CATALOGUE, DRAFT, GATEWAY, of_service
+from paceline.runtime.metrics.recorder import MetricRecorder
+from paceline.runtime.metrics.requests import watch_requests
+from paceline.runtime.metrics.vllm_names import SOURCES, aliases
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.metrics.export import MetricReader
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.core import Metric
+
+logger = logging.getLogger(__name__)
+
+NAMESPACE = "paceline-"
+DEFAULTS = ServerSettings()
+SHUTDOWN_MS = 5_000
+"""Longest time that a receiver which does not answer may hold a service up that ends."""
+_exporting: _Exporting | None = None
+
+
+def configure(
+    service_name: str, settings: ServerSettings = DEFAULTS, *, model: str = "", exposed: bool = False
+) -> bool:
+    """Switch metrics on if somebody is to read them; returns whether they are on.
+
+    Args:
+        service_name: `service.name`, unless `OTEL_SERVICE_NAME` is set; behind `paceline-` the catalogue's service.
+        settings: `host` and `metrics_port`, where Prometheus asks; `vllm_metrics`.
+        model: what is served.
+        exposed: whether `exposition` will be asked.
+
+    Raises:
+        Unsupported: they are asked for and the extra `otel` isn't installed.
+        InvalidInput: the port is taken, or an exporter or protocol that is not supported.
+    """
+    global _exporting
+    otlp = _wants_otlp(os.environ)
+    shutdown()
+    exposed = exposed or settings.metrics_port is not None
+    if not exposed and not otlp:
+        return False
+    try:
+        _exporting = _Exporting(service_name, settings, model, otlp=otlp, exposed=exposed)
+    except ImportError as error:
+        raise Unsupported("metrics need opentelemetry and prometheus_client: pip install 'paceline[otel]'") from error
+    recording.activate(_exporting.recorder)
+    watch_requests()
+    return True
+
+
+def is_on() -> bool:
+    """Whether anything is recorded."""
+    return _exporting is not None
+
+
+def exposition() -> tuple[bytes, str]:
+    """What Prometheus is told now, and its content type; empty where `configure` was not told of it."""
+    if _exporting is None:
+        return b"", "text/plain; version=0.0.4; charset=utf-8"
+    from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+    return generate_latest(_exporting.registry), CONTENT_TYPE_LATEST
+
+
+def shutdown() -> None:
+    """Export what is pending and switch metrics off. Blocks until the exporter has finished."""
+    global _exporting
+    exporting, _exporting = _exporting, None
+    recording.activate(None)
+    if exporting is not None:
+        exporting.close()
+
+
+class _Exporting:
+    """The SDK, imported on construction."""
+
+    def __init__(self, service_name: str, settings: ServerSettings, model: str, *, otlp: bool, exposed: bool) -> None:
+        from opentelemetry.sdk.metrics import AlwaysOffExemplarFilter, MeterProvider
+        from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+        from prometheus_client import CollectorRegistry
+
+        service = service_name.removeprefix(NAMESPACE)
+        own = CollectorRegistry()
+        readers: list[MetricReader] = [_otlp_reader()] if otlp else []
+        if exposed:
+            readers.append(_prometheus_reader(own))
+        named = {} if os.environ.get("OTEL_SERVICE_NAME") else {SERVICE_NAME: service_name}
+        self._provider = MeterProvider(readers, Resource.create(named), AlwaysOffExemplarFilter())
+        specs = of_service(service)
+        vllm = settings.vllm_metrics and service != DRAFT
+        wanted = {*specs, *SOURCES} if vllm and service == GATEWAY else {*specs}
+        made = [spec for spec in CATALOGUE if spec in wanted]
+        self.recorder = MetricRecorder(self._provider.get_meter("paceline"), made, service, model)
+        hidden = frozenset(spec.exposed.removesuffix("_total") for spec in made if spec not in specs)
+        self.registry = CollectorRegistry()
+        self.registry.register(_Exposition(own, hidden, model if vllm else None))
+        self._server = None if settings.metrics_port is None else _serve(settings, self.registry)
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+        self._provider.shutdown(SHUTDOWN_MS)
+
+
+class _Exposition:
+    """A service's own metrics, and vLLM's names for them if they are asked for.
+
+    Args:
+        own: what the SDK exposes.
+        hidden: names of metrics that are there for vLLM's names only.
+        model: vLLM's label; None: its names are not asked for.
+    """
+
+    def __init__(self, own: CollectorRegistry, hidden: frozenset[str], model: str | None) -> None:
+        self._own = own
+        self._hidden = hidden
+        self._model = model
+
+    def collect(self) -> Iterator[Metric]:
+        """prometheus_client's own name for it; called by the thread of whoever asks."""
+        families = [*self._own.collect()]
+        yield from (family for family in families if family.name not in self._hidden)
+        if self._model is not None:
+            yield from aliases(families, self._model)
+
+
+def _serve(settings: ServerSettings, registry: CollectorRegistry) -> Any:
+    from prometheus_client import start_http_server
+
+    assert settings.metrics_port is not None
+    try:
+        server, _ = start_http_server(settings.metrics_port, settings.host, registry)
+    except OSError as error:
+        address = f"{settings.host}:{settings.metrics_port}"
+        raise InvalidInput.of("server.metrics_port", address, "a free port of this machine") from error
+    logger.info("metrics: path=/metrics host=%s port=%d", settings.host, server.server_port)
+    return server
+
+
+def _wants_otlp(environment: Mapping[str, str]) -> bool:
+    exporter = environment.get("OTEL_METRICS_EXPORTER", "")
+    if environment.get("OTEL_SDK_DISABLED", "").lower() == "true" or exporter == "none":
+        return False
+    if exporter not in ("", "otlp"):
+        raise InvalidInput.of("OTEL_METRICS_EXPORTER", exporter, "otlp or none; metrics_port is for Prometheus")
+    endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT")
+    return exporter == "otlp" or any(environment.get(name) for name in endpoints)
+
+
+def _prometheus_reader(registry: CollectorRegistry) -> MetricReader:
+    from opentelemetry.exporter.prometheus import PrometheusMetricReader
+
+    return PrometheusMetricReader(scope_info_enabled=False, registry=registry)
+
+
+def _otlp_reader() -> MetricReader:
+    for name in ("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
+        protocol = os.environ.get(name, "grpc")
+        if protocol != "grpc":
+            raise InvalidInput.of(name, protocol, "grpc")
+    from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
+    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+
+    return PeriodicExportingMetricReader(OTLPMetricExporter())

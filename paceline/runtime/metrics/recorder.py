@@ -1,0 +1,135 @@
+"""What a process has counted. One recorder at most; None: metrics are off and nothing is recorded.
+
+Counters are plain integers that exporters read when they collect: adding to one costs less than a microsecond.
+Histograms are the SDK's, several microseconds each, so nothing between a verdict and the next round records one. All
+recording is on the process's event loop; exporters read from threads of their own.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from paceline.runtime.metrics.catalogue import OTHER, MetricKind, MetricLabel, MetricSpec
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import CallbackOptions, Histogram, Meter, Observation
+
+MAX_CONFIGURED_VALUES = 64
+"""Most values of a label that lists none."""
+
+Values = tuple[str, ...]
+Read = Callable[[], float]
+
+
+class MetricRecorder:
+    """The instruments of one service.
+
+    Args:
+        meter: makes them.
+        specs: what to make; what is recorded of others is dropped.
+        service: the service's name, as `catalogue.TARGET`.
+        model: what is served; a label of some.
+    """
+
+    def __init__(self, meter: Meter, specs: Iterable[MetricSpec], service: str, model: str) -> None:
+        self.service = service
+        self.model = model
+        self._attributes: dict[tuple[MetricSpec, Values], dict[str, str]] = {}
+        self._configured: dict[MetricLabel, set[str]] = {}
+        self._counts: dict[MetricSpec, dict[Values, int]] = {}
+        self._gauges: dict[MetricSpec, dict[Values, Read]] = {}
+        self._histograms: dict[MetricSpec, Histogram] = {}
+        for spec in specs:
+            self._make(meter, spec)
+
+    def count(self, spec: MetricSpec, n: int, *values: str) -> None:
+        """Add to a counter."""
+        counts = self._counts.get(spec)
+        if counts is not None:
+            bounded = self._bounded(spec, values)
+            counts[bounded] = counts.get(bounded, 0) + n
+
+    def observe(self, spec: MetricSpec, value: float, *values: str) -> None:
+        """Record one value of a histogram; what is below 0 counts as 0, as clocks may jump."""
+        histogram = self._histograms.get(spec)
+        if histogram is not None:
+            attributes = self._attributes.get((spec, values)) or self._described(spec, self._bounded(spec, values))
+            histogram.record(max(0.0, value), attributes)
+
+    def watch(self, spec: MetricSpec, read: Read, *values: str) -> None:
+        """Have a gauge read when it is collected, on an exporter's thread."""
+        if spec in self._gauges:
+            self._gauges[spec][self._bounded(spec, values)] = read
+
+    def _make(self, meter: Meter, spec: MetricSpec) -> None:
+        if spec.kind is MetricKind.HISTOGRAM:
+            bounds = [*map(float, spec.buckets)]  # an integer would be `le="1"`, which Prometheus 3 calls "1.0"
+            self._histograms[spec] = meter.create_histogram(
+                spec.name, spec.unit, spec.meaning, explicit_bucket_boundaries_advisory=bounds
+            )
+        elif spec.kind is MetricKind.GAUGE:
+            self._gauges[spec] = {}
+            meter.create_observable_gauge(spec.name, [self._gauge_reader(spec)], spec.unit, spec.meaning)
+        else:
+            self._counts[spec] = dict.fromkeys(self._from_the_start(spec), 0)
+            meter.create_observable_counter(spec.name, [self._count_reader(spec)], spec.unit, spec.meaning)
+
+    def _from_the_start(self, spec: MetricSpec) -> Iterable[Values]:
+        """Series that are there with 0, so that their first count is seen as a growth."""
+        if not all(label.shown and label.values for label in spec.labels):
+            return ()
+        roles = (self.service,)
+        return itertools.product(*(roles if label.name == "role" else label.values for label in spec.labels))
+
+    def _gauge_reader(self, spec: MetricSpec) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        from opentelemetry.metrics import Observation
+
+        def read(_: CallbackOptions) -> Iterable[Observation]:
+            known = list(self._gauges[spec].items())
+            return [Observation(value(), self._described(spec, values)) for values, value in known]
+
+        return read
+
+    def _count_reader(self, spec: MetricSpec) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        from opentelemetry.metrics import Observation
+
+        def read(_: CallbackOptions) -> Iterable[Observation]:
+            known = list(self._counts[spec].items())
+            return [Observation(value, self._described(spec, values)) for values, value in known]
+
+        return read
+
+    def _bounded(self, spec: MetricSpec, values: Values) -> Values:
+        assert len(values) == len(spec.labels), f"{spec.name} has the labels {spec.labels}"
+        return tuple(map(self._bounded_value, spec.labels, values))
+
+    def _bounded_value(self, label: MetricLabel, value: str) -> str:
+        if label.values:
+            return value if value in label.values else OTHER
+        known = self._configured.setdefault(label, set())
+        if len(known) < MAX_CONFIGURED_VALUES:
+            known.add(value)
+        return value if value in known else OTHER
+
+    def _described(self, spec: MetricSpec, values: Values) -> dict[str, str]:
+        key = spec, values
+        if key not in self._attributes:
+            labels = (label.name for label in spec.labels)
+            self._attributes[key] = {label: value for label, value in zip(labels, values, strict=True) if value}
+        return self._attributes[key]
+
+
+_active: MetricRecorder | None = None
+
+
+def active() -> MetricRecorder | None:
+    """The process's recorder; None: metrics are off."""
+    return _active
+
+
+def activate(recorder: MetricRecorder | None) -> None:
+    """Record with this one from now on."""
+    global _active
+    _active = recorder

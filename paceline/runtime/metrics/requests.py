@@ -1,0 +1,153 @@
+"""What the coordinator's requests and rounds add to the metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+
+from paceline.protocol.errors import Cancelled, InternalError, PacelineError
+from paceline.protocol.explanation import PlanExplanation
+from paceline.protocol.generation import Provenance
+from paceline.protocol.proposal import NGRAM
+from paceline.protocol.records import GenerationStats, RoundRecord
+from paceline.runtime.metrics import catalogue as names
+from paceline.runtime.metrics.recorder import MetricRecorder, active
+
+PROVIDER = "paceline"
+_states: dict[str, int] = {"waiting": 0, "running": 0}
+
+
+class RequestMeter:
+    """One request; a context manager. Of no effect while metrics are off.
+
+    A request that leaves it without `done` has failed, by the exception that it leaves with.
+    """
+
+    def __init__(self) -> None:
+        self._recorder = active()
+        self._began = time.perf_counter()
+        self._state = "waiting"
+        self._operation = "text_completion"
+        self._ended = False
+
+    def __enter__(self) -> RequestMeter:
+        _states[self._state] += 1
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, stack: TracebackType | None
+    ) -> None:
+        _states[self._state] -= 1
+        if self._recorder is not None and not self._ended:
+            self._end(self._recorder, names.reason_of(_typed(error)), failed=True)
+
+    @property
+    def explains(self) -> bool:
+        """Whether `done` makes use of an explanation."""
+        return self._recorder is not None
+
+    def asks(self, prompt_tokens: int, *, chat: bool) -> None:
+        """The request is read."""
+        if self._recorder is not None:
+            self._operation = "chat" if chat else self._operation
+            self._recorder.count(names.TOKENS_PROMPT, prompt_tokens)
+
+    def round_done(self, record: RoundRecord, provenance: Iterable[Provenance]) -> None:
+        """A round is over and the next one has left."""
+        self.first_token()
+        if self._recorder is not None:
+            _count_round(self._recorder, record)
+            for each in provenance:
+                self._recorder.count(names.TOKENS_COMMITTED, 1, each.value)
+
+    def first_token(self) -> None:
+        """The request waits no longer; of no effect when repeated."""
+        if self._state == "waiting":
+            _states["waiting"] -= 1
+            _states["running"] += 1
+            self._state = "running"
+
+    def take_rounds(self, records: Sequence[RoundRecord]) -> None:
+        """For who hears of rounds when the request has ended."""
+        for record in records:
+            self.round_done(record, ())
+
+    def done(self, stats: GenerationStats, reason: str, explanation: PlanExplanation | None = None) -> None:
+        """The text has ended, for this finish reason."""
+        if self._recorder is None:
+            return
+        labels = self._operation, PROVIDER, self._recorder.model
+        self._recorder.observe(names.FIRST_TOKEN, stats.time_to_first_token_ms / 1e3, *labels)
+        if stats.tokens_per_second > 0:
+            self._recorder.observe(names.TOKEN_DURATION, 1 / stats.tokens_per_second, *labels)
+        if stats.num_spec_steps:
+            self._recorder.observe(names.REQUEST_ACCEPTANCE, stats.mean_acceptance_length)
+        if explanation is not None and explanation.candidates:
+            _count_plans(self._recorder, explanation, sum(record.round_ms for record in stats.records))
+        self._end(self._recorder, reason, failed=False)
+
+    def _end(self, recorder: MetricRecorder, outcome: str, *, failed: bool) -> None:
+        self._ended = True
+        seconds = time.perf_counter() - self._began
+        recorder.count(names.REQUESTS_ENDED, 1, outcome)
+        labels = self._operation, PROVIDER, recorder.model
+        recorder.observe(names.REQUEST_DURATION, seconds, *labels, outcome if failed else "")
+
+
+def watch_requests() -> None:
+    """Have the requests that run shown."""
+    recorder = active()
+    if recorder is not None:
+        for state in _states:
+            recorder.watch(names.REQUESTS_ACTIVE, lambda state=state: _states[state], state)  # type: ignore[misc]
+
+
+def fell_back(cause: str) -> None:
+    """A request goes on without what it had; causes are `catalogue.FALLBACK_CAUSES`."""
+    recorder = active()
+    if recorder is not None:
+        recorder.count(names.FALLBACKS, 1, cause)
+
+
+def _typed(error: BaseException | None) -> PacelineError:
+    if isinstance(error, PacelineError):
+        return error
+    return Cancelled("") if isinstance(error, asyncio.CancelledError) else InternalError("")
+
+
+def _count_round(recorder: MetricRecorder, record: RoundRecord) -> None:
+    proposer = NGRAM if record.drafter == NGRAM else "model" if record.drafter else "none"
+    recorder.observe(names.ROUND_DURATION, record.round_ms / 1e3, proposer)
+    target = record.target
+    for part, ms in (
+        ("draft_wait", record.draft_wait_ms),
+        ("wire", record.wire_ms),
+        ("queue", target.queue_ms),
+        ("verify", target.service_ms - target.queue_ms),
+        ("accept", record.accept_ms),
+    ):
+        recorder.observe(names.ROUND_PART, ms / 1e3, part)
+    if record.self_started:
+        recorder.count(names.ROUNDS_SELF_STARTED, 1)
+    if record.cache_hit or record.cache_miss:
+        recorder.count(names.CACHE_LOOKUPS, 1, "hit" if record.cache_hit else "miss")
+    if record.proposed:
+        recorder.count(names.ROUNDS_PROPOSED, 1, proposer)
+        recorder.count(names.TOKENS_PROPOSED, record.proposed, proposer)
+        for position in range(record.accepted):
+            recorder.count(names.TOKENS_ACCEPTED, 1, str(position))
+
+
+def _count_plans(recorder: MetricRecorder, explanation: PlanExplanation, request_ms: float) -> None:
+    for each in explanation.candidates:
+        if each.rounds:
+            recorder.count(names.PLANNED, each.rounds, each.name, names.range_of(each.draft_tokens))
+    if len(explanation.target_alone_ms) > 1:
+        one, two = explanation.target_alone_ms[:2]
+        recorder.watch(names.ROW_PRICE, lambda: max(0.0, two - one) / 1e3)
+    if request_ms > 0:
+        recorder.observe(names.REQUEST_OVERTIME, explanation.account_ms / request_ms)
+    if explanation.account_ms > explanation.account_bound_ms:
+        recorder.count(names.REQUESTS_OVER_BOUND, 1)

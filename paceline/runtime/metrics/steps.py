@@ -1,0 +1,101 @@
+"""What the sessions and steps of target and draft services add to the metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from paceline.protocol.errors import PacelineError
+from paceline.runtime.metrics import catalogue as names
+from paceline.runtime.metrics.recorder import active
+
+
+class WatchedScheduler(Protocol):
+    """What is read of a service's scheduler when metrics are collected, on another thread: single numbers."""
+
+    @property
+    def sessions(self) -> int:
+        """Open ones."""
+
+    @property
+    def waiting(self) -> int:
+        """Those among them that no step serves yet."""
+
+    @property
+    def queue_length(self) -> int:
+        """What waits for a step."""
+
+
+def watch_service(scheduler: WatchedScheduler, kv_rows: Callable[[], int], max_kv_rows: int) -> None:
+    """Have a service's sessions, queue and KV rows shown."""
+    recorder = active()
+    if recorder is None:
+        return
+    role = recorder.service
+    recorder.watch(names.SESSIONS, lambda: scheduler.waiting, role, "waiting")
+    recorder.watch(names.SESSIONS, lambda: max(0, scheduler.sessions - scheduler.waiting), role, "running")
+    recorder.watch(names.QUEUE, lambda: scheduler.queue_length, role)
+    recorder.watch(names.KV_ROWS, kv_rows, role)
+    recorder.watch(names.KV_USAGE, lambda: kv_rows() / max(1, max_kv_rows), role)
+
+
+def watch_grammars(workers: Callable[[], int]) -> None:
+    """Have a service's grammar workers shown."""
+    recorder = active()
+    if recorder is not None:
+        recorder.watch(names.GRAMMAR_WORKERS, workers, recorder.service)
+
+
+def stepped(seconds: float, rows: int, sessions: int) -> None:
+    """A step is over."""
+    recorder = active()
+    if recorder is not None:
+        recorder.observe(names.STEP_DURATION, seconds, recorder.service)
+        recorder.observe(names.STEP_ROWS, rows, recorder.service)
+        recorder.observe(names.STEP_SESSIONS, sessions, recorder.service)
+
+
+def session_refused(error: PacelineError) -> None:
+    """A session was not opened."""
+    recorder = active()
+    if recorder is not None:
+        recorder.count(names.SESSIONS_REFUSED, 1, recorder.service, names.reason_of(error))
+
+
+def session_failed(error: PacelineError) -> None:
+    """The service has ended a session."""
+    recorder = active()
+    if recorder is not None:
+        recorder.count(names.SESSIONS_FAILED, 1, recorder.service, names.reason_of(error))
+
+
+def prefix_admitted(reused: int, computed: int) -> None:
+    """A target's session has its rows; so many of its prefix's tokens were there."""
+    recorder = active()
+    if recorder is not None:
+        recorder.count(names.PREFIX_TOKENS, reused, "reused")
+        recorder.count(names.PREFIX_TOKENS, computed, "computed")
+
+
+def proposal_sent(nodes: int, *, asked: bool) -> None:
+    """A draft has left for the coordinator."""
+    recorder = active()
+    if recorder is not None:
+        kind = "asked" if asked else "prepared"
+        recorder.count(names.DRAFT_PROPOSALS, 1, kind)
+        recorder.count(names.DRAFT_TOKENS, nodes, kind)
+
+
+def shadow_sent(ranks: Sequence[int]) -> None:
+    """The draft has said where committed tokens stood; 0: not in its order."""
+    recorder = active()
+    if recorder is not None:
+        for rank in ranks:
+            recorder.count(names.SHADOW, 1, _range_of_rank(rank))
+
+
+def _range_of_rank(rank: int) -> str:
+    if rank <= 0:
+        return "none"
+    place = next((place for place, most in enumerate((1, 2, 4, 8)) if rank <= most), 4)
+    return names.SHADOW_RANKS[place]

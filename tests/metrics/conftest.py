@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import pytest
+
+from paceline.client import PacelineError
+from paceline.protocol.generation import GenerateRequest, SpeculationSettings
+from paceline.protocol.records import GenerationStats
+from paceline.runtime import metrics
+from paceline.runtime.config import ServerSettings
+from tests.e2e.cluster import Cluster, eventually, free_port
+from tests.metrics.scrape import Exposition
+
+REPEATING = (1, 2, 3, 4, 5, 6) * 6
+MODEL = SpeculationSettings(drafter="model", num_draft_tokens=3)
+NGRAM = SpeculationSettings(drafter="ngram", num_draft_tokens=4)
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A cluster that served some requests, how those went, and what its services expose since."""
+
+    ports: Mapping[str, int]
+    expositions: Mapping[str, Exposition]
+    finished: tuple[GenerationStats, ...]
+    refused: int
+    prompt_tokens: int
+    log: str
+
+
+def requests() -> Iterator[GenerateRequest]:
+    """Target-only, drafted, copied, planned."""
+    for speculation in (MODEL, NGRAM, SpeculationSettings(off=True), SpeculationSettings(), SpeculationSettings()):
+        yield GenerateRequest(token_ids=REPEATING, seed=4, max_new_tokens=40, speculation=speculation)
+
+
+@pytest.fixture(scope="session")
+def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
+    """Three services with metrics and vLLM's names, after a few requests; they still run."""
+    ports = {name: free_port() for name in ("coordinator", "target", "draft")}
+    folder = tmp_path_factory.mktemp("metrics")
+
+    def flags(name: str) -> dict[str, object]:
+        return {"server.metrics_port": ports[name], "server.vllm_metrics": True, "server.log_format": "json"}
+
+    given = {f"{name}_flags": flags(name) for name in ports}
+    asked = [*requests()]
+    with Cluster(folder, **given) as cluster:  # type: ignore[arg-type]
+        with cluster.client() as client:
+            finished = tuple(client.generate(each).stats for each in asked)
+            with pytest.raises(PacelineError):
+                client.generate(GenerateRequest(token_ids=(10_000,), max_new_tokens=1))
+        cluster.wait_idle()
+        # A request's end is counted behind its last message, and a step behind its verdicts.
+        ended, steps = len(asked) + 1, sum(stats.rounds for stats in finished)
+        eventually(
+            lambda: Exposition.at(ports["coordinator"]).value("paceline_requests_ended_total") == ended, "ends count"
+        )
+        eventually(
+            lambda: Exposition.at(ports["target"]).value("paceline_step_sessions_sum") >= steps, "steps are counted"
+        )
+        eventually(
+            lambda: Exposition.at(ports["draft"]).value("paceline_draft_shadow_total") > 0, "shadows are counted"
+        )
+        log = cluster.processes["coordinator"].log_file.read_text()
+        expositions = {name: Exposition.at(port) for name, port in ports.items()}
+        prompts = sum(len(each.token_ids) for each in asked)
+        yield Observed(ports, expositions, finished, 1, prompts, log)
+
+
+@pytest.fixture(scope="session")
+def gateways() -> Exposition:
+    """What a gateway exposes that has served a request."""
+    metrics.configure("paceline-gateway", ServerSettings(vllm_metrics=True), model="m", exposed=True)
+    try:
+        metrics.http_request_done("/v1/models", 200, 0.003)
+        return Exposition.of(metrics.exposition()[0].decode())
+    finally:
+        metrics.shutdown()

@@ -1,0 +1,217 @@
+"""Metrics of one process: off without a trace, on within bounds, to whoever asks."""
+
+from __future__ import annotations
+
+import logging
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent import futures
+from pathlib import Path
+
+import grpc
+import pytest
+from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2 as otlp
+from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2_grpc as otlp_grpc
+
+from paceline.protocol.errors import InvalidInput, Overloaded
+from paceline.protocol.explanation import CandidateExplanation, PlanExplanation
+from paceline.protocol.generation import Provenance
+from paceline.protocol.records import GenerationStats, RoundRecord, StepTimings
+from paceline.runtime import metrics
+from paceline.runtime.config import ServerSettings
+from paceline.runtime.metrics.catalogue import OTHER, range_of
+from tests.metrics.scrape import Exposition
+
+ROOT = Path(__file__).parents[2]
+RECORD = RoundRecord(7, 21.0, 1.2, 0.6, StepTimings(0.4, 17.0, 0.3, 17.9, 5, 1), 0.1, 4, 3, True, "model")
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "OTEL_METRICS_EXPORTER"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def coordinator(quiet: None) -> Iterator[None]:
+    assert metrics.configure("paceline-coordinator", model="m", exposed=True)
+    yield
+    metrics.shutdown()
+
+
+def exposed() -> Exposition:
+    return Exposition.of(metrics.exposition()[0].decode())
+
+
+def test_off_needs_neither_library() -> None:
+    program = (
+        "import sys\n"
+        "class Blocked:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] in ('opentelemetry', 'prometheus_client'):\n"
+        "            raise ImportError(name)\n"
+        "sys.meta_path.insert(0, Blocked())\n"
+        "from paceline.runtime import metrics\n"
+        "assert metrics.configure('paceline-target') is False\n"
+        "assert metrics.exposition()[0] == b''\n"
+        "metrics.stepped(1.0, 1, 1)\n"
+        "assert not {'opentelemetry', 'prometheus_client'} & sys.modules.keys()\n"
+        "try:\n"
+        "    metrics.configure('paceline-target', exposed=True)\n"
+        "except Exception as error:\n"
+        "    print(type(error).__name__, error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "Unsupported" in done.stdout
+    assert "paceline[otel]" in done.stdout
+
+
+def test_off_is_cheap() -> None:
+    assert not metrics.is_on()
+    began = time.perf_counter()
+    with metrics.RequestMeter() as meter:
+        for _ in range(10_000):
+            meter.round_done(RECORD, (Provenance.BONUS,))
+            metrics.stepped(0.02, 5, 1)
+    # Half a second for 10,000 is 50 µs each, a hundred times what it takes.
+    assert time.perf_counter() - began < 0.5
+
+
+def test_a_taken_port_is_refused_by_name() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(InvalidInput, match=rf"server\.metrics_port = '127\.0\.0\.1:{port}'"):
+            metrics.configure("paceline-target", ServerSettings(metrics_port=port))
+    assert not metrics.is_on()
+
+
+def test_a_free_port_is_told_and_let_go(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        metrics.configure("paceline-target", ServerSettings(metrics_port=0))
+    try:
+        found = re.search(r"metrics: path=/metrics host=127\.0\.0\.1 port=(\d+)", caplog.text)
+        assert found is not None
+        port = int(found[1])
+        assert "paceline_sessions_refused_total" in Exposition.at(port).types
+    finally:
+        metrics.shutdown()
+    with pytest.raises(OSError, match="refused"):
+        Exposition.at(port)
+    assert metrics.configure("paceline-target", ServerSettings(metrics_port=port))
+    metrics.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("OTEL_METRICS_EXPORTER", "prometheus"), ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")]
+)
+def test_exporters_that_we_do_not_speak_are_refused(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setenv(name, value)
+    with pytest.raises(InvalidInput, match=name):
+        metrics.configure("paceline-target")
+    assert not metrics.is_on()
+
+
+@pytest.mark.parametrize("off", [{"OTEL_SDK_DISABLED": "true"}, {"OTEL_METRICS_EXPORTER": "none"}])
+def test_standard_switches_turn_otlp_off(off: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    for name, value in off.items():
+        monkeypatch.setenv(name, value)
+    assert not metrics.configure("paceline-target")
+
+
+class MetricsReceiver(otlp_grpc.MetricsServiceServicer):
+    """Keeps what exporters send."""
+
+    def __init__(self) -> None:
+        self.requests: list[otlp.ExportMetricsServiceRequest] = []
+
+    def Export(self, request: otlp.ExportMetricsServiceRequest, context: object) -> otlp.ExportMetricsServiceResponse:
+        self.requests.append(request)
+        return otlp.ExportMetricsServiceResponse()
+
+
+def test_an_otlp_receiver_gets_the_same_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    receiver, server = MetricsReceiver(), grpc.server(futures.ThreadPoolExecutor(1))
+    otlp_grpc.add_MetricsServiceServicer_to_server(receiver, server)  # type: ignore[no-untyped-call]
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
+    assert metrics.configure("paceline-draft")
+    metrics.stepped(0.02, 5, 1)
+    metrics.proposal_sent(4, asked=True)
+    metrics.shutdown()
+    server.stop(0).wait()
+    (resource,) = receiver.requests[-1].resource_metrics
+    assert any(a.value.string_value == "paceline-draft" for a in resource.resource.attributes)
+    (scope,) = resource.scope_metrics
+    by_name = {metric.name: metric for metric in scope.metrics}
+    assert by_name["paceline.step.duration"].histogram.data_points[0].count == 1
+    assert by_name["paceline.step.duration"].unit == "s"
+    asked = {p.attributes[0].value.string_value: p.as_int for p in by_name["paceline.draft.tokens"].sum.data_points}
+    assert asked == {"asked": 4, "prepared": 0}
+
+
+def test_what_a_label_does_not_list_is_other(coordinator: None) -> None:
+    metrics.fell_back("session 17")
+    metrics.fell_back("session 18")
+    assert exposed().value("paceline_fallbacks_total", cause=OTHER) == 2
+
+
+def test_values_that_come_from_elsewhere_are_bounded() -> None:
+    metrics.configure("paceline-gateway", exposed=True)
+    try:
+        for number in range(200):
+            metrics.http_request_done(f"/v1/{number}", 200, 0.001)
+        series = [each for each in exposed().series if each.name == "http_server_request_duration_seconds_count"]
+        assert len(series) == 65
+        assert exposed().value("http_server_request_duration_seconds_count", http_route=OTHER) == 136
+    finally:
+        metrics.shutdown()
+
+
+def test_a_request_waits_then_runs_then_has_ended(coordinator: None) -> None:
+    def active(state: str) -> float:
+        return exposed().value("paceline_requests_active", state=state)
+
+    with metrics.RequestMeter() as meter:
+        assert (active("waiting"), active("running")) == (1, 0)
+        meter.round_done(RECORD, (Provenance.ACCEPTED,) * 3 + (Provenance.RECOVERED,))
+        assert (active("waiting"), active("running")) == (0, 1)
+        meter.done(GenerationStats(rounds=1, committed=4), "stop")
+    assert (active("waiting"), active("running")) == (0, 0)
+    with pytest.raises(Overloaded), metrics.RequestMeter():
+        raise Overloaded("full")
+    found = exposed()
+    assert found.value("paceline_requests_ended_total", outcome="stop") == 1
+    assert found.value("paceline_requests_ended_total", outcome="overloaded") == 1
+    assert found.value("gen_ai_server_request_duration_seconds_count", error_type="overloaded") == 1
+    assert found.value("paceline_tokens_committed_total", provenance="accepted") == 3
+    assert found.value("paceline_cache_lookups_total", result="hit") == 1
+
+
+@pytest.mark.parametrize(("account_ms", "not_slower", "within"), [(-4.0, 1, 1), (0.5, 0, 1), (5.0, 0, 0)])
+def test_the_account_is_a_share_of_the_request(
+    account_ms: float, not_slower: int, within: int, coordinator: None
+) -> None:
+    way = CandidateExplanation("wait", 4, 3.1, 27.0, 32)
+    plan = PlanExplanation((20.0, 21.5, 23.0, 28.0), candidates=(way,), account_ms=account_ms, account_bound_ms=2.0)
+    with metrics.RequestMeter() as meter:
+        meter.done(GenerationStats(records=(RECORD,) * 5), "length", plan)
+    found = exposed()
+    assert found.value("paceline_request_overtime_bucket", le="0.0") == not_slower
+    assert found.value("paceline_request_overtime_bucket", le="0.03") == within
+    assert found.value("paceline_requests_over_bound_total") == (account_ms > 2.0)
+    assert found.value("paceline_planner_rounds_total", way="wait", draft_tokens="4") == 32
+    assert found.value("paceline_planner_row_duration_seconds") == pytest.approx(0.0015)
+
+
+@pytest.mark.parametrize(("count", "shown"), [(0, "0"), (8, "8"), (9, "9-12"), (64, "33-64"), (65, OTHER)])
+def test_lengths_are_told_by_ranges(count: int, shown: str) -> None:
+    assert range_of(count) == shown
