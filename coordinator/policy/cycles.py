@@ -17,6 +17,7 @@ from coordinator.policy.plan import Source
 from coordinator.policy.round_times import DraftTimes, TargetTimes
 from coordinator.policy.seen import MAX_DEPTH, Seen, survival
 
+LAST_MS = 2.0
 AHEAD_ROWS = 4.0
 """Rows of a session in a step that drafts for outcomes: the likeliest ones of a round with the usual fan-out of 4."""
 
@@ -141,16 +142,10 @@ class Cycles:
         return Cycle(Way(Source.WAIT, depth), tokens, away_ms + step_ms, away_ms, draft_ms)
 
     def _ahead(self, draft: DraftTimes, depth: int, tokens: list[float], around: Surroundings) -> Cycle:
-        """Hits wait for nothing, misses for the draft, or go without where that is faster.
-
-        To guess the token behind a proposal needs the row of its last token, so n tokens ahead take n + 1 steps.
-        """
+        """Hits wait for nothing, misses for the draft, or go without where that is faster."""
         step_ms = self.target.step_ms(around.rows + 1 + depth, beside=True)
-        level_ms = draft.step_ms(AHEAD_ROWS * around.drafting)
-        drafted = min(depth, max(0, int(step_ms / level_ms) - 1)) if level_ms > 0 else depth
-        if self.seen.hit_length.weight:
-            drafted = min(depth, round(self.seen.hit_length.value))
-        hits = self.seen.hits.value if drafted else 0.0
+        drafted = ahead_levels(self.target, draft, around.rows + 1 + depth, around.drafting)
+        hits = self.seen.guessed(depth) if drafted >= 1 else 0.0
         wait_ms = draft.wait_ms(depth, around.drafting) + self.target.sent_late.value
         missed_tokens, missed_ms = max(
             (1.0, self.target.step_ms(around.rows + 1, beside=True) + self.target.sent.value),
@@ -159,7 +154,24 @@ class Cycles:
         )
         return Cycle(
             Way(Source.CACHED, depth, ahead=True),
-            hits * tokens[drafted] + (1 - hits) * missed_tokens,
+            hits * _between(tokens, min(depth, drafted)) + (1 - hits) * missed_tokens,
             hits * step_ms + (1 - hits) * missed_ms,
             (1 - hits) * max(0.0, missed_ms - step_ms),
         )
+
+
+def ahead_levels(target: TargetTimes, draft: DraftTimes, rows: float, sessions: float) -> float:
+    """Tokens of a proposal that so many sessions draft ahead while a step of so many rows runs.
+
+    To guess the token behind a proposal needs the row of its last token, so n tokens take n + 1 steps; half of one is
+    under way when the draft hears of the round.
+    """
+    level_ms = draft.step_ms(AHEAD_ROWS * sessions)
+    left_ms = target.step_ms(rows, beside=True) - draft.wire.value - LAST_MS
+    return max(0.0, left_ms / level_ms - 1.5) if level_ms > 0 else MAX_DEPTH
+
+
+def _between(values: list[float], place: float) -> float:
+    """The value at a place between two of them."""
+    low = int(place)
+    return values[low] if low == place else values[low] + (values[low + 1] - values[low]) * (place - low)

@@ -11,8 +11,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from math import ceil
 
-from coordinator.policy.cycles import ALONE, Surroundings
+from coordinator.policy.cycles import ALONE, Surroundings, ahead_levels
 from coordinator.policy.growth import MOST_LAST, SMALLEST_CHANCE, expected_of_trees
 from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.round_times import DraftTimes, TargetTimes
@@ -148,9 +149,13 @@ class Market:
         """Value and number of a model's proposal's first nodes that are worth their rows."""
         return self._best_first(self.seen.reached(proposal, by_q=self.coupled))
 
-    def usual_depth(self, room: int) -> int:
-        """Length of the average chain that is worth its rows."""
-        return self._best_first(survival(self.seen.chances(min(room, MAX_DEPTH))))[1]
+    def ahead_depth(self, room: int) -> int:
+        """Length of the average chain that is worth its rows and drafted before the step's end."""
+        if self.draft is None:
+            return 0
+        around = self.rates.around
+        fitting = ahead_levels(self.target, self.draft, 1 + around.rows, around.drafting)
+        return self._best_first(survival(self.seen.chances(min(room, MAX_DEPTH, max(1, ceil(fitting))))))[1]
 
     def _best_first(self, reached: Sequence[float]) -> tuple[float, int]:
         """The greatest value of the first n nodes, n ≥ 1, and that n; (0, 0) when none is worth anything."""

@@ -101,7 +101,6 @@ class RequestPlanner:
         self._run = self._shadowed = 0
         """Consecutive positions up to the last one whose token was the draft's first choice; and that one's end."""
         self._closed = False
-        self._drafted_ahead = False
 
     def move(self, target: TargetPeerCosts | None, draft: DraftPeerCosts | None) -> None:
         """The request's sessions are at these peers now."""
@@ -127,9 +126,6 @@ class RequestPlanner:
 
     def plan(self, options: Options) -> Plan:
         """What the next round should do."""
-        if self._drafted_ahead:
-            for seen in self._both:
-                seen.take_ahead(options.cached)
         market, self._leases = self._market, options.lease > 0
         if options.room <= 0 or market is None:
             plan = Plan()
@@ -137,7 +133,6 @@ class RequestPlanner:
             plan = Plan(lease=options.lease)
         else:
             plan = self._best(market, options)
-        self._drafted_ahead = plan.fan_out > 0
         return plan
 
     def worth_verifying(self, proposal: Proposal) -> Proposal | None:
@@ -308,7 +303,7 @@ class RequestPlanner:
         slower_ms = market.target.step_ms(1 + around.rows, beside=True) - market.target.step_ms(1 + around.rows)
         if not around.ahead and self._account.rounds_until(slower_ms):
             return 0, 0
-        depth = market.usual_depth(options.room)
+        depth = market.ahead_depth(options.room)
         return (options.fan_out, depth) if depth else (0, 0)
 
     def _resting(self, market: Market, options: Options, owed: int) -> Plan:

@@ -57,10 +57,8 @@ class Seen:
         ngrams: how often n-gram matches are right.
         copied: tokens that a round's n-gram match is worth; 0 of rounds without one.
         positions: whose ranks or averages have come.
-        hits: share of rounds with outcome drafting whose outcome had been drafted for when it came.
         pays: of a pool: whether drafting was the best way for the request that asked last.
         elapsed_ms, shadow_ms: of a pool: time of all its requests, and of the draft at work for shadow alone.
-        hit_length: tokens of a proposal that had been drafted ahead when its outcome came.
     """
 
     by_depth: list[RunningMean] = field(default_factory=_by_depth)
@@ -69,8 +67,6 @@ class Seen:
     by_q: AcceptanceRates = field(default_factory=_by_q)
     ngrams: NgramShadow = field(default_factory=NgramShadow)
     copied: RunningMean = field(default_factory=lambda: RunningMean(0.0, PRIOR_WEIGHT))
-    hits: RunningMean = field(default_factory=lambda: RunningMean(PRIOR_CHANCE, PRIOR_WEIGHT))
-    hit_length: RunningMean = field(default_factory=lambda: RunningMean(0.0, 0.0))
     pays: bool = True
     elapsed_ms: float = 0.0
     shadow_ms: float = 0.0
@@ -84,8 +80,6 @@ class Seen:
             self.by_q.child(PRIOR_WEIGHT),
             self.ngrams.child(PRIOR_WEIGHT),
             _inherited(self.copied),
-            _inherited(self.hits),
-            _inherited(self.hit_length),
         )
 
     def take_rank(self, rank: int, q: float, run: int) -> None:
@@ -116,12 +110,6 @@ class Seen:
         for depth in range(min(len(proposal), len(path) + 1, MAX_DEPTH)):
             self.by_depth[depth].add(float(depth < len(path)))
 
-    def take_ahead(self, cached: Proposal | None) -> None:
-        """A round came for whose outcomes proposals had been drafted: the one that there was, None: a miss."""
-        self.hits.add(float(cached is not None))
-        if cached is not None:
-            self.hit_length.add(max(cached.depths, default=0))
-
     def chances(self, most: int) -> list[float]:
         """`by_depth` at depths 1 to `most`."""
         return [mean.value for mean in self.by_depth[:most]]
@@ -129,6 +117,17 @@ class Seen:
     def others(self) -> list[float]:
         """`by_rank` from the second choice on."""
         return [mean.value for mean in self.by_rank]
+
+    def guessed(self, depth: int) -> float:
+        """Chance that the token behind a proposal of this depth is among those that are drafted for ahead.
+
+        Behind a token that is not accepted these are the other choices, behind the last one the first of all.
+        """
+        chances, others = self.chances(depth + 1), self.others()
+        all_accepted = math.prod(chances[:depth])
+        beyond = math.prod(1 - other for other in others)
+        last = (1 - chances[depth]) if depth < len(chances) else 1 - chances[-1]
+        return 1 - (1 - all_accepted) * beyond - all_accepted * last * beyond / (1 - others[-1])
 
     def reached(self, proposal: Proposal, *, by_q: bool) -> list[float]:
         """Chance of each node of a proposal; `by_q`: its probability may be looked at."""
