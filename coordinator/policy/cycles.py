@@ -143,18 +143,18 @@ class Cycles:
 
     def _ahead(self, draft: DraftTimes, depth: int, tokens: list[float], around: Surroundings) -> Cycle:
         """Hits wait for nothing, misses for the draft, or go without where that is faster."""
-        step_ms = self.target.step_ms(around.rows + 1 + depth, beside=True)
-        drafted = ahead_levels(self.target, draft, around.rows + 1 + depth, around.drafting)
+        drafted = min(depth, ahead_levels(self.target, draft, around.rows + 1, around.drafting))
+        step_ms = self.target.step_ms(around.rows + 1 + drafted, beside=True)
         hits = self.seen.guessed(depth) if drafted >= 1 else 0.0
         wait_ms = draft.wait_ms(depth, around.drafting) + self.target.sent_late.value
         missed_tokens, missed_ms = max(
             (1.0, self.target.step_ms(around.rows + 1, beside=True) + self.target.sent.value),
-            (tokens[depth], wait_ms + step_ms),
+            (tokens[depth], wait_ms + self.target.step_ms(around.rows + 1 + depth, beside=True)),
             key=lambda each: each[0] / each[1] if each[1] > 0 else 0.0,
         )
         return Cycle(
             Way(Source.CACHED, depth, ahead=True),
-            hits * _between(tokens, min(depth, drafted)) + (1 - hits) * missed_tokens,
+            hits * _between(tokens, drafted) + (1 - hits) * missed_tokens,
             hits * step_ms + (1 - hits) * missed_ms,
             (1 - hits) * max(0.0, missed_ms - step_ms),
         )

@@ -155,7 +155,7 @@ class Market:
             return 0
         around = self.rates.around
         fitting = ahead_levels(self.target, self.draft, 1 + around.rows, around.drafting)
-        return self._best_first(survival(self.seen.chances(min(room, MAX_DEPTH, max(1, ceil(fitting))))))[1]
+        return self._best_first(survival(self.seen.chances(min(room, MAX_DEPTH, max(1, ceil(fitting + 0.5))))))[1]
 
     def _best_first(self, reached: Sequence[float]) -> tuple[float, int]:
         """The greatest value of the first n nodes, n ≥ 1, and that n; (0, 0) when none is worth anything."""
