@@ -167,7 +167,7 @@ class RequestPlanner:
             self._run = 0
         self._shadowed = shadow.end
         for rank, q in zip(shadow.ranks, shadow.probabilities, strict=True):
-            for seen in self._both:
+            for seen in (self._seen,):
                 if self._coupled:
                     seen.take_rank(rank, q, self._run)
                 else:
@@ -177,7 +177,7 @@ class RequestPlanner:
 
     def take_match(self, match: Match | None, committed: Sequence[int]) -> None:
         """Compare the match that stood (None: there was none) with what was committed then, proposed or not."""
-        for seen in self._both:
+        for seen in (self._seen,):
             seen.ngrams.learn(match, committed)
 
     def take_late(self, waited_ms: float, depth: int) -> None:
@@ -208,7 +208,7 @@ class RequestPlanner:
         if waited and proposal is not None and not first_draft and self._draft is not None:
             self._draft.learn(record)
         if proposal is not None and plan.source is not Source.NGRAM and not self._coupled:
-            for seen in self._both:
+            for seen in (self._seen,):
                 seen.take_proposal(proposal, path)
         self._book(self._target, plan, record, proposal)
 
@@ -294,7 +294,7 @@ class RequestPlanner:
     def _choice(self, market: Market, options: Options) -> Choice:
         """The proposal of greatest value, which may be below 0."""
         match = market.match(options)
-        for seen in self._both:
+        for seen in (self._seen,):
             seen.copied.add(max(0.0, match.value))
         found = (match, market.cached(options), market.wait(options, self._account.left_ms))
         return max(found, key=lambda each: each.value)

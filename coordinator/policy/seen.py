@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from coordinator.policy.ngram_shadow import NgramShadow
 from paceline.costs.acceptance import AcceptanceRates
-from paceline.costs.running_mean import RunningMean
+from paceline.costs.running_mean import InheritedMean, RunningMean
 from paceline.protocol.proposal import ROOT, Proposal
 
 MAX_DEPTH = 16
@@ -159,5 +159,5 @@ def survival(chances: Iterable[float]) -> list[float]:
     return list(itertools.accumulate(chances, operator.mul))
 
 
-def _inherited(mean: RunningMean) -> RunningMean:
-    return RunningMean(mean.value, min(PRIOR_WEIGHT, mean.weight))
+def _inherited(mean: RunningMean) -> InheritedMean:
+    return InheritedMean(mean, PRIOR_WEIGHT)
