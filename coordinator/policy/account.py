@@ -28,6 +28,7 @@ class Account:
         self._elapsed_ms = 0.0
         self._token_ms = 0.0
         self._room = 0
+        self._gain_ms = self._total_ms = 0.0
         self.ledger = Ledger()
         self.charged_ms = self.pledged_ms = 0.0
 
@@ -38,12 +39,20 @@ class Account:
 
     @property
     def left_ms(self) -> float:
-        """What may still be lost; of a request that has not planned yet, all of it."""
-        return inf if not self._token_ms else self.limit_ms - self.over_ms
+        """What may still be lost."""
+        return self.limit_ms - self.over_ms
 
-    def expect(self, room: int, token_ms: float) -> None:
-        """So many tokens may still come, and a target-only one would take so long now."""
-        self._room, self._token_ms = room, token_ms
+    @property
+    def bears_ms(self) -> float:
+        """Delay by others that the request can bear: all that it may lose in its whole time, and is expected to gain."""
+        if not self._token_ms:
+            return inf  # it has planned nothing yet
+        whole_ms = self._elapsed_ms + self._room * self._token_ms
+        return ALLOWED_SHARE * whole_ms + self._room * max(0.0, self._gain_ms) - self._total_ms
+
+    def expect(self, room: int, token_ms: float, gain_ms: float) -> None:
+        """So many tokens may still come; a target-only one would take so long now, and drafting gains so much."""
+        self._room, self._token_ms, self._gain_ms = room, token_ms, gain_ms
 
     def add(self, round_ms: float, committed: int, token_ms: float) -> None:
         """Count a round that drafted, or was sent in order to.
@@ -51,11 +60,13 @@ class Account:
         `token_ms` is what a target-only token would have taken in its step.
         """
         self.pass_by(round_ms, token_ms)
+        self._total_ms += round_ms - committed * token_ms
         self.over_ms = max(self.over_ms + round_ms - committed * token_ms, -self.limit_ms)
 
     def pass_by(self, round_ms: float, token_ms: float, others_ms: float = 0.0) -> None:
         """Count a round that drafted nothing: it owes to drafting what others have delayed it by."""
         self.over_ms += others_ms
+        self._total_ms += others_ms
         self._elapsed_ms += round_ms
         self._token_ms = token_ms
 
@@ -120,7 +131,7 @@ class Ledger:
         if self._read <= 0:
             self._read = len(self._accounts)
             self._poorest_ms = self._charged_ms + min(
-                each.left_ms - self._charged_ms + each.charged_ms for each in self._accounts
+                each.bears_ms - self._charged_ms + each.charged_ms for each in self._accounts
             )
         self._read -= 1
         return self._poorest_ms - self._charged_ms - self._pledged_ms

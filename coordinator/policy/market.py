@@ -35,12 +35,14 @@ class Rates:
         disturbed: what the others lose of theirs while a draft is at work beside their steps.
         around: what all the others do.
         ahead: whether outcomes are drafted for in that best way.
+        ms_per_token: of this request in that best way.
     """
 
     own: float = 0.0
     disturbed: float = 0.0
     around: Surroundings = ALONE
     ahead: bool = False
+    ms_per_token: float = 0.0
 
 
 @dataclass(frozen=True)

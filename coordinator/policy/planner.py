@@ -251,7 +251,8 @@ class RequestPlanner:
         if self._rounds <= RATES_KEPT or self._rounds % RATES_KEPT == 0:
             self._rates = self._rates_now(market, options)
             market = replace(market, rates=self._rates)
-        self._account.expect(options.room, market.target.step_ms(1 + self._rates.around.rows))
+        token_ms = market.target.step_ms(market.target.sessions)
+        self._account.expect(options.room, token_ms, token_ms - self._rates.ms_per_token)
         fan_out, branch = self._ahead(market, options)
         nodes = market.tree_nodes(branch, options)
         if options.self_started:
@@ -289,7 +290,7 @@ class RequestPlanner:
         self._pool.pays = best.way.source is not Source.NONE
         # A draft at work beside the step slows it for all, so only all together can choose that.
         ahead = best.way.ahead if target.sessions == 1 else around.ahead
-        return Rates(net_rate(best), around.rate * slowed, around, ahead)
+        return Rates(net_rate(best), around.rate * slowed, around, ahead, best.ms / best.tokens)
 
     def _choice(self, market: Market, options: Options) -> Choice:
         """The proposal of greatest value, which may be below 0."""
