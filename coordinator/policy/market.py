@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from math import ceil, inf
+from math import ceil
 
 from coordinator.policy.cycles import ALONE, Surroundings, ahead_levels
 from coordinator.policy.growth import MOST_LAST, SMALLEST_CHANCE, expected_of_trees
@@ -35,14 +35,12 @@ class Rates:
         disturbed: what the others lose of theirs while a draft is at work beside their steps.
         around: what all the others do.
         ahead: whether outcomes are drafted for in that best way.
-        ms_per_token: of this request in that best way.
     """
 
     own: float = 0.0
     disturbed: float = 0.0
     around: Surroundings = ALONE
     ahead: bool = False
-    ms_per_token: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,6 @@ class Market:
         seen: what is known of the drafter's tokens.
         rates: what time is worth.
         coupled: whether a proposal's own probabilities may be looked at.
-        bearable_ms: most that a proposal's rows may delay the others.
     """
 
     target: TargetTimes
@@ -74,7 +71,6 @@ class Market:
     seen: Seen
     rates: Rates
     coupled: bool
-    bearable_ms: float = inf
 
     def match(self, options: Options) -> Choice:
         """The match's best continuation."""
@@ -112,8 +108,7 @@ class Market:
                 value = expected - prices[nodes] - wait_ms * (self.rates.own + self.rates.disturbed)
                 value -= self.rates.own * sent_ms
                 risk_ms = wait_ms + self._risk_ms(nodes)
-                bearable = self.delay_ms(nodes) <= self.bearable_ms
-                if bearable and value > best.value and (risk_ms <= left_ms or nodes == 1):
+                if value > best.value and (risk_ms <= left_ms or nodes == 1):
                     best = Choice(value, risk_ms, Plan(Source.WAIT, nodes, depth, patience_ms=wait_ms))
         return best
 
@@ -126,7 +121,7 @@ class Market:
         assert self.draft is not None, "only a draft is waited for"
         slack_ms = max(plan.patience_ms, left_ms)
         if self.coupled and plan.nodes == plan.depth:
-            depth = max(plan.depth, min(room, MAX_DEPTH, self._most_rows))
+            depth = min(room, MAX_DEPTH)
             level_ms = self.draft.step_ms(self.rates.around.drafting)
             price = self._row_prices(1)[1] + level_ms * (self.rates.own + self.rates.disturbed)
             longest_ms = self.draft.wait_ms(depth, self.rates.around.drafting)
@@ -165,7 +160,7 @@ class Market:
     def _best_first(self, reached: Sequence[float]) -> tuple[float, int]:
         """The greatest value of the first n nodes, n ≥ 1, and that n; (0, 0) when none is worth anything."""
         best = (0.0, 0)
-        likely = list(itertools.takewhile(lambda chance: chance >= SMALLEST_CHANCE, reached[: self._most_rows]))
+        likely = list(itertools.takewhile(lambda chance: chance >= SMALLEST_CHANCE, reached))
         prices = self._row_prices(len(likely))
         for nodes, expected in enumerate(itertools.accumulate(likely), 1):
             best = max(best, (expected - prices[nodes], nodes))
@@ -177,17 +172,6 @@ class Market:
         base_ms = self.target.step_ms(1 + around.rows)
         all_rates = self.rates.own + around.rate
         return [all_rates * (self.target.step_ms(1 + around.rows + rows) - base_ms) for rows in range(most + 1)]
-
-    def delay_ms(self, nodes: int) -> float:
-        """By how much verifying so many nodes delays the others."""
-        rows = 1 + self.rates.around.rows
-        return self.target.step_ms(rows + nodes) - self.target.step_ms(rows)
-
-    @property
-    def _most_rows(self) -> int:
-        """Rows that the others can bear."""
-        row_ms = self.delay_ms(1)
-        return MAX_PROPOSAL_NODES if self.bearable_ms >= row_ms * MAX_PROPOSAL_NODES else max(0, int(self.bearable_ms / row_ms))
 
     def _risk_ms(self, nodes: int) -> float:
         """What verifying so many nodes costs this request if none is accepted."""

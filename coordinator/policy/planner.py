@@ -100,21 +100,24 @@ class RequestPlanner:
         self._rounds = 0
         self._run = self._shadowed = 0
         """Consecutive positions up to the last one whose token was the draft's first choice; and that one's end."""
+        self._closed = False
 
     def move(self, target: TargetPeerCosts | None, draft: DraftPeerCosts | None) -> None:
         """The request's sessions are at these peers now."""
         self._peers = target, draft
         found = None if target is None else self._planner.target(target)
         if found is not self._target:
-            self._account.ledger.leave(self._account)
-            if found is not None:
-                found.ledger.join(self._account)
+            for times, change in ((self._target, -1), (found, 1)):
+                if times is not None:
+                    times.running += change
             self._target = found
         self._draft = None if draft is None else self._planner.draft(draft)
 
     def close(self) -> None:
         """The request has ended; what it knew can still be explained."""
-        self._account.ledger.leave(self._account)
+        if self._target is not None and not self._closed:
+            self._target.running -= 1
+        self._closed = True
 
     @property
     def expects_drafts(self) -> bool:
@@ -220,20 +223,15 @@ class RequestPlanner:
         return explained(cycles, self._rates.around, self._chosen, self._account, self._seen.positions)
 
     def _book(self, target: TargetTimes, plan: Plan, record: RoundRecord, proposal: Proposal | None) -> None:
-        nodes = len(proposal) if proposal is not None else 0
-        rows = max(record.target.rows, 1 + nodes)
-        without_ms = target.step_ms(rows - nodes)
-        others_ms = target.ledger.settle(self._account, target.step_ms(rows) - without_ms)
-        # What the others do costs a request that drafts as many steps as it commits tokens.
-        token_ms = max(target.step_ms(max(1, record.target.sessions)), without_ms - others_ms)
+        own_rows = 1 + (len(proposal) if proposal is not None else 0)
+        token_ms = target.step_ms(max(0, record.target.rows - own_rows) + 1, beside=self._rates.around.ahead)
         if not self._leases:
             token_ms += target.sent.value
         if record.self_started and proposal is None and not plan.fan_out:
-            self._account.pass_by(record.round_ms, token_ms, others_ms)
+            self._account.pass_by(record.round_ms, token_ms)
             return
         committed = record.accepted + 1
-        # A pause of the machine is no one's price.
-        most_ms = record.draft_wait_ms + committed * token_ms + target.step_ms(rows, beside=True)
+        most_ms = record.draft_wait_ms + (committed + 1) * token_ms  # a pause of the machine is no one's price
         self._account.add(min(record.round_ms, most_ms), committed, token_ms)
 
     @property
@@ -244,15 +242,13 @@ class RequestPlanner:
     def _market(self) -> Market | None:
         if self._target is None:
             return None
-        bearable_ms = self._target.ledger.bearable_ms(self._account)
-        return Market(self._target, self._draft, self._seen, self._rates, self._coupled, bearable_ms)
+        return Market(self._target, self._draft, self._seen, self._rates, coupled=self._coupled)
 
     def _best(self, market: Market, options: Options) -> Plan:
         if self._rounds <= RATES_KEPT or self._rounds % RATES_KEPT == 0:
             self._rates = self._rates_now(market, options)
             market = replace(market, rates=self._rates)
-        token_ms = market.target.step_ms(market.target.sessions)
-        self._account.expect(options.room, token_ms, token_ms - self._rates.ms_per_token)
+        self._account.expect(options.room, market.target.step_ms(1 + self._rates.around.rows))
         fan_out, branch = self._ahead(market, options)
         nodes = market.tree_nodes(branch, options)
         if options.self_started:
@@ -261,7 +257,6 @@ class RequestPlanner:
         owed = self._account.rounds_until(chosen.risk_ms)
         if owed or chosen.value <= 0:
             chosen = NOTHING
-        market.target.ledger.pledge(self._account, market.delay_ms(chosen.plan.nodes))
         if chosen is NOTHING and not fan_out:
             return self._resting(market, options, owed)
         plan = chosen.plan
@@ -290,7 +285,7 @@ class RequestPlanner:
         self._pool.pays = best.way.source is not Source.NONE
         # A draft at work beside the step slows it for all, so only all together can choose that.
         ahead = best.way.ahead if target.sessions == 1 else around.ahead
-        return Rates(net_rate(best), around.rate * slowed, around, ahead, best.ms / best.tokens)
+        return Rates(net_rate(best), around.rate * slowed, around, ahead)
 
     def _choice(self, market: Market, options: Options) -> Choice:
         """The proposal of greatest value, which may be below 0."""

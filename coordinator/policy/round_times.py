@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from coordinator.policy.account import Ledger
 from paceline.costs.running_mean import RunningMean
 from paceline.costs.service_costs import DraftCosts, TargetCosts
 from paceline.protocol.records import RoundRecord
@@ -35,14 +34,14 @@ class TargetTimes:
         factor: a self-started round over what its step should take: the line's error, and all that such rounds add.
         sent: what a round that the coordinator sends takes beyond that; the ways, and the wait for a step.
         sent_late: the same of rounds that waited for their draft: they may miss the step that others share.
-        ledger: of this coordinator's requests there.
+        running: requests of this coordinator there.
     """
 
     costs: Callable[[], TargetCosts]
     factor: RunningMean = field(default_factory=_factor)
     sent: RunningMean = field(default_factory=lambda: RunningMean(1.0, 0.0))
     sent_late: RunningMean = field(default_factory=lambda: RunningMean(1.0, 0.0))
-    ledger: Ledger = field(default_factory=Ledger)
+    running: int = 0
 
     @property
     def is_known(self) -> bool:
@@ -52,7 +51,7 @@ class TargetTimes:
     @property
     def sessions(self) -> int:
         """Sessions that share its steps, of all coordinators, as far as is known."""
-        return max(1, len(self.ledger), self.costs().sessions)
+        return max(1, self.running, self.costs().sessions)
 
     def step_ms(self, rows: float, *, beside: bool = False) -> float:
         """A round whose step has so many rows, started by the target itself; `beside` a draft at work or not."""
