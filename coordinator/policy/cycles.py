@@ -155,7 +155,7 @@ class Cycles:
         return Cycle(
             Way(Source.CACHED, depth, ahead=True),
             hits * _between(tokens, drafted) + (1 - hits) * missed_tokens,
-            hits * step_ms + (1 - hits) * missed_ms,
+            hits * (step_ms + (1 - self.seen.worth.value) * self.target.sent.value) + (1 - hits) * missed_ms,
             (1 - hits) * max(0.0, missed_ms - step_ms),
         )
 

@@ -178,6 +178,11 @@ class Market:
         rows = 1 + self.rates.around.rows
         return self.target.sent.value + self.target.step_ms(rows + nodes) - self.target.step_ms(rows)
 
+    @property
+    def row_price(self) -> float:
+        """Tokens that one row more costs all."""
+        return self._row_prices(1)[1]
+
     def sending(self, options: Options) -> float:
         """Tokens that a round loses by being sent, where the target could start it by itself."""
         return self.rates.own * self.target.sent.value if options.lease else 0.0

@@ -169,13 +169,16 @@ class RequestPlanner:
         if shadow.first_position != self._shadowed:
             self._run = 0
         self._shadowed = shadow.end
+        price = market.row_price if (market := self._market) else 0.0
         for rank, q in zip(shadow.ranks, shadow.probabilities, strict=True):
-            for seen in (self._seen,):
-                if self._coupled:
-                    seen.take_rank(rank, q, self._run)
-                else:
-                    # Greedy texts leave no doubt; of a sampled one q is what acceptance is at the least (Σ pq).
-                    seen.take_average(float(rank == 1) if self._greedy else q)
+            seen = self._seen
+            if self._coupled:
+                seen.worth.add(float(seen.by_q.chance(q) > price))
+                seen.take_rank(rank, q, self._run)
+            else:
+                # Greedy texts leave no doubt; of a sampled one q is what acceptance is at the least (Σ pq).
+                seen.worth.add(float(seen.by_depth[0].value > price))
+                seen.take_average(float(rank == 1) if self._greedy else q)
             self._run = self._run + 1 if rank == 1 else 0
 
     def take_match(self, match: Match | None, committed: Sequence[int]) -> None:

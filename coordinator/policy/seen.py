@@ -56,6 +56,7 @@ class Seen:
         by_q: chance of the first choice by its probability; coupled acceptance only.
         ngrams: how often n-gram matches are right.
         copied: tokens that a round's n-gram match is worth; 0 of rounds without one.
+        worth: share of positions whose first choice was worth its row.
         positions: whose ranks or averages have come.
         pays: of a pool: whether drafting was the best way for the request that asked last.
         elapsed_ms, shadow_ms: of a pool: time of all its requests, and of the draft at work for shadow alone.
@@ -63,6 +64,7 @@ class Seen:
 
     by_depth: list[RunningMean] = field(default_factory=_by_depth)
     by_rank: list[RunningMean] = field(default_factory=_by_rank)
+    worth: RunningMean = field(default_factory=lambda: RunningMean(1.0, PRIOR_WEIGHT))
     positions: int = 0
     by_q: AcceptanceRates = field(default_factory=_by_q)
     ngrams: NgramShadow = field(default_factory=NgramShadow)
@@ -76,6 +78,7 @@ class Seen:
         return Seen(
             [_inherited(mean) for mean in self.by_depth],
             [_inherited(mean) for mean in self.by_rank],
+            _inherited(self.worth),
             0,
             self.by_q.child(PRIOR_WEIGHT),
             self.ngrams.child(PRIOR_WEIGHT),
