@@ -177,7 +177,7 @@ class RequestPlanner:
                 seen.take_rank(rank, q, self._run)
             else:
                 # Greedy texts leave no doubt; of a sampled one q is what acceptance is at the least (Σ pq).
-                seen.worth.add(float(seen.by_depth[0].value > price))
+                seen.worth.add(float(seen.chances(1)[0] > price))
                 seen.take_average(float(rank == 1) if self._greedy else q)
             self._run = self._run + 1 if rank == 1 else 0
 

@@ -33,7 +33,7 @@ Q_EDGES = (0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9, 0.97)
 
 
 def _by_depth() -> list[RunningMean]:
-    return [RunningMean(PRIOR_CHANCE, PRIOR_WEIGHT) for _ in range(MAX_DEPTH)]
+    return [RunningMean(0.0, 0.0) for _ in range(MAX_DEPTH)]
 
 
 def _by_rank() -> list[RunningMean]:
@@ -51,7 +51,8 @@ class Seen:
     """What became, or would have become, of one drafter's tokens under one way of sampling.
 
     Attributes:
-        by_depth: chance of the first choice at depth 1, 2, …, given that all above it are accepted.
+        by_depth: how often the first choice at depth 1, 2, … was right where all above it were; `chances` says
+            what is believed.
         by_rank: chance of the second choice, third, …, given that none before it is the target's.
         by_q: chance of the first choice by its probability; coupled acceptance only.
         ngrams: how often n-gram matches are right.
@@ -72,17 +73,17 @@ class Seen:
     pays: bool = True
     elapsed_ms: float = 0.0
     shadow_ms: float = 0.0
+    pool: Seen | None = None
 
     def child(self) -> Seen:
         """What one request begins with."""
         return Seen(
-            [_inherited(mean) for mean in self.by_depth],
-            [_inherited(mean) for mean in self.by_rank],
-            _inherited(self.worth),
-            0,
-            self.by_q.child(PRIOR_WEIGHT),
-            self.ngrams.child(PRIOR_WEIGHT),
-            _inherited(self.copied),
+            by_rank=[_inherited(mean) for mean in self.by_rank],
+            worth=_inherited(self.worth),
+            by_q=self.by_q.child(PRIOR_WEIGHT),
+            ngrams=self.ngrams.child(PRIOR_WEIGHT),
+            copied=_inherited(self.copied),
+            pool=self,
         )
 
     def take_rank(self, rank: int, q: float, run: int) -> None:
@@ -97,7 +98,7 @@ class Seen:
         first = rank == 1
         self.positions += 1
         for depth in range(min(run + 1, MAX_DEPTH)):
-            self.by_depth[depth].add(float(first))
+            self._add(depth, float(first))
         self.by_q.add(q, first)
         if not first:
             self._take_other(rank)
@@ -105,17 +106,33 @@ class Seen:
     def take_average(self, chance: float) -> None:
         """A position had this chance of acceptance, at whatever depth: where ranks don't tell."""
         self.positions += 1
-        for mean in self.by_depth:
-            mean.add(chance)
+        for depth in range(MAX_DEPTH):
+            self._add(depth, chance)
 
     def take_proposal(self, proposal: Proposal, path: Sequence[int]) -> None:
         """A chain ended so: averages by depth, for rejection and block acceptance."""
         for depth in range(min(len(proposal), len(path) + 1, MAX_DEPTH)):
-            self.by_depth[depth].add(float(depth < len(path)))
+            self._add(depth, float(depth < len(path)))
 
     def chances(self, most: int) -> list[float]:
-        """`by_depth` at depths 1 to `most`."""
-        return [mean.value for mean in self.by_depth[:most]]
+        """Of the first choice at depths 1 to `most`, given that all above it are accepted.
+
+        A pool believes of a depth that nothing is known of what it believes of the one above it; a request believes
+        what its pool does.
+        """
+        believed = [] if self.pool is None else self.pool.chances(most)
+        above = PRIOR_CHANCE
+        found = []
+        for depth, mean in enumerate(self.by_depth[:most]):
+            prior = believed[depth] if believed else above
+            above = (PRIOR_WEIGHT * prior + mean.weight * mean.value) / (PRIOR_WEIGHT + mean.weight)
+            found.append(above)
+        return found
+
+    def _add(self, depth: int, right: float) -> None:
+        self.by_depth[depth].add(right)
+        if self.pool is not None:
+            self.pool.by_depth[depth].add(right)
 
     def others(self) -> list[float]:
         """`by_rank` from the second choice on."""
@@ -136,15 +153,16 @@ class Seen:
         """Chance of each node of a proposal; `by_q`: its probability may be looked at."""
         reached: list[float] = []
         ranks: Counter[int] = Counter()
+        chances = self.chances(MAX_DEPTH)
         for node, (parent, depth) in enumerate(zip(proposal.parents, proposal.depths, strict=True)):
             above = 1.0 if parent == ROOT else reached[parent]
             ranks[parent] += 1
-            reached.append(above * self._chance(proposal.draft_probabilities[node], depth, ranks[parent], by_q=by_q))
+            first = chances[min(depth, MAX_DEPTH) - 1]
+            reached.append(above * self._chance(proposal.draft_probabilities[node], first, ranks[parent], by_q=by_q))
         return reached
 
-    def _chance(self, q: float, depth: int, rank: int, *, by_q: bool) -> float:
-        """Of a node whose parent is accepted."""
-        first = self.by_depth[min(depth, MAX_DEPTH) - 1].value
+    def _chance(self, q: float, first: float, rank: int, *, by_q: bool) -> float:
+        """Of a node whose parent is accepted; `first`: of a first choice at its depth."""
         if rank == 1:
             return self.by_q.chance(q) if by_q else first
         before = math.prod(1 - mean.value for mean in self.by_rank[: rank - 2])
