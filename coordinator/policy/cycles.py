@@ -145,7 +145,7 @@ class Cycles:
         """Hits wait for nothing, misses for the draft, or go without where that is faster."""
         drafted = min(depth, ahead_levels(self.target, draft, around.rows + 1, around.drafting))
         step_ms = self.target.step_ms(around.rows + 1 + drafted, beside=True)
-        hits = self.seen.guessed(depth) if drafted >= 1 else 0.0
+        hits = self.seen.covered.value if drafted >= 1 else 0.0
         wait_ms = draft.wait_ms(depth, around.drafting) + self.target.sent_late.value
         missed_tokens, missed_ms = max(
             (1.0, self.target.step_ms(around.rows + 1, beside=True) + self.target.sent.value),

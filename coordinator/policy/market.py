@@ -151,11 +151,14 @@ class Market:
 
     def ahead_depth(self, room: int) -> int:
         """Length of the average chain that is worth its rows and drafted before the step's end."""
-        if self.draft is None:
-            return 0
+        most = min(room, MAX_DEPTH, max(1, ceil(self.ahead_tokens + 0.5)))
+        return self._best_first(survival(self.seen.chances(most)))[1]
+
+    @property
+    def ahead_tokens(self) -> float:
+        """Of an outcome that can be drafted before the step's end."""
         around = self.rates.around
-        fitting = ahead_levels(self.target, self.draft, 1 + around.rows, around.drafting)
-        return self._best_first(survival(self.seen.chances(min(room, MAX_DEPTH, max(1, ceil(fitting + 0.5))))))[1]
+        return ahead_levels(self.target, self.draft, 1 + around.rows, around.drafting) if self.draft else 0.0
 
     def _best_first(self, reached: Sequence[float]) -> tuple[float, int]:
         """The greatest value of the first n nodes, n ≥ 1, and that n; (0, 0) when none is worth anything."""

@@ -95,6 +95,8 @@ class RequestPlanner:
         self._rates = Rates()
         self._account = Account()
         self._chosen: Counter[Way] = Counter()
+        self._ahead_tokens = 0.0
+        """Of the outcome to come that can be drafted in time."""
         self._leases = False
         """Whether the target may start rounds by itself: then a round that is sent costs that, too."""
         self._rounds = 0
@@ -126,6 +128,9 @@ class RequestPlanner:
 
     def plan(self, options: Options) -> Plan:
         """What the next round should do."""
+        if self._ahead_tokens:
+            there = max(options.cached.depths, default=0) if options.cached is not None else 0
+            self._seen.covered.add(min(1.0, there / self._ahead_tokens))
         market, self._leases = self._market, options.lease > 0
         if options.room <= 0 or market is None:
             plan = Plan()
@@ -133,6 +138,7 @@ class RequestPlanner:
             plan = Plan(lease=options.lease)
         else:
             plan = self._best(market, options)
+        self._ahead_tokens = min(plan.branch_depth, market.ahead_tokens) if plan.fan_out and market else 0.0
         return plan
 
     def worth_verifying(self, proposal: Proposal) -> Proposal | None:

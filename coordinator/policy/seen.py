@@ -58,6 +58,7 @@ class Seen:
         ngrams: how often n-gram matches are right.
         copied: tokens that a round's n-gram match is worth; 0 of rounds without one.
         worth: share of positions whose first choice was worth its row.
+        covered: share of the tokens that could be drafted ahead in time which were, of the outcome that came.
         positions: whose ranks or averages have come.
         pays: of a pool: whether drafting was the best way for the request that asked last.
         elapsed_ms, shadow_ms: of a pool: time of all its requests, and of the draft at work for shadow alone.
@@ -66,6 +67,7 @@ class Seen:
     by_depth: list[RunningMean] = field(default_factory=_by_depth)
     by_rank: list[RunningMean] = field(default_factory=_by_rank)
     worth: RunningMean = field(default_factory=lambda: RunningMean(1.0, PRIOR_WEIGHT))
+    covered: RunningMean = field(default_factory=lambda: RunningMean(0.9, PRIOR_WEIGHT))
     positions: int = 0
     by_q: AcceptanceRates = field(default_factory=_by_q)
     ngrams: NgramShadow = field(default_factory=NgramShadow)
@@ -80,6 +82,7 @@ class Seen:
         return Seen(
             by_rank=[_inherited(mean) for mean in self.by_rank],
             worth=_inherited(self.worth),
+            covered=_inherited(self.covered),
             by_q=self.by_q.child(PRIOR_WEIGHT),
             ngrams=self.ngrams.child(PRIOR_WEIGHT),
             copied=_inherited(self.copied),
@@ -137,17 +140,6 @@ class Seen:
     def others(self) -> list[float]:
         """`by_rank` from the second choice on."""
         return [mean.value for mean in self.by_rank]
-
-    def guessed(self, depth: int) -> float:
-        """Chance that the token behind a proposal of this depth is among those that are drafted for ahead.
-
-        Behind a token that is not accepted these are the other choices, behind the last one the first of all.
-        """
-        chances, others = self.chances(depth + 1), self.others()
-        all_accepted = math.prod(chances[:depth])
-        beyond = math.prod(1 - other for other in others)
-        last = (1 - chances[depth]) if depth < len(chances) else 1 - chances[-1]
-        return 1 - (1 - all_accepted) * beyond - all_accepted * last * beyond / (1 - others[-1])
 
     def reached(self, proposal: Proposal, *, by_q: bool) -> list[float]:
         """Chance of each node of a proposal; `by_q`: its probability may be looked at."""
