@@ -67,7 +67,7 @@ class Seen:
     by_depth: list[RunningMean] = field(default_factory=_by_depth)
     by_rank: list[RunningMean] = field(default_factory=_by_rank)
     worth: RunningMean = field(default_factory=lambda: RunningMean(1.0, PRIOR_WEIGHT))
-    covered: RunningMean = field(default_factory=lambda: RunningMean(0.9, PRIOR_WEIGHT))
+    covered: RunningMean = field(default_factory=lambda: RunningMean(0.9, 2 * PRIOR_WEIGHT))
     positions: int = 0
     by_q: AcceptanceRates = field(default_factory=_by_q)
     ngrams: NgramShadow = field(default_factory=NgramShadow)
