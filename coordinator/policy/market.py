@@ -35,12 +35,14 @@ class Rates:
         disturbed: what the others lose of theirs while a draft is at work beside their steps.
         around: what all the others do.
         ahead: whether outcomes are drafted for in that best way.
+        missed: tokens that a target-only round brings less than that best way in the same time.
     """
 
     own: float = 0.0
     disturbed: float = 0.0
     around: Surroundings = ALONE
     ahead: bool = False
+    missed: float = 0.0
 
 
 @dataclass(frozen=True)

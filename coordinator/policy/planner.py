@@ -290,11 +290,13 @@ class RequestPlanner:
             lost = around.rate * (target.step_ms(around.rows + cycle.way.rows) - alone_ms + slowed * cycle.draft_ms)
             return (cycle.tokens - lost) / cycle.ms if cycle.ms > 0 else 0.0
 
-        best = max(Cycles(target, draft, self._seen, most, can_ahead=can_ahead).all(around), key=net_rate)
+        ways = [*Cycles(target, draft, self._seen, most, can_ahead=can_ahead).all(around)]
+        best, none = max(ways, key=net_rate), ways[0]
         self._pool.pays = best.way.source is not Source.NONE
         # A draft at work beside the step slows it for all, so only all together can choose that.
         ahead = best.way.ahead if target.sessions == 1 else around.ahead
-        return Rates(net_rate(best), around.rate * slowed, around, ahead)
+        missed = (net_rate(best) - net_rate(none)) * none.ms
+        return Rates(net_rate(best), around.rate * slowed, around, ahead, missed)
 
     def _choice(self, market: Market, options: Options) -> Choice:
         """The proposal of greatest value, which may be below 0."""
@@ -321,7 +323,8 @@ class RequestPlanner:
         What a round of the run saves is its way; what it may miss is what a match has been worth on average.
         """
         self._chosen[Way()] += 1
-        missed = 0.0 if options.can_prefetch else self._seen.copied.value
+        missed = 0.0 if owed else self._rates.missed
+        missed += 0.0 if options.can_prefetch else self._seen.copied.value
         lease = owed or options.lease
         if missed > 0:
             lease = min(lease, int(2 * market.sending(options) / missed))
