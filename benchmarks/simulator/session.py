@@ -13,8 +13,7 @@ from benchmarks.simulator.policies import TARGET_ONLY, Policy, RoundFacts, Sessi
 from benchmarks.simulator.rounds import RequestTotals, RoundAtTarget, accepted_of, first_choices
 from benchmarks.simulator.speculating import OutcomeDrafting
 from benchmarks.simulator.trace import TracedRequest
-from coordinator.policy.plan import Plan, Source
-from coordinator.policy.prefetch import LAST_MS
+from coordinator.policy.plan import LAST_MS, Plan, Source
 from coordinator.sessions.draft import MAX_PENDING_TOKENS
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES
 
@@ -27,9 +26,9 @@ class SimulatedSession:
     """One request's rounds."""
 
     __slots__ = (
-        "_agenda", "_asked_at", "_awaited", "_coordinator", "_decided", "_draft", "_draft_ms", "_held", "_is_late", "_is_open",
-        "_late", "_leased_until", "_missed", "_outcomes", "_patience", "_pending", "_plan", "_policy", "_round",
-        "_situation", "_started", "_target", "_waiting", "_world", "at_target", "chances", "done", "drafting", "key",
+        "_agenda", "_asked_at", "_awaited", "_coordinator", "_decided", "_draft", "_draft_ms", "_held", "_is_late",
+        "_is_open", "_late", "_leased_until", "_missed", "_outcomes", "_patience", "_pending", "_plan", "_policy",
+        "_round", "_situation", "_started", "_target", "_waiting", "_world", "at_target", "chances", "done", "drafting", "key",
         "matches", "prefill_left", "prompt_tokens", "ranks", "ready_at", "right", "round_rows", "tokens", "totals",
     )  # fmt: skip
 

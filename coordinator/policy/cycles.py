@@ -13,11 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from coordinator.policy.plan import Source
+from coordinator.policy.plan import LAST_MS, Source
 from coordinator.policy.round_times import DraftTimes, TargetTimes
 from coordinator.policy.seen import MAX_DEPTH, Seen, survival
 
-LAST_MS = 2.0
 AHEAD_ROWS = 4.0
 """Rows of a session in a step that drafts for outcomes: the likeliest ones of a round with the usual fan-out of 4."""
 
@@ -142,10 +141,14 @@ class Cycles:
         return Cycle(Way(Source.WAIT, depth), tokens, away_ms + step_ms, away_ms, draft_ms)
 
     def _ahead(self, draft: DraftTimes, depth: int, tokens: list[float], around: Surroundings) -> Cycle:
-        """Hits wait for nothing, misses for the draft, or go without where that is faster."""
+        """What was drafted in time waits for nothing, but the round is sent where that isn't worth its rows.
+
+        Otherwise it waits for the draft, or goes without where that is faster.
+        """
         drafted = min(depth, ahead_levels(self.target, draft, around.rows + 1, around.drafting))
         step_ms = self.target.step_ms(around.rows + 1 + drafted, beside=True)
-        hits = self.seen.covered.value if drafted >= 1 else 0.0
+        covered = self.seen.covered.value if drafted >= 1 else 0.0
+        unused_ms = (1 - self.seen.worth.value) * self.target.sent.value
         wait_ms = draft.wait_ms(depth, around.drafting) + self.target.sent_late.value
         missed_tokens, missed_ms = max(
             (1.0, self.target.step_ms(around.rows + 1, beside=True) + self.target.sent.value),
@@ -154,9 +157,9 @@ class Cycles:
         )
         return Cycle(
             Way(Source.CACHED, depth, ahead=True),
-            hits * _between(tokens, drafted) + (1 - hits) * missed_tokens,
-            hits * (step_ms + (1 - self.seen.worth.value) * self.target.sent.value) + (1 - hits) * missed_ms,
-            (1 - hits) * max(0.0, missed_ms - step_ms),
+            covered * _between(tokens, drafted) + (1 - covered) * missed_tokens,
+            covered * (step_ms + unused_ms) + (1 - covered) * missed_ms,
+            (1 - covered) * max(0.0, missed_ms - step_ms),
         )
 
 

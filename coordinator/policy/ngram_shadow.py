@@ -40,5 +40,5 @@ class NgramShadow:
         return [*accumulate((self._rates.chance(length + right) for right in range(depth)), mul)]
 
     def child(self, weight: float) -> NgramShadow:
-        """A copy for one request; what is known so far counts `weight` observations."""
+        """Of one request: what all know at the time counts `weight` observations, and they learn from it, too."""
         return NgramShadow(self._rates.child(weight))

@@ -96,7 +96,7 @@ class RequestPlanner:
         self._account = Account()
         self._chosen: Counter[Way] = Counter()
         self._ahead_tokens = 0.0
-        """Of the outcome to come that can be drafted in time."""
+        """Of the running round's outcome that can be drafted in time."""
         self._leases = False
         """Whether the target may start rounds by itself: then a round that is sent costs that, too."""
         self._rounds = 0
@@ -129,8 +129,8 @@ class RequestPlanner:
     def plan(self, options: Options) -> Plan:
         """What the next round should do."""
         if self._ahead_tokens:
-            there = max(options.cached.depths, default=0) if options.cached is not None else 0
-            self._seen.covered.add(min(1.0, there / self._ahead_tokens))
+            drafted = max(options.cached.depths, default=0) if options.cached is not None else 0
+            self._seen.covered.add(min(1.0, drafted / self._ahead_tokens))
         market, self._leases = self._market, options.lease > 0
         if options.room <= 0 or market is None:
             plan = Plan()
@@ -175,9 +175,8 @@ class RequestPlanner:
         if shadow.first_position != self._shadowed:
             self._run = 0
         self._shadowed = shadow.end
-        price = market.row_price if (market := self._market) else 0.0
+        seen, price = self._seen, market.row_price if (market := self._market) else 0.0
         for rank, q in zip(shadow.ranks, shadow.probabilities, strict=True):
-            seen = self._seen
             if self._coupled:
                 seen.worth.add(float(seen.by_q.chance(q) > price))
                 seen.take_rank(rank, q, self._run)
@@ -189,8 +188,7 @@ class RequestPlanner:
 
     def take_match(self, match: Match | None, committed: Sequence[int]) -> None:
         """Compare the match that stood (None: there was none) with what was committed then, proposed or not."""
-        for seen in (self._seen,):
-            seen.ngrams.learn(match, committed)
+        self._seen.ngrams.learn(match, committed)
 
     def take_late(self, waited_ms: float, depth: int) -> None:
         """A round waited so long for a proposal that did not come."""
@@ -220,8 +218,7 @@ class RequestPlanner:
         if waited and proposal is not None and not first_draft and self._draft is not None:
             self._draft.learn(record)
         if proposal is not None and plan.source is not Source.NGRAM and not self._coupled:
-            for seen in (self._seen,):
-                seen.take_proposal(proposal, path)
+            self._seen.take_proposal(proposal, path)
         self._book(self._target, plan, record, proposal)
 
     def explain(self) -> PlanExplanation:
@@ -242,10 +239,6 @@ class RequestPlanner:
         committed = record.accepted + 1
         most_ms = record.draft_wait_ms + (committed + 1) * token_ms  # a pause of the machine is no one's price
         self._account.add(min(record.round_ms, most_ms), committed, token_ms)
-
-    @property
-    def _both(self) -> tuple[Seen, Seen]:
-        return self._seen, self._pool
 
     @property
     def _market(self) -> Market | None:
@@ -301,8 +294,7 @@ class RequestPlanner:
     def _choice(self, market: Market, options: Options) -> Choice:
         """The proposal of greatest value, which may be below 0."""
         match = market.match(options)
-        for seen in (self._seen,):
-            seen.copied.add(max(0.0, match.value))
+        self._seen.copied.add(max(0.0, match.value))
         found = (match, market.cached(options), market.wait(options, self._account.left_ms))
         return max(found, key=lambda each: each.value)
 
@@ -320,7 +312,8 @@ class RequestPlanner:
     def _resting(self, market: Market, options: Options, owed: int) -> Plan:
         """Target-only, under a lease: a run that may end sooner than the account recovers, or a match turns up.
 
-        What a round of the run saves is its way; what it may miss is what a match has been worth on average.
+        What a round of the run saves is its way; what it may miss is what the best way brings more, where the account
+        would bear it, and what a match has been worth on average.
         """
         self._chosen[Way()] += 1
         missed = 0.0 if owed else self._rates.missed

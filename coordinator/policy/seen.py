@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from coordinator.policy.ngram_shadow import NgramShadow
 from paceline.costs.acceptance import AcceptanceRates
-from paceline.costs.running_mean import InheritedMean, RunningMean
+from paceline.costs.running_mean import AnyMean, InheritedMean, RunningMean
 from paceline.protocol.proposal import ROOT, Proposal
 
 MAX_DEPTH = 16
@@ -28,6 +28,9 @@ PRIOR_CHANCE = 0.7
 """Acceptance before anything is known: drafts are made to be accepted. The account bounds what trying one costs."""
 PRIOR_WEIGHT = 4.0
 """Observations that what is believed beforehand counts, in a pool and of a pool in a new request."""
+PRIOR_COVERED = 0.9
+"""Share of tokens drafted in time before anything is known: a real pair with cores of its own had 88 % hits. It
+counts twice as much as other priors: a way that is left after an unlucky start is not measured any more."""
 Q_EDGES = (0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9, 0.97)
 """Bins of the probability that a drafter gives to its first choice."""
 
@@ -36,7 +39,7 @@ def _by_depth() -> list[RunningMean]:
     return [RunningMean(0.0, 0.0) for _ in range(MAX_DEPTH)]
 
 
-def _by_rank() -> list[RunningMean]:
+def _by_rank() -> list[AnyMean]:
     # Behind the first choice chances halve by rank, as a middling draft's do.
     return [RunningMean(0.5, PRIOR_WEIGHT) for _ in range(2, MAX_RANK + 1)]
 
@@ -62,23 +65,24 @@ class Seen:
         positions: whose ranks or averages have come.
         pays: of a pool: whether drafting was the best way for the request that asked last.
         elapsed_ms, shadow_ms: of a pool: time of all its requests, and of the draft at work for shadow alone.
+        pool: of a request: what all of the drafter's requests have shown. It learns from this one, too.
     """
 
     by_depth: list[RunningMean] = field(default_factory=_by_depth)
-    by_rank: list[RunningMean] = field(default_factory=_by_rank)
-    worth: RunningMean = field(default_factory=lambda: RunningMean(1.0, PRIOR_WEIGHT))
-    covered: RunningMean = field(default_factory=lambda: RunningMean(0.9, 2 * PRIOR_WEIGHT))
+    by_rank: list[AnyMean] = field(default_factory=_by_rank)
+    worth: AnyMean = field(default_factory=lambda: RunningMean(1.0, PRIOR_WEIGHT))
+    covered: AnyMean = field(default_factory=lambda: RunningMean(PRIOR_COVERED, 2 * PRIOR_WEIGHT))
     positions: int = 0
     by_q: AcceptanceRates = field(default_factory=_by_q)
     ngrams: NgramShadow = field(default_factory=NgramShadow)
-    copied: RunningMean = field(default_factory=lambda: RunningMean(0.0, PRIOR_WEIGHT))
+    copied: AnyMean = field(default_factory=lambda: RunningMean(0.0, PRIOR_WEIGHT))
     pays: bool = True
     elapsed_ms: float = 0.0
     shadow_ms: float = 0.0
     pool: Seen | None = None
 
     def child(self) -> Seen:
-        """What one request begins with."""
+        """What one request begins with, and what it adds to."""
         return Seen(
             by_rank=[_inherited(mean) for mean in self.by_rank],
             worth=_inherited(self.worth),
@@ -172,5 +176,5 @@ def survival(chances: Iterable[float]) -> list[float]:
     return list(itertools.accumulate(chances, operator.mul))
 
 
-def _inherited(mean: RunningMean) -> InheritedMean:
+def _inherited(mean: AnyMean) -> InheritedMean:
     return InheritedMean(mean, PRIOR_WEIGHT)

@@ -28,7 +28,7 @@ class InheritedMean:
 
     __slots__ = ("_own", "_parent", "_trust")
 
-    def __init__(self, parent: RunningMean, trust: float) -> None:
+    def __init__(self, parent: AnyMean, trust: float) -> None:
         self._parent, self._trust = parent, trust
         self._own = RunningMean(0.0, 0.0)
 
@@ -42,3 +42,6 @@ class InheritedMean:
         """Count one observation, here and at the parent."""
         self._parent.add(observed)
         self._own.add(observed)
+
+
+AnyMean = RunningMean | InheritedMean

@@ -297,7 +297,7 @@ def test_ranks_say_what_every_length_would_have_brought() -> None:
     seen = Seen()
     for position in range(2000):
         seen.take_rank(0 if position % 4 == 3 else 1, 0.8, position % 4)
-    depths = [mean.value for mean in seen.by_depth[:4]]
+    depths = seen.chances(4)
     assert depths[0] == pytest.approx(3 / 4, abs=0.05)
     assert depths[1] == pytest.approx(2 / 3, abs=0.05)
     assert depths[2] == pytest.approx(1 / 2, abs=0.05)
