@@ -26,11 +26,11 @@ class SimulatedSession:
     """One request's rounds."""
 
     __slots__ = (
-        "_agenda", "_asked_at", "_awaited", "_coordinator", "_decided", "_draft", "_draft_ms", "_held", "_is_late",
-        "_is_open", "_late", "_leased_until", "_missed", "_outcomes", "_patience", "_pending", "_plan", "_policy",
-        "_round", "_situation", "_started", "_target", "_waiting", "_world", "at_target", "chances", "done", "drafting",
-        "key", "matches", "prefill_left", "prompt_tokens", "ranks", "ready_at", "right", "round_rows", "tokens",
-        "totals",
+        "_agenda", "_asked_at", "_awaited", "_coordinator", "_decided", "_draft", "_draft_ms", "_held",
+        "_is_late", "_is_open", "_late", "_leased_until", "_missed", "_outcomes", "_patience", "_pending",
+        "_plan", "_policy", "_round", "_situation", "_started", "_target", "_waiting", "_world", "at_target",
+        "chances", "done", "drafting", "key", "matches", "prefill_left", "prompt_tokens", "ranks", "ready_at",
+        "right", "round_rows", "tokens", "totals",
     )  # fmt: skip
 
     def __init__(self, key: int, request: TracedRequest, policy: Policy, world: SimulatedServices) -> None:
