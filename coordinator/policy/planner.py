@@ -283,10 +283,11 @@ class RequestPlanner:
             lost = around.rate * (target.step_ms(around.rows + cycle.way.rows) - alone_ms + slowed * cycle.draft_ms)
             return (cycle.tokens - lost) / cycle.ms if cycle.ms > 0 else 0.0
 
+        # A draft at work beside the step slows it for all, so only all together can choose that.
+        can_ahead = can_ahead and (target.sessions == 1 or around.ahead)
         ways = [*Cycles(target, draft, self._seen, most, can_ahead=can_ahead).all(around)]
         best, none = max(ways, key=net_rate), ways[0]
         self._pool.pays = best.way.source is not Source.NONE
-        # A draft at work beside the step slows it for all, so only all together can choose that.
         ahead = best.way.ahead if target.sessions == 1 else around.ahead
         missed = (net_rate(best) - net_rate(none)) * none.ms
         return Rates(net_rate(best), around.rate * slowed, around, ahead, missed)
