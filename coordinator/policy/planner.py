@@ -277,7 +277,8 @@ class RequestPlanner:
         most, can_ahead = min(options.room, MAX_DEPTH), options.fan_out > 0
         around = Cycles(target, draft, self._pool, most, can_ahead=can_ahead).balanced(target.sessions)
         alone_ms = target.step_ms(around.rows + 1)
-        slowed = target.slowed(around.rows + 1)
+        # Those who draft at once share the draft's steps, and so what these slow.
+        slowed = target.slowed(around.rows + 1) / around.drafting
 
         def net_rate(cycle: Cycle) -> float:
             lost = around.rate * (target.step_ms(around.rows + cycle.way.rows) - alone_ms + slowed * cycle.draft_ms)
