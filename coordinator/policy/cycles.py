@@ -147,7 +147,7 @@ class Cycles:
         """
         drafted = min(depth, ahead_levels(self.target, draft, around.rows + 1, around.drafting))
         step_ms = self.target.step_ms(around.rows + 1 + drafted, beside=True)
-        covered = self.seen.covered.value if drafted >= 1 else 0.0
+        covered = self.seen.covered.value if drafted else 0.0
         unused_ms = (1 - self.seen.worth.value) * self.target.sent.value
         wait_ms = draft.wait_ms(depth, around.drafting) + self.target.sent_late.value
         missed_tokens, missed_ms = max(
