@@ -17,7 +17,7 @@ from coordinator.policy.plan import LAST_MS, Source
 from coordinator.policy.round_times import DraftTimes, TargetTimes
 from coordinator.policy.seen import MAX_DEPTH, Seen, survival
 
-AHEAD_ROWS = 4.0
+AHEAD_ROWS = 2.0
 """Rows of a session in a step that drafts for outcomes: the likeliest ones of a round with the usual fan-out of 4."""
 
 
