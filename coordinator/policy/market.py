@@ -188,6 +188,11 @@ class Market:
         """Tokens that one row more costs all."""
         return self._row_prices(1)[1]
 
+    @property
+    def way_price(self) -> float:
+        """Tokens that a round loses by being sent."""
+        return self.rates.own * self.target.sent.value
+
     def sending(self, options: Options) -> float:
         """Tokens that a round loses by being sent, where the target could start it by itself."""
-        return self.rates.own * self.target.sent.value if options.lease else 0.0
+        return self.way_price if options.lease else 0.0

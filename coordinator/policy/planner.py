@@ -145,6 +145,8 @@ class RequestPlanner:
         """The first nodes of a model's proposal that are worth their rows if its outcome comes true."""
         market = self._market
         nodes = market.drafted(proposal)[1] if market else 0
+        if market and len(proposal) and market.row_price < market.way_price:
+            nodes = max(nodes, 1)  # the round would be sent, which costs more than a row
         return proposal.first(nodes) if nodes else None
 
     def worth_copying(self, length: int, room: int) -> int:
@@ -175,7 +177,8 @@ class RequestPlanner:
         if shadow.first_position != self._shadowed:
             self._run = 0
         self._shadowed = shadow.end
-        seen, price = self._seen, market.row_price if (market := self._market) else 0.0
+        market = self._market
+        seen, price = self._seen, market.row_price - market.way_price if market else 0.0
         for rank, q in zip(shadow.ranks, shadow.probabilities, strict=True):
             if self._coupled:
                 seen.worth.add(float(seen.by_q.chance(q) > price))
