@@ -18,7 +18,8 @@ from coordinator.policy.round_times import DraftTimes, TargetTimes
 from coordinator.policy.seen import MAX_DEPTH, Seen, survival
 
 AHEAD_ROWS = 2.0
-"""Rows of a session in a step that drafts for outcomes: the likeliest ones of a round with the usual fan-out of 4."""
+"""Rows of a session in a step that drafts for outcomes: one where the draft is sure, four where it is not. In the
+simulator 2 brings 1 to 2 % more than 4 at 8 and 16 sessions, and nobody alone notices."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,8 @@ SHADOW_SHARE = 0.02
 SHADOW_TOKENS = 16
 """Committed tokens that a draft hears of together while nothing is proposed."""
 RATES_KEPT = 8
-"""Rounds for which a request's rates are kept once it has run as many: chances hardly move meanwhile."""
+"""Rounds for which a request's rates are kept once it has run as many: chances hardly move meanwhile. Twice as often
+changes the simulator's goodput by less than .1 %, half as often loses .4 %."""
 
 
 class TargetPeerCosts(Protocol):
