@@ -70,7 +70,7 @@ def test_a_slow_reader_holds_little_and_delays_nobody(gateway: GatewayCluster) -
 
 
 def _stalls(gateway: GatewayCluster) -> bool:
-    """Whether the target has made no step for a while: the text is held by windows and sockets, or its rounds pause."""
+    """Whether the target makes no step: windows and sockets hold the whole text, or its rounds pause."""
     steps = gateway.status("target").steps
     time.sleep(0.3)
     return gateway.status("target").steps == steps
