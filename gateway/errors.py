@@ -21,6 +21,9 @@ from paceline.protocol.errors import (
 )
 
 INVALID_REQUEST = "invalid_request_error"
+MAX_NAME_CHARACTERS = 64
+MAX_PATH_PARTS = 8
+"""Of a parameter that an error names: deeper ones are in JSON of the client's own."""
 UNAVAILABLE_RETRY_S = 1
 """When a client may try again that found no coordinator or no target: one that restarts takes longer."""
 
@@ -130,7 +133,7 @@ def invalid_body(errors: Sequence[Mapping[str, Any]]) -> HttpError:
     kind, place = first["type"], first["loc"][1:]
     if kind == "json_invalid":
         return HttpError(400, f"body: must be JSON ({first.get('ctx', {}).get('error', first['msg'])})", code=kind)
-    param = ".".join(str(part) for part in place if _is_field(part))
+    param = _path_of(place, whole=kind == "extra_forbidden")
     if kind == "extra_forbidden":
         return refused(param, "unknown, or not supported by this server", "unsupported_parameter")
     if not param and kind != "too_many_fields":
@@ -154,6 +157,12 @@ def field_of(error: InvalidInput) -> str:
 def _param_of(name: str) -> str:
     known = _PARAMS.get(name)
     return known if known is not None else name.partition(" ")[0]
+
+
+def _path_of(place: Sequence[object], *, whole: bool) -> str:
+    """A field's path, as long as somebody would read; `whole`: its last part is a name that the client chose."""
+    fields = [part for index, part in enumerate(place) if _is_field(part) or (whole and index == len(place) - 1)]
+    return ".".join(str(part)[:MAX_NAME_CHARACTERS] for part in fields[:MAX_PATH_PARTS])
 
 
 def _is_field(part: object) -> bool:

@@ -19,6 +19,8 @@ from tests.gateway.gateways import LONG, GatewayCluster, openai_at, post, reques
 
 COMPLETION: dict[str, Any] = {"prompt": "a", "max_tokens": 5, "seed": 1}
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 5}
+WHOLE = 800
+"""Tokens of a text that runs for some tenths of a second."""
 ENDLESS = COMPLETION | {"max_tokens": LONG, "ignore_eos": True}
 
 
@@ -108,7 +110,7 @@ def test_a_gateway_that_is_stopped_lets_its_streams_end(cluster: GatewayCluster)
 
     def read() -> None:
         stream = openai_at(address).completions.create(
-            model="", prompt="a", seed=1, max_tokens=2000, stream=True, extra_body={"ignore_eos": True}
+            model="", prompt="a", seed=1, max_tokens=WHOLE, stream=True, extra_body={"ignore_eos": True}
         )
         for chunk in stream:
             texts.append(chunk.choices[0].text)
@@ -121,6 +123,6 @@ def test_a_gateway_that_is_stopped_lets_its_streams_end(cluster: GatewayCluster)
     reader.join(20)
     assert not reader.is_alive()
     assert cluster.processes["stopping"].wait(20) == 0
-    whole = cluster.post("/v1/completions", COMPLETION | {"max_tokens": 2000, "ignore_eos": True})
+    whole = cluster.post("/v1/completions", COMPLETION | {"max_tokens": WHOLE, "ignore_eos": True})
     assert "".join(texts) == json.loads(whole.content)["choices"][0]["text"]
-    cluster.processes.pop("stopping")
+    cluster.processes.pop("stopping").stop()

@@ -169,6 +169,32 @@ def test_much_that_is_wrong_is_few_errors(wrong: dict[str, Any]) -> None:
     assert len(invalid_body([each | {"loc": ("body", *each["loc"])} for each in caught.value.errors()]).message) < 300
 
 
+def deep(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = {"a": value}
+    return value
+
+
+@pytest.mark.parametrize(
+    ("wrong", "begins"),
+    [
+        ({"Top_P": 1}, "Top_P"),
+        ({"top-p": 1}, "top-p"),
+        ({"x" * 10_000: 1}, "xxx"),
+        ({"structured_outputs": {"json": deep(300)}}, "structured_outputs.json.a"),
+    ],
+    ids=["capitals", "dash", "long", "deep"],
+)
+def test_a_parameter_is_named_as_it_was_given_and_no_longer_than_is_read(wrong: dict[str, Any], begins: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        CompletionRequest.model_validate({"prompt": "a"} | wrong)
+    error = invalid_body([each | {"loc": ("body", *each["loc"])} for each in caught.value.errors()])
+    assert error.param is not None
+    assert error.param.startswith(begins)
+    assert len(error.message) < 300
+
+
 class Endless(AsyncClient):
     """Streams without end, and counts what was taken of it."""
 
