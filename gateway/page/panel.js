@@ -1,7 +1,7 @@
 // One generation on the page: its text, its figures, its rounds.
 import { element, milliseconds } from "./dom.js";
 import { generate } from "./generation.js";
-import { RoundsView } from "./rounds.js";
+import { RoundsView, speedOf } from "./rounds.js";
 import { TextView } from "./text.js";
 
 const REDRAW_MS = 100;
@@ -50,7 +50,7 @@ export class Panel {
     }
   }
 
-  /** Tokens per second as this page saw them, null before there are two arrivals. */
+  /** Tokens per second behind the first ones, null before there are others. */
   get speed() {
     return this._facts.speed ?? null;
   }
@@ -64,6 +64,8 @@ export class Panel {
     this._facts.state = end.finish === "length" ? "ended: most tokens" : "ended";
     this._facts.seed = end.seed ?? this._facts.seed;
     this._facts.speculation = end.speculation?.num_spec_steps ? end.speculation : null;
+    // Arrivals tell little of a short text: what came meanwhile arrives with its first piece.
+    this._facts.speed = speedOf(end.rounds ?? [], this.text.tokens.length) ?? this._facts.speed;
     this.rounds.show(end.rounds ?? []);
   }
 

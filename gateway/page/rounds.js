@@ -21,6 +21,13 @@ export function partsOf(round) {
   return parts.map(([name, ms]) => [name, ms * scale]);
 }
 
+/** Tokens per second behind the first round; null where the records are not of all of so many tokens. */
+export function speedOf(rounds, tokens) {
+  const committed = rounds.reduce((sum, round) => sum + round.accepted + 1, 0);
+  const ms = rounds.slice(1).reduce((sum, round) => sum + round.round_ms, 0);
+  return ms && committed >= tokens ? (1000 * (tokens - rounds[0].accepted - 1)) / ms : null;
+}
+
 /** The chart of one panel. */
 export class RoundsView {
   constructor(panel) {
