@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.caller import HttpCaller
@@ -20,7 +20,7 @@ from gateway.tools import plan_tools
 from paceline.models.tokenizer import Tokenizer
 from paceline.protocol.generation import Finished, FinishReason, GenerateEvent, GenerateRequest, Started, Tokens
 
-NOT_YET = ("prediction", "reasoning_effort")
+NOT_YET = ("reasoning_effort",)
 """Fields that a chat may have and this server can't honour."""
 
 
@@ -46,6 +46,9 @@ async def plan_chat(services: Services, body: ChatRequest, caller: HttpCaller) -
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
     request = prompt.hold(asked)
+    if body.prediction is not None and body.prediction.text:
+        predicted = await services.prompts.predicted(body.prediction.text, serving.description.max_length)
+        request = replace(request, prediction=predicted)
     fingerprint = serving.fingerprint(request.acceptance)
     head = Head("chatcmpl", "chat.completion.chunk", services.served_name(serving.description), fingerprint)
     writers = [ChatWriter(index, body, services.tokenizer, prompt, request) for index in range(body.n or 1)]

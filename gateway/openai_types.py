@@ -158,6 +158,18 @@ class TextPart(RequestShape):
     text: Text
 
 
+class PredictedContent(RequestShape):
+    """What the answer is expected to be in large part."""
+
+    type: Literal["content"]
+    content: Text | Several[TextPart]
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
 class Message(RequestShape):
     """One message of a chat; `gateway.turns` reads what calls need."""
 
@@ -191,7 +203,7 @@ class ChatRequest(GenerationFields):
     tools: Several[dict[Text, JsonValue]] | None = None
     tool_choice: Text | dict[Text, JsonValue] | None = None
     parallel_tool_calls: bool | None = None
-    prediction: dict[Text, JsonValue] | None = None
+    prediction: PredictedContent | None = None
     reasoning_effort: Text | None = None
 
     store: Literal[False] | None = None

@@ -40,13 +40,20 @@ class Tally:
 
     @property
     def usage(self) -> dict[str, Any]:
-        """OpenAI's `usage`. Tokens that were taken from a cache are not told by a coordinator."""
+        """OpenAI's `usage`. Tokens that were taken from a cache are not told by a coordinator.
+
+        Rejected prediction tokens are no part of the text, so they are not counted among the completion's.
+        """
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": None,
-            "completion_tokens_details": {"reasoning_tokens": 0},
+            "completion_tokens_details": {
+                "reasoning_tokens": 0,
+                "accepted_prediction_tokens": sum(each.prediction_accepted for each in self.stats.values()),
+                "rejected_prediction_tokens": sum(each.prediction_rejected for each in self.stats.values()),
+            },
         }
 
     @property

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 from paceline.models.tokenizer import Tokenizer
 from paceline.protocol.errors import require
@@ -48,10 +49,14 @@ class PromptReader:
             require(len(ids) > 0, "prompt", request.prompt, "text of at least 1 token")
             request = replace(request, prompt=None, messages=(), token_ids=ids)
         if request.prediction_text:
-            text = request.prediction_text
-            ids = await self.read(lambda: self._continued(text), utf8_bytes(text), max_length, "prediction bytes")
+            ids = await self.predicted(request.prediction_text, max_length)
             request = replace(request, prediction_text="", prediction=ids)
         return request
+
+    async def predicted(self, text: str, max_length: int) -> tuple[int, ...]:
+        """A predicted output's ids; raises `InvalidInput` for more bytes than the context can hold."""
+        encode = partial(self._tokenizer.encode, text, add_special_tokens=False)
+        return await self.read(encode, utf8_bytes(text), max_length, "prediction bytes")
 
     async def read(
         self, tokenise: Callable[[], tuple[int, ...]], size: int, max_length: int, name: str
@@ -84,11 +89,6 @@ class PromptReader:
         if request.messages:
             return self._tokenizer.render_chat(request.messages)
         return self._tokenizer.encode(request.prompt or "")
-
-    def _continued(self, text: str) -> tuple[int, ...]:
-        """Ids of a text that has another before it: without what the tokenizer puts in front."""
-        ids, front = self._tokenizer.encode(text), self._tokenizer.encode("")
-        return ids[len(front) :] if front and ids[: len(front)] == front else ids
 
 
 def text_bytes(request: GenerateRequest) -> int:

@@ -23,6 +23,7 @@ from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.protocol.target import Round, TargetCommand, Verdict
 from paceline.rpc.peer_link import TargetLink
+from paceline.runtime.telemetry import RequestTrace
 from tests.coordinator.test_target_session import RecordingLink
 
 VOCAB = 64

@@ -84,6 +84,21 @@ def test_a_chat_is_the_grpc_clients_text_whole_and_streamed(gateway: GatewayClus
     assert all(chunk.usage is None for chunk in streamed)
 
 
+def test_a_predicted_chat_is_the_same_and_usage_says_what_became_of_the_prediction(gateway: GatewayCluster) -> None:
+    """Bytes that are no UTF-8 are lost in text, so the prediction departs now and then."""
+    fixed = {"paceline": {"drafter": "ngram", "num_draft_tokens": 4}}
+    plain = chat(gateway, temperature=0)
+    text = plain.choices[0].message.content
+    for content in (text, [{"type": "text", "text": text[:9]}, {"type": "text", "text": text[9:]}]):
+        prediction = {"type": "content", "content": content}
+        one = chat(gateway, temperature=0, prediction=prediction, extra_body=fixed)
+        details = one.usage.completion_tokens_details
+        assert one.choices[0].message.content == text
+        assert details.accepted_prediction_tokens + details.rejected_prediction_tokens > 0
+        assert one.usage.completion_tokens == plain.usage.completion_tokens
+    assert plain.usage.completion_tokens_details.rejected_prediction_tokens == 0
+
+
 def test_the_seed_of_a_request_without_one_is_told_and_gives_its_text_again(gateway: GatewayCluster) -> None:
     first = complete(gateway, seed=None)
     other = complete(gateway, seed=None)

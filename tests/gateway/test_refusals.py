@@ -102,7 +102,7 @@ CHATS: list[tuple[dict[str, Any], str]] = [
         {"tools": [{"type": "function", "function": {"name": "f"}}], "response_format": {"type": "json_object"}},
         "response_format",
     ),
-    ({"prediction": {"type": "content", "content": "a"}}, "prediction"),
+    ({"prediction": {"type": "guess", "content": "a"}}, "prediction.type"),
     ({"reasoning_effort": "low"}, "reasoning_effort"),
 ]
 

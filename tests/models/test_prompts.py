@@ -167,8 +167,8 @@ async def test_the_event_loop_turns_while_the_pulled_model_s_tokenizer_reads() -
 class FrontedTokenizer(TableTokenizer):
     """Puts token 299 in front of every text."""
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        return (299, *super().encode(text))
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        return (*((299,) if add_special_tokens else ()), *super().encode(text))
 
 
 async def test_a_prediction_becomes_ids_without_what_stands_in_front_of_a_prompt() -> None:
