@@ -2,6 +2,8 @@
 import { element, lazyTable, table } from "./dom.js";
 import { stepper } from "./stepper.js";
 
+/** What a token is called whose text comes with a later one, or never. */
+const UNSEEN = "(no text yet)";
 export const PROVENANCES = ["accepted", "recovered", "bonus", "target"];
 
 /** The text of one panel. */
@@ -43,7 +45,7 @@ export class TextView {
 }
 
 function detailOf(token, index) {
-  const parts = [`${index + 1}. ${visible(token.text)}`, token.provenance];
+  const parts = [`${index + 1}. ${visible(token.text, UNSEEN)}`, token.provenance];
   if (token.logprob != null) parts.push(`probability ${percent(token.logprob)}`);
   const choice = draftsChoice(token);
   if (choice) parts.push(`the draft chose ${choice}`);
@@ -59,9 +61,9 @@ function draftsChoice(token) {
   return token.replaced === undefined ? "" : visible(token.replaced);
 }
 
-/** A token's text in quotes, with what can't be seen made visible. */
-function visible(text) {
-  if (!text) return "(part of a character)";
+/** A token's text in quotes, with what can't be seen made visible. Of a token by itself only special ones have none. */
+function visible(text, none = "(a special token)") {
+  if (!text) return none;
   return `“${text.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replaceAll("\r", "␍")}”`;
 }
 
@@ -73,7 +75,7 @@ function percent(logprob) {
 function tokenTable(tokens) {
   const rows = tokens.map((token, i) => [
     i + 1,
-    visible(token.text),
+    visible(token.text, UNSEEN),
     token.provenance,
     token.logprob == null ? "" : percent(token.logprob),
     draftsChoice(token),
