@@ -10,6 +10,7 @@ from gateway.middleware import RunningRequests
 from gateway.server import open_socket, run_http
 from gateway.services import Services
 from paceline.models.tokenizer import load_tokenizer
+from paceline.runtime import logs, metrics, telemetry
 from paceline.runtime.gateway_config import GatewayConfig
 from paceline.runtime.options import parse_config
 from paceline.runtime.process import keep_loaded, run_service
@@ -21,12 +22,19 @@ async def serve(config: GatewayConfig) -> None:
     Raises:
         InvalidInput: the tokenizer can't be loaded, the port is taken, or a TLS file is not what it should be.
     """
-    listening = open_socket(config.server)
-    tokenizer = await asyncio.to_thread(load_tokenizer, config.model)
-    running = RunningRequests()
-    app = create_app(Services.of(config, tokenizer), running)
-    keep_loaded()
-    await run_http(app, config.server, listening, running)
+    logs.use_format(config.server.log_format)
+    telemetry.configure("paceline-gateway", config.traces)
+    metrics.configure("paceline-gateway", config.server, model=config.served_model_name or config.model, exposed=True)
+    try:
+        listening = open_socket(config.server)
+        tokenizer = await asyncio.to_thread(load_tokenizer, config.model)
+        running = RunningRequests()
+        app = create_app(Services.of(config, tokenizer), running)
+        keep_loaded()
+        await run_http(app, config.server, listening, running)
+    finally:
+        telemetry.shutdown()
+        metrics.shutdown()
 
 
 def main() -> None:

@@ -74,7 +74,7 @@ class Coordinator:
         """What a caller's generations run on, counted meanwhile."""
         self.running += 1
         try:
-            yield self._generating.calling(api_key=caller.api_key, traceparent=caller.traceparent)
+            yield self._generating.calling(api_key=caller.api_key, request_id=caller.request_id)
         finally:
             self.running -= 1
 

@@ -15,6 +15,7 @@ from gateway.caller import HttpCaller, caller_of
 from gateway.dialects import in_dialect
 from gateway.errors import HttpError, http_error, unsendable_key
 from paceline.protocol.errors import Overloaded
+from paceline.runtime import metrics
 from paceline.runtime.gateway_config import GatewayConfig
 
 logger = logging.getLogger(__name__)
@@ -22,6 +23,10 @@ logger = logging.getLogger(__name__)
 RETRY_AFTER_MS = 1_000
 CLIENT_GONE = 499
 """What the log says of a request whose client has gone before an answer; no client sees it."""
+
+
+ASKED_AGAIN_AND_AGAIN = ("/cluster", "/health", "/metrics", "/ping")
+"""Paths of probes and pages: the log tells only where they fail."""
 
 
 class RunningRequests:
@@ -53,11 +58,14 @@ class Guard:
         try:
             await self._let_in(scope, headers, caller, _Body(receive, self._config).receive, said.send)
         finally:
-            ms = (time.monotonic() - began) * 1e3
-            method, path = scope["method"], scope["path"][:200]
-            logger.info(
-                "request: method=%s path=%s status=%d ms=%.1f id=%s", method, path, said.status, ms, caller.request_id
-            )
+            seconds = time.monotonic() - began
+            metrics.http_request_done(_route(scope), said.status, seconds)
+            quiet = scope["path"] in ASKED_AGAIN_AND_AGAIN and said.status < 400
+            logger.log(
+                logging.DEBUG if quiet else logging.INFO,
+                "request: method=%s path=%s status=%d ms=%.1f id=%s",
+                scope["method"], scope["path"][:200], said.status, seconds * 1e3, caller.request_id,
+            )  # fmt: skip
 
     async def _let_in(self, scope: Scope, headers: Headers, caller: HttpCaller, receive: Receive, send: Send) -> None:
         generates = scope["method"] == "POST"
@@ -80,6 +88,11 @@ class Guard:
         if length.isdecimal() and int(length) > self._config.max_body_bytes:
             return too_large(self._config)
         return None if caller.key_is_sendable else unsendable_key()
+
+
+def _route(scope: Scope) -> str:
+    """The template of a request's route: paths of requests are as many as clients like."""
+    return getattr(scope.get("route"), "path", "none")
 
 
 class _Said:

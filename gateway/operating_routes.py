@@ -11,8 +11,7 @@ from starlette.responses import Response
 from gateway.middleware import RunningRequests
 from gateway.services import Services
 from paceline.protocol.errors import PeerUnavailable
-
-EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
+from paceline.runtime import metrics
 
 
 def operating_routes(services: Services, running: RunningRequests) -> APIRouter:
@@ -43,16 +42,9 @@ def operating_routes(services: Services, running: RunningRequests) -> APIRouter:
         return {"server_load": running.count}
 
     @router.get("/metrics")
-    async def metrics() -> Response:
+    async def prometheus() -> Response:
         """What Prometheus reads."""
-        content, content_type = exposition(running)
+        content, content_type = metrics.exposition()
         return Response(content, media_type=content_type)
 
     return router
-
-
-def exposition(running: RunningRequests) -> tuple[bytes, str]:
-    """The metrics and their content type."""
-    name = "paceline_gateway_running_requests"
-    text = f"# HELP {name} HTTP requests that run now.\n# TYPE {name} gauge\n{name} {running.count}\n"
-    return text.encode(), EXPOSITION

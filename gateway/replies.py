@@ -14,10 +14,12 @@ from gateway.choices import run_choices
 from gateway.coordinators import Serving
 from gateway.errors import refused
 from gateway.logprobs import token_text
+from gateway.observing import observed
 from gateway.openai_types import MAX_CHOICES, GenerationFields, PacelineOptions
 from gateway.statistics import Tally
 from paceline.models.tokenizer import Tokenizer
 from paceline.protocol.generation import FinishReason, GenerateEvent, GenerateRequest, Tokens
+from paceline.runtime import genai
 
 Chunk = dict[str, Any]
 FINISH_REASONS: Mapping[FinishReason, str] = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
@@ -40,6 +42,11 @@ class Head:
     system_fingerprint: str
     id: str = field(default_factory=lambda: secrets.token_hex(16))
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def operation(self) -> str:
+        """What the conventions for traces call it."""
+        return genai.CHAT if self.object.startswith("chat") else genai.TEXT_COMPLETION
 
     def chunk(self, of_choice: Chunk) -> Chunk:
         """A whole chunk."""
@@ -81,10 +88,12 @@ async def chunks(plan: PlannedReply, caller: HttpCaller) -> AsyncGenerator[Chunk
         PacelineError: of the first choice that fails.
     """
     tally = Tally(plan.samples)
-    with plan.serving.coordinator.client(caller) as client:
+    observing = observed(caller, plan.requests, plan.head.operation, plan.samples)
+    with plan.serving.coordinator.client(caller) as client, observing as meter:
         async with aclosing(run_choices(client, plan.requests, plan.samples)) as events:
             async for choice in events:
                 tally.add(choice)
+                meter.take(choice)
                 for written in plan.writers[choice.index].written(choice.event):
                     yield plan.head.chunk(written)
     if closing := _closing(plan.body, tally):

@@ -10,6 +10,7 @@ from gateway.choices import ChoiceEvent
 from gateway.openai_types import PacelineOptions
 from paceline.protocol.generation import Finished, Started, Tokens
 from paceline.protocol.records import GenerationStats
+from paceline.timeline.saved import rounds_json
 
 
 @dataclass
@@ -72,7 +73,7 @@ class Tally:
         if asked.explain:
             shown["explanation"] = _one_or_all([each.explanation and asdict(each.explanation) for each in stats])
         if asked.rounds:
-            shown["rounds"] = _one_or_all([[asdict(record) for record in each.records] for each in stats])
+            shown["rounds"] = _one_or_all([rounds_json(each.records) for each in stats])
         return shown
 
 

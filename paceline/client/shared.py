@@ -231,18 +231,18 @@ class ClientBase:
         self._readiness = Readiness(peer.address, wait_ready)
         self._metadata = bearer(api_key)
 
-    def calling(self, *, api_key: str | None = None, traceparent: str = "") -> Self:
+    def calling(self, *, api_key: str | None = None, request_id: str = "") -> Self:
         """The same client for another caller: its calls share this one's channel, which this one alone closes.
 
         Args:
             api_key: sent with each call; None: none is.
-            traceparent: of the caller's span, W3C; empty: none.
+            request_id: what the coordinator's log calls the request; empty: its own choice.
 
         Raises:
             InvalidInput: what no key can be, without showing it.
         """
         other = copy.copy(self)
-        other._metadata = bearer(api_key) + ((("traceparent", traceparent),) if traceparent else ())
+        other._metadata = bearer(api_key) + ((("x-request-id", request_id),) if request_id else ())
         return other
 
     def _begin(self, progress: Progress) -> Any:

@@ -217,6 +217,7 @@ def gateway_flags(settings: ServeSettings, coordinator: str) -> Flags:
         "model": settings.model,
         "server.host": LOCALHOST if settings.tls else settings.host,
         "server.port": settings.http_port,
+        "server.vllm_metrics": settings.vllm_metrics or None,
         "coordinator.address": coordinator,
         **gateway_tls(settings.tls),
     }

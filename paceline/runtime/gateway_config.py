@@ -14,6 +14,7 @@ from paceline.runtime.config import (
     PeerSettings,
     PoolSettings,
     ServerSettings,
+    TraceSettings,
     _Settings,
 )
 
@@ -22,11 +23,12 @@ class GatewayConfig(_Settings):
     """The HTTP gateway, in front of one coordinator or of several that serve one model."""
 
     variables: ClassVar[str] = "PACELINE_GATEWAY_"
-    unused: ClassVar[tuple[str, ...]] = ("server.health_port", "server.tls_roles")
+    unused: ClassVar[tuple[str, ...]] = ("server.health_port", "server.tls_roles", "traces.slow_round_ms")
 
     model: str = Field(DEFAULT_MODEL, description="Names tokenizer and chat template; must be the target's.")
     served_model_name: str | None = Field(None, description="Name that requests use; unset: the coordinator's.")
     server: ServerSettings = ServerSettings(port=HTTP_PORT)
+    traces: TraceSettings = TraceSettings()
     coordinator: PoolSettings = Field(
         PoolSettings(address=(f"{LOCALHOST}:{COORDINATOR_PORT}",)),
         description="HOST:PORT of coordinators of one model; repeatable.",

@@ -9,6 +9,7 @@ from paceline.protocol.generation import Finished, GenerateRequest
 from paceline.runtime.spans import Attributes, AttributeValue
 
 PROVIDER = "paceline"
+CHAT, TEXT_COMPLETION = "chat", "text_completion"
 TIME_TO_FIRST_CHUNK = "gen_ai.response.time_to_first_chunk"
 INPUT_TOKENS = "gen_ai.usage.input_tokens"
 _LARGEST_INT = (1 << 63) - 1
@@ -16,7 +17,7 @@ _LARGEST_INT = (1 << 63) - 1
 
 def operation_of(request: GenerateRequest) -> str:
     """What the conventions call it."""
-    return "chat" if request.messages else "text_completion"
+    return CHAT if request.messages else TEXT_COMPLETION
 
 
 def span_name(operation: str, model: str) -> str:
@@ -24,11 +25,14 @@ def span_name(operation: str, model: str) -> str:
     return f"{operation} {model}".rstrip()
 
 
-def request_attributes(request: GenerateRequest, model: str) -> Attributes:
-    """Of a request's span, as it begins. Every stream of tokens is a streaming request."""
+def request_attributes(request: GenerateRequest, model: str, operation: str = "") -> dict[str, AttributeValue]:
+    """Of a request's span, as it begins; `operation`: what the request itself does not tell.
+
+    Every stream of tokens is a streaming request.
+    """
     sampling = request.sampling
     found: dict[str, AttributeValue | None] = {
-        "gen_ai.operation.name": operation_of(request),
+        "gen_ai.operation.name": operation or operation_of(request),
         "gen_ai.provider.name": PROVIDER,
         "gen_ai.request.model": model or None,
         "gen_ai.request.stream": True,

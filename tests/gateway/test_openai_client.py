@@ -357,7 +357,7 @@ def test_routes_of_operators(gateway: GatewayCluster) -> None:
     assert [gateway.get(path).status for path in ("/health", "/ping")] == [200, 200]
     assert set(gateway.get("/version").json) == {"version"}
     assert gateway.get("/load").json == {"server_load": 0}
-    assert b"paceline_gateway_running_requests 0" in gateway.get("/metrics").content
+    assert b"http_server_request_duration_seconds_count" in gateway.get("/metrics").content
     described = gateway.get("/openapi.json").json
     assert {"/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/health"} <= set(
         described["paths"]

@@ -17,6 +17,7 @@ from gateway.choices import READ_AHEAD, run_choices
 from gateway.coordinators import Coordinator, Serving
 from gateway.errors import http_error, invalid_body
 from gateway.folding import FoldedChat, whole
+from gateway.observing import observed
 from gateway.openai_types import CompletionRequest
 from gateway.params import sampling_params
 from gateway.responses import EventStream
@@ -39,6 +40,7 @@ from paceline.protocol.errors import (
 from paceline.protocol.generation import ModelDescription, Provenance
 from paceline.protocol.handshake import Fingerprint
 from paceline.protocol.proposal import Acceptance
+from paceline.runtime import telemetry
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1 import generation_service_pb2_grpc as pb_grpc
 
@@ -89,9 +91,22 @@ def test_keys_of_headers(headers: dict[str, str], key: str | None, sendable: boo
     assert (caller.api_key, caller.key_is_sendable) == (key, sendable)
 
 
-def test_a_traceparent_is_passed_on_if_it_is_one() -> None:
-    assert caller_of({"traceparent": TRACEPARENT}).traceparent == TRACEPARENT
-    assert caller_of({"traceparent": TRACEPARENT + "\r\nx: y"}).traceparent == ""
+@pytest.mark.parametrize(
+    ("headers", "sent"),
+    [
+        (
+            {"traceparent": TRACEPARENT, "tracestate": "a=b"},
+            (("traceparent", TRACEPARENT), ("tracestate", "a=b")),
+        ),
+        ({"traceparent": TRACEPARENT + "\r\nx: y"}, ()),
+        ({}, ()),
+    ],
+    ids=["both", "no traceparent", "none"],
+)
+def test_a_trace_is_passed_on_if_it_is_one(headers: dict[str, str], sent: tuple[tuple[str, str], ...]) -> None:
+    with observed(caller_of(headers), [GenerateRequest(token_ids=(1,))], "chat", 1):
+        assert telemetry.outgoing() == sent
+    assert telemetry.outgoing() == ()
 
 
 class Metadata(pb_grpc.GenerationServiceServicer):
@@ -113,12 +128,12 @@ async def test_one_channel_serves_many_callers() -> None:
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with AsyncClient(f"127.0.0.1:{port}", api_key="own") as client:
-        await client.calling(api_key="theirs", traceparent=TRACEPARENT).describe_models()
+        await client.calling(api_key="theirs", request_id="r-1").describe_models()
         await client.calling().describe_models()
         await client.describe_models()
     await server.stop(None)
-    said = [(each.get("authorization"), each.get("traceparent")) for each in servicer.seen]
-    assert said == [("Bearer theirs", TRACEPARENT), (None, None), ("Bearer own", None)]
+    said = [(each.get("authorization"), each.get("x-request-id")) for each in servicer.seen]
+    assert said == [("Bearer theirs", "r-1"), (None, None), ("Bearer own", None)]
 
 
 def described(**changes: Any) -> Serving:
