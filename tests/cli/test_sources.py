@@ -40,7 +40,7 @@ def text_of(setting: Setting) -> str:
     if setting.key == "cores":
         return "target=1"
     if setting.default is None:
-        return "1" if setting.annotation in (int, float) else "x"
+        return {int: "1", float: "1.0"}.get(setting.annotation, "x")
     return " ".join(setting.default) if isinstance(setting.default, tuple) else str(setting.default)
 
 

@@ -61,8 +61,8 @@ def test_the_list_names_every_example() -> None:
 
 
 def test_the_readmes_python_runs_as_it_stands(text_cluster: Cluster) -> None:
-    (block,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
-    assert DEFAULT_ADDRESS in block
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    (block,) = (each for each in blocks if DEFAULT_ADDRESS in each)
     printed = run(sys.executable, "-c", block.replace(DEFAULT_ADDRESS, text_cluster.address))
     assert re.search(r" \d+\.\d+\n$", printed), "the text and its mean acceptance length"
 
