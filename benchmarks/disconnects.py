@@ -23,7 +23,7 @@ BODY: dict[str, Any] = {"prompt": "a", "max_tokens": LONG, "ignore_eos": True}
 
 
 @dataclass(frozen=True)
-class Way:
+class Leaving:
     """A way to leave: what was asked for, and how many sessions run when the client goes."""
 
     name: str
@@ -31,15 +31,15 @@ class Way:
     sessions: int
 
 
-WAYS = (
-    Way("stream", {"stream": True}, 1),
-    Way("whole", {}, 1),
-    Way("stream, n = 4", {"stream": True, "n": 4}, 4),
-    Way("prefill of 9000 tokens", {"prompt": [1] * 9000}, 1),
+LEAVINGS = (
+    Leaving("stream", {"stream": True}, 1),
+    Leaving("whole", {}, 1),
+    Leaving("stream, n = 4", {"stream": True, "n": 4}, 4),
+    Leaving("prefill of 9000 tokens", {"prompt": [1] * 9000}, 1),
 )
 
 
-def freed_after_s(cluster: GatewayCluster, way: Way) -> float:
+def freed_after_s(cluster: GatewayCluster, way: Leaving) -> float:
     """Seconds from one disconnect until the target and the draft service hold no session."""
     content = json.dumps(BODY | way.fields).encode()
     address = cluster.address_of("gateway")
@@ -59,7 +59,7 @@ def main() -> None:
         tempfile.TemporaryDirectory() as folder,
         GatewayCluster(Path(folder), drafters=(f"model:{DRAFT}",)) as cluster,
     ):
-        for way in WAYS:
+        for way in LEAVINGS:
             took = sorted(freed_after_s(cluster, way) * 1e3 for _ in range(PER_WAY))
             p99 = statistics.quantiles(took, n=100, method="inclusive")[98]
             print(f"{way.name}: {PER_WAY} disconnects, p50 {statistics.median(took):.0f} ms, p99 {p99:.0f} ms")
