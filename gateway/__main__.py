@@ -26,7 +26,7 @@ async def serve(config: GatewayConfig) -> None:
     telemetry.configure("paceline-gateway", config.traces)
     metrics.configure("paceline-gateway", config.server, model=config.served_model_name or config.model, exposed=True)
     try:
-        listening = open_socket(config.server)
+        listening = open_socket(config.server, config.reader_timeout_s)
         tokenizer = await asyncio.to_thread(load_tokenizer, config.model)
         running = RunningRequests()
         app = create_app(Services.of(config, tokenizer), running)

@@ -23,7 +23,7 @@ class HttpCaller:
     """
 
     request_id: str
-    api_key: str | None = None
+    api_key: str | None = field(default=None, repr=False)
     trace_headers: Mapping[str, str] = field(default_factory=dict)
     key_is_sendable: bool = True
 

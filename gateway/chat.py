@@ -52,7 +52,7 @@ async def plan_chat(services: Services, body: ChatRequest, caller: HttpCaller) -
     fingerprint = serving.fingerprint(request.acceptance)
     head = Head("chatcmpl", "chat.completion.chunk", services.served_name(serving.description), fingerprint)
     writers = [ChatWriter(index, body, services.tokenizer, prompt, request) for index in range(body.n or 1)]
-    return PlannedReply(serving, head, body, [request], writers)
+    return PlannedReply(services.coordinators, serving, head, body, [request], writers)
 
 
 @dataclass

@@ -9,12 +9,19 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from typing import Protocol
 
-from paceline.client import AsyncClient
 from paceline.protocol.generation import Finished, GenerateEvent, GenerateRequest, Started
 
 READ_AHEAD = 16
 """Events of all choices that wait for a slow reader. Each is bounded by what a coordinator has unread at once."""
+
+
+class Generating(Protocol):
+    """Runs generations, as `paceline.client.AsyncClient` does."""
+
+    def stream(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
+        """Events of one; closing it cancels the generation."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +33,7 @@ class ChoiceEvent:
 
 
 async def run_choices(
-    client: AsyncClient, requests: Sequence[GenerateRequest], samples: int
+    client: Generating, requests: Sequence[GenerateRequest], samples: int
 ) -> AsyncGenerator[ChoiceEvent, None]:
     """Yield the events of `samples` choices for each request, as they come; closing it cancels all.
 
@@ -46,7 +53,7 @@ async def run_choices(
 class _Choices:
     """Generations side by side. A sample that follows another waits for its seed, so that all have the same."""
 
-    def __init__(self, client: AsyncClient, samples: int) -> None:
+    def __init__(self, client: Generating, samples: int) -> None:
         self._client = client
         self._samples = samples
         self._come: asyncio.Queue[ChoiceEvent | Exception] = asyncio.Queue(READ_AHEAD)

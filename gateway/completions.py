@@ -51,7 +51,7 @@ async def plan_completion(services: Services, body: CompletionRequest, caller: H
     writers = [
         CompletionWriter(index, body, tokenizer, echoed[index // samples]) for index in range(len(prompts) * samples)
     ]
-    return PlannedReply(serving, head, body, requests, writers)
+    return PlannedReply(services.coordinators, serving, head, body, requests, writers)
 
 
 @dataclass

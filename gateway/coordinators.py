@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -57,24 +57,29 @@ class Coordinator:
     """One coordinator: its channel, and what it said last."""
 
     def __init__(self, config: GatewayConfig, address: str, tokenizer: str) -> None:
-        wait_s = config.coordinator_wait_ms / 1e3
         self.address = address
         self.running = 0
         self.failed_at = 0.0
         self._tokenizer = tokenizer
-        self._generating = AsyncClient(
-            config.reach(address), timeout_s=config.generation_timeout_s, resume_wait_s=wait_s
-        )
+        # Not resumed by the client: a lost generation may go on at another coordinator.
+        self._generating = AsyncClient(config.reach(address), timeout_s=config.generation_timeout_s, resume_wait_s=0)
         self._asking = AsyncClient(config.reach(address), timeout_s=DESCRIBE_TIMEOUT_S)
         self._known: dict[str | None, tuple[ModelDescription, float]] = {}
         """What callers of each key have been told, and when."""
 
     @contextmanager
     def client(self, caller: HttpCaller) -> Iterator[AsyncClient]:
-        """What a caller's generations run on, counted meanwhile."""
+        """What one of a caller's generations runs on, counted meanwhile.
+
+        One that is lost here is news: whatever is known of this coordinator is forgotten.
+        """
         self.running += 1
         try:
             yield self._generating.calling(api_key=caller.api_key, request_id=caller.request_id)
+        except PeerUnavailable:
+            self.failed_at = time.monotonic()
+            self._known.clear()
+            raise
         finally:
             self.running -= 1
 
@@ -122,7 +127,8 @@ class Coordinators:
     """All of them, in front of targets of one model."""
 
     def __init__(self, config: GatewayConfig, tokenizer: str) -> None:
-        self._wait_s = config.coordinator_wait_ms / 1e3
+        self.wait_s = config.coordinator_wait_ms / 1e3
+        """Longest wait for one that serves."""
         self.all: Sequence[Coordinator] = [
             Coordinator(config, address, tokenizer) for address in config.coordinator.address
         ]
@@ -134,10 +140,10 @@ class Coordinators:
             PeerUnavailable: none has one, for as long as the configuration allows.
             PacelineError: it refuses the caller.
         """
-        deadline = time.monotonic() + self._wait_s
+        deadline = time.monotonic() + self.wait_s
         while True:
             try:
-                return await self._first_serving(caller)
+                return await self.first_serving(caller)
             except PeerUnavailable:
                 if time.monotonic() >= deadline:
                     raise
@@ -177,7 +183,8 @@ class Coordinators:
         """Close all channels."""
         await asyncio.gather(*(coordinator.close() for coordinator in self.all))
 
-    async def _first_serving(self, caller: HttpCaller) -> Serving:
+    async def first_serving(self, caller: HttpCaller, fits: Callable[[Serving], bool] = lambda _: True) -> Serving:
+        """As `serving`, of those that fit, and without waiting. Raises as `serving`."""
         failure: PacelineError = PeerUnavailable("no coordinator is configured")
         for coordinator in self._in_order():
             try:
@@ -185,9 +192,11 @@ class Coordinators:
             except PeerUnavailable as error:
                 failure = error
                 continue
-            if description.target_ready:
-                return Serving(coordinator, description)
-            failure = PeerUnavailable(f"coordinator at {coordinator.address}: no link to its target yet")
+            serving = Serving(coordinator, description)
+            if description.target_ready and fits(serving):
+                return serving
+            lacks = "its target is another one" if description.target_ready else "no link to its target yet"
+            failure = PeerUnavailable(f"coordinator at {coordinator.address}: {lacks}")
         raise failure
 
     def _in_order(self) -> list[Coordinator]:

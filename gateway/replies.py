@@ -11,11 +11,12 @@ from typing import Any, Protocol
 
 from gateway.caller import HttpCaller
 from gateway.choices import run_choices
-from gateway.coordinators import Serving
+from gateway.coordinators import Coordinators, Serving
 from gateway.errors import refused
 from gateway.logprobs import token_text
 from gateway.observing import observed
 from gateway.openai_types import MAX_CHOICES, GenerationFields, PacelineOptions
+from gateway.rerouting import Rerouting
 from gateway.statistics import Tally
 from paceline.models.tokenizer import Tokenizer
 from paceline.protocol.generation import FinishReason, GenerateEvent, GenerateRequest, Tokens
@@ -65,10 +66,13 @@ class PlannedReply:
     """A request that was read, and what answers it.
 
     Attributes:
+        coordinators: where it may go on.
+        serving: where it begins.
         requests: one for each prompt.
         writers: one for each choice: over prompts, then samples.
     """
 
+    coordinators: Coordinators
     serving: Serving
     head: Head
     body: GenerationFields
@@ -89,8 +93,9 @@ async def chunks(plan: PlannedReply, caller: HttpCaller) -> AsyncGenerator[Chunk
     """
     tally = Tally(plan.samples)
     observing = observed(caller, plan.requests, plan.head.operation, plan.samples)
-    with plan.serving.coordinator.client(caller) as client, observing as meter:
-        async with aclosing(run_choices(client, plan.requests, plan.samples)) as events:
+    generating = Rerouting(plan.coordinators, plan.serving, caller)
+    with observing as meter:
+        async with aclosing(run_choices(generating, plan.requests, plan.samples)) as events:
             async for choice in events:
                 tally.add(choice)
                 meter.take(choice)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
 import ssl
 from collections.abc import Generator
@@ -34,18 +35,24 @@ class _Server(uvicorn.Server):
         yield
 
 
-def open_socket(settings: ServerSettings) -> socket.socket:
+def open_socket(settings: ServerSettings, reader_timeout_s: float) -> socket.socket:
     """Listen, so that a port that is taken is refused before anything is loaded.
+
+    Whoever takes nothing of what was written for `reader_timeout_s` loses the connection, where the system can do
+    that (Linux): a closed connection, too, would hold what is left to send.
 
     Raises:
         InvalidInput: naming host:port.
     """
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
-        return socket.create_server((settings.host.strip("[]"), settings.port), family=family, backlog=BACKLOG)
+        listening = socket.create_server((settings.host.strip("[]"), settings.port), family=family, backlog=BACKLOG)
     except OSError as error:
         address = address_of(settings.host, settings.port)
         raise InvalidInput.of("server address", address, "a free host:port of this machine") from error
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # connections inherit it
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(reader_timeout_s * 1e3))
+    return listening
 
 
 async def run_http(app: Any, settings: ServerSettings, listening: socket.socket, running: RunningRequests) -> None:

@@ -13,7 +13,7 @@ an undisturbed stream would have been.
 from __future__ import annotations
 
 from paceline.client.clients import AsyncClient, Client
-from paceline.client.shared import DEFAULT_ADDRESS, Collector, Generation
+from paceline.client.shared import DEFAULT_ADDRESS, Collector, Generation, Progress
 from paceline.protocol.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -74,6 +74,7 @@ __all__ = [
     "PeerKind",
     "PeerSettings",
     "PeerUnavailable",
+    "Progress",
     "PromptLogprobs",
     "Provenance",
     "RowLogprobs",

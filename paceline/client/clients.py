@@ -23,6 +23,7 @@ from paceline.client.shared import (
     other_samples,
     progress_of,
 )
+from paceline.protocol import codec
 from paceline.protocol.errors import (
     PacelineError,
 )
@@ -128,11 +129,11 @@ class Client(ClientBase):
                 call = self._begin(progress)
                 try:
                     for response in call:
-                        if (event := progress.take(response)) is not None:
+                        if (event := progress.take(codec.decode_generate_event(response))) is not None:
                             yield event
                     return
                 except grpc.RpcError as error:
-                    progress.broke(error, self._resume_wait_s)
+                    progress.broke(from_rpc_error(error), self._resume_wait_s)
                 finally:
                     call.cancel()
                 time.sleep(RESUME_PAUSE_S)
@@ -219,11 +220,11 @@ class AsyncClient(ClientBase):
                 call = self._begin(progress)
                 try:
                     async for response in call:
-                        if (event := progress.take(response)) is not None:
+                        if (event := progress.take(codec.decode_generate_event(response))) is not None:
                             yield event
                     return
                 except grpc.RpcError as error:
-                    progress.broke(error, self._resume_wait_s)
+                    progress.broke(from_rpc_error(error), self._resume_wait_s)
                 finally:
                     call.cancel()
                 await asyncio.sleep(RESUME_PAUSE_S)

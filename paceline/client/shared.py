@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
-import grpc
-
 from paceline.client.tracing import CallTrace, start_call
 from paceline.protocol import codec
 from paceline.protocol.errors import (
@@ -33,7 +31,6 @@ from paceline.protocol.generation import (
 from paceline.protocol.records import GenerationStats
 from paceline.protocol.sampling import MAX_SAMPLES
 from paceline.protocol.target import RowLogprobs
-from paceline.rpc.statuses import from_rpc_error
 from paceline.runtime.config import COORDINATOR_PORT, LOCALHOST, PeerSettings
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1 import generation_service_pb2_grpc as pb_grpc
@@ -127,23 +124,22 @@ class Progress(Collector):
         self.trace = start_call(self.request)
         return self.trace
 
-    def message(self) -> pb.GenerateRequest:
+    @property
+    def rest(self) -> GenerateRequest:
         """The request, or its continuation after what has arrived."""
-        request = self.request
-        if self.started is not None:
-            resumed = request.resume_token_ids + self.token_ids
-            whole = len(self._prompt) == len(self.started.prompt_token_ids) - 1
-            request = replace(
-                request,
-                seed=self.started.seed,
-                resume_token_ids=resumed,
-                prompt_logprobs=None if whole else request.prompt_logprobs,
-            )
-        return codec.encode_generate_request(request)
+        if self.started is None:
+            return self.request
+        whole = len(self._prompt) == len(self.started.prompt_token_ids) - 1
+        return replace(
+            self.request,
+            seed=self.started.seed,
+            resume_token_ids=self.request.resume_token_ids + self.token_ids,
+            prompt_logprobs=None if whole else self.request.prompt_logprobs,
+        )
 
-    def take(self, response: pb.GenerateResponse) -> GenerateEvent | None:
+    def take(self, arrived: GenerateEvent) -> GenerateEvent | None:
         """Keep what arrived; returns the event, or None for what a resumed stream brings again."""
-        event = self._unknown(codec.decode_generate_event(response))
+        event = self._unknown(arrived)
         if event is None:
             return None
         if isinstance(event, Tokens):
@@ -163,17 +159,17 @@ class Progress(Collector):
         rows = event.rows[known + 1 - event.first_position :]
         return PromptLogprobs(known + 1, rows) if rows else None
 
-    def broke(self, rpc_error: grpc.RpcError, wait_s: float) -> None:
+    def broke(self, error: PacelineError, wait_s: float) -> None:
         """Return if the broken stream is worth another try; one that brings no token uses up the time for tries.
 
         Raises:
             PacelineError: what broke it, where it isn't.
         """
-        error, now = from_rpc_error(rpc_error), time.monotonic()
+        now = time.monotonic()
         if self._broke_at is None:
             self._broke_at = now
         if not isinstance(error, PeerUnavailable) or now - self._broke_at >= wait_s:
-            raise error from rpc_error
+            raise error
 
 
 class Readiness:
@@ -247,7 +243,9 @@ class ClientBase:
 
     def _begin(self, progress: Progress) -> Any:
         metadata = (*self._metadata, *progress.trace.metadata)
-        return self._stub.Generate(progress.message(), timeout=self._timeout_s, metadata=metadata)
+        return self._stub.Generate(
+            codec.encode_generate_request(progress.rest), timeout=self._timeout_s, metadata=metadata
+        )
 
     def _ask(self, timeout_s: float | None) -> Any:
         return self._stub.DescribeModels(pb.DescribeModelsRequest(), timeout=timeout_s, metadata=self._metadata)

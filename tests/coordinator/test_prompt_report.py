@@ -16,7 +16,6 @@ from coordinator.text import outbox as outbox_module
 from coordinator.text.outbox import Outbox
 from paceline.client.shared import Progress
 from paceline.models.tokenizer import TableTokenizer
-from paceline.protocol import codec
 from paceline.protocol.errors import InvalidInput, PeerUnavailable, ProtocolMismatch, Unsupported
 from paceline.protocol.generation import GenerateRequest, PromptLogprobs, Provenance, Started, Tokens
 from paceline.protocol.handshake import Fingerprint
@@ -223,10 +222,10 @@ def test_a_client_keeps_what_a_resumed_stream_brings_again_once() -> None:
     progress = Progress(GenerateRequest(token_ids=PROMPT, prompt_logprobs=ALTERNATIVES))
 
     def arrives(event: Started | PromptLogprobs) -> object:
-        return progress.take(codec.encode_generate_event(event))
+        return progress.take(event)
 
     def asked() -> int | None:
-        return codec.decode_generate_request(progress.message()).prompt_logprobs
+        return progress.rest.prompt_logprobs
 
     started = Started(3, PROMPT, "model")
     assert arrives(started) == started

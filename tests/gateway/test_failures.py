@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import select
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import openai
+import psutil
 import pytest
 
 from paceline.access.keys import ApiKey, ApiKeys, hash_of, new_key, save_keys
 from paceline.local.service_process import Flags
 from tests.e2e.cluster import eventually, free_port
-from tests.gateway.gateways import LONG, GatewayCluster, openai_at, post, request, streaming
+from tests.gateway.gateways import LONG, MODEL, GatewayCluster, openai_at, post, request, streaming
 
 COMPLETION: dict[str, Any] = {"prompt": "a", "max_tokens": 5, "seed": 1}
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 5}
@@ -126,3 +129,60 @@ def test_a_gateway_that_is_stopped_lets_its_streams_end(cluster: GatewayCluster)
     whole = cluster.post("/v1/completions", COMPLETION | {"max_tokens": WHOLE, "ignore_eos": True})
     assert "".join(texts) == json.loads(whole.content)["choices"][0]["text"]
     cluster.processes.pop("stopping").stop()
+
+
+def test_a_gateway_that_is_killed_frees_its_sessions(cluster: GatewayCluster) -> None:
+    address = cluster.start_gateway("killed", cluster.address, free_port())
+    with streaming(address, "/v1/completions", ENDLESS | {"n": 2}):
+        eventually(lambda: cluster.status("target").sessions == 2, "both samples run")
+        cluster.kill("killed")
+        cluster.wait_idle()
+    assert cluster.post("/v1/completions", COMPLETION).status == 200
+    cluster.processes.pop("killed").stop()
+
+
+def test_a_gateway_that_drains_refuses_connections_and_cuts_off_what_is_left(cluster: GatewayCluster) -> None:
+    port = free_port()
+    settings: Flags = {"model": MODEL, "coordinator.address": cluster.address, "server.port": port}
+    cluster.start("draining", "gateway", settings | {"server.drain_seconds": 1.0})
+    cluster.await_serving("draining")
+    address = cluster.address_of("draining")
+    with streaming(address, "/v1/completions", ENDLESS):
+        cluster.processes["draining"].signal(signal.SIGTERM)
+        eventually(lambda: not _takes_connections(port), "no new connection is taken")
+        assert cluster.processes["draining"].exit_code is None, "the stream still runs"
+        assert cluster.processes["draining"].wait(20) == 0
+    cluster.wait_idle()
+    cluster.processes.pop("draining").stop()
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the system drops no connection for us")
+def test_a_reader_that_takes_nothing_loses_its_connection(cluster: GatewayCluster) -> None:
+    """A whole reply is written at once: only the system knows that nobody takes it."""
+    port = free_port()
+    settings: Flags = {"model": MODEL, "coordinator.address": cluster.address, "server.port": port}
+    cluster.start("strict", "gateway", settings | {"reader_timeout_s": 0.5})
+    cluster.await_serving("strict")
+    process = psutil.Process(cluster.processes["strict"].pid)
+    body = json.dumps(COMPLETION | {"max_tokens": 3000, "ignore_eos": True, "logprobs": 20}).encode()
+    with socket.socket() as idle:
+        idle.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        idle.connect(("127.0.0.1", port))
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Length: {len(body)}\r\n"
+        idle.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
+        eventually(lambda: _connections(process, port) == 1, "it is connected")
+        eventually(lambda: select.select([idle], [], [], 0)[0] != [], "the reply is written")
+        eventually(lambda: _connections(process, port) == 0, "its connection is dropped")
+    cluster.processes.pop("strict").stop()
+
+
+def _connections(process: psutil.Process, port: int) -> int:
+    return sum(each.laddr.port == port and bool(each.raddr) for each in process.net_connections("tcp"))
+
+
+def _takes_connections(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,139 @@
+"""Two coordinators before one target: a text outlives the one that made it, and requests go to those that serve."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from paceline.local.service_process import Flags
+from tests.e2e.cluster import eventually, free_port
+from tests.gateway.gateways import MODEL, WAIT_S, GatewayCluster, openai_at, post, request
+
+SHORT: dict[str, Any] = {"prompt": "a", "max_tokens": 5, "seed": 1}
+LONG_TEXT: dict[str, Any] = {"prompt": "a", "max_tokens": 2500, "seed": 1, "ignore_eos": True}
+"""A second or more of rounds: longer than it takes to kill its coordinator."""
+
+
+class TwoCoordinators(GatewayCluster):
+    """`coordinator` and `second`, and a gateway that knows both."""
+
+    def start_all(self) -> None:
+        self.start("target", "target", self._settings("target"))
+        self.await_serving("target")
+        for label in ("coordinator", "second"):
+            self.start(label, "coordinator", self.coordinator_flags() | {"reconnect_max_ms": 200.0})
+        self.await_serving("coordinator", "second")
+        for label in ("coordinator", "second"):
+            self.await_links(label)
+        self.begin_gateway("gateway", self.http_port)
+
+    def begin_gateway(self, label: str, port: int, **flags: object) -> str:
+        addresses = [self.address, self.address_of("second")]
+        settings: Flags = {"model": MODEL, "coordinator.address": addresses, "server.port": port}
+        self.start(label, "gateway", settings | {"coordinator_wait_ms": 2000.0} | flags)
+        self.await_serving(label)
+        return self.address_of(label)
+
+    def again(self, label: str) -> None:
+        self.start_again(label)
+        self.await_serving(label)
+        self.await_links(label)
+
+    def requests(self) -> dict[str, int]:
+        shown = {each["address"]: each["requests"] for each in self.get("/cluster").json["coordinators"]}
+        return {label: shown[self.address_of(label)] for label in ("coordinator", "second")}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoCoordinators]:
+    with TwoCoordinators(tmp_path_factory.mktemp("two")) as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    "fields", [pytest.param({}, id="one"), pytest.param({"n": 2}, id="samples", marks=pytest.mark.full)]
+)
+def test_a_text_goes_on_at_the_other_coordinator(cluster: TwoCoordinators, fields: dict[str, Any]) -> None:
+    whole = cluster.post("/v1/completions", LONG_TEXT | fields).json["choices"]
+    stream = openai_at(cluster.address_of("gateway")).completions.create(
+        model="", prompt="a", seed=1, max_tokens=2500, stream=True, extra_body={"ignore_eos": True}, **fields
+    )
+    texts = dict.fromkeys(range(len(whole)), "")
+    reasons: list[str] = []
+    killed = ""
+    for chunk in stream:
+        choice = chunk.choices[0]
+        texts[choice.index] += choice.text
+        reasons += [choice.finish_reason] if choice.finish_reason else []
+        if not killed and all(texts.values()):
+            eventually(lambda: sum(cluster.requests().values()) == len(whole), "all choices run")
+            killed = next(label for label, count in cluster.requests().items() if count)
+            cluster.kill(killed)
+    assert killed
+    assert reasons == ["length"] * len(whole)
+    assert texts == {choice["index"]: choice["text"] for choice in whole}
+    began = time.monotonic()
+    assert cluster.post("/v1/completions", SHORT).status == 200, "the next request goes to the other"
+    assert time.monotonic() - began < 2.0
+    cluster.again(killed)
+
+
+def test_a_coordinator_that_has_just_gone_costs_no_request(cluster: TwoCoordinators) -> None:
+    """Its description is known for a while: a request that was sent to it all the same goes on at the other."""
+    wanted = cluster.post("/v1/completions", SHORT).json["choices"]
+    cluster.kill("coordinator")
+    for _ in range(3):
+        answer = cluster.post("/v1/completions", SHORT)
+        assert (answer.status, answer.json["choices"]) == (200, wanted)
+    cluster.again("coordinator")
+
+
+def test_no_coordinator_is_503_at_once_or_at_the_end_of_a_stream_until_one_is_back(cluster: TwoCoordinators) -> None:
+    address = cluster.begin_gateway("hasty", free_port(), coordinator_wait_ms=200.0)
+    stream = openai_at(address).completions.create(
+        model="", prompt="a", max_tokens=20_000, stream=True, extra_body={"ignore_eos": True}
+    )
+    next(iter(stream))
+    for label in ("coordinator", "second"):
+        cluster.kill(label)
+    with pytest.raises(openai.APIError) as caught:
+        list(stream)
+    assert caught.value.type == "service_unavailable_error"
+    for path, body in (
+        ("/v1/completions", SHORT),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/v1/responses", {"input": "a"}),
+        ("/v1/messages", {"model": "", "max_tokens": 1, "messages": [{"role": "user", "content": "a"}]}),
+    ):
+        answer = post(address, path, body)
+        assert answer.status == 503, answer.content
+        assert int(answer.headers["retry-after"]) >= 1
+    assert answer.json["error"]["type"] == "overloaded_error"
+    assert request(address, "GET", "/health", None, {}).status == 503
+    cluster.again("second")
+    eventually(lambda: post(address, "/v1/completions", SHORT).status == 200, "one is enough")
+    cluster.again("coordinator")
+    cluster.processes.pop("hasty").stop()
+
+
+def test_a_coordinator_without_a_target_is_passed_over(cluster: TwoCoordinators) -> None:
+    nowhere: Flags = {"target.address": f"127.0.0.1:{free_port()}"}
+    cluster.start("alone", "coordinator", cluster.coordinator_flags() | nowhere)
+    cluster.await_serving("alone")
+    both = [cluster.address_of("alone"), cluster.address]
+    port = free_port()
+    cluster.start("choosing", "gateway", {"model": MODEL, "coordinator.address": both, "server.port": port})
+    cluster.await_serving("choosing")
+    address = cluster.address_of("choosing")
+    began = time.monotonic()
+    assert [post(address, "/v1/completions", SHORT).status for _ in range(3)] == [200] * 3
+    assert time.monotonic() - began < WAIT_S / 4
+    shown = json.loads(request(address, "GET", "/cluster", None, {}).content)["coordinators"]
+    assert [each["models"][0]["peers"][0]["up"] for each in shown] == [False, True]
+    for label in ("choosing", "alone"):
+        cluster.processes.pop(label).stop()
