@@ -213,10 +213,10 @@ class Coordinators:
         """New addresses get channels; what runs at a vanished one goes on."""
         known = {coordinator.address: coordinator for coordinator in self.all}
         self.all = [
-            known.pop(endpoint.address, None) or Coordinator(self._config, endpoint, self._tokenizer)
+            known.get(endpoint.address) or Coordinator(self._config, endpoint, self._tokenizer)
             for endpoint in endpoints
         ]
-        for coordinator in known.values():
+        for coordinator in set(known.values()).difference(self.all):
             logger.info("endpoint vanished: address=%s requests=%d", coordinator.address, coordinator.running)
             self._spawn(self._let_go(coordinator))
 
