@@ -108,11 +108,11 @@ def test_a_coordinator_that_is_shown_a_certificate_must_show_its_role(tmp_path: 
     plain = GatewayConfig().reach("10.0.0.1:50051", "found")
     assert (plain.server_name, plain.tls_ca, plain.tls_certificate) == ("found", None, None)
     files = {f"peer_{name}": tmp_path / name for name in ("ca", "certificate", "key")}
-    mutual = GatewayConfig(**files).reach("10.0.0.1:50051", "found")  # type: ignore[arg-type]
+    mutual = GatewayConfig(**files).reach("10.0.0.1:50051", "found")
     assert mutual.server_name == "coordinator.paceline"
     assert (mutual.tls_ca, mutual.tls_certificate, mutual.tls_key) == tuple(files.values())
     named = PoolSettings(address=("x:1",), server_name="mine")
-    assert GatewayConfig(coordinator=named, **files).reach("x:1").server_name == "mine"  # type: ignore[arg-type]
+    assert GatewayConfig(coordinator=named, **files).reach("x:1").server_name == "mine"
 
 
 @pytest.mark.parametrize(
