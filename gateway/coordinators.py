@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from gateway.caller import HttpCaller
 from paceline.client import AsyncClient
@@ -22,7 +24,11 @@ from paceline.protocol.errors import (
 from paceline.protocol.generation import ModelDescription
 from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import NOISE_VERSION
+from paceline.rpc.endpoints import Endpoint, EndpointSource, EndpointWatch
+from paceline.rpc.tls import channel_credentials
 from paceline.runtime.gateway_config import GatewayConfig
+
+logger = logging.getLogger(__name__)
 
 KNOWN_FOR_S = 1.0
 """How long a description counts as new: a target of other weights is noticed that late; and how long a coordinator
@@ -32,6 +38,9 @@ MAX_KNOWN = 1024
 DESCRIBE_TIMEOUT_S = 2.0
 """Longest wait for a description, which takes a coordinator under 1 ms; chosen, not tuned."""
 PAUSE_S = 0.1
+VANISHED_FOR_S = 60.0
+"""How long the channels of a coordinator whose address has gone stay open at least: far longer than a request takes
+from the choice of its coordinator to the call."""
 
 
 @dataclass(frozen=True)
@@ -56,14 +65,17 @@ class Serving:
 class Coordinator:
     """One coordinator: its channel, and what it said last."""
 
-    def __init__(self, config: GatewayConfig, address: str, tokenizer: str) -> None:
-        self.address = address
+    def __init__(self, config: GatewayConfig, endpoint: Endpoint, tokenizer: str) -> None:
+        peer = config.reach(endpoint.address, endpoint.server_name)
+        self.address = endpoint.address
         self.running = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
         self.failed_at = 0.0
         self._tokenizer = tokenizer
         # Not resumed by the client: a lost generation may go on at another coordinator.
-        self._generating = AsyncClient(config.reach(address), timeout_s=config.generation_timeout_s, resume_wait_s=0)
-        self._asking = AsyncClient(config.reach(address), timeout_s=DESCRIBE_TIMEOUT_S)
+        self._generating = AsyncClient(peer, timeout_s=config.generation_timeout_s, resume_wait_s=0)
+        self._asking = AsyncClient(peer, timeout_s=DESCRIBE_TIMEOUT_S)
         self._known: dict[str | None, tuple[ModelDescription, float]] = {}
         """What callers of each key have been told, and when."""
 
@@ -74,6 +86,7 @@ class Coordinator:
         One that is lost here is news: whatever is known of this coordinator is forgotten.
         """
         self.running += 1
+        self._idle.clear()
         try:
             yield self._generating.calling(api_key=caller.api_key, request_id=caller.request_id)
         except PeerUnavailable:
@@ -82,6 +95,14 @@ class Coordinator:
             raise
         finally:
             self.running -= 1
+            if not self.running:
+                self._idle.set()
+
+    async def close_when_idle(self) -> None:
+        """Close the channels once what runs on them has ended."""
+        await asyncio.sleep(VANISHED_FOR_S)
+        await self._idle.wait()
+        await self.close()
 
     async def ask(self, caller: HttpCaller) -> ModelDescription:
         """What it serves, from itself and now.
@@ -124,14 +145,24 @@ class Coordinator:
 
 
 class Coordinators:
-    """All of them, in front of targets of one model."""
+    """All of them, in front of targets of one model; belongs to the running event loop.
+
+    Raises:
+        InvalidInput: an address is none of the forms of `EndpointSource`, or a TLS file is not what it should be.
+    """
 
     def __init__(self, config: GatewayConfig, tokenizer: str) -> None:
         self.wait_s = config.coordinator_wait_ms / 1e3
         """Longest wait for one that serves."""
-        self.all: Sequence[Coordinator] = [
-            Coordinator(config, address, tokenizer) for address in config.coordinator.address
-        ]
+        self._config = config
+        self._tokenizer = tokenizer
+        self.all: Sequence[Coordinator] = ()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._vanished: set[Coordinator] = set()
+        channel_credentials(config.reach("checked:1"), "coordinator.")
+        sources = [EndpointSource.parse("coordinator.address", text) for text in config.coordinator.address]
+        self._missing = f"no coordinator is found: coordinator.address = {', '.join(config.coordinator.address)}"
+        self._spawn(EndpointWatch(sources, self._update).run())
 
     async def serving(self, caller: HttpCaller) -> Serving:
         """The coordinator for a request: the one that has fewest of this gateway's, of those that have a target.
@@ -152,7 +183,7 @@ class Coordinators:
     async def models(self, caller: HttpCaller) -> ModelDescription:
         """What is served, as one of them says now, one that has a target if any has. Raises as `serving`."""
         without_target: ModelDescription | None = None
-        failure: PacelineError = PeerUnavailable("no coordinator is configured")
+        failure: PacelineError = PeerUnavailable(self._missing)
         for coordinator in self._in_order():
             try:
                 described = await coordinator.ask(caller)
@@ -181,11 +212,40 @@ class Coordinators:
 
     async def close(self) -> None:
         """Close all channels."""
-        await asyncio.gather(*(coordinator.close() for coordinator in self.all))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(coordinator.close() for coordinator in (*self.all, *self._vanished)))
+
+    def _update(self, endpoints: Sequence[Endpoint]) -> None:
+        """New addresses get channels; what runs at a vanished one goes on."""
+        known = {coordinator.address: coordinator for coordinator in self.all}
+        self.all = [
+            known.get(endpoint.address) or Coordinator(self._config, endpoint, self._tokenizer)
+            for endpoint in endpoints
+        ]
+        for coordinator in set(known.values()).difference(self.all):
+            logger.info("endpoint vanished: address=%s requests=%d", coordinator.address, coordinator.running)
+            self._spawn(self._let_go(coordinator))
+
+    async def _let_go(self, coordinator: Coordinator) -> None:
+        self._vanished.add(coordinator)
+        await coordinator.close_when_idle()
+        self._vanished.discard(coordinator)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("endpoints are followed no longer", exc_info=error)
 
     async def first_serving(self, caller: HttpCaller, fits: Callable[[Serving], bool] = lambda _: True) -> Serving:
         """As `serving`, of those that fit, and without waiting. Raises as `serving`."""
-        failure: PacelineError = PeerUnavailable("no coordinator is configured")
+        failure: PacelineError = PeerUnavailable(self._missing)
         for coordinator in self._in_order():
             try:
                 description = await coordinator.described(caller)

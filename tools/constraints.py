@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 FILE = Path(__file__).parents[1] / "deploy" / "docker" / "constraints.txt"
-EXTRAS = ("engine", "grammar", "otel")
+EXTRAS = ("engine", "grammar", "http", "otel")
 HEADER = "# Written by `python -m tools.constraints`: the versions that the tests have run with.\n"
 
 

@@ -68,7 +68,7 @@ as_service=(
 serves() {
     local name=$1 port=$2 service=$3 pid waited=0
     shift 3
-    "${as_service[@]}" paceline "$name" --host=127.0.0.1 --health-port="$port" --drain-seconds=2 "$@" 2>"$folder/$name.log" &
+    "${as_service[@]}" paceline "$name" --host=127.0.0.1 --drain-seconds=2 "$@" 2>"$folder/$name.log" &
     pid=$!
     until "${as_service[@]}" python /opt/paceline/healthy.py "$port" "$service" 2>/dev/null; do
         kill -0 "$pid" 2>/dev/null || { cat "$folder/$name.log"; echo "$name ended" >&2; return 1; }
@@ -118,16 +118,22 @@ else:
     "${as_service[@]}" paceline --version
     pids=()
     model='table:distribution=text,max_length=512,seed=1'
-    serves target-service 50163 paceline.v1.TargetService --port=50153 --model="$model"
-    serves draft-service 50162 paceline.v1.DraftService --port=50152 --drafter="model:$model" --target-model="$model"
-    serves coordinator 50161 paceline.v1.GenerationService --port=50151 --model="$model" \
+    serves target-service 50163 paceline.v1.TargetService --health-port=50163 --port=50153 --model="$model"
+    serves draft-service 50162 paceline.v1.DraftService --health-port=50162 --port=50152 --drafter="model:$model" --target-model="$model"
+    serves coordinator 50161 paceline.v1.GenerationService --health-port=50161 --port=50151 --model="$model" \
         --target=dns:///127.0.0.1:50153 --draft=dns:///127.0.0.1:50152
     "${as_service[@]}" paceline generate --coordinator 127.0.0.1:50151 --prompt "The keeper" --max-new-tokens 16 --temperature 0
+    serves gateway 8100 /health --port=8100 --model="$model" --coordinator=dns:///127.0.0.1:50151
+    "${as_service[@]}" python -c '
+import json, urllib.request
+body = json.dumps({"prompt": "The keeper", "max_tokens": 16, "temperature": 0}).encode()
+request = urllib.request.Request("http://127.0.0.1:8100/v1/completions", body, {"Content-Type": "application/json"})
+print(json.load(urllib.request.urlopen(request, timeout=60))["choices"][0])'
     for pid in "${pids[@]}"; do
         kill -TERM "$pid"
         wait "$pid"
     done
-    echo "all three ended with 0"
+    echo "all four ended with 0"
 
     say "size"
     du -sh "$root/opt/paceline" | sed "s|$root||"

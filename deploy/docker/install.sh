@@ -30,7 +30,7 @@ environment() {
     "$ENVIRONMENT/bin/pip" install "$@" ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "${TORCH:-torch==2.13.0}"
     # Requirements are words, and there may be none.
     # shellcheck disable=SC2086
-    "$ENVIRONMENT/bin/pip" install "$@" "$source[${EXTRAS:-engine,grammar,otel}]" ${REQUIREMENTS:-}
+    "$ENVIRONMENT/bin/pip" install "$@" "$source[${EXTRAS:-engine,grammar,http,otel}]" ${REQUIREMENTS:-}
     check_variant
 }
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, ModelWrapValidatorHandler, ValidationErro
 from paceline.local.cores import Cores
 from paceline.local.drafter_choice import MODEL, DrafterChoice
 from paceline.local.service_process import Flags
-from paceline.local.tls import check_folder, gateway_tls, peer_tls, server_tls
+from paceline.local.tls import check_folder, peer_tls, server_tls
 from paceline.protocol.errors import InvalidInput, require
 from paceline.protocol.proposal import AUTO, NGRAM, NONE
 from paceline.runtime.config import (
@@ -219,7 +219,7 @@ def gateway_flags(settings: ServeSettings, coordinator: str) -> Flags:
         "server.port": settings.http_port,
         "server.vllm_metrics": settings.vllm_metrics or None,
         "coordinator.address": coordinator,
-        **gateway_tls(settings.tls),
+        **peer_tls(settings.tls, PeerRole.CLIENT),
     }
 
 

@@ -24,25 +24,15 @@ def server_tls(folder: Path | None, role: PeerRole) -> dict[str, object]:
     }
 
 
-def peer_tls(folder: Path | None) -> dict[str, object]:
-    """Settings of a coordinator for its target and draft; none without a folder."""
+def peer_tls(folder: Path | None, role: PeerRole = PeerRole.COORDINATOR) -> dict[str, object]:
+    """Settings of a coordinator for its target and draft, or of a gateway, whose role is client, for its coordinator.
+
+    None without a folder.
+    """
     if folder is None:
         return {}
-    certificate, key = _files(folder, PeerRole.COORDINATOR)
+    certificate, key = _files(folder, role)
     return {"peer_ca": str(_authority(folder)), "peer_certificate": certificate, "peer_key": key}
-
-
-def gateway_tls(folder: Path | None) -> dict[str, object]:
-    """Settings of a gateway for its coordinator, whose client it is; none without a folder."""
-    if folder is None:
-        return {}
-    certificate, key = _files(folder, PeerRole.CLIENT)
-    return {
-        "coordinator.tls_ca": str(_authority(folder)),
-        "coordinator.tls_certificate": certificate,
-        "coordinator.tls_key": key,
-        "coordinator.server_name": PeerRole.COORDINATOR.server_name,
-    }
 
 
 def operator_of(folder: Path | None, address: str, role: PeerRole) -> PeerSettings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar
 
 from pydantic import Field
@@ -17,6 +18,7 @@ from paceline.runtime.config import (
     TraceSettings,
     _Settings,
 )
+from paceline.runtime.roles import PeerRole
 
 
 class GatewayConfig(_Settings):
@@ -31,8 +33,13 @@ class GatewayConfig(_Settings):
     traces: TraceSettings = TraceSettings()
     coordinator: PoolSettings = Field(
         PoolSettings(address=(f"{LOCALHOST}:{COORDINATOR_PORT}",)),
-        description="HOST:PORT of coordinators of one model; repeatable.",
+        description="HOST:PORT, dns:///NAME:PORT or file:PATH of coordinators of one model; repeatable.",
     )
+    peer_ca: Path | None = Field(
+        None, description="Trust this CA for coordinators, whatever their own settings say; switches TLS on."
+    )
+    peer_certificate: Path | None = Field(None, description="PEM certificate to show to coordinators, likewise.")
+    peer_key: Path | None = Field(None, description="PEM key of the certificate.")
     coordinator_wait_ms: float = Field(
         10_000.0, ge=0, description="Longest wait for a coordinator that is gone, or that has no target, before 503."
     )
@@ -48,6 +55,19 @@ class GatewayConfig(_Settings):
         60.0, gt=0, le=3600, description="Longest time that a reader may take nothing before it is cut off."
     )
 
-    def reach(self, address: str) -> PeerSettings:
-        """How to reach one of the coordinators."""
-        return PeerSettings(**self.coordinator.model_dump() | {"address": address})
+    def reach(self, address: str, server_name: str | None = None) -> PeerSettings:
+        """How to reach one of the coordinators: where a certificate is shown, by the role's name.
+
+        Args:
+            address: its HOST:PORT.
+            server_name: the name that it was found by, if it was.
+        """
+        pool = self.coordinator
+        certificate = self.peer_certificate or pool.tls_certificate
+        return PeerSettings(
+            address=address,
+            server_name=pool.server_name or (PeerRole.COORDINATOR.server_name if certificate else server_name),
+            tls_ca=self.peer_ca or pool.tls_ca,
+            tls_certificate=certificate,
+            tls_key=self.peer_key or pool.tls_key,
+        )

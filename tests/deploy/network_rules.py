@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from paceline.runtime.config import COORDINATOR_PORT, DRAFT_PORT, TARGET_PORT
+from paceline.runtime.config import COORDINATOR_PORT, DRAFT_PORT, HTTP_PORT, TARGET_PORT
 from tests.deploy.rendering import Object, Workload, matches, of_kind, workloads
 
 OTLP_PORT = 4317
@@ -26,7 +26,9 @@ class Edge(NamedTuple):
 def architecture(objects: list[Object]) -> set[Edge]:
     """The edges between the pods that are there, and to what each role needs outside."""
     edges = {
+        Edge("client", "gateway", HTTP_PORT),
         Edge("client", "coordinator", COORDINATOR_PORT),
+        Edge("gateway", "coordinator", COORDINATOR_PORT),
         Edge("coordinator", "target", TARGET_PORT),
         Edge("coordinator", "draft", DRAFT_PORT),
     }

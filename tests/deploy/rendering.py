@@ -62,7 +62,7 @@ class Workload:
 
     Attributes:
         name: kind and name of the object, and the part of it that has the template.
-        role: draft, target or coordinator; for helpers what their label says.
+        role: draft, target, coordinator or gateway; for helpers what their label says.
         owner: the whole object.
         template: metadata and spec of its pods.
         part: what the pods are of the owner: leader, worker, a group's or a role's name; empty: all there is.
@@ -100,7 +100,7 @@ class Workload:
     @property
     def serves(self) -> bool:
         """Whether a pod answers on its role's ports: ranks other than 0 do not, nor do helpers and Ray's nodes."""
-        return self.role in ("draft", "target", "coordinator") and self.part != "worker"
+        return self.role in ("draft", "target", "coordinator", "gateway") and self.part != "worker"
 
 
 @cache

@@ -13,13 +13,20 @@ import coordinator.__main__ as coordinator_main
 import draft_service.__main__ as draft_main
 import target_service.__main__ as target_main
 from paceline.runtime.config import CoordinatorConfig, DraftConfig, ServerSettings, TargetConfig
+from paceline.runtime.gateway_config import GatewayConfig
 from paceline.runtime.options import parse_config
 from tests.deploy.rendering import Object, Workload, of_kind
 
-Config = TargetConfig | DraftConfig | CoordinatorConfig
-KINDS: dict[str, type[Config]] = {"target": TargetConfig, "draft": DraftConfig, "coordinator": CoordinatorConfig}
+Config = TargetConfig | DraftConfig | CoordinatorConfig | GatewayConfig
+KINDS: dict[str, type[Config]] = {
+    "target": TargetConfig,
+    "draft": DraftConfig,
+    "coordinator": CoordinatorConfig,
+    "gateway": GatewayConfig,
+}
 SERVICES = {"target": target_main.SERVICE, "draft": draft_main.SERVICE, "coordinator": coordinator_main.SERVICE}
-COMMANDS = {"target": "target-service", "draft": "draft-service", "coordinator": "coordinator"}
+"""By role, what grpc.health.v1 knows; the gateway speaks HTTP."""
+COMMANDS = {"target": "target-service", "draft": "draft-service", "coordinator": "coordinator", "gateway": "gateway"}
 MODULE = "target_service"
 """What torchrun runs, which then takes the service's own flags."""
 

@@ -6,7 +6,9 @@ import json
 import re
 import subprocess
 import sys
+import threading
 import tomllib
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -16,6 +18,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from paceline.runtime.config import CoordinatorConfig
+from paceline.runtime.gateway_config import GatewayConfig
 from paceline.runtime.options import parse_config
 from tests.deploy.rendering import ROOT, parse
 from tests.deploy.settings import COMMANDS, KINDS, SERVICES, Config
@@ -43,6 +46,11 @@ def configure(role: str, arguments: list[str]) -> Config:
     """The role's settings by its own command line."""
     with patch.object(sys, "argv", [role, *arguments]):
         return parse_config(KINDS[role], "")
+
+
+def health_port(role: str, config: Config) -> int | None:
+    """Where the role is asked for its health: the gateway has no port of its own for it."""
+    return config.server.port if role == "gateway" else config.server.health_port
 
 
 def hadolint(file: Path) -> subprocess.CompletedProcess[str]:
@@ -81,9 +89,9 @@ def test_an_image_starts_its_service_and_asks_for_its_health(role: str) -> None:
     config = configure(role, instruction(stage, "CMD"))
     assert config.server.host == "0.0.0.0"
     _, _, port, service = instruction(stage, "HEALTHCHECK")
-    assert (int(port), service) == (config.server.health_port, SERVICES[role])
+    assert (int(port), service) == (health_port(role, config), SERVICES.get(role, "/health"))
     (exposed,) = re.findall(r"^EXPOSE (.*)$", stage, re.MULTILINE)
-    assert exposed.split() == [str(config.server.port), port]
+    assert exposed.split() == [str(each) for each in dict.fromkeys((config.server.port, int(port)))]
 
 
 def test_the_context_is_the_packages_and_what_installs_them() -> None:
@@ -101,6 +109,7 @@ def test_constraints_meet_every_requirement_of_the_images_extras() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     needed = [*project["dependencies"], *extras["engine"], *extras["grammar"], *extras["otel"]]
+    needed += [each for each in extras["http"] if not each.startswith("paceline[")]
     for requirement in map(Requirement, needed):
         version = pinned.get(canonicalize_name(requirement.name))
         assert version is not None, f"{requirement} is not pinned: python -m tools.constraints"
@@ -127,7 +136,7 @@ def test_compose_starts_what_the_services_accept(name: str) -> None:
     role = name.removesuffix("-gpu")
     config = configure(role, service["command"])
     assert config.server.host == "0.0.0.0"
-    assert config.server.health_port == int(instruction(stages(DOCKERFILE)[role], "HEALTHCHECK")[2])
+    assert health_port(role, config) == int(instruction(stages(DOCKERFILE)[role], "HEALTHCHECK")[2])
     assert float(service["stop_grace_period"].removesuffix("s")) > config.server.drain_seconds
     assert service["build"]["target"] == role
     assert service["build"]["args"]["VARIANT"] == ("cuda" if name.endswith("-gpu") else "cpu")
@@ -152,4 +161,33 @@ def test_compose_names_peers_of_the_same_profile_and_one_model(suffix: str) -> N
     assert coordinator.draft is not None
     for role, peer in (("target", coordinator.target), ("draft", coordinator.draft)):
         assert f"dns:///{role}{suffix}:{configs[role].server.port}" in str(peer.address)
-    assert len({coordinator.model, configs["target"].model, configs["draft"].target_model}) == 1  # type: ignore[union-attr]
+    gateway = configs["gateway"]
+    assert isinstance(gateway, GatewayConfig)
+    assert gateway.coordinator.address == (f"dns:///coordinator{suffix}:{coordinator.server.port}",)
+    assert len({gateway.model, coordinator.model, configs["target"].model, configs["draft"].target_model}) == 1  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("status", "healthy"), [(200, True), (503, False), (None, False)])
+def test_the_health_check_of_http_is_the_answers_status(status: int | None, healthy: bool) -> None:
+    """Where nothing listens, too."""
+
+    class Answering(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status if self.path == "/health" and status else 404)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Answering) as server:
+        port = server.server_address[1]
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        if status is None:
+            server.shutdown()
+            server.server_close()
+        command = [sys.executable, str(DOCKER / "healthy.py"), str(port), "/health"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+        if status is not None:
+            server.shutdown()
+    assert (done.returncode == 0) == healthy, done.stderr
+    assert bool(done.stderr) != healthy

@@ -17,6 +17,7 @@ BASE = Composition("base")
 DEMO = Composition("overlays/cpu-demo")
 SINGLE = Composition("overlays/single-node-gpu")
 RANKS = Composition("base/lws")
+SECURE = Composition("base", ("tls",))
 POLICIES = Composition("base", ("networkpolicy",))
 RANK_POLICIES = Composition("base/lws", ("networkpolicy",))
 SCALED = Composition("base", ("metrics", "keda"))
@@ -227,6 +228,32 @@ MISTAKES: list[tuple[Composition, Rule, Change, str]] = [
         lambda o: container(o, "target")["livenessProbe"].update(failureThreshold=2),
         "within a minute",
     ),
+    # What the gateway has otherwise.
+    (BASE, pods.time_to_drain, lambda o: file(o, "gateway", "= 120", "= 136"), "136 s of drain"),
+    (BASE, wiring.settings_load, lambda o: file(o, "gateway", "smollm2-135m", "other"), "models differ"),
+    (BASE, wiring.ports_agree, lambda o: file(o, "gateway", "= 8000", "= 8001"), "has ports"),
+    (
+        BASE,
+        wiring.ports_agree,
+        lambda o: named(o, "Service", "paceline-gateway")["spec"].update(clusterIP="None"),
+        "HTTP clients choose no pod",
+    ),
+    (BASE, wiring.peers_are_services, lambda o: file(o, "gateway", "dns:///", ""), "no Service"),
+    (BASE, wiring.peers_are_services, lambda o: file(o, "gateway", "coordinator:", "target:"), "of others"),
+    (
+        BASE,
+        wiring.probes_ask_real_services,
+        lambda o: container(o, "gateway")["startupProbe"]["httpGet"].update(path="/health"),
+        "startupProbe asks",
+    ),
+    (
+        BASE,
+        wiring.probes_ask_real_services,
+        lambda o: container(o, "gateway")["readinessProbe"]["httpGet"].update(path="/ping"),
+        "readinessProbe asks",
+    ),
+    (SECURE, wiring.tls_is_the_edges, lambda o: container(o, "gateway")["args"].pop(), "gateway: mutual TLS"),
+    (SECURE, wiring.tls_is_the_edges, lambda o: container(o, "draft")["args"].pop(), "draft at one end"),
     # What they name.
     (BASE, wiring.references_exist, lambda o: o.remove(of_kind(o, "ConfigMap")[0]), "names ConfigMap"),
     (BASE, wiring.references_exist, lambda o: pod(o, "draft").update(priorityClassName="high"), "PriorityClass high"),
@@ -255,6 +282,18 @@ MISTAKES: list[tuple[Composition, Rule, Change, str]] = [
             {"app.kubernetes.io/component": "draft"}
         ),
         "destination='target', port=50053",
+    ),
+    (
+        POLICIES,
+        network.edges_are_the_architectures,
+        lambda o: policy(o, "coordinator")["ingress"][0]["from"].pop(),
+        "architecture needs it: Edge(source='gateway', destination='coordinator', port=50051)",
+    ),
+    (
+        POLICIES,
+        network.edges_are_the_architectures,
+        lambda o: o.remove(named(o, "NetworkPolicy", "gateway")),
+        "architecture needs it: Edge(source='client', destination='gateway', port=8000)",
     ),
     (
         POLICIES,

@@ -10,16 +10,19 @@ import numba
 from opentelemetry.sdk import environment_variables as otel_variables
 
 from paceline.protocol.errors import PacelineError
-from paceline.runtime.config import CoordinatorConfig, DraftConfig
+from paceline.runtime.config import CoordinatorConfig, DraftConfig, PoolSettings
+from paceline.runtime.gateway_config import GatewayConfig
 from tests.deploy.rendering import Object, Workload, matches, of_kind, title, workloads
-from tests.deploy.settings import SERVICES, server, settings
+from tests.deploy.settings import KINDS, SERVICES, Config, server, settings
 
 CLUSTER_KINDS = ("Namespace", "PriorityClass")
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
+PATHS = {"startupProbe": "/ping", "readinessProbe": "/health", "livenessProbe": "/ping"}
+"""What the gateway's ask: only requests need a target. A gateway without one is not started anew."""
 ADDRESS = re.compile(r"dns:///([\w-]+):(\d+)")
 FROM_ELSEWHERE = {
     "PersistentVolumeClaim": {"paceline-models"},
-    "Secret": {"paceline-api-keys", *(f"paceline-{role}-tls" for role in SERVICES)},
+    "Secret": {"paceline-api-keys", *(f"paceline-{role}-tls" for role in KINDS)},
 }
 """What production expects to be there before it is applied."""
 HELPERS = {"POD_NAME", "LWS_LEADER_ADDRESS", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX"}
@@ -101,7 +104,8 @@ def ports_agree(objects: list[Object]) -> Iterator[str]:
             continue
         listens = server(workload, objects)
         ports = {port["name"]: port["containerPort"] for port in workload.container["ports"]}
-        expected = {"grpc": listens.port, "health": listens.health_port, "metrics": listens.metrics_port}
+        own = "http" if workload.role == "gateway" else "grpc"
+        expected = {own: listens.port, "health": listens.health_port, "metrics": listens.metrics_port}
         if any(ports.get(name) != port for name, port in expected.items()):
             yield f"{workload.name}: has ports {ports} and settings {expected}"
         if listens.host not in ("0.0.0.0", "::"):
@@ -112,7 +116,10 @@ def ports_agree(objects: list[Object]) -> Iterator[str]:
 
 
 def _service_ports(service: Object, workload: Workload, expected: dict[str, int | None]) -> Iterator[str]:
-    if service["spec"].get("clusterIP") != "None":
+    if workload.role == "gateway":
+        if service["spec"].get("clusterIP") == "None":
+            yield f"{title(service)}: is headless, and HTTP clients choose no pod"
+    elif service["spec"].get("clusterIP") != "None":
         yield f"{title(service)}: is not headless"
     for port in service["spec"]["ports"]:
         if expected.get(port["targetPort"]) != port["port"]:
@@ -128,15 +135,21 @@ def services_select_who_serves(objects: list[Object]) -> Iterator[str]:
 
 
 def peers_are_services(objects: list[Object]) -> Iterator[str]:
-    """The coordinator names Services of the right role, on their ports, resolved anew."""
+    """The coordinator and the gateway name Services of the right role, on their ports, resolved anew."""
     services = {each["metadata"]["name"]: each["spec"] for each in of_kind(objects, "Service")}
     for workload in workloads(objects):
-        if workload.role != "coordinator":
+        if not workload.serves:
             continue
-        config = settings(workload, objects)
-        assert isinstance(config, CoordinatorConfig)
-        for role, peer in (("target", config.target), ("draft", config.draft)):
+        for role, peer in _peers(settings(workload, objects)):
             yield from _peer(workload, role, "none" if peer is None else str(peer.address), services)
+
+
+def _peers(config: Config) -> Iterator[tuple[str, PoolSettings | None]]:
+    if isinstance(config, CoordinatorConfig):
+        yield "target", config.target
+        yield "draft", config.draft
+    elif isinstance(config, GatewayConfig):
+        yield "coordinator", config.coordinator
 
 
 def _peer(workload: Workload, role: str, address: str, services: dict[str, Any]) -> Iterator[str]:
@@ -152,18 +165,37 @@ def _peer(workload: Workload, role: str, address: str, services: dict[str, Any])
 
 
 def probes_ask_real_services(objects: list[Object]) -> Iterator[str]:
-    """All three probes ask the health port about the service that the process registers."""
+    """Probes ask the health port about the service that the process registers; the gateway's its own port by HTTP."""
     for workload in workloads(objects):
         if not workload.serves:
             continue
-        expected = {"port": server(workload, objects).health_port, "service": SERVICES[workload.role]}
         for name in PROBES:
-            asks = workload.container.get(name, {}).get("grpc")
+            by, expected = _probe(name, workload, objects)
+            asks = workload.container.get(name, {}).get(by)
             if asks != expected:
                 yield f"{workload.name}: {name} asks {asks} instead of {expected}"
         liveness = workload.container.get("livenessProbe", {})
         if liveness.get("periodSeconds", 10) * liveness.get("failureThreshold", 3) < 60:
             yield f"{workload.name}: its liveness gives up within a minute"
+
+
+def _probe(name: str, workload: Workload, objects: list[Object]) -> tuple[str, dict[str, Any]]:
+    listens = server(workload, objects)
+    if workload.role == "gateway":
+        return "httpGet", {"path": PATHS[name], "port": listens.port}
+    return "grpc", {"port": listens.health_port, "service": SERVICES[workload.role]}
+
+
+def tls_is_the_edges(objects: list[Object]) -> Iterator[str]:
+    """Where the coordinators demand certificates, who talks to them shows one, and checks theirs; and so on."""
+    configs = {each.role: settings(each, objects) for each in workloads(objects) if each.serves}
+    for source, destination in (("gateway", "coordinator"), ("coordinator", "target"), ("coordinator", "draft")):
+        caller, called = configs.get(source), configs.get(destination)
+        if not isinstance(caller, CoordinatorConfig | GatewayConfig) or called is None:
+            continue
+        shows = bool(caller.peer_ca and caller.peer_certificate and caller.peer_key)
+        if shows != (called.server.tls_client_ca is not None):
+            yield f"{source}: mutual TLS to the {destination} at one end alone"
 
 
 def references_exist(objects: list[Object]) -> Iterator[str]:
@@ -222,6 +254,7 @@ RULES = (
     services_select_who_serves,
     peers_are_services,
     probes_ask_real_services,
+    tls_is_the_edges,
     references_exist,
     autoscalers_own_the_replicas,
 )

@@ -106,6 +106,32 @@ def test_keys_are_the_coordinators(cluster: GatewayCluster, tmp_path: Path) -> N
         cluster.processes.pop("guarding").stop()
 
 
+def test_coordinators_are_those_of_a_file_and_a_vanished_ones_streams_go_on(
+    cluster: GatewayCluster, tmp_path: Path
+) -> None:
+    """As DNS names them, which the same class asks."""
+    listed = tmp_path / "coordinators"
+    listed.write_text("")
+    address = cluster.start_gateway("following", f"file:{listed}", free_port())
+
+    def shown() -> dict[str, int]:
+        view = request(address, "GET", "/cluster", None, {}).json["coordinators"]
+        return {each["address"]: each["requests"] for each in view}
+
+    answer = post(address, "/v1/completions", COMPLETION)
+    assert (answer.status, str(listed) in answer.error["message"]) == (503, True)
+    with cluster.coordinator("second", {}) as second:
+        listed.write_text(f"{second}\n")
+        eventually(lambda: request(address, "GET", "/health", None, {}).status == 200, "the second is found")
+        with streaming(address, "/v1/completions", ENDLESS) as stream:
+            assert shown() == {second: 1}
+            listed.write_text(f"{cluster.address}\n")
+            eventually(lambda: shown() == {cluster.address: 0}, "the second has vanished, the first is there")
+            assert post(address, "/v1/completions", COMPLETION).status == 200
+            assert stream.recv(1 << 16), "what runs goes on"
+    cluster.processes.pop("following").stop()
+
+
 def test_a_gateway_that_is_stopped_lets_its_streams_end(cluster: GatewayCluster) -> None:
     address = cluster.start_gateway("stopping", cluster.address, free_port())
     texts: list[str] = []

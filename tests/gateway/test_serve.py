@@ -16,7 +16,8 @@ from paceline.local import supervisor
 from paceline.local.service_process import ServiceRefused, of_services
 from paceline.local.settings import ServeSettings, gateway_flags
 from paceline.local.supervisor import SupervisedServices
-from paceline.runtime.config import LOCALHOST
+from paceline.runtime.config import LOCALHOST, PoolSettings
+from paceline.runtime.gateway_config import GatewayConfig
 from tests.gateway.gateways import post, request
 
 MODEL = "table:vocab=300,seed=1"
@@ -100,7 +101,18 @@ def test_http_is_for_this_machine_alone_where_services_demand_certificates() -> 
     assert gateway_flags(open_to_all, "c:1")["server.host"] == "0.0.0.0"
     under_tls = gateway_flags(settings(host="0.0.0.0", tls="/certs"), "c:1")
     assert under_tls["server.host"] == LOCALHOST
-    assert str(under_tls["coordinator.tls_certificate"]).endswith("client.crt")
+    assert str(under_tls["peer_certificate"]).endswith("client.crt")
+
+
+def test_a_coordinator_that_is_shown_a_certificate_must_show_its_role(tmp_path: Path) -> None:
+    plain = GatewayConfig().reach("10.0.0.1:50051", "found")
+    assert (plain.server_name, plain.tls_ca, plain.tls_certificate) == ("found", None, None)
+    files = {f"peer_{name}": tmp_path / name for name in ("ca", "certificate", "key")}
+    mutual = GatewayConfig(**files).reach("10.0.0.1:50051", "found")
+    assert mutual.server_name == "coordinator.paceline"
+    assert (mutual.tls_ca, mutual.tls_certificate, mutual.tls_key) == tuple(files.values())
+    named = PoolSettings(address=("x:1",), server_name="mine")
+    assert GatewayConfig(coordinator=named, **files).reach("x:1").server_name == "mine"
 
 
 @pytest.mark.parametrize(
