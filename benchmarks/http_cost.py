@@ -4,8 +4,8 @@ One simulated pair, one coordinator, and a gateway before it. The same requests 
 events of gRPC, and through the gateway, as streamed completions; gRPC runs twice, and the ratio of the two is the
 run's own noise. The ways run in turns, and every second turn runs backwards; a ratio is of one turn.
 
-Both clients live in this process. That of HTTP has its connections before the clock starts, and reads lines of sockets: what it spends on
-them is no cost of the gateway's, so it does the least that shows when a text's pieces came.
+Both clients live in this process. That of HTTP has its connections before the clock starts, and reads lines
+of sockets: what it spends on them is no cost of the gateway's, so it does the least that shows when tokens came.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class StreamingClient:
         self._kept = [await asyncio.open_connection(self._host, self._port) for _ in range(count)]
 
     async def run(self, number: int, speculation: SpeculationSettings) -> float:
-        """Run a request to its end; returns when its first piece of text came."""
+        """Run a request to its end; returns when its first token came."""
         connection = self._kept.pop()
         reader, writer = connection
         content = json.dumps(completion(number, speculation)).encode()
@@ -132,9 +132,10 @@ class StreamingClient:
         first = 0.0
         usage: dict[str, Any] | None = None
         async for line in _lines(reader):
-            if line.startswith(b"data: {"):
+            if b'"token_ids":[' in line:
                 first = first or time.perf_counter()
-                usage = json.loads(line[6:])["usage"] if b'"usage":{' in line else usage
+            elif b'"usage":{' in line:
+                usage = json.loads(line.removeprefix(b"data: "))["usage"]
         assert usage is not None and usage["completion_tokens"] == TOKENS, f"request {number} ended with {usage}"
         self._kept.append(connection)
         return first
@@ -160,6 +161,7 @@ def completion(number: int, speculation: SpeculationSettings) -> dict[str, objec
         "max_tokens": TOKENS,
         "ignore_eos": True,
         "stream": True,
+        "return_token_ids": True,  # or a token that has no text yet would have no event
         "stream_options": {"include_usage": True},
         "paceline": {"off": True} if speculation.off else chosen,
     }
@@ -199,11 +201,7 @@ async def measure(services: HttpServices, turns: int) -> list[HttpCostRow]:
             return await over_grpc(client, number, speculation)
 
         runs: Mapping[str, Run] = {"grpc": grpc, "grpc again": grpc, "http": http.run}
-        rows = []
-        for mode in MODES:
-            for clients in CLIENTS:
-                rows.append(await _row(services, http, runs, mode, clients, turns))
-        return rows
+        return [await _row(services, http, runs, mode, clients, turns) for mode in MODES for clients in CLIENTS]
 
 
 async def _row(
