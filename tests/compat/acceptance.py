@@ -46,7 +46,7 @@ def aiperf() -> list[HarnessReport]:
 
 def counters(port: int) -> dict[str, float]:
     """vLLM's speculation counters, of the coordinator."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as reply:  # noqa: S310
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as reply:
         told = reply.read().decode()
     names = ("drafts", "draft_tokens", "accepted_tokens")
     patterns = {name: rf"^vllm:spec_decode_num_{name}_total(?:\{{.*?\}})? (\S+)$" for name in names}
