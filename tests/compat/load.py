@@ -33,9 +33,7 @@ def k6() -> list[HarnessReport]:
         summary = Path(folder) / "summary.json"
         command = ["run", "--quiet", f"--summary-export={summary}", "-e", f"DURATION={SECONDS}s"]
         with memory_mb(services) as sampled:
-            run(
-                [programs / "k6", *command, "-e", f"URL={http_url(services)}", SCRIPTS / "load.js"], MINUTES * 60 + 60
-            )
+            run([programs / "k6", *command, "-e", f"URL={http_url(services)}", SCRIPTS / "load.js"], SECONDS + 60)
         metrics = json.loads(summary.read_text())["metrics"]
         answered = answered_completions(http_url(services))
     sent = int(metrics["http_reqs"]["count"])
