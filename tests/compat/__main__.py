@@ -1,8 +1,12 @@
-"""`python -m tests.compat [HARNESS …]`: runs them one by one and writes `docs/reports/compat-DATE.md`."""
+"""`python -m tests.compat [HARNESS …]`: runs them one by one and writes `docs/reports/compat-DATE.md`.
+
+What the day's report has of harnesses that are not run again stays in it.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -10,7 +14,7 @@ from pathlib import Path
 
 from benchmarks import REPORTS
 from benchmarks.reporting.presentation import markdown_table
-from benchmarks.reporting.reports import describe, load_average, write_report
+from benchmarks.reporting.reports import describe, load_average, report_file, write_report
 from tests.compat.acceptance import aiperf
 from tests.compat.clients import official_clients
 from tests.compat.fuzzing import schemathesis
@@ -55,6 +59,14 @@ def text(reports: Sequence[HarnessReport]) -> str:
     return f"# Compat\n\n{markdown_table(rows)}\n{details}"
 
 
+def earlier(folder: Path, ran: Sequence[HarnessReport]) -> list[HarnessReport]:
+    """What the day's report has of others."""
+    file = report_file(folder, "compat", "json")
+    kept = json.loads(file.read_text())["results"] if file.exists() else []
+    again = {each.harness for each in ran}
+    return [HarnessReport(**each) for each in kept if each["harness"] not in again]
+
+
 def main() -> int:
     """Run and write; 1 if one failed."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -65,6 +77,7 @@ def main() -> int:
         parser.error(f"no such harness: {', '.join(sorted(unknown))}; there are {', '.join(HARNESSES)}")
     before = load_average()
     reports = [report for name in given.harnesses or HARNESSES for report in outcome(name)]
+    reports = [*earlier(given.out, reports), *reports]
     facts = describe() | {"load average": f"{before} before, {load_average()} after"}
     values = {"results": [asdict(each) for each in reports]}
     written = write_report(given.out, "compat", facts, values, text(reports))
