@@ -77,8 +77,9 @@ def main() -> int:
         parser.error(f"no such harness: {', '.join(sorted(unknown))}; there are {', '.join(HARNESSES)}")
     before = load_average()
     reports = [report for name in given.harnesses or HARNESSES for report in outcome(name)]
+    ran = ", ".join(each.harness for each in reports)
     reports = [*earlier(given.out, reports), *reports]
-    facts = describe() | {"load average": f"{before} before, {load_average()} after"}
+    facts = describe() | {"harnesses of this run": ran} | {"load average": f"{before} before, {load_average()} after"}
     values = {"results": [asdict(each) for each in reports]}
     written = write_report(given.out, "compat", facts, values, text(reports))
     sys.stdout.write(written.read_text())

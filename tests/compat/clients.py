@@ -21,8 +21,8 @@ from tests.compat.harness import (
 MODEL = "smollm2-135m"
 PROMPT = "Name three rivers of Europe, and say of each where it rises."
 TOKENS, SEED = 48, 11
-NODE_PACKAGES = ("openai@7.55.0", "@anthropic-ai/sdk")
-PYTHON_PACKAGES = ("openai==3.54.0", "anthropic>=2.12,<3")
+NODE_PACKAGES = ("openai@7.55.0", "@anthropic-ai/sdk@1.12.0")
+PYTHON_PACKAGES = ("openai==3.54.0", "anthropic==2.12.0")
 CALLS_S = 200.0
 
 
@@ -74,6 +74,6 @@ def python_versions(programs: Any) -> dict[str, str]:
 
 def node_versions(home: Any) -> dict[str, str]:
     """What the packages say."""
-    names = ("openai", "@anthropic-ai/sdk")
+    names = ("openai", "@anthropic-ai/sdk@1.12.0")
     manifests = {name: home / "node_modules" / name / "package.json" for name in names}
     return {name: json.loads(manifest.read_text())["version"] for name, manifest in manifests.items()}
