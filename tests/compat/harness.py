@@ -53,7 +53,7 @@ def run(command: Sequence[object], timeout_s: float, **options: Any) -> str:
         words, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout_s, check=False, **options
     )
     assert done.returncode == 0, f"{' '.join(words)[:200]}: exit code {done.returncode}\n{done.stdout[-4000:]}"
-    return done.stdout
+    return str(done.stdout)
 
 
 def python_environment(name: str, *packages: str) -> Path:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from typing import Any
 
 import anthropic
 import openai
@@ -9,8 +10,8 @@ import openai
 url, model, prompt = sys.argv[1:4]
 tokens, seed = map(int, sys.argv[4:6])
 messages = [{"role": "user", "content": prompt}]
-ours = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-theirs = anthropic.Anthropic(base_url=url, api_key="none", max_retries=0)
+ours: Any = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+theirs: Any = anthropic.Anthropic(base_url=url, api_key="none", max_retries=0)
 
 
 def tell(call: str, kind: str, text: str) -> None:
