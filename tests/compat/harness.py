@@ -52,7 +52,7 @@ def run(command: Sequence[object], timeout_s: float, **options: Any) -> str:
     done = subprocess.run(
         words, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout_s, check=False, **options
     )
-    assert done.returncode == 0, f"{' '.join(words)[:200]}: exit code {done.returncode}\n{done.stdout[-4000:]}"
+    assert done.returncode == 0, f"{' '.join(words)[:200]}: exit code {done.returncode}\n{done.stdout[-30_000:]}"
     return str(done.stdout)
 
 
