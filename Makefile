@@ -14,7 +14,7 @@ wrote the hour in the book. The keeper climbed down the stairs of the lighthouse
 DEMO_FLAGS ?= --temperature 0 --max-new-tokens 96
 BENCH_FLAGS ?= --drafter ngram --kind copy,code-edit
 
-.PHONY: setup pull demo test test-full check format bench attack image-check picture page page-pictures stubs protos clean
+.PHONY: setup pull demo test test-full check format bench attack compat image-check picture page page-pictures stubs protos clean
 
 setup: $(STAMP)
 
@@ -63,6 +63,10 @@ bench: pull
 
 attack: setup
 	$(BIN)/python -m tests.attacks
+
+# Other people's clients and harnesses, in environments of their own in .compat; 15 minutes. `HARNESSES=k6`: one of them.
+compat: pull
+	$(BIN)/python -m tests.compat $(HARNESSES)
 
 # Root, debootstrap and some minutes; deploy/docker/check.sh says what else.
 image-check:

@@ -26,7 +26,7 @@ from gateway.folding import FoldedChat, whole
 from gateway.openai_routes import planned_chunks
 from gateway.openai_types import ChatRequest
 from gateway.replies import Chunk, PlannedReply
-from gateway.responses import FAILURES, EventStream, WholeReply, as_http
+from gateway.responses import FAILURES, STREAMED, EventStream, WholeReply, as_http
 from gateway.responses_reply import ResponseEvents, response_of
 from gateway.responses_request import chat_of_response
 from gateway.responses_types import ResponsesRequest
@@ -64,7 +64,7 @@ def dialect_routes(services: Services) -> APIRouter:
     """The routes over services."""
     router = APIRouter()
 
-    @router.post(ANTHROPIC_PATH, responses=ANTHROPIC_ERRORS)
+    @router.post(ANTHROPIC_PATH, responses=ANTHROPIC_ERRORS | STREAMED)
     async def messages(request: Request, body: Annotated[MessagesRequest, Body()]) -> Response:
         """Anthropic's Messages; streamed as server-sent events with `stream`."""
         events = MessageEvents()
@@ -83,7 +83,7 @@ def dialect_routes(services: Services) -> APIRouter:
         """Tokens of a prompt."""
         return {"input_tokens": await _count(services, body, request.scope["caller"])}
 
-    @router.post("/v1/responses")
+    @router.post("/v1/responses", responses=STREAMED)
     async def responses(request: Request, body: Annotated[ResponsesRequest, Body()]) -> Response:
         """OpenAI's Responses, which are not stored; streamed as server-sent events with `stream`."""
         made = _chunks(services, lambda: chat_of_response(body), request)

@@ -16,7 +16,7 @@ from gateway.completions import plan_completion
 from gateway.folding import FoldedChat, FoldedCompletion, whole
 from gateway.openai_types import ChatRequest, CompletionRequest
 from gateway.replies import Chunk, PlannedReply, chunks
-from gateway.responses import EventStream, WholeReply, data_event
+from gateway.responses import STREAMED, EventStream, WholeReply, data_event
 from gateway.services import Services
 
 
@@ -24,7 +24,7 @@ def openai_routes(services: Services) -> APIRouter:
     """The routes over services."""
     router = APIRouter()
 
-    @router.post("/v1/chat/completions")
+    @router.post("/v1/chat/completions", responses=STREAMED)
     async def chat_completions(request: Request, body: Annotated[ChatRequest, Body()]) -> Response:
         """OpenAI's Chat Completions; streamed as server-sent events with `stream`."""
         caller = request.scope["caller"]
@@ -33,7 +33,7 @@ def openai_routes(services: Services) -> APIRouter:
             return _stream(services, made)
         return WholeReply(lambda: whole(made, FoldedChat, "chat.completion"))
 
-    @router.post("/v1/completions")
+    @router.post("/v1/completions", responses=STREAMED)
     async def completions(request: Request, body: Annotated[CompletionRequest, Body()]) -> Response:
         """OpenAI's Completions; streamed as server-sent events with `stream`."""
         caller = request.scope["caller"]

@@ -6,7 +6,7 @@ from importlib import metadata
 from typing import Any
 
 from fastapi import APIRouter
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from gateway.middleware import RunningRequests
 from gateway.services import Services
@@ -18,7 +18,7 @@ def operating_routes(services: Services, running: RunningRequests) -> APIRouter:
     """The routes over services."""
     router = APIRouter()
 
-    @router.get("/health")
+    @router.get("/health", response_class=Response)
     async def health() -> Response:
         """200 if a request would find a target; 503 otherwise, and while the gateway drains."""
         if running.draining:
@@ -26,7 +26,7 @@ def operating_routes(services: Services, running: RunningRequests) -> APIRouter:
         await services.coordinators.check()
         return Response()
 
-    @router.get("/ping")
+    @router.get("/ping", response_class=Response)
     async def ping() -> Response:
         """200: the gateway itself answers."""
         return Response()
@@ -41,7 +41,7 @@ def operating_routes(services: Services, running: RunningRequests) -> APIRouter:
         """Requests that run now."""
         return {"server_load": running.count}
 
-    @router.get("/metrics")
+    @router.get("/metrics", response_class=PlainTextResponse)
     async def prometheus() -> Response:
         """What Prometheus reads."""
         content, content_type = metrics.exposition()

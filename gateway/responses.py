@@ -23,6 +23,8 @@ from paceline.rpc.statuses import unexpected
 
 logger = logging.getLogger(__name__)
 
+STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
+"""What the description of a route says that streams beside sending JSON whole."""
 DONE = b"data: [DONE]\n\n"
 FAILURES = (HttpError, PacelineError)
 

@@ -367,6 +367,16 @@ def test_routes_of_operators(gateway: GatewayCluster) -> None:
     assert gateway.get("/docs").status == 404, "its page would load scripts from elsewhere"
 
 
+def test_types_of_content_are_those_described(gateway: GatewayCluster) -> None:
+    described = gateway.get("/openapi.json").json["paths"]
+    for path in ("/health", "/ping", "/version", "/metrics"):
+        sent = gateway.get(path).headers.get("content-type", "").partition(";")[0]
+        assert [sent] == list(described[path]["get"]["responses"]["200"].get("content", [""])), path
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"):
+        answer = described[path]["post"]["responses"]["200"]
+        assert set(answer["content"]) == {"application/json", "text/event-stream"}, path
+
+
 def test_request_ids_are_echoed_or_made(gateway: GatewayCluster) -> None:
     assert gateway.get("/ping", X_Request_Id="mine-1").headers["x-request-id"] == "mine-1"
     made = {gateway.get("/ping", X_Request_Id=bad).headers["x-request-id"] for bad in ("", "a b", "x" * 200)}
