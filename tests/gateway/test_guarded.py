@@ -15,7 +15,8 @@ import pytest
 
 from paceline.access.keys import ApiKey, ApiKeys, KeyLimits, hash_of, new_key, save_keys
 from paceline.local.certificates import write_certificates
-from paceline.local.tls import gateway_tls
+from paceline.local.tls import peer_tls
+from paceline.runtime.roles import PeerRole
 from tests.e2e.cluster import eventually
 from tests.gateway.gateways import LONG, WAIT_S, Answer, GatewayCluster
 
@@ -56,9 +57,8 @@ class GuardedGateway(GatewayCluster):
             "server.tls_client_ca": str(self.certificates / "ca.crt"),
         }
         guarding = {"api_keys": str(self.keys)}
-        super().__init__(
-            folder, https | gateway_tls(self.certificates), coordinator_flags=guarding, tls=self.certificates
-        )
+        peers = peer_tls(self.certificates, PeerRole.CLIENT)
+        super().__init__(folder, https | peers, coordinator_flags=guarding, tls=self.certificates)
         self.api_key = KEYS["alice"]
 
     def connection(self, *, certified: bool = True) -> http.client.HTTPSConnection:
