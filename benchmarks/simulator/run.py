@@ -76,7 +76,8 @@ def simulate(
     makers = tuple(policies) if isinstance(policies, Sequence) else (policies,)
     sessions: list[SimulatedSession] = []
     for number, request in enumerate(requests):
-        sessions.append(SimulatedSession(number, request, makers[number % len(makers)], world))
+        policy = makers[number % len(makers)].session(world)
+        sessions.append(SimulatedSession(number, request, policy, world))
     at_once = setting.concurrency
     for session in sessions[:at_once] if at_once else sessions:
         world.agenda.at(0.0 if at_once else session.totals.arrival_ms, session.arrive)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from benchmarks.simulator.policies import TARGET_ONLY, Policy, RoundFacts, SessionPolicy, Situation
+from benchmarks.simulator.policies import TARGET_ONLY, RoundFacts, SessionPolicy, Situation
 from benchmarks.simulator.rounds import RequestTotals, RoundAtTarget, accepted_of, first_choices
 from benchmarks.simulator.speculating import OutcomeDrafting
 from benchmarks.simulator.trace import TracedRequest
-from coordinator.policy.plan import LAST_MS, Plan, Source
+from coordinator.policy.plan import Plan, Source
+from coordinator.policy.prefetch import LAST_MS
 from coordinator.sessions.draft import MAX_PENDING_TOKENS
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES
 
@@ -26,14 +27,13 @@ class SimulatedSession:
     """One request's rounds."""
 
     __slots__ = (
-        "_agenda", "_asked_at", "_awaited", "_coordinator", "_decided", "_draft", "_draft_ms", "_held",
-        "_is_late", "_is_open", "_late", "_leased_until", "_missed", "_outcomes", "_patience", "_pending",
-        "_plan", "_policy", "_round", "_situation", "_started", "_target", "_waiting", "_world", "at_target",
-        "chances", "done", "drafting", "key", "matches", "prefill_left", "prompt_tokens", "ranks", "ready_at",
-        "right", "round_rows", "tokens", "totals",
+        "_agenda", "_asked_at", "_awaited", "_decided", "_draft", "_draft_ms", "_held", "_is_late", "_is_open",
+        "_late", "_leased_until", "_missed", "_outcomes", "_patience", "_pending", "_plan", "_policy", "_round",
+        "_situation", "_started", "_target", "_waiting", "_world", "at_target", "chances", "done", "drafting", "key",
+        "matches", "prefill_left", "prompt_tokens", "ranks", "ready_at", "right", "round_rows", "tokens", "totals",
     )  # fmt: skip
 
-    def __init__(self, key: int, request: TracedRequest, policy: Policy, world: SimulatedServices) -> None:
+    def __init__(self, key: int, request: TracedRequest, policy: SessionPolicy, world: SimulatedServices) -> None:
         self.key = key
         self.ranks, self.chances = request.ranks, request.chances
         self.matches, self.right = request.match_lengths, request.match_right
@@ -47,8 +47,7 @@ class SimulatedSession:
         self.totals = RequestTotals(request.arrival_ms)
         self._world, self._agenda = world, world.agenda
         self._target, self._draft = world.target, world.draft
-        self._coordinator = policy
-        self._policy: SessionPolicy
+        self._policy = policy
         self._plan: Plan = TARGET_ONLY
         self._situation = Situation()
         self._round = RoundAtTarget(0, Source.NONE)
@@ -63,8 +62,6 @@ class SimulatedSession:
     def arrive(self, _: None) -> None:
         """The request has come: plan its first round and open its sessions."""
         now = self._decided = self.totals.arrival_ms = self._agenda.now
-        # Not before: what a coordinator knows when a request comes is what earlier ones have shown.
-        self._policy = self._coordinator.session(self._world)
         if self._draft is not None:
             self._held = self._draft.open(self)
         self._choose(self._situation_now(None, False, 0))

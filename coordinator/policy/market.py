@@ -11,9 +11,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from math import ceil
 
-from coordinator.policy.cycles import ALONE, Surroundings, ahead_levels
+from coordinator.policy.cycles import ALONE, Surroundings
 from coordinator.policy.growth import MOST_LAST, SMALLEST_CHANCE, expected_of_trees
 from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.round_times import DraftTimes, TargetTimes
@@ -35,14 +34,12 @@ class Rates:
         disturbed: what the others lose of theirs while a draft is at work beside their steps.
         around: what all the others do.
         ahead: whether outcomes are drafted for in that best way.
-        missed: tokens that a target-only round brings less than that best way in the same time.
     """
 
     own: float = 0.0
     disturbed: float = 0.0
     around: Surroundings = ALONE
     ahead: bool = False
-    missed: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -151,16 +148,9 @@ class Market:
         """Value and number of a model's proposal's first nodes that are worth their rows."""
         return self._best_first(self.seen.reached(proposal, by_q=self.coupled))
 
-    def ahead_depth(self, room: int) -> int:
-        """Length of the average chain that is worth its rows and drafted before the step's end."""
-        most = min(room, MAX_DEPTH, max(1, ceil(self.ahead_tokens + 0.5)))
-        return self._best_first(survival(self.seen.chances(most)))[1]
-
-    @property
-    def ahead_tokens(self) -> float:
-        """Of an outcome that can be drafted before the step's end."""
-        around = self.rates.around
-        return ahead_levels(self.target, self.draft, 1 + around.rows, around.drafting) if self.draft else 0.0
+    def usual_depth(self, room: int) -> int:
+        """Length of the average chain that is worth its rows."""
+        return self._best_first(survival(self.seen.chances(min(room, MAX_DEPTH))))[1]
 
     def _best_first(self, reached: Sequence[float]) -> tuple[float, int]:
         """The greatest value of the first n nodes, n ≥ 1, and that n; (0, 0) when none is worth anything."""
@@ -183,16 +173,6 @@ class Market:
         rows = 1 + self.rates.around.rows
         return self.target.sent.value + self.target.step_ms(rows + nodes) - self.target.step_ms(rows)
 
-    @property
-    def row_price(self) -> float:
-        """Tokens that one row more costs all."""
-        return self._row_prices(1)[1]
-
-    @property
-    def way_price(self) -> float:
-        """Tokens that a round loses by being sent."""
-        return self.rates.own * self.target.sent.value
-
     def sending(self, options: Options) -> float:
         """Tokens that a round loses by being sent, where the target could start it by itself."""
-        return self.way_price if options.lease else 0.0
+        return self.rates.own * self.target.sent.value if options.lease else 0.0

@@ -8,9 +8,6 @@ from enum import StrEnum
 from paceline.protocol.proposal import Proposal
 from paceline.sampling.ngram import Match
 
-LAST_MS = 2.0
-"""What is prefetched leaves this long before it would be too late."""
-
 
 class Source(StrEnum):
     """Where a round's proposal comes from."""

@@ -33,8 +33,7 @@ SHADOW_SHARE = 0.02
 SHADOW_TOKENS = 16
 """Committed tokens that a draft hears of together while nothing is proposed."""
 RATES_KEPT = 8
-"""Rounds for which a request's rates are kept once it has run as many: chances hardly move meanwhile. Twice as often
-changes the simulator's goodput by less than .1 %, half as often loses .4 %."""
+"""Rounds for which a request's rates are kept once it has run as many: chances hardly move meanwhile."""
 
 
 class TargetPeerCosts(Protocol):
@@ -96,14 +95,13 @@ class RequestPlanner:
         self._rates = Rates()
         self._account = Account()
         self._chosen: Counter[Way] = Counter()
-        self._ahead_tokens = 0.0
-        """Of the running round's outcome that can be drafted in time."""
         self._leases = False
         """Whether the target may start rounds by itself: then a round that is sent costs that, too."""
         self._rounds = 0
         self._run = self._shadowed = 0
         """Consecutive positions up to the last one whose token was the draft's first choice; and that one's end."""
         self._closed = False
+        self._drafted_ahead = False
 
     def move(self, target: TargetPeerCosts | None, draft: DraftPeerCosts | None) -> None:
         """The request's sessions are at these peers now."""
@@ -129,9 +127,9 @@ class RequestPlanner:
 
     def plan(self, options: Options) -> Plan:
         """What the next round should do."""
-        if self._ahead_tokens:
-            drafted = max(options.cached.depths, default=0) if options.cached is not None else 0
-            self._seen.covered.add(min(1.0, drafted / self._ahead_tokens))
+        if self._drafted_ahead:
+            for seen in self._both:
+                seen.take_ahead(options.cached)
         market, self._leases = self._market, options.lease > 0
         if options.room <= 0 or market is None:
             plan = Plan()
@@ -139,15 +137,13 @@ class RequestPlanner:
             plan = Plan(lease=options.lease)
         else:
             plan = self._best(market, options)
-        self._ahead_tokens = min(plan.branch_depth, market.ahead_tokens) if plan.fan_out and market else 0.0
+        self._drafted_ahead = plan.fan_out > 0
         return plan
 
     def worth_verifying(self, proposal: Proposal) -> Proposal | None:
         """The first nodes of a model's proposal that are worth their rows if its outcome comes true."""
         market = self._market
         nodes = market.drafted(proposal)[1] if market else 0
-        if market and len(proposal) and market.row_price < market.way_price:
-            nodes = max(nodes, 1)  # the round would be sent, which costs more than a row
         return proposal.first(nodes) if nodes else None
 
     def worth_copying(self, length: int, room: int) -> int:
@@ -178,21 +174,19 @@ class RequestPlanner:
         if shadow.first_position != self._shadowed:
             self._run = 0
         self._shadowed = shadow.end
-        market = self._market
-        seen, price = self._seen, market.row_price - market.way_price if market else 0.0
         for rank, q in zip(shadow.ranks, shadow.probabilities, strict=True):
-            if self._coupled:
-                seen.worth.add(float(seen.by_q.chance(q) > price))
-                seen.take_rank(rank, q, self._run)
-            else:
-                # Greedy texts leave no doubt; of a sampled one q is what acceptance is at the least (Σ pq).
-                seen.worth.add(float(seen.chances(1)[0] > price))
-                seen.take_average(float(rank == 1) if self._greedy else q)
+            for seen in self._both:
+                if self._coupled:
+                    seen.take_rank(rank, q, self._run)
+                else:
+                    # Greedy texts leave no doubt; of a sampled one q is what acceptance is at the least (Σ pq).
+                    seen.take_average(float(rank == 1) if self._greedy else q)
             self._run = self._run + 1 if rank == 1 else 0
 
     def take_match(self, match: Match | None, committed: Sequence[int]) -> None:
         """Compare the match that stood (None: there was none) with what was committed then, proposed or not."""
-        self._seen.ngrams.learn(match, committed)
+        for seen in self._both:
+            seen.ngrams.learn(match, committed)
 
     def take_late(self, waited_ms: float, depth: int) -> None:
         """A round waited so long for a proposal that did not come."""
@@ -222,7 +216,8 @@ class RequestPlanner:
         if waited and proposal is not None and not first_draft and self._draft is not None:
             self._draft.learn(record)
         if proposal is not None and plan.source is not Source.NGRAM and not self._coupled:
-            self._seen.take_proposal(proposal, path)
+            for seen in self._both:
+                seen.take_proposal(proposal, path)
         self._book(self._target, plan, record, proposal)
 
     def explain(self) -> PlanExplanation:
@@ -243,6 +238,10 @@ class RequestPlanner:
         committed = record.accepted + 1
         most_ms = record.draft_wait_ms + (committed + 1) * token_ms  # a pause of the machine is no one's price
         self._account.add(min(record.round_ms, most_ms), committed, token_ms)
+
+    @property
+    def _both(self) -> tuple[Seen, Seen]:
+        return self._seen, self._pool
 
     @property
     def _market(self) -> Market | None:
@@ -281,26 +280,23 @@ class RequestPlanner:
         most, can_ahead = min(options.room, MAX_DEPTH), options.fan_out > 0
         around = Cycles(target, draft, self._pool, most, can_ahead=can_ahead).balanced(target.sessions)
         alone_ms = target.step_ms(around.rows + 1)
-        # Those who draft at once share the draft's steps, and so what these slow.
-        slowed = target.slowed(around.rows + 1) / around.drafting
+        slowed = target.slowed(around.rows + 1)
 
         def net_rate(cycle: Cycle) -> float:
             lost = around.rate * (target.step_ms(around.rows + cycle.way.rows) - alone_ms + slowed * cycle.draft_ms)
             return (cycle.tokens - lost) / cycle.ms if cycle.ms > 0 else 0.0
 
-        # A draft at work beside the step slows it for all, so only all together can choose that.
-        can_ahead = can_ahead and (target.sessions == 1 or around.ahead)
-        ways = [*Cycles(target, draft, self._seen, most, can_ahead=can_ahead).all(around)]
-        best, none = max(ways, key=net_rate), ways[0]
+        best = max(Cycles(target, draft, self._seen, most, can_ahead=can_ahead).all(around), key=net_rate)
         self._pool.pays = best.way.source is not Source.NONE
+        # A draft at work beside the step slows it for all, so only all together can choose that.
         ahead = best.way.ahead if target.sessions == 1 else around.ahead
-        missed = (net_rate(best) - net_rate(none)) * none.ms
-        return Rates(net_rate(best), around.rate * slowed, around, ahead, missed)
+        return Rates(net_rate(best), around.rate * slowed, around, ahead)
 
     def _choice(self, market: Market, options: Options) -> Choice:
         """The proposal of greatest value, which may be below 0."""
         match = market.match(options)
-        self._seen.copied.add(max(0.0, match.value))
+        for seen in self._both:
+            seen.copied.add(max(0.0, match.value))
         found = (match, market.cached(options), market.wait(options, self._account.left_ms))
         return max(found, key=lambda each: each.value)
 
@@ -312,18 +308,16 @@ class RequestPlanner:
         slower_ms = market.target.step_ms(1 + around.rows, beside=True) - market.target.step_ms(1 + around.rows)
         if not around.ahead and self._account.rounds_until(slower_ms):
             return 0, 0
-        depth = market.ahead_depth(options.room)
+        depth = market.usual_depth(options.room)
         return (options.fan_out, depth) if depth else (0, 0)
 
     def _resting(self, market: Market, options: Options, owed: int) -> Plan:
         """Target-only, under a lease: a run that may end sooner than the account recovers, or a match turns up.
 
-        What a round of the run saves is its way; what it may miss is what the best way brings more, where the account
-        would bear it, and what a match has been worth on average.
+        What a round of the run saves is its way; what it may miss is what a match has been worth on average.
         """
         self._chosen[Way()] += 1
-        missed = 0.0 if owed else self._rates.missed
-        missed += 0.0 if options.can_prefetch else self._seen.copied.value
+        missed = 0.0 if options.can_prefetch else self._seen.copied.value
         lease = owed or options.lease
         if missed > 0:
             lease = min(lease, int(2 * market.sending(options) / missed))

@@ -12,13 +12,14 @@ import asyncio
 import time
 
 from coordinator.policy.drafting import Drafting, Prefetched
-from coordinator.policy.plan import LAST_MS
 from coordinator.sessions.target import TargetSession
 from paceline.protocol.proposal import Outcome
 from paceline.protocol.target import Round
 
 MAX_PREFETCHED_NODES = 56
 """Most nodes that are sent for one round's outcomes, with those that are sent again: this bounds the bytes."""
+LAST_MS = 2.0
+"""What still grows leaves this long before it would be too late."""
 EARLY_SHARE = 0.1
 """What doesn't grow any more leaves earlier, by this share of the time until the verdict."""
 

@@ -18,8 +18,7 @@ OUTLIER = 4.0
 
 
 FACTOR_WEIGHT = 16.0
-"""Rounds that a factor remembers: a service that becomes slower is known to be after a few. Nothing hangs on it: 8
-and 32 change the simulator's goodput by less than .2 %."""
+"""Rounds that a factor remembers: a service that becomes slower is known to be after a few."""
 
 
 def _factor() -> RunningMean:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from coordinator.policy.ngram_shadow import NgramShadow
 from paceline.costs.acceptance import AcceptanceRates
-from paceline.costs.running_mean import AnyMean, InheritedMean, RunningMean
+from paceline.costs.running_mean import RunningMean
 from paceline.protocol.proposal import ROOT, Proposal
 
 MAX_DEPTH = 16
@@ -27,20 +27,16 @@ MAX_RANK = 5
 PRIOR_CHANCE = 0.7
 """Acceptance before anything is known: drafts are made to be accepted. The account bounds what trying one costs."""
 PRIOR_WEIGHT = 4.0
-"""Observations that what is believed beforehand counts, in a pool and of a pool in a request. In the simulator 2
-loses 1.6 % of the goodput of one session, and 8 gains 1.4 % there, but misses bars at eight: all try for longer."""
-PRIOR_COVERED = 0.9
-"""Share of tokens drafted in time before anything is known: a real pair with cores of its own had 88 % hits. It
-counts twice as much as other priors: a way that is left after an unlucky start is not measured any more."""
+"""Observations that what is believed beforehand counts, in a pool and of a pool in a new request."""
 Q_EDGES = (0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9, 0.97)
 """Bins of the probability that a drafter gives to its first choice."""
 
 
 def _by_depth() -> list[RunningMean]:
-    return [RunningMean(0.0, 0.0) for _ in range(MAX_DEPTH)]
+    return [RunningMean(PRIOR_CHANCE, PRIOR_WEIGHT) for _ in range(MAX_DEPTH)]
 
 
-def _by_rank() -> list[AnyMean]:
+def _by_rank() -> list[RunningMean]:
     # Behind the first choice chances halve by rank, as a middling draft's do.
     return [RunningMean(0.5, PRIOR_WEIGHT) for _ in range(2, MAX_RANK + 1)]
 
@@ -55,43 +51,41 @@ class Seen:
     """What became, or would have become, of one drafter's tokens under one way of sampling.
 
     Attributes:
-        by_depth: how often the first choice at depth 1, 2, … was right where all above it were; `chances` says
-            what is believed.
+        by_depth: chance of the first choice at depth 1, 2, …, given that all above it are accepted.
         by_rank: chance of the second choice, third, …, given that none before it is the target's.
         by_q: chance of the first choice by its probability; coupled acceptance only.
         ngrams: how often n-gram matches are right.
         copied: tokens that a round's n-gram match is worth; 0 of rounds without one.
-        worth: share of positions whose first choice was worth its row.
-        covered: share of the tokens that could be drafted ahead in time which were, of the outcome that came.
         positions: whose ranks or averages have come.
+        hits: share of rounds with outcome drafting whose outcome had been drafted for when it came.
         pays: of a pool: whether drafting was the best way for the request that asked last.
         elapsed_ms, shadow_ms: of a pool: time of all its requests, and of the draft at work for shadow alone.
-        pool: of a request: what all of the drafter's requests have shown. It learns from this one, too.
+        hit_length: tokens of a proposal that had been drafted ahead when its outcome came.
     """
 
     by_depth: list[RunningMean] = field(default_factory=_by_depth)
-    by_rank: list[AnyMean] = field(default_factory=_by_rank)
-    worth: AnyMean = field(default_factory=lambda: RunningMean(1.0, PRIOR_WEIGHT))
-    covered: AnyMean = field(default_factory=lambda: RunningMean(PRIOR_COVERED, 2 * PRIOR_WEIGHT))
+    by_rank: list[RunningMean] = field(default_factory=_by_rank)
     positions: int = 0
     by_q: AcceptanceRates = field(default_factory=_by_q)
     ngrams: NgramShadow = field(default_factory=NgramShadow)
-    copied: AnyMean = field(default_factory=lambda: RunningMean(0.0, PRIOR_WEIGHT))
+    copied: RunningMean = field(default_factory=lambda: RunningMean(0.0, PRIOR_WEIGHT))
+    hits: RunningMean = field(default_factory=lambda: RunningMean(PRIOR_CHANCE, PRIOR_WEIGHT))
+    hit_length: RunningMean = field(default_factory=lambda: RunningMean(0.0, 0.0))
     pays: bool = True
     elapsed_ms: float = 0.0
     shadow_ms: float = 0.0
-    pool: Seen | None = None
 
     def child(self) -> Seen:
-        """What one request begins with, and what it adds to."""
+        """What one request begins with."""
         return Seen(
-            by_rank=[_inherited(mean) for mean in self.by_rank],
-            worth=_inherited(self.worth),
-            covered=_inherited(self.covered),
-            by_q=self.by_q.child(PRIOR_WEIGHT),
-            ngrams=self.ngrams.child(PRIOR_WEIGHT),
-            copied=_inherited(self.copied),
-            pool=self,
+            [_inherited(mean) for mean in self.by_depth],
+            [_inherited(mean) for mean in self.by_rank],
+            0,
+            self.by_q.child(PRIOR_WEIGHT),
+            self.ngrams.child(PRIOR_WEIGHT),
+            _inherited(self.copied),
+            _inherited(self.hits),
+            _inherited(self.hit_length),
         )
 
     def take_rank(self, rank: int, q: float, run: int) -> None:
@@ -106,7 +100,7 @@ class Seen:
         first = rank == 1
         self.positions += 1
         for depth in range(min(run + 1, MAX_DEPTH)):
-            self._add(depth, float(first))
+            self.by_depth[depth].add(float(first))
         self.by_q.add(q, first)
         if not first:
             self._take_other(rank)
@@ -114,33 +108,23 @@ class Seen:
     def take_average(self, chance: float) -> None:
         """A position had this chance of acceptance, at whatever depth: where ranks don't tell."""
         self.positions += 1
-        for depth in range(MAX_DEPTH):
-            self._add(depth, chance)
+        for mean in self.by_depth:
+            mean.add(chance)
 
     def take_proposal(self, proposal: Proposal, path: Sequence[int]) -> None:
         """A chain ended so: averages by depth, for rejection and block acceptance."""
         for depth in range(min(len(proposal), len(path) + 1, MAX_DEPTH)):
-            self._add(depth, float(depth < len(path)))
+            self.by_depth[depth].add(float(depth < len(path)))
+
+    def take_ahead(self, cached: Proposal | None) -> None:
+        """A round came for whose outcomes proposals had been drafted: the one that there was, None: a miss."""
+        self.hits.add(float(cached is not None))
+        if cached is not None:
+            self.hit_length.add(max(cached.depths, default=0))
 
     def chances(self, most: int) -> list[float]:
-        """Of the first choice at depths 1 to `most`, given that all above it are accepted.
-
-        A pool believes of a depth that nothing is known of what it believes of the one above it; a request believes
-        what its pool does.
-        """
-        believed = [] if self.pool is None else self.pool.chances(most)
-        above = PRIOR_CHANCE
-        found = []
-        for depth, mean in enumerate(self.by_depth[:most]):
-            prior = believed[depth] if believed else above
-            above = (PRIOR_WEIGHT * prior + mean.weight * mean.value) / (PRIOR_WEIGHT + mean.weight)
-            found.append(above)
-        return found
-
-    def _add(self, depth: int, right: float) -> None:
-        self.by_depth[depth].add(right)
-        if self.pool is not None:
-            self.pool.by_depth[depth].add(right)
+        """`by_depth` at depths 1 to `most`."""
+        return [mean.value for mean in self.by_depth[:most]]
 
     def others(self) -> list[float]:
         """`by_rank` from the second choice on."""
@@ -150,16 +134,15 @@ class Seen:
         """Chance of each node of a proposal; `by_q`: its probability may be looked at."""
         reached: list[float] = []
         ranks: Counter[int] = Counter()
-        chances = self.chances(MAX_DEPTH)
         for node, (parent, depth) in enumerate(zip(proposal.parents, proposal.depths, strict=True)):
             above = 1.0 if parent == ROOT else reached[parent]
             ranks[parent] += 1
-            first = chances[min(depth, MAX_DEPTH) - 1]
-            reached.append(above * self._chance(proposal.draft_probabilities[node], first, ranks[parent], by_q=by_q))
+            reached.append(above * self._chance(proposal.draft_probabilities[node], depth, ranks[parent], by_q=by_q))
         return reached
 
-    def _chance(self, q: float, first: float, rank: int, *, by_q: bool) -> float:
-        """Of a node whose parent is accepted; `first`: of a first choice at its depth."""
+    def _chance(self, q: float, depth: int, rank: int, *, by_q: bool) -> float:
+        """Of a node whose parent is accepted."""
+        first = self.by_depth[min(depth, MAX_DEPTH) - 1].value
         if rank == 1:
             return self.by_q.chance(q) if by_q else first
         before = math.prod(1 - mean.value for mean in self.by_rank[: rank - 2])
@@ -177,5 +160,5 @@ def survival(chances: Iterable[float]) -> list[float]:
     return list(itertools.accumulate(chances, operator.mul))
 
 
-def _inherited(mean: AnyMean) -> InheritedMean:
-    return InheritedMean(mean, PRIOR_WEIGHT)
+def _inherited(mean: RunningMean) -> RunningMean:
+    return RunningMean(mean.value, min(PRIOR_WEIGHT, mean.weight))

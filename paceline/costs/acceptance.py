@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from paceline.costs.running_mean import AnyMean, InheritedMean, RunningMean
+from paceline.costs.running_mean import RunningMean
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class AcceptanceRates:
     """
 
     edges: tuple[float, ...]
-    means: tuple[AnyMean, ...]
+    means: tuple[RunningMean, ...]
 
     @classmethod
     def of(cls, edges: Sequence[float], prior: Callable[[float], float], weight: float) -> AcceptanceRates:
@@ -34,6 +34,6 @@ class AcceptanceRates:
         self.means[bisect_right(self.edges, feature)].add(float(accepted))
 
     def child(self, weight: float) -> AcceptanceRates:
-        """Of one request: what all know at the time counts `weight` observations, and they learn from it, too."""
-        means = (InheritedMean(mean, weight) for mean in self.means)
+        """A copy for one request, which learns on from here; what is known so far counts `weight` observations."""
+        means = (RunningMean(mean.value, min(weight, mean.weight)) for mean in self.means)
         return AcceptanceRates(self.edges, tuple(means))

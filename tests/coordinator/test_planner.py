@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from coordinator.policy.account import ALLOWED_TOKENS, Account
-from coordinator.policy.cycles import AHEAD_ROWS, ALONE, Cycles, Way, ahead_levels
-from coordinator.policy.plan import LAST_MS, Options, Plan, Source
+from coordinator.policy.cycles import ALONE, Cycles, Way
+from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.planner import Planner, RequestPlanner
 from coordinator.policy.round_times import DraftTimes, TargetTimes
 from coordinator.policy.seen import MAX_DEPTH, Seen
@@ -297,51 +297,11 @@ def test_ranks_say_what_every_length_would_have_brought() -> None:
     seen = Seen()
     for position in range(2000):
         seen.take_rank(0 if position % 4 == 3 else 1, 0.8, position % 4)
-    depths = seen.chances(4)
+    depths = [mean.value for mean in seen.by_depth[:4]]
     assert depths[0] == pytest.approx(3 / 4, abs=0.05)
     assert depths[1] == pytest.approx(2 / 3, abs=0.05)
     assert depths[2] == pytest.approx(1 / 2, abs=0.05)
     assert depths[3] == pytest.approx(0, abs=0.05)
-
-
-def test_a_depth_that_was_never_reached_is_believed_to_be_as_good_as_the_one_above() -> None:
-    seen = Seen()
-    before = seen.chances(4)
-    assert before == [before[0]] * 4
-    for _ in range(100):
-        seen.take_rank(2, 0.5, 0)
-    assert max(seen.chances(4)) < 0.1
-
-
-def test_what_one_request_sees_its_neighbours_believe_at_once() -> None:
-    pool = Seen()
-    one, other = pool.child(), pool.child()
-    for _ in range(100):
-        one.take_rank(0, 0.5, 0)
-    assert one.chances(1)[0] < other.chances(1)[0] == pool.chances(1)[0] < 0.1
-    assert other.positions == 0
-
-
-def test_less_is_drafted_ahead_the_slower_the_draft_and_none_where_no_step_fits() -> None:
-    tokens = []
-    for draft_ms in (1.0, 3.0, 6.0, 30.0):
-        target, draft = times(SaidByTarget(), SaidByDraft(draft_ms))
-        assert draft is not None
-        tokens.append(ahead_levels(target, draft, 1, 1))
-    level_ms = 3.0 + 0.1 * (AHEAD_ROWS - 1)
-    assert tokens[1] == pytest.approx((STEP_MS - 1.0 - LAST_MS) / level_ms - 1.5)
-    assert tokens == sorted(tokens, reverse=True)
-    assert tokens[-1] == 0
-
-
-def test_a_round_that_would_be_sent_verifies_a_token_where_a_row_costs_less() -> None:
-    world, request = taught(0.02, World(target=SaidByTarget(row_ms=3.0)))
-    proposal = Proposal(1, (7,) * 4, (world.q,) * 4, drafter="model")
-    request.plan(OPTIONS)
-    assert request.worth_verifying(proposal) is None
-    for _ in range(50):
-        world.planner.target(world.target).sent.add(5.0)
-    assert request.worth_verifying(proposal) == proposal.first(1)
 
 
 def test_an_account_forgives_in_time_and_banks_no_more_than_it_lends() -> None:

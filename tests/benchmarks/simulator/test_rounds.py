@@ -7,9 +7,9 @@ import statistics
 import pytest
 
 from benchmarks.simulated.analytic import expected_tokens
-from benchmarks.simulator.policies import ConstantPolicy, SessionPolicy
+from benchmarks.simulator.policies import ConstantPolicy
 from benchmarks.simulator.run import SimulatedRun, concurrent, simulate
-from benchmarks.simulator.services import Disturbance, ServiceChange, SimulatedServices
+from benchmarks.simulator.services import Disturbance, ServiceChange
 from benchmarks.simulator.synthetic import PAIRS, SyntheticPair, synthetic_requests
 from benchmarks.simulator.trace import TracedRequest, TracedSetting
 from paceline.costs.cost_line import CostLine
@@ -44,25 +44,6 @@ def test_a_waiting_session_alone_commits_and_takes_what_the_closed_form_says(acc
     # A row for the committed token; after a whole proposal one more, for its last token.
     catching_up = DRAFT.per_row(1) * acceptance**k
     assert cycle_ms(run) == pytest.approx(TARGET.ms(1 + k) + k * DRAFT.ms(1) + catching_up, rel=0.01)
-
-
-def test_a_request_is_known_to_its_coordinator_from_when_it_comes() -> None:
-    """What earlier ones have shown is known then: a policy that was made before would begin as the first one did."""
-
-    class Watching:
-        name = "watching"
-
-        def __init__(self) -> None:
-            self.made_at: list[float] = []
-
-        def session(self, world: SimulatedServices) -> SessionPolicy:
-            self.made_at.append(world.agenda.now)
-            return ConstantPolicy(0).session(world)
-
-    watching = Watching()
-    run = simulate(SETTING.of_run(concurrency=1), (text((0,) * 16),) * 3, watching)
-    assert watching.made_at == [request.arrival_ms for request in run.requests]
-    assert watching.made_at[1] >= run.requests[0].end_ms > 0
 
 
 def test_ways_and_the_coordinator_add_to_a_round_that_is_sent() -> None:
