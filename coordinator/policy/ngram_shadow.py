@@ -7,7 +7,6 @@ from itertools import accumulate
 from operator import mul
 
 from paceline.costs.acceptance import AcceptanceRates
-from paceline.costs.running_mean import RunningMean
 from paceline.sampling.ngram import Match
 
 LENGTH_EDGES = (3.0, 4.0, 5.0, 7.0, 10.0, 16.0, 32.0)
@@ -17,25 +16,18 @@ PRIOR_WEIGHT = 4.0
 
 
 class NgramShadow:
-    """How often there is a match, and how often its next token is right, by the match's length.
+    """How often the next token of a match is right, by the match's length.
 
     A token deeper behind a match counts as the next one of a match that is longer by what was right before it. So
     text that comes token by token says as much of deep tokens as text of whole proposals. A match depends on
     committed tokens alone: every acceptance rule may look at all of this (`exactness` §7).
     """
 
-    def __init__(self, share: RunningMean | None = None, rates: AcceptanceRates | None = None) -> None:
-        self._share = share or RunningMean(0.5, 1.0)
+    def __init__(self, rates: AcceptanceRates | None = None) -> None:
         self._rates = rates or AcceptanceRates.of(LENGTH_EDGES, lambda length: length / (length + 4.0), PRIOR_WEIGHT)
-
-    @property
-    def share(self) -> float:
-        """Share of positions with a match."""
-        return self._share.value
 
     def learn(self, match: Match | None, committed: Sequence[int]) -> None:
         """Compare the match that stood at a position (None: there was none) with the tokens committed then."""
-        self._share.add(float(match is not None))
         if match is None:
             return
         for right, (guess, token) in enumerate(zip(match.continuation(len(committed)), committed, strict=False)):
@@ -49,5 +41,4 @@ class NgramShadow:
 
     def child(self, weight: float) -> NgramShadow:
         """A copy for one request; what is known so far counts `weight` observations."""
-        share = RunningMean(self._share.value, min(weight, self._share.weight))
-        return NgramShadow(share, self._rates.child(weight))
+        return NgramShadow(self._rates.child(weight))

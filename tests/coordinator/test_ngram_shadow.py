@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from coordinator.policy.ngram_shadow import NgramShadow
 from paceline.sampling.ngram import Match, NgramIndex
 
@@ -17,12 +15,9 @@ def watched(text: list[int]) -> NgramShadow:
     return shadow
 
 
-def test_copied_text_is_told_from_new_text() -> None:
-    new = [*range(100, 900)]
-    copied = [*new[:400], *new[:400]]
-    shadow = watched(copied)
-    assert watched(new).share < 0.05
-    assert shadow.share > 0.9, "of late"
+def test_copied_text_is_expected_to_go_on_as_it_did() -> None:
+    new = [*range(100, 500)]
+    shadow = watched([*new, *new])
     assert shadow.reached(40, 4)[-1] > 0.9
     assert shadow.reached(40, 4) == sorted(shadow.reached(40, 4), reverse=True)
 
@@ -44,7 +39,6 @@ def test_lengths_are_told_apart() -> None:
         shadow.learn(Match(2, (1,)), (9,))
         shadow.learn(Match(20, (1,)), (1,))
     assert shadow.reached(2, 1)[0] < 0.05 < 0.95 < shadow.reached(20, 1)[0]
-    assert shadow.share == pytest.approx(1, abs=0.02)
 
 
 def test_a_request_learns_on_for_itself() -> None:
@@ -57,4 +51,3 @@ def test_a_request_learns_on_for_itself() -> None:
         mine.learn(Match(4, (1,)), (9,))
         mine.learn(None, (9,))
     assert mine.reached(4, 1)[0] < 0.5 < shadow.reached(4, 1)[0]
-    assert mine.share < shadow.share
