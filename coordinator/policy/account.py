@@ -7,9 +7,6 @@ ALLOWED_SHARE = 0.03
 ALLOWED_TOKENS = (2.0, 4.0)
 """Target-only tokens that it may cost in any case, since nothing can be tried for less than a round or two; and what
 may be lost early, on the credit of the share of tokens that are still to come: 4 are the share of a text of 128."""
-STAKED_SHARE = 0.5
-"""Most of what may still be lost that one wait may cost: a drafter that is wrong at first gets another try, since
-what an account lacks comes back only with 33 times as much time."""
 
 
 class Account:
@@ -34,11 +31,6 @@ class Account:
     def left_ms(self) -> float:
         """What may still be lost."""
         return self.limit_ms - self.over_ms
-
-    @property
-    def stake_ms(self) -> float:
-        """Most that one wait for a draft may cost if nothing of it is accepted."""
-        return STAKED_SHARE * self.left_ms
 
     def expect(self, room: int, token_ms: float) -> None:
         """So many tokens may still come, and a target-only one would take so long now."""

@@ -87,8 +87,8 @@ class Market:
         plan = Plan(Source.CACHED, nodes, nodes)
         return Choice(value - self.sending(options), self._risk_ms(nodes), plan)
 
-    def wait(self, options: Options, stake_ms: float) -> Choice:
-        """The best proposal to draft just in time, at a risk that can be borne; one token may be tried in any case.
+    def wait(self, options: Options, left_ms: float) -> Choice:
+        """The best proposal to draft just in time, at a risk that can be borne.
 
         What is there already is not drafted again.
         """
@@ -107,32 +107,25 @@ class Market:
                 value = expected - prices[nodes] - wait_ms * (self.rates.own + self.rates.disturbed)
                 value -= self.rates.own * sent_ms
                 risk_ms = wait_ms + self._risk_ms(nodes)
-                if value > best.value and (risk_ms <= stake_ms or nodes == 1):
+                if value > best.value and (risk_ms <= left_ms or nodes == 1):
                     best = Choice(value, risk_ms, Plan(Source.WAIT, nodes, depth, patience_ms=wait_ms))
         return best
 
     def open_ended(self, plan: Plan, room: int, left_ms: float) -> Plan:
-        """A plan that waits, with its ends: it may wait by as much again.
+        """A plan that waits, with its ends: it may wait by as much again, or by what the account can bear.
 
-        Where the draft may look at its own probabilities it goes on while the next token is worth its cost and the
-        account can bear it. So a sure stretch may go further than the average one, and an unsure one ends sooner.
+        Where the draft may look at its own probabilities it goes on while the next token is worth its cost, so a
+        sure stretch may go further than the average one, and an unsure one ends sooner.
         """
         assert self.draft is not None, "only a draft is waited for"
+        slack_ms = max(plan.patience_ms, left_ms)
         if self.coupled and plan.nodes == plan.depth:
-            depth, wait_ms = self._deepest(plan, min(room, MAX_DEPTH), left_ms)
+            depth = min(room, MAX_DEPTH)
             level_ms = self.draft.step_ms(self.rates.around.drafting)
             price = self._row_prices(1)[1] + level_ms * (self.rates.own + self.rates.disturbed)
-            plan = replace(plan, depth=depth, nodes=depth, least_chance=min(1.0, price), patience_ms=wait_ms)
-        return replace(plan, patience_ms=2 * plan.patience_ms)
-
-    def _deepest(self, plan: Plan, most: int, left_ms: float) -> tuple[int, float]:
-        """How far a chain may go beyond its plan, and the wait for that."""
-        assert self.draft is not None, "only a draft is waited for"
-        level_ms = self.draft.step_ms(self.rates.around.drafting)
-        depth, wait_ms = plan.depth, plan.patience_ms
-        while depth < most and wait_ms + level_ms + self._risk_ms(depth + 1) <= left_ms:
-            depth, wait_ms = depth + 1, wait_ms + level_ms
-        return depth, wait_ms
+            longest_ms = self.draft.wait_ms(depth, self.rates.around.drafting)
+            plan = replace(plan, depth=depth, nodes=depth, least_chance=min(1.0, price), patience_ms=longest_ms)
+        return replace(plan, patience_ms=plan.patience_ms + slack_ms)
 
     def tree_nodes(self, depth: int, options: Options) -> int:
         """Nodes of a proposal of this depth: second children are added where their chance exceeds a row's price."""

@@ -267,7 +267,7 @@ class RequestPlanner:
         plan = chosen.plan
         self._chosen[Way(plan.source, plan.depth, ahead=fan_out > 0)] += 1
         if plan.source is Source.WAIT:
-            plan = market.open_ended(plan, options.room, self._account.left_ms)
+            plan = market.open_ended(plan, options.room, self._account.left_ms - chosen.risk_ms)
         if options.leased:
             plan = Plan()
         if options.leased > 1:
@@ -297,7 +297,7 @@ class RequestPlanner:
         match = market.match(options)
         for seen in self._both:
             seen.copied.add(max(0.0, match.value))
-        found = (match, market.cached(options), market.wait(options, self._account.stake_ms))
+        found = (match, market.cached(options), market.wait(options, self._account.left_ms))
         return max(found, key=lambda each: each.value)
 
     def _ahead(self, market: Market, options: Options) -> tuple[int, int]:

@@ -156,7 +156,7 @@ def test_a_sure_stretch_may_go_further_than_the_average_one() -> None:
     _, request = taught(0.6)
     plan = request.plan(OPTIONS)
     assert plan.source is Source.WAIT
-    assert 10 < plan.depth <= MAX_DEPTH
+    assert plan.depth == MAX_DEPTH
     assert 0 < plan.least_chance < 1
 
 
