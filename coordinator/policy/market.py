@@ -9,6 +9,7 @@ and its wait, if it is drafted just in time (`exactness` §7, marginal rule):
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -96,17 +97,18 @@ class Market:
             return NOTHING
         by_depth = self.seen.chances(min(options.room, MAX_DEPTH))
         chains, trees = expected_of_trees(by_depth, ()), expected_of_trees(by_depth, self._others(options))
-        prices = self._row_prices(len(chains) + MOST_LAST)
+        rows_ms = self._rows_ms(len(chains) + MOST_LAST)
+        prices = self._prices(rows_ms)
         sent_ms = self.target.sent_late.value if options.lease else 0.0
         first_ms = self.draft.step_ms(options.lag)
-        best = NOTHING
+        best = Choice(-math.inf)
         for depth, (chain, tree) in enumerate(zip(chains, trees, strict=False), 1):
             wait_ms = self.draft.wait_ms(depth, self.rates.around.drafting) + first_ms
             # As many nodes as steps are a chain.
             for nodes, expected in enumerate((*chain, *tree[1:]), depth):
                 value = expected - prices[nodes] - wait_ms * (self.rates.own + self.rates.disturbed)
                 value -= self.rates.own * sent_ms
-                risk_ms = wait_ms + self._risk_ms(nodes)
+                risk_ms = wait_ms + self.target.sent.value + rows_ms[nodes]
                 if value > best.value and (risk_ms <= left_ms or nodes == 1):
                     best = Choice(value, risk_ms, Plan(Source.WAIT, nodes, depth, patience_ms=wait_ms))
         return best
@@ -122,7 +124,7 @@ class Market:
         if self.coupled and plan.nodes == plan.depth:
             depth = min(room, MAX_DEPTH)
             level_ms = self.draft.step_ms(self.rates.around.drafting)
-            price = self._row_prices(1)[1] + level_ms * (self.rates.own + self.rates.disturbed)
+            price = self._prices(self._rows_ms(1))[1] + level_ms * (self.rates.own + self.rates.disturbed)
             longest_ms = self.draft.wait_ms(depth, self.rates.around.drafting)
             plan = replace(plan, depth=depth, nodes=depth, least_chance=min(1.0, price), patience_ms=longest_ms)
         return replace(plan, patience_ms=plan.patience_ms + slack_ms)
@@ -131,7 +133,7 @@ class Market:
         """Nodes of a proposal of this depth: second children are added where their chance exceeds a row's price."""
         if not options.trees or not depth:
             return depth
-        price = self._row_prices(1)[1]
+        price = self._prices(self._rows_ms(1))[1]
         reached = (1.0, *survival(self.seen.chances(depth)))
         second = self.seen.others()[0]
         extra = sum((above - below) * second > price for above, below in itertools.pairwise(reached))
@@ -156,17 +158,21 @@ class Market:
         """The greatest value of the first n nodes, n ≥ 1, and that n; (0, 0) when none is worth anything."""
         best = (0.0, 0)
         likely = list(itertools.takewhile(lambda chance: chance >= SMALLEST_CHANCE, reached))
-        prices = self._row_prices(len(likely))
+        prices = self._prices(self._rows_ms(len(likely)))
         for nodes, expected in enumerate(itertools.accumulate(likely), 1):
             best = max(best, (expected - prices[nodes], nodes))
         return best
 
-    def _row_prices(self, most: int) -> list[float]:
-        """Tokens that all sessions of the step lose while it computes n rows more, for n = 0 to `most`."""
-        around = self.rates.around
-        base_ms = self.target.step_ms(1 + around.rows)
-        all_rates = self.rates.own + around.rate
-        return [all_rates * (self.target.step_ms(1 + around.rows + rows) - base_ms) for rows in range(most + 1)]
+    def _rows_ms(self, most: int) -> list[float]:
+        """What a step takes longer by n rows more, for n = 0 to `most`."""
+        rows = 1 + self.rates.around.rows
+        base_ms = self.target.step_ms(rows)
+        return [self.target.step_ms(rows + more) - base_ms for more in range(most + 1)]
+
+    def _prices(self, rows_ms: Sequence[float]) -> list[float]:
+        """Tokens that all sessions of the step lose meanwhile."""
+        all_rates = self.rates.own + self.rates.around.rate
+        return [all_rates * more_ms for more_ms in rows_ms]
 
     def _risk_ms(self, nodes: int) -> float:
         """What verifying so many nodes costs this request if none is accepted."""

@@ -228,8 +228,7 @@ class RequestPlanner:
         return explained(cycles, self._rates.around, self._chosen, self._account, self._seen.positions)
 
     def _book(self, target: TargetTimes, plan: Plan, record: RoundRecord, proposal: Proposal | None) -> None:
-        own_rows = 1 + (len(proposal) if proposal is not None else 0)
-        token_ms = target.step_ms(max(0, record.target.rows - own_rows) + 1, beside=self._rates.around.ahead)
+        token_ms = target.plain_instead_ms(record, beside=plan.fan_out > 0)
         if not self._leases:
             token_ms += target.sent.value
         if record.self_started and proposal is None and not plan.fan_out:
@@ -253,14 +252,17 @@ class RequestPlanner:
         if self._rounds <= RATES_KEPT or self._rounds % RATES_KEPT == 0:
             self._rates = self._rates_now(market, options)
             market = replace(market, rates=self._rates)
-        self._account.expect(options.room, market.target.step_ms(1 + self._rates.around.rows))
+        self._account.expect(options.room, market.target.plain_ms())
+        if options.leased > 1:
+            return self._running_on(market, options)
         fan_out, branch = self._ahead(market, options)
         nodes = market.tree_nodes(branch, options)
         if options.self_started:
             return Plan(fan_out=fan_out, branch_depth=branch, branch_nodes=nodes)
         chosen = self._choice(market, options)
         owed = self._account.rounds_until(chosen.risk_ms)
-        if owed or chosen.value <= 0:
+        # A round that drafts ahead has to be sent, too, whether it proposes anything or not.
+        if owed or chosen.value <= (-market.sending(options) if fan_out else 0.0):
             chosen = NOTHING
         if chosen is NOTHING and not fan_out:
             return self._resting(market, options, owed)
@@ -270,9 +272,13 @@ class RequestPlanner:
             plan = market.open_ended(plan, options.room, self._account.left_ms - chosen.risk_ms)
         if options.leased:
             plan = Plan()
-        if options.leased > 1:
-            return plan
         return replace(plan, fan_out=fan_out, branch_depth=branch, branch_nodes=nodes)
+
+    def _running_on(self, market: Market, options: Options) -> Plan:
+        """The target starts the next round by itself, and the one behind it: there is nothing to choose."""
+        self._chosen[Way()] += 1
+        self._take_match(market.match(options))
+        return Plan(shadow=options.drafts and self._may_shadow(options))
 
     def _rates_now(self, market: Market, options: Options) -> Rates:
         """The rates of the best way, where the others do what is best for all."""
@@ -288,17 +294,23 @@ class RequestPlanner:
 
         best = max(Cycles(target, draft, self._seen, most, can_ahead=can_ahead).all(around), key=net_rate)
         self._pool.pays = best.way.source is not Source.NONE
-        # A draft at work beside the step slows it for all, so only all together can choose that.
+        # A draft at work beside the step slows it for all, so only all together choose that. Where they do, a wait
+        # for the draft disturbs nobody any more.
         ahead = best.way.ahead if target.sessions == 1 else around.ahead
-        return Rates(net_rate(best), around.rate * slowed, around, ahead)
+        disturbed = 0.0 if around.ahead else around.rate * slowed
+        return Rates(net_rate(best), disturbed, around, ahead)
 
     def _choice(self, market: Market, options: Options) -> Choice:
-        """The proposal of greatest value, which may be below 0."""
+        """The proposal of greatest value, which may be below 0, as far as there is any."""
         match = market.match(options)
+        self._take_match(match)
+        found = (match, market.cached(options), market.wait(options, self._account.left_ms))
+        there = [choice for choice in found if choice.plan.source is not Source.NONE]
+        return max(there, key=lambda choice: choice.value, default=NOTHING)
+
+    def _take_match(self, match: Choice) -> None:
         for seen in self._both:
             seen.copied.add(max(0.0, match.value))
-        found = (match, market.cached(options), market.wait(options, self._account.left_ms))
-        return max(found, key=lambda each: each.value)
 
     def _ahead(self, market: Market, options: Options) -> tuple[int, int]:
         """Fan-out and depth of outcome drafting."""
@@ -306,7 +318,7 @@ class RequestPlanner:
             return 0, 0
         around = self._rates.around
         slower_ms = market.target.step_ms(1 + around.rows, beside=True) - market.target.step_ms(1 + around.rows)
-        if not around.ahead and self._account.rounds_until(slower_ms):
+        if self._account.rounds_until(0.0 if around.ahead else slower_ms):
             return 0, 0
         depth = market.usual_depth(options.room)
         return (options.fan_out, depth) if depth else (0, 0)
