@@ -7,10 +7,9 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from gateway.caller import HttpCaller
 from paceline.client import AsyncClient
@@ -26,6 +25,7 @@ from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import NOISE_VERSION
 from paceline.rpc.endpoints import Endpoint, EndpointSource, EndpointWatch
 from paceline.rpc.tls import channel_credentials
+from paceline.runtime.background import BackgroundTasks
 from paceline.runtime.gateway_config import GatewayConfig
 
 logger = logging.getLogger(__name__)
@@ -157,12 +157,12 @@ class Coordinators:
         self._config = config
         self._tokenizer = tokenizer
         self.all: Sequence[Coordinator] = ()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks(self._broken)
         self._vanished: set[Coordinator] = set()
         channel_credentials(config.reach("checked:1"), "coordinator.")
         sources = [EndpointSource.parse("coordinator.address", text) for text in config.coordinator.address]
         self._missing = f"no coordinator is found: coordinator.address = {', '.join(config.coordinator.address)}"
-        self._spawn(EndpointWatch(sources, self._update).run())
+        self._tasks.spawn(EndpointWatch(sources, self._update).run())
 
     async def serving(self, caller: HttpCaller) -> Serving:
         """The coordinator for a request: the one that has fewest of this gateway's, of those that have a target.
@@ -212,9 +212,7 @@ class Coordinators:
 
     async def close(self) -> None:
         """Close all channels."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
         await asyncio.gather(*(coordinator.close() for coordinator in (*self.all, *self._vanished)))
 
     def _update(self, endpoints: Sequence[Endpoint]) -> None:
@@ -226,22 +224,16 @@ class Coordinators:
         ]
         for coordinator in set(known.values()).difference(self.all):
             logger.info("endpoint vanished: address=%s requests=%d", coordinator.address, coordinator.running)
-            self._spawn(self._let_go(coordinator))
+            self._tasks.spawn(self._let_go(coordinator))
 
     async def _let_go(self, coordinator: Coordinator) -> None:
         self._vanished.add(coordinator)
         await coordinator.close_when_idle()
         self._vanished.discard(coordinator)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("endpoints are followed no longer", exc_info=error)
+    @staticmethod
+    def _broken(error: BaseException) -> None:
+        logger.error("endpoints are followed no longer", exc_info=error)
 
     async def first_serving(self, caller: HttpCaller, fits: Callable[[Serving], bool] = lambda _: True) -> Serving:
         """As `serving`, of those that fit, and without waiting. Raises as `serving`."""
