@@ -19,9 +19,9 @@ from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExport
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Span, Status
-from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 
 from paceline.protocol.errors import InvalidInput
+from paceline.runtime.otel_environment import resource_of
 from paceline.runtime.spans import AttributeValue, FinishedSpan, SpanKind, ToExport
 
 if TYPE_CHECKING:
@@ -47,8 +47,7 @@ class SpanQueue:
         self._delay_s = _whole(environment, "OTEL_BSP_SCHEDULE_DELAY", 5_000) / 1e3
         self._most = _whole(environment, "OTEL_BSP_MAX_QUEUE_SIZE", MAX_QUEUE_SIZE)
         self._batch = _whole(environment, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 512)
-        named = {} if environment.get("OTEL_SERVICE_NAME") else {SERVICE_NAME: service_name}
-        self._resource = _key_values(Resource.create(named).attributes)
+        self._resource = _key_values(resource_of(service_name, environment).attributes)
         self._exporter = _EncodedExporter()
         self._waiting: deque[ToExport] = deque()
         self._dropped = 0
