@@ -1,4 +1,7 @@
-"""What the standard `OTEL_*` variables say of a signal: whether it is exported, how, and for which service."""
+"""What the standard `OTEL_*` variables say of a signal: whether it is exported, how, and for which service.
+
+An empty variable says nothing, as OpenTelemetry's specification has it.
+"""
 
 from __future__ import annotations
 
@@ -41,15 +44,15 @@ class OtelSignal:
         return exporter == "otlp" or any(environment.get(name) for name in endpoints)
 
     def check_protocol(self, environment: Mapping[str, str]) -> None:
-        """Refuse what isn't OTLP's gRPC.
+        """Refuse what isn't OTLP's gRPC; the signal's own variable comes before the common one.
 
         Raises:
             InvalidInput: the protocol is another one.
         """
-        for name in (f"OTEL_EXPORTER_OTLP_{self.name}_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
-            protocol = environment.get(name, _PROTOCOL)
-            if protocol != _PROTOCOL:
-                raise InvalidInput.of(name, protocol, _PROTOCOL)
+        names = (f"OTEL_EXPORTER_OTLP_{self.name}_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+        name = next((name for name in names if environment.get(name)), None)
+        if name is not None and environment[name] != _PROTOCOL:
+            raise InvalidInput.of(name, environment[name], _PROTOCOL)
 
 
 TRACES = OtelSignal("TRACES", "otlp or none")

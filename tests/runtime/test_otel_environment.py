@@ -51,6 +51,18 @@ def test_what_is_not_supported_is_refused_by_name(signal: OtelSignal) -> None:
             signal.check_protocol({name: "http/json"})
 
 
+@both
+def test_a_signal_s_own_protocol_comes_first_and_an_empty_one_says_nothing(
+    signal: OtelSignal,
+) -> None:
+    own, common = f"OTEL_EXPORTER_OTLP_{signal.name}_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"
+    signal.check_protocol({own: "grpc", common: "http/protobuf"})
+    signal.check_protocol({own: "", common: ""})
+    for environment in ({own: "http/protobuf", common: "grpc"}, {own: "", common: "http/protobuf"}):
+        with pytest.raises(InvalidInput, match="= 'http/protobuf': must be grpc"):
+            signal.check_protocol(environment)
+
+
 def test_the_environment_s_name_of_a_service_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OTEL_SERVICE_NAME", raising=False)
     assert resource_of("paceline-draft", {}).attributes["service.name"] == "paceline-draft"
