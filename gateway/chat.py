@@ -35,8 +35,7 @@ async def plan_chat(services: Services, body: ChatRequest, caller: HttpCaller) -
     serving = await services.coordinators.serving(caller)
     services.check_model(body.model, serving.description)
     tools = plan_tools(services.form, body.tools, body.tool_choice, body.parallel_tool_calls)
-    messages = [message.model_dump(exclude_none=True) for message in body.messages]
-    prompt = await read_chat(services, messages, tools, serving.description.max_length)
+    prompt = await read_chat(services, body.messages, tools, serving.description.max_length)
     asked = generate_request(
         body,
         prompt.token_ids,

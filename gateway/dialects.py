@@ -169,5 +169,5 @@ async def _count(services: Services, body: CountTokensRequest, caller: HttpCalle
     services.check_model(body.model, serving.description)
     asked = prompt_of_messages(body, reasons=_reasons(services))
     tools = plan_tools(services.form, asked.get("tools"), asked.get("tool_choice"), asked.get("parallel_tool_calls"))
-    messages = [message.model_dump(exclude_none=True) for message in _chat(asked).messages]
+    messages = _chat(asked).messages
     return len((await read_chat(services, messages, tools, serving.description.max_length)).token_ids)
