@@ -20,9 +20,6 @@ from gateway.tools import plan_tools
 from paceline.models.tokenizer import Tokenizer
 from paceline.protocol.generation import Finished, FinishReason, GenerateEvent, GenerateRequest, Started, Tokens
 
-NOT_YET = ("reasoning_effort",)
-"""Fields that a chat may have and this server can't honour."""
-
 
 async def plan_chat(services: Services, body: ChatRequest, caller: HttpCaller) -> PlannedReply:
     """Read a request.
@@ -123,9 +120,8 @@ class ChatWriter:
 
 
 def _check_chat(body: ChatRequest) -> None:
-    for name in NOT_YET:
-        if getattr(body, name) not in (None, [], "none"):
-            raise refused(name, "not supported by this server", "unsupported_parameter")
+    if body.reasoning_effort not in (None, "none"):
+        raise refused("reasoning_effort", "not supported by this server", "unsupported_parameter")
     if body.top_logprobs is not None and not body.logprobs:
         raise refused("top_logprobs", "must be left out without logprobs")
     if body.max_completion_tokens is not None and body.max_tokens not in (None, body.max_completion_tokens):
