@@ -7,7 +7,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -15,7 +15,6 @@ from gateway.caller import HttpCaller
 from paceline.client import AsyncClient
 from paceline.protocol.errors import (
     DeadlineExceeded,
-    PacelineError,
     PeerUnavailable,
     Unauthenticated,
     VocabularyMismatch,
@@ -144,6 +143,11 @@ class Coordinator:
             )
 
 
+def _any(serving: Serving) -> bool:
+    """No demand on a coordinator's target."""
+    return True
+
+
 class Coordinators:
     """All of them, in front of targets of one model; belongs to the running event loop.
 
@@ -180,22 +184,24 @@ class Coordinators:
                     raise
             await asyncio.sleep(PAUSE_S)
 
+    async def first_serving(self, caller: HttpCaller, fits: Callable[[Serving], bool] = _any) -> Serving:
+        """As `serving`, of those that fit, and without waiting. Raises as `serving`."""
+        return await self._first(lambda coordinator: coordinator.described(caller), fits)
+
     async def models(self, caller: HttpCaller) -> ModelDescription:
         """What is served, as one of them says now, one that has a target if any has. Raises as `serving`."""
-        without_target: ModelDescription | None = None
-        failure: PacelineError = PeerUnavailable(self._missing)
-        for coordinator in self._in_order():
-            try:
-                described = await coordinator.ask(caller)
-            except PeerUnavailable as error:
-                failure = error
-                continue
-            if described.target_ready:
-                return described
-            without_target = described
-        if without_target is None:
-            raise failure
-        return without_target
+        heard: list[ModelDescription] = []
+
+        async def ask(coordinator: Coordinator) -> ModelDescription:
+            heard.append(await coordinator.ask(caller))
+            return heard[-1]
+
+        try:
+            return (await self._first(ask, _any)).description
+        except PeerUnavailable:
+            if not heard:
+                raise
+            return heard[-1]
 
     async def check(self) -> None:
         """Return if a request would find a target, as far as anybody may know.
@@ -235,19 +241,21 @@ class Coordinators:
     def _broken(error: BaseException) -> None:
         logger.error("endpoints are followed no longer", exc_info=error)
 
-    async def first_serving(self, caller: HttpCaller, fits: Callable[[Serving], bool] = lambda _: True) -> Serving:
-        """As `serving`, of those that fit, and without waiting. Raises as `serving`."""
-        failure: PacelineError = PeerUnavailable(self._missing)
+    async def _first(
+        self, ask: Callable[[Coordinator], Awaitable[ModelDescription]], fits: Callable[[Serving], bool]
+    ) -> Serving:
+        """The first, in the order of preference, that answers, has a target and fits. Raises as `serving`."""
+        failure = PeerUnavailable(self._missing)
         for coordinator in self._in_order():
             try:
-                description = await coordinator.described(caller)
+                serving = Serving(coordinator, await ask(coordinator))
             except PeerUnavailable as error:
                 failure = error
                 continue
-            serving = Serving(coordinator, description)
-            if description.target_ready and fits(serving):
+            ready = serving.description.target_ready
+            if ready and fits(serving):
                 return serving
-            lacks = "its target is another one" if description.target_ready else "no link to its target yet"
+            lacks = "its target is another one" if ready else "no link to its target yet"
             failure = PeerUnavailable(f"coordinator at {coordinator.address}: {lacks}")
         raise failure
 
