@@ -230,10 +230,10 @@ class Coordinators:
         ]
         for coordinator in set(known.values()).difference(self.all):
             logger.info("endpoint vanished: address=%s requests=%d", coordinator.address, coordinator.running)
+            self._vanished.add(coordinator)
             self._tasks.spawn(self._let_go(coordinator))
 
     async def _let_go(self, coordinator: Coordinator) -> None:
-        self._vanished.add(coordinator)
         await coordinator.close_when_idle()
         self._vanished.discard(coordinator)
 

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from gateway.caller import HttpCaller
-from gateway.coordinators import Coordinators
+from gateway.coordinators import Coordinator, Coordinators
 from paceline.protocol.errors import PeerUnavailable
 from paceline.protocol.generation import ModelDescription
 from paceline.protocol.handshake import Fingerprint
+from paceline.rpc.endpoints import Endpoint
 from paceline.runtime.gateway_config import GatewayConfig
 
 CALLER = HttpCaller("r")
@@ -72,3 +73,20 @@ async def test_the_model_is_not_told_where_nobody_answers() -> None:
     async with gateway_of(None, None) as known:
         with pytest.raises(PeerUnavailable, match="c1:1 is gone"):
             await known.models(CALLER)
+
+
+async def test_one_that_vanishes_as_the_gateway_closes_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    closed: list[str] = []
+    close = Coordinator.close
+
+    async def noted(self: Coordinator) -> None:
+        closed.append(self.address)
+        await close(self)
+
+    monkeypatch.setattr(Coordinator, "close", noted)
+    async with gateway_of() as known:
+        known._update([Endpoint("127.0.0.1:1"), Endpoint("127.0.0.1:2")])
+        known._update([Endpoint("127.0.0.1:2")])
+    assert sorted(closed) == ["127.0.0.1:1", "127.0.0.1:2"]
