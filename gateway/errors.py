@@ -14,7 +14,6 @@ from starlette.responses import Response
 
 from paceline.protocol.errors import (
     Code,
-    InvalidInput,
     PacelineError,
     Unauthenticated,
     UnknownModel,
@@ -147,11 +146,6 @@ def invalid_body(errors: Sequence[Mapping[str, Any]]) -> HttpError:
 def unsendable_key() -> HttpError:
     """A key that none can be."""
     return http_error(Unauthenticated("authorization: must be 'Bearer KEY', the key in ASCII without white space"))
-
-
-def field_of(error: InvalidInput) -> str:
-    """What a refused value's field is called in HTTP."""
-    return _param_of(error.metadata.get("field", "")) or "body"
 
 
 def _param_of(name: str) -> str:
