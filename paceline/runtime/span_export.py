@@ -78,6 +78,7 @@ class SpanQueue:
             self._wake.wait(self._delay_s)
             self._wake.clear()
             self._drain()
+        self._drain()  # what came between the last look and `close`
 
     def _drain(self) -> None:
         while self._waiting:
