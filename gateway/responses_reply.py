@@ -10,6 +10,7 @@ from gateway.chat_parts import ChatParts, ReplyPart
 from gateway.responses_types import ResponsesRequest
 
 _TOO_MANY = 429
+_ECHOED = {"instructions", "max_output_tokens", "metadata", "temperature", "tools", "tool_choice", "top_p", "text"}
 _PREFIXES = {"reasoning": "rs", "text": "msg", "call": "fc"}
 
 
@@ -120,17 +121,6 @@ class ResponseEvents:
 
     def _response(self, status: str, **more: Any) -> dict[str, Any]:
         request = self._request
-        asked = request.model_dump(mode="json", by_alias=True, exclude_none=True)
-        echoed = (
-            "instructions",
-            "max_output_tokens",
-            "metadata",
-            "temperature",
-            "tools",
-            "tool_choice",
-            "top_p",
-            "text",
-        )
         return {
             "id": f"resp_{self._id}",
             "object": "response",
@@ -146,7 +136,7 @@ class ResponseEvents:
             "parallel_tool_calls": request.parallel_tool_calls is not False,
             "store": False,
             "text": {"format": {"type": "text"}},
-            **{name: asked[name] for name in echoed if name in asked},
+            **request.model_dump(mode="json", by_alias=True, exclude_none=True, include=_ECHOED),
             **more,
         }
 
