@@ -37,6 +37,7 @@ MAX_QUEUE_SIZE = 8192
 LAST_SECONDS = 5.0
 """Of a receiver that does not answer while the process ends."""
 _REMOTENESS_IS_KNOWN, _PARENT_IS_REMOTE = 0x100, 0x200
+_INTS = 1 << 63
 _KIND_OF_VALUE = {bool: "bool_value", int: "int_value", float: "double_value", str: "string_value"}
 
 
@@ -94,7 +95,7 @@ class SpanQueue:
         scope.scope.name = INSTRUMENTATION
         for _ in range(0, self._batch, CHUNK):
             for finished in self._take(CHUNK):
-                scope.spans.extend(encode(span) for span in finished.spans())
+                scope.spans.extend(_messages(finished))
             time.sleep(0)  # others may have the interpreter's lock
         return ExportTraceServiceRequest(resource_spans=[of_process])
 
@@ -116,6 +117,15 @@ class _EncodedExporter(OTLPSpanExporter):
 
     def _count_data(self, data: Any) -> int:
         return sum(len(scope.spans) for each in data.resource_spans for scope in each.scope_spans)
+
+
+def _messages(finished: ToExport) -> list[Span]:
+    """None of what can't be encoded: the thread must go on with the others."""
+    try:
+        return [encode(span) for span in finished.spans()]
+    except Exception:
+        logger.exception("spans lost: what has finished can't be encoded: kind=%s", type(finished).__name__)
+        return []
 
 
 def encode(span: FinishedSpan) -> Span:
@@ -147,6 +157,8 @@ def _key_values(attributes: Mapping[str, Any]) -> list[KeyValue]:
 def _any_value(value: AttributeValue) -> AnyValue:
     if isinstance(value, tuple):
         return AnyValue(array_value=ArrayValue(values=[_any_value(each) for each in value]))
+    if isinstance(value, int) and not -_INTS <= value < _INTS:
+        return AnyValue(string_value=str(value))  # as OpenTelemetry's specification has it
     found: dict[str, Any] = {_KIND_OF_VALUE[type(value)]: value}
     return AnyValue(**found)
 

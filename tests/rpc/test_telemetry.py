@@ -264,6 +264,20 @@ def test_a_receiver_that_does_not_answer_costs_spans_and_no_time(
     telemetry.shutdown()
 
 
+def test_what_otlp_has_no_number_for_is_text_and_what_it_has_nothing_for_is_lost_alone(
+    receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    huge = {"seed": (1 << 64) - 1, "most": (1 << 63) - 1, "max_tokens": 10**30}
+    assert telemetry.configure("gateway")
+    with caplog.at_level(logging.ERROR):
+        telemetry.start_request("lost", {}, {"name": "\ud800"}).end()
+        telemetry.start_request(NAME, {}, huge).end()
+        telemetry.shutdown()
+    assert [span.name for _, span in receiver.spans] == [NAME]
+    assert attributes_of(receiver.spans[0][1]) == huge | {"seed": str((1 << 64) - 1), "max_tokens": str(10**30)}
+    assert "spans lost" in caplog.text
+
+
 def test_what_came_right_before_the_end_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
     queue, sent = span_export.SpanQueue("coordinator", {}), list[object]()
