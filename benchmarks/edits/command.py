@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.edits.report import edits_json, edits_markdown, edits_plots
 from benchmarks.edits.run import EditPlan, EditTurn, run_edits
 from benchmarks.reporting.progress import progress_bar, stderr_console
-from benchmarks.reporting.reports import describe, earlier_turns, load_average, report_file, write_report
+from benchmarks.reporting.reports import describe, earlier_turns, load_average, write_report
 from benchmarks.speed.groups import MeasuredServices, running_groups
 from paceline.runtime.config import NOT_QUANTIZED
 
@@ -31,8 +31,7 @@ def measure_edits(
         "tokens of an answer": f"at most {plan.tokens}",
         "settings": ", ".join(plan.settings),
     }
-    earlier = earlier_turns(report_file(out, name, "json"), asked) if add else []
-    done = [EditTurn.of_json(turn) for turn in earlier]
+    done = [EditTurn.of_json(turn) for turn in earlier_turns(out, name, asked)] if add else []
     with running_groups(services, (drafter,), console) as groups:
         (group,) = groups.values()
         facts = describe() | asked | {"compute threads": group.split, "load average before": load_average()}

@@ -48,12 +48,13 @@ def report_file(folder: Path, name: str, suffix: str) -> Path:
     return folder / f"{_dated(name)}.{suffix}"
 
 
-def earlier_turns(report: Path, asked: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The turns of a report's JSON, to be added to; none where there is no report.
+def earlier_turns(folder: Path, name: str, asked: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The turns of today's report, to be added to; none where there is no report.
 
     Raises:
         InvalidInput: it was asked for something else, by its facts.
     """
+    report = report_file(folder, name, "json")
     if not report.exists():
         return []
     values = json.loads(report.read_text())

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.reporting.progress import progress_bar, stderr_console
-from benchmarks.reporting.reports import describe, earlier_turns, load_average, report_file, write_report
+from benchmarks.reporting.reports import describe, earlier_turns, load_average, write_report
 from benchmarks.speed.groups import MeasuredServices, ServiceGroup, running_groups
 from benchmarks.speed.lengths import LengthsTurn, check_lengths, run_lengths, settings_of
 from benchmarks.speed.lengths_report import lengths_json, lengths_markdown, lengths_plots, lengths_rows
@@ -63,8 +63,7 @@ def measure_lengths(
     check_lengths(plan, lengths)
     console = stderr_console()
     asked = _asked(services, plan) | {"settings": ", ".join(settings_of(plan, lengths))}
-    earlier = earlier_turns(report_file(out, name, "json"), asked) if add else []
-    done = [LengthsTurn.of_json(turn) for turn in earlier]
+    done = [LengthsTurn.of_json(turn) for turn in earlier_turns(out, name, asked)] if add else []
     with running_groups(services, plan.drafters, console) as groups:
         facts = _facts(services, plan, groups) | asked
         try:
