@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import logging
 import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import REPORTS
+from benchmarks.call_times import run_times_us
 from benchmarks.reporting.presentation import markdown_table
 from benchmarks.reporting.reports import load_average, write_rows
 from coordinator.observer import RequestObserver
@@ -50,12 +50,7 @@ class CallCost:
 
 def measure(call: str, state: str, fn: Callable[[], Any], bar_us: float = 0.0, calls: int = CALLS) -> CallCost:
     """Time a call; the worst is of runs, not of single calls."""
-    times = []
-    for _ in range(RUNS):
-        began = time.perf_counter()
-        for _ in range(calls):
-            fn()
-        times.append((time.perf_counter() - began) / calls * 1e6)
+    times = run_times_us(fn, RUNS, calls)
     return CallCost(call, state, statistics.median(times), max(times), bar_us)
 
 

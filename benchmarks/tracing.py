@@ -18,7 +18,6 @@ import asyncio
 import multiprocessing
 import os
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack, contextmanager
@@ -32,6 +31,7 @@ import grpc
 import psutil
 
 from benchmarks import REPORTS
+from benchmarks.call_times import run_times_us
 from benchmarks.reporting.figures import Spread, lower_bound
 from benchmarks.reporting.presentation import markdown_table, spread_text, verdict
 from benchmarks.reporting.reports import load_average, write_rows
@@ -200,13 +200,7 @@ def _stepper(trace: telemetry.RequestTrace) -> Callable[[], None]:
 
 
 def _least_us(body: Callable[[], None]) -> float:
-    taken = []
-    for _ in range(RUNS):
-        began = time.perf_counter()
-        for _ in range(ROUNDS):
-            body()
-        taken.append((time.perf_counter() - began) / ROUNDS * 1e6)
-    return min(taken)
+    return min(run_times_us(body, RUNS, ROUNDS))
 
 
 _STEP = StepTimings(1.0, 11.0, 0.3, 12.5, 5, 1)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gateway.chat_parts import ChatParts, ReplyPart
+from gateway.chat_parts import ChatParts, ReplyPart, cached_tokens, only_ours
 
 _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 _ERRORS = {
@@ -31,7 +31,7 @@ def message_of(completion: Mapping[str, Any]) -> dict[str, Any]:
         *(_use(call) for call in said.get("tool_calls") or ()),
     ]
     message = _message(completion["id"], completion["model"], blocks, _usage(completion.get("usage")))
-    return {**message, **_stop(choice), **_extra(completion)}
+    return {**message, **_stop(choice), **only_ours(completion)}
 
 
 def error_of(status: int, error: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class MessageEvents:
         """Events behind the last chunk."""
         stop = _stop({"finish_reason": self._parts.finish_reason, "stop_reason": self._parts.stop_reason})
         ended = {"type": "message_delta", "delta": stop, "usage": _usage(self._parts.usage)}
-        return [*self._close(), {**ended, **_extra(self._parts.last)}, {"type": "message_stop"}]
+        return [*self._close(), {**ended, **only_ours(self._parts.last)}, {"type": "message_stop"}]
 
     def fail(self, status: int, error: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Events of an error, which ends the stream: its status in HTTP, and OpenAI's body."""
@@ -154,14 +154,9 @@ def _use(call: Mapping[str, Any]) -> dict[str, Any]:
 def _usage(usage: Mapping[str, Any] | None) -> dict[str, int]:
     """Tokens that were read from a cache are counted apart, as Anthropic does."""
     counted = usage or {"prompt_tokens": 0, "completion_tokens": 0}
-    cached = (counted.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    cached = cached_tokens(counted)
     return {
         "input_tokens": counted["prompt_tokens"] - cached,
         "cache_read_input_tokens": cached,
         "output_tokens": counted["completion_tokens"],
     }
-
-
-def _extra(body: Mapping[str, Any]) -> dict[str, Any]:
-    """What only we tell."""
-    return {"paceline": body["paceline"]} if body.get("paceline") else {}

@@ -22,6 +22,7 @@ from gateway.anthropic_types import (
     ToolResultBlock,
     ToolUseBlock,
 )
+from gateway.openai_types import joined_text
 from gateway.unsupported import unsupported
 from paceline.protocol.errors import InvalidInput, require
 
@@ -56,7 +57,7 @@ def prompt_of_messages(request: CountTokensRequest, *, reasons: bool) -> dict[st
         raise unsupported("thinking.type", "disabled is not supported, the model decides itself whether it reasons")
     last = request.messages[-1].role
     require(last != "assistant", "messages", f"…, {last}", "ended by a user's turn: prefill is not supported")
-    system = [{"role": "system", "content": _text(request.system)}] if request.system else []
+    system = [{"role": "system", "content": joined_text(request.system)}] if request.system else []
     turns = [turn for place, each in enumerate(request.messages) for turn in _turns(each, f"messages.{place}")]
     wanted = request.output_config.format if request.output_config else None
     schema = {"name": "answer", "schema": wanted.schema_} if wanted else None
@@ -88,7 +89,7 @@ def _said(role: str, blocks: Sequence[Block], field: str) -> Iterable[dict[str, 
         yield from _as_parts(role, texts)
         texts = []
         mark = "Error: " if block.is_error else ""
-        yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": mark + _text(block.content)}
+        yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": mark + joined_text(block.content)}
     yield from _as_parts(role, texts)
 
 
@@ -117,12 +118,6 @@ def _rank(block: Block, field: str) -> int:
 def _call(block: ToolUseBlock) -> dict[str, Any]:
     arguments = json.dumps(block.input, ensure_ascii=False)
     return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": arguments}}
-
-
-def _text(content: str | Sequence[TextBlock] | None) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "".join(block.text for block in content)
 
 
 def _tools(tools: Sequence[AnthropicTool], choice: AnthropicToolChoice | None) -> dict[str, Any]:

@@ -44,12 +44,16 @@ def call_grammar(form: ReplyFormat, rules: CallRules, *, in_reasoning: bool) -> 
     """
     calls = form.require_calls()
     writer = _RuleWriter(form.tokens)
-    lines = [f"calls: {writer.calls(calls, parallel=rules.parallel and calls.following is not None)}"]
-    lines += writer.functions(calls, rules.functions)
     reasoning = writer.reasoning(form.reasoning, in_reasoning=in_reasoning)
-    start = "calls" if rules.required else f"({writer.free_text(calls, lines)})"
-    lines += [*writer.terminals, f"start: {reasoning} {start}"]
-    return Grammar(GrammarKind.LARK, "\n".join(reversed(lines)))
+    opening, reply = (writer.literal(calls.opening), "calls") if rules.required else writer.behind_text(calls)
+    parallel = rules.parallel and calls.following is not None
+    lines = [
+        f"start: {reasoning} {reply}",
+        *writer.terminals,
+        f"calls: {opening} {writer.functions(calls, parallel=parallel)}",
+        *writer.function_rules(calls, rules.functions),
+    ]
+    return Grammar(GrammarKind.LARK, "\n".join(lines))
 
 
 def behind_reasoning(form: ReplyFormat, grammar: Grammar) -> Grammar:
@@ -79,12 +83,12 @@ class _RuleWriter:
         """A text as the format has it."""
         return " ".join(self._pieces(text)) or '""'
 
-    def calls(self, form: CallFormat, *, parallel: bool) -> str:
-        """From the first marker to the end of the turn."""
+    def functions(self, form: CallFormat, *, parallel: bool) -> str:
+        """From the first call's name to the end of the turn."""
         more = f" ({self.literal(form.following or '')} function)*" if parallel else ""
-        return f"{self.literal(form.opening)} function{more} {self.literal(form.closing)}"
+        return f"function{more} {self.literal(form.closing)}"
 
-    def functions(self, form: CallFormat, functions: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    def function_rules(self, form: CallFormat, functions: Mapping[str, Mapping[str, Any]]) -> list[str]:
         """From a call's name to the end of its arguments."""
         names = [f"function_{place}" for place in range(len(functions))]
         lines = [f"function: {' | '.join(names)}"]
@@ -101,18 +105,15 @@ class _RuleWriter:
         span = f"{self._up_to(tags.closing, 'reasoning')} SPACE?"
         return span if in_reasoning else f"({self.literal(tags.opening)} {span})?"
 
-    def free_text(self, form: CallFormat, lines: list[str]) -> str:
-        """Text in which no marker stands, and calls behind it, if any."""
+    def behind_text(self, form: CallFormat) -> tuple[str, str]:
+        """What opens calls behind free text, and a reply: text in which no marker stands, and calls, if any."""
         if not form.marker:
             raise unsupported("tools", "nothing marks a call in this model's free text; use tool_choice required")
         self.terminals.append(f"TEXT: /{_ANY}/ & ~/{_ANY}{_escaped(form.marker)}{_ANY}/")
         if self._starts_with_token(form.marker):
-            return "TEXT calls?"
-        first = self._up_to(form.marker, "to_marker")
-        rest = lines[0].removeprefix("calls: ").removeprefix(self.literal(form.opening))
-        behind = self.literal(form.opening.removeprefix(form.marker))
-        lines[0] = f"calls: {first} {behind} {rest}"
-        return "TEXT | calls"
+            return self.literal(form.opening), "(TEXT calls?)"
+        rest = self.literal(form.opening.removeprefix(form.marker))
+        return f"{self._up_to(form.marker, 'to_marker')} {rest}", "(TEXT | calls)"
 
     def _up_to(self, marker: str, rule: str) -> str:
         """Any text, the marker, and nothing behind it."""

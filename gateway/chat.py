@@ -20,9 +20,6 @@ from gateway.tools import plan_tools
 from paceline.models.tokenizer import Tokenizer
 from paceline.protocol.generation import Finished, FinishReason, GenerateEvent, GenerateRequest, Started, Tokens
 
-NOT_YET = ("reasoning_effort",)
-"""Fields that a chat may have and this server can't honour."""
-
 
 async def plan_chat(services: Services, body: ChatRequest, caller: HttpCaller) -> PlannedReply:
     """Read a request.
@@ -35,8 +32,7 @@ async def plan_chat(services: Services, body: ChatRequest, caller: HttpCaller) -
     serving = await services.coordinators.serving(caller)
     services.check_model(body.model, serving.description)
     tools = plan_tools(services.form, body.tools, body.tool_choice, body.parallel_tool_calls)
-    messages = [message.model_dump(exclude_none=True) for message in body.messages]
-    prompt = await read_chat(services, messages, tools, serving.description.max_length)
+    prompt = await read_chat(services, body.messages, tools, serving.description.max_length)
     asked = generate_request(
         body,
         prompt.token_ids,
@@ -124,9 +120,8 @@ class ChatWriter:
 
 
 def _check_chat(body: ChatRequest) -> None:
-    for name in NOT_YET:
-        if getattr(body, name) not in (None, [], "none"):
-            raise refused(name, "not supported by this server", "unsupported_parameter")
+    if body.reasoning_effort not in (None, "none"):
+        raise refused("reasoning_effort", "not supported by this server", "unsupported_parameter")
     if body.top_logprobs is not None and not body.logprobs:
         raise refused("top_logprobs", "must be left out without logprobs")
     if body.max_completion_tokens is not None and body.max_tokens not in (None, body.max_completion_tokens):

@@ -20,6 +20,17 @@ class ReplyPart:
     name: str = ""
 
 
+def only_ours(body: Mapping[str, Any]) -> dict[str, Any]:
+    """What no other API has of a chunk or a whole completion: our own object, where it says something."""
+    return {"paceline": body["paceline"]} if body.get("paceline") else {}
+
+
+def cached_tokens(usage: Mapping[str, Any]) -> int:
+    """Tokens of the prompt that were read from a cache; 0 where that isn't said."""
+    details = usage.get("prompt_tokens_details") or {}
+    return int(details.get("cached_tokens") or 0)
+
+
 class ChatParts:
     """Keeps what the chunks say at the end of a stream of one choice: its reason, usage, and the last chunk."""
 

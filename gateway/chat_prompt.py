@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from gateway.call_grammar import behind_reasoning
+from gateway.openai_types import Message
 from gateway.reply import ReplyParser
 from gateway.reply_format import ReplyFormat, opens_reasoning
 from gateway.services import Services
@@ -56,20 +56,18 @@ class ChatPrompt:
         return replace(request, sampling=replace(request.sampling, grammar=grammar))
 
 
-async def read_chat(
-    services: Services, messages: Sequence[Mapping[str, Any]], tools: ToolPlan, max_length: int
-) -> ChatPrompt:
+async def read_chat(services: Services, messages: Sequence[Message], tools: ToolPlan, max_length: int) -> ChatPrompt:
     """Render a chat beside the event loop.
 
     Args:
         services: of this process.
-        messages: in OpenAI's shape, as JSON.
+        messages: in OpenAI's shape.
         tools: what may be called.
         max_length: the model's context length, in tokens.
 
     Raises:
         InvalidInput: more bytes than the context can hold, or what the template has no way to write.
-        Unsupported: content that isn't text; or the model has no chat template.
+        Unsupported: calls that the model's template can't write, or it has no chat template.
     """
     turns = template_turns(messages, services.form.calls)
     size = _bytes("messages", turns) + _bytes("tools", tools.rendered)

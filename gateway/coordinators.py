@@ -7,16 +7,14 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from gateway.caller import HttpCaller
 from paceline.client import AsyncClient
 from paceline.protocol.errors import (
     DeadlineExceeded,
-    PacelineError,
     PeerUnavailable,
     Unauthenticated,
     VocabularyMismatch,
@@ -26,6 +24,7 @@ from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import NOISE_VERSION
 from paceline.rpc.endpoints import Endpoint, EndpointSource, EndpointWatch
 from paceline.rpc.tls import channel_credentials
+from paceline.runtime.background import BackgroundTasks
 from paceline.runtime.gateway_config import GatewayConfig
 
 logger = logging.getLogger(__name__)
@@ -144,6 +143,11 @@ class Coordinator:
             )
 
 
+def _any(serving: Serving) -> bool:
+    """No demand on a coordinator's target."""
+    return True
+
+
 class Coordinators:
     """All of them, in front of targets of one model; belongs to the running event loop.
 
@@ -157,12 +161,12 @@ class Coordinators:
         self._config = config
         self._tokenizer = tokenizer
         self.all: Sequence[Coordinator] = ()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks(self._broken)
         self._vanished: set[Coordinator] = set()
         channel_credentials(config.reach("checked:1"), "coordinator.")
         sources = [EndpointSource.parse("coordinator.address", text) for text in config.coordinator.address]
         self._missing = f"no coordinator is found: coordinator.address = {', '.join(config.coordinator.address)}"
-        self._spawn(EndpointWatch(sources, self._update).run())
+        self._tasks.spawn(EndpointWatch(sources, self._update).run())
 
     async def serving(self, caller: HttpCaller) -> Serving:
         """The coordinator for a request: the one that has fewest of this gateway's, of those that have a target.
@@ -180,22 +184,24 @@ class Coordinators:
                     raise
             await asyncio.sleep(PAUSE_S)
 
+    async def first_serving(self, caller: HttpCaller, fits: Callable[[Serving], bool] = _any) -> Serving:
+        """As `serving`, of those that fit, and without waiting. Raises as `serving`."""
+        return await self._first(lambda coordinator: coordinator.described(caller), fits)
+
     async def models(self, caller: HttpCaller) -> ModelDescription:
         """What is served, as one of them says now, one that has a target if any has. Raises as `serving`."""
-        without_target: ModelDescription | None = None
-        failure: PacelineError = PeerUnavailable(self._missing)
-        for coordinator in self._in_order():
-            try:
-                described = await coordinator.ask(caller)
-            except PeerUnavailable as error:
-                failure = error
-                continue
-            if described.target_ready:
-                return described
-            without_target = described
-        if without_target is None:
-            raise failure
-        return without_target
+        heard: list[ModelDescription] = []
+
+        async def ask(coordinator: Coordinator) -> ModelDescription:
+            heard.append(await coordinator.ask(caller))
+            return heard[-1]
+
+        try:
+            return (await self._first(ask, _any)).description
+        except PeerUnavailable:
+            if not heard:
+                raise
+            return heard[-1]
 
     async def check(self) -> None:
         """Return if a request would find a target, as far as anybody may know.
@@ -212,9 +218,7 @@ class Coordinators:
 
     async def close(self) -> None:
         """Close all channels."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
         await asyncio.gather(*(coordinator.close() for coordinator in (*self.all, *self._vanished)))
 
     def _update(self, endpoints: Sequence[Endpoint]) -> None:
@@ -226,36 +230,32 @@ class Coordinators:
         ]
         for coordinator in set(known.values()).difference(self.all):
             logger.info("endpoint vanished: address=%s requests=%d", coordinator.address, coordinator.running)
-            self._spawn(self._let_go(coordinator))
+            self._vanished.add(coordinator)
+            self._tasks.spawn(self._let_go(coordinator))
 
     async def _let_go(self, coordinator: Coordinator) -> None:
-        self._vanished.add(coordinator)
         await coordinator.close_when_idle()
         self._vanished.discard(coordinator)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
+    @staticmethod
+    def _broken(error: BaseException) -> None:
+        logger.error("endpoints are followed no longer", exc_info=error)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("endpoints are followed no longer", exc_info=error)
-
-    async def first_serving(self, caller: HttpCaller, fits: Callable[[Serving], bool] = lambda _: True) -> Serving:
-        """As `serving`, of those that fit, and without waiting. Raises as `serving`."""
-        failure: PacelineError = PeerUnavailable(self._missing)
+    async def _first(
+        self, ask: Callable[[Coordinator], Awaitable[ModelDescription]], fits: Callable[[Serving], bool]
+    ) -> Serving:
+        """The first, in the order of preference, that answers, has a target and fits. Raises as `serving`."""
+        failure = PeerUnavailable(self._missing)
         for coordinator in self._in_order():
             try:
-                description = await coordinator.described(caller)
+                serving = Serving(coordinator, await ask(coordinator))
             except PeerUnavailable as error:
                 failure = error
                 continue
-            serving = Serving(coordinator, description)
-            if description.target_ready and fits(serving):
+            ready = serving.description.target_ready
+            if ready and fits(serving):
                 return serving
-            lacks = "its target is another one" if description.target_ready else "no link to its target yet"
+            lacks = "its target is another one" if ready else "no link to its target yet"
             failure = PeerUnavailable(f"coordinator at {coordinator.address}: {lacks}")
         raise failure
 

@@ -167,7 +167,6 @@ async def _anthropic(made: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk,
 async def _count(services: Services, body: CountTokensRequest, caller: HttpCaller) -> int:
     serving = await services.coordinators.serving(caller)
     services.check_model(body.model, serving.description)
-    asked = prompt_of_messages(body, reasons=_reasons(services))
-    tools = plan_tools(services.form, asked.get("tools"), asked.get("tool_choice"), asked.get("parallel_tool_calls"))
-    messages = [message.model_dump(exclude_none=True) for message in _chat(asked).messages]
-    return len((await read_chat(services, messages, tools, serving.description.max_length)).token_ids)
+    chat = _chat(prompt_of_messages(body, reasons=_reasons(services)))
+    tools = plan_tools(services.form, chat.tools, chat.tool_choice, chat.parallel_tool_calls)
+    return len((await read_chat(services, chat.messages, tools, serving.description.max_length)).token_ids)

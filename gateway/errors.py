@@ -14,7 +14,6 @@ from starlette.responses import Response
 
 from paceline.protocol.errors import (
     Code,
-    InvalidInput,
     PacelineError,
     Unauthenticated,
     UnknownModel,
@@ -133,7 +132,7 @@ def invalid_body(errors: Sequence[Mapping[str, Any]]) -> HttpError:
     kind, place = first["type"], first["loc"][1:]
     if kind == "json_invalid":
         return HttpError(400, f"body: must be JSON ({first.get('ctx', {}).get('error', first['msg'])})", code=kind)
-    param = _path_of(place, whole=kind == "extra_forbidden")
+    param = path_of(place, whole=kind == "extra_forbidden")
     if kind == "extra_forbidden":
         return refused(param, "unknown, or not supported by this server", "unsupported_parameter")
     if not param and kind != "too_many_fields":
@@ -149,18 +148,18 @@ def unsendable_key() -> HttpError:
     return http_error(Unauthenticated("authorization: must be 'Bearer KEY', the key in ASCII without white space"))
 
 
-def field_of(error: InvalidInput) -> str:
-    """What a refused value's field is called in HTTP."""
-    return _param_of(error.metadata.get("field", "")) or "body"
-
-
 def _param_of(name: str) -> str:
     known = _PARAMS.get(name)
     return known if known is not None else name.partition(" ")[0]
 
 
-def _path_of(place: Sequence[object], *, whole: bool) -> str:
-    """A field's path, as long as somebody would read; `whole`: its last part is a name that the client chose."""
+def path_of(place: Sequence[object], *, whole: bool) -> str:
+    """A field's path as pydantic has it, without what names a union's members, as long as somebody would read.
+
+    Args:
+        place: `loc` of pydantic's error.
+        whole: its last part is a name that the client chose.
+    """
     fields = [part for index, part in enumerate(place) if _is_field(part) or (whole and index == len(place) - 1)]
     return ".".join(str(part)[:MAX_NAME_CHARACTERS] for part in fields[:MAX_PATH_PARTS])
 

@@ -18,6 +18,7 @@ from gateway.openai_types import ChatRequest, CompletionRequest
 from gateway.replies import Chunk, PlannedReply, chunks
 from gateway.responses import STREAMED, EventStream, WholeReply, data_event
 from gateway.services import Services
+from paceline.protocol.generation import ModelDescription
 
 
 def openai_routes(services: Services) -> APIRouter:
@@ -45,14 +46,15 @@ def openai_routes(services: Services) -> APIRouter:
     @router.get("/v1/models")
     async def models(request: Request) -> dict[str, Any]:
         """What is served: one model."""
-        return {"object": "list", "data": [await _model(services, request.scope["caller"])]}
+        described = await services.coordinators.models(request.scope["caller"])
+        return {"object": "list", "data": [_model(services, described)]}
 
     @router.get("/v1/models/{model:path}")
     async def model(request: Request, model: str) -> dict[str, Any]:
         """One model by its name."""
-        caller = request.scope["caller"]
-        services.check_model(model, await services.coordinators.models(caller))
-        return await _model(services, caller)
+        described = await services.coordinators.models(request.scope["caller"])
+        services.check_model(model, described)
+        return _model(services, described)
 
     return router
 
@@ -75,8 +77,7 @@ def _stream(services: Services, made: AsyncGenerator[Chunk, None]) -> Response:
     return EventStream(events(), reader_timeout_s=services.config.reader_timeout_s)
 
 
-async def _model(services: Services, caller: HttpCaller) -> dict[str, Any]:
-    described = await services.coordinators.models(caller)
+def _model(services: Services, described: ModelDescription) -> dict[str, Any]:
     name = services.served_name(described)
     return {
         "id": name,

@@ -5,7 +5,8 @@ A field that takes one value alone (`Literal`) is accepted because that value ch
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
 from pydantic_core import PydanticCustomError
@@ -158,6 +159,21 @@ class TextPart(RequestShape):
     text: Text
 
 
+class TextPiece(Protocol):
+    """A part of a content, of whichever API."""
+
+    @property
+    def text(self) -> str:
+        """What it says."""
+
+
+def joined_text(content: str | Sequence[TextPiece] | None) -> str:
+    """A content's text: its pieces joined, nothing between them."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(piece.text for piece in content)
+
+
 class PredictedContent(RequestShape):
     """What the answer is expected to be in large part."""
 
@@ -167,7 +183,7 @@ class PredictedContent(RequestShape):
     @property
     def text(self) -> str:
         """All of it."""
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return joined_text(self.content)
 
 
 class Message(RequestShape):
@@ -188,9 +204,7 @@ class Message(RequestShape):
     @property
     def text(self) -> str:
         """The content's pieces joined."""
-        if isinstance(self.content, list):
-            return "".join(part.text for part in self.content)
-        return self.content or ""
+        return joined_text(self.content)
 
 
 class ChatRequest(GenerationFields):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -51,7 +52,7 @@ class Asset:
     content: bytes
     content_type: str
 
-    @property
+    @cached_property
     def tag(self) -> str:
         """Names this content."""
         return f'"{hashlib.sha256(self.content).hexdigest()[:32]}"'

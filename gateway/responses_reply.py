@@ -6,10 +6,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.chat_parts import ChatParts, ReplyPart
+from gateway.chat_parts import ChatParts, ReplyPart, cached_tokens, only_ours
 from gateway.responses_types import ResponsesRequest
 
 _TOO_MANY = 429
+_ECHOED = {"instructions", "max_output_tokens", "metadata", "temperature", "tools", "tool_choice", "top_p", "text"}
 _PREFIXES = {"reasoning": "rs", "text": "msg", "call": "fc"}
 
 
@@ -49,7 +50,7 @@ class ResponseEvents:
         status = "incomplete" if cut else "completed"
         closed = self._close(status)
         why = {"incomplete_details": {"reason": "max_output_tokens"}} if cut else {}
-        told = {"paceline": self._parts.last["paceline"]} if self._parts.last.get("paceline") else {}
+        told = only_ours(self._parts.last)
         response = self._response(status, usage=_usage(self._parts.usage), **why, **told)
         return self._numbered([*closed, {"type": f"response.{status}", "response": response}])
 
@@ -120,17 +121,6 @@ class ResponseEvents:
 
     def _response(self, status: str, **more: Any) -> dict[str, Any]:
         request = self._request
-        asked = request.model_dump(mode="json", by_alias=True, exclude_none=True)
-        echoed = (
-            "instructions",
-            "max_output_tokens",
-            "metadata",
-            "temperature",
-            "tools",
-            "tool_choice",
-            "top_p",
-            "text",
-        )
         return {
             "id": f"resp_{self._id}",
             "object": "response",
@@ -146,7 +136,7 @@ class ResponseEvents:
             "parallel_tool_calls": request.parallel_tool_calls is not False,
             "store": False,
             "text": {"format": {"type": "text"}},
-            **{name: asked[name] for name in echoed if name in asked},
+            **request.model_dump(mode="json", by_alias=True, exclude_none=True, include=_ECHOED),
             **more,
         }
 
@@ -178,11 +168,10 @@ def _copy(item: Mapping[str, Any]) -> dict[str, Any]:
 def _usage(usage: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if usage is None:
         return None
-    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     reasoned = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens") or 0
     return {
         "input_tokens": usage["prompt_tokens"],
-        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+        "input_tokens_details": {"cached_tokens": cached_tokens(usage), "cache_write_tokens": 0},
         "output_tokens": usage["completion_tokens"],
         "output_tokens_details": {"reasoning_tokens": reasoned},
         "total_tokens": usage["prompt_tokens"] + usage["completion_tokens"],

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from gateway.openai_types import joined_text
 from gateway.responses_types import (
     FunctionCallItem,
     FunctionCallOutputItem,
     InputItem,
     InputMessage,
-    InputPart,
     ReasoningItem,
     ResponsesRequest,
     ResponsesTool,
@@ -50,10 +50,10 @@ def _messages(items: Sequence[InputItem]) -> list[dict[str, Any]]:
     for item in items:
         if isinstance(item, InputMessage) and item.role != "assistant":
             answer = None
-            messages.append({"role": item.role, "content": _text(item.content)})
+            messages.append({"role": item.role, "content": joined_text(item.content)})
         elif isinstance(item, FunctionCallOutputItem):
             answer = None
-            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
+            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": joined_text(item.output)})
         else:
             if answer is None or not _goes_on(answer, item):
                 answer = {"role": "assistant", "content": None}
@@ -73,17 +73,13 @@ def _goes_on(answer: dict[str, Any], item: InputItem) -> bool:
 
 def _add(answer: dict[str, Any], item: InputItem) -> None:
     if isinstance(item, ReasoningItem):
-        answer["reasoning_content"] = "".join(part.text for part in item.content or ())
+        answer["reasoning_content"] = joined_text(item.content)
     elif isinstance(item, FunctionCallItem):
         function = {"name": item.name, "arguments": item.arguments}
         calls = answer.setdefault("tool_calls", [])
         calls.append({"id": item.call_id, "type": "function", "function": function})
     elif isinstance(item, InputMessage):
-        answer["content"] = _text(item.content)
-
-
-def _text(content: str | Sequence[InputPart]) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)
+        answer["content"] = joined_text(item.content)
 
 
 def _response_format(wanted: TextFormat | None) -> dict[str, Any] | None:

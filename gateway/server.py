@@ -24,7 +24,6 @@ from paceline.runtime.stopping import signals_stop, stop_with_stdin
 logger = logging.getLogger(__name__)
 
 BACKLOG = 2048
-DRAIN_PAUSE_S = 0.1
 
 
 class _Server(uvicorn.Server):

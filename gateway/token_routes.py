@@ -45,8 +45,7 @@ async def _tokenized(services: Services, body: TokenizeRequest, caller: HttpCall
     if (body.prompt is None) == (body.messages is None):
         raise refused("prompt", "exactly 1 of prompt and messages must be given")
     if body.messages is not None:
-        messages = [message.model_dump(exclude_none=True) for message in body.messages]
-        ids = (await read_chat(services, messages, ToolPlan(), max_length)).token_ids
+        ids = (await read_chat(services, body.messages, ToolPlan(), max_length)).token_ids
     else:
         special = body.add_special_tokens is not False
         ids = await services.token_ids(body.prompt or "", max_length, add_special_tokens=special)

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from pydantic import Field, JsonValue, ValidationError
 
 from gateway.call_grammar import CallRules, arguments_schema, call_grammar
+from gateway.errors import path_of
 from gateway.json_depth import require_shallow
 from gateway.openai_types import RequestShape, Several
 from gateway.reply import ReplyParser, reply_parser
@@ -126,11 +127,8 @@ def _read(tools: object, tool_choice: object, parallel: object) -> ToolFields:
         return ToolFields.model_validate(given)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"] if part not in ("NamedChoice", _CHOICES))
+        place = path_of(first["loc"], whole=first["type"] == "extra_forbidden")
         raise InvalidInput.of(place, first["input"], f"as OpenAI has it ({first['msg']})") from error
-
-
-_CHOICES = "literal['none','auto','required']"
 
 
 def _by_name(tools: Sequence[ToolDefinition]) -> dict[str, FunctionDefinition]:

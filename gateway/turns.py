@@ -8,80 +8,50 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gateway.json_depth import require_shallow
+from gateway.openai_types import Message
 from gateway.reply_format import CallFormat
 from gateway.unsupported import unsupported
 from paceline.models.turns import Turn
 from paceline.protocol.errors import InvalidInput, require
 
-_ROLES = ("system", "developer", "user", "assistant", "tool")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _CALL_KEYS = ("id", "type", "function")
 _FUNCTION_KEYS = ("name", "arguments")
-_TEXT_PARTS = ("text", "input_text", "output_text")
 
 
-def template_turns(messages: Sequence[Mapping[str, Any]], calls: CallFormat | None) -> list[Turn]:
+def template_turns(messages: Sequence[Message], calls: CallFormat | None) -> list[Turn]:
     """The turns of a chat.
 
     Args:
-        messages: in OpenAI's shape, as JSON.
+        messages: in OpenAI's shape.
         calls: how the model's template writes calls; None: it can't, and messages with calls are refused.
 
     Raises:
         InvalidInput: naming message, value and limit.
-        Unsupported: content that isn't text, or calls where the template has none.
+        Unsupported: calls where the template has none.
     """
     named: dict[str, str] = {}
     return [_turn(message, f"messages.{place}", calls, named) for place, message in enumerate(messages)]
 
 
-def _turn(message: Mapping[str, Any], field: str, calls: CallFormat | None, named: dict[str, str]) -> Turn:
-    role = message.get("role")
-    require(role in _ROLES, f"{field}.role", role, f"one of {', '.join(_ROLES)}")
-    content = content_text(message.get("content"), f"{field}.content")
+def _turn(message: Message, field: str, calls: CallFormat | None, named: dict[str, str]) -> Turn:
+    role, content = message.role, message.text
     if role == "tool":
-        return _result(message, content, field, named)
+        return _result(message, field, named)
     turn: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": content}
-    made = message.get("tool_calls")
-    if role == "assistant" and made:
-        turn["tool_calls"] = _made(made, field, calls, named)
-    else:
-        said = content or isinstance(message.get("content"), str)
-        require(bool(said), f"{field}.content", message.get("content"), "given")
-    if role == "assistant" and message.get("reasoning_content"):
-        turn["reasoning_content"] = message["reasoning_content"]
+    if role == "assistant" and message.tool_calls:
+        turn["tool_calls"] = _made(message.tool_calls, field, calls, named)
+    elif not content and not isinstance(message.content, str):
+        raise InvalidInput.of(f"{field}.content", message.model_dump()["content"], "given")
+    if role == "assistant" and message.reasoning_content:
+        turn["reasoning_content"] = message.reasoning_content
     return turn
 
 
-def content_text(content: object, field: str) -> str:
-    """The text of a message's content, its parts joined.
-
-    Raises:
-        InvalidInput, Unsupported: it is no text.
-    """
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    require(isinstance(content, list), field, content, "text, or a list of parts of text")
-    assert isinstance(content, list)
-    return "".join(_part_text(part, f"{field}.{place}") for place, part in enumerate(content))
-
-
-def _part_text(part: object, field: str) -> str:
-    if not isinstance(part, Mapping):
-        raise InvalidInput.of(field, part, "an object with type and text")
-    if part.get("type") not in _TEXT_PARTS:
-        raise unsupported(field, f"content of type {part.get('type')!r} is not supported, only text")
-    if not isinstance(part.get("text"), str):
-        raise InvalidInput.of(f"{field}.text", part.get("text"), "text")
-    return str(part["text"])
-
-
-def _result(message: Mapping[str, Any], content: str, field: str, named: Mapping[str, str]) -> Turn:
-    call_id = message.get("tool_call_id")
+def _result(message: Message, field: str, named: Mapping[str, str]) -> Turn:
+    call_id = message.tool_call_id
     require(call_id in named, f"{field}.tool_call_id", call_id, "the id of a call in an earlier message")
-    return {"role": "tool", "content": content, "tool_call_id": call_id, "name": named[str(call_id)]}
+    return {"role": "tool", "content": message.text, "tool_call_id": call_id, "name": named[str(call_id)]}
 
 
 def _made(
@@ -89,7 +59,6 @@ def _made(
 ) -> list[Mapping[str, Any]]:
     if form is None:
         raise unsupported(f"{field}.tool_calls", "the model's chat template has none")
-    require(isinstance(made, list | tuple), f"{field}.tool_calls", made, "a list")
     turns: list[Mapping[str, Any]] = []
     for place, call in enumerate(made):
         at = f"{field}.tool_calls.{place}"
@@ -100,9 +69,7 @@ def _made(
     return turns
 
 
-def _call_of(call: object, at: str) -> tuple[str, str, str]:
-    if not isinstance(call, Mapping):
-        raise InvalidInput.of(at, call, "an object with id, type and function")
+def _call_of(call: Mapping[str, Any], at: str) -> tuple[str, str, str]:
     function = call.get("function")
     is_function = call.get("type", "function") == "function" and isinstance(function, Mapping)
     require(is_function, at, dict(call), "a call of a function")

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 
 from benchmarks.edits.report import edits_json, edits_markdown, edits_plots
 from benchmarks.edits.run import EditPlan, EditTurn, run_edits
 from benchmarks.reporting.progress import progress_bar, stderr_console
-from benchmarks.reporting.reports import describe, load_average, report_file, write_report
+from benchmarks.reporting.reports import describe, earlier_turns, load_average, write_report
 from benchmarks.speed.groups import MeasuredServices, running_groups
-from paceline.protocol.errors import require
 from paceline.runtime.config import NOT_QUANTIZED
 
 
@@ -33,7 +31,7 @@ def measure_edits(
         "tokens of an answer": f"at most {plan.tokens}",
         "settings": ", ".join(plan.settings),
     }
-    done = earlier_edits(report_file(out, name, "json"), asked) if add else []
+    done = [EditTurn.of_json(turn) for turn in earlier_turns(out, name, asked)] if add else []
     with running_groups(services, (drafter,), console) as groups:
         (group,) = groups.values()
         facts = describe() | asked | {"compute threads": group.split, "load average before": load_average()}
@@ -50,18 +48,3 @@ def measure_edits(
             if done:
                 report = write_report(out, name, facts, edits_json(done), edits_markdown(done), edits_plots(done))
     return report
-
-
-def earlier_edits(report: Path, asked: dict[str, str]) -> list[EditTurn]:
-    """The turns of today's report, if there is one.
-
-    Raises:
-        InvalidInput: it was asked for something else.
-    """
-    if not report.exists():
-        return []
-    values = json.loads(report.read_text())
-    for fact, value in asked.items():
-        found = values["facts"].get(fact)
-        require(found == value, f"{fact} in {report}", found, f"{value!r}, as now, to be added to")
-    return [EditTurn.of_json(turn) for turn in values["turns"]]

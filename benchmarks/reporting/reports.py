@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.reporting.presentation import Plot, draw
+from paceline.protocol.errors import require
 from paceline.runtime.processor import processor_name
 
 PACKAGES = ("torch", "transformers", "grpcio", "numpy", "numba")
@@ -45,6 +46,23 @@ def load_average() -> str:
 def report_file(folder: Path, name: str, suffix: str) -> Path:
     """Today's file of a report."""
     return folder / f"{_dated(name)}.{suffix}"
+
+
+def earlier_turns(folder: Path, name: str, asked: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The turns of today's report, to be added to; none where there is no report.
+
+    Raises:
+        InvalidInput: it was asked for something else, by its facts.
+    """
+    report = report_file(folder, name, "json")
+    if not report.exists():
+        return []
+    values = json.loads(report.read_text())
+    for fact, value in asked.items():
+        found = values["facts"].get(fact)
+        require(found == value, f"{fact} in {report}", found, f"{value!r}, as now, to be added to")
+    turns: list[dict[str, Any]] = values["turns"]
+    return turns
 
 
 def write_report(

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.reporting.progress import progress_bar, stderr_console
-from benchmarks.reporting.reports import describe, load_average, report_file, write_report
+from benchmarks.reporting.reports import describe, earlier_turns, load_average, write_report
 from benchmarks.speed.groups import MeasuredServices, ServiceGroup, running_groups
 from benchmarks.speed.lengths import LengthsTurn, check_lengths, run_lengths, settings_of
 from benchmarks.speed.lengths_report import lengths_json, lengths_markdown, lengths_plots, lengths_rows
 from benchmarks.speed.report import TargetStepCosts, speed_json, speed_markdown, speed_plots, speed_rows
 from benchmarks.speed.run import SpeedPair, SpeedPlan, Variant, run_speed
-from paceline.protocol.errors import require
 from paceline.protocol.proposal import NONE
 from paceline.runtime.config import NOT_QUANTIZED
 
@@ -65,7 +63,7 @@ def measure_lengths(
     check_lengths(plan, lengths)
     console = stderr_console()
     asked = _asked(services, plan) | {"settings": ", ".join(settings_of(plan, lengths))}
-    done = _earlier(report_file(out, name, "json"), asked) if add else []
+    done = [LengthsTurn.of_json(turn) for turn in earlier_turns(out, name, asked)] if add else []
     with running_groups(services, plan.drafters, console) as groups:
         facts = _facts(services, plan, groups) | asked
         try:
@@ -84,17 +82,6 @@ def measure_lengths(
                 values = lengths_json(rows, done)
                 report = write_report(out, name, facts, values, lengths_markdown(rows), lengths_plots(rows))
     return report
-
-
-def _earlier(report: Path, asked: Mapping[str, str]) -> list[LengthsTurn]:
-    """The turns of today's report, if there is one."""
-    if not report.exists():
-        return []
-    values = json.loads(report.read_text())
-    for fact, value in asked.items():
-        found = values["facts"].get(fact)
-        require(found == value, f"{fact} in {report}", found, f"{value!r}, as now, to be added to")
-    return [LengthsTurn.of_json(turn) for turn in values["turns"]]
 
 
 def _asked(services: MeasuredServices, plan: SpeedPlan) -> dict[str, str]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Generic
+from collections.abc import Callable, Sequence
+from typing import Generic
 
 from coordinator.sessions.pool import AnyPeer, Pool
 from paceline.protocol.errors import PacelineError
 from paceline.rpc.endpoints import Endpoint, EndpointSource, EndpointWatch
+from paceline.runtime.background import BackgroundTasks
 
 logger = logging.getLogger(__name__)
 
@@ -34,19 +35,16 @@ class Membership(Generic[AnyPeer]):
         self._make = make
         self._watch = EndpointWatch(sources, self._update)
         self._draining: dict[str, AnyPeer] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks(self._broken)
 
     def start(self) -> None:
         """Begin to look for endpoints and to link to them."""
-        self._spawn(self._watch.run())
-        self._spawn(self._ask_loads())
+        self._tasks.spawn(self._watch.run())
+        self._tasks.spawn(self._ask_loads())
 
     async def close(self) -> None:
         """End every link."""
-        tasks, self._tasks = self._tasks, set()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
         peers = (*self._pool.peers, *self._draining.values())
         await asyncio.gather(*(peer.link.close() for peer in peers))
 
@@ -62,7 +60,7 @@ class Membership(Generic[AnyPeer]):
             elif address not in known:
                 peer = self._make(endpoint)
                 self._pool.add(peer)
-                self._spawn(peer.link.start())
+                self._tasks.spawn(peer.link.start())
 
     def _drain(self, peer: AnyPeer) -> None:
         """No new sessions; the link ends when the last one has gone, or when it breaks."""
@@ -79,7 +77,7 @@ class Membership(Generic[AnyPeer]):
         if not peer.sessions and self._draining.get(peer.link.address) is peer:
             del self._draining[peer.link.address]
             logger.info("drained: peer=%s address=%s", self._pool.role, peer.link.address)
-            self._spawn(peer.link.close())
+            self._tasks.spawn(peer.link.close())
 
     async def _ask_loads(self) -> None:
         """Ask each peer from time to time how much it has to do, where there is a choice."""
@@ -97,12 +95,5 @@ class Membership(Generic[AnyPeer]):
         else:
             peer.of_others = max(0, status.sessions + status.queue_length - peer.sessions)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            logger.error("keeping the pool failed: peer=%s", self._pool.role, exc_info=task.exception())
+    def _broken(self, error: BaseException) -> None:
+        logger.error("keeping the pool failed: peer=%s", self._pool.role, exc_info=error)

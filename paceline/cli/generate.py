@@ -16,6 +16,15 @@ from rich.console import Console
 from paceline.cli import display
 from paceline.cli.app import app
 from paceline.cli.explanation import explanation_json, explanation_tables
+from paceline.cli.one_request import (
+    DEFAULT_MAX_NEW_TOKENS,
+    MaxNewTokens,
+    NumDraftTokens,
+    Temperature,
+    Url,
+    answering,
+    draft_tokens,
+)
 from paceline.cli.prompt_report import prompt_json, prompt_table
 from paceline.cli.serve import check_models
 from paceline.cli.support import (
@@ -34,13 +43,11 @@ from paceline.local.settings import ServeSettings, local_settings
 from paceline.local.supervisor import SupervisedServices
 from paceline.protocol.errors import InvalidInput, require
 from paceline.protocol.generation import ChatMessage, GenerateRequest, SpeculationSettings
-from paceline.protocol.proposal import AUTO, MAX_PROPOSAL_NODES, NONE, Acceptance
+from paceline.protocol.proposal import AUTO, NONE, Acceptance
 from paceline.protocol.sampling import Grammar, GrammarKind, SamplingParams
 from paceline.runtime.config import DEFAULT_MODEL, NOT_QUANTIZED, PeerSettings
 from paceline.runtime.stopping import signals_interrupt
 from paceline.timeline.saved import EXTENSION, ROUNDS, rounds_json
-
-DEFAULT_MAX_NEW_TOKENS = 128
 
 
 @dataclass(frozen=True)
@@ -68,8 +75,8 @@ def generate(
     prompt_file: Annotated[Path | None, typer.Option(help="A file with that text.")] = None,
     chat: Annotated[str | None, typer.Option(help="A user message, rendered with the chat template.")] = None,
     system: Annotated[str | None, typer.Option(help="A system message before it.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = DEFAULT_MAX_NEW_TOKENS,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
+    max_new_tokens: MaxNewTokens = DEFAULT_MAX_NEW_TOKENS,
+    temperature: Temperature = 1.0,
     top_k: Annotated[int, typer.Option(help="Keep the k most probable tokens; 0 keeps all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Keep the smallest set of tokens with this mass, in (0, 1].")] = 1.0,
     min_p: Annotated[float, typer.Option(help="Drop tokens below this share of the largest, in [0, 1].")] = 0.0,
@@ -95,11 +102,11 @@ def generate(
         Acceptance, typer.Option(help="The rule: coupled trusts no draft, rejection and block trust its q.")
     ] = Acceptance.COUPLED,
     drafter: Annotated[str | None, typer.Option(help="Which drafter, or none.", show_default="the first")] = None,
-    num_draft_tokens: Annotated[str, typer.Option(help="Tokens to propose each round, or auto.")] = AUTO,
+    num_draft_tokens: NumDraftTokens = AUTO,
     prediction: Annotated[
         Path | None, typer.Option(help="A file with text that the output will repeat, edited in places.")
     ] = None,
-    coordinator: Annotated[str, typer.Option(help="HOST:PORT of a coordinator.")] = DEFAULT_ADDRESS,
+    coordinator: Url = DEFAULT_ADDRESS,
     local: Annotated[bool, typer.Option("--local", help="Start services for this one command.")] = False,
     model: Annotated[str, typer.Option(help="With --local: the target model.")] = DEFAULT_MODEL,
     quantization: Annotated[
@@ -219,15 +226,6 @@ def _grammar(json_schema: str | None, regex: str | None, lark: str | None) -> Gr
     return None
 
 
-def draft_tokens(given: str) -> int | None:
-    """What `--num-draft-tokens` says; None: auto. Raises InvalidInput."""
-    if given == AUTO:
-        return None
-    limit = f"auto or an integer in [0, {MAX_PROPOSAL_NODES}]"
-    require(given.lstrip("-").isdecimal(), "num_draft_tokens", given, limit)
-    return int(given)
-
-
 @contextlib.contextmanager
 def _local_services(settings: ServeSettings, *, quiet: bool) -> Iterator[SupervisedServices]:
     need_engine("generate --local")
@@ -245,8 +243,7 @@ def _local_services(settings: ServeSettings, *, quiet: bool) -> Iterator[Supervi
 
 
 def _generate_at(peer: PeerSettings, api_key: str | None, timeout_s: float | None, wanted: _Wanted) -> None:
-    with Client(peer, timeout_s=timeout_s, api_key=api_key) as client:
-        client.describe_models()  # fails at once where nobody listens; a broken stream would be resumed
+    with answering(peer, api_key, timeout_s) as client:
         if wanted.samples == 1 and not wanted.as_json:
             _stream(client, wanted)
             return

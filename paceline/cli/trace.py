@@ -11,7 +11,17 @@ from rich.console import Console
 
 from paceline.cli.app import app
 from paceline.cli.gantt import gantt
-from paceline.cli.generate import DEFAULT_MAX_NEW_TOKENS, draft_tokens
+from paceline.cli.one_request import (
+    DEFAULT_MAX_NEW_TOKENS,
+    Drafter,
+    MaxNewTokens,
+    NumDraftTokens,
+    Seed,
+    Temperature,
+    Url,
+    one_request,
+    run_request,
+)
 from paceline.cli.support import (
     ApiKeyFile,
     Timeout,
@@ -19,15 +29,12 @@ from paceline.cli.support import (
     TlsCertificate,
     TlsKey,
     example,
-    read_api_key,
     write_trace,
 )
-from paceline.client import DEFAULT_ADDRESS, Client
+from paceline.client import DEFAULT_ADDRESS
 from paceline.protocol.errors import require
-from paceline.protocol.generation import ChatMessage, GenerateRequest, SpeculationSettings
 from paceline.protocol.proposal import AUTO
 from paceline.protocol.records import RoundRecord
-from paceline.protocol.sampling import SamplingParams
 from paceline.runtime.config import PeerSettings
 from paceline.timeline.saved import read_rounds
 
@@ -49,12 +56,12 @@ def trace(
     show: Annotated[
         bool | None, typer.Option("--gantt/--no-gantt", help="Show the rounds here.", show_default="without --out")
     ] = None,
-    url: Annotated[str, typer.Option(help="HOST:PORT of a coordinator.")] = DEFAULT_ADDRESS,
-    max_new_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = DEFAULT_MAX_NEW_TOKENS,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    seed: Annotated[int | None, typer.Option(help="Fixes every draw.", show_default="drawn")] = None,
-    drafter: Annotated[str, typer.Option(help="Which drafter, or none.", show_default="the first")] = "",
-    num_draft_tokens: Annotated[str, typer.Option(help="Tokens to propose each round, or auto.")] = AUTO,
+    url: Url = DEFAULT_ADDRESS,
+    max_new_tokens: MaxNewTokens = DEFAULT_MAX_NEW_TOKENS,
+    temperature: Temperature = 0.0,
+    seed: Seed = None,
+    drafter: Drafter = "",
+    num_draft_tokens: NumDraftTokens = AUTO,
     tls_ca: TlsCa = None,
     tls_certificate: TlsCertificate = None,
     tls_key: TlsKey = None,
@@ -67,19 +74,17 @@ def trace(
     if request is not None:
         records: Sequence[RoundRecord] = read_rounds(request)
     else:
-        require(prompt != "" and chat != "", "prompt", "", "at least 1 character")
-        asked = GenerateRequest(
-            prompt=prompt,
-            messages=() if chat is None else (ChatMessage("user", chat),),
-            sampling=SamplingParams(temperature=temperature),
-            seed=seed,
+        asked = one_request(
+            prompt,
+            chat,
             max_new_tokens=max_new_tokens,
-            speculation=SpeculationSettings(drafter=drafter, num_draft_tokens=draft_tokens(num_draft_tokens)),
+            temperature=temperature,
+            seed=seed,
+            drafter=drafter,
+            num_draft_tokens=num_draft_tokens,
         )
         peer = PeerSettings(address=url, tls_ca=tls_ca, tls_certificate=tls_certificate, tls_key=tls_key)
-        with Client(peer, timeout_s=timeout, api_key=read_api_key(api_key_file)) as client:
-            client.describe_models()  # fails at once where nobody listens
-            records = client.generate(asked).stats.records
+        records = run_request(asked, peer, api_key_file, timeout).stats.records
     if out is not None:
         write_trace(out, records)
     if show or (show is None and out is None):

@@ -12,7 +12,6 @@ PROVIDER = "paceline"
 CHAT, TEXT_COMPLETION = "chat", "text_completion"
 TIME_TO_FIRST_CHUNK = "gen_ai.response.time_to_first_chunk"
 INPUT_TOKENS = "gen_ai.usage.input_tokens"
-_LARGEST_INT = (1 << 63) - 1
 
 
 def operation_of(request: GenerateRequest) -> str:
@@ -37,7 +36,7 @@ def request_attributes(request: GenerateRequest, model: str, operation: str = ""
         "gen_ai.request.model": model or None,
         "gen_ai.request.stream": True,
         "gen_ai.request.max_tokens": request.max_new_tokens,
-        "gen_ai.request.seed": request.seed if request.seed is None or request.seed <= _LARGEST_INT else None,
+        "gen_ai.request.seed": request.seed,
         "gen_ai.request.temperature": float(sampling.temperature),
         "gen_ai.request.top_p": float(sampling.top_p),
         "gen_ai.request.top_k": sampling.top_k or None,

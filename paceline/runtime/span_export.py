@@ -19,9 +19,9 @@ from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExport
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Span, Status
-from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 
 from paceline.protocol.errors import InvalidInput
+from paceline.runtime.otel_environment import resource_of
 from paceline.runtime.spans import AttributeValue, FinishedSpan, SpanKind, ToExport
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ MAX_QUEUE_SIZE = 8192
 LAST_SECONDS = 5.0
 """Of a receiver that does not answer while the process ends."""
 _REMOTENESS_IS_KNOWN, _PARENT_IS_REMOTE = 0x100, 0x200
+_INTS = 1 << 63
 _KIND_OF_VALUE = {bool: "bool_value", int: "int_value", float: "double_value", str: "string_value"}
 
 
@@ -47,8 +48,7 @@ class SpanQueue:
         self._delay_s = _whole(environment, "OTEL_BSP_SCHEDULE_DELAY", 5_000) / 1e3
         self._most = _whole(environment, "OTEL_BSP_MAX_QUEUE_SIZE", MAX_QUEUE_SIZE)
         self._batch = _whole(environment, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 512)
-        named = {} if environment.get("OTEL_SERVICE_NAME") else {SERVICE_NAME: service_name}
-        self._resource = _key_values(Resource.create(named).attributes)
+        self._resource = _key_values(resource_of(service_name, environment).attributes)
         self._exporter = _EncodedExporter()
         self._waiting: deque[ToExport] = deque()
         self._dropped = 0
@@ -79,6 +79,7 @@ class SpanQueue:
             self._wake.wait(self._delay_s)
             self._wake.clear()
             self._drain()
+        self._drain()  # what came between the last look and `close`
 
     def _drain(self) -> None:
         while self._waiting:
@@ -94,7 +95,7 @@ class SpanQueue:
         scope.scope.name = INSTRUMENTATION
         for _ in range(0, self._batch, CHUNK):
             for finished in self._take(CHUNK):
-                scope.spans.extend(encode(span) for span in finished.spans())
+                scope.spans.extend(_messages(finished))
             time.sleep(0)  # others may have the interpreter's lock
         return ExportTraceServiceRequest(resource_spans=[of_process])
 
@@ -116,6 +117,15 @@ class _EncodedExporter(OTLPSpanExporter):
 
     def _count_data(self, data: Any) -> int:
         return sum(len(scope.spans) for each in data.resource_spans for scope in each.scope_spans)
+
+
+def _messages(finished: ToExport) -> list[Span]:
+    """None of what can't be encoded: the thread must go on with the others."""
+    try:
+        return [encode(span) for span in finished.spans()]
+    except Exception:
+        logger.exception("spans lost: what has finished can't be encoded: kind=%s", type(finished).__name__)
+        return []
 
 
 def encode(span: FinishedSpan) -> Span:
@@ -147,6 +157,8 @@ def _key_values(attributes: Mapping[str, Any]) -> list[KeyValue]:
 def _any_value(value: AttributeValue) -> AnyValue:
     if isinstance(value, tuple):
         return AnyValue(array_value=ArrayValue(values=[_any_value(each) for each in value]))
+    if isinstance(value, int) and not -_INTS <= value < _INTS:
+        return AnyValue(string_value=str(value))  # as OpenTelemetry's specification has it
     found: dict[str, Any] = {_KIND_OF_VALUE[type(value)]: value}
     return AnyValue(**found)
 

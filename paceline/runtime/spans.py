@@ -15,7 +15,7 @@ from paceline.protocol.trace_context import TraceContext
 
 NS_PER_MS = 1_000_000
 ROUND_FACTS = ("base_length", "proposed", "accepted", "cache_hit", "cache_miss", "drafter", "self_started", "wire_ms")
-"""Fields of a round's record that its span has, each as `paceline.` and its name."""
+"""Fields of a round's record that are told of it: its span has each as `paceline.` and its name."""
 
 AttributeValue = str | bool | int | float | tuple[str, ...]
 Attributes = Mapping[str, AttributeValue]

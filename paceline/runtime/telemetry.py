@@ -31,10 +31,11 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from paceline.protocol.errors import InvalidInput, PacelineError, Unsupported
+from paceline.protocol.errors import PacelineError, Unsupported
 from paceline.protocol.records import RoundRecord, StepTimings
 from paceline.protocol.trace_context import TraceContext
 from paceline.runtime.config import TraceSettings
+from paceline.runtime.otel_environment import TRACES
 from paceline.runtime.sampler import sampler_from
 from paceline.runtime.spans import (
     Attributes,
@@ -133,7 +134,7 @@ def configure(service_name: str, settings: TraceSettings | None = None) -> bool:
     """
     global _tracing
     settings = settings or TraceSettings()
-    if not _wanted(os.environ):
+    if not TRACES.is_exported(os.environ):
         if settings.slow:
             logger.warning("no traces: traces.slow_* is set, and no OTEL_* variable says where they go")
         return False
@@ -190,7 +191,7 @@ class _Tracing:
 
     def __init__(self, service_name: str, settings: TraceSettings) -> None:
         self._sampler = sampler_from(os.environ)
-        _check_protocol(os.environ)
+        TRACES.check_protocol(os.environ)
         from paceline.runtime.span_export import SpanQueue
 
         self.settings = settings
@@ -308,20 +309,3 @@ class _LiveRound(RoundTrace):
 
 
 _tracing: _Tracing | None = None
-
-
-def _wanted(environment: Mapping[str, str]) -> bool:
-    exporter = environment.get("OTEL_TRACES_EXPORTER", "")
-    if environment.get("OTEL_SDK_DISABLED", "").lower() == "true" or exporter == "none":
-        return False
-    if exporter not in ("", "otlp"):
-        raise InvalidInput.of("OTEL_TRACES_EXPORTER", exporter, "otlp or none")
-    endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-    return exporter == "otlp" or any(environment.get(name) for name in endpoints)
-
-
-def _check_protocol(environment: Mapping[str, str]) -> None:
-    for name in ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
-        protocol = environment.get(name, "grpc")
-        if protocol != "grpc":
-            raise InvalidInput.of(name, protocol, "grpc")

@@ -44,7 +44,7 @@ def _events(placed: PlacedRound, ids: Iterator[int]) -> Iterator[Event]:
 
 
 def _arrow(flow: Flow, number: int) -> Iterator[Event]:
-    common: Event = {"name": flow.name, "id": number, "cat": "paceline"}
+    common: Event = {"name": flow.name, "id": number}
     source, target = flow.source, flow.target
     yield _on(source) | common | {"ph": "s", "ts": _us(_middle(source))}
     yield _on(target) | common | {"ph": "f", "bp": "e", "ts": _us(max(target.start_ms, _middle(source)))}

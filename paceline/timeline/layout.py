@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from paceline.protocol.records import RoundRecord, StepTimings
+from paceline.runtime.spans import ROUND_FACTS
 
 Fact = str | int | float | bool
 
@@ -141,8 +142,7 @@ def _parts(whole: Slice, timings: StepTimings) -> Iterator[Slice]:
 
 
 def _facts(record: RoundRecord) -> dict[str, Fact]:
-    names = ("base_length", "proposed", "accepted", "drafter", "cache_hit", "cache_miss", "self_started", "wire_ms")
-    return {name: getattr(record, name) for name in names}
+    return {name: getattr(record, name) for name in ROUND_FACTS}
 
 
 def _step_facts(timings: StepTimings) -> dict[str, Fact]:

@@ -196,6 +196,31 @@ def test_a_request_waits_then_runs_then_has_ended(coordinator: None) -> None:
     assert found.value("paceline_cache_lookups_total", result="hit") == 1
 
 
+class ReadRounds(tuple[RoundRecord, ...]):
+    """Records that count how often somebody goes through them."""
+
+    times = 0
+
+    def __iter__(self) -> Iterator[RoundRecord]:
+        self.times += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("vllm", [False, True])
+def test_a_gateway_goes_through_rounds_for_vllm_s_names_alone(vllm: bool) -> None:
+    metrics.configure("paceline-gateway", ServerSettings(vllm_metrics=vllm), model="m", exposed=True)
+    records = ReadRounds([RECORD, RECORD])
+    try:
+        with metrics.RequestMeter() as meter:
+            meter.take_rounds(records)
+            meter.done(GenerationStats(rounds=2, committed=8), "stop")
+        assert records.times == vllm
+        if vllm:
+            assert exposed().value("vllm:spec_decode_num_accepted_tokens_total") == 2 * RECORD.accepted
+    finally:
+        metrics.shutdown()
+
+
 @pytest.mark.parametrize(("account_ms", "not_slower", "within"), [(-4.0, 1, 1), (0.5, 0, 1), (5.0, 0, 0)])
 def test_the_account_is_a_share_of_the_request(
     account_ms: float, not_slower: int, within: int, coordinator: None

@@ -16,6 +16,7 @@ from paceline.protocol.trace_context import TraceContext, decode_tracestate
 from paceline.runtime import span_export, telemetry
 from paceline.runtime.config import TraceSettings
 from paceline.runtime.sampler import sampler_from
+from paceline.runtime.spans import FinishedSpan
 from tests.e2e.cluster import eventually
 from tests.rpc.otlp import Receiver, attributes_of, length_ms, otlp_receiver
 
@@ -261,6 +262,30 @@ def test_a_receiver_that_does_not_answer_costs_spans_and_no_time(
         telemetry._tracing.queue._wake.set()
         eventually(lambda: "spans dropped" in caplog.text, "what was lost is said")
     telemetry.shutdown()
+
+
+def test_what_otlp_has_no_number_for_is_text_and_what_it_has_nothing_for_is_lost_alone(
+    receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    huge = {"seed": (1 << 64) - 1, "most": (1 << 63) - 1, "max_tokens": 10**30}
+    assert telemetry.configure("gateway")
+    with caplog.at_level(logging.ERROR):
+        telemetry.start_request("lost", {}, {"name": "\ud800"}).end()
+        telemetry.start_request(NAME, {}, huge).end()
+        telemetry.shutdown()
+    assert [span.name for _, span in receiver.spans] == [NAME]
+    assert attributes_of(receiver.spans[0][1]) == huge | {"seed": str((1 << 64) - 1), "max_tokens": str(10**30)}
+    assert "spans lost" in caplog.text
+
+
+def test_what_came_right_before_the_end_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    queue, sent = span_export.SpanQueue("coordinator", {}), list[object]()
+    queue.close()
+    monkeypatch.setattr(queue._exporter, "send", sent.append)
+    queue.put(FinishedSpan(TraceContext("a" * 32, "b" * 16, True), "", NAME, 0, 1))
+    queue._run()  # as a thread that looked at what waits before this came, and now sees that it must end
+    assert len(sent) == 1
 
 
 def test_off_passes_a_clients_context_on_and_records_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from paceline.protocol.errors import InvalidInput, Unsupported
@@ -18,6 +18,7 @@ from paceline.runtime.metrics.catalogue import CATALOGUE, DRAFT, GATEWAY, of_ser
 from paceline.runtime.metrics.recorder import MetricRecorder
 from paceline.runtime.metrics.requests import watch_requests
 from paceline.runtime.metrics.vllm_names import SOURCES, aliases
+from paceline.runtime.otel_environment import METRICS, resource_of
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricReader
@@ -49,7 +50,7 @@ def configure(
         InvalidInput: the port is taken, or an exporter or protocol that is not supported.
     """
     global _exporting
-    otlp = _wants_otlp(os.environ)
+    otlp = METRICS.is_exported(os.environ)
     shutdown()
     exposed = exposed or settings.metrics_port is not None
     if not exposed and not otlp:
@@ -91,7 +92,6 @@ class _Exporting:
 
     def __init__(self, service_name: str, settings: ServerSettings, model: str, *, otlp: bool, exposed: bool) -> None:
         from opentelemetry.sdk.metrics import AlwaysOffExemplarFilter, MeterProvider
-        from opentelemetry.sdk.resources import SERVICE_NAME, Resource
         from prometheus_client import CollectorRegistry
 
         service = service_name.removeprefix(NAMESPACE)
@@ -99,8 +99,7 @@ class _Exporting:
         readers: list[MetricReader] = [_otlp_reader()] if otlp else []
         if exposed:
             readers.append(_prometheus_reader(own))
-        named = {} if os.environ.get("OTEL_SERVICE_NAME") else {SERVICE_NAME: service_name}
-        self._provider = MeterProvider(readers, Resource.create(named), AlwaysOffExemplarFilter())
+        self._provider = MeterProvider(readers, resource_of(service_name, os.environ), AlwaysOffExemplarFilter())
         specs = of_service(service)
         vllm = settings.vllm_metrics and service != DRAFT
         wanted = {*specs, *SOURCES} if vllm and service == GATEWAY else {*specs}
@@ -153,16 +152,6 @@ def _serve(settings: ServerSettings, registry: CollectorRegistry) -> Any:
     return server
 
 
-def _wants_otlp(environment: Mapping[str, str]) -> bool:
-    exporter = environment.get("OTEL_METRICS_EXPORTER", "")
-    if environment.get("OTEL_SDK_DISABLED", "").lower() == "true" or exporter == "none":
-        return False
-    if exporter not in ("", "otlp"):
-        raise InvalidInput.of("OTEL_METRICS_EXPORTER", exporter, "otlp or none; metrics_port is for Prometheus")
-    endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT")
-    return exporter == "otlp" or any(environment.get(name) for name in endpoints)
-
-
 def _prometheus_reader(registry: CollectorRegistry) -> MetricReader:
     from opentelemetry.exporter.prometheus import PrometheusMetricReader
 
@@ -170,10 +159,7 @@ def _prometheus_reader(registry: CollectorRegistry) -> MetricReader:
 
 
 def _otlp_reader() -> MetricReader:
-    for name in ("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
-        protocol = os.environ.get(name, "grpc")
-        if protocol != "grpc":
-            raise InvalidInput.of(name, protocol, "grpc")
+    METRICS.check_protocol(os.environ)
     from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
     from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 

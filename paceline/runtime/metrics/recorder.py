@@ -44,6 +44,10 @@ class MetricRecorder:
         for spec in specs:
             self._make(meter, spec)
 
+    def makes(self, spec: MetricSpec) -> bool:
+        """Whether what is recorded of it is kept."""
+        return spec in self._counts or spec in self._gauges or spec in self._histograms
+
     def count(self, spec: MetricSpec, n: int, *values: str) -> None:
         """Add to a counter."""
         counts = self._counts.get(spec)

@@ -70,9 +70,12 @@ class RequestMeter:
             self._state = "running"
 
     def take_rounds(self, records: Sequence[RoundRecord]) -> None:
-        """For who hears of rounds when the request has ended."""
-        for record in records:
-            self.round_done(record, ())
+        """For who hears of rounds when the request has ended; passed over where rounds have no metrics."""
+        if records:
+            self.first_token()
+        if self._recorder is not None and self._recorder.makes(names.ROUND_DURATION):  # every round has one
+            for record in records:
+                _count_round(self._recorder, record)
 
     def done(self, stats: GenerationStats, reason: str, explanation: PlanExplanation | None = None) -> None:
         """The text has ended, for this finish reason."""

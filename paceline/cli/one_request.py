@@ -1,0 +1,83 @@
+"""What the commands share that run a request: its options, and a client of a coordinator that answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli.support import read_api_key
+from paceline.client import Client, Generation
+from paceline.protocol.errors import require
+from paceline.protocol.generation import ChatMessage, GenerateRequest, SpeculationSettings
+from paceline.protocol.proposal import AUTO, MAX_PROPOSAL_NODES, Acceptance
+from paceline.protocol.sampling import SamplingParams
+from paceline.runtime.config import PeerSettings
+
+DEFAULT_MAX_NEW_TOKENS = 128
+
+Url = Annotated[str, typer.Option(help="HOST:PORT of a coordinator.")]
+MaxNewTokens = Annotated[int, typer.Option(help="Most tokens to generate.")]
+Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
+Seed = Annotated[int | None, typer.Option(help="Fixes every draw.", show_default="drawn")]
+Drafter = Annotated[str, typer.Option(help="Which drafter, or none.", show_default="the first")]
+NumDraftTokens = Annotated[str, typer.Option(help="Tokens to propose each round, or auto.")]
+
+
+def one_request(
+    prompt: str | None,
+    chat: str | None,
+    *,
+    max_new_tokens: int,
+    temperature: float,
+    seed: int | None,
+    drafter: str,
+    num_draft_tokens: str,
+    acceptance: Acceptance = Acceptance.COUPLED,
+    explain: bool = False,
+) -> GenerateRequest:
+    """The request that these options ask for; exactly one of `prompt` and `chat`, a user's message, is given.
+
+    Raises:
+        InvalidInput: naming option, value and limit.
+    """
+    require("" not in (prompt, chat), "prompt", "", "at least 1 character")
+    return GenerateRequest(
+        prompt=prompt,
+        messages=() if chat is None else (ChatMessage("user", chat),),
+        sampling=SamplingParams(temperature=temperature),
+        seed=seed,
+        max_new_tokens=max_new_tokens,
+        acceptance=acceptance,
+        speculation=SpeculationSettings(
+            drafter=drafter, num_draft_tokens=draft_tokens(num_draft_tokens), explain=explain
+        ),
+    )
+
+
+def draft_tokens(given: str) -> int | None:
+    """What `--num-draft-tokens` says; None: auto. Raises InvalidInput."""
+    if given == AUTO:
+        return None
+    limit = f"auto or an integer in [0, {MAX_PROPOSAL_NODES}]"
+    require(given.lstrip("-").isdecimal(), "num_draft_tokens", given, limit)
+    return int(given)
+
+
+def run_request(
+    request: GenerateRequest, peer: PeerSettings, api_key_file: Path | None, timeout_s: float | None
+) -> Generation:
+    """Run it at a coordinator, and wait for its end."""
+    with answering(peer, read_api_key(api_key_file), timeout_s) as client:
+        return client.generate(request)
+
+
+@contextmanager
+def answering(peer: PeerSettings, api_key: str | None, timeout_s: float | None) -> Iterator[Client]:
+    """A client of a coordinator, which has just answered."""
+    with Client(peer, timeout_s=timeout_s, api_key=api_key) as client:
+        client.describe_models()  # fails at once where nobody listens; a broken stream would be resumed
+        yield client
