@@ -128,29 +128,35 @@ class HttpServices(ModelServices):
         return {name: float(each.user + each.system) for name, each in used.items()} | {CLIENT: time.process_time()}
 
 
-class _Stream(asyncio.Protocol):
+class _Connection(asyncio.Protocol):
     """One connection, and the response that it is receiving."""
 
     def __init__(self) -> None:
         self._received = bytearray()
         self._first = 0.0
-        self._ended = asyncio.get_running_loop().create_future()
+        self._end = LAST_CHUNK
+        self._whole: asyncio.Future[bytes] | None = None
 
     def data_received(self, data: bytes) -> None:
         seen = len(self._received)
         self._received += data
         if not self._first and self._received.find(TOKEN_MARK, max(0, seen - len(TOKEN_MARK))) >= 0:
             self._first = time.perf_counter()
-        if self._received.endswith(LAST_CHUNK):
-            self._ended.set_result(self._first)
+        if self._whole is not None and self._received.endswith(self._end):
+            self._whole.set_result(bytes(self._received))
 
     def connection_lost(self, error: Exception | None) -> None:
-        if not self._ended.done():
-            self._ended.set_exception(ConnectionError(f"closed after {bytes(self._received[-200:])!r}"))
+        if self._whole is not None and not self._whole.done():
+            self._whole.set_exception(ConnectionError(f"closed after {bytes(self._received[-200:])!r}"))
 
-    async def whole(self) -> tuple[float, bytes]:
-        """Await its end; returns when its first token came, and the whole response."""
-        return await self._ended, bytes(self._received)
+    async def response(self, end: bytes) -> tuple[float, bytes]:
+        """Await the next response, which ends so; returns when its first token came, and all of it."""
+        self._first, self._end = 0.0, end
+        self._received.clear()
+        self._whole = asyncio.get_running_loop().create_future()
+        whole = await self._whole
+        assert whole.startswith(b"HTTP/1.1 200"), whole[:200]
+        return self._first, whole
 
 
 class StreamingClient:
@@ -159,25 +165,27 @@ class StreamingClient:
     def __init__(self, address: str) -> None:
         self._host, _, port = address.rpartition(":")
         self._port = int(port)
-        self._kept: list[tuple[asyncio.Transport, _Stream]] = []
+        self._kept: list[tuple[asyncio.Transport, _Connection]] = []
 
     async def connect(self, count: int) -> None:
-        """Open as many connections in the place of those that were."""
+        """Open as many connections in the place of those that were; each has been answered once."""
         for transport, _ in self._kept:
             transport.close()
         loop = asyncio.get_running_loop()
-        self._kept = [await loop.create_connection(_Stream, self._host, self._port) for _ in range(count)]
+        self._kept = [await loop.create_connection(_Connection, self._host, self._port) for _ in range(count)]
+        for transport, connection in self._kept:
+            transport.write(b"GET /ping HTTP/1.1\r\nHost: gateway\r\n\r\n")
+            await connection.response(b"\r\n\r\n")
 
     async def run(self, number: int, speculation: SpeculationSettings) -> float:
         """Run a request to its end; returns when its first token came."""
-        transport, stream = self._kept[number]
+        transport, connection = self._kept[number]
         content = json.dumps(completion(number, speculation)).encode()
         transport.write(
             b"POST /v1/completions HTTP/1.1\r\nHost: gateway\r\nContent-Type: application/json\r\n"
             b"Content-Length: %d\r\n\r\n%s" % (len(content), content)
         )
-        first, received = await stream.whole()
-        assert received.startswith(b"HTTP/1.1 200"), received[:200]
+        first, received = await connection.response(LAST_CHUNK)
         said = next(line for line in received.splitlines() if b'"usage":{' in line)
         usage = json.loads(said.removeprefix(b"data: "))["usage"]
         assert usage["completion_tokens"] == TOKENS, f"request {number} ended with {usage}"
