@@ -4,8 +4,11 @@ One simulated pair, one coordinator, and a gateway before it. The same requests 
 events of gRPC, and through the gateway, as streamed completions; gRPC runs twice, and the ratio of the two is the
 run's own noise. The ways run in turns, and every second turn runs backwards; a ratio is of one turn.
 
-Both clients live in this process. That of HTTP has its connections before the clock starts, and reads lines
-of sockets: what it spends on them is no cost of the gateway's, so it does the least that shows when tokens came.
+Both clients live in this process. That of HTTP has its connections before the clock starts and searches what it
+receives for its first token and its end: reading more would be no cost of the gateway's.
+
+All processes share the machine's cores, so what bounds the throughput of many clients is the CPU that a token costs
+in all of them: the second table has it by process, and the throughput at which it would fill the cores.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import tempfile
 import time
@@ -20,9 +24,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
+import uvloop
 
 from benchmarks import REPORTS
 from benchmarks.reporting.figures import Spread, lower_bound
@@ -39,16 +43,20 @@ MODES: Mapping[str, SpeculationSettings] = {"target-only": OFF, "drafts of 4": d
 CLIENTS = (1, 64)
 TOKENS = 128
 BAR = 0.97
+TOKEN_MARK = b'"token_ids":['
+LAST_CHUNK = b"\r\n0\r\n\r\n"
 WAYS = ("grpc", "grpc again", "http")
+SERVICES = ("target", "draft", "coordinator", "gateway")
+CLIENT = "clients"
 
 
 @dataclass(frozen=True)
 class HttpTurn:
-    """One wave: tokens per second of all clients, the median of their first tokens' times, the gateway's CPU."""
+    """One wave: tokens per second of all clients, the median of their first tokens' times, CPU of each process."""
 
     tokens_per_second: float
     first_token_ms: float
-    gateway_cpu_ms: float
+    cpu_ms_a_token: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -79,7 +87,21 @@ class HttpCostRow:
             f"at least {BAR:g}": verdict(Spread.of(speeds).median, BAR),
             "first token ms: gRPC": spread_text(first["grpc"], 1),
             "HTTP": spread_text(first["http"], 1),
-            "gateway CPU ms a token": f"{statistics.median(t.gateway_cpu_ms for t in self.turns['http']):.3f}",
+        }
+
+    def costs(self, way: str) -> dict[str, object]:
+        """Of the report's table of CPU: means, since the system counts a process's CPU in steps of 10 ms."""
+        turns = self.turns[way]
+        parts = {name: statistics.fmean(each.cpu_ms_a_token[name] for each in turns) for name in (*SERVICES, CLIENT)}
+        total = sum(parts.values())
+        return {
+            "mode": self.mode,
+            "clients": self.clients,
+            "way": way,
+            **{f"{name} µs": f"{part * 1e3:.0f}" for name, part in parts.items()},
+            "together µs a token": f"{total * 1e3:.0f}",
+            "ceiling tokens/s": f"{(os.cpu_count() or 1) / total * 1e3:.0f}",
+            "measured": f"{statistics.median(each.tokens_per_second for each in turns):.0f}",
         }
 
 
@@ -100,55 +122,74 @@ class HttpServices(ModelServices):
         self.start("gateway", "gateway", {"model": PAIR.target, "server.port": 0} | reached)
         self.await_serving("gateway")
 
-    def gateway_cpu_seconds(self) -> float:
-        """What the gateway has used so far, in user and system mode."""
-        used = psutil.Process(self.processes["gateway"].pid).cpu_times()
-        return float(used.user + used.system)
+    def cpu_seconds(self) -> dict[str, float]:
+        """What each process has used so far, this one as the clients', in user and system mode."""
+        used = {name: psutil.Process(self.processes[name].pid).cpu_times() for name in SERVICES}
+        return {name: float(each.user + each.system) for name, each in used.items()} | {CLIENT: time.process_time()}
+
+
+class _Connection(asyncio.Protocol):
+    """One connection, and the response that it is receiving."""
+
+    def __init__(self) -> None:
+        self._received = bytearray()
+        self._first = 0.0
+        self._end = LAST_CHUNK
+        self._whole: asyncio.Future[bytes] | None = None
+
+    def data_received(self, data: bytes) -> None:
+        seen = len(self._received)
+        self._received += data
+        if not self._first and self._received.find(TOKEN_MARK, max(0, seen - len(TOKEN_MARK))) >= 0:
+            self._first = time.perf_counter()
+        if self._whole is not None and self._received.endswith(self._end):
+            self._whole.set_result(bytes(self._received))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._whole is not None and not self._whole.done():
+            self._whole.set_exception(ConnectionError(f"closed after {bytes(self._received[-200:])!r}"))
+
+    async def response(self, end: bytes) -> tuple[float, bytes]:
+        """Await the next response, which ends so; returns when its first token came, and all of it."""
+        self._first, self._end = 0.0, end
+        self._received.clear()
+        self._whole = asyncio.get_running_loop().create_future()
+        whole = await self._whole
+        assert whole.startswith(b"HTTP/1.1 200"), whole[:200]
+        return self._first, whole
 
 
 class StreamingClient:
-    """Streams completions over connections of its own."""
+    """Streams completions over connections of its own, one for each request of a wave."""
 
     def __init__(self, address: str) -> None:
         self._host, _, port = address.rpartition(":")
         self._port = int(port)
-        self._kept: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self._kept: list[tuple[asyncio.Transport, _Connection]] = []
 
     async def connect(self, count: int) -> None:
-        """Open as many connections in the place of those that were: the gateway closes idle ones."""
-        for _, writer in self._kept:
-            writer.close()
-        self._kept = [await asyncio.open_connection(self._host, self._port) for _ in range(count)]
+        """Open as many connections in the place of those that were; each has been answered once."""
+        for transport, _ in self._kept:
+            transport.close()
+        loop = asyncio.get_running_loop()
+        self._kept = [await loop.create_connection(_Connection, self._host, self._port) for _ in range(count)]
+        for transport, connection in self._kept:
+            transport.write(b"GET /ping HTTP/1.1\r\nHost: gateway\r\n\r\n")
+            await connection.response(b"\r\n\r\n")
 
     async def run(self, number: int, speculation: SpeculationSettings) -> float:
         """Run a request to its end; returns when its first token came."""
-        connection = self._kept.pop()
-        reader, writer = connection
+        transport, connection = self._kept[number]
         content = json.dumps(completion(number, speculation)).encode()
-        writer.write(
+        transport.write(
             b"POST /v1/completions HTTP/1.1\r\nHost: gateway\r\nContent-Type: application/json\r\n"
             b"Content-Length: %d\r\n\r\n%s" % (len(content), content)
         )
-        first = 0.0
-        usage: dict[str, Any] | None = None
-        async for line in _lines(reader):
-            if b'"token_ids":[' in line:
-                first = first or time.perf_counter()
-            elif b'"usage":{' in line:
-                usage = json.loads(line.removeprefix(b"data: "))["usage"]
-        assert usage is not None and usage["completion_tokens"] == TOKENS, f"request {number} ended with {usage}"
-        self._kept.append(connection)
+        first, received = await connection.response(LAST_CHUNK)
+        said = next(line for line in received.splitlines() if b'"usage":{' in line)
+        usage = json.loads(said.removeprefix(b"data: "))["usage"]
+        assert usage["completion_tokens"] == TOKENS, f"request {number} ended with {usage}"
         return first
-
-
-async def _lines(reader: asyncio.StreamReader) -> Any:
-    """A response's lines until its last chunk."""
-    status = await reader.readline()
-    assert status.startswith(b"HTTP/1.1 200"), status
-    while (line := await reader.readline()) != b"0\r\n":
-        assert line, "the connection was closed"
-        yield line
-    await reader.readline()
 
 
 def completion(number: int, speculation: SpeculationSettings) -> dict[str, object]:
@@ -183,12 +224,12 @@ Run = Callable[[int, SpeculationSettings], Awaitable[float]]
 
 async def wave(services: HttpServices, run: Run, clients: int, speculation: SpeculationSettings) -> HttpTurn:
     """Run the same requests at once."""
-    before, began = services.gateway_cpu_seconds(), time.perf_counter()
+    before, began = services.cpu_seconds(), time.perf_counter()
     firsts = await asyncio.gather(*(run(number, speculation) for number in range(clients)))
     seconds = time.perf_counter() - began
-    cpu_ms = (services.gateway_cpu_seconds() - before) * 1e3
     tokens = clients * TOKENS
-    return HttpTurn(tokens / seconds, statistics.median(first - began for first in firsts) * 1e3, cpu_ms / tokens)
+    cpu_ms = {name: (used - before[name]) * 1e3 / tokens for name, used in services.cpu_seconds().items()}
+    return HttpTurn(tokens / seconds, statistics.median(first - began for first in firsts) * 1e3, cpu_ms)
 
 
 async def measure(services: HttpServices, turns: int) -> list[HttpCostRow]:
@@ -210,7 +251,7 @@ async def _row(
     found: dict[str, list[HttpTurn]] = {way: [] for way in WAYS}
     for turn in range(turns + 1):
         for way in WAYS if turn % 2 == 0 else WAYS[::-1]:
-            await http.connect(clients)
+            await http.connect(clients if way == "http" else 0)
             measured = await wave(services, runs[way], clients, MODES[mode])
             found[way] += [measured] if turn else []
     return HttpCostRow(mode, clients, {way: tuple(each) for way, each in found.items()})
@@ -224,15 +265,21 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=REPORTS)
     given = parser.parse_args()
     before = load_average()
-    with tempfile.TemporaryDirectory() as folder, HttpServices(Path(folder)) as services:
-        rows = asyncio.run(measure(services, given.turns))
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        HttpServices(Path(folder)) as services,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,  # the services' loop
+    ):
+        rows = runner.run(measure(services, given.turns))
     settings = {
         "target": PAIR.target,
         "draft": PAIR.draft,
         "tokens of a request": str(TOKENS),
         "load average": f"{before} before, {load_average()} after",
     }
-    print(write_rows(given.out, "http-cost", settings, rows, markdown_table([row.columns() for row in rows])))
+    costs = [row.costs(way) for row in rows for way in ("grpc", "http")]
+    tables = f"{markdown_table([row.columns() for row in rows])}\nCPU by process:\n\n{markdown_table(costs)}"
+    print(write_rows(given.out, "http-cost", settings, rows, tables))
 
 
 if __name__ == "__main__":

@@ -76,7 +76,9 @@ class Coordinator:
         self._generating = AsyncClient(peer, timeout_s=config.generation_timeout_s, resume_wait_s=0)
         self._asking = AsyncClient(peer, timeout_s=DESCRIBE_TIMEOUT_S)
         self._known: dict[str | None, tuple[ModelDescription, float]] = {}
-        """What callers of each key have been told, and when."""
+        """What callers of each key have been told that had a target then, and when."""
+        self._questions: dict[str | None, asyncio.Task[ModelDescription]] = {}
+        """Under way, by the key of those who wait for the answer."""
 
     @contextmanager
     def client(self, caller: HttpCaller) -> Iterator[AsyncClient]:
@@ -119,15 +121,36 @@ class Coordinator:
         self.failed_at = 0.0
         if len(self._known) >= MAX_KNOWN:
             self._known.clear()
-        self._known[caller.api_key] = (described, time.monotonic())
+        self._known.pop(caller.api_key, None)
+        if described.target_ready:
+            self._known[caller.api_key] = (described, time.monotonic())
         return described
 
     async def described(self, caller: HttpCaller) -> ModelDescription:
-        """What it serves, as it told this key a moment ago if it had a target then. Raises as `ask`."""
+        """What it serves, as it told this key a moment ago if it had a target then. Raises as `ask`.
+
+        It is asked again while its answer is still new, so that of requests that follow each other none waits.
+        """
         known, at = self._known.get(caller.api_key, (None, 0.0))
-        if known is not None and known.target_ready and time.monotonic() - at < KNOWN_FOR_S:
-            return known
-        return await self.ask(caller)
+        age_s = time.monotonic() - at
+        if known is None or age_s >= KNOWN_FOR_S / 2:
+            question = self._questions.get(caller.api_key) or self._question(caller)
+            if known is None or age_s >= KNOWN_FOR_S:
+                return await asyncio.shield(question)
+        return known
+
+    def _question(self, caller: HttpCaller) -> asyncio.Task[ModelDescription]:
+        """One for all requests that come meanwhile; it outlives those that leave."""
+        key = caller.api_key
+        question = self._questions[key] = asyncio.create_task(self.ask(caller))
+
+        def answered(task: asyncio.Task[ModelDescription]) -> None:
+            del self._questions[key]
+            if not task.cancelled():
+                task.exception()  # those who wait raise it
+
+        question.add_done_callback(answered)
+        return question
 
     async def close(self) -> None:
         """Close the channels; what runs is cancelled."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from pydantic_core import to_json
 from starlette.responses import Response
@@ -93,23 +94,64 @@ class EventStream(UntilDisconnect):
                 return
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             try:
-                await self._send(send, first)
-                async for event in events:
-                    await self._send(send, event)
-                await self._send(send, self._last)
-            except FAILURES as error:
-                await self._send(send, self._shown(as_http(error)) + self._last)
+                async with _PatientSend(send, self._reader_timeout_s) as patient:
+                    await self._stream(first, events, patient, scope["path"])
             except TimeoutError:
                 logger.warning("cut off: the client took nothing for %g s", self._reader_timeout_s)
                 return  # without its end: the client must not take it for whole
-            except Exception as error:
-                logger.exception("stream failed: path=%s", scope["path"])
-                await self._send(send, self._shown(http_error(unexpected(error))) + self._last)
         await send({"type": "http.response.body", "body": b""})
 
-    async def _send(self, send: Send, body: bytes) -> None:
-        async with asyncio.timeout(self._reader_timeout_s):
-            await send({"type": "http.response.body", "body": body, "more_body": True})
+    async def _stream(self, first: bytes, events: AsyncIterator[bytes], send: _PatientSend, path: str) -> None:
+        try:
+            await send(first)
+            async for event in events:
+                await send(event)
+            await send(self._last)
+        except FAILURES as error:
+            await send(self._shown(as_http(error)) + self._last)
+        except Exception as error:
+            logger.exception("stream failed: path=%s", path)
+            await send(self._shown(http_error(unexpected(error))) + self._last)
+
+
+class _PatientSend:
+    """Sends parts of a body while it is open; one that its client takes nothing of for too long ends in TimeoutError.
+
+    One timer watches all sends of a response: one for each would cost more than the send itself.
+    """
+
+    def __init__(self, send: Send, timeout_s: float) -> None:
+        self._send = send
+        self._timeout_s = timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._limit = asyncio.timeout(None)
+        self._sending_since: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def __aenter__(self) -> Self:
+        await self._limit.__aenter__()
+        self._look()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._limit.__aexit__(kind, error, trace)
+
+    async def __call__(self, body: bytes) -> None:
+        self._sending_since = self._loop.time()
+        await self._send({"type": "http.response.body", "body": body, "more_body": True})
+        self._sending_since = None
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        waited = 0.0 if self._sending_since is None else now - self._sending_since
+        if waited < self._timeout_s:
+            self._timer = self._loop.call_later(self._timeout_s - waited, self._look)
+        else:
+            self._limit.reschedule(now)
 
 
 def data_event(value: dict[str, Any]) -> bytes:

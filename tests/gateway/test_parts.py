@@ -309,6 +309,23 @@ async def test_a_reader_that_takes_nothing_for_long_is_cut_off_without_an_end() 
     assert [message.get("more_body") for message in sent] == [None, True]
 
 
+async def test_a_text_that_comes_slowly_is_not_cut_off() -> None:
+    """The client takes everything at once: it is the next event that takes longer than a client may."""
+    sent: list[bytes] = []
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message.get("body", b""))
+
+    async def events() -> AsyncGenerator[bytes, None]:
+        for event in (b"first", b"second"):
+            await asyncio.sleep(0.15)
+            yield event
+
+    async with answering(EventStream(events(), reader_timeout_s=0.05, last=b"last"), send):
+        pass
+    assert sent == [b"", b"first", b"second", b"last", b""]
+
+
 async def test_calls_of_tools_and_reasoning_are_put_together() -> None:
     pieces = [
         {"role": "assistant", "content": ""},
