@@ -51,7 +51,7 @@ def lm_eval() -> list[HarnessReport]:
             "num_concurrent": 2,
         }
         ours = evaluated(programs / "lm_eval", "local-completions", asked)
-    theirs = evaluated(programs / "lm_eval", "hf", {"pretrained": folder, "dtype": "float32", "device": "cpu"})
+    theirs = evaluated(programs / "lm_eval", "hf", {"pretrained": folder, "dtype": "float32"})
     commands = [f"lm_eval run --model {how} --tasks {','.join(TASKS)} …" for how in ("local-completions", "hf")]
     return [HarnessReport("lm-eval", "passed", python_versions(programs), commands, compare(ours, theirs))]
 
@@ -62,7 +62,7 @@ def evaluated(program: Path, model: str, arguments: Mapping[str, object]) -> Eva
     with TemporaryDirectory() as out:
         command = [
             *(program, "run", "--model", model, "--model_args", given, "--tasks", ",".join(TASKS), "--batch_size", 4),
-            *("--include_path", TASKS_FOLDER, "--output_path", out, "--log_samples"),
+            *("--include_path", TASKS_FOLDER, "--output_path", out, "--log_samples", "--device", "cpu"),
         ]
         run(command, RUN_S, cwd=TASKS_FOLDER, env=os.environ | OFFLINE | {"HF_HOME": f"{out}/cache"})
         (results,) = Path(out).rglob("results_*.json")
