@@ -112,7 +112,7 @@ async def run_rounds(
             ahead = target.ahead(round_, outcome, verdict)
             drafting.commit(outcome, tokens.token_ids, sequence, ahead, round_trace.traceparent)
         stats.add(record, len(tokens.token_ids), decided)
-        if task.speculation.report_rounds:
+        if task.speculation.report_rounds and stats.tells_last:
             tokens = replace(tokens, records=(record,))
         unsettled.append(partial(_settle, outbox, tokens, round_trace, record, decided))
         unsettled.append(partial(observer.round_done, record, tokens.provenance))

@@ -25,6 +25,11 @@ class StatsBuilder:
         self._records.append(record)
         self._commits.append((committed, decided))
 
+    @property
+    def tells_last(self) -> bool:
+        """Whether the record that was added last is among those that a client is told."""
+        return len(self._records) <= MAX_RECORDS
+
     def build(
         self, explanation: PlanExplanation | None = None, cached_prompt_tokens: int | None = None
     ) -> GenerationStats:

@@ -52,7 +52,7 @@ export class RoundsView {
   /** What the axes must hold to show all of it. */
   get extent() {
     const ms = this.rounds.reduce((sum, round) => sum + round.round_ms, 0);
-    return { ms, tokens: Math.max(1, ...this.rounds.map((round) => round.accepted + 1)) };
+    return { ms, tokens: this.rounds.reduce((most, round) => Math.max(most, round.accepted + 1), 1) };
   }
 
   /** Draws on axes of this extent, so that two charts can be compared. */

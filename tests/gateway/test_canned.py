@@ -151,6 +151,13 @@ async def test_effort_and_switches_are_the_templates() -> None:
     assert [text.partition("|")[0] for text in written] == ["high False", "low True"]
     assert list(served.canned.asked[0].token_ids) == counted
     assert refused["param"] == "chat_template_kwargs.reasoning_effort"
+    async with serving(f"{SWITCHED}{OPENED}", "Yes.") as served:
+        off = {"messages": ASKED, "thinking": {"type": "disabled"}}
+        counted = await served.claude.messages.count_tokens(model="m", **off)
+        await served.claude.messages.create(model="m", max_tokens=9, **off)
+    (request,) = served.canned.asked
+    assert templated(HERMES).decode(request.token_ids).startswith(" False|")
+    assert counted.input_tokens == len(request.token_ids)
     async with serving(OPENED, "Yes.") as served:
         none = await served.http.post(
             "http://g/v1/chat/completions", json={"messages": ASKED, "reasoning_effort": "none"}
