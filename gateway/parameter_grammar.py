@@ -17,7 +17,9 @@ from paceline.protocol.errors import require
 
 _SAYS_NOTHING = frozenset(("title", "description", "default", "examples", "deprecated", "$comment", "$schema", "$id"))
 _OF_OBJECTS = _SAYS_NOTHING | {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
-_OF_TEXTS = _SAYS_NOTHING | {"type", "enum", "const", "anyOf", "oneOf"}
+_OF_TEXTS = _SAYS_NOTHING | {"type", "enum", "const", "anyOf"}
+_ALONE = ({"anyOf", "type"}, {"anyOf", "enum"}, {"anyOf", "const"}, {"enum", "const"})
+"""Keys of a parameter that together say more than either."""
 _NAME = re.compile(r"[^<>\[\]\s]+")
 
 
@@ -76,7 +78,8 @@ class ParameterRules:
         listed = _listed(given)
         if listed is None:
             return [f"{item}: {front} {self._any_text()}"]
-        if types != STRING or any(not isinstance(text, str) or self._end in text for text in listed):
+        told_apart = types == STRING and all(isinstance(text, str) and self._end not in text for text in listed)
+        if not told_apart:
             raise unsupported(field, "these values can't be told apart in this model's format")
         texts = " | ".join(map(self._literal, listed))
         return [f"{item}: {front} ({texts}) {self._literal(self._form.behind_value)}"]
@@ -108,6 +111,9 @@ def _check_keys(field: str, schema: Mapping[str, Any], known: frozenset[str]) ->
     for key, value in schema.items():
         if key not in known and not key.startswith("x-"):
             raise unsupported(f"{field}.{key}", "can't be kept in this model's format")
-        if key in ("anyOf", "oneOf"):
+        if key == "anyOf":
             for part in value:  # of known types each: they were read
                 _check_keys(field, part, _SAYS_NOTHING | {"type"})
+    both = next((keys for keys in _ALONE if keys <= schema.keys()), None)
+    if both is not None:
+        raise unsupported(f"{field}: {' and '.join(sorted(both))}", "can't both be kept in this model's format")

@@ -70,7 +70,7 @@ export class RoundsView {
     if (ms <= this._extent.ms && tokens <= this._extent.tokens) {
       this._drawFurther();
     } else {
-      this._extent = { ms: niceStep(ms), tokens: Math.max(tokens, this._extent.tokens) };
+      this._extent = { ms: niceStep(Math.max(1, ms)), tokens: Math.max(tokens, this._extent.tokens) };
       this._draw();
     }
   }

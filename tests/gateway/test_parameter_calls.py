@@ -235,6 +235,8 @@ def test_a_grammar_holds_each_argument_to_its_schema() -> None:
         ({"properties": {"a": {"enum": ["x", 1]}}}, Unsupported, "properties.a: these values can't be told apart"),
         ({"properties": {"a": {"const": "</parameter>"}}}, Unsupported, "properties.a: these values"),
         ({"properties": {"a": {"anyOf": [STRING | {"maxLength": 2}, {"type": "null"}]}}}, Unsupported, "a.maxLength"),
+        ({"properties": {"a": {"oneOf": [STRING, {"type": "null"}]}}}, Unsupported, "a.oneOf"),
+        ({"properties": {"a": {**STRING, **MAYBE}}}, Unsupported, "a: anyOf and type: can't both be kept"),
     ],
 )
 def test_what_can_t_be_kept_is_refused_by_name(schema: dict[str, Any], error: type[Exception], match: str) -> None:
