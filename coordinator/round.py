@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from coordinator.observer import RequestObserver
@@ -111,6 +112,8 @@ async def run_rounds(
             ahead = target.ahead(round_, outcome, verdict)
             drafting.commit(outcome, tokens.token_ids, sequence, ahead, round_trace.traceparent)
         stats.add(record, len(tokens.token_ids), decided)
+        if task.speculation.report_rounds and stats.tells_last:
+            tokens = replace(tokens, records=(record,))
         unsettled.append(partial(_settle, outbox, tokens, round_trace, record, decided))
         unsettled.append(partial(observer.round_done, record, tokens.provenance))
     _settle_all(unsettled)

@@ -149,7 +149,7 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
             free()
         if sequence.finish_reason is None:
             raise InternalError("the rounds ended before the text did")
-        told = stats.build(drafting.explain() if task.speculation.explain else None)
+        told = stats.build(drafting.explain() if task.speculation.explain else None, target.cached_prompt_tokens)
         finished = Finished(sequence.finish_reason, sequence.flush(), told)
         trace.describe(genai.response_attributes(finished, self._model, len(task.prompt)))
         await write(finished)

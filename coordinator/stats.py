@@ -25,8 +25,15 @@ class StatsBuilder:
         self._records.append(record)
         self._commits.append((committed, decided))
 
-    def build(self, explanation: PlanExplanation | None = None) -> GenerationStats:
-        """The statistics so far, with why it was drafted for so if the request asked for it."""
+    @property
+    def tells_last(self) -> bool:
+        """Whether the record that was added last is among those that a client is told."""
+        return len(self._records) <= MAX_RECORDS
+
+    def build(
+        self, explanation: PlanExplanation | None = None, cached_prompt_tokens: int | None = None
+    ) -> GenerationStats:
+        """The statistics so far, with why it was drafted for so if the request asked for it, and what was cached."""
         records = self._records
         first_tokens, first = self._commits[0] if self._commits else (0, self.arrived)
         last = self._commits[-1][1] if self._commits else self.arrived
@@ -55,6 +62,7 @@ class StatsBuilder:
             explanation=explanation,
             prediction_accepted=sum(record.accepted for record in predicted),
             prediction_rejected=sum(record.proposed - record.accepted for record in predicted),
+            cached_prompt_tokens=cached_prompt_tokens,
         )
 
 

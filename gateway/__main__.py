@@ -31,7 +31,7 @@ async def serve(config: GatewayConfig) -> None:
         running = RunningRequests()
         app = create_app(Services.of(config, tokenizer), running)
         keep_loaded()
-        await run_http(app, config.server, listening, running)
+        await run_http(app, config, listening, running)
     finally:
         telemetry.shutdown()
         metrics.shutdown()

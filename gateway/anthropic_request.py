@@ -26,15 +26,18 @@ from gateway.openai_types import joined_text
 from gateway.unsupported import unsupported
 from paceline.protocol.errors import InvalidInput, require
 
+THINKING_SWITCH = "enable_thinking"
+"""What templates read that can leave reasoning out: Qwen's, SmolLM3's, GLM's."""
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def chat_of_messages(request: MessagesRequest, *, reasons: bool) -> dict[str, Any]:
+def chat_of_messages(request: MessagesRequest, *, reasons: bool, switchable: bool = False) -> dict[str, Any]:
     """The chat request that asks for the same.
 
     Args:
         request: as it came.
-        reasons: whether the model writes reasoning, which nothing can switch off.
+        reasons: whether the model writes reasoning.
+        switchable: whether its template can switch that off (`THINKING_SWITCH`).
 
     Raises:
         InvalidInput, Unsupported: naming what OpenAI's chat can't say.
@@ -43,17 +46,17 @@ def chat_of_messages(request: MessagesRequest, *, reasons: bool) -> dict[str, An
     streamed = {"stream": True, "stream_options": {"include_usage": True}} if request.stream else {}
     user = request.metadata.user_id if request.metadata else None
     return {
-        **prompt_of_messages(request, reasons=reasons),
+        **prompt_of_messages(request, reasons=reasons, switchable=switchable),
         **_given(sampling | {"stop": request.stop_sequences or None, "user": user}),
         "max_completion_tokens": request.max_tokens,
         **streamed,
     }
 
 
-def prompt_of_messages(request: CountTokensRequest, *, reasons: bool) -> dict[str, Any]:
+def prompt_of_messages(request: CountTokensRequest, *, reasons: bool, switchable: bool = False) -> dict[str, Any]:
     """What of it makes the prompt. Raises as `chat_of_messages`."""
-    thinking = request.thinking.type if request.thinking else "adaptive"
-    if thinking == "disabled" and reasons:
+    off = reasons and request.thinking is not None and request.thinking.type == "disabled"
+    if off and not switchable:
         raise unsupported("thinking.type", "disabled is not supported, the model decides itself whether it reasons")
     last = request.messages[-1].role
     require(last != "assistant", "messages", f"…, {last}", "ended by a user's turn: prefill is not supported")
@@ -66,6 +69,7 @@ def prompt_of_messages(request: CountTokensRequest, *, reasons: bool) -> dict[st
         "messages": [*system, *turns],
         **({"response_format": {"type": "json_schema", "json_schema": schema}} if schema else {}),
         **_tools(request.tools or (), request.tool_choice),
+        **({"chat_template_kwargs": {THINKING_SWITCH: False}} if off else {}),
     }
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.parameter_grammar import ParameterRules
 from gateway.reply_format import CallFormat, ReasoningTags, ReplyFormat
 from gateway.unsupported import unsupported
 from paceline.protocol.sampling import Grammar, GrammarKind
@@ -94,7 +95,11 @@ class _RuleWriter:
         lines = [f"function: {' | '.join(names)}"]
         for rule, (name, schema) in zip(names, functions.items(), strict=True):
             lines.append(f"{rule}: {self.literal(name)} {self.literal(form.between)} {rule}_arguments")
-            lines.append(f"{rule}_arguments: %json {_schema_text(schema)}")
+            if form.each is None:
+                lines.append(f"{rule}_arguments: %json {_schema_text(schema)}")
+            else:
+                one_by_one = ParameterRules(form.each, self.literal, _schema_text, self.terminals)
+                lines += one_by_one.of(f"{rule}_arguments", name, schema)
         return lines
 
     def reasoning(self, tags: ReasoningTags | None, *, in_reasoning: bool) -> str:

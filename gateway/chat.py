@@ -16,6 +16,7 @@ from gateway.replies import FINISH_REASONS, Chunk, Head, PlannedReply, check_fie
 from gateway.reply import ReplyDelta
 from gateway.services import Services
 from gateway.stopping import StopWatch
+from gateway.template_fields import template_settings
 from gateway.tools import plan_tools
 from paceline.models.tokenizer import Tokenizer
 from paceline.protocol.generation import Finished, FinishReason, GenerateEvent, GenerateRequest, Started, Tokens
@@ -32,7 +33,8 @@ async def plan_chat(services: Services, body: ChatRequest, caller: HttpCaller) -
     serving = await services.coordinators.serving(caller)
     services.check_model(body.model, serving.description)
     tools = plan_tools(services.form, body.tools, body.tool_choice, body.parallel_tool_calls)
-    prompt = await read_chat(services, body.messages, tools, serving.description.max_length)
+    settings = template_settings(services, body)
+    prompt = await read_chat(services, body.messages, tools, serving.description.max_length, settings)
     asked = generate_request(
         body,
         prompt.token_ids,
@@ -64,8 +66,14 @@ class ChatWriter:
     def __post_init__(self) -> None:
         self._parser = self.prompt.parser
         self._stop = StopWatch(self.tokenizer, self.request.stop, self.request.stop_token_ids)
+        self._reasoning = self.prompt.reasoning_tokens(self.tokenizer)
         self._called = False
         """Whether the reply calls a tool."""
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """As `ChoiceWriter`."""
+        return self._reasoning.count
 
     def written(self, event: GenerateEvent) -> list[Chunk]:
         """As `ChoiceWriter`."""
@@ -85,6 +93,7 @@ class ChatWriter:
     def _tokens(self, event: Tokens) -> list[Chunk]:
         """One chunk for each delta; what is told of the tokens goes with the first, or alone."""
         self._stop.see(event.token_ids)
+        self._reasoning.see(event.token_ids)
         deltas = [self._delta(each) for each in self._parser.feed(with_markers(event, self.prompt.hidden))]
         told = round_details(event, self.body.paceline, self.tokenizer)
         extras: dict[str, Any] = {"token_ids": list(event.token_ids)} if self.body.return_token_ids else {}
@@ -120,8 +129,6 @@ class ChatWriter:
 
 
 def _check_chat(body: ChatRequest) -> None:
-    if body.reasoning_effort not in (None, "none"):
-        raise refused("reasoning_effort", "not supported by this server", "unsupported_parameter")
     if body.top_logprobs is not None and not body.logprobs:
         raise refused("top_logprobs", "must be left out without logprobs")
     if body.max_completion_tokens is not None and body.max_tokens not in (None, body.max_completion_tokens):

@@ -8,11 +8,13 @@ from functools import partial
 
 from gateway.call_grammar import behind_reasoning
 from gateway.openai_types import Message
+from gateway.reasoning_tokens import ReasoningTokens
 from gateway.reply import ReplyParser
 from gateway.reply_format import ReplyFormat, opens_reasoning
 from gateway.services import Services
 from gateway.tools import ToolPlan, refuse_two_grammars
 from gateway.turns import template_turns
+from paceline.models.tokenizer import NO_SETTINGS, Settings, Tokenizer
 from paceline.models.turns import Turn, keys_and_strings
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.generation import GenerateRequest
@@ -36,10 +38,14 @@ class ChatPrompt:
         """A new one for a reply."""
         return self.tools.parser(self.form, in_reasoning=self.in_reasoning)
 
+    def reasoning_tokens(self, tokenizer: Tokenizer) -> ReasoningTokens:
+        """What counts a reply's tokens of reasoning."""
+        return ReasoningTokens(tokenizer, self.form, in_reasoning=self.in_reasoning)
+
     @property
     def hidden(self) -> Mapping[int, str]:
         """Special tokens that the parser must see."""
-        return self.form.hidden_tokens(calls=bool(self.tools.callable_names))
+        return self.form.hidden_tokens(calls=bool(self.tools.callable))
 
     def hold(self, request: GenerateRequest) -> GenerateRequest:
         """The request, its reply held to what was promised of calls, or to its format behind the reasoning.
@@ -56,7 +62,13 @@ class ChatPrompt:
         return replace(request, sampling=replace(request.sampling, grammar=grammar))
 
 
-async def read_chat(services: Services, messages: Sequence[Message], tools: ToolPlan, max_length: int) -> ChatPrompt:
+async def read_chat(
+    services: Services,
+    messages: Sequence[Message],
+    tools: ToolPlan,
+    max_length: int,
+    settings: Settings = NO_SETTINGS,
+) -> ChatPrompt:
     """Render a chat beside the event loop.
 
     Args:
@@ -64,6 +76,7 @@ async def read_chat(services: Services, messages: Sequence[Message], tools: Tool
         messages: in OpenAI's shape.
         tools: what may be called.
         max_length: the model's context length, in tokens.
+        settings: variables that the template reads.
 
     Raises:
         InvalidInput: more bytes than the context can hold, or what the template has no way to write.
@@ -71,7 +84,7 @@ async def read_chat(services: Services, messages: Sequence[Message], tools: Tool
     """
     turns = template_turns(messages, services.form.calls)
     size = _bytes("messages", turns) + _bytes("tools", tools.rendered)
-    render = partial(services.tokenizer.render_turns, turns, tools.rendered)
+    render = partial(services.tokenizer.render_turns, turns, tools.rendered, settings)
     ids = await services.prompts.read(render, size, max_length, "chat content bytes")
     return ChatPrompt(ids, tools, services.form, opens_reasoning(services.tokenizer, ids, services.form.reasoning))
 

@@ -29,6 +29,7 @@ async def plan_completion(services: Services, body: CompletionRequest, caller: H
     """
     prompts = _prompts(body.prompt)
     check_fields(body, len(prompts))
+    scores = _scores_alone(body)
     serving = await services.coordinators.serving(caller)
     services.check_model(body.model, serving.description)
     tokenizer, max_length = services.tokenizer, serving.description.max_length
@@ -38,7 +39,7 @@ async def plan_completion(services: Services, body: CompletionRequest, caller: H
             await _ids(services, prompt, max_length, special=body.add_special_tokens is not False),
             tokenizer,
             model=serving.description.name,
-            max_new_tokens=DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens,
+            max_new_tokens=DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens + scores,
             logprobs=body.logprobs,
             prompt_logprobs=body.logprobs if body.echo else None,
         )
@@ -48,9 +49,8 @@ async def plan_completion(services: Services, body: CompletionRequest, caller: H
     head = Head("cmpl", "text_completion", services.served_name(serving.description), fingerprint)
     samples = body.n or 1
     echoed = [_echoed(prompt, tokenizer) if body.echo else "" for prompt in prompts]
-    writers = [
-        CompletionWriter(index, body, tokenizer, echoed[index // samples]) for index in range(len(prompts) * samples)
-    ]
+    written = ScoreWriter if scores else CompletionWriter
+    writers = [written(index, body, tokenizer, echoed[index // samples]) for index in range(len(prompts) * samples)]
     return PlannedReply(services.coordinators, serving, head, body, requests, writers)
 
 
@@ -62,6 +62,7 @@ class CompletionWriter:
     body: CompletionRequest
     tokenizer: Tokenizer
     echoed: str
+    reasoning_tokens: int = 0
 
     def __post_init__(self) -> None:
         self._written = len(self.echoed)
@@ -100,6 +101,23 @@ class CompletionWriter:
     def _logprobs(self, event: Tokens) -> dict[str, Any]:
         starts = [self._written + start for start, _ in pairwise((0, *event.text_ends))]
         return completion_logprobs(event.token_ids, event.logprobs, starts, self.tokenizer)
+
+
+class ScoreWriter(CompletionWriter):
+    """Writes the prompt alone: a generation has a token at least, which isn't shown."""
+
+    def written(self, event: GenerateEvent) -> list[Chunk]:  # noqa: D102
+        if isinstance(event, Finished):
+            return [{"choices": [self._choice("", "length")]}]
+        return [] if isinstance(event, Tokens) else super().written(event)
+
+
+def _scores_alone(body: CompletionRequest) -> bool:
+    """Whether no token is asked for, as by those who want the prompt's log-probabilities."""
+    if body.max_tokens != 0 or not body.echo:
+        return False
+    require(not body.min_tokens, "min_tokens", body.min_tokens, "0 with max_tokens = 0")
+    return True
 
 
 def _prompts(given: str | list[str] | list[int] | list[list[int]]) -> list[Prompt]:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from gateway.caller import HttpCaller
+from gateway.hanging import HangWatch
 from paceline.client import AsyncClient
 from paceline.protocol.errors import (
     DeadlineExceeded,
@@ -75,6 +76,7 @@ class Coordinator:
         # Not resumed by the client: a lost generation may go on at another coordinator.
         self._generating = AsyncClient(peer, timeout_s=config.generation_timeout_s, resume_wait_s=0)
         self._asking = AsyncClient(peer, timeout_s=DESCRIBE_TIMEOUT_S)
+        self._hanging = HangWatch()
         self._known: dict[str | None, tuple[ModelDescription, float]] = {}
         """What callers of each key have been told that had a target then, and when."""
         self._questions: dict[str | None, asyncio.Task[ModelDescription]] = {}
@@ -113,7 +115,8 @@ class Coordinator:
             VocabularyMismatch: its target's tokenizer is not this gateway's.
         """
         try:
-            described = (await self._asking.calling(api_key=caller.api_key).describe_models())[0]
+            with self._hanging.asking():
+                described = (await self._asking.calling(api_key=caller.api_key).describe_models())[0]
         except (PeerUnavailable, DeadlineExceeded) as error:
             self.failed_at = time.monotonic()
             raise PeerUnavailable(f"coordinator at {self.address}: {error.message}") from error

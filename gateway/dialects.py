@@ -16,7 +16,7 @@ from pydantic_core import to_json
 from starlette.responses import Response
 
 from gateway.anthropic_reply import MessageEvents, error_of, message_of
-from gateway.anthropic_request import chat_of_messages, prompt_of_messages
+from gateway.anthropic_request import THINKING_SWITCH, chat_of_messages, prompt_of_messages
 from gateway.anthropic_types import AnthropicErrorReply, CountTokensRequest, MessagesRequest
 from gateway.caller import HttpCaller
 from gateway.chat import plan_chat
@@ -31,6 +31,7 @@ from gateway.responses_reply import ResponseEvents, response_of
 from gateway.responses_request import chat_of_response
 from gateway.responses_types import ResponsesRequest
 from gateway.services import Services
+from gateway.template_fields import template_settings
 from gateway.tools import plan_tools
 
 ANTHROPIC_PATH = "/v1/messages"
@@ -72,7 +73,7 @@ def dialect_routes(services: Services) -> APIRouter:
         def count(reply: PlannedReply) -> None:
             events.input_tokens = len(reply.requests[0].token_ids)
 
-        asked = partial(chat_of_messages, body, reasons=_reasons(services))
+        asked = partial(chat_of_messages, body, **_reasoning(services))
         made = _anthropic(_chunks(services, asked, request, count))
         if body.stream:
             return _stream(services, made, events)
@@ -101,8 +102,10 @@ def in_dialect(path: str, error: HttpError) -> HttpError:
     return AnthropicError(error.status, error.message, error.type, error.param, error.code, error.headers)
 
 
-def _reasons(services: Services) -> bool:
-    return services.form.reasoning is not None
+def _reasoning(services: Services) -> dict[str, bool]:
+    """Whether the model reasons, and whether that can be switched off."""
+    switchable = THINKING_SWITCH in services.tokenizer.template_variables
+    return {"reasons": services.form.reasoning is not None, "switchable": switchable}
 
 
 def _chunks(
@@ -167,6 +170,8 @@ async def _anthropic(made: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk,
 async def _count(services: Services, body: CountTokensRequest, caller: HttpCaller) -> int:
     serving = await services.coordinators.serving(caller)
     services.check_model(body.model, serving.description)
-    chat = _chat(prompt_of_messages(body, reasons=_reasons(services)))
+    chat = _chat(prompt_of_messages(body, **_reasoning(services)))
     tools = plan_tools(services.form, chat.tools, chat.tool_choice, chat.parallel_tool_calls)
-    return len((await read_chat(services, chat.messages, tools, serving.description.max_length)).token_ids)
+    settings = template_settings(services, chat)
+    prompt = await read_chat(services, chat.messages, tools, serving.description.max_length, settings)
+    return len(prompt.token_ids)

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from gateway.logprobs import completion_logprobs, token_text
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.tokenizer import REPLACEMENT, Tokenizer
 from paceline.protocol.generation import PromptLogprobs
 
-REPLACEMENT = "\ufffd"
 MOST_HELD = 8
 """Tokens whose text is looked for together: a character has at most 4 bytes, so more have no text of their own."""
 

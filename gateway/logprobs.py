@@ -58,9 +58,8 @@ def _most_probable(row: RowLogprobs, tokenizer: Tokenizer) -> dict[str, float]:
 
 
 def _entry(token_id: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any]:
-    text = token_text(token_id, tokenizer)
-    known = "\ufffd" not in text
-    return {"token": text, "logprob": _finite(logprob), "bytes": list(text.encode()) if known else None}
+    written = list(tokenizer.text_bytes(token_id))
+    return {"token": token_text(token_id, tokenizer), "logprob": _finite(logprob), "bytes": written}
 
 
 def _finite(logprob: float) -> float:

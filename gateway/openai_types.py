@@ -207,7 +207,14 @@ class Message(RequestShape):
         return joined_text(self.content)
 
 
-class ChatRequest(GenerationFields):
+class TemplateFields(RequestShape):
+    """What a chat template may read beside the chat."""
+
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    chat_template_kwargs: Annotated[dict[Text, Text | bool | int | float | None], Few] | None = None
+
+
+class ChatRequest(TemplateFields, GenerationFields):
     """`/v1/chat/completions`."""
 
     messages: Several[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
@@ -218,7 +225,6 @@ class ChatRequest(GenerationFields):
     tool_choice: Text | dict[Text, JsonValue] | None = None
     parallel_tool_calls: bool | None = None
     prediction: PredictedContent | None = None
-    reasoning_effort: Text | None = None
 
     store: Literal[False] | None = None
     service_tier: Literal["auto", "default"] | None = None
@@ -230,7 +236,7 @@ class ChatRequest(GenerationFields):
     continue_final_message: Literal[False] | None = None
 
 
-class TokenizeRequest(RequestShape):
+class TokenizeRequest(TemplateFields):
     """`/tokenize`: a prompt or a chat."""
 
     model: Text | None = None

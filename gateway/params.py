@@ -58,6 +58,7 @@ def generate_request(
             drafter=asked.drafter or "",
             num_draft_tokens=asked.num_draft_tokens,
             explain=bool(asked.explain),
+            report_rounds=bool(asked.rounds and body.stream),
         ),
     )
 

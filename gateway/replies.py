@@ -21,6 +21,7 @@ from gateway.statistics import Tally
 from paceline.models.tokenizer import Tokenizer
 from paceline.protocol.generation import FinishReason, GenerateEvent, GenerateRequest, Tokens
 from paceline.runtime import genai
+from paceline.timeline.saved import rounds_json
 
 Chunk = dict[str, Any]
 FINISH_REASONS: Mapping[FinishReason, str] = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
@@ -31,6 +32,10 @@ class ChoiceWriter(Protocol):
 
     def written(self, event: GenerateEvent) -> list[Chunk]:
         """What an event adds: keys of chunks, `choices` among them; none: nothing that the client would see."""
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Of the tokens so far, those of reasoning."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +96,7 @@ async def chunks(plan: PlannedReply, caller: HttpCaller) -> AsyncGenerator[Chunk
     Raises:
         PacelineError: of the first choice that fails.
     """
-    tally = Tally(plan.samples)
+    tally = Tally(plan.samples, shows_tokens=plan.body.max_tokens != 0)
     observing = observed(caller, plan.requests, plan.head.operation, plan.samples)
     generating = Rerouting(plan.coordinators, plan.serving, caller)
     with observing as meter:
@@ -101,6 +106,7 @@ async def chunks(plan: PlannedReply, caller: HttpCaller) -> AsyncGenerator[Chunk
                 meter.take(choice)
                 for written in plan.writers[choice.index].written(choice.event):
                     yield plan.head.chunk(written)
+    tally.reasoning_tokens = sum(writer.reasoning_tokens for writer in plan.writers)
     if closing := _closing(plan.body, tally):
         yield plan.head.chunk({"choices": []} | closing)
 
@@ -129,7 +135,10 @@ def check_fields(body: GenerationFields, prompts: int) -> None:
 
 
 def round_details(event: Tokens, asked: PacelineOptions | None, tokenizer: Tokenizer) -> Chunk:
-    """Where a chunk's tokens came from, if that was asked for; `replaced` has the drafts of the recovered ones."""
+    """Where a chunk's tokens came from, if that was asked for.
+
+    `replaced` has the drafts of the recovered ones, `ended_rounds` the records of the rounds that committed them.
+    """
     if asked is None or not asked.rounds:
         return {}
     shown = {
@@ -137,5 +146,6 @@ def round_details(event: Tokens, asked: PacelineOptions | None, tokenizer: Token
         "provenance": [provenance.value for provenance in event.provenance],
         "text_ends": list(event.text_ends),
         "replaced": [token_text(token_id, tokenizer) for token_id in event.replaced_token_ids],
+        **({"ended_rounds": rounds_json(event.records)} if event.records else {}),
     }
     return {"paceline": shown}

@@ -1,4 +1,4 @@
-"""Calls of functions in a reply, character by character, in the two ways that templates write them.
+"""Calls of functions in a reply, character by character, in the ways that templates write them.
 
 White space is free wherever a format's own text is matched: models write more or less of it than their templates.
 """
@@ -6,141 +6,29 @@ White space is free wherever a format's own text is matched: models write more o
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
+from gateway.call_reader import NAME, CallReader, tight
 from gateway.json_scan import ObjectScan
-from gateway.reply_deltas import ReplyDelta, ToolCallDelta
+from gateway.parameter_calls import ParameterCalls
 from gateway.reply_format import CallFormat
 
-_NAME = re.compile(r"[A-Za-z0-9_.\-]")
 _KEYS = ("arguments", "parameters")
 
 
 def call_reader(form: CallFormat, functions: Collection[str], new_id: Callable[[], str]) -> CallReader:
-    """What reads calls of this format."""
+    """What reads calls of this format; with their schemas by name, functions' arguments have the right types."""
+    if form.each is not None:
+        return ParameterCalls(form, functions, new_id)
     return (JsonCalls if form.is_json else NamedCalls)(form, functions, new_id)
-
-
-class CallReader:
-    """Takes over at a marker and gives back once `done`: `again` is text that is the content's then.
-
-    `_raw` is what has been read since the last delta, marker included: content, should this be no call.
-    """
-
-    def __init__(self, form: CallFormat, functions: Collection[str], new_id: Callable[[], str]) -> None:
-        self.done = True
-        self.again = ""
-        self._form = form
-        self._functions = frozenset(functions)
-        self._new_id = new_id
-        self._index = -1
-        self._raw = self._seen = self._name = ""
-        self._scan = ObjectScan()
-        self._deltas: list[ReplyDelta] = []
-        self._state: Callable[[str], None] = self._arguments
-
-    def markers(self, *, first: bool) -> tuple[str, ...]:
-        """What a call may begin with; `first`: no content has come yet."""
-        return self._form.markers
-
-    def begin(self, held: str, marker: str) -> None:
-        """A marker has come; `held` has it and the white space in front of it."""
-        self.done, self.again, self._raw = False, "", held
-        self._expect(self._named, "")
-
-    def push(self, character: str) -> list[ReplyDelta]:
-        """Take one character."""
-        self._raw += character
-        self._state(character)
-        taken, self._deltas = self._deltas, []
-        return taken
-
-    def run(self, text: str, at: int) -> tuple[int, list[ReplyDelta]]:
-        """Take what is certain to be arguments, as `push` would, but at once; returns where the rest begins."""
-        if self.done or self._state != self._arguments:
-            return at, []
-        end = self._scan.run(text, at)
-        return end, [ReplyDelta(tool_call=ToolCallDelta(self._index, arguments=text[at:end]))] if end > at else []
-
-    def finish(self) -> list[ReplyDelta]:
-        """The reply has ended: what isn't a call yet is content; a call that is cut off stays as it came."""
-        self.done = True
-        committed = self._state in (self._arguments, self._rest, self._after)
-        return [ReplyDelta(content=self._raw)] if self._raw and not committed else []
-
-    def _named(self, character: str) -> None:
-        """A name's characters, up to the first that can't be one."""
-        if _NAME.fullmatch(character):
-            self._name += character
-        elif self._name or not character.isspace():
-            self._expect(self._between, "")
-            if self._name:
-                self._between(character)
-            else:
-                self._refuse()
-
-    def _between(self, character: str) -> None:
-        raise NotImplementedError
-
-    def _rest(self, character: str) -> None:
-        raise NotImplementedError
-
-    def _after(self, character: str) -> None:
-        raise NotImplementedError
-
-    def _open(self, character: str) -> None:
-        """The first character of arguments."""
-        if character == "{":
-            self._call(self._name)
-            self._scan = ObjectScan()
-            self._state = self._arguments
-            self._arguments(character)
-        elif not character.isspace():
-            self._refuse()
-
-    def _arguments(self, character: str) -> None:
-        self._raw = ""
-        self._deltas.append(ReplyDelta(tool_call=ToolCallDelta(self._index, arguments=character)))
-        if self._scan.push(character):
-            self._closed()
-
-    def _closed(self) -> None:
-        """The arguments are whole."""
-        raise NotImplementedError
-
-    def _call(self, name: str, arguments: str = "") -> None:
-        self._index += 1
-        self._deltas.append(ReplyDelta(tool_call=ToolCallDelta(self._index, self._new_id(), name, arguments)))
-
-    def _expect(self, state: Callable[[str], None], seen: str) -> None:
-        self._state, self._seen = state, seen
-        if state == self._named:
-            self._name = ""
-
-    def _refuse(self) -> None:
-        """This was no call: it is content, whole."""
-        self._deltas.append(ReplyDelta(content=self._raw))
-        self._leave("")
-
-    def _leave(self, again: str) -> None:
-        self.done, self.again, self._raw = True, again, ""
-
-    def _found(self, character: str, literals: Collection[str]) -> str | None:
-        """The literal that has been read; "" while one still may be, None once none can."""
-        if not character.isspace():
-            self._seen += character
-        if self._seen in literals:
-            return self._seen
-        return "" if any(literal.startswith(self._seen) for literal in literals) else None
 
 
 class NamedCalls(CallReader):
     """Name and arguments stand in text of the format's own: `[TOOL_CALLS]name[ARGS]{…}`."""
 
     def _between(self, character: str) -> None:
-        literal = _tight(self._form.between)
+        literal = tight(self._form.between)
         found = self._found(character, (literal,)) if literal else literal
         if found is None:
             self._refuse()
@@ -150,13 +38,13 @@ class NamedCalls(CallReader):
                 self._open(character)
 
     def _closed(self) -> None:
-        if not _tight(self._form.closing):
+        if not tight(self._form.closing):
             self._leave("")
         self._expect(self._after, "")
 
     def _after(self, character: str) -> None:
-        following = _tight(self._form.following or "")
-        found = self._found(character, [text for text in (following, _tight(self._form.closing)) if text])
+        following = tight(self._form.following or "")
+        found = self._found(character, [text for text in (following, tight(self._form.closing)) if text])
         if found is None:
             self._leave(self._raw)
         elif found and found == following:
@@ -173,7 +61,7 @@ class JsonCalls(CallReader):
         objects = ('{"name":"', '{"type":"function","name":"')
         self._first = tuple(f"[{start}" if form.is_list else start for start in objects)
         self._next = objects
-        self._closing = _tight(form.closing).lstrip("}]")
+        self._closing = tight(form.closing).lstrip("}]")
         self._bare = False
 
     def markers(self, *, first: bool) -> tuple[str, ...]:  # noqa: D102
@@ -197,7 +85,7 @@ class JsonCalls(CallReader):
 
     def _named(self, character: str) -> None:
         self._body += character
-        if _NAME.fullmatch(character):
+        if NAME.fullmatch(character):
             self._name += character
             return
         offered = not self._bare or self._name in self._functions
@@ -297,7 +185,3 @@ def _call_of(item: Any) -> tuple[str, str] | None:
     if isinstance(arguments, str):
         return item["name"], arguments
     return (item["name"], json.dumps(arguments, ensure_ascii=False)) if isinstance(arguments, dict) else None
-
-
-def _tight(text: str) -> str:
-    return "".join(text.split())

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gateway.parameter_format import ParameterFormat, read_arguments
 from gateway.unsupported import unsupported
 from paceline.models.tokenizer import Tokenizer
 from paceline.models.turns import Turn
@@ -19,6 +20,7 @@ from paceline.protocol.errors import InvalidInput, Unsupported
 
 _NAMES = ("paceline_probe_one", "paceline_probe_two")
 _ARGUMENTS = {"probe_key": "probe_value"}
+_FURTHER = {"probe_other": "probe_third"}
 _IDS = ("prbAAAAA1", "prbAAAAA2")
 """Nine letters and digits: Mistral's templates take no others."""
 PYTHON_TAG = "<|python_tag|>"
@@ -45,6 +47,7 @@ class CallFormat:
         following: from the arguments of one call to the name of the next; None: one call a turn.
         closing: from the last call's arguments to the end of the turn.
         as_text: whether the template wants arguments as JSON text instead of an object.
+        each: how arguments are written one by one; None: they are one JSON object.
     """
 
     marker: str
@@ -53,6 +56,7 @@ class CallFormat:
     following: str | None
     closing: str
     as_text: bool = False
+    each: ParameterFormat | None = None
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -122,6 +126,7 @@ def read_reply_format(tokenizer: Tokenizer) -> ReplyFormat:
     marks = [reasoning.opening, reasoning.closing] if reasoning else []
     if calls:
         marks += [*calls.markers, calls.opening, calls.between, calls.following or "", calls.closing]
+        marks += [calls.each.before_name, calls.each.before_value, calls.each.behind_value] if calls.each else []
     hidden = {i: text for i, text in tokenizer.hidden_tokens.items() if any(text in mark for mark in marks)}
     ends = {text for i, text in hidden.items() if i in tokenizer.eos_token_ids}
     kept = {i: text for i, text in hidden.items() if text not in ends}
@@ -154,13 +159,21 @@ def _read_calls(tokenizer: Tokenizer) -> CallFormat:
         one = _answer(tokenizer, tools, 1, as_text=as_text)
         if one is not None and _NAMES[0] in one:
             two = _answer(tokenizer, tools, 2, as_text=as_text)
-            return _taken_apart(one, two, _ends(tokenizer), as_text=as_text)
+            found = None if as_text else _one_by_one(tokenizer, tools, two)
+            return found or _taken_apart(one, two, tokenizer, as_text=as_text)
     raise Unsupported("the model's chat template can't write a call")
 
 
-def _answer(tokenizer: Tokenizer, tools: Sequence[Turn], count: int, *, as_text: bool) -> str | None:
+def _answer(
+    tokenizer: Tokenizer,
+    tools: Sequence[Turn],
+    count: int,
+    given: Mapping[str, str] = _ARGUMENTS,
+    *,
+    as_text: bool = False,
+) -> str | None:
     """What the template writes for an answer of so many calls; None: it refuses, or the answer isn't found."""
-    arguments: Any = json.dumps(_ARGUMENTS) if as_text else _ARGUMENTS
+    arguments: Any = json.dumps(given) if as_text else given
     calls = [
         {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
         for call_id, name in zip(_IDS[:count], _NAMES, strict=False)
@@ -183,18 +196,41 @@ def _before_reasoning(header: str) -> str:
     return header[: min((at for at in starts if at >= 0), default=len(header))].rstrip()
 
 
-def _taken_apart(one: str, two: str | None, ends: Sequence[str], *, as_text: bool) -> CallFormat:
+def _taken_apart(one: str, two: str | None, tokenizer: Tokenizer, *, as_text: bool) -> CallFormat:
     pieces = re.split(f"{_NAMES[0]}|{_arguments_pattern()}", one)
     if len(pieces) != 3:
         raise Unsupported("the model's chat template writes calls in a format that isn't known")
     opening, between, rest = (_without_ids(piece) for piece in pieces)
     opening = _behind_reasoning(opening)
-    closing = rest[: min((at for at in (rest.find(end) for end in ends) if at >= 0), default=len(rest))]
+    closing = _to_end(rest, tokenizer)
     shape = _OBJECT.search(opening)
     marker = (opening[: shape.start()] if shape else opening).strip()
     if not shape and not marker:
         raise Unsupported("the model's chat template writes calls in a format that isn't known")
     return CallFormat(marker, opening, between, _following(two), closing.rstrip("\n"), as_text)
+
+
+def _one_by_one(tokenizer: Tokenizer, tools: Sequence[Turn], two: str | None) -> CallFormat | None:
+    """The format, if the template writes arguments one by one; `two` has two calls."""
+    none, both = (_answer(tokenizer, tools, 1, arguments) for arguments in ({}, _ARGUMENTS | _FURTHER))
+    if none is None or both is None:
+        return None
+    (opening, _, none), (_, _, both) = none.partition(_NAMES[0]), both.partition(_NAMES[0])
+    probes = [text for pair in (_ARGUMENTS | _FURTHER).items() for text in pair]
+    written = read_arguments(_to_end(none, tokenizer), _to_end(both, tokenizer), probes)
+    opening = _behind_reasoning(opening)
+    if written is None or not opening.strip():
+        return None
+    _, _, behind = (two or "").partition(_NAMES[0])
+    between, found, _ = behind.partition(_NAMES[1])
+    following = between.rpartition(written.each.behind_value)[2] if found else None
+    closing = written.tail.rstrip("\n")
+    return CallFormat(opening.split()[0], opening, written.head, following, closing, each=written.each)
+
+
+def _to_end(text: str, tokenizer: Tokenizer) -> str:
+    """Up to the end of the turn."""
+    return text[: min((at for end in _ends(tokenizer) if (at := text.find(end)) >= 0), default=len(text))]
 
 
 def _following(two: str | None) -> str | None:

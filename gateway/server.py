@@ -9,16 +9,20 @@ import socket
 import ssl
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import uvicorn
 
+from gateway.certificates import RenewedContext
+from gateway.connections import TimedConnection
 from gateway.middleware import RunningRequests
 from paceline.protocol.errors import InvalidInput
 from paceline.rpc.exposure import warn_if_exposed
 from paceline.rpc.server import address_of, write_atomically
-from paceline.rpc.tls import server_credentials
+from paceline.rpc.tls import server_credentials, server_files
 from paceline.runtime.config import ServerSettings
+from paceline.runtime.gateway_config import GatewayConfig
 from paceline.runtime.stopping import signals_stop, stop_with_stdin
 
 logger = logging.getLogger(__name__)
@@ -54,7 +58,7 @@ def open_socket(settings: ServerSettings, reader_timeout_s: float) -> socket.soc
     return listening
 
 
-async def run_http(app: Any, settings: ServerSettings, listening: socket.socket, running: RunningRequests) -> None:
+async def run_http(app: Any, config: GatewayConfig, listening: socket.socket, running: RunningRequests) -> None:
     """Serve until a signal, or the end of standard input where that counts; then drain and return.
 
     A draining server takes no connection. Responses that run have `drain_seconds`; what is left is cut off.
@@ -62,7 +66,8 @@ async def run_http(app: Any, settings: ServerSettings, listening: socket.socket,
     Raises:
         InvalidInput: a TLS file is missing, or not what it should be.
     """
-    server = _Server(_uvicorn_config(app, settings))
+    settings = config.server
+    server = _Server(uvicorn_config(app, config))
     address = address_of(settings.host, listening.getsockname()[1])
     stop = asyncio.Event()
     if settings.stop_with_stdin:
@@ -85,13 +90,16 @@ async def run_http(app: Any, settings: ServerSettings, listening: socket.socket,
     logger.info("stopped: address=%s", address)
 
 
-def _uvicorn_config(app: Any, settings: ServerSettings) -> uvicorn.Config:
+def uvicorn_config(app: Any, config: GatewayConfig) -> uvicorn.Config:
+    """What uvicorn is told. Raises as `run_http`."""
+    settings = config.server
     server_credentials(settings)  # checks the files, naming the one that is wrong
+    files = server_files(settings)
     if settings.tls_certificate is None:
         warn_if_exposed(settings, "plaintext", "set server.tls_certificate and server.tls_key")
     return uvicorn.Config(
         app,
-        http="httptools",
+        http=cast(Any, partial(TimedConnection, head_timeout_s=config.head_timeout_s)),
         ws="none",
         log_config=None,
         access_log=False,
@@ -101,4 +109,5 @@ def _uvicorn_config(app: Any, settings: ServerSettings) -> uvicorn.Config:
         ssl_keyfile=settings.tls_key,
         ssl_ca_certs=str(settings.tls_client_ca) if settings.tls_client_ca else None,
         ssl_cert_reqs=ssl.CERT_REQUIRED if settings.tls_client_ca else ssl.CERT_NONE,
+        ssl_context_factory=(lambda _, make: RenewedContext.of(files, make)) if settings.tls_certificate else None,
     )

@@ -19,13 +19,16 @@ class Tally:
 
     Attributes:
         samples: choices of each prompt.
+        shows_tokens: whether the tokens are part of the reply.
         seeds: in force, by prompt.
     """
 
     samples: int
+    shows_tokens: bool = True
     seeds: dict[int, int] = field(default_factory=dict)
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    reasoning_tokens: int = 0
     stats: dict[int, GenerationStats] = field(default_factory=dict)
 
     def add(self, choice: ChoiceEvent) -> None:
@@ -35,27 +38,35 @@ class Tally:
             self.seeds[prompt] = event.seed
             self.prompt_tokens += len(event.prompt_token_ids)
         elif isinstance(event, Tokens):
-            self.completion_tokens += len(event.token_ids)
+            self.completion_tokens += len(event.token_ids) * self.shows_tokens
         elif isinstance(event, Finished):
             self.stats[choice.index] = event.stats
 
     @property
     def usage(self) -> dict[str, Any]:
-        """OpenAI's `usage`. Tokens that were taken from a cache are not told by a coordinator.
+        """OpenAI's `usage`. Of samples that share a prompt, the first one's cached tokens count, as its prompt does.
 
         Rejected prediction tokens are no part of the text, so they are not counted among the completion's.
         """
+        cached = self._cached_tokens
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
-            "prompt_tokens_details": None,
+            "prompt_tokens_details": None if cached is None else {"cached_tokens": cached},
             "completion_tokens_details": {
-                "reasoning_tokens": 0,
+                "reasoning_tokens": self.reasoning_tokens,
                 "accepted_prediction_tokens": sum(each.prediction_accepted for each in self.stats.values()),
                 "rejected_prediction_tokens": sum(each.prediction_rejected for each in self.stats.values()),
             },
         }
+
+    @property
+    def _cached_tokens(self) -> int | None:
+        """Of all prompts; None: a coordinator does not say it."""
+        told = [stats.cached_prompt_tokens for i, stats in self.stats.items() if i % self.samples == 0]
+        known = [tokens for tokens in told if tokens is not None]
+        return sum(known) if len(known) == len(told) else None
 
     @property
     def metrics(self) -> dict[str, Any] | None:

@@ -12,6 +12,7 @@ from gateway.errors import refused
 from gateway.logprobs import token_text
 from gateway.openai_types import DetokenizeRequest, TokenizeRequest
 from gateway.services import Services
+from gateway.template_fields import template_settings
 from gateway.tools import ToolPlan
 from paceline.protocol.errors import require, require_ids
 from paceline.protocol.generation import MAX_INPUT_TOKENS
@@ -45,7 +46,8 @@ async def _tokenized(services: Services, body: TokenizeRequest, caller: HttpCall
     if (body.prompt is None) == (body.messages is None):
         raise refused("prompt", "exactly 1 of prompt and messages must be given")
     if body.messages is not None:
-        ids = (await read_chat(services, body.messages, ToolPlan(), max_length)).token_ids
+        settings = template_settings(services, body)
+        ids = (await read_chat(services, body.messages, ToolPlan(), max_length, settings)).token_ids
     else:
         special = body.add_special_tokens is not False
         ids = await services.token_ids(body.prompt or "", max_length, add_special_tokens=special)

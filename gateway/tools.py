@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pydantic import Field, JsonValue, ValidationError
@@ -75,12 +75,12 @@ class ToolPlan:
 
     Attributes:
         rendered: what the prompt lists.
-        callable_names: functions that the reply may call; none: it is text.
+        callable: functions that the reply may call, with the schemas of their arguments; none: it is text.
         rules: what a grammar must hold the reply to; None: it is free.
     """
 
     rendered: tuple[Mapping[str, Any], ...] = ()
-    callable_names: frozenset[str] = frozenset()
+    callable: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     rules: CallRules | None = None
 
     def grammar(self, form: ReplyFormat, *, in_reasoning: bool) -> Grammar | None:
@@ -93,7 +93,7 @@ class ToolPlan:
 
     def parser(self, form: ReplyFormat, *, in_reasoning: bool) -> ReplyParser:
         """What takes one reply apart."""
-        return reply_parser(form, self.callable_names, in_reasoning=in_reasoning)
+        return reply_parser(form, self.callable, in_reasoning=in_reasoning)
 
 
 def plan_tools(
@@ -117,8 +117,10 @@ def plan_tools(
     form.require_calls()
     names = _callable(choice, definitions)
     parallel = fields.parallel_tool_calls is not False
-    rules = _rules(choice, [definitions[name] for name in names], parallel)
-    return ToolPlan(tuple(_listing(tool) for tool in listed), frozenset(names), rules)
+    schemas = {name: arguments_schema(definitions[name].parameters) for name in names}
+    strict = any(definitions[name].strict for name in names)
+    rules = _rules(choice, schemas, strict=strict, parallel=parallel)
+    return ToolPlan(tuple(_listing(tool) for tool in listed), schemas, rules)
 
 
 def _read(tools: object, tool_choice: object, parallel: object) -> ToolFields:
@@ -153,12 +155,12 @@ def _callable(choice: str | NamedChoice, definitions: Mapping[str, FunctionDefin
     return [name]
 
 
-def _rules(choice: str | NamedChoice, functions: Sequence[FunctionDefinition], parallel: bool) -> CallRules | None:
+def _rules(
+    choice: str | NamedChoice, schemas: Mapping[str, Mapping[str, Any]], *, strict: bool, parallel: bool
+) -> CallRules | None:
     """Free text alone can promise neither that arguments fit nor that one call is the last."""
-    strict = any(function.strict for function in functions)
     if choice == "auto" and not strict and parallel:
         return None
-    schemas = {function.name: arguments_schema(function.parameters) for function in functions}
     return CallRules(schemas, required=choice != "auto", parallel=parallel and isinstance(choice, str))
 
 

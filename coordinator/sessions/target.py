@@ -110,6 +110,8 @@ class TargetSession:
         """When the last verdict came, by `perf_counter`: under load long before its request goes on."""
         self._silence = SilenceWatch(pool.round_timeout_s)
         self.prompt = PromptReport(len(task.prompt), task.prompt_logprobs)
+        self.cached_prompt_tokens: int | None = None
+        """As `GenerationStats.cached_prompt_tokens`."""
 
     @property
     def costs(self) -> TargetCosts:
@@ -235,7 +237,9 @@ class TargetSession:
     def on_event(self, event: TargetEvent) -> None:
         """Handle what the target sent for this session."""
         self._awaits_grammar = self._awaits_grammar and not isinstance(event, TargetOpened)
-        if isinstance(event, Failure):
+        if isinstance(event, TargetOpened) and self.cached_prompt_tokens is None:
+            self.cached_prompt_tokens = min(event.reused_tokens, len(self._task.prompt))
+        elif isinstance(event, Failure):
             error = error_of(event)
             if self._peer is not None and isinstance(error, Overloaded | PeerUnavailable):
                 self._pool.refused(self._peer, error)

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.tokenizer import REPLACEMENT, Tokenizer
 
 CONTEXT_TOKENS = 6
 """Prompt tokens decoded ahead of the output, so that its first space survives."""
-REPLACEMENT = "\ufffd"
 
 
 class Detokenizer:

@@ -20,6 +20,8 @@ FREE_AFTER_S = 5.0
 CANCEL_AFTER_S = 60.0
 BYTES_PER_TOKEN = 12
 """Upper bound of a token id, its provenance, where its text ends, what it replaced and their tags on the wire."""
+BYTES_PER_RECORD = 128
+"""Upper bound of a round's record on the wire without its drafter's name: 14 fields and twice 6 of timings."""
 MOST_BYTES_PER_TOKEN = 1024
 """Upper bound of a token with its log-probabilities, and text as tokens have it."""
 
@@ -114,7 +116,8 @@ class Outbox:
 
 def size_of(tokens: Tokens) -> int:
     """Bytes that a message takes on the wire, from above."""
-    return len(tokens.text.encode()) + BYTES_PER_TOKEN * len(tokens.token_ids) * (1 + len(tokens.logprobs))
+    records = sum(BYTES_PER_RECORD + len(record.drafter.encode()) for record in tokens.records)
+    return len(tokens.text.encode()) + BYTES_PER_TOKEN * len(tokens.token_ids) * (1 + len(tokens.logprobs)) + records
 
 
 def prompt_size(rows: PromptLogprobs) -> int:
@@ -136,6 +139,7 @@ def merge(batch: list[Tokens]) -> Tokens:
             start + end for start, tokens in zip(starts, batch, strict=False) for end in tokens.text_ends
         ),
         replaced_token_ids=tuple(chain.from_iterable(tokens.replaced_token_ids for tokens in batch)),
+        records=tuple(chain.from_iterable(tokens.records for tokens in batch)),
     )
 
 

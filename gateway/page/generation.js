@@ -7,7 +7,7 @@ const ALTERNATIVES = 3;
 export class Refusal extends Error {}
 
 /**
- * Streams one generation. Yields {tokens} as they arrive and {end} once, with what the last chunks say.
+ * Streams one generation. Yields {tokens, rounds} as they arrive, and {end} once, with what the last chunks say.
  * @param settings {input, prompt, temperature, seed, most, drafter, off, key}
  */
 export async function* generate(settings, signal) {
@@ -25,7 +25,7 @@ export async function* generate(settings, signal) {
     if (chunk.error) throw new Refusal(chunk.error.message);
     note(end, chunk);
     const tokens = tokensOf(chunk);
-    if (tokens.length) yield { tokens };
+    if (tokens.length) yield { tokens, rounds: chunk.paceline?.ended_rounds ?? [] };
   }
   if (!ended) throw new Refusal("The stream broke off before the text had ended.");
   yield { end };

@@ -17,7 +17,8 @@ export class Panel {
     this.text = new TextView(this._root);
     this.rounds = new RoundsView(this._root);
     this._facts = { state: "waiting" };
-    this._drawn = 0;
+    this._ended = [];
+    this._timer = null;
     this._draw();
   }
 
@@ -28,10 +29,11 @@ export class Panel {
     let firstTokens = 0;
     this._facts = { state: "generating", seed: settings.seed };
     try {
-      for await (const { tokens, end } of generate(settings, signal)) {
-        const now = performance.now();
+      for await (const { tokens, rounds, end } of generate(settings, signal)) {
         if (tokens) {
+          const now = performance.now();
           this.text.add(tokens);
+          this._ended.push(...rounds);
           if (!first) [first, firstTokens] = [now, this.text.tokens.length];
           this._facts.firstMs = first - asked;
           this._facts.speed = now > first ? (this.text.tokens.length - firstTokens) / ((now - first) / 1000) : null;
@@ -39,7 +41,7 @@ export class Panel {
         } else {
           this._finish(end);
         }
-        if (now - this._drawn > REDRAW_MS) this._draw();
+        this._timer ??= setTimeout(() => this._draw(), REDRAW_MS);
       }
     } catch (error) {
       this._facts.state = error.name === "AbortError" ? "stopped" : "failed";
@@ -47,6 +49,7 @@ export class Panel {
     } finally {
       this._draw();
       this.text.fillTable();
+      this.rounds.fillTable();
     }
   }
 
@@ -66,11 +69,19 @@ export class Panel {
     this._facts.speculation = end.speculation?.num_spec_steps ? end.speculation : null;
     // Arrivals tell little of a short text: what came meanwhile arrives with its first piece.
     this._facts.speed = speedOf(end.rounds ?? [], this.text.tokens.length) ?? this._facts.speed;
-    this.rounds.show(end.rounds ?? []);
+    this._addRounds();
+    this.rounds.finish(end.rounds ?? []);
+  }
+
+  _addRounds() {
+    this.rounds.add(this._ended);
+    this._ended = [];
   }
 
   _draw() {
-    this._drawn = performance.now();
+    clearTimeout(this._timer);
+    this._timer = null;
+    this._addRounds();
     const { state, seed, firstMs, speed, speculation } = this._facts;
     const shown = [
       ["state", state],

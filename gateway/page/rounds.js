@@ -6,6 +6,7 @@ const SVG = "http://www.w3.org/2000/svg";
 const HEIGHT = 120;
 const AXIS = 18;
 const WIDEST = 24000;
+const READY = "Point at a round, or step through them with the arrow keys.";
 
 /** The four parts of a round, in the order in which they pass. */
 export function partsOf(round) {
@@ -35,6 +36,7 @@ export class RoundsView {
     this._plot = panel.querySelector(".plot");
     this._detail = panel.querySelector(".round-detail");
     this._groups = [];
+    this._extent = { ms: 0, tokens: 0 };
     this._zoom = 1;
     stepper(this._plot, { count: () => this._groups.length, at: (i) => this._groups[i] }, (i) => {
       this._detail.textContent = detailOf(this.rounds[i], i);
@@ -42,7 +44,7 @@ export class RoundsView {
     for (const [name, factor] of [["in", 2], ["out", 0.5]]) {
       panel.querySelector(`.zoom .${name}`).addEventListener("click", () => this._zoomBy(factor));
     }
-    this._fillTable = lazyTable(panel.querySelector(".rounds-table"), () => roundTable(this.rounds));
+    this.fillTable = lazyTable(panel.querySelector(".rounds-table"), () => roundTable(this.rounds));
     this._observer = new ResizeObserver(() => this._draw());
     this._observer.observe(this._plot);
   }
@@ -50,7 +52,7 @@ export class RoundsView {
   /** What the axes must hold to show all of it. */
   get extent() {
     const ms = this.rounds.reduce((sum, round) => sum + round.round_ms, 0);
-    return { ms, tokens: Math.max(1, ...this.rounds.map((round) => round.accepted + 1)) };
+    return { ms, tokens: this.rounds.reduce((most, round) => Math.max(most, round.accepted + 1), 1) };
   }
 
   /** Draws on axes of this extent, so that two charts can be compared. */
@@ -59,14 +61,29 @@ export class RoundsView {
     this._draw();
   }
 
-  show(rounds) {
-    this.rounds = rounds;
+  /** Draws rounds that have ended, behind the others. The axes grow in steps, so that a bar is drawn a few times in all. */
+  add(rounds) {
+    if (!rounds.length) return;
+    if (!this.rounds.length) this._detail.textContent = READY;
+    this.rounds.push(...rounds);
+    const { ms, tokens } = this.extent;
+    if (ms <= this._extent.ms && tokens <= this._extent.tokens) {
+      this._drawFurther();
+    } else {
+      this._extent = { ms: niceStep(Math.max(1, ms)), tokens: Math.max(tokens, this._extent.tokens) };
+      this._draw();
+    }
+  }
+
+  /**
+   * Draws all rounds on axes of their own length.
+   * @param rounds what the last chunk tells of them: nothing of those before a coordinator was lost
+   */
+  finish(rounds) {
+    if (rounds.length > this.rounds.length) this.rounds = rounds;
     this._extent = this.extent;
-    this._detail.textContent = rounds.length
-      ? "Point at a round, or step through them with the arrow keys."
-      : "No rounds were recorded.";
+    this._detail.textContent = this.rounds.length ? READY : "No rounds were recorded.";
     this._draw();
-    this._fillTable();
   }
 
   end() {
@@ -82,19 +99,27 @@ export class RoundsView {
     const room = this._plot.clientWidth;
     if (!this.rounds.length || !room) return;
     const width = Math.min(WIDEST, room * this._zoom);
-    const { ms: total, tokens: most } = this._extent;
-    const perMs = (width - 1) / total;
-    const chart = svg("svg", { width, height: HEIGHT + AXIS, "aria-hidden": "true" });
-    chart.append(...axis(total, perMs, width));
-    let start = 0;
-    this._groups = this.rounds.map((round, index) => {
-      const group = bar(round, start, perMs, ((round.accepted + 1) / most) * (HEIGHT - 6));
-      group.dataset.index = index;
-      start += round.round_ms;
-      return group;
-    });
-    chart.append(...this._groups);
-    this._plot.replaceChildren(chart);
+    this._perMs = (width - 1) / this._extent.ms;
+    this._chart = svg("svg", { width, height: HEIGHT + AXIS, "aria-hidden": "true" });
+    this._chart.append(...axis(this._extent.ms, this._perMs, width));
+    const current = this._groups.findIndex((group) => group.classList.contains("current"));
+    this._groups = [];
+    this._start = 0;
+    this._drawFurther();
+    this._groups[current]?.classList.add("current");
+    this._plot.replaceChildren(this._chart);
+  }
+
+  /** Bars of the rounds that have none yet. */
+  _drawFurther() {
+    for (const round of this._chart ? this.rounds.slice(this._groups.length) : []) {
+      const height = ((round.accepted + 1) / this._extent.tokens) * (HEIGHT - 6);
+      const group = bar(round, this._start, this._perMs, height);
+      group.dataset.index = this._groups.length;
+      this._start += round.round_ms;
+      this._groups.push(group);
+      this._chart.append(group);
+    }
   }
 }
 

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import inspect
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from paceline.models.byte_pieces import piece_bytes
+from paceline.models.chat_template import template_variables
 from paceline.models.table_names import TableSpec, is_table
-from paceline.models.turns import Turn, keys_and_strings, letter_turns
+from paceline.models.turns import Scalar, Turn, keys_and_strings, letter_turns
 from paceline.protocol.errors import InvalidInput, Unsupported, require
 from paceline.protocol.generation import ChatMessage
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+Settings = Mapping[str, Scalar]
+"""Values of variables that a chat template reads, by their names."""
+NO_SETTINGS: Settings = MappingProxyType({})
+REPLACEMENT = "\ufffd"
+"""What `decode` writes for bytes that are no whole character."""
 _BYTES = 256
 _LETTERS = 26
 _FURTHER_LETTERS = 0x4E00
@@ -59,6 +69,9 @@ class Tokenizer(Protocol):
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids; special tokens are skipped, bytes that are not UTF-8 become U+FFFD."""
 
+    def text_bytes(self, token_id: int) -> bytes:
+        """What a token adds to a text in UTF-8, parts of a character too; a special one nothing."""
+
     def render_chat(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
         """Ids of a chat, ending where the assistant's answer begins.
 
@@ -70,19 +83,33 @@ class Tokenizer(Protocol):
             InvalidInput: a content has the text of a special token that the tokenizer can't read as text.
         """
 
-    def render_turns(self, turns: Sequence[Turn], tools: Sequence[Turn] = ()) -> tuple[int, ...]:
+    def render_turns(
+        self, turns: Sequence[Turn], tools: Sequence[Turn] = (), settings: Settings = NO_SETTINGS
+    ) -> tuple[int, ...]:
         """The same for turns as chat templates read them, calls of functions and their results among them.
 
         Args:
             turns: role, content, and whatever else the template reads (`tool_calls`, …).
             tools: functions that may be called, in OpenAI's shape.
+            settings: of `template_variables`.
 
         Raises:
             Unsupported: the model has no chat template.
             InvalidInput: the template refuses the chat, or as `render_chat`.
         """
 
-    def template_text(self, turns: Sequence[Turn], tools: Sequence[Turn] = (), *, answer_follows: bool = True) -> str:
+    @property
+    def template_variables(self) -> frozenset[str]:
+        """Names that the chat template reads beside the chat, for `render_turns`."""
+
+    def template_text(
+        self,
+        turns: Sequence[Turn],
+        tools: Sequence[Turn] = (),
+        settings: Settings = NO_SETTINGS,
+        *,
+        answer_follows: bool = True,
+    ) -> str:
         """What the template writes, special tokens by their names: to read a template by, never to be tokenised.
 
         Raises:
@@ -138,14 +165,28 @@ class TableTokenizer:
             return bytes(i for i in ids if i < _BYTES and i != self._eos).decode("utf-8", "replace")
         return "".join(self._letters[i] for i in ids if i != self._eos)
 
+    def text_bytes(self, token_id: int) -> bytes:  # noqa: D102
+        return b"" if self.is_special(token_id) else self.token_bytes(token_id)
+
     def render_chat(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:  # noqa: D102
         return self.render_turns(_turns(messages))
 
-    def render_turns(self, turns: Sequence[Turn], tools: Sequence[Turn] = ()) -> tuple[int, ...]:  # noqa: D102
-        return self.encode(self.template_text(turns, tools))
+    def render_turns(  # noqa: D102
+        self, turns: Sequence[Turn], tools: Sequence[Turn] = (), settings: Settings = NO_SETTINGS
+    ) -> tuple[int, ...]:
+        return self.encode(self.template_text(turns, tools, settings))
+
+    @property
+    def template_variables(self) -> frozenset[str]:  # noqa: D102
+        return frozenset()
 
     def template_text(  # noqa: D102
-        self, turns: Sequence[Turn], tools: Sequence[Turn] = (), *, answer_follows: bool = True
+        self,
+        turns: Sequence[Turn],
+        tools: Sequence[Turn] = (),
+        settings: Settings = NO_SETTINGS,
+        *,
+        answer_follows: bool = True,
     ) -> str:
         return letter_turns(turns, tools if self._bytes else ()) + "assistant: " * answer_follows
 
@@ -210,24 +251,49 @@ class TransformersTokenizer:
         assert isinstance(text, str)
         return text
 
+    def text_bytes(self, token_id: int) -> bytes:  # noqa: D102
+        text = self.decode((token_id,))
+        piece = self.inner.convert_ids_to_tokens(token_id)
+        assert isinstance(piece, str)
+        return piece_bytes(piece) if REPLACEMENT in text else text.encode()
+
     def render_chat(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:  # noqa: D102
         return self.render_turns(_turns(messages))
 
-    def render_turns(self, turns: Sequence[Turn], tools: Sequence[Turn] = ()) -> tuple[int, ...]:  # noqa: D102
+    def render_turns(  # noqa: D102
+        self, turns: Sequence[Turn], tools: Sequence[Turn] = (), settings: Settings = NO_SETTINGS
+    ) -> tuple[int, ...]:
         keys, strings = keys_and_strings((turns, tools))
+        for name, value in settings.items():
+            plain = not (isinstance(value, str) and self._special.search(value))
+            require(plain, f"chat_template_kwargs.{name}", value, "without the text of a special token")
         if any(self._special.search(key) for key in keys):
             limit = "without special tokens' text, which can't be read as text there"
             raise InvalidInput.of("names in tools and arguments", "the text of a special token", limit)
         if any(self._special.search(string) for string in strings):
-            return self._render_with_special_text(turns, tools, strings)
+            return self._render_with_special_text(turns, tools, settings, strings)
         # The template writes its own special tokens.
-        return tuple(self.inner.encode(self.template_text(turns, tools), add_special_tokens=False))
+        return tuple(self.inner.encode(self.template_text(turns, tools, settings), add_special_tokens=False))
+
+    @cached_property
+    def template_variables(self) -> frozenset[str]:  # noqa: D102
+        given = self.inner.chat_template or ""
+        templates = given.values() if isinstance(given, dict) else (given,)
+        arguments = inspect.signature(self.inner.apply_chat_template).parameters
+        found = frozenset[str]().union(*map(template_variables, templates))
+        return found - arguments.keys() - self.inner.special_tokens_map.keys()
 
     def template_text(  # noqa: D102
-        self, turns: Sequence[Turn], tools: Sequence[Turn] = (), *, answer_follows: bool = True
+        self,
+        turns: Sequence[Turn],
+        tools: Sequence[Turn] = (),
+        settings: Settings = NO_SETTINGS,
+        *,
+        answer_follows: bool = True,
     ) -> str:
+        asked = {"add_generation_prompt": answer_follows, "tokenize": False}
         try:
-            text = self._apply(self.inner, turns, tools, add_generation_prompt=answer_follows, tokenize=False)
+            text = self._apply(self.inner, turns, tools, **settings, **asked)
         except ValueError as error:
             raise _refused_by_template(turns, error) from error
         assert isinstance(text, str)
@@ -242,7 +308,7 @@ class TransformersTokenizer:
         return {i: token.content for i, token in self.inner.added_tokens_decoder.items() if token.special}
 
     def _render_with_special_text(
-        self, turns: Sequence[Turn], tools: Sequence[Turn], strings: Sequence[str]
+        self, turns: Sequence[Turn], tools: Sequence[Turn], settings: Settings, strings: Sequence[str]
     ) -> tuple[int, ...]:
         """The same where a content has a special token's text, which is read piece by piece."""
         count = sum(len(self._special.findall(string)) for string in strings)
@@ -255,7 +321,7 @@ class TransformersTokenizer:
         inner.chat_control_tokens = list(self._further_special)
         arguments = {"add_generation_prompt": True, "return_dict": False, "sanitize_control_tokens": True}
         try:
-            ids = self._apply(inner, turns, tools, **arguments)
+            ids = self._apply(inner, turns, tools, **settings, **arguments)
         except ValueError as error:
             limit = "what the tokenizer can read as text"
             raise InvalidInput.of("message content", "the text of a special token", limit) from error

@@ -8,6 +8,8 @@ from typing import Any
 
 Turn = Mapping[str, Any]
 """A message or a tool as JSON, in the names of OpenAI's chat."""
+Scalar = str | bool | int | float | None
+"""A value of a variable that a chat template reads."""
 
 
 def keys_and_strings(value: object) -> tuple[list[str], list[str]]:

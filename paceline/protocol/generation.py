@@ -8,7 +8,7 @@ from enum import Enum
 from paceline.protocol.errors import require
 from paceline.protocol.handshake import Fingerprint
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES, NONE, Acceptance
-from paceline.protocol.records import GenerationStats
+from paceline.protocol.records import GenerationStats, RoundRecord
 from paceline.protocol.sampling import NoiseKey, SamplingParams, check_top_logprobs
 from paceline.protocol.target import RowLogprobs
 
@@ -51,7 +51,7 @@ class ChatMessage:
 class SpeculationSettings:
     """Per-request speculation; None leaves the choice to the coordinator. The drafter "none" means `off`.
 
-    `explain` asks for `GenerationStats.explanation`.
+    `explain` asks for `GenerationStats.explanation`, `report_rounds` for `Tokens.records`.
     """
 
     off: bool = False
@@ -59,6 +59,7 @@ class SpeculationSettings:
     num_draft_tokens: int | None = None
     tree_widths: tuple[int, ...] = ()
     explain: bool = False
+    report_rounds: bool = False
 
     def __post_init__(self) -> None:
         k = self.num_draft_tokens
@@ -169,6 +170,7 @@ class Tokens:
 
     `text_ends[i]` counts the characters of `text` that were certain with token i; empty: not told.
     `replaced_token_ids` has the proposed token that each recovered one stands in place of; empty: not told.
+    `records` are those of the rounds that committed them, where the request asked for them.
     """
 
     token_ids: tuple[int, ...]
@@ -177,6 +179,7 @@ class Tokens:
     logprobs: tuple[RowLogprobs, ...] = ()
     text_ends: tuple[int, ...] = ()
     replaced_token_ids: tuple[int, ...] = ()
+    records: tuple[RoundRecord, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,7 @@ class GenerationStats:
 
     `explanation`: only where the request asked for it, of a coordinator that can say it.
     `prediction_accepted`, `prediction_rejected`: of the proposed tokens, those of the request's prediction.
+    `cached_prompt_tokens`: of the prompt's tokens, those that the target had in its prefix cache; None: not told.
     """
 
     rounds: int = 0
@@ -69,6 +70,7 @@ class GenerationStats:
     explanation: PlanExplanation | None = None
     prediction_accepted: int = 0
     prediction_rejected: int = 0
+    cached_prompt_tokens: int | None = None
 
     @property
     def mean_acceptance_length(self) -> float:

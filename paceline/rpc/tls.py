@@ -105,14 +105,20 @@ class TlsFiles:
         return material
 
 
+def server_files(settings: ServerSettings) -> TlsFiles:
+    """The files that a server serves with."""
+    return TlsFiles(
+        TlsPaths("server.", "tls_client_ca", settings.tls_certificate, settings.tls_key, settings.tls_client_ca)
+    )
+
+
 def server_credentials(settings: ServerSettings) -> grpc.ServerCredentials | None:
     """What to serve with: each handshake has the files of its moment; None: plaintext.
 
     Raises:
         InvalidInput: a file is missing, or not what it should be.
     """
-    paths = TlsPaths("server.", "tls_client_ca", settings.tls_certificate, settings.tls_key, settings.tls_client_ca)
-    files = TlsFiles(paths)
+    files = server_files(settings)
     told = files.read()
     if told.pair is None:
         if told.authority is not None:

@@ -50,6 +50,9 @@ class GatewayConfig(_Settings):
         1024, ge=1, le=1 << 20, description="Most HTTP requests that run at once before 429."
     )
     max_body_bytes: int = Field(4 << 20, ge=1 << 10, le=1 << 30, description="Longest body of a request before 413.")
+    head_timeout_s: float = Field(
+        10.0, gt=0, le=3600, description="Longest time that a request's line and headers may take."
+    )
     body_timeout_s: float = Field(30.0, gt=0, le=3600, description="Longest time that a body may take before 408.")
     reader_timeout_s: float = Field(
         60.0, gt=0, le=3600, description="Longest time that a reader may take nothing before it is cut off."

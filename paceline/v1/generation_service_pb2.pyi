@@ -85,18 +85,20 @@ class TokenInput(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SpeculationSettings(_message.Message):
-    __slots__ = ("off", "drafter", "num_draft_tokens", "tree_widths", "explain")
+    __slots__ = ("off", "drafter", "num_draft_tokens", "tree_widths", "explain", "report_rounds")
     OFF_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TREE_WIDTHS_FIELD_NUMBER: _ClassVar[int]
     EXPLAIN_FIELD_NUMBER: _ClassVar[int]
+    REPORT_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     off: bool
     drafter: str
     num_draft_tokens: int
     tree_widths: _containers.RepeatedScalarFieldContainer[int]
     explain: bool
-    def __init__(self, off: _Optional[bool] = ..., drafter: _Optional[str] = ..., num_draft_tokens: _Optional[int] = ..., tree_widths: _Optional[_Iterable[int]] = ..., explain: _Optional[bool] = ...) -> None: ...
+    report_rounds: bool
+    def __init__(self, off: _Optional[bool] = ..., drafter: _Optional[str] = ..., num_draft_tokens: _Optional[int] = ..., tree_widths: _Optional[_Iterable[int]] = ..., explain: _Optional[bool] = ..., report_rounds: _Optional[bool] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("started", "tokens", "finished", "prompt_logprobs")
@@ -129,20 +131,22 @@ class PromptLogprobs(_message.Message):
     def __init__(self, first_position: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[_types_pb2.RowLogprobs, _Mapping]]] = ...) -> None: ...
 
 class GeneratedTokens(_message.Message):
-    __slots__ = ("token_ids", "text", "provenance", "logprobs", "text_ends", "replaced_token_ids")
+    __slots__ = ("token_ids", "text", "provenance", "logprobs", "text_ends", "replaced_token_ids", "records")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     PROVENANCE_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TEXT_ENDS_FIELD_NUMBER: _ClassVar[int]
     REPLACED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     text: str
     provenance: _containers.RepeatedScalarFieldContainer[_types_pb2.Provenance]
     logprobs: _containers.RepeatedCompositeFieldContainer[_types_pb2.RowLogprobs]
     text_ends: _containers.RepeatedScalarFieldContainer[int]
     replaced_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., provenance: _Optional[_Iterable[_Union[_types_pb2.Provenance, str]]] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.RowLogprobs, _Mapping]]] = ..., text_ends: _Optional[_Iterable[int]] = ..., replaced_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    records: _containers.RepeatedCompositeFieldContainer[RoundRecord]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., provenance: _Optional[_Iterable[_Union[_types_pb2.Provenance, str]]] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.RowLogprobs, _Mapping]]] = ..., text_ends: _Optional[_Iterable[int]] = ..., replaced_token_ids: _Optional[_Iterable[int]] = ..., records: _Optional[_Iterable[_Union[RoundRecord, _Mapping]]] = ...) -> None: ...
 
 class GenerationFinished(_message.Message):
     __slots__ = ("reason", "text", "stats")
@@ -155,7 +159,7 @@ class GenerationFinished(_message.Message):
     def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., text: _Optional[str] = ..., stats: _Optional[_Union[GenerationStats, _Mapping]] = ...) -> None: ...
 
 class GenerationStats(_message.Message):
-    __slots__ = ("rounds", "committed", "cache_hits", "cache_misses", "time_to_first_token_ms", "tokens_per_second", "verify_ms_p50", "draft_wait_ms_p50", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "acceptance_histogram", "num_spec_tokens", "records", "explanation", "prediction_accepted", "prediction_rejected")
+    __slots__ = ("rounds", "committed", "cache_hits", "cache_misses", "time_to_first_token_ms", "tokens_per_second", "verify_ms_p50", "draft_wait_ms_p50", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "acceptance_histogram", "num_spec_tokens", "records", "explanation", "prediction_accepted", "prediction_rejected", "cached_prompt_tokens")
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     CACHE_HITS_FIELD_NUMBER: _ClassVar[int]
@@ -173,6 +177,7 @@ class GenerationStats(_message.Message):
     EXPLANATION_FIELD_NUMBER: _ClassVar[int]
     PREDICTION_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     PREDICTION_REJECTED_FIELD_NUMBER: _ClassVar[int]
+    CACHED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     rounds: int
     committed: int
     cache_hits: int
@@ -190,7 +195,8 @@ class GenerationStats(_message.Message):
     explanation: PlanExplanation
     prediction_accepted: int
     prediction_rejected: int
-    def __init__(self, rounds: _Optional[int] = ..., committed: _Optional[int] = ..., cache_hits: _Optional[int] = ..., cache_misses: _Optional[int] = ..., time_to_first_token_ms: _Optional[float] = ..., tokens_per_second: _Optional[float] = ..., verify_ms_p50: _Optional[float] = ..., draft_wait_ms_p50: _Optional[float] = ..., num_spec_steps: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_draft_tokens: _Optional[int] = ..., acceptance_histogram: _Optional[_Iterable[int]] = ..., num_spec_tokens: _Optional[int] = ..., records: _Optional[_Iterable[_Union[RoundRecord, _Mapping]]] = ..., explanation: _Optional[_Union[PlanExplanation, _Mapping]] = ..., prediction_accepted: _Optional[int] = ..., prediction_rejected: _Optional[int] = ...) -> None: ...
+    cached_prompt_tokens: int
+    def __init__(self, rounds: _Optional[int] = ..., committed: _Optional[int] = ..., cache_hits: _Optional[int] = ..., cache_misses: _Optional[int] = ..., time_to_first_token_ms: _Optional[float] = ..., tokens_per_second: _Optional[float] = ..., verify_ms_p50: _Optional[float] = ..., draft_wait_ms_p50: _Optional[float] = ..., num_spec_steps: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_draft_tokens: _Optional[int] = ..., acceptance_histogram: _Optional[_Iterable[int]] = ..., num_spec_tokens: _Optional[int] = ..., records: _Optional[_Iterable[_Union[RoundRecord, _Mapping]]] = ..., explanation: _Optional[_Union[PlanExplanation, _Mapping]] = ..., prediction_accepted: _Optional[int] = ..., prediction_rejected: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class PlanExplanation(_message.Message):
     __slots__ = ("target_alone_ms", "target_beside_ms", "draft_ms", "target_trip_ms", "draft_trip_ms", "target_sessions", "positions", "acceptance", "ngram_acceptance", "candidates", "account_ms", "account_bound_ms")

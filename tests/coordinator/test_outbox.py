@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
 from coordinator.text import outbox as module
-from coordinator.text.outbox import MAX_UNREAD_BYTES, MOST_BYTES_PER_TOKEN, Outbox
+from coordinator.text.outbox import MAX_UNREAD_BYTES, MOST_BYTES_PER_TOKEN, Outbox, merge, size_of
+from paceline.protocol import codec
 from paceline.protocol.errors import Cancelled
 from paceline.protocol.generation import PromptLogprobs, Provenance, Tokens
+from paceline.protocol.records import RoundRecord, StepTimings
 
 
 def tokens(text: str) -> Tokens:
@@ -34,6 +38,21 @@ async def test_pending_text_coalesces_into_one_write() -> None:
     writer.cancel()
     assert [message.text for message in written] == ["a", "bc"]
     assert written[1].token_ids == (1, 1)
+
+
+def test_a_record_takes_no_more_bytes_than_are_counted() -> None:
+    most, timings = (1 << 32) - 1, StepTimings(1.1, 1.1, 1.1, 1.1, (1 << 32) - 1, (1 << 32) - 1)
+    drafter = "x" * 500
+    record = RoundRecord(most, 1.1, 1.1, 1.1, timings, 1.1, most, most, True, drafter, timings, True, True, 1.1)
+    sizes = []
+    for records in ((), (record,), (record, record)):
+        told = replace(tokens("a"), records=records)
+        message = codec.encode_generate_event(told).tokens
+        sizes.append((message.ByteSize(), size_of(told)))
+    grown = [(later[0] - earlier[0], later[1] - earlier[1]) for earlier, later in pairwise(sizes)]
+    assert grown[0] == grown[1]
+    assert 0.9 * grown[0][1] < grown[0][0] <= grown[0][1]
+    assert merge([told, told]).records == (record,) * 4
 
 
 async def test_an_unread_stream_frees_its_kv_then_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,18 +159,22 @@ class PageBackend:
     async def _events(self, asked: Json, chat: bool) -> AsyncIterator[str]:
         off = asked["paceline"].get("off", False)
         script = self.alone if off and self.alone is not None else self.script
-        for index, start in enumerate(range(0, len(script), 3)):
+        rounds = [record(i, 0, 0) for i in range(len(script))] if off else list(self.rounds)
+        starts = range(0, len(script), 3)
+        for index, start in enumerate(starts):
             if index == self.cut_after:
                 return
             if index == self.held_after:
                 await asyncio.Event().wait()
             await asyncio.sleep(self.pause_s)
-            yield event(chunk(script[start : start + 3], chat=chat, off=off))
+            made = chunk(script[start : start + 3], chat=chat, off=off)
+            first, end = (len(rounds) * place // len(starts) for place in (index, index + 1))
+            made["paceline"]["ended_rounds"] = rounds[first:end]
+            yield event(made)
         if self.error:
             yield event({"error": {"message": self.error, "type": "server_error"}})
             return
         yield event({"choices": [choice("", chat) | {"finish_reason": "stop"}]})
-        rounds = [record(i, 0, 0) for i in range(len(script))] if off else list(self.rounds)
         told = {"seed": asked["seed"], "rounds": rounds}
         yield event({"choices": [], "usage": {}, "metrics": speculation(rounds), "paceline": told})
         yield "data: [DONE]\n\n"

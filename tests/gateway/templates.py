@@ -59,12 +59,24 @@ NAMED = (
     "{% for c in m.tool_calls %}[TOOL_CALLS]{{ c.function.name }}[ARGS]{{ c.function.arguments | tojson }}"
     "{% endfor %}</s>{% else %}{{ m.content }}</s>{% endif %}{% endfor %}"
 )
-XML = HERMES.replace(
+QWEN = HERMES.replace(
     '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}',
     (
-        "<function={{ c.function.name }}>{% for k, v in c.function.arguments.items() %}<parameter={{ k }}>{{ v }}"
-        "</parameter>{% endfor %}</function>"
+        "{{ '<function=' + c.function.name + '>\n' }}{% for k, v in c.function.arguments | items %}"
+        "{{ '<parameter=' + k + '>\n' }}{{ v | tojson if v is mapping or (v is sequence and v is not string) "
+        "else v | string }}{{ '\n</parameter>\n' }}{% endfor %}</function>"
     ),
+)
+GLM = HERMES.replace("{{ '\n<tool_call>\n' }}", "{{ '\n<tool_call>' }}").replace(
+    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}',
+    (
+        "{{ c.function.name }}{% for k, v in c.function.arguments.items() %}{{ '\n<arg_key>' + k }}</arg_key>"
+        "{{ '\n<arg_value>' }}{{ v if v is string else v | tojson }}</arg_value>{% endfor %}"
+    ),
+)
+LINES = HERMES.replace(
+    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}',
+    "{{ c.function.name }}({% for k, v in c.function.arguments.items() %}{{ k }}={{ v }}, {% endfor %})",
 )
 DEEPSEEK = (
     "{% for m in messages %}{% if m.role == 'user' %}{% if tools %}{{ tools | tojson }}{% endif %}"

@@ -28,7 +28,7 @@ WEATHER = {
     "$defs": {"days": {"type": "integer", "minimum": 1, "maximum": 9}},
 }
 FUNCTIONS = {"get_weather": WEATHER, "now": arguments_schema(None)}
-NAMES = ("HERMES", "THINKING", "LLAMA", "MISTRAL", "NAMED", "DEEPSEEK", "TABLE")
+NAMES = ("HERMES", "THINKING", "LLAMA", "MISTRAL", "NAMED", "DEEPSEEK", "QWEN", "GLM", "TABLE")
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bonn"}}\n</tool_call>'
 
 

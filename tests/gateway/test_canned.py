@@ -38,12 +38,15 @@ from paceline.protocol.handshake import Fingerprint
 from paceline.protocol.records import GenerationStats
 from paceline.runtime import metrics
 from paceline.runtime.gateway_config import GatewayConfig
-from tests.gateway.templates import HERMES, MISTRAL, OPENED, templated
+from tests.gateway.templates import HERMES, MISTRAL, OPENED, THINKING, templated
 
 ASKED: Any = [{"role": "user", "content": "q"}]
 TOOL: Any = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 JSON = {"content-type": "application/json"}
 CALL = '{"name": "add", "arguments": {"a": 1}}'
+SWITCHED = "{{ reasoning_effort }} {{ enable_thinking | default(true) }}|"
+LETTERS = THINKING.replace("think>", "reasoning>")
+"""Its markers are no tokens of their own."""
 
 
 class CannedCoordinator:
@@ -109,6 +112,62 @@ async def test_reasoning_that_the_template_opened_is_no_content() -> None:
     assert choice.stop_reason is None
     assert [block.type for block in message.content] == ["thinking", "text"]
     assert [item.type for item in response.output] == ["reasoning", "message"]
+
+
+def _tokens(tokenizer: TransformersTokenizer, text: str) -> int:
+    return len(tokenizer.encode(text, add_special_tokens=False))
+
+
+@pytest.mark.parametrize(
+    ("template", "reply", "reasoned"),
+    [
+        (OPENED, "hm é\n</think>\n\nYes.", "hm é\n"),
+        (THINKING, "\n<think>hm</think>Yes <think>no</think>", "hm"),
+        (THINKING, "Yes.<think>hm</think>", ""),
+        (THINKING, "<think>cut off", "cut off"),
+        (HERMES, "<think>hm</think>Yes.", ""),
+        (LETTERS, " <reasoning>hm 12</reasoning>\nYes.", "hm 12"),
+        (LETTERS, "<reasonable>hm</reasoning>", ""),
+    ],
+)
+@pytest.mark.parametrize("stop", [None, "</think>\n\nNo", "zz"])
+async def test_reasoning_is_counted_by_its_tokens_whatever_text_waits(
+    template: str, reply: str, reasoned: str, stop: str | None
+) -> None:
+    async with serving(template, reply) as served:
+        made = await served.openai.chat.completions.create(model="m", messages=ASKED, stop=stop)
+        response = await served.openai.responses.create(model="m", input="q")
+    expected = _tokens(templated(template), reasoned)
+    assert made.usage.completion_tokens == _tokens(templated(template), reply)
+    assert made.usage.completion_tokens_details.reasoning_tokens == expected
+    assert response.usage.output_tokens_details.reasoning_tokens == expected
+
+
+async def test_effort_and_switches_are_the_templates() -> None:
+    asked = {"messages": ASKED, "reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": False}}
+    async with serving(f"{SWITCHED}{HERMES}", "Yes.") as served:
+        assert (await served.http.post("http://g/v1/chat/completions", json=asked)).status_code == 200
+        told = {name: asked[name] for name in asked}
+        counted = (await served.http.post("http://g/tokenize", json=told)).json()["tokens"]
+        await served.openai.responses.create(model="m", input="q", reasoning={"effort": "low"})
+        twice = asked | {"chat_template_kwargs": {"reasoning_effort": "low"}}
+        refused = (await served.http.post("http://g/v1/chat/completions", json=twice)).json()["error"]
+    written = [templated(HERMES).decode(request.token_ids) for request in served.canned.asked]
+    assert [text.partition("|")[0] for text in written] == ["high False", "low True"]
+    assert list(served.canned.asked[0].token_ids) == counted
+    assert refused["param"] == "chat_template_kwargs.reasoning_effort"
+    async with serving(f"{SWITCHED}{OPENED}", "Yes.") as served:
+        off = {"messages": ASKED, "thinking": {"type": "disabled"}}
+        counted = await served.claude.messages.count_tokens(model="m", **off)
+        await served.claude.messages.create(model="m", max_tokens=9, **off)
+    (request,) = served.canned.asked
+    assert templated(HERMES).decode(request.token_ids).startswith(" False|")
+    assert counted.input_tokens == len(request.token_ids)
+    async with serving(OPENED, "Yes.") as served:
+        none = await served.http.post(
+            "http://g/v1/chat/completions", json={"messages": ASKED, "reasoning_effort": "none"}
+        )
+    assert none.json()["error"]["param"] == "reasoning_effort", "it reasons, whatever is asked"
 
 
 async def test_a_marker_that_the_text_leaves_out_is_seen() -> None:

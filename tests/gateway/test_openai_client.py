@@ -18,6 +18,7 @@ from paceline.client import (
     SamplingParams,
     SpeculationSettings,
 )
+from paceline.engine.blocks import BLOCK_ROWS
 from tests.gateway.gateways import MODEL, GatewayCluster
 
 PROMPT = "Once upon a time"
@@ -82,6 +83,24 @@ def test_a_chat_is_the_grpc_clients_text_whole_and_streamed(gateway: GatewayClus
     assert {chunk.object for chunk in streamed} == {"chat.completion.chunk"}
     assert len({chunk.id for chunk in streamed}) == 1
     assert all(chunk.usage is None for chunk in streamed)
+
+
+def test_usage_says_what_the_target_had_in_its_prefix_cache(gateway: GatewayCluster) -> None:
+    prompt = "A prompt that nobody has sent before, of a few blocks of the prefix cache. " * 2
+    ask = {"model": MODEL, "prompt": prompt, "max_tokens": 1}
+    new, known = (gateway.post("/v1/completions", ask).json["usage"] for _ in range(2))
+    assert new["prompt_tokens_details"] == {"cached_tokens": 0}
+    cached = known["prompt_tokens_details"]["cached_tokens"]
+    assert len(prompt) - BLOCK_ROWS <= cached < len(prompt)
+    two = ask | {"prompt": [prompt, "b" + prompt], "n": 2, "seed": 1}
+    several = gateway.post("/v1/completions", two).json["usage"]
+    assert several["prompt_tokens_details"]["cached_tokens"] == cached, "of each prompt the first sample's count"
+    assert several["prompt_tokens"] == 2 * len(prompt) + 1
+    turns = [{"role": "user", "content": prompt}]
+    messages = {"model": MODEL, "messages": turns, "max_tokens": 1}
+    claude = [gateway.post("/v1/messages", messages).json["usage"] for _ in range(2)]
+    assert [each["cache_read_input_tokens"] > 0 for each in claude] == [False, True]
+    assert claude[1]["input_tokens"] + claude[1]["cache_read_input_tokens"] == claude[0]["input_tokens"]
 
 
 def test_a_predicted_chat_is_the_same_and_usage_says_what_became_of_the_prediction(gateway: GatewayCluster) -> None:
@@ -180,6 +199,25 @@ def test_an_echoed_prompt_has_log_probabilities(gateway: GatewayCluster, stream:
     assert offsets == [*range(len(PROMPT) + 1)]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_is_scored_without_a_new_token(gateway: GatewayCluster, stream: bool) -> None:
+    with gateway.client() as client:
+        wanted = client.generate(prompt=PROMPT, seed=SEED, max_new_tokens=1, prompt_logprobs=1)
+    usage = {"stream_options": {"include_usage": True}} if stream else {}
+    made = complete(gateway, prompt=[PROMPT, PROMPT], echo=True, logprobs=1, max_tokens=0, stream=stream, **usage)
+    chunks = list(made) if stream else [made]
+    for index in range(2):
+        parts = [choice for chunk in chunks for choice in chunk.choices if choice.index == index]
+        told = [part.logprobs for part in parts if part.logprobs is not None]
+        assert "".join(part.text for part in parts) == PROMPT
+        assert "".join(token for each in told for token in each.tokens) == PROMPT
+        values = [value for each in told for value in each.token_logprobs]
+        assert values == [None, *(pytest.approx(row.logprobs[0]) for row in wanted.prompt_logprobs)]
+        assert parts[-1].finish_reason == "length"
+    assert (chunks[-1].usage.prompt_tokens, chunks[-1].usage.completion_tokens) == (2 * len(PROMPT), 0)
+    assert complete(gateway, echo=True, max_tokens=0).choices[0].text == PROMPT
+
+
 def test_logprobs_are_the_grpc_clients_in_both_shapes(gateway: GatewayCluster) -> None:
     wanted = direct(gateway, sampling=SamplingParams(logprobs=3)).logprobs
     (choice,) = complete(gateway, logprobs=3).choices
@@ -207,6 +245,16 @@ def test_logprobs_are_the_grpc_clients_in_both_shapes(gateway: GatewayCluster) -
         assert [[t.logprob for t in each.top_logprobs] for each in content] == [
             pytest.approx(row.logprobs[1:]) for row in of_chat
         ]
+
+
+def test_logprobs_have_the_bytes_of_parts_of_characters(gateway: GatewayCluster) -> None:
+    """Each id of this model is a byte, or special."""
+    made = chat(gateway, logprobs=True, top_logprobs=3, extra_body={"return_token_ids": True})
+    (choice,) = made.choices
+    expected = [[token] if token < 256 else [] for token in choice.token_ids]
+    assert [each.bytes for each in choice.logprobs.content] == expected
+    assert any("\ufffd" in each.token for each in choice.logprobs.content)
+    assert all(len(top.bytes) <= 1 for each in choice.logprobs.content for top in each.top_logprobs)
 
 
 def test_chat_logprobs_without_alternatives_have_none(gateway: GatewayCluster) -> None:
@@ -324,6 +372,7 @@ def test_rounds_are_told_while_they_stream(gateway: GatewayCluster) -> None:
     assert all(len(each["text_ends"]) == len(each["token_ids"]) for each in told)
     assert last["seed"] == SEED
     assert len(last["rounds"]) == wanted.stats.rounds
+    assert [each for chunk in told for each in chunk["ended_rounds"]] == last["rounds"]
     assert made[-1].choices == []
     assert made[-1].usage is None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -169,6 +170,25 @@ def test_tables_say_the_same_without_sight(page: Any) -> None:
     snapshot = page.locator("body").aria_snapshot()
     for named in ('textbox "Prompt"', 'button "Generate"', 'group "Generated text.', 'region "Cluster"', "status"):
         assert named in snapshot
+
+
+def test_rounds_are_drawn_while_the_text_streams(page: Any, backend: PageBackend) -> None:
+    backend.held_after = 12
+    generate(page)
+    bars = page.locator(".plot .round")
+    ended = len(backend.rounds) * 12 // len(range(0, len(passage()), 3))
+    expect(bars).to_have_count(ended)
+    assert 5 < ended < len(backend.rounds)
+    plot = page.locator(".plot").bounding_box()
+    boxes = [bars.nth(i).bounding_box() for i in range(ended)]
+    assert all(one["x"] < other["x"] for one, other in pairwise(boxes))
+    assert boxes[-1]["x"] + boxes[-1]["width"] <= plot["x"] + plot["width"] + 1
+    bars.nth(3).hover()
+    expect(page.locator(".round-detail")).to_contain_text("round 4 · small")
+    page.keyboard.press("Escape")
+    expect(page.locator(".figures")).to_contain_text("stopped")
+    page.get_by_text("Rounds as a table").click()
+    expect(page.get_by_role("region", name="Rounds").get_by_role("row")).to_have_count(1 + ended)
 
 
 @pytest.mark.parametrize("by", ["button", "Escape"])

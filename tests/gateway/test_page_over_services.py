@@ -76,8 +76,10 @@ def test_both_texts_are_the_same_and_rounds_are_drawn(page: Any) -> None:
 def test_a_stopped_text_frees_its_sessions(page: Any, running: GatewayCluster) -> None:
     generate(page, "Generate", 3000)
     expect(page.locator(".text .token").nth(20)).to_be_attached()
+    expect(page.locator(".plot .round").nth(10)).to_be_attached()
     page.keyboard.press("Escape")
     expect(page.locator(".figures")).to_contain_text("stopped")
+    assert page.locator(".plot .round").count() > 10, "what has ended stays"
     running.wait_idle()
 
 

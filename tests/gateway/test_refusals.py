@@ -55,6 +55,8 @@ COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"min_tokens": 3}, "min_tokens"),
     ({"logprobs": 21}, "logprobs"),
     ({"echo": True, "logprobs": 21}, "logprobs"),
+    ({"echo": True, "max_tokens": 0, "min_tokens": 1}, "min_tokens"),
+    ({"logprobs": 1, "max_tokens": 0}, "max_tokens"),
     ({"best_of": 2}, "best_of"),
     ({"suffix": "x"}, "suffix"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
@@ -106,6 +108,10 @@ CHATS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"prediction": {"type": "guess", "content": "a"}}, "prediction.type"),
     ({"reasoning_effort": "low"}, "reasoning_effort"),
+    ({"reasoning_effort": "much"}, "reasoning_effort"),
+    ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs.enable_thinking"),
+    ({"chat_template_kwargs": {"messages": "x"}}, "chat_template_kwargs.messages"),
+    ({"chat_template_kwargs": {"a": [1]}}, "chat_template_kwargs.a"),
 ]
 
 

@@ -15,7 +15,7 @@ from tests.gateway import templates
 from tests.gateway.templates import templated
 
 FUNCTIONS = ("get_weather", "add")
-NAMES = ("HERMES", "THINKING", "OPENED", "LLAMA", "MISTRAL", "NAMED", "DEEPSEEK")
+NAMES = ("HERMES", "THINKING", "OPENED", "LLAMA", "MISTRAL", "NAMED", "DEEPSEEK", "QWEN", "GLM")
 WEATHER = '{"city": "Bonn", "note": "a \\"}\\" in it"}'
 MARKS = ["<tool_call>", "</tool_call>", "<think>", "</think>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>"]
 DEEP = ["<|calls|>", "<|call|>function<|sep|>", "\n```json\n", "\n```<|end|>", "<|ends|>"]

@@ -17,7 +17,7 @@ from paceline.models.turns import Turn
 from paceline.protocol.errors import InvalidInput, Unsupported
 from paceline.protocol.generation import Provenance, Tokens
 from paceline.protocol.sampling import Grammar, GrammarKind
-from tests.gateway.templates import DEEPSEEK, HERMES, LLAMA, MISTRAL, NAMED, PLAIN, XML, templated
+from tests.gateway.templates import DEEPSEEK, HERMES, LINES, LLAMA, MISTRAL, NAMED, PLAIN, templated
 
 HERMES_TOKENIZER = templated(HERMES)
 HERMES_FORMAT = read_reply_format(HERMES_TOKENIZER)
@@ -69,7 +69,7 @@ def test_malformed_fields_are_named(fields: dict[str, Any], message: str) -> Non
         plan_tools(HERMES_FORMAT, **fields)
 
 
-@pytest.mark.parametrize("template", [PLAIN, XML])
+@pytest.mark.parametrize("template", [PLAIN, LINES])
 def test_a_template_without_tools_refuses_them(template: str) -> None:
     form = read_reply_format(templated(template))
     with pytest.raises(Unsupported, match="tools: the model's chat template"):
@@ -79,10 +79,10 @@ def test_a_template_without_tools_refuses_them(template: str) -> None:
 
 def test_what_each_choice_means() -> None:
     free = plan_tools(HERMES_FORMAT, [ADD])
-    assert (free.callable_names, free.rules) == (frozenset({"add"}), None)
+    assert (set(free.callable), free.rules) == ({"add"}, None)
     assert free.rendered == (ADD,)
     none = plan_tools(HERMES_FORMAT, [ADD], "none")
-    assert (none.rendered, none.callable_names, none.rules) == ((), frozenset(), None)
+    assert (none.rendered, none.callable, none.rules) == ((), {}, None)
     both = [ADD, function("sub")]
     required = plan_tools(HERMES_FORMAT, both, "required").rules
     assert (

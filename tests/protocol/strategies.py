@@ -256,6 +256,7 @@ speculations = st.builds(
     st.none() | st.integers(0, 64),
     st.lists(st.just(1), max_size=3).map(tuple),
     st.booleans(),
+    st.booleans(),
 )
 
 
@@ -321,6 +322,7 @@ statistics = st.builds(
     st.none() | explanations,
     U32,
     U32,
+    st.none() | U32,
 )
 
 
@@ -336,6 +338,7 @@ def generated_tokens(draw: st.DrawFn) -> Tokens:
         tuple(provenance),
         tuple(draw(st.lists(logprob_rows, min_size=rows, max_size=rows))),
         replaced_token_ids=tuple(draw(st.lists(U32, min_size=replaced, max_size=replaced))),
+        records=tuple(draw(st.lists(records, max_size=2))),
     )
 
 

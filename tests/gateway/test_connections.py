@@ -1,0 +1,238 @@
+"""Connections that send no whole head of a request, and certificates that are renewed, before a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import logging
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+
+from gateway.connections import MAX_HEAD_BYTES
+from gateway.server import open_socket, uvicorn_config
+from paceline.local.certificates import Authority
+from paceline.runtime.gateway_config import GatewayConfig
+from paceline.runtime.roles import PeerRole
+from tests.e2e.cluster import eventually
+
+HEAD = b"GET / HTTP/1.1\r\nHost: h\r\n"
+LIMIT_S = 0.3
+HOUR = timedelta(hours=1)
+
+
+class SlowApp:
+    """Answers with the body that it was sent, after a while where the path is /slow; at /early without reading it."""
+
+    def __init__(self) -> None:
+        self.may_end = threading.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        if scope["path"] == "/early":
+            await send({"type": "http.response.start", "status": 413, "headers": [(b"content-length", b"0")]})
+            await send({"type": "http.response.body", "body": b""})
+            return
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+        await send(
+            {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]}
+        )
+        if scope["path"] == "/slow":
+            await asyncio.to_thread(self.may_end.wait, 10)
+        await send({"type": "http.response.body", "body": body})
+
+
+@contextmanager
+def served(app: Any, **settings: Any) -> Iterator[int]:
+    """The server over an app; yields its port."""
+    server_settings = {"port": 0, "drain_seconds": 0, **settings.pop("server", {})}
+    config = GatewayConfig.model_validate({"server": server_settings, "head_timeout_s": LIMIT_S, **settings})
+    listening = open_socket(config.server, 60)
+    server = uvicorn.Server(uvicorn_config(app, config))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    try:
+        eventually(lambda: server.started, "the server serves")
+        yield listening.getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def app() -> SlowApp:
+    return SlowApp()
+
+
+@pytest.fixture(scope="module")
+def port(app: SlowApp) -> Iterator[int]:
+    with served(app) as found:
+        yield found
+
+
+def opened(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=10)
+
+
+def ended(connection: socket.socket) -> bool:
+    """Whether the server ends it, within the socket's time."""
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET / HT", HEAD, b"\r\n"], ids=["nothing", "half a line", "headers", "a line"]
+)
+def test_half_a_head_is_not_waited_for(port: int, sent: bytes) -> None:
+    began = time.monotonic()
+    with closing(opened(port)) as connection:
+        connection.sendall(sent)
+        assert ended(connection)
+    assert LIMIT_S <= time.monotonic() - began + 0.1 < 5
+
+
+def test_a_head_that_trickles_in_is_not_waited_for_either(port: int) -> None:
+    with closing(opened(port)) as connection, pytest.raises(OSError, match=r"reset|[Bb]roken pipe"):
+        for _ in range(200):
+            connection.sendall(b"G")
+            time.sleep(LIMIT_S / 10)
+
+
+def test_a_head_has_a_size(port: int, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with closing(opened(port)) as connection, suppress(ConnectionError):
+        connection.sendall(HEAD)
+        for _ in range(100):
+            connection.sendall(b"a: " + b"b" * 9000 + b"\r\n")
+        assert ended(connection)
+    eventually(lambda: "connection dropped" in caplog.text, "the connection is dropped")
+    assert f"longer than {MAX_HEAD_BYTES} bytes" in caplog.text
+
+
+def test_behind_a_reply_the_next_head_has_its_own_time(port: int) -> None:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
+        for _ in range(3):
+            connection.request("POST", "/", b"body")
+            assert connection.getresponse().read() == b"body"
+            time.sleep(LIMIT_S / 2)
+        connection.sock.sendall(b"\r\n")
+        assert ended(connection.sock), "an empty line is no request"
+
+
+def test_a_body_may_take_longer_than_a_head(port: int) -> None:
+    with closing(opened(port)) as connection:
+        connection.sendall(HEAD.replace(b"GET", b"POST") + b"Content-Length: 4\r\n\r\n12")
+        time.sleep(2 * LIMIT_S)
+        connection.sendall(b"34")
+        assert connection.recv(1000).endswith(b"1234")
+
+
+def test_a_body_whose_request_is_answered_may_be_sent(port: int) -> None:
+    size = 20 * MAX_HEAD_BYTES
+    with closing(opened(port)) as connection:
+        connection.sendall(HEAD.replace(b"GET / ", b"POST /early ") + b"Content-Length: %d\r\n\r\n" % size)
+        assert connection.recv(12) == b"HTTP/1.1 413"
+        for _ in range(20):
+            connection.sendall(b"x" * MAX_HEAD_BYTES)
+        connection.sendall(HEAD + b"Connection: close\r\n\r\n")
+        received = b""
+        while piece := connection.recv(4096):
+            received += piece
+        assert b"HTTP/1.1 200" in received
+
+
+def test_a_reply_that_runs_is_finished_whatever_comes_behind_its_request(port: int, app: SlowApp) -> None:
+    app.may_end.clear()
+    with closing(opened(port)) as connection:
+        connection.sendall(HEAD.replace(b" / ", b" /slow ") + b"\r\n" + b"GET / HT")
+        assert connection.recv(12) == b"HTTP/1.1 200"
+        time.sleep(2 * LIMIT_S)
+        app.may_end.set()
+        connection.sendall(b"TP/1.1\r\nConnection: close\r\n\r\n")
+        received = b""
+        while piece := connection.recv(4096):
+            received += piece
+        assert received.count(b"HTTP/1.1 200") == 1, "the second reply"
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    made = Authority.in_folder(tmp_path)
+    made.issue_role(PeerRole.COORDINATOR, lifetime=HOUR).write(tmp_path, "server")
+    made.issue_role(PeerRole.CLIENT, lifetime=HOUR).write(tmp_path, "client")
+    return made
+
+
+def https(folder: Path, *, mutual: bool = False) -> dict[str, Any]:
+    own = {"tls_certificate": str(folder / "server.crt"), "tls_key": str(folder / "server.key")}
+    return own | ({"tls_client_ca": str(folder / "ca.crt")} if mutual else {})
+
+
+def serial(port: int) -> str:
+    """Of the certificate that a new connection is shown."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with closing(opened(port)) as plain, context.wrap_socket(plain) as connection:
+        shown = connection.getpeercert(binary_form=True)
+        assert shown is not None
+        return ssl.DER_cert_to_PEM_cert(shown)
+
+
+def test_a_new_certificate_is_shown_to_new_connections(tmp_path: Path, authority: Authority) -> None:
+    with served(SlowApp(), server=https(tmp_path)) as port:
+        context = ssl.create_default_context(cafile=tmp_path / "ca.crt")
+        context.check_hostname = False
+        kept = http.client.HTTPSConnection("127.0.0.1", port, timeout=10, context=context)
+        kept.request("POST", "/", b"one")
+        assert kept.getresponse().read() == b"one"
+        old = serial(port)
+        assert serial(port) == old
+        renewed = authority.issue_role(PeerRole.COORDINATOR, lifetime=HOUR)
+        (tmp_path / "server.crt").write_bytes(renewed.certificate)
+        assert serial(port) == old, "its key isn't there yet"
+        (tmp_path / "server.key").write_bytes(renewed.key)
+        assert serial(port) != old
+        kept.request("POST", "/", b"two")
+        assert kept.getresponse().read() == b"two"
+        kept.close()
+        (tmp_path / "server.key").unlink()
+        assert serial(port) != old, "the last ones that were right stay"
+
+
+def answered(port: int, folder: Path, name: str) -> bool:
+    context = ssl.create_default_context(cafile=folder / "ca.crt")
+    context.check_hostname = False
+    context.load_cert_chain(folder / f"{name}.crt", folder / f"{name}.key")
+    with closing(http.client.HTTPSConnection("127.0.0.1", port, timeout=10, context=context)) as connection:
+        try:
+            connection.request("POST", "/", b"x")
+            return connection.getresponse().read() == b"x"
+        except OSError:
+            return False
+
+
+def test_a_new_authority_of_clients_holds_from_the_next_connection_on(tmp_path: Path, authority: Authority) -> None:
+    successor = Authority.create("the next CA")
+    successor.issue("next", uris=(PeerRole.CLIENT.uri(),)).write(tmp_path, "next")
+    with served(SlowApp(), server=https(tmp_path, mutual=True)) as port:
+        assert [answered(port, tmp_path, name) for name in ("client", "next")] == [True, False]
+        ca = tmp_path / "ca.crt"
+        ca.write_bytes(ca.read_bytes() + successor.own.certificate)
+        assert [answered(port, tmp_path, name) for name in ("client", "next")] == [True, True]

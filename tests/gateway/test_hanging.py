@@ -1,0 +1,150 @@
+"""A coordinator that takes calls and answers none: asked by one at a time, ever more rarely, and noticed again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from gateway import coordinators, hanging
+from gateway.caller import HttpCaller
+from gateway.coordinators import Coordinator
+from gateway.hanging import FIRST_PAUSE_S, MOST_PAUSE_S, HangWatch
+from paceline.protocol.errors import DeadlineExceeded, PeerUnavailable, Unauthenticated
+from paceline.rpc.endpoints import Endpoint
+from paceline.runtime.gateway_config import GatewayConfig
+from paceline.v1 import generation_service_pb2 as pb
+from paceline.v1 import generation_service_pb2_grpc as pb_grpc
+
+NOBODY = HttpCaller("")
+
+
+class SteppedTime:
+    """A clock that is set by hand."""
+
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SteppedTime:
+    stepped = SteppedTime()
+    monkeypatch.setattr(hanging, "time", stepped)
+    return stepped
+
+
+def hangs(watch: HangWatch, clock: SteppedTime, seconds: float = 2.0) -> None:
+    with pytest.raises(DeadlineExceeded), watch.asking():
+        clock.now += seconds
+        raise DeadlineExceeded("2 s")
+
+
+def refused(watch: HangWatch) -> bool:
+    try:
+        with watch.asking():
+            raise AssertionError("asked")
+    except PeerUnavailable:
+        return True
+    except AssertionError:
+        return False
+
+
+def test_pauses_double_up_to_a_limit(clock: SteppedTime) -> None:
+    watch, pause = HangWatch(), FIRST_PAUSE_S
+    for _ in range(8):
+        hangs(watch, clock)
+        clock.now += pause - 0.01
+        with pytest.raises(PeerUnavailable, match=r"asked again in 0\.0 s"), watch.asking():
+            pass
+        clock.now += 0.02
+        pause = min(MOST_PAUSE_S, 2 * pause)
+    assert pause == MOST_PAUSE_S
+
+
+def test_one_asks_and_the_others_are_told_at_once(clock: SteppedTime) -> None:
+    watch = HangWatch()
+    with watch.asking(), watch.asking():
+        pass
+    hangs(watch, clock)
+    clock.now += FIRST_PAUSE_S
+    with watch.asking():
+        assert refused(watch)
+
+
+def test_questions_that_were_asked_together_count_once(clock: SteppedTime) -> None:
+    watch = HangWatch()
+    with pytest.raises(DeadlineExceeded), watch.asking():
+        hangs(watch, clock)
+        raise DeadlineExceeded("2 s")
+    clock.now += FIRST_PAUSE_S
+    assert not refused(watch)
+
+
+@pytest.mark.parametrize("answer", [None, Unauthenticated("a key"), PeerUnavailable("refused")])
+def test_any_answer_ends_the_pauses(clock: SteppedTime, answer: Exception | None) -> None:
+    watch = HangWatch()
+    hangs(watch, clock)
+    clock.now += FIRST_PAUSE_S
+    try:
+        with watch.asking():
+            if answer is not None:
+                raise answer
+    except (Unauthenticated, PeerUnavailable):
+        pass
+    assert not refused(watch)
+
+
+class HangingService(pb_grpc.GenerationServiceServicer):
+    """Answers once it is allowed to."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.answers = asyncio.Event()
+
+    async def DescribeModels(self, request: Any, context: Any) -> pb.DescribeModelsResponse:
+        self.asked += 1
+        await self.answers.wait()
+        return pb.DescribeModelsResponse(models=[pb.ModelDescription(name="m", target_ready=True)])
+
+
+@asynccontextmanager
+async def hanging_coordinator() -> AsyncIterator[tuple[HangingService, Coordinator]]:
+    service, server = HangingService(), grpc.aio.server()
+    pb_grpc.add_GenerationServiceServicer_to_server(service, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    coordinator = Coordinator(GatewayConfig(), Endpoint(f"127.0.0.1:{port}"), "t")
+    try:
+        yield service, coordinator
+    finally:
+        await coordinator.close()
+        await server.stop(None)
+
+
+async def test_health_checks_of_a_hanging_coordinator_cost_one_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinators, "DESCRIBE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(hanging, "FIRST_PAUSE_S", 0.3)
+    async with hanging_coordinator() as (service, coordinator):
+        with pytest.raises(PeerUnavailable):
+            await coordinator.ask(NOBODY)
+        for _ in range(50):
+            with pytest.raises(PeerUnavailable, match=f"{coordinator.address}: it takes calls and does not answer"):
+                await coordinator.ask(NOBODY)
+        assert service.asked == 1
+        service.answers.set()
+        async with asyncio.timeout(10):
+            while True:
+                try:
+                    described = await coordinator.ask(NOBODY)
+                    break
+                except PeerUnavailable:
+                    await asyncio.sleep(0.02)
+        assert (described.name, service.asked) == ("m", 2)
+        await asyncio.gather(*(coordinator.ask(NOBODY) for _ in range(5)))
+        assert service.asked == 7
