@@ -50,11 +50,10 @@ def call_grammar(form: ReplyFormat, rules: CallRules, *, in_reasoning: bool) -> 
     parallel = rules.parallel and calls.following is not None
     lines = [
         f"start: {reasoning} {reply}",
-        *writer.terminals,
         f"calls: {opening} {writer.functions(calls, parallel=parallel)}",
         *writer.function_rules(calls, rules.functions),
     ]
-    return Grammar(GrammarKind.LARK, "\n".join(lines))
+    return Grammar(GrammarKind.LARK, "\n".join([*lines, *writer.terminals]))
 
 
 def behind_reasoning(form: ReplyFormat, grammar: Grammar) -> Grammar:

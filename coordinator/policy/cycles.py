@@ -132,9 +132,7 @@ class Cycles:
         return self._waiting(self.draft, way.depth, self._tokens[way.depth], around)
 
     def _none(self, around: Surroundings) -> Cycle:
-        nobody_drafts = around.rows == around.sessions - 1
-        step_ms = self.target.plain_ms() if nobody_drafts else self.target.step_ms(around.rows + 1)
-        return Cycle(Way(), 1.0 + self.seen.copied.value, step_ms)
+        return Cycle(Way(), 1.0 + self.seen.copied.value, self.target.step_ms(around.rows + 1))
 
     def _waiting(self, draft: DraftTimes, depth: int, tokens: float, around: Surroundings) -> Cycle:
         draft_ms = draft.wait_ms(depth, around.drafting)

@@ -228,7 +228,9 @@ class RequestPlanner:
         return explained(cycles, self._rates.around, self._chosen, self._account, self._seen.positions)
 
     def _book(self, target: TargetTimes, plan: Plan, record: RoundRecord, proposal: Proposal | None) -> None:
-        token_ms = target.plain_instead_ms(record, beside=plan.fan_out > 0)
+        proposed = len(proposal) if proposal is not None else 0
+        ahead = self._rates.around.ahead
+        token_ms = target.without_ms(record, proposed, beside=plan.fan_out > 0, others_beside=ahead)
         if not self._leases:
             token_ms += target.sent.value
         if record.self_started and proposal is None and not plan.fan_out:
@@ -252,7 +254,7 @@ class RequestPlanner:
         if self._rounds <= RATES_KEPT or self._rounds % RATES_KEPT == 0:
             self._rates = self._rates_now(market, options)
             market = replace(market, rates=self._rates)
-        self._account.expect(options.room, market.target.plain_ms())
+        self._account.expect(options.room, market.target.step_ms(1 + self._rates.around.rows))
         if options.leased > 1:
             return self._running_on(market, options)
         fan_out, branch = self._ahead(market, options)

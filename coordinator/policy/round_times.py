@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from paceline.costs.cost_line import CostLine
 from paceline.costs.running_mean import RunningMean
 from paceline.costs.service_costs import DraftCosts, TargetCosts
 from paceline.protocol.records import RoundRecord
@@ -17,8 +18,6 @@ OUTLIER = 4.0
 """A time that is this many times what was expected counts as so many: pauses of a machine are no one's price."""
 
 
-NEARLY_ALL = 0.9
-"""Share of the sessions in a step that says what target-only takes: some have just come, or are about to go."""
 FACTOR_WEIGHT = 16.0
 """Rounds that a factor remembers: a service that becomes slower is known to be after a few."""
 
@@ -35,8 +34,6 @@ class TargetTimes:
         costs: what the target says, now.
         factor: a self-started round over what its step should take: the line's error, and all that such rounds add.
         gap: a self-started round over the step that the target says it had.
-        plain: as `factor`, of rounds in which nobody drafted. Where services share cores, others' drafts slow all who
-            share the target, so `factor` can't say what target-only would take.
         sent: what a round that the coordinator sends takes beyond that; the ways, and the wait for a step.
         sent_late: the same of rounds that waited for their draft: they may miss the step that others share.
         running: requests of this coordinator there.
@@ -45,7 +42,6 @@ class TargetTimes:
     costs: Callable[[], TargetCosts]
     factor: RunningMean = field(default_factory=_factor)
     gap: RunningMean = field(default_factory=_factor)
-    plain: RunningMean = field(default_factory=_factor)
     sent: RunningMean = field(default_factory=lambda: RunningMean(1.0, 0.0))
     sent_late: RunningMean = field(default_factory=lambda: RunningMean(1.0, 0.0))
     running: int = 0
@@ -62,23 +58,21 @@ class TargetTimes:
 
     def step_ms(self, rows: float, *, beside: bool = False) -> float:
         """A round whose step has so many rows, started by the target itself; `beside` a draft at work or not."""
-        costs = self.costs()
-        return self.factor.value * (costs.beside if beside else costs.alone).ms(rows)
+        return self.factor.value * self._line(beside).ms(rows)
 
-    def plain_ms(self) -> float:
-        """A round where all sessions are target-only."""
-        return (self.factor if self.sessions == 1 else self.plain).value * self.costs().alone.ms(self.sessions)
+    def without_ms(self, record: RoundRecord, rows: int, *, beside: bool, others_beside: bool) -> float:
+        """What a self-started round would have taken instead of this one, without so many rows of its step.
 
-    def plain_instead_ms(self, record: RoundRecord, *, beside: bool) -> float:
-        """A round where all sessions are target-only, run instead of this one.
-
-        One session's step would have met the same moment of the machine: it is this step, less what its rows added.
+        The step that ran says it, less what its rows and a draft `beside` it added, as the target says: it met the
+        same moment of the machine. With `others_beside` a draft would have been at work all the same.
         """
-        costs, step_ms = self.costs(), record.target.forward_ms + record.target.sample_ms
-        said_ms = (costs.beside if beside else costs.alone).ms(max(1, record.target.rows))
-        if self.sessions > 1 or said_ms <= 0 or step_ms <= 0:
-            return self.plain_ms()
-        return self.gap.value * step_ms * costs.alone.ms(1) / said_ms
+        all_rows = max(1, record.target.rows)
+        others_ms = self._line(others_beside).ms(max(1, all_rows - rows))
+        said_ms = self._line(beside or others_beside).ms(all_rows)
+        step_ms = record.target.forward_ms + record.target.sample_ms
+        if said_ms <= 0 or step_ms <= 0:
+            return self.factor.value * others_ms
+        return self.gap.value * step_ms * others_ms / said_ms
 
     def slowed(self, rows: float) -> float:
         """Share of its work that a target does not get done while a draft works beside it."""
@@ -87,8 +81,7 @@ class TargetTimes:
 
     def learn(self, record: RoundRecord, *, beside: bool, late: bool) -> None:
         """Take in how long a round took; not a request's first, which waits for the prompt."""
-        costs = self.costs()
-        said_ms = (costs.beside if beside else costs.alone).ms(max(1, record.target.rows))
+        said_ms = self._line(beside).ms(max(1, record.target.rows))
         if said_ms <= 0:
             return
         if record.self_started:
@@ -96,11 +89,12 @@ class TargetTimes:
             step_ms = record.target.forward_ms + record.target.sample_ms
             if step_ms > 0:
                 self.gap.add(min(record.round_ms / step_ms, OUTLIER * self.gap.value))
-            if record.target.rows == record.target.sessions >= NEARLY_ALL * self.sessions and not beside:
-                self.plain.add(min(record.round_ms / said_ms, OUTLIER * self.plain.value))
             return
         beyond = record.round_ms - record.draft_wait_ms - self.factor.value * said_ms
         (self.sent_late if late else self.sent).add(min(max(0.0, beyond), OUTLIER * said_ms))
+
+    def _line(self, beside: bool) -> CostLine:
+        return self.costs().beside if beside else self.costs().alone
 
 
 @dataclass

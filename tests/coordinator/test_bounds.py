@@ -128,6 +128,7 @@ FREE = {
     "ignore_eos": "yes or no",
     "speculation.off": "yes or no",
     "speculation.explain": "yes or no",
+    "speculation.report_rounds": "yes or no",
 }
 
 
