@@ -14,7 +14,7 @@ wrote the hour in the book. The keeper climbed down the stairs of the lighthouse
 DEMO_FLAGS ?= --temperature 0 --max-new-tokens 96
 BENCH_FLAGS ?= --drafter ngram --kind copy,code-edit
 
-.PHONY: setup pull demo test test-full check format bench attack compat image-check picture page page-pictures stubs protos clean
+.PHONY: setup pull demo test test-full check format bench attack chaos fuzz soak compat image-check picture page page-pictures stubs protos clean
 
 setup: $(STAMP)
 
@@ -63,6 +63,24 @@ bench: pull
 
 attack: setup
 	$(BIN)/python -m tests.attacks
+
+# 1166 faults under load with a report; about 45 minutes on two cores, and a C compiler. SEED=2: others.
+SEED ?= 1
+chaos: setup
+	$(BIN)/python -m tests.chaos --seed $(SEED) --faults 1000 --out docs/reports
+	$(BIN)/python -m tests.chaos --seed $(SEED) --shape secured --faults 80 --out docs/reports
+	$(BIN)/python -m tests.chaos --seed $(SEED) --shape named --faults 60 --out docs/reports
+	$(BIN)/python -m tests.chaos --seed $(SEED) --shape ranked --faults 26 --out docs/reports
+
+# Random faults under load, with a report; `MINUTES=4`: for so long instead of an hour.
+soak: setup
+	$(BIN)/python -m tests.chaos.soak --minutes $(or $(MINUTES),60) --seed $(SEED) --out docs/reports
+
+# 100,000 cases, then docs/reports/fuzz-DATE.md; ten minutes on two cores. `SURFACES="codec http"`: these alone.
+fuzz: setup
+	rm -rf build/fuzz
+	$(BIN)/python -m tests.fuzz $(SURFACES)
+	$(BIN)/python -m tests.fuzz.report
 
 # Other people's clients and harnesses, in environments of their own in .compat; 20 minutes and 7 GB.
 # `HARNESSES=k6`: one of them.

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from pathlib import Path
 
 import grpc
 
 from coordinator.pools import Pools
 from coordinator.servicer import GenerationServicer
+from coordinator.text.corpus import load_corpus
+from coordinator.text.library import EVERY_TENANT, Library
 from paceline.access.gate import gate_of
-from paceline.models.tokenizer import load_tokenizer
+from paceline.models.tokenizer import Tokenizer, load_tokenizer
+from paceline.protocol.errors import require
 from paceline.rpc.exposure import warn_if_exposed
 from paceline.rpc.frames import first_to_end
-from paceline.rpc.server import run_server
+from paceline.rpc.server import MAX_CALLS, run_server
 from paceline.runtime import logs, metrics, telemetry
 from paceline.runtime.config import CoordinatorConfig
 from paceline.runtime.options import parse_config
 from paceline.runtime.process import keep_loaded, run_service
-from paceline.sampling import drafted
+from paceline.sampling import drafted, suffix
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1 import generation_service_pb2_grpc as pb_grpc
 
@@ -29,7 +33,8 @@ async def serve(config: CoordinatorConfig) -> None:
     """Load the tokenizer with the server already up, keep the links and serve until stopped.
 
     Raises:
-        InvalidInput: the model's tokenizer can't be loaded, the key file is not valid, or the port is taken.
+        InvalidInput: the model's tokenizer can't be loaded, a text of the corpus can't be read, the key file is not
+            valid, or the port is taken.
     """
     logs.use_format(config.server.log_format)
     gate = gate_of(config.api_keys)
@@ -43,16 +48,20 @@ async def serve(config: CoordinatorConfig) -> None:
     async def register(server: grpc.aio.Server) -> None:
         nonlocal pools, servicer
         tokenizer = await asyncio.to_thread(load_tokenizer, config.model)
-        await asyncio.to_thread(drafted.warm_up)
+        for compiled in (drafted, suffix):
+            await asyncio.to_thread(compiled.warm_up)
         pools = Pools.of(config, tokenizer)
-        servicer = GenerationServicer(config, tokenizer, pools.target, pools.draft, gate)
+        library = await asyncio.to_thread(_library, config, tokenizer)
+        servicer = GenerationServicer(config, tokenizer, pools.target, pools.draft, gate, library)
         pb_grpc.add_GenerationServiceServicer_to_server(servicer, server)
         keep_loaded()
         pools.start()
 
     try:
         loading = f"the coordinator is still loading the tokenizer of {config.model}"
-        await first_to_end(run_server(config.server, register, [SERVICE], loading=loading), gate.watch())
+        most_calls = config.max_concurrent_requests + MAX_CALLS
+        serving = run_server(config.server, register, [SERVICE], loading=loading, most_calls=most_calls)
+        await first_to_end(serving, gate.watch())
     finally:
         if servicer is not None:
             servicer.close()
@@ -60,6 +69,18 @@ async def serve(config: CoordinatorConfig) -> None:
             await pools.close()
         telemetry.shutdown()
         metrics.shutdown()
+
+
+def _library(config: CoordinatorConfig, tokenizer: Tokenizer) -> Library:
+    """Where proposals may come from beside a request's own text.
+
+    Raises:
+        InvalidInput: a text of the corpus can't be read, or tenants are named though nobody has a key.
+    """
+    named = [tenant for tenant in config.share_texts if tenant != EVERY_TENANT]
+    require(not named or config.api_keys is not None, "share_texts", named, "* where api_keys is unset")
+    corpus = load_corpus([Path(path) for path in config.corpus], tokenizer, config.corpus_tokens)
+    return Library(corpus, config.share_texts, config.shared_mib << 20)
 
 
 def main() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coordinator.text.sequence import GenerationTask
@@ -23,9 +22,12 @@ class ServedModel:
     tokenizer: Tokenizer
     max_length: int
     drafters: tuple[str, ...]
+    """Of all draft services that have ever been linked: one that is gone costs its requests speed only."""
     seed: int | None = None
     reports_prompts: bool = True
     """Whether a target of it tells log-probabilities of a prompt."""
+    knows_drafters: bool = True
+    """Whether every draft service has been linked: until then a name that none of them has may be another's."""
 
 
 def prepare(
@@ -61,7 +63,7 @@ def prepare(
     predicted = len(request.prediction)
     require(predicted <= model.max_length, "prediction tokens", predicted, f"at most {model.max_length}, the context")
     _check_sampling(request, model.tokenizer)
-    _check_drafter(request, model.drafters)
+    _check_drafter(request, model)
     if request.prompt_logprobs is not None and not model.reports_prompts:
         raise Unsupported(f"prompt_logprobs = {request.prompt_logprobs}: the target's version has no such parameter")
     seed = request.seed if request.seed is not None else model.seed
@@ -108,7 +110,7 @@ def _check_sampling(request: GenerateRequest, tokenizer: Tokenizer) -> None:
         raise Unsupported(f"{sampling.grammar.kind.value}: the model has no token that ends a text")
 
 
-def _check_drafter(request: GenerateRequest, drafters: Sequence[str]) -> None:
+def _check_drafter(request: GenerateRequest, model: ServedModel) -> None:
     wanted = request.speculation.drafter
-    if wanted and not request.speculation.off:
-        require(wanted in drafters, "drafter", wanted, f"one of: {', '.join((*drafters, NONE))}")
+    if wanted and model.knows_drafters and not request.speculation.off:
+        require(wanted in model.drafters, "drafter", wanted, f"one of: {', '.join((*model.drafters, NONE))}")

@@ -86,6 +86,7 @@ async def run_rounds(
         prefetching.end()
         round_, verdict = answer.round_, answer.verdict
         decision = acceptance.decide(task.acceptance, round_, verdict, task.noise)
+        reasoning = sequence.reasoning
         tokens = sequence.commit(decision, round_.proposal, verdict)
         accepted_node = decision.node
         decided = time.perf_counter()
@@ -104,6 +105,8 @@ async def run_rounds(
             draft=drafted.timings,
             self_started=answer.self_started,
             begun_ms=(clock - stats.arrived) * 1e3,
+            feature_bytes=target.features.take_generated_bytes(),
+            reasoning=reasoning,
         )
         path = round_.proposal.path(decision.node) if round_.proposal else ()
         drafting.learn(record, round_.proposal, path)

@@ -11,8 +11,9 @@ import grpc
 
 from coordinator.describing import describe
 from coordinator.observer import RequestObserver
-from coordinator.policy.drafting import Drafting, DraftingSettings
+from coordinator.policy.drafting import Drafting
 from coordinator.policy.planner import Planner
+from coordinator.policy.settings import DraftingSettings
 from coordinator.prepare import ServedModel, prepare
 from coordinator.recorder import RequestRecorder
 from coordinator.round import run_rounds
@@ -20,15 +21,19 @@ from coordinator.sessions.draft_pool import DraftPool
 from coordinator.sessions.target import TargetSession
 from coordinator.sessions.target_pool import TargetPool
 from coordinator.stats import StatsBuilder
+from coordinator.text.library import Library
 from coordinator.text.outbox import Outbox
 from coordinator.text.sequence import GenerationTask, Sequence
 from paceline.access.gate import Caller, Gate
+from paceline.access.places import Places
 from paceline.models.prompts import PromptReader
+from paceline.models.reasoning import ReasoningMarks
 from paceline.models.tokenizer import Tokenizer
 from paceline.protocol import codec
-from paceline.protocol.errors import InternalError, Overloaded
+from paceline.protocol.errors import InternalError
+from paceline.protocol.features import FeatureType
 from paceline.protocol.generation import Finished, GenerateEvent, GenerateRequest, Started
-from paceline.protocol.proposal import AUTO, NGRAM, NONE
+from paceline.protocol.proposal import AUTO, NGRAM, NONE, Acceptance
 from paceline.rpc.frames import first_to_end
 from paceline.rpc.statuses import typed_errors
 from paceline.runtime import genai, telemetry
@@ -55,19 +60,28 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         target: TargetPool,
         draft: DraftPool | None,
         gate: Gate,
+        library: Library | None = None,
     ) -> None:
         self._config = config
         self._gate = gate
         self._prompts = PromptReader(tokenizer)
         self._model = config.served_model_name or config.model
         self._drafting = DraftingSettings(
-            config.drafter, config.num_draft_tokens, config.fan_out, config.lease, config.max_prefetched
+            config.drafter,
+            config.num_draft_tokens,
+            config.fan_out,
+            config.lease,
+            config.max_prefetched,
+            FeatureType(config.feature_dtype),
+            config.max_feature_bytes,
         )
         self._tokenizer = tokenizer
+        self._marks = ReasoningMarks.of(tokenizer)
         self._target = target
         self._draft = draft
         self._planner = Planner()
-        self._running = 0
+        self._library = library or Library()
+        self._places = Places("max_concurrent_requests", config.max_concurrent_requests, RETRY_AFTER_MS)
 
     @typed_errors
     async def Generate(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]) -> None:  # noqa: N802
@@ -75,14 +89,9 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         shown = self._tokenizer if self._config.log_prompts else None
         with RequestObserver(_metadata(context, "x-request-id"), shown) as observer:
             caller = self._gate.authenticate(_metadata(context, "authorization"))
-            self._admit()
-            self._running += 1
-            try:
-                with caller.request():
-                    generating = self._generate(request, context, caller, observer)
-                    await first_to_end(generating, caller.until_revoked())
-            finally:
-                self._running -= 1
+            with self._places.taken(caller.tenant), caller.request():
+                generating = self._generate(request, context, caller, observer)
+                await first_to_end(generating, caller.until_revoked())
 
     @typed_errors
     async def DescribeModels(  # noqa: N802
@@ -123,9 +132,9 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
     async def _stream(
         self, task: GenerationTask, write: Write, caller: Caller, observer: RequestObserver, trace: RequestTrace
     ) -> None:
-        sequence = Sequence(task, self._tokenizer)
-        target = TargetSession(self._target, task)
-        drafting = Drafting(task, self._draft, self._planner, self._drafting)
+        sequence = Sequence(task, self._tokenizer, self._marks)
+        drafting = Drafting(task, self._draft, self._planner, self._drafting, self._library, self._target.welcomes)
+        target = TargetSession(self._target, task, drafting.features)
         stats = StatsBuilder(observer.arrived)
         recorder = RequestRecorder(self._config.record_to, task.noise.seed, len(task.prompt))
 
@@ -149,7 +158,10 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
             free()
         if sequence.finish_reason is None:
             raise InternalError("the rounds ended before the text did")
-        told = stats.build(drafting.explain() if task.speculation.explain else None, target.cached_prompt_tokens)
+        if task.acceptance is Acceptance.COUPLED:  # the noise of others may come again (`exactness` §1a)
+            self._library.keep(task.tenant, sequence.ids[len(task.prompt) :])
+        explanation = drafting.explain() if task.speculation.explain else None
+        told = stats.build(explanation, target.cached_prompt_tokens, target.features.total)
         finished = Finished(sequence.finish_reason, sequence.flush(), told)
         trace.describe(genai.response_attributes(finished, self._model, len(task.prompt)))
         await write(finished)
@@ -159,18 +171,14 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         """Let go of the threads that read prompts."""
         self._prompts.close()
 
-    def _admit(self) -> None:
-        limit = self._config.max_concurrent_requests
-        if self._running >= limit:
-            raise Overloaded(f"max_concurrent_requests = {limit} are running", retry_after_ms=RETRY_AFTER_MS)
-
     def _served(self) -> ServedModel:
-        draft = self._draft.welcomes if self._draft else ()
+        drafts = [peer.link.welcome for peer in self._draft.peers] if self._draft else []
         return ServedModel(
             name=self._model,
             tokenizer=self._tokenizer,
             max_length=min((welcome.max_length for welcome in self._target.welcomes), default=0),
-            drafters=self._drafters([name for welcome in draft for name in welcome.drafters]),
+            drafters=self._drafters([name for welcome in drafts if welcome for name in welcome.drafters]),
+            knows_drafters=None not in drafts,
             seed=self._config.seed,
             reports_prompts=any(welcome.reports_prompts for welcome in self._target.welcomes),
         )

@@ -16,13 +16,18 @@ from contextlib import suppress
 from functools import partial
 
 from draft_service.drafters.catalogue import Catalogue
+from draft_service.drafters.interface import FeatureDrafter
 from draft_service.drafters.shadow import ShadowRun
+from draft_service.feature_waits import FeatureWaits
 from draft_service.session import CatchUpTask, DraftingSession, DraftTask, Grown, SpeculationTask
 from draft_service.step import SessionCall, StepResults, run_steps
-from paceline.costs.service_costs import DraftCosts
+from paceline.access.places import Places
+from paceline.costs.service_costs import UNKNOWN, DraftCosts
 from paceline.engine.executor import Executor
+from paceline.engine.feature_rows import decoded
 from paceline.protocol.draft import Commit, DraftBudget, DraftedProposal, DraftOpen, DraftOpened, Shadow, Verifying
-from paceline.protocol.errors import Overloaded, require_ids
+from paceline.protocol.errors import require_ids
+from paceline.protocol.features import Features
 from paceline.protocol.proposal import Outcome, Proposal
 from paceline.rpc.sessions import RETRY_AFTER_MS, SessionOwner, SessionScheduler
 from paceline.runtime import metrics, telemetry
@@ -39,11 +44,12 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
         super().__init__(settings.max_sessions_per_link)
         self._catalogue = catalogue
         self._executor = executor
-        self._max_num_seqs = settings.max_num_seqs
+        self._places = Places("engine.max_num_seqs", settings.max_num_seqs, RETRY_AFTER_MS)
         self._calls: list[SessionCall] = []
         self._drafting: dict[DraftingSession, DraftTask] = {}
         self._speculating: dict[DraftingSession, SpeculationTask] = {}
         self._catching_up: dict[DraftingSession, CatchUpTask] = {}
+        self._waits = FeatureWaits()
         self._wake = asyncio.Event()
         self._latest = (0, 0)
         """Sessions and rows of the latest step."""
@@ -51,41 +57,43 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
     @property
     def queue_length(self) -> int:
         """Proposals that coordinators wait for."""
-        return len(self._drafting)
+        return len(self._drafting) + self._waits.drafts
 
     @property
     def costs(self) -> DraftCosts:
         """What steps take, and who was in the latest."""
-        return DraftCosts(self._catalogue.line, *self._latest, self.queue_length)
+        return DraftCosts(UNKNOWN, *self._latest, self.queue_length).with_lines(self._catalogue.lines)
 
     def open(self, owner: SessionOwner, command: DraftOpen) -> DraftingSession:
         """Begin a session and, if its budget asks for one, its first proposal.
 
         Raises:
             InvalidInput: an unknown drafter, or a token outside the vocabulary.
-            Overloaded: too many sessions are open.
+            Overloaded: too many sessions are open, or as many of the tenant as leave others room.
         """
         facts = command.spec
         drafter = self._catalogue.pick(command.drafter)
         vocab_size = self._catalogue.fingerprint.vocab_size
         require_ids("token_ids", facts.token_ids, vocab_size)
         processors.check_ids(facts.sampling, facts.end_token_ids, vocab_size)
-        if self.sessions >= self._max_num_seqs:
-            raise Overloaded(f"{self._max_num_seqs} sessions are open", retry_after_ms=RETRY_AFTER_MS)
+        self._places.check(facts.tenant)
         key, length = next(self._keys), len(facts.token_ids)
         session = DraftingSession(
             key, command.session_id, owner, facts, drafter, vocab_size, length, command.takes_shadows
         )
         self._follow_grammar(session)
         self._add(session)
+        self._places.take(facts.tenant)
         self._calls.append(SessionCall(session, partial(_open, session), opens=True))
         self._begin(session, None, command.budget, facts.traceparent)
         return session
 
-    def handle(self, session: DraftingSession, command: Commit | Verifying) -> None:
-        """Take a commit or the announcement of a round in."""
+    def handle(self, session: DraftingSession, command: Commit | Verifying | Features) -> None:
+        """Take a commit, the announcement of a round or features in."""
         if isinstance(command, Commit):
             self.commit(session, command)
+        elif isinstance(command, Features):
+            self.features(session, command)
         else:
             self.verifying(session, command)
 
@@ -119,15 +127,23 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
         if command == session.verifying:
             return
         session.note(command)
-        catching_up = self._catching_up.get(session)
-        self._stop(session)
-        if catching_up is not None:
-            self._catching_up[session] = catching_up
+        self._stop_preparing(session)
         if command.budget.fan_out and command.budget.max_tokens:
-            self._catching_up.pop(session, None)
+            self._stop(session)  # a speculation computes the missing rows itself
             task = self._speculating[session] = SpeculationTask(session, command)
             self._calls.append(SessionCall(session, task.begin))
             self._wake.set()
+
+    def features(self, session: DraftingSession, features: Features) -> None:
+        """Hand the target's features of committed tokens to the drafter; of other tokens they are dropped.
+
+        Raises:
+            InvalidInput: the drafter reads none, or other layers.
+        """
+        for known in session.known(features):
+            self._calls.append(SessionCall(session, partial(_take_features, session, known)))
+            self._wake.set()
+        self._waits.arrived(session)
 
     def _follow_grammar(self, session: DraftingSession) -> None:
         grammar, facts, loop = session.facts.sampling.grammar, session.facts, asyncio.get_running_loop()
@@ -142,6 +158,7 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
         session.grammar.compiled.add_done_callback(compiled)
 
     def _release(self, session: DraftingSession) -> None:
+        self._places.give_back(session.facts.tenant)
         self._stop(session)
         if session.grammar is not None:
             session.grammar.close()
@@ -187,9 +204,15 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
 
     def _stop(self, session: DraftingSession) -> None:
         """End what the session was doing; what the running step adds to it is not sent."""
+        self._stop_preparing(session)
+        self._catching_up.pop(session, None)
+        self._waits.drop(session)
+
+    def _stop_preparing(self, session: DraftingSession) -> None:
+        """End what the session did for proposals."""
         self._drafting.pop(session, None)
         self._speculating.pop(session, None)
-        self._catching_up.pop(session, None)
+        self._waits.drop(session, drafts_only=True)
 
     def _drop_finished(self) -> None:
         """Drop what has nothing left to compute and nothing to answer."""
@@ -202,12 +225,20 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
         self._wake.set()
         if not budget.max_tokens:
             if budget.shadow:
-                catch_up = self._catching_up[session] = CatchUpTask(session)
-                self._calls.append(SessionCall(session, catch_up.begin))
+                self._waits.hold(session, partial(self._catch_up, session), None, draft=False)
             return
         task = DraftTask(session, outcome, budget, session.next_proposal_id(), time.monotonic(), traceparent)
-        self._drafting[session] = task
-        self._calls.append(SessionCall(session, task.begin))
+        self._waits.hold(session, partial(self._draft, task), task.deadline, draft=True)
+
+    def _draft(self, task: DraftTask) -> None:
+        self._drafting[task.session] = task
+        self._calls.append(SessionCall(task.session, task.begin))
+        self._wake.set()
+
+    def _catch_up(self, session: DraftingSession) -> None:
+        catch_up = self._catching_up[session] = CatchUpTask(session)
+        self._calls.append(SessionCall(session, catch_up.begin))
+        self._wake.set()
 
     def _deliver(self, results: StepResults) -> None:
         if results.rows:
@@ -227,8 +258,7 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
 
     def _send_opened(self, session: DraftingSession, reused: int) -> None:
         if not session.closed:
-            manifest = session.drafter.manifest
-            opened = DraftOpened(session.id, manifest.name, reused, manifest.feature_layers)
+            opened = DraftOpened(session.id, session.drafter.manifest.name, reused)
             session.owner.send(opened, urgent=True)
 
     def _send(self, task: DraftTask, proposal: Proposal) -> None:
@@ -259,6 +289,11 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
             ranks, probabilities = zip(*run.standings, strict=True)
             session.owner.send(Shadow(session.id, run.first_position, ranks, probabilities), urgent=True)
             metrics.shadow_sent(ranks)
+
+
+def _take_features(session: DraftingSession, features: Features) -> None:
+    assert isinstance(session.drafter, FeatureDrafter), "its manifest says that it reads features"
+    session.drafter.take_features(session.key, features.first_position, decoded(features))
 
 
 def _open(session: DraftingSession) -> int:

@@ -33,6 +33,7 @@ class DraftServicer(SessionServicer[DraftScheduler], pb_grpc.DraftServiceService
             max_length=catalogue.max_length,
             max_sessions=settings.max_num_seqs,
             drafters=catalogue.names,
+            drafter_needs=catalogue.needs,
         )
         super().__init__(DRAFT, DraftScheduler(catalogue, executor, settings), welcome)
         metrics.watch_service(self.scheduler, lambda: catalogue.kv_rows, catalogue.max_kv_rows)

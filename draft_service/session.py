@@ -12,6 +12,7 @@ from draft_service.drafters.interface import AnyDrafter, CatchingUp, Draft, Prep
 from paceline.grammars.sessions import Awaited, GrammarSession
 from paceline.protocol.draft import Commit, DraftBudget, Verifying
 from paceline.protocol.errors import PacelineError, require, require_ids
+from paceline.protocol.features import Features
 from paceline.protocol.proposal import ROOT, Acceptance, Outcome, Proposal
 from paceline.protocol.records import StepTimings
 from paceline.rpc.sessions import ServedSession
@@ -44,6 +45,10 @@ class DraftingSession(ServedSession):
     prepared: dict[Outcome, Proposal] = field(default_factory=dict)
     last_id: int = 0
     grammar: GrammarSession | None = None
+    features_end: int = 0
+    """The position behind the last one whose features came."""
+    features_late: bool = False
+    """Whether the last wait for features was in vain, and none have come since."""
     ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     """Proposal ids; taken on both threads."""
 
@@ -95,6 +100,24 @@ class DraftingSession(ServedSession):
         self.verifying = None
         self.offer = self.prepared.get(commit.outcome)
         self.prepared = {}
+
+    @property
+    def lacks_features(self) -> bool:
+        """Whether its drafter reads features that have not come: the last token's can't have."""
+        return self.drafter.manifest.need.any and self.features_end < self.committed_length - 1
+
+    def known(self, features: Features) -> Iterator[Features]:
+        """Take note that features have come; what they say of tokens that are committed.
+
+        Raises:
+            InvalidInput: the drafter reads none, or other layers.
+        """
+        need, layers = self.drafter.manifest.need, features.shape[1]
+        require(need.any, "features", f"of {layers} layers", f"none: {self.drafter.manifest.name} reads none")
+        require(layers == len(need.layers), "features layers", layers, f"{len(need.layers)}, those of {need.layers}")
+        self.features_end = max(self.features_end, min(features.end, self.committed_length))
+        self.features_late = False
+        return features.within(0, self.committed_length)
 
     def note(self, verifying: Verifying) -> None:
         """Record what left for the target.

@@ -84,8 +84,9 @@ async def read_chat(
     """
     turns = template_turns(messages, services.form.calls)
     size = _bytes("messages", turns) + _bytes("tools", tools.rendered)
+    names, _ = keys_and_strings((turns, tools.rendered))
     render = partial(services.tokenizer.render_turns, turns, tools.rendered, settings)
-    ids = await services.prompts.read(render, size, max_length, "chat content bytes")
+    ids = await services.prompts.read(render, size, max_length, "chat content bytes", len(names))
     return ChatPrompt(ids, tools, services.form, opens_reasoning(services.tokenizer, ids, services.form.reasoning))
 
 

@@ -44,7 +44,7 @@ class TimedConnection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """As `asyncio.Protocol`."""
-        awaited = self._timer is not None
+        awaited = self._timer is not None and not self._in_body
         super().data_received(data)
         if self._timer is None and not self._runs and not self.transport.is_closing():
             self._await_head()  # an empty line in front of a request, or a body whose request is answered

@@ -24,6 +24,7 @@ from paceline.protocol.generation import ModelDescription
 from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import NOISE_VERSION
 from paceline.rpc.endpoints import Endpoint, EndpointSource, EndpointWatch
+from paceline.rpc.retries import Backoff, RetryBudget
 from paceline.rpc.tls import channel_credentials
 from paceline.runtime.background import BackgroundTasks
 from paceline.runtime.gateway_config import GatewayConfig
@@ -37,7 +38,6 @@ MAX_KNOWN = 1024
 """Keys that a coordinator's answers are kept for: nothing is read for a caller that it has not let in."""
 DESCRIBE_TIMEOUT_S = 2.0
 """Longest wait for a description, which takes a coordinator under 1 ms; chosen, not tuned."""
-PAUSE_S = 0.1
 VANISHED_FOR_S = 60.0
 """How long the channels of a coordinator whose address has gone stay open at least: far longer than a request takes
 from the choice of its coordinator to the call."""
@@ -184,6 +184,8 @@ class Coordinators:
     def __init__(self, config: GatewayConfig, tokenizer: str) -> None:
         self.wait_s = config.coordinator_wait_ms / 1e3
         """Longest wait for one that serves."""
+        self.budget = RetryBudget()
+        """Of generations that are lost and go on elsewhere."""
         self._config = config
         self._tokenizer = tokenizer
         self.all: Sequence[Coordinator] = ()
@@ -202,13 +204,16 @@ class Coordinators:
             PacelineError: it refuses the caller.
         """
         deadline = time.monotonic() + self.wait_s
+        backoff = Backoff()
         while True:
             try:
                 return await self.first_serving(caller)
-            except PeerUnavailable:
-                if time.monotonic() >= deadline:
+            except PeerUnavailable as error:
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
                     raise
-            await asyncio.sleep(PAUSE_S)
+                pause_s = backoff.next_s(error.retry_after_ms)
+            await asyncio.sleep(min(left_s, pause_s))
 
     async def first_serving(self, caller: HttpCaller, fits: Callable[[Serving], bool] = _any) -> Serving:
         """As `serving`, of those that fit, and without waiting. Raises as `serving`."""

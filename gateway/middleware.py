@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -14,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.caller import HttpCaller, caller_of
 from gateway.dialects import in_dialect
 from gateway.errors import HttpError, http_error, unsendable_key
+from paceline.access.places import Places
 from paceline.protocol.errors import Overloaded
 from paceline.runtime import metrics
 from paceline.runtime.gateway_config import GatewayConfig
@@ -36,6 +39,15 @@ class RunningRequests:
         self.count = 0
         self.draining = False
 
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """One more meanwhile."""
+        self.count += 1
+        try:
+            yield
+        finally:
+            self.count -= 1
+
 
 class Guard:
     """Lets a request in, bounds its body, names it, and logs how it ended."""
@@ -44,6 +56,7 @@ class Guard:
         self._app = app
         self._config = config
         self._running = running
+        self._places = Places("max_concurrent_requests", config.max_concurrent_requests, RETRY_AFTER_MS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI has it."""
@@ -68,22 +81,22 @@ class Guard:
             )  # fmt: skip
 
     async def _let_in(self, scope: Scope, headers: Headers, caller: HttpCaller, receive: Receive, send: Send) -> None:
-        generates = scope["method"] == "POST"
-        refusal = self._refusal(headers, caller) if generates else None
+        if scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        whose = caller.api_key or ""
+        refusal = self._refusal(headers, caller, whose)
         if refusal is not None:
             await in_dialect(scope["path"], refusal).response(scope, receive, send)
             return
-        self._running.count += generates
-        try:
+        with self._running.counted(), self._places.taken(whose):
             await self._app(scope, receive, send)
-        finally:
-            self._running.count -= generates
 
-    def _refusal(self, headers: Headers, caller: HttpCaller) -> HttpError | None:
-        limit = self._config.max_concurrent_requests
-        if self._running.count >= limit:
-            message = f"max_concurrent_requests = {limit} are running"
-            return http_error(Overloaded(message, retry_after_ms=RETRY_AFTER_MS))
+    def _refusal(self, headers: Headers, caller: HttpCaller, whose: str) -> HttpError | None:
+        try:
+            self._places.check(whose)
+        except Overloaded as error:
+            return http_error(error)
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > self._config.max_body_bytes:
             return too_large(self._config)

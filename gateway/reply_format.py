@@ -14,6 +14,7 @@ from typing import Any
 
 from gateway.parameter_format import ParameterFormat, read_arguments
 from gateway.unsupported import unsupported
+from paceline.models.reasoning import TAGS
 from paceline.models.tokenizer import Tokenizer
 from paceline.models.turns import Turn
 from paceline.protocol.errors import InvalidInput, Unsupported
@@ -27,13 +28,6 @@ PYTHON_TAG = "<|python_tag|>"
 _USER: Turn = {"role": "user", "content": "paceline_probe_question"}
 _SAID = "paceline_probe_answer"
 _OBJECT = re.compile(r'(?P<list>\[)?\s*\{\s*("type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"$')
-_KNOWN_REASONING = (
-    ("<think>", "</think>"),
-    ("[THINK]", "[/THINK]"),
-    ("<thinking>", "</thinking>"),
-    ("<reasoning>", "</reasoning>"),
-    ("<seed:think>", "</seed:think>"),
-)
 
 
 @dataclass(frozen=True)
@@ -192,7 +186,7 @@ def _answer(
 def _before_reasoning(header: str) -> str:
     """An answer's header without the empty span of reasoning that templates write in front of the last answer."""
     behind = max(0, header.rfind(_USER["content"]))
-    starts = (header.find(opening, behind) for opening, _ in _KNOWN_REASONING)
+    starts = (header.find(opening, behind) for opening, _ in TAGS)
     return header[: min((at for at in starts if at >= 0), default=len(header))].rstrip()
 
 
@@ -242,14 +236,14 @@ def _following(two: str | None) -> str | None:
 
 
 def _behind_reasoning(opening: str) -> str:
-    for _, closing in _KNOWN_REASONING:
+    for _, closing in TAGS:
         opening = opening.rpartition(closing)[2]
     return opening.lstrip()
 
 
 def _read_reasoning(tokenizer: Tokenizer) -> ReasoningTags | None:
     """Tags that the template writes by itself, or takes out of earlier answers."""
-    for opening, closing in _KNOWN_REASONING:
+    for opening, closing in TAGS:
         answer: Turn = {"role": "assistant", "content": f"{opening}\n{_SAID}\n{closing}\n\nand more"}
         asked, answered = (_text_or_none(tokenizer, turns) for turns in ([_USER], [_USER, answer, _USER]))
         opened = asked is not None and opening in asked

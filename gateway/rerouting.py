@@ -7,9 +7,9 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from gateway.caller import HttpCaller
-from gateway.coordinators import PAUSE_S, Coordinators, Serving
-from paceline.client import Progress
-from paceline.protocol.errors import PeerUnavailable
+from gateway.coordinators import Coordinators, Serving
+from paceline.client import Patience, Progress
+from paceline.protocol.errors import Overloaded, PeerUnavailable
 from paceline.protocol.generation import GenerateEvent, GenerateRequest
 
 
@@ -29,7 +29,7 @@ class Rerouting:
         Raises:
             PacelineError: it failed, or nobody has gone on with it within the time to wait for a coordinator.
         """
-        progress = Progress(request)
+        progress = Progress(request, self._coordinators.budget)
         serving: Serving | None = self._begins
         while True:
             try:
@@ -38,10 +38,13 @@ class Rerouting:
                     async for event in events:
                         yield event
                 return
-            except PeerUnavailable as error:
-                progress.broke(error, self._coordinators.wait_s)
+            except (Overloaded, PeerUnavailable) as error:
+                pauses = progress.broke(error, Patience(self._coordinators.wait_s))
+                if pauses is None:
+                    return
             serving = None
-            await asyncio.sleep(PAUSE_S)
+            for pause_s in pauses:
+                await asyncio.sleep(pause_s)
 
     async def _events(self, serving: Serving, progress: Progress) -> AsyncGenerator[GenerateEvent, None]:
         """What one coordinator adds."""

@@ -9,7 +9,7 @@ from typing import Any
 from gateway.choices import ChoiceEvent
 from gateway.openai_types import PacelineOptions
 from paceline.protocol.generation import Finished, Started, Tokens
-from paceline.protocol.records import GenerationStats
+from paceline.protocol.records import GenerationStats, RoundStats
 from paceline.timeline.saved import rounds_json
 
 
@@ -70,11 +70,13 @@ class Tally:
 
     @property
     def metrics(self) -> dict[str, Any] | None:
-        """vLLM's `metrics`; None where there are several choices, as vLLM has it."""
+        """vLLM's `metrics`, and parts apart where some was reasoning; None where there are several choices."""
         if len(self.stats) != 1 or self.samples > 1:
             return None
         (stats,) = self.stats.values()
-        return {"speculative_decoding": speculative_decoding(stats)}
+        parts = {"reasoning": stats.reasoning, "answer": stats.answer}
+        told = {name: part_figures(part) for name, part in parts.items() if part is not None}
+        return {"speculative_decoding": speculative_decoding(stats), **told}
 
     def told(self, asked: PacelineOptions) -> dict[str, Any]:
         """The `paceline` object: seeds, and what was asked for of how the rounds went."""
@@ -92,13 +94,29 @@ def speculative_decoding(stats: GenerationStats) -> Mapping[str, Any]:
     """vLLM's shape: `acceptance_histogram[j]` counts the rounds that accepted j of at most `num_spec_tokens`."""
     histogram: Sequence[int] = stats.acceptance_histogram
     return {
+        **_figures(stats),
+        "acceptance_histogram": [*histogram, *[0] * (stats.num_spec_tokens + 1 - len(histogram))],
+        "num_spec_tokens": stats.num_spec_tokens,
+    }
+
+
+def part_figures(part: RoundStats) -> Mapping[str, Any]:
+    """The rounds of reasoning, or of the answer: the same figures, and how fast they were."""
+    return {
+        **_figures(part),
+        "rounds": part.rounds,
+        "tokens": part.committed,
+        "tokens_per_second": part.tokens_per_second,
+    }
+
+
+def _figures(stats: RoundStats) -> Mapping[str, Any]:
+    return {
         "mean_acceptance_length": stats.mean_acceptance_length,
         "draft_acceptance_rate": stats.draft_acceptance_rate,
-        "acceptance_histogram": [*histogram, *[0] * (stats.num_spec_tokens + 1 - len(histogram))],
         "num_spec_steps": stats.num_spec_steps,
         "num_accepted_draft_tokens": stats.num_accepted_draft_tokens,
         "num_draft_tokens": stats.num_draft_tokens,
-        "num_spec_tokens": stats.num_spec_tokens,
     }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,6 +12,7 @@ from gateway.reply_format import CallFormat
 from gateway.unsupported import unsupported
 from paceline.models.turns import Turn
 from paceline.protocol.errors import InvalidInput, require
+from paceline.protocol.given_files import json_value
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _CALL_KEYS = ("id", "type", "function")
@@ -87,10 +87,7 @@ def _call_of(call: Mapping[str, Any], at: str) -> tuple[str, str, str]:
 
 def _object_of(arguments: str, field: str) -> Mapping[str, Any]:
     """Templates write arguments themselves. Text that is no JSON can't be rendered as the model wrote it."""
-    try:
-        value = json.loads(arguments or "{}")
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput.of(field, arguments, f"JSON ({error})") from error
+    value = json_value(field, arguments or "{}")
     require(isinstance(value, dict), field, arguments, "a JSON object")
     require_shallow(field, value)
     assert isinstance(value, dict)

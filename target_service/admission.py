@@ -11,6 +11,8 @@ import logging
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 
+from paceline.access.places import Places
+from paceline.engine.features import feature_source
 from paceline.engine.interface import Engine
 from paceline.grammars.sessions import Grammars, GrammarSession
 from paceline.protocol.errors import Overloaded, PacelineError, Unsupported
@@ -18,6 +20,7 @@ from paceline.protocol.session import SessionSpec
 from paceline.rpc.sessions import RETRY_AFTER_MS, SessionOwner
 from target_service.prefixes import PendingPrefixes
 from target_service.session import Session, make_processors
+from target_service.turns import Turns
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +35,7 @@ class Admission:
 
     Args:
         max_sessions: most sessions that hold rows at once.
-        max_queue: most sessions that wait.
+        max_queue: most sessions that wait, of which no tenant may have so many that others find no place.
         max_link_rows: most KV rows that the sessions of one link hold, unless it has but one session.
         grammars: follows grammars; None: this target knows no tokenizer.
         make_room: frees and reserves rows.
@@ -54,7 +57,9 @@ class Admission:
         wake: Callable[[], None],
     ) -> None:
         self._max_sessions = max_sessions
-        self._max_queue = max_queue
+        self._places = Places("max_queue", max_queue, RETRY_AFTER_MS)
+        self._queued: set[int] = set()
+        """Keys of the sessions that have a place in the queue."""
         self._max_link_rows = max_link_rows
         self._grammars = grammars
         self._make_room, self._on_admitted, self._on_failed, self._wake = make_room, admitted, failed, wake
@@ -64,12 +69,13 @@ class Admission:
         self._holding = 0
         self._link_rows = Counter[SessionOwner]()
         """What the admitted sessions of each link hold."""
+        self._turns = Turns()
         self._no_room = False
         self.prefixes = PendingPrefixes()
 
     def __len__(self) -> int:
         """Sessions that wait."""
-        return len(self._compiling) + len(self._waiting)
+        return len(self._places)
 
     @property
     def is_settled(self) -> bool:
@@ -81,18 +87,17 @@ class Admission:
 
         Raises:
             Unsupported: it has a grammar, and this target knows no tokenizer.
-            Overloaded: the queue is full.
+            Overloaded: the queue is full, or what is left of it is for other tenants.
         """
         if facts.sampling.grammar is not None and self._grammars is None:
             raise Unsupported("grammar: this target knows no tokenizer")
-        if len(self) >= self._max_queue:
-            raise Overloaded(
-                f"max_queue = {self._max_queue} sessions wait for room on the target", retry_after_ms=RETRY_AFTER_MS
-            )
+        self._places.check(facts.tenant)
 
     def enter(self, session: Session) -> None:
         """Wait for room; before that for the grammar, which another process compiles."""
         facts = session.facts
+        self._places.take(facts.tenant)
+        self._queued.add(session.key)
         session.processors = make_processors(facts, session.foreseen)
         if facts.sampling.grammar is None or self._grammars is None:
             self._waiting.append(session)
@@ -105,6 +110,7 @@ class Admission:
 
     def leave(self, session: Session) -> None:
         """A session has ended: its rows, if it has any, are freed when next there is time."""
+        self._leave_queue(session)
         self.prefixes.end(session)
         if session.grammar is not None:
             session.grammar.close()
@@ -142,6 +148,7 @@ class Admission:
         self._holding -= len(closing)
         for session in closing:
             self._hold(session.owner, -session.max_rows)
+            self._turns.free(session)
         self._no_room = self._no_room and not closing
         opening = self._next_to_open()
         if not closing and not opening:
@@ -162,16 +169,18 @@ class Admission:
     def _next_to_open(self) -> list[Session]:
         room = 0 if self._no_room else self._max_sessions - self._holding
         chosen: list[Session] = []
+        if not self._waiting or room <= 0:
+            return chosen
         wanted = Counter(self._link_rows)
-        for session in self._waiting:
-            if len(chosen) >= room:
-                break
+        for session in self._turns.order(self._waiting, chosen):
             rows = wanted[session.owner] + session.max_rows
             alone = rows == session.max_rows
             if (alone or rows <= self._max_link_rows) and not self.prefixes.holds(session):
                 self.prefixes.claim(session)
                 wanted[session.owner] = rows
                 chosen.append(session)
+            if len(chosen) >= room:
+                break
         return chosen
 
     def _hold(self, owner: SessionOwner, rows: int) -> None:
@@ -180,12 +189,20 @@ class Admission:
         if not self._link_rows[owner]:
             del self._link_rows[owner]
 
+    def _leave_queue(self, session: Session) -> None:
+        """A session needs its place no longer, if it has one."""
+        if session.key in self._queued:
+            self._queued.remove(session.key)
+            self._places.give_back(session.facts.tenant)
+
     def _admit(self, session: Session, reused: int) -> None:
         self._holding += 1
         self._hold(session.owner, session.max_rows)
+        self._turns.hold(session)
+        self._leave_queue(session)
         session.admitted = True
-        # Cached rows whose logits are wanted are computed again: the first chunk rolls the engine back to them.
-        session.prefilled = session.reused = session.wanted.reusable(reused)
+        # Cached rows of which something is to be told are computed again: the first chunk rolls the engine back.
+        session.prefilled = session.reused = session.reusable(reused)
         self.prefixes.computed(session, reused)
         if session.closed:
             # It was closed while its rows were reserved.
@@ -234,7 +251,10 @@ def _free(engine: Engine, session: Session) -> None:
 
 def _reserve(engine: Engine, session: Session) -> int | PacelineError:
     try:
-        return engine.open(session.key, session.max_rows, session.prefix)
+        reused = engine.open(session.key, session.max_rows, session.prefix)
+        if session.features is not None:
+            feature_source(engine).keep_features(session.key, session.features.need)
+        return reused
     except PacelineError as error:
         return error
     except Exception as error:

@@ -18,7 +18,7 @@ class PendingPrefixes:
     def holds(self, session: Session) -> bool:
         """Whether another session computes a block that this one needs."""
         if session.awaits not in self._claims:
-            usable = session.wanted.reusable(session.prefill_length)
+            usable = session.reusable(session.prefill_length)
             digests = (key.digest for key in reversed(session.keys) if key.end <= usable)
             session.awaits = next((digest for digest in digests if digest in self._claims), None)
         return session.awaits is not None

@@ -16,7 +16,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
@@ -29,6 +29,7 @@ from paceline.engine.interface import Engine
 from paceline.engine.prompt_rows import prompt_logit_rows
 from paceline.grammars.sessions import Grammars, Masks
 from paceline.protocol.errors import PacelineError, PeerUnavailable, UnknownSession
+from paceline.protocol.features import Features
 from paceline.protocol.records import StepTimings
 from paceline.protocol.target import Prefetch, PromptPiece, Round, TargetOpen, TargetOpened, Verdict
 from paceline.rpc.sessions import SessionOwner, SessionScheduler
@@ -36,11 +37,13 @@ from paceline.runtime import metrics, telemetry
 from paceline.runtime.config import TargetConfig
 from target_service.admission import Admission, make_room
 from target_service.batching import Batcher
+from target_service.features import committed_features
 from target_service.meter import TargetMeter, count_step
 from target_service.prompt_rows import wanted_rows
 from target_service.session import Session, check_open, rows_to_reserve, shared_prefix
 from target_service.step import PrefillWork, RoundWork, Step, StepResult, gather_step, run_step
 from target_service.timings import opened, step_timings
+from target_service.turns import alternating
 from target_service.verifier import drafted_paths
 
 logger = logging.getLogger(__name__)
@@ -50,7 +53,8 @@ COPIES_PER_ROW = 12
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_Events = list[tuple[Session, Verdict | TargetOpened | PromptPiece | PacelineError]]
+_Event = tuple[Session, Verdict | TargetOpened | PromptPiece | Features | PacelineError]
+_Events = list[_Event]
 """What is to be sent, and which sessions have failed."""
 
 
@@ -131,7 +135,7 @@ class TargetScheduler(SessionScheduler[Session]):
         prefix, keys = shared_prefix(facts, self._settings)
         rows = rows_to_reserve(facts, info)
         session = Session(next(self._keys), command.session_id, owner, facts, rows, time.monotonic(), prefix, keys)
-        session.wanted = wanted_rows(command)
+        session.wanted, session.features = wanted_rows(command), command.features
         self._admission.enter(session)
         self._add(session)
         return session
@@ -204,7 +208,8 @@ class TargetScheduler(SessionScheduler[Session]):
             rows_to_copy = await self._admission.settle(COPIES_PER_ROW * self._settings.prefill_chunk)
             await self._await_returns()
             await self._admission.settle(rows_to_copy)
-            step = gather_step(self._ready.values(), [*self._opening.values()], self._settings, self._logit_rows)
+            opening = alternating(self._opening.values())
+            step = gather_step(self._ready.values(), opening, self._settings, self._logit_rows)
             if step is not None:
                 self._wake.set()
                 await self._run_step(step)
@@ -241,7 +246,7 @@ class TargetScheduler(SessionScheduler[Session]):
         """Run a step, and those after it that need nothing of the loop."""
         loop = asyncio.get_running_loop()
 
-        def publish(events: _Events, done: tuple[Step, StepResult] | None = None) -> None:
+        def publish(events: Sequence[_Event], done: tuple[Step, StepResult] | None = None) -> None:
             loop.call_soon_threadsafe(self._send, events)
             if done is not None and metrics.is_on():
                 loop.call_soon_threadsafe(count_step, *done)
@@ -281,6 +286,8 @@ class TargetScheduler(SessionScheduler[Session]):
                 if step is not None:
                     self._take_out(step)
             publish(events, done)
+            if features := committed_features(self._engine, *done):
+                publish(features)
 
     def _may_go_on(self) -> bool:
         """Whether a step can begin with no session admitted, freed or awaited before it."""
@@ -371,7 +378,7 @@ class TargetScheduler(SessionScheduler[Session]):
             self._make_ready(session)
         return [(session, opened(session, replace(timings, sample_ms=0.0)))]
 
-    def _send(self, events: _Events) -> None:
+    def _send(self, events: Sequence[_Event]) -> None:
         """A session whose round can't be answered ends here, on the loop, which has its timer."""
         for session, event in events:
             if isinstance(event, PacelineError):

@@ -47,6 +47,7 @@ class TargetServicer(SessionServicer[TargetScheduler], pb_grpc.TargetServiceServ
             max_lease=MAX_LEASE,
             max_prefetched=MAX_PREFETCHED,
             reports_prompts=True,
+            features=engine.info.features,
         )
         super().__init__(TARGET, TargetScheduler(engine, executor, config, grammars, line), welcome)
         metrics.watch_service(self.scheduler, lambda: engine.kv_rows, engine.info.max_kv_rows)

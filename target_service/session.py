@@ -8,6 +8,7 @@ from paceline.engine.blocks import BlockKey, prefix_keys
 from paceline.engine.interface import NO_PREFIX, EngineInfo, Prefix, StepItem
 from paceline.grammars.sessions import Foreseen, GrammarSession
 from paceline.protocol.errors import PrefixMismatch, Unsupported, require, require_ids
+from paceline.protocol.features import FeatureRequest
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES, ROOT, Acceptance, Outcome, Proposal
 from paceline.protocol.session import SessionSpec
 from paceline.protocol.target import MAX_PREFETCHED, Prefetch, Round, SelfStarted, TargetOpen, Verdict
@@ -63,6 +64,7 @@ class Session(ServedSession):
         grammar: its place in its grammar (None: it has none), and `foreseen`, what may come in the pending round.
         drafting: whether a draft works for the session, as the round that was sent last says.
         wanted: rows of the prefix whose logits are reported.
+        features: hidden states that are sent of committed tokens; None: none.
         masked: whether `foreseen` is known for the pending round; without a grammar there is nothing to know.
     """
 
@@ -89,6 +91,7 @@ class Session(ServedSession):
     masked: bool = True
     drafting: bool = False
     wanted: WantedRows = NO_ROWS
+    features: FeatureRequest | None = None
 
     @property
     def can_verify(self) -> bool:
@@ -104,6 +107,11 @@ class Session(ServedSession):
     def prefill_left(self) -> int:
         """Rows of the prefix that are not computed yet."""
         return self.prefill_length - self.prefilled
+
+    def reusable(self, rows: int) -> int:
+        """How many of the first `rows` rows may come from other sessions: those of which nothing is to be told."""
+        rows = self.wanted.reusable(rows)
+        return rows if self.features is None else min(rows, self.features.first_position)
 
     def prefill_item(self, rows: int) -> StepItem:
         """The next `rows` tokens of the prefix."""
@@ -292,17 +300,23 @@ def check_open(command: TargetOpen, info: EngineInfo) -> None:
 
     Raises:
         InvalidInput: a token id outside the vocabulary, or a session longer than context or KV budget.
-        Unsupported: hidden states are asked for.
+        Unsupported: hidden states are asked for that the engine can't give.
     """
-    facts, layers = command.spec, list(command.feature_layers)
-    if layers:
-        raise Unsupported(f"feature_layers = {layers}: this target sends no hidden states")
+    facts = command.spec
+    if command.features is not None:
+        _check_features(command.features, info)
     limit = info.longest_session
     length = max(len(facts.token_ids), facts.max_length)
     require(length <= limit, "session length", length, f"at most {limit}, the context as far as KV holds it")
     vocab_size = info.fingerprint.vocab_size
     require_ids("token_ids", facts.token_ids, vocab_size)
     processors.check_ids(facts.sampling, facts.end_token_ids, vocab_size)
+
+
+def _check_features(wanted: FeatureRequest, info: EngineInfo) -> None:
+    if info.features is None:
+        raise Unsupported(f"feature layers = {list(wanted.need.layers)}: this target sends no hidden states")
+    info.features.check(wanted.need)
 
 
 def make_processors(facts: SessionSpec, follower: Follower | None) -> Processors | None:

@@ -18,6 +18,7 @@ COLUMNS, PANEL_WIDTH, PANEL_HEIGHT = 24, 8, 8
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 WINDOW = "[$__rate_interval]"
 HIT, REUSED = 'result="hit"', 'source="reused"'
+REASONING, ACCEPTED, PROPOSED = "paceline_reasoning_tokens_total", 'kind="accepted"', 'kind="proposed"'
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,14 @@ ROWS: dict[str, tuple[DashboardPanel, ...]] = {
             "percentunit",
             {"hits": f"{_rate('paceline_cache_lookups_total', where=HIT)} / {_rate('paceline_cache_lookups_total')}"},
         ),
+        DashboardPanel(
+            "Accepted share of tokens proposed in reasoning",
+            "percentunit",
+            {"all": f"{_rate(REASONING, where=ACCEPTED)} / {_rate(REASONING, where=PROPOSED)}"},
+        ),
+        DashboardPanel(
+            "Reasoning rounds a second", "short", {"all": _rate("paceline_reasoning_round_duration_seconds_count")}
+        ),
         DashboardPanel("Acceptance length of requests", "short", _quantiles("paceline_request_acceptance_length")),
         DashboardPanel(
             "Planned rounds a second, by way and length",
@@ -154,6 +163,7 @@ ROWS: dict[str, tuple[DashboardPanel, ...]] = {
         DashboardPanel(
             "Drafted tokens a second", "short", {"{{kind}}": _rate("paceline_draft_tokens_total", "kind")}
         ),
+        DashboardPanel("Bytes of features a second", "Bps", {"all": _rate("paceline_features_bytes_total")}),
         DashboardPanel("Proposals a second", "short", {"{{kind}}": _rate("paceline_draft_proposals_total", "kind")}),
     ),
     "Targets and draft services": (

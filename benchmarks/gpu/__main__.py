@@ -145,7 +145,7 @@ class Bench:
         self.settings = EngineSettings(max_num_seqs=max(2, *(load.sessions for load in loads)), prefix_reuse=False)
         tokenizer = TableTokenizer(SHAPES[shape]["vocab_size"], None)
         self.facts: DecoderFacts = examine(model, tokenizer, self.settings, shape, static=True)
-        self._reference = plain_reference(model, self.facts.info(self._rows))
+        self._reference = plain_reference(model, self.facts.info(self._rows), self.facts.attention)
         fuse_layers(model)
         self._model: PreTrainedModel = model
 
@@ -153,14 +153,14 @@ class Bench:
         """An engine that has passed the check of every engine."""
         runner = runner_for(self.device, graphs=graphs)
         facts, info = self.facts, self.facts.info(self._rows)
-        engine = StaticEngine(ServedDecoder(self._model, info, facts.kv_shape, self.settings), runner)
+        engine = StaticEngine(ServedDecoder(self._model, info, facts.attention, self.settings), runner)
         for _ in range(WARM_UP):
             self_check(engine, self._reference)
         return engine
 
     def floor_ms(self, load: ServiceLoad, bandwidth: float) -> float:
         """Of one step."""
-        kv = load.sessions * (load.length + load.rows) * self.facts.kv_shape.row_bytes
+        kv = load.sessions * (load.length + load.rows) * self.facts.attention.shape.row_bytes
         return (self.weights + kv) / bandwidth * 1e3
 
 

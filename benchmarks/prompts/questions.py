@@ -5,7 +5,6 @@ Each has a `question_id`, a `category` and `turns`: user messages, each asked on
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 from benchmarks.prompts import Prompt
 from paceline.protocol.errors import InvalidInput, require
 from paceline.protocol.generation import ChatMessage
+from paceline.protocol.given_files import read_json_lines
 
 PER_CATEGORY = 8
 """Questions of a category that are asked unless told otherwise: fewer say little of a median."""
@@ -37,20 +37,11 @@ def load_questions(
 
 
 def _read(file: Path) -> Iterator[Prompt]:
-    try:
-        lines = file.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput.of("prompts", str(file), f"a readable UTF-8 file ({error})") from error
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            yield _question(f"{file} line {number}", line)
+    for where, value in read_json_lines("prompts", file):
+        yield _question(where, value)
 
 
-def _question(where: str, line: str) -> Prompt:
-    try:
-        value = json.loads(line)
-    except ValueError as error:
-        raise InvalidInput.of(where, line, f"JSON ({error})") from error
+def _question(where: str, value: Any) -> Prompt:
     require(isinstance(value, dict), where, value, "a JSON object")
     name, category, turns = (_field(where, value, name) for name in ("question_id", "category", "turns"))
     known = isinstance(name, int | str) and not isinstance(name, bool) and name != ""

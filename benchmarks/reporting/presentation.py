@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -12,6 +14,8 @@ from benchmarks.reporting.figures import Spread
 
 FORMATS = ("svg", "png")
 _GROUP_WIDTH = 0.8
+_SPECIAL = re.compile(r"[\\`*_{}\[\]()<>|#~$&!+.-]")
+"""What Markdown may read as more than itself."""
 
 
 def markdown_table(rows: Sequence[Mapping[str, object]]) -> str:
@@ -19,7 +23,7 @@ def markdown_table(rows: Sequence[Mapping[str, object]]) -> str:
     if not rows:
         return "not run\n"
     lines = [rows[0].keys(), ["---"] * len(rows[0]), *(row.values() for row in rows)]
-    return "".join(f"| {' | '.join(_cell(cell) for cell in line)} |\n" for line in lines)
+    return "".join(f"| {' | '.join(_markdown_cell(cell) for cell in line)} |\n" for line in lines)
 
 
 def titled(row: Any, **more: object) -> dict[str, object]:
@@ -27,8 +31,23 @@ def titled(row: Any, **more: object) -> dict[str, object]:
     return {name.replace("_", " "): value for name, value in (asdict(row) | more).items()}
 
 
-def _cell(cell: object) -> str:
+class ModelText(str):
+    """Text of a model's: a cell shows it in quotes, with what can't be seen made visible."""
+
+    __slots__ = ()
+
+
+def cell_text(cell: object) -> str:
+    """A table's cell."""
+    if isinstance(cell, ModelText):
+        return json.dumps(str(cell), ensure_ascii=False)
     return f"{cell:.3f}" if isinstance(cell, float) else str(cell)
+
+
+def _markdown_cell(cell: object) -> str:
+    """The same where a model's text must not be taken for Markdown."""
+    text = cell_text(cell)
+    return _SPECIAL.sub(r"\\\g<0>", text) if isinstance(cell, ModelText) else text
 
 
 def spread_text(spread: Spread, digits: int = 1) -> str:
@@ -83,7 +102,8 @@ def draw(plot: Plot, stem: Path) -> list[Path]:
         axes.set_title(plot.title)
         axes.set_ylabel(plot.unit)
         axes.set_xticks(range(len(plot.groups)), plot.groups)
-        axes.set_ylim(bottom=0)
+        lows = [each.low for bars in plot.bars for each in bars.values if each is not None]
+        axes.set_ylim(bottom=1.05 * min([0.0, *lows]))
         axes.legend(loc="upper left", fontsize=8)
         written = [stem.with_name(f"{stem.name}.{form}") for form in FORMATS]
         for file in written:

@@ -63,7 +63,7 @@ async def with_coordinator(config: CoordinatorConfig, body: Callable[[Generate],
     links: list[PeerLink[Any, Any]] = []
 
     async def run_server(
-        settings: Any, register: Callable[[Any], Awaitable[None]], names: Any, *, loading: str
+        settings: Any, register: Callable[[Any], Awaitable[None]], names: Any, *, loading: str, most_calls: int
     ) -> None:
         server = DirectServer()
         await register(server)

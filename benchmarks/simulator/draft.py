@@ -8,13 +8,15 @@ Where trees are asked for, nodes beside the best path cost no row: none of them 
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from benchmarks.simulator.events import Agenda
 from benchmarks.simulator.lines import StatedLine, TrueLine
+from benchmarks.simulator.specs import DraftSpec
 from benchmarks.simulator.speculating import OutcomeDrafting
-from benchmarks.simulator.trace import TracedSetting
 from draft_service.drafters.calibration import Calibration
 from draft_service.drafters.model import ROWS_PER_STEP
 
@@ -36,6 +38,9 @@ class DraftingClient(Protocol):
     def shadow_leaves(self, first: int, end: int) -> None:
         """Where these committed positions stood is said."""
 
+    def draft_lost(self) -> None:
+        """The draft service has failed."""
+
 
 class DraftedSession:
     """What the draft service has of one session. Positions count the tokens of the answer.
@@ -47,19 +52,20 @@ class DraftedSession:
         told: positions whose shadow has left.
         wanted, least, got, reached: a proposal in the making: its length, the least chance of a node of it, its
             tokens so far, and the chance of the last one.
+        drafted: tokens of the outcome that came true that were drafted before it was known.
         shadow: the rows of committed tokens are to be computed in any case.
     """
 
     __slots__ = (
-        "committed", "got", "least", "outcomes", "prompt_left", "reached", "rows", "session", "shadow", "started",
-        "told", "turn", "wanted",
+        "committed", "drafted", "got", "least", "outcomes", "prompt_left", "reached", "rows", "session", "shadow",
+        "started", "told", "turn", "wanted",
     )  # fmt: skip
 
     def __init__(self, session: DraftingClient, prompt_tokens: int) -> None:
         self.session = session
         self.prompt_left = prompt_tokens
         self.committed = self.rows = self.told = 0
-        self.wanted = self.got = 0
+        self.wanted = self.got = self.drafted = 0
         self.least, self.reached = 0.0, 1.0
         self.shadow = False
         self.started = 0.0
@@ -76,22 +82,28 @@ class DraftedSession:
 class SimulatedDraft:
     """Serves the drafts of all sessions, one level a step."""
 
-    def __init__(self, agenda: Agenda, setting: TracedSetting, works: Works, lie: float = 1.0) -> None:
+    def __init__(self, agenda: Agenda, spec: DraftSpec, works: Works, lie: float = 1.0) -> None:
         self._agenda = agenda
         self._works = works
-        self._chunk = setting.prefill_chunk
-        self._line = TrueLine(setting.draft)
-        self._known = setting.draft
-        self.stated = StatedLine(setting.draft, lie)
+        self._chunk = spec.prefill_chunk
+        self._line = TrueLine(spec.line)
+        self._known = spec.line
+        self.stated = StatedLine(spec.line, lie)
         self._calibration = Calibration()
+        self._held: dict[int, DraftedSession] = {}
         self._drafts: dict[int, DraftedSession] = {}
         self._shadows: dict[int, DraftedSession] = {}
         self._speculations: dict[int, DraftedSession] = {}
         self._step: list[tuple[DraftedSession, int, int]] = []
         self._guesses: list[OutcomeDrafting] = []
+        self._deferred: dict[int, list[Callable[[], None]]] = {}
+        """By session, what came while a step ran."""
         self._busy = False
         self._begun, self._caught_up = 0.0, False
-        self.sessions = self.in_step = self.rows = self.steps = 0
+        self._lives = 0
+        """Counts failures: a step that was running when it failed has no end."""
+        self.is_up = True
+        self.in_step = self.rows = self.steps = 0
         self.busy_ms = 0.0
 
     @property
@@ -99,26 +111,47 @@ class SimulatedDraft:
         """Proposals that are waited for."""
         return len(self._drafts)
 
+    @property
+    def load(self) -> int:
+        """Sessions here."""
+        return len(self._held)
+
     def slower(self, factor: float) -> None:
         """From now on steps take so many times as long."""
         self._line.factor = factor
 
-    def open(self, session: DraftingClient) -> DraftedSession:
-        """A session comes; what it wants comes with its first commit."""
-        self.sessions += 1
-        return DraftedSession(session, session.prompt_tokens)
+    def open(self, session: DraftingClient, *, computes: bool) -> DraftedSession:
+        """A session comes; what it wants comes with its first commit. Its prompt may be computed before."""
+        held = self._held[session.key] = DraftedSession(session, session.prompt_tokens)
+        if computes:
+            self._shadows[session.key] = held
+            self._try_start()
+        return held
 
     def commit(self, held: DraftedSession, committed: int, wanted: int, least: float, shadow: bool) -> None:
-        """So many tokens are committed; a proposal of `wanted` tokens is waited for, 0: none."""
+        """So many tokens are committed; a proposal of `wanted` tokens is waited for, 0: none.
+
+        It is taken in between steps: what a running step computes for the outcome that came true is kept.
+        """
+        news = partial(self._take_commit, held, committed, wanted, least, shadow, self._agenda.now)
+        self._take(held, news, late=held.outcomes is not None)
+
+    def _take_commit(
+        self, held: DraftedSession, committed: int, wanted: int, least: float, shadow: bool, came: float
+    ) -> None:
         key = held.session.key
+        if self._held.get(key) is not held:
+            return  # it has ended, or was sent before its coordinator knew that the service has failed
         self._drafts.pop(key, None)
         self._speculations.pop(key, None)
+        held.drafted = 0
         if held.outcomes is not None:
             held.rows = max(held.rows, held.outcomes.true_rows(held.session.ranks))
+            held.drafted = held.outcomes.drafted_behind(committed)
         held.turn += 1
         held.committed, held.shadow, held.outcomes = committed, shadow, None
         held.wanted, held.least, held.got, held.reached = wanted, least, 0, 1.0
-        held.started = self._agenda.now
+        held.started = came
         if wanted:
             self._drafts[key] = held
         if shadow and held.lag:
@@ -128,16 +161,28 @@ class SimulatedDraft:
         self._tell(held)
         if wanted and not held.lag:
             self._take_first(held)
-        self._try_start()
 
     def verifying(self, held: DraftedSession, outcomes: OutcomeDrafting) -> None:
         """A round has left with what the session has been told of: prepare for its outcomes."""
+        self._take(held, partial(self._take_round, held, outcomes), late=False)
+
+    def _take(self, held: DraftedSession, news: Callable[[], None], *, late: bool) -> None:
+        """Take news in: at the end of the step, if it has rows that they decide about, and all that comes behind."""
         key = held.session.key
+        if self._busy and (late or key in self._deferred):
+            self._deferred.setdefault(key, []).append(news)
+        else:
+            news()
+            self._try_start()
+
+    def _take_round(self, held: DraftedSession, outcomes: OutcomeDrafting) -> None:
+        key = held.session.key
+        if self._held.get(key) is not held or held.committed != outcomes.base:
+            return
         self._drafts.pop(key, None)
         held.turn += 1
         held.wanted, held.outcomes = 0, outcomes
         self._speculations[key] = held
-        self._try_start()
 
     def chance(self, best: float, rank: int) -> float:
         """Chance of a rank, as the service has learned it."""
@@ -145,9 +190,20 @@ class SimulatedDraft:
 
     def close(self, held: DraftedSession) -> None:
         """The session has ended."""
-        self.sessions -= 1
-        for work in (self._drafts, self._shadows, self._speculations):
+        for work in (self._held, self._drafts, self._shadows, self._speculations):
             work.pop(held.session.key, None)
+
+    def fail(self) -> None:
+        """It ends, and with it all that it holds."""
+        self.is_up = self._busy = False
+        self._lives += 1
+        lost = [*self._held.values()]
+        for work in (self._held, self._drafts, self._shadows, self._speculations):
+            work.clear()
+        self._step, self._guesses, self._deferred = [], [], {}
+        self._works(False)
+        for held in lost:
+            held.session.draft_lost()
 
     def _try_start(self) -> None:
         if self._busy:
@@ -157,7 +213,7 @@ class SimulatedDraft:
             return
         self._busy, self._begun, self.rows = True, self._agenda.now, rows
         self._works(True)
-        self._agenda.at(self._begun + self._line.ms(rows), self._end)
+        self._agenda.at(self._begun + self._line.ms(rows), self._end, self._lives)
 
     def _gather(self) -> int:
         """What a step computes: lags and waited-for levels of everyone, then the most probable nodes of outcomes."""
@@ -200,7 +256,9 @@ class SimulatedDraft:
             heapq.heapreplace(order, (-guesses[place].best, place))
         return rows
 
-    def _end(self, _: None) -> None:
+    def _end(self, life: int) -> None:
+        if life != self._lives:
+            return
         now = self._agenda.now
         took_ms = now - self._begun
         self._busy = False
@@ -214,6 +272,9 @@ class SimulatedDraft:
             self._advance(held, taken, turn)
         for guess in guesses:
             guess.absorb(now)
+        deferred, self._deferred = self._deferred, {}
+        for news in itertools.chain.from_iterable(deferred.values()):
+            news()
         for key in [key for key, held in self._speculations.items() if not held.lag and not _has_work(held)]:
             del self._speculations[key]
         self._try_start()
@@ -240,7 +301,7 @@ class SimulatedDraft:
 
     def _take_first(self, held: DraftedSession) -> None:
         """The root's row is computed, and with it those of nodes drafted before that hang from it."""
-        self._grow(held, 1 + max(0, held.rows - held.committed))
+        self._grow(held, max(held.drafted, 1 + max(0, held.rows - held.committed)))
 
     def _grow(self, held: DraftedSession, more: int) -> None:
         chances, end = held.session.chances, held.session.tokens

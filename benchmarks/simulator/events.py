@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -22,9 +23,9 @@ class Agenda:
         self._made += 1
         heapq.heappush(self._events, (time_ms, self._made, call, argument))
 
-    def run(self) -> None:
-        """Until nothing is left to happen."""
+    def run(self, until_ms: float = math.inf) -> None:
+        """Until nothing is left to happen, or the time is over."""
         events, pop = self._events, heapq.heappop
-        while events:
+        while events and events[0][0] <= until_ms:
             self.now, _, call, argument = pop(events)
             call(argument)

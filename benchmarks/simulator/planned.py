@@ -16,14 +16,15 @@ from paceline.costs.service_costs import DraftCosts, TargetCosts
 from paceline.protocol.draft import Shadow
 from paceline.protocol.proposal import AUTO, NGRAM, Acceptance, Proposal
 from paceline.protocol.records import RoundRecord, StepTimings
-from paceline.sampling.ngram import MAX_FOLLOWING, Match
+from paceline.sampling.match import MAX_FOLLOWING, Match
 
 if TYPE_CHECKING:
+    from benchmarks.simulator.coordinator import CoordinatorProcess
     from benchmarks.simulator.draft import SimulatedDraft
-    from benchmarks.simulator.services import SimulatedServices
     from benchmarks.simulator.target import SimulatedTarget
 
 DRAFTER = "model"
+UNKNOWN_TOKENS = (0,) * MAX_FOLLOWING
 LEAST_CHANCE = 1e-6
 """A proposal's probabilities are above 0."""
 
@@ -72,25 +73,38 @@ class PlannedPolicy:
 
     def __init__(self, *, greedy: bool = False) -> None:
         self._greedy = greedy
-        self._coordinators: WeakKeyDictionary[SimulatedServices, SimulatedCoordinator] = WeakKeyDictionary()
+        self._planners: WeakKeyDictionary[CoordinatorProcess, SimulatedPlanner] = WeakKeyDictionary()
 
-    def session(self, services: SimulatedServices) -> SessionPolicy:
+    def session(self, home: CoordinatorProcess) -> SessionPolicy:
         """Of a new request."""
-        coordinator = self._coordinators.get(services)
-        if coordinator is None:
-            coordinator = self._coordinators[services] = SimulatedCoordinator(services)
-        return PlannedSession(coordinator, greedy=self._greedy)
+        planner = self._planners.get(home)
+        if planner is None:
+            planner = self._planners[home] = SimulatedPlanner(home)
+        return PlannedSession(planner, greedy=self._greedy)
 
 
-class SimulatedCoordinator:
-    """A planner and its peers."""
+class SimulatedPlanner:
+    """A coordinator's planner and its peers."""
 
-    def __init__(self, services: SimulatedServices) -> None:
+    def __init__(self, home: CoordinatorProcess) -> None:
         self.planner = Planner()
-        self.target = SimulatedTargetPeer(services.target)
-        self.draft = SimulatedDraftPeer(services.draft) if services.draft is not None else None
-        self.fan_out = services.fan_out if services.draft is not None else 0
-        self.prefetches = services.max_prefetched > 0
+        self._targets: dict[SimulatedTarget, SimulatedTargetPeer] = {}
+        self._drafts: dict[SimulatedDraft, SimulatedDraftPeer] = {}
+        layout = home.layout
+        self.fan_out = layout.fan_out if layout.drafts else 0
+        self.prefetches = layout.max_prefetched > 0
+
+    def target(self, target: SimulatedTarget) -> SimulatedTargetPeer:
+        """The coordinator's end of the link to it."""
+        if target not in self._targets:
+            self._targets[target] = SimulatedTargetPeer(target)
+        return self._targets[target]
+
+    def draft(self, draft: SimulatedDraft | None) -> SimulatedDraftPeer | None:
+        """The coordinator's end of the link to it; None: there is none."""
+        if draft is not None and draft not in self._drafts:
+            self._drafts[draft] = SimulatedDraftPeer(draft)
+        return None if draft is None else self._drafts[draft]
 
 
 class PlannedSession:
@@ -98,24 +112,33 @@ class PlannedSession:
 
     learns = True
 
-    def __init__(self, coordinator: SimulatedCoordinator, *, greedy: bool) -> None:
-        self._coordinator = coordinator
-        self._planner = RequestPlanner(coordinator.planner, AUTO, Acceptance.COUPLED, greedy=greedy)
+    def __init__(self, at: SimulatedPlanner, *, greedy: bool) -> None:
+        self._at = at
+        self._planner = RequestPlanner(at.planner, AUTO, Acceptance.COUPLED, greedy=greedy)
         self._drafted = False
         self._shadowed = 0
         """Positions whose shadow was told, one behind the other."""
 
+    @property
+    def expects_drafts(self) -> bool:
+        """Whether drafting was to pay when the last request began."""
+        return self._at.fan_out > 0 and self._planner.expects_drafts
+
+    def placed(self, target: SimulatedTarget, draft: SimulatedDraft | None) -> None:
+        """The request's sessions are there now."""
+        self._planner.move(self._at.target(target), self._at.draft(draft))
+
     def plan(self, situation: Situation) -> Plan:
         """What the next round should do; before the first the request is nowhere yet."""
-        at = self._coordinator
-        if not situation.first:
-            self._planner.move(at.target, at.draft)
+        at = self._at
         return self._planner.plan(
             Options(
                 room=situation.room,
                 match=_match(situation),
                 cached=None if situation.cached is None else _cached(situation.cached),
                 drafts=situation.drafts,
+                lag=situation.lag,
+                open_ms=situation.open_ms,
                 fan_out=at.fan_out,
                 trees=True,
                 leased=situation.leased,
@@ -128,8 +151,8 @@ class PlannedSession:
     def copied(self, length: int, proposed: int, room: int) -> int:
         """How far to follow a match behind a round that has its first tokens."""
         if proposed:
-            return self._planner.worth_copying(length + proposed + 1, room)
-        return self._planner.worth_prefetching(length, room)
+            return self._planner.worth_copying(Match(length + proposed + 1, UNKNOWN_TOKENS), room)
+        return self._planner.worth_prefetching(Match(length, UNKNOWN_TOKENS), room)
 
     def worth(self, chances: tuple[float, ...]) -> int:
         """How much of a prefetched proposal is worth verifying."""

@@ -12,7 +12,10 @@ from coordinator.policy.plan import Plan, Source
 from paceline.protocol.errors import require
 
 if TYPE_CHECKING:
-    from benchmarks.simulator.services import SimulatedServices
+    from benchmarks.simulator.coordinator import CoordinatorProcess
+    from benchmarks.simulator.draft import SimulatedDraft
+    from benchmarks.simulator.rounds import RoundAtTarget
+    from benchmarks.simulator.target import SimulatedTarget
 
 MAX_CONSTANT = 16
 """Longest proposal of a constant policy."""
@@ -38,6 +41,7 @@ class Situation:
         self_started: whether it has started this one with a prefetched proposal.
         lease: most rounds behind this one that the target may start.
         first: whether it is the request's first round.
+        lag, open_ms: tokens that the draft may still be computing, since it opened the session so long ago.
     """
 
     position: int = 0
@@ -50,6 +54,8 @@ class Situation:
     self_started: bool = False
     lease: int = 0
     first: bool = True
+    lag: int = 0
+    open_ms: float = 0.0
 
 
 @dataclass(slots=True)
@@ -75,12 +81,54 @@ class RoundFacts:
     draft_rows: int
     late: bool
 
+    @classmethod
+    def of(
+        cls,
+        round_: RoundAtTarget,
+        decided: float,
+        now: float,
+        draft_ms: float,
+        draft_rows: int,
+        *,
+        missed: bool,
+        late: bool,
+    ) -> RoundFacts:
+        """Of a round whose verdict is dealt with now; `decided`: when the one before was."""
+        sent = decided if round_.self_started else round_.sent
+        return cls(
+            position=round_.position,
+            round_ms=now - decided,
+            draft_wait_ms=max(0.0, sent - decided),
+            wire_ms=max(0.0, now - sent - round_.queue_ms - round_.step_ms),
+            queue_ms=round_.queue_ms,
+            step_ms=round_.step_ms,
+            rows=round_.rows,
+            sessions=round_.sessions,
+            proposed=round_.depth,
+            nodes=round_.nodes,
+            accepted=round_.accepted,
+            by_match=round_.source is Source.NGRAM,
+            hit=round_.source is Source.CACHED,
+            missed=missed,
+            self_started=round_.self_started,
+            draft_ms=draft_ms,
+            draft_rows=draft_rows,
+            late=late,
+        )
+
 
 class SessionPolicy(Protocol):
     """Plans one session's rounds."""
 
     learns: bool
     """Whether it wants to be told of rounds, shadows and matches."""
+
+    @property
+    def expects_drafts(self) -> bool:
+        """Whether a draft computes a request's prompt as it comes."""
+
+    def placed(self, target: SimulatedTarget, draft: SimulatedDraft | None) -> None:
+        """The session is at these services now; its first round is planned before."""
 
     def plan(self, situation: Situation) -> Plan:
         """What the next round should do."""
@@ -114,8 +162,8 @@ class Policy(Protocol):
     def name(self) -> str:
         """As tables show it."""
 
-    def session(self, world: SimulatedServices) -> SessionPolicy:
-        """Of a new session."""
+    def session(self, home: CoordinatorProcess) -> SessionPolicy:
+        """Of a new session of a coordinator."""
 
 
 class _Constant:
@@ -123,9 +171,11 @@ class _Constant:
 
     learns = False
 
-    def __init__(self, k: int, fan_out: int) -> None:
+    def __init__(self, k: int, fan_out: int, *, whole: bool) -> None:
         self._k = k
+        self.expects_drafts = k > 0
         self._fan_out = fan_out
+        self._whole = whole
         self._wait = [self._fixed(Source.WAIT, n) for n in range(k + 1)]
         self._cached = [self._fixed(Source.CACHED, n) for n in range(k + 1)]
 
@@ -135,13 +185,16 @@ class _Constant:
             Plan(source, n, n, fan_out=self._fan_out, branch_depth=branch, branch_nodes=branch) if n else TARGET_ONLY
         )
 
+    def placed(self, target: SimulatedTarget, draft: SimulatedDraft | None) -> None:
+        """It is the same everywhere."""
+
     def plan(self, situation: Situation) -> Plan:
         if not self._k:
             return _leased(situation.lease)
         n = min(self._k, situation.room)
         if situation.self_started:
             return self._wait[n]
-        if situation.cached is not None:
+        if situation.cached is not None and (not self._whole or len(situation.cached) >= n):
             return self._cached[min(n, len(situation.cached))]
         return self._wait[n] if situation.drafts else TARGET_ONLY
 
@@ -169,10 +222,15 @@ class _Constant:
 
 @dataclass(frozen=True)
 class ConstantPolicy:
-    """k tokens in every round; 0: target-only, under leases. With a fan-out outcomes are drafted for meanwhile."""
+    """k tokens in every round; 0: target-only, under leases. With a fan-out outcomes are drafted for meanwhile.
+
+    `whole`: a round waits until all k tokens are drafted for its outcome, as engines do whose draft and target take
+    turns in step; they prefetch nothing.
+    """
 
     k: int
     fan_out: int = 0
+    whole: bool = False
 
     def __post_init__(self) -> None:
         require(0 <= self.k <= MAX_CONSTANT, "k", self.k, f"in [0, {MAX_CONSTANT}]")
@@ -180,12 +238,13 @@ class ConstantPolicy:
 
     @property
     def name(self) -> str:
-        """As `paceline simulate --k` takes it."""
-        return f"{self.k}+ahead" if self.k and self.fan_out else str(self.k)
+        """As `paceline simulate --k` takes it, but for whole ones."""
+        kind = "whole" if self.whole else "ahead"
+        return f"{self.k}+{kind}" if self.k and self.fan_out else str(self.k)
 
-    def session(self, world: SimulatedServices) -> SessionPolicy:
+    def session(self, home: CoordinatorProcess) -> SessionPolicy:
         """One that holds nothing."""
-        return _Constant(self.k, self.fan_out)
+        return _Constant(self.k, self.fan_out, whole=self.whole)
 
 
 _LEASED: dict[int, Plan] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,8 +22,10 @@ from paceline.local.settings import ServeSettings
 from paceline.local.supervisor import SupervisedServices
 from paceline.protocol.errors import require
 from paceline.protocol.generation import GenerateRequest, SpeculationSettings
+from paceline.protocol.given_files import read_json_lines
+from paceline.protocol.proposal import COPYING
 from paceline.protocol.sampling import SamplingParams
-from paceline.sampling.ngram import NgramIndex
+from paceline.sampling.suffix import SuffixAutomaton
 
 MAX_SESSIONS = 256
 """As many requests as a coordinator takes by default."""
@@ -88,10 +89,19 @@ def record_trace(model: str, drafter: str, plan: RecordPlan, out: Path) -> Trace
         measuring("requests", plan.requests) as (folder, advance),
         _recording(model, drafter, plan, folder) as address,
     ):
-        runs = asyncio.run(run_requests(address, plan, advance))
+        asked = [plan.request(number) for number in range(plan.requests)]
+        runs = asyncio.run(run_requests(address, asked, plan.sessions, advance))
         kept = read_kept(folder / FILE)
     notes = describe() | {"model": model, "drafter": drafter, "sessions": str(plan.sessions)}
-    trace = trace_of(plan, runs, kept, notes)
+    notes |= {"temperature": f"{plan.temperature:g}"}
+    trace = trace_of(
+        runs,
+        kept,
+        num_draft_tokens=plan.num_draft_tokens,
+        concurrency=plan.sessions,
+        notes=notes,
+        fan_out=plan.fan_out,
+    )
     write_trace(out, trace)
     return trace
 
@@ -109,43 +119,41 @@ def _recording(model: str, drafter: str, plan: RecordPlan, folder: Path) -> Iter
         yield address
 
 
-async def run_requests(address: str, plan: RecordPlan, advance: Callable[[str], None]) -> list[RecordedGeneration]:
-    """Run the requests, so many at once, in their order."""
-    numbers = iter(range(plan.requests))
+async def run_requests(
+    address: str, requests: Sequence[GenerateRequest], sessions: int, advance: Callable[[str], None]
+) -> list[RecordedGeneration]:
+    """Run requests, so many at once, in their order."""
+    numbers = iter(range(len(requests)))
     found: dict[int, RecordedGeneration] = {}
 
     async def work(client: AsyncClient) -> None:
         for number in numbers:
             asked = time.perf_counter()
-            found[number] = RecordedGeneration(asked, await client.generate(plan.request(number)))
+            found[number] = RecordedGeneration(asked, await client.generate(requests[number]))
             advance(f"request {number}")
 
     async with AsyncClient(address) as client:
-        await asyncio.gather(*(work(client) for _ in range(plan.sessions)))
+        await asyncio.gather(*(work(client) for _ in range(sessions)))
     return [found[number] for number in sorted(found)]
 
 
 def read_kept(file: Path) -> dict[int, dict[str, Any]]:
     """What the coordinator kept of each request, by seed; empty if it kept nothing."""
-    lines = file.read_text().splitlines() if file.exists() else ()
-    return {value["seed"]: value for value in map(json.loads, lines)}
+    found: dict[int, dict[str, Any]] = {}
+    for where, value in read_json_lines("record_to", file) if file.exists() else ():
+        known = isinstance(value, dict) and type(value.get("seed")) is int
+        require(known, where, value, "a JSON object with a seed")
+        found[value["seed"]] = value
+    return found
 
 
-def trace_of(
-    plan: RecordPlan,
-    runs: Sequence[RecordedGeneration],
-    kept: Mapping[int, Mapping[str, Any]],
-    notes: Mapping[str, str],
-) -> Trace:
-    """The trace of generations that have ended."""
+def trace_of(runs: Sequence[RecordedGeneration], kept: Mapping[int, Mapping[str, Any]], **of_run: Any) -> Trace:
+    """The trace of generations that have ended; `of_run`: what else its `TracedSetting` says."""
     begin = min(run.asked for run in runs)
     requests = [traced(run, run.asked - begin, kept.get(run.generation.seed, {})) for run in runs]
     lines: Mapping[str, Any] = next((each["lines"] for each in reversed([*kept.values()]) if each.get("lines")), {})
     setting = measured_setting([run.generation.stats for run in runs], lines)
-    setting = setting.of_run(
-        num_draft_tokens=plan.num_draft_tokens, concurrency=plan.sessions, notes=notes, fan_out=plan.fan_out
-    )
-    return Trace(setting, tuple(requests))
+    return Trace(setting.of_run(**of_run), tuple(requests))
 
 
 def traced(run: RecordedGeneration, asked_s: float, kept: Mapping[str, Any]) -> TracedRequest:
@@ -155,7 +163,7 @@ def traced(run: RecordedGeneration, asked_s: float, kept: Mapping[str, Any]) -> 
     ranks, chances = [0] * tokens, [0.0] * tokens
     place = 0
     for record in generation.stats.records:
-        if record.drafter and record.drafter != "ngram":
+        if record.drafter and record.drafter not in COPYING:
             ranks[place : place + record.accepted] = [1] * min(record.accepted, tokens - place)
             chances[place : place + record.proposed] = [0.5] * min(record.proposed, tokens - place)
         place += record.accepted + 1
@@ -177,18 +185,18 @@ def traced(run: RecordedGeneration, asked_s: float, kept: Mapping[str, Any]) -> 
 
 
 def match_shadow(prompt: Sequence[int], answer: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The n-gram match before each token of an answer, and how much of its continuation is right."""
-    index = NgramIndex(prompt)
+    """The match before each token of an answer, and how much of its continuation is right."""
+    text = SuffixAutomaton(prompt)
     lengths, right = [], []
     for place, token in enumerate(answer):
-        match = index.longest_match()
+        match = text.match(text.own_suffix())
         expected = match.continuation(min(MOST_RIGHT, len(answer) - place)) if match else ()
         agreeing = 0
         while agreeing < len(expected) and expected[agreeing] == answer[place + agreeing]:
             agreeing += 1
         lengths.append(match.length if match else 0)
         right.append(agreeing)
-        index.extend((token,))
+        text.extend((token,))
     return tuple(lengths), tuple(right)
 
 

@@ -26,6 +26,8 @@ class RoundAtTarget:
     step_ms: float = 0.0
     rows: int = 0
     sessions: int = 0
+    life: int = 0
+    """Which of the request's sessions on targets it is of."""
     next: RoundAtTarget | None = None
     """What the target has started behind it."""
 
@@ -46,6 +48,32 @@ class RequestTotals:
     hits: int = 0
     self_started: int = 0
     waited_ms: float = 0.0
+    group: int = 0
+    reopened: int = 0
+    refused: bool = False
+    limited: bool = False
+    queue_ms: float = 0.0
+    step_ms: float = 0.0
+    first_queue_ms: float = 0.0
+
+    def count(self, round_: RoundAtTarget, now: float, decided: float) -> None:
+        """A round's verdict is dealt with; `decided`: when the one before was."""
+        if not self.rounds:
+            self.first_ms, self.first_tokens = now, round_.committed
+            self.first_queue_ms = round_.queue_ms
+        else:
+            self.queue_ms += round_.queue_ms
+            self.step_ms += round_.step_ms
+        self.rounds += 1
+        self.tokens += round_.committed
+        self.self_started += round_.self_started
+        if round_.depth:
+            self.drafted_rounds += 1
+            self.proposed += round_.depth
+            self.accepted += round_.accepted
+            self.hits += round_.source is Source.CACHED
+        if not round_.self_started and round_.sent > decided:
+            self.waited_ms += round_.sent - decided
 
     @property
     def ms_per_token(self) -> float:

@@ -9,6 +9,7 @@ from benchmarks.simulator.policies import ConstantPolicy, Policy
 from benchmarks.simulator.rounds import RequestTotals
 from benchmarks.simulator.services import UNDISTURBED, Disturbance, SimulatedServices
 from benchmarks.simulator.session import SimulatedSession
+from benchmarks.simulator.specs import CellLayout
 from benchmarks.simulator.trace import TracedRequest, TracedSetting
 from paceline.protocol.errors import require
 
@@ -52,11 +53,6 @@ class SimulatedRun:
         decoded = sum(each.tokens - each.first_tokens for each in self.requests)
         return 1e3 * decoded / max(1e-9, sum(each.end_ms - each.first_ms for each in self.requests))
 
-    @property
-    def slowest_ms_per_token(self) -> float:
-        """Of the slowest request, behind its first round."""
-        return max(each.ms_per_token for each in self.requests)
-
     def least_over(self, other: SimulatedRun) -> float:
         """The request that gains least, or loses most, beside another run of the same: its speed over the other's."""
         return min(
@@ -70,27 +66,31 @@ def simulate(
     requests: Sequence[TracedRequest],
     policies: Policy | Sequence[Policy],
     disturbance: Disturbance = UNDISTURBED,
+    replicas: int = 1,
 ) -> SimulatedRun:
-    """Run requests until all have ended. Several policies: coordinators of their own, which take requests in turn."""
-    world = SimulatedServices(setting, disturbance)
+    """Run requests until all have ended. Several policies: coordinators of their own, which take requests in turn.
+
+    `replicas`: targets, and as many draft services, that are alike.
+    """
     makers = tuple(policies) if isinstance(policies, Sequence) else (policies,)
-    sessions: list[SimulatedSession] = []
-    for number, request in enumerate(requests):
-        policy = makers[number % len(makers)].session(world)
-        sessions.append(SimulatedSession(number, request, policy, world))
+    world = SimulatedServices(CellLayout.of(setting, len(makers), replicas), makers, disturbance)
+    homes = world.coordinators
+    sessions = [
+        SimulatedSession(number, each, homes[number % len(homes)], world) for number, each in enumerate(requests)
+    ]
     at_once = setting.concurrency
     for session in sessions[:at_once] if at_once else sessions:
         world.agenda.at(0.0 if at_once else session.totals.arrival_ms, session.arrive)
     world.waiting.extend(session.arrive for session in (sessions[at_once:] if at_once else ()))
     world.agenda.run()
-    draft = world.draft
+    ran_ms = max(1e-9, world.agenda.now)
     return SimulatedRun(
         makers[0].name,
         tuple(session.totals for session in sessions),
-        world.target.steps,
-        draft.steps if draft else 0,
-        world.target.busy_ms / max(1e-9, world.agenda.now),
-        draft.busy_ms / max(1e-9, world.agenda.now) if draft else 0.0,
+        sum(each.steps for each in world.targets),
+        sum(each.steps for each in world.drafts),
+        sum(each.busy_ms for each in world.targets) / (ran_ms * len(world.targets)),
+        sum(each.busy_ms for each in world.drafts) / (ran_ms * max(1, len(world.drafts))),
     )
 
 

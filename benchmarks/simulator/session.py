@@ -9,50 +9,41 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from benchmarks.simulator.policies import TARGET_ONLY, RoundFacts, SessionPolicy, Situation
-from benchmarks.simulator.rounds import RequestTotals, RoundAtTarget, accepted_of, first_choices
+from benchmarks.simulator.placed import PlacedSession
+from benchmarks.simulator.policies import TARGET_ONLY, RoundFacts, Situation
+from benchmarks.simulator.rounds import RoundAtTarget, accepted_of, first_choices
 from benchmarks.simulator.speculating import OutcomeDrafting
 from benchmarks.simulator.trace import TracedRequest
 from coordinator.policy.plan import Plan, Source
 from coordinator.policy.prefetch import LAST_MS
-from coordinator.sessions.draft import MAX_PENDING_TOKENS
+from coordinator.sessions.drafted import MAX_PENDING_TOKENS
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES
 
 if TYPE_CHECKING:
-    from benchmarks.simulator.draft import DraftedSession
+    from benchmarks.simulator.coordinator import CoordinatorProcess
     from benchmarks.simulator.services import SimulatedServices
 
 
-class SimulatedSession:
+class SimulatedSession(PlacedSession):
     """One request's rounds."""
 
     __slots__ = (
-        "_agenda", "_asked_at", "_awaited", "_decided", "_draft", "_draft_ms", "_held", "_is_late", "_is_open",
-        "_late", "_leased_until", "_missed", "_outcomes", "_patience", "_pending", "_plan", "_policy", "_round",
-        "_situation", "_started", "_target", "_waiting", "_world", "at_target", "chances", "done", "drafting", "key",
-        "matches", "prefill_left", "prompt_tokens", "ranks", "ready_at", "right", "round_rows", "tokens", "totals",
+        "_asked_at", "_awaited", "_decided", "_draft_ms", "_is_late", "_is_open", "_late", "_leased_until", "_missed",
+        "_outcomes", "_patience", "_pending", "_plan", "_round", "_situation", "_started", "_waiting", "chances",
+        "drafting", "matches", "ranks", "ready_at", "right", "round_rows",
     )  # fmt: skip
 
-    def __init__(self, key: int, request: TracedRequest, policy: SessionPolicy, world: SimulatedServices) -> None:
-        self.key = key
+    def __init__(self, key: int, request: TracedRequest, home: CoordinatorProcess, world: SimulatedServices) -> None:
+        super().__init__(key, request, home, world)
         self.ranks, self.chances = request.ranks, request.chances
         self.matches, self.right = request.match_lengths, request.match_right
-        self.tokens = request.tokens
-        self.prompt_tokens = request.prompt_tokens
-        self.prefill_left = request.prompt_tokens - 1
-        self.done = self.at_target = 0
         self.round_rows = 1
         self.ready_at = 0.0
         self.drafting = False
-        self.totals = RequestTotals(request.arrival_ms)
-        self._world, self._agenda = world, world.agenda
-        self._target, self._draft = world.target, world.draft
-        self._policy = policy
         self._plan: Plan = TARGET_ONLY
         self._situation = Situation()
         self._round = RoundAtTarget(0, Source.NONE)
         self._started: RoundAtTarget | None = None
-        self._held: DraftedSession | None = None
         self._outcomes: OutcomeDrafting | None = None
         self._waiting = False
         self._asked_at = self._decided = self._draft_ms = 0.0
@@ -62,8 +53,13 @@ class SimulatedSession:
     def arrive(self, _: None) -> None:
         """The request has come: plan its first round and open its sessions."""
         now = self._decided = self.totals.arrival_ms = self._agenda.now
-        if self._draft is not None:
-            self._held = self._draft.open(self)
+        home = self._home
+        if not home.has_room or not self._place_target():
+            self._refuse()
+            return
+        home.sessions[self.key] = self
+        self._policy = self._world.session_policy(home)
+        self._place_draft()
         self._choose(self._situation_now(None, False, 0))
         self._act(now)
 
@@ -76,7 +72,7 @@ class SimulatedSession:
         round_.begun, round_.queue_ms, round_.step_ms = begun, begun - self.ready_at, step_ms
         round_.rows, round_.sessions = rows, sessions
         self.at_target = position = round_.position + round_.committed
-        self._agenda.at(now + self._world.target_one_way_ms, self._on_verdict, round_)
+        self._agenda.at(self._target_route.back.arrives(), self._on_verdict, round_)
         if position >= self.tokens:
             return False
         follows = self._prefetched(round_, now)
@@ -84,7 +80,7 @@ class SimulatedSession:
             follows = RoundAtTarget(position, Source.NONE, lease=round_.lease - 1)
         if follows is None:
             return False
-        follows.self_started, follows.sent = True, now
+        follows.self_started, follows.sent, follows.life = True, now, self.lives
         round_.next = self._round = follows
         self.round_rows = 1 + follows.nodes
         return True
@@ -101,7 +97,7 @@ class SimulatedSession:
 
     def _prefetched(self, round_: RoundAtTarget, now: float) -> RoundAtTarget | None:
         """The round that a prefetched proposal starts, if what was left with the target fits the outcome."""
-        if not self._world.max_prefetched:
+        if not self._world.layout.max_prefetched:
             return None
         position = round_.position + round_.committed
         room = self.tokens - position - 1
@@ -111,7 +107,7 @@ class SimulatedSession:
         outcomes = self._outcomes
         if not round_.fan_out or outcomes is None or outcomes.base != round_.position:
             return None
-        came = now - self._world.target_one_way_ms - self._world.draft_one_way_ms - LAST_MS
+        came = now - self._target_route.ms - self._draft_ms_away - LAST_MS
         drafted = sum(at <= came for at in outcomes.grown)
         drafted = min(drafted, room)
         drafted = self._policy.worth(self.chances[position : position + drafted]) if drafted > 0 else 0
@@ -125,17 +121,25 @@ class SimulatedSession:
         length = self.matches[position]
         if not length or room <= 0 or (round_.depth and not k) or self.right[position] < k + 1:
             return 0
-        if self.done != position or self._decided + self._world.target_one_way_ms > self._agenda.now:
+        if self.done != position or self._decided + self._target_route.ms > self._agenda.now:
             return 0  # the coordinator is not so far that it could have left anything with the target
         return min(room, self._policy.copied(length, k, room))
+
+    @property
+    def _draft_ms_away(self) -> float:
+        return self._draft_route.ms if self._draft_route is not None else 0.0
 
     # What the coordinator does
 
     def _on_verdict(self, round_: RoundAtTarget) -> None:
         """A verdict has come: the coordinator's own work comes first, one session after the other."""
-        self._agenda.at(self._world.coordinator_free(), self._settle, round_)
+        if round_.life != self.lives:
+            return
+        self._agenda.at(self._home.free_at(), self._settle, round_)
 
     def _settle(self, round_: RoundAtTarget) -> None:
+        if round_.life != self.lives:
+            return
         now = self._agenda.now
         self.done = round_.position + round_.committed
         self._count(round_, now)
@@ -146,7 +150,12 @@ class SimulatedSession:
             self._end(now)
             return
         self._decided = now
+        if self._held is None and self._world.drafts:
+            self._place_draft()
         cached = self._prepared(round_, now)
+        if not self._is_placed:
+            self._is_placed = True
+            self._policy.placed(self._target, self._draft)
         if learns:
             self._policy.took_match(self._situation, round_.committed)
         self._pending += round_.committed
@@ -165,7 +174,7 @@ class SimulatedSession:
         self._missed = False
         if outcomes is None or outcomes.base != round_.position:
             return None
-        came = now - self._world.draft_one_way_ms
+        came = now - self._draft_ms_away
         drafted = min(sum(at <= came for at in outcomes.grown), self.tokens - self.done)
         self._missed = not drafted
         return self.chances[self.done : self.done + drafted] if drafted else None
@@ -181,8 +190,10 @@ class SimulatedSession:
             drafts=self._held is not None and not self._is_late,
             leased=leased,
             self_started=self_started,
-            lease=max(0, min(room, self._world.lease)),
+            lease=max(0, min(room, self._world.layout.lease)),
             first=not self.totals.rounds,
+            lag=self._draft_lag,
+            open_ms=self._agenda.now - self._draft_opened,
         )
         return self._situation
 
@@ -217,19 +228,23 @@ class SimulatedSession:
         if source is Source.NONE or not depth:
             source, depth, nodes = Source.NONE, 0, 0
         lease = plan.lease if source is Source.NONE else 0
-        round_ = RoundAtTarget(self.done, source, depth, nodes, lease, now, fan_out=plan.fan_out)
+        round_ = RoundAtTarget(self.done, source, depth, nodes, lease, now, fan_out=plan.fan_out, life=self.lives)
         if lease:
             self._leased_until = self.done + lease + 1
-        self._agenda.at(now + self._world.target_one_way_ms, self._at_target, round_)
+        self._agenda.at(self._target_route.there.arrives(), self._at_target, round_)
         self._round_left(round_)
 
     def _at_target(self, round_: RoundAtTarget) -> None:
+        if round_.life != self.lives:
+            return
         self._round = round_
         self.round_rows = 1 + round_.nodes
         self.drafting = round_.fan_out > 0
-        if not self.totals.rounds:
+        if not self._is_at_target:
             self.ready_at = self._agenda.now
-            self._target.open(self)
+            self._is_at_target = self._target.open(self)
+            if not self._is_at_target:
+                self._turned_away()
         else:
             self._target.submit(self)
 
@@ -239,7 +254,7 @@ class SimulatedSession:
         if plan.lease and not self._situation.self_started and ahead <= plan.lease // 2 < plan.lease:
             until = self.done + plan.lease
             self._leased_until = until + 1
-            self._agenda.at(self._agenda.now + self._world.target_one_way_ms, self._lease_until, until)
+            self._agenda.at(self._target_route.there.arrives(), self._lease_until, until)
 
     def _lease_until(self, until: int) -> None:
         """An extension has come; a lease that has run out meanwhile leaves the session waiting for its next round."""
@@ -251,7 +266,7 @@ class SimulatedSession:
             if self.at_target >= self.tokens or round_.next is not None:
                 return
             follows = RoundAtTarget(self.at_target, Source.NONE, lease=max(0, left - 1), self_started=True)
-            follows.sent = self._agenda.now
+            follows.sent, follows.life = self._agenda.now, self.lives
             round_.next = self._round = follows
             self.round_rows = 1
             self._target.submit(self)
@@ -280,7 +295,8 @@ class SimulatedSession:
             self._plan.least_chance if wanted else 0.0,
             self._plan.shadow,
         )
-        self._agenda.at(self._agenda.now + self._world.draft_one_way_ms, self._at_draft, message)
+        if self._draft_route is not None:
+            self._agenda.at(self._draft_route.there.arrives(), self._at_draft, message)
 
     def _at_draft(self, message: tuple[int, int, float, bool]) -> None:
         if self._draft is not None and self._held is not None:
@@ -288,7 +304,7 @@ class SimulatedSession:
 
     def _announce(self, round_: RoundAtTarget) -> None:
         """Have the draft prepare for a round's outcomes. What comes true is known here, and hidden from policies."""
-        assert self._draft is not None and self._held is not None, "that is who drafts"
+        assert self._draft is not None and self._draft_route is not None, "that is who drafts"
         plan, place = self._plan, round_.position
         own = round_.source is not Source.NGRAM
         accepted = min(round_.depth, self.right[place]) if not own else first_choices(self.ranks, place, round_.depth)
@@ -300,22 +316,23 @@ class SimulatedSession:
         self._outcomes = OutcomeDrafting(
             place, round_.depth, own, known, accepted, rank, plan.fan_out, depth, self.chances, self._draft.chance
         )
-        self._agenda.at(self._agenda.now + self._world.draft_one_way_ms, self._verifying, self._outcomes)
+        self._agenda.at(self._draft_route.there.arrives(), self._verifying, self._outcomes)
 
     def _verifying(self, outcomes: OutcomeDrafting) -> None:
         held = self._held
-        if self._draft is not None and held is not None and held.committed == outcomes.base:
+        if self._draft is not None and held is not None:
             self._draft.verifying(held, outcomes)
 
     # What the draft says
 
     def proposal_leaves(self, base: int, tokens: int, draft_ms: float) -> None:
         """The draft sends a proposal behind so many committed tokens."""
-        self._agenda.at(self._agenda.now + self._world.draft_one_way_ms, self._on_proposal, (base, tokens, draft_ms))
+        assert self._draft_route is not None, "that is where it comes from"
+        self._agenda.at(self._draft_route.back.arrives(), self._on_proposal, (base, tokens, draft_ms))
 
     def _on_proposal(self, drafted: tuple[int, int, float]) -> None:
         base, tokens, self._draft_ms = drafted
-        self._is_late = False
+        self._is_late, self._draft_lag = False, 0
         if not self._waiting or base != self.done:
             return
         self._waiting = False
@@ -334,57 +351,27 @@ class SimulatedSession:
     def shadow_leaves(self, first: int, end: int) -> None:
         """The draft says where committed tokens stood in its order."""
         if self._policy.learns:
-            self._agenda.at(self._agenda.now + self._world.draft_one_way_ms, self._on_shadow, (first, end))
+            assert self._draft_route is not None, "that is where it comes from"
+            self._agenda.at(self._draft_route.back.arrives(), self._on_shadow, (first, end))
 
     def _on_shadow(self, positions: tuple[int, int]) -> None:
         first, end = positions
-        self._is_late = False
+        self._is_late, self._draft_lag = False, 0
         if self._held is not None:
             self._policy.took_shadow(self.ranks[first:end], self.chances[first:end])
 
     # What is counted
 
     def _count(self, round_: RoundAtTarget, now: float) -> None:
-        totals = self.totals
-        if not totals.rounds:
-            totals.first_ms, totals.first_tokens = now, round_.committed
-        totals.rounds += 1
-        totals.tokens += round_.committed
-        totals.self_started += round_.self_started
-        if round_.depth:
-            totals.drafted_rounds += 1
-            totals.proposed += round_.depth
-            totals.accepted += round_.accepted
-            totals.hits += round_.source is Source.CACHED
-        elif self._late:
-            self._late = False
-        if not round_.self_started and round_.sent > self._decided:
-            totals.waited_ms += round_.sent - self._decided
+        self.totals.count(round_, now, self._decided)
+        self._late = self._late and round_.depth > 0
+        if self._world.tally is not None:
+            self._world.tally(now, round_.committed)
 
     def _learn(self, round_: RoundAtTarget, now: float) -> None:
-        sent = self._decided if round_.self_started else round_.sent
-        draft_wait_ms = max(0.0, sent - self._decided)
-        service_ms = round_.queue_ms + round_.step_ms
-        facts = RoundFacts(
-            position=round_.position,
-            round_ms=now - self._decided,
-            draft_wait_ms=draft_wait_ms,
-            wire_ms=max(0.0, now - sent - service_ms),
-            queue_ms=round_.queue_ms,
-            step_ms=round_.step_ms,
-            rows=round_.rows,
-            sessions=round_.sessions,
-            proposed=round_.depth,
-            nodes=round_.nodes,
-            accepted=round_.accepted,
-            by_match=round_.source is Source.NGRAM,
-            hit=round_.source is Source.CACHED,
-            missed=self._missed and not round_.depth,
-            self_started=round_.self_started,
-            draft_ms=self._draft_ms,
-            draft_rows=self._draft.rows if self._draft is not None else 0,
-            late=self._late,
-        )
+        draft_rows = self._draft.rows if self._draft is not None else 0
+        missed = self._missed and not round_.depth
+        facts = RoundFacts.of(round_, self._decided, now, self._draft_ms, draft_rows, missed=missed, late=self._late)
         self._policy.learn(self._plan, facts)
 
     def _end(self, now: float) -> None:
@@ -393,4 +380,21 @@ class SimulatedSession:
             self._draft.close(self._held)
             self._held = None
         self._policy.close()
-        self._world.ended()
+        self._home.sessions.pop(self.key, None)
+        self._world.ended(self.totals)
+
+    # What goes wrong
+
+    def _begin_anew(self) -> None:
+        self._patience += 1
+        self._waiting, self._started, self._outcomes = False, None, None
+        self._leased_until = 0
+        self._decided = self._agenda.now
+        self._is_placed = False
+        self._choose(self._situation_now(None, False, 0))
+        self._act(self._agenda.now)
+
+    def _without_draft(self, life: int) -> None:
+        self._outcomes = None
+        if self._waiting and life == self.lives and self._held is None:
+            self._lose_patience(self._patience)

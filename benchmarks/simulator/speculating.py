@@ -117,6 +117,10 @@ class OutcomeDrafting:
             rows += 1
         return rows
 
+    def drafted_behind(self, committed: int) -> int:
+        """Tokens that were drafted for the outcome behind so many committed ones, right or not."""
+        return len(self.grown) if committed == self.base + self._accepted + 1 else 0
+
     def _expand(self, node: int) -> None:
         """List the outcomes behind a verified node whose row is computed."""
         place = self.base + node

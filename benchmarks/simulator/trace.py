@@ -26,6 +26,7 @@ from typing import Any
 
 from paceline.costs.cost_line import CostLine
 from paceline.protocol.errors import InvalidInput, require
+from paceline.protocol.given_files import read_json_lines
 
 FORMAT = "paceline-trace"
 VERSION = 1
@@ -52,6 +53,10 @@ class TracedRound:
 class TracedRequest:
     """One request; the module's text says what the lists hold.
 
+    Attributes:
+        prefix_key, prefix_tokens: which prefix its prompt begins with that others begin with, too, and its length.
+        tenant, priority, group: whose it is, who goes first where sessions wait for room, whose figures it counts to.
+
     Raises:
         InvalidInput: naming the field.
     """
@@ -63,6 +68,11 @@ class TracedRequest:
     arrival_ms: float = 0.0
     prompt_tokens: int = 1
     rounds: tuple[TracedRound, ...] = ()
+    prefix_key: int = 0
+    prefix_tokens: int = 0
+    tenant: str = ""
+    priority: int = 0
+    group: int = 0
 
     def __post_init__(self) -> None:
         tokens = len(self.ranks)
@@ -155,22 +165,14 @@ def read_trace(path: Path) -> Trace:
     Raises:
         InvalidInput: there is none, or a line of it is wrong; it names the line.
     """
-    try:
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput.of("trace", str(path), f"a file that can be read ({error})") from error
-    require(len(lines) >= 2, "trace", str(path), "a header and one request or more")
-    values = [_object(number, line) for number, line in enumerate(lines, 1)]
+    values = [_object(where, value) for where, value in read_json_lines("trace", path)]
+    require(len(values) >= 2, "trace", str(path), "a header and one request or more")
     setting = _read(1, _setting_of, values[0])
     return Trace(setting, tuple(_read(number, _request_of, value) for number, value in enumerate(values[1:], 2)))
 
 
-def _object(number: int, line: str) -> dict[str, Any]:
-    try:
-        value = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise InvalidInput(f"line {number} of the trace is not JSON: {error}") from error
-    require(isinstance(value, dict), f"line {number} of the trace", line[:40], "an object")
+def _object(where: str, value: Any) -> dict[str, Any]:
+    require(isinstance(value, dict), where, value, "a JSON object")
     return dict(value)
 
 

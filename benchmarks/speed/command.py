@@ -47,22 +47,26 @@ def measure_lengths(
     services: MeasuredServices,
     plan: SpeedPlan,
     lengths: Sequence[int],
+    alone: Sequence[str],
     minutes: float,
     out: Path,
     name: str,
     *,
     add: bool = False,
 ) -> Path:
-    """Run `auto` beside constant lengths on one group of services; `add`: go on where today's report ends.
+    """Run `auto` beside constant lengths and drafters alone on one group of services.
+
+    `add`: go on where today's report ends.
 
     What was measured before a failure or Ctrl-C is reported too.
 
     Raises:
         InvalidInput: lengths or a plan that can't be compared, or an earlier report of something else.
     """
-    check_lengths(plan, lengths)
+    check_lengths(plan, lengths, alone)
     console = stderr_console()
-    asked = _asked(services, plan) | {"settings": ", ".join(settings_of(plan, lengths))}
+    settings = settings_of(plan, lengths, alone)
+    asked = _asked(services, plan) | {"settings": ", ".join(settings)}
     done = [LengthsTurn.of_json(turn) for turn in earlier_turns(out, name, asked)] if add else []
     with running_groups(services, plan.drafters, console) as groups:
         facts = _facts(services, plan, groups) | asked
@@ -75,7 +79,7 @@ def measure_lengths(
 
                 (group,) = groups.values()
                 skip = {turn.key for turn in done}
-                run_lengths(plan, lengths, group, note, skip=skip, until=time.monotonic() + 60 * minutes)
+                run_lengths(plan, settings, group, note, skip=skip, until=time.monotonic() + 60 * minutes)
         finally:
             if done:
                 rows = lengths_rows(done)

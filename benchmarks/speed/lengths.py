@@ -1,4 +1,6 @@
-"""`paceline bench speed --k`: `auto` beside constant numbers of proposed tokens, on the same services, in one run.
+"""`paceline bench speed --k --alone`: `auto` beside fixed settings, on the same services, in one run.
+
+A fixed setting is a constant number of proposed tokens, or one of the services' drafters alone.
 
 A turn is one prompt at one temperature with one seed under every setting. Target-only runs twice, so that each turn
 has its own noise. The order is drawn anew for each turn: what the machine does meanwhile meets every setting alike.
@@ -17,9 +19,10 @@ from typing import Any
 
 from benchmarks.speed.groups import WARM_UP_TOKENS, GenerationRunner
 from benchmarks.speed.run import SpeedPlan, SpeedRun, Turn, first_difference, measure
+from paceline.local.drafter_choice import MODEL, DrafterChoice
 from paceline.protocol.errors import require
 from paceline.protocol.generation import SpeculationSettings
-from paceline.protocol.proposal import AUTO, NONE
+from paceline.protocol.proposal import AUTO, NGRAM, NONE
 
 PLAIN = "target-only"
 OFF = "k=0"
@@ -40,6 +43,7 @@ class LengthRun:
         target_s: the target's own steps in the same rounds.
         wall_s: the whole request, at the client.
         difference: index of the first token that is not target-only's; None: equal, or not promised to be.
+        accepted_histogram, feature_bytes: as `SpeedRun` has them.
     """
 
     tokens: int
@@ -51,6 +55,8 @@ class LengthRun:
     proposed: int
     accepted: int
     difference: int | None = None
+    accepted_histogram: tuple[int, ...] = ()
+    feature_bytes: int = 0
 
     @classmethod
     def of(cls, run: SpeedRun, difference: int | None) -> LengthRun:
@@ -65,6 +71,8 @@ class LengthRun:
             proposed=run.proposed,
             accepted=run.accepted,
             difference=difference,
+            accepted_histogram=run.accepted_histogram,
+            feature_bytes=run.feature_bytes,
         )
 
     @property
@@ -75,7 +83,7 @@ class LengthRun:
 
 @dataclass(frozen=True)
 class LengthsTurn:
-    """A turn's runs by setting: `target-only`, `k=0`, `k=1` …, `auto`."""
+    """A turn's runs by setting: `target-only`, `k=0`, `k=1` …, drafters alone, `auto`."""
 
     kind: str
     prompt: str
@@ -109,13 +117,13 @@ class LengthsTurn:
         return cls(**{**value, "runs": runs})
 
 
-def check_lengths(plan: SpeedPlan, lengths: Sequence[int]) -> None:
+def check_lengths(plan: SpeedPlan, lengths: Sequence[int], alone: Sequence[str]) -> None:
     """Refuse what can't be compared.
 
     Raises:
-        InvalidInput: no or bad lengths, or not one drafter.
+        InvalidInput: nothing to compare with, bad lengths, or not one drafter.
     """
-    require(len(lengths) > 0, "k", lengths, "one number or more")
+    require(len(lengths) + len(alone) > 0, "k", lengths, "one number or more")
     for length in lengths:
         SpeculationSettings(num_draft_tokens=length)
     drafters = [variant.drafter for variant in plan.variants]
@@ -125,17 +133,31 @@ def check_lengths(plan: SpeedPlan, lengths: Sequence[int]) -> None:
     require(chosen is None, "num_draft_tokens", chosen, "auto with --k, which gives the numbers")
 
 
-def settings_of(plan: SpeedPlan, lengths: Sequence[int]) -> dict[str, SpeculationSettings]:
-    """What a turn's requests ask for, by name."""
+def drafters_of(drafter: str, model: str) -> tuple[str, ...]:
+    """What services started for `--drafter` offer, as requests name it."""
+    choice = DrafterChoice.parse(drafter)
+    first, *others = choice.draft_models(model) or ("",)
+    drafts = (MODEL, *(f"{MODEL}:{name}" for name in others)) if first else ()
+    return (NGRAM, *drafts) if choice.kind == AUTO else drafts
+
+
+def settings_of(plan: SpeedPlan, lengths: Sequence[int], alone: Sequence[str]) -> dict[str, SpeculationSettings]:
+    """What a turn's requests ask for, by name; a drafter alone is called by the end of its path, with each k, too."""
     auto = plan.variants[0].speculation
     off = SpeculationSettings(off=True)
     constant = {f"k={length}": replace(auto, num_draft_tokens=length) for length in lengths if length}
-    return {PLAIN: off, OFF: off, **constant, AUTO: auto}
+    single = {drafter.rstrip("/").rpartition("/")[2]: replace(auto, drafter=drafter) for drafter in alone}
+    lengthened = {
+        f"{name} {k}": replace(setting, num_draft_tokens=asked.num_draft_tokens)
+        for name, setting in single.items()
+        for k, asked in constant.items()
+    }
+    return {PLAIN: off, OFF: off, **constant, **single, **lengthened, AUTO: auto}
 
 
 def run_lengths(
     plan: SpeedPlan,
-    lengths: Sequence[int],
+    settings: Mapping[str, SpeculationSettings],
     runner: GenerationRunner,
     on_turn: Callable[[LengthsTurn], None],
     *,
@@ -146,7 +168,7 @@ def run_lengths(
 
     Args:
         plan: with one variant.
-        lengths: the constants.
+        settings: as `settings_of` gives them.
         runner: services that all settings share.
         on_turn: sees each turn as it is done.
         skip: turns that have been measured before.
@@ -155,7 +177,6 @@ def run_lengths(
     Raises:
         PacelineError: as the services sent it.
     """
-    settings = settings_of(plan, lengths)
     todo = [turn for turn in plan.turns() if _key(turn) not in skip]
     for turn in {turn.temperature: turn for turn in reversed(todo)}.values():
         for setting in settings.values():

@@ -1,4 +1,4 @@
-"""From turns to the figures of `bench speed --k`, as JSON and as Markdown. Pure."""
+"""From turns to the figures of `bench speed --k --alone`, as JSON and as Markdown. Pure."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from benchmarks.reporting.presentation import Bars, Plot, markdown_table, spread
 from benchmarks.speed.lengths import OFF, PLAIN, LengthRun, LengthsTurn
 from paceline.protocol.proposal import AUTO
 
+_SHOWN_DEPTHS = 6
+
 
 @dataclass(frozen=True)
 class LengthsRow:
@@ -24,7 +26,9 @@ class LengthsRow:
         ratios: each constant, and `auto`, ÷ target-only.
         ceilings: median ratios if drafting and coordination had cost nothing, from the target's own step times.
         accepted: accepted tokens ÷ rounds.
-        best: the constant whose median ratio is greatest.
+        by_depth: of the rounds with a proposal, the share that accepted 1, 2, … tokens or more.
+        feature_bytes: of the target's hidden states, ÷ tokens written.
+        best: the fixed setting whose median ratio is greatest.
         over_best: `auto` ÷ that one.
         worst: the prompt on which `auto` ÷ target-only is least.
         request_ratio: whole requests of `auto`, whose prompts are cached.
@@ -40,6 +44,8 @@ class LengthsRow:
     ratios: Mapping[str, Spread]
     ceilings: Mapping[str, float]
     accepted: Mapping[str, float]
+    by_depth: Mapping[str, tuple[float, ...]]
+    feature_bytes: Mapping[str, float]
     best: str
     over_best: Spread
     auto_lower: float
@@ -77,6 +83,8 @@ def _row(cell: Sequence[LengthsTurn]) -> LengthsRow:
         ratios=ratios,
         ceilings={name: _ceiling(turns, name) for name in settings},
         accepted={name: _accepted([turn.runs[name] for turn in turns]) for name in settings},
+        by_depth={name: _by_depth([turn.runs[name] for turn in turns]) for name in settings},
+        feature_bytes={name: _feature_bytes([turn.runs[name] for turn in turns]) for name in settings},
         best=best,
         over_best=Spread.of([turn.ratio(AUTO, best) for turn in turns]),
         auto_lower=lower_bound([turn.ratio(AUTO) for turn in turns]),
@@ -95,6 +103,16 @@ def _accepted(runs: Sequence[LengthRun]) -> float:
     return sum(run.accepted for run in runs) / max(1, sum(run.rounds for run in runs))
 
 
+def _by_depth(runs: Sequence[LengthRun]) -> tuple[float, ...]:
+    deepest = max(len(run.accepted_histogram) for run in runs)
+    counts = [sum(sum(run.accepted_histogram[depth:]) for run in runs) for depth in range(deepest)]
+    return tuple(count / counts[0] for count in counts[1:])
+
+
+def _feature_bytes(runs: Sequence[LengthRun]) -> float:
+    return sum(run.feature_bytes for run in runs) / max(1, sum(run.tokens for run in runs))
+
+
 def _ceiling(turns: Sequence[LengthsTurn], name: str) -> float:
     """0 where the steps' times are not known."""
     known = [turn for turn in turns if turn.runs[PLAIN].target_s > 0 and turn.runs[name].target_s > 0]
@@ -108,13 +126,11 @@ def lengths_json(rows: Sequence[LengthsRow], turns: Sequence[LengthsTurn]) -> di
 
 
 def lengths_plots(rows: Sequence[LengthsRow]) -> list[Plot]:
-    """`auto` and each row's best constant with their ceilings, a plot for each temperature."""
+    """`auto` and each row's best fixed setting with their ceilings, a plot for each temperature."""
     plots = []
     for temperature in dict.fromkeys(row.temperature for row in rows):
         shown = [row for row in rows if row.temperature == temperature]
-        best = Bars(
-            "best constant", [row.ratios[row.best] for row in shown], [row.ceilings[row.best] for row in shown]
-        )
+        best = Bars("best fixed", [row.ratios[row.best] for row in shown], [row.ceilings[row.best] for row in shown])
         auto = Bars(AUTO, [row.auto for row in shown], [row.ceilings[AUTO] for row in shown])
         title = f"Speed-up over target-only, temperature {temperature:g} (dashed: ceiling)"
         plots.append(Plot(title, "times target-only", [row.kind for row in shown], [best, auto], line=1.0))
@@ -122,22 +138,28 @@ def lengths_plots(rows: Sequence[LengthsRow]) -> list[Plot]:
 
 
 NOTES = """\
-Every figure is of one interleaved run on the same services, target-only too. Ratios are medians over turns (one
-prompt, one seed) of tokens per second after the first round's tokens; `noise` is target-only over target-only. The
-best constant is chosen for each row after the fact, from as many medians as there are constants, so noise favours it.
-A ceiling is what the same proposals and acceptances would gain if drafting and coordination cost nothing, from the
-target's own step times. Prompts are cached when a turn begins, which whole requests show.
+Every figure is of one interleaved run on the same services, target-only too. A fixed setting is a constant k or one
+drafter alone. Ratios are medians over turns (one prompt, one seed) of tokens per second after the first round's
+tokens; `noise` is target-only over target-only. The best fixed setting is chosen for each row after the fact, from as
+many medians as there are settings, so noise favours it. A ceiling is what the same proposals and acceptances would
+gain if drafting and coordination cost nothing, from the target's own step times. Prompts are cached when a turn
+begins, which whole requests show.
 """
 
 
 def lengths_markdown(rows: Sequence[LengthsRow]) -> str:
     """The report."""
     if not rows:
-        return "# Auto beside constant k\n\nNo answer was long enough to have a speed.\n"
-    parts = ["# Auto beside constant k", "## In short\n", summary(rows)]
+        return "# Auto beside fixed settings\n\nNo answer was long enough to have a speed.\n"
+    parts = ["# Auto beside fixed settings", "## In short\n", summary(rows)]
     parts += ["## Rows\n", markdown_table([_main_line(row) for row in rows])]
-    parts += ["## Each constant ÷ target-only (its ceiling)\n", _settings_table(rows, _with_ceiling)]
+    parts += ["## Each setting ÷ target-only (its ceiling)\n", _settings_table(rows, _with_ceiling)]
     parts += ["## Accepted tokens a round\n", _settings_table(rows, lambda row, name: f"{row.accepted[name]:.2f}")]
+    if any(depths for row in rows for depths in row.by_depth.values()):
+        parts += ["## Rounds that accept 1, 2, … of what was proposed, or more\n", _settings_table(rows, _depths)]
+    if any(held for row in rows for held in row.feature_bytes.values()):
+        by_setting = _settings_table(rows, lambda row, name: f"{row.feature_bytes[name]:.0f}")
+        parts += ["## Bytes of hidden states a token\n", by_setting]
     parts += [_differences(rows), NOTES]
     return "\n".join(part for part in parts if part)
 
@@ -147,7 +169,7 @@ def summary(rows: Sequence[LengthsRow]) -> str:
     return "".join(
         _summary_line(title, rows, value)
         for title, value in (
-            ("auto ÷ best constant", lambda row: row.over_best.median),
+            ("auto ÷ best fixed", lambda row: row.over_best.median),
             ("auto ÷ target-only", lambda row: row.auto.median),
             ("noise (target-only ÷ target-only)", lambda row: row.noise.median),
         )
@@ -170,11 +192,11 @@ def _main_line(row: LengthsRow) -> dict[str, object]:
         "turns": f"{row.turns} ({row.left_out} too short)" if row.left_out else row.turns,
         "target-only tok/s": f"{row.plain.median:.2f}",
         "noise (min to max)": spread_text(row.noise, 2),
-        "best constant": f"{row.best}: {row.ratios[row.best].median:.2f}",
+        "best fixed": f"{row.best}: {row.ratios[row.best].median:.2f}",
         "auto (min to max)": spread_text(row.auto, 2),
         "lower 95 %": f"{row.auto_lower:.2f}",
         "auto's ceiling": f"{row.ceilings[AUTO]:.2f}" if row.ceilings[AUTO] else "?",
-        "auto ÷ best constant": spread_text(row.over_best, 2),
+        "auto ÷ best fixed": spread_text(row.over_best, 2),
         "auto's worst prompt": f"{row.worst}: {row.auto.low:.2f}",
         "whole request": f"{row.request_ratio.median:.2f}",
     }
@@ -190,6 +212,10 @@ def _settings_table(rows: Sequence[LengthsRow], cell: Callable[[LengthsRow, str]
 def _with_ceiling(row: LengthsRow, name: str) -> str:
     ceiling = row.ceilings[name]
     return f"{row.ratios[name].median:.2f}" + (f" ({ceiling:.2f})" if ceiling else "")
+
+
+def _depths(row: LengthsRow, name: str) -> str:
+    return " ".join(f"{share:.2f}" for share in row.by_depth[name][:_SHOWN_DEPTHS]) or "-"
 
 
 def _differences(rows: Sequence[LengthsRow]) -> str:

@@ -146,6 +146,8 @@ class SpeedRun:
         decoded_tokens, decode_s: after the first round of each generation.
         target_s: the target's own steps in the same rounds.
         steps: (rows, ms) of the target's own step.
+        accepted_histogram: rounds with a proposal, by how many of its tokens were accepted.
+        feature_bytes: of the target's hidden states that came for the drafter, prompts' included.
         verify_ms: wire and target, as the coordinator sees it.
     """
 
@@ -163,6 +165,8 @@ class SpeedRun:
     steps: tuple[tuple[int, float], ...]
     verify_ms: tuple[float, ...]
     draft_wait_ms: tuple[float, ...]
+    accepted_histogram: tuple[int, ...] = ()
+    feature_bytes: int = 0
 
     @classmethod
     def of(cls, generations: Sequence[Generation], wall_s: float) -> SpeedRun:
@@ -189,12 +193,18 @@ class SpeedRun:
             steps=tuple((r.target.rows, r.target.forward_ms + r.target.sample_ms) for r in records),
             verify_ms=tuple(r.wire_ms + r.target.service_ms for r in records),
             draft_wait_ms=tuple(r.draft_wait_ms for r in records),
+            accepted_histogram=_histogram([r.accepted for r in records if r.proposed]),
+            feature_bytes=sum(each.feature_bytes for each in stats),
         )
 
     @property
     def tokens_per_second(self) -> float:
         """After the first round's tokens; 1000 ÷ this is the time per output token in ms."""
         return _ratio(self.decoded_tokens, self.decode_s)
+
+
+def _histogram(values: Sequence[int]) -> tuple[int, ...]:
+    return tuple(values.count(value) for value in range(max(values, default=-1) + 1))
 
 
 def _first_tokens(stats: GenerationStats) -> int:

@@ -9,7 +9,7 @@ out, the one of greatest goodput is taken, and each session then chooses for its
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -33,6 +33,11 @@ class Way:
     def rows(self) -> int:
         """Of a session in a step."""
         return 1 + self.depth
+
+
+TARGET_ONLY = Way()
+WAITING = tuple(Way(Source.WAIT, depth) for depth in range(1, MAX_DEPTH + 1))
+AHEAD = tuple(Way(Source.CACHED, depth, ahead=True) for depth in range(1, MAX_DEPTH + 1))
 
 
 @dataclass(frozen=True)
@@ -98,20 +103,24 @@ class Cycles:
         """What the others do where all of so many do what is best for all together."""
         if sessions <= 1:
             return ALONE
-        best = max((self._together(way, sessions) for way in self._ways()), key=lambda cycle: cycle.rate)
+        best = self.together(sessions)
         others = sessions - 1
         in_step = 1 - best.away_ms / best.ms if best.ms > 0 else 1.0
         drafting = sessions if best.way.source is not Source.NONE else 1
         rows = others * best.way.rows * in_step
         return Surroundings(sessions, rows, others * best.rate, drafting, best.way.ahead)
 
+    def together(self, sessions: int) -> Cycle:
+        """A session's cycle where all of so many do what is best for all together."""
+        return max((self._together(way, sessions) for way in self._ways()), key=lambda cycle: cycle.rate)
+
     def _ways(self) -> Iterator[Way]:
-        yield Way()
+        yield TARGET_ONLY
         if self.draft is not None and self.draft.is_known:
-            depths = range(1, min(self.most, MAX_DEPTH) + 1)
-            yield from (Way(Source.WAIT, depth) for depth in depths)
+            most = min(self.most, MAX_DEPTH)
+            yield from WAITING[:most]
             if self.can_ahead:
-                yield from (Way(Source.CACHED, depth, ahead=True) for depth in depths)
+                yield from AHEAD[:most]
 
     def _together(self, way: Way, sessions: int) -> Cycle:
         """A session's cycle where all follow the same way and share every step."""
@@ -124,41 +133,60 @@ class Cycles:
         reached = survival(self.seen.chances(min(self.most, MAX_DEPTH)))
         return [1.0, *(1.0 + total for total in itertools.accumulate(reached))]
 
+    @cached_property
+    def _alone_ms(self) -> Callable[[float], float]:
+        return self.target.steps()
+
+    @cached_property
+    def _beside_ms(self) -> Callable[[float], float]:
+        return self.target.steps(beside=True)
+
+    @cached_property
+    def _of_drafting(self) -> dict[float, tuple[Callable[[int], float], float]]:
+        """By how many draft at once: waits by depth, and a step that drafts for outcomes."""
+        return {}
+
+    def _drafting(self, draft: DraftTimes, drafting: float) -> tuple[Callable[[int], float], float]:
+        found = self._of_drafting.get(drafting)
+        if found is None:
+            found = self._of_drafting[drafting] = draft.waits(drafting), draft.step_ms(AHEAD_ROWS * drafting)
+        return found
+
     def _cycle(self, way: Way, around: Surroundings) -> Cycle:
         if self.draft is None or way.source is Source.NONE:
             return self._none(around)
         if way.ahead:
-            return self._ahead(self.draft, way.depth, self._tokens, around)
-        return self._waiting(self.draft, way.depth, self._tokens[way.depth], around)
+            return self._ahead(self.draft, way, self._tokens, around)
+        return self._waiting(self.draft, way, self._tokens[way.depth], around)
 
     def _none(self, around: Surroundings) -> Cycle:
-        return Cycle(Way(), 1.0 + self.seen.copied.value, self.target.step_ms(around.rows + 1))
+        return Cycle(TARGET_ONLY, 1.0 + self.seen.texts.copied.value, self._alone_ms(around.rows + 1))
 
-    def _waiting(self, draft: DraftTimes, depth: int, tokens: float, around: Surroundings) -> Cycle:
-        draft_ms = draft.wait_ms(depth, around.drafting)
+    def _waiting(self, draft: DraftTimes, way: Way, tokens: float, around: Surroundings) -> Cycle:
+        draft_ms = self._drafting(draft, around.drafting)[0](way.depth)
         away_ms = draft_ms + self.target.sent_late.value
-        step_ms = self.target.step_ms(around.rows + 1 + depth)
-        return Cycle(Way(Source.WAIT, depth), tokens, away_ms + step_ms, away_ms, draft_ms)
+        step_ms = self._alone_ms(around.rows + 1 + way.depth)
+        return Cycle(way, tokens, away_ms + step_ms, away_ms, draft_ms)
 
-    def _ahead(self, draft: DraftTimes, depth: int, tokens: list[float], around: Surroundings) -> Cycle:
+    def _ahead(self, draft: DraftTimes, way: Way, tokens: list[float], around: Surroundings) -> Cycle:
         """Hits wait for nothing, misses for the draft, or go without where that is faster.
 
         To guess the token behind a proposal needs the row of its last token, so n tokens ahead take n + 1 steps.
         """
-        step_ms = self.target.step_ms(around.rows + 1 + depth, beside=True)
-        level_ms = draft.step_ms(AHEAD_ROWS * around.drafting)
+        depth, step_ms = way.depth, self._beside_ms(around.rows + 1 + way.depth)
+        level_ms = self._drafting(draft, around.drafting)[1]
         drafted = min(depth, max(0, int(step_ms / level_ms) - 1)) if level_ms > 0 else depth
         if self.seen.hit_length.weight:
             drafted = min(depth, round(self.seen.hit_length.value))
         hits = self.seen.hits.value if drafted else 0.0
-        wait_ms = draft.wait_ms(depth, around.drafting) + self.target.sent_late.value
+        wait_ms = self._drafting(draft, around.drafting)[0](depth) + self.target.sent_late.value
         missed_tokens, missed_ms = max(
-            (1.0, self.target.step_ms(around.rows + 1, beside=True) + self.target.sent.value),
+            (1.0, self._beside_ms(around.rows + 1) + self.target.sent.value),
             (tokens[depth], wait_ms + step_ms),
             key=lambda each: each[0] / each[1] if each[1] > 0 else 0.0,
         )
         return Cycle(
-            Way(Source.CACHED, depth, ahead=True),
+            way,
             hits * tokens[drafted] + (1 - hits) * missed_tokens,
             hits * step_ms + (1 - hits) * missed_ms,
             (1 - hits) * max(0.0, missed_ms - step_ms),

@@ -16,18 +16,26 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 
+from coordinator.policy.choosing import Choosing, Offered, known_as
+from coordinator.policy.fixed import fixed_plan
 from coordinator.policy.matches import Matches
 from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.planner import Planner, RequestPlanner
+from coordinator.policy.settings import DraftingSettings
 from coordinator.recorder import RequestRecorder
-from coordinator.sessions.draft import NOTHING, Drafted, DraftSession, PendingCommit
+from coordinator.sessions.draft import DraftSession
 from coordinator.sessions.draft_pool import DraftPool
+from coordinator.sessions.drafted import NOTHING, Drafted, PendingCommit
+from coordinator.sessions.feature_feed import FeatureFeed, is_offered
 from coordinator.sessions.target import TargetNext
+from coordinator.text.library import Library
 from coordinator.text.sequence import GenerationTask, Sequence
 from paceline.costs.cost_line import CostLine
 from paceline.protocol.draft import DraftBudget, Shadow
 from paceline.protocol.errors import PacelineError
 from paceline.protocol.explanation import PlanExplanation
+from paceline.protocol.features import FeatureNeed
+from paceline.protocol.handshake import Welcome
 from paceline.protocol.proposal import (
     AUTO,
     COPYING,
@@ -40,34 +48,9 @@ from paceline.protocol.proposal import (
 )
 from paceline.protocol.records import RoundRecord
 from paceline.protocol.target import Round
-from paceline.sampling.ngram import Match
+from paceline.sampling.match import Match
 
-LEASE = 16
-"""Rounds to lease where nothing will be proposed for as long; a setting may say less."""
-PREFETCHED = 24
-"""Proposals to leave with the target for the outcomes of one round; no others are considered."""
-SURE_MATCH = 5
-"""Length from which a match is preferred to the model when a request fixes its number of tokens, not its drafter."""
 TARGET_ONLY = Plan()
-
-
-@dataclass(frozen=True)
-class DraftingSettings:
-    """What requests get that don't choose for themselves.
-
-    Attributes:
-        drafter: `auto`, `ngram`, a drafter of the draft service, or `none`.
-        num_draft_tokens: tokens to propose; None: the planner chooses each round.
-        fan_out: next tokens per accepted node to draft for while a round is verified; 0: none.
-        lease: most rounds that the target may start by itself, where nothing is proposed; 0: none.
-        max_prefetched: most proposals to leave with the target for the outcomes of one round; 0: none.
-    """
-
-    drafter: str = AUTO
-    num_draft_tokens: int | None = None
-    fan_out: int = 4
-    lease: int = LEASE
-    max_prefetched: int = PREFETCHED
 
 
 @dataclass(frozen=True)
@@ -83,11 +66,19 @@ class Drafting:
     """One request's drafters and the plan of its next round."""
 
     def __init__(
-        self, task: GenerationTask, pool: DraftPool | None, planner: Planner, settings: DraftingSettings
+        self,
+        task: GenerationTask,
+        pool: DraftPool | None,
+        planner: Planner,
+        settings: DraftingSettings,
+        library: Library | None = None,
+        targets: Seq[Welcome] = (),
     ) -> None:
         wanted = task.speculation
         name = wanted.drafter or settings.drafter
-        self._session = DraftSession(pool, task, "" if name == AUTO else name)
+        self.features = FeatureFeed(len(task.prompt), settings.feature_dtype, settings.max_feature_bytes)
+        """What the target sends for the drafter; whoever opens the target's session asks it for the need."""
+        self._session = DraftSession(pool, task, "" if name == AUTO else name, self.features)
         self._fixed = wanted.num_draft_tokens if wanted.num_draft_tokens is not None else settings.num_draft_tokens
         self._widths = wanted.tree_widths
         self._off = wanted.off or name == NONE
@@ -97,11 +88,23 @@ class Drafting:
         self._max_lease = settings.lease
         self._max_prefetched = settings.max_prefetched
         # A predicted text repeats much more than another one: what is known of either says little of the other.
-        known_as = f"{name} {self._session.model}{' predicted' if task.prediction else ''}"
-        self._planner = RequestPlanner(planner, known_as, task.acceptance, greedy=task.sampling.temperature == 0)
+        text = "predicted" if task.prediction else ""
+        own = known_as(name, self._session.model, text)
+        self._planner = RequestPlanner(planner, own, task.acceptance, greedy=task.sampling.temperature == 0)
+        self._choosing: Choosing | None = None
+        self._rounds = 0
+        if name == AUTO and self._uses_model and pool is not None:
+            on_offer = partial(pool.on_offer, partial(self._may_read, targets))
+            self._choosing = Choosing(planner, self._planner, on_offer, text, can_ahead=self._fan_out > 0)
+            self._draft_with(self._choosing.first())
+        if self._uses_model:
+            self.features.need = self._session.need
+        self._planner.reads_features = self.features.need.any
         self._session.on_shadow = self._planner.take_shadow
+        searched = name in (NGRAM, AUTO) and not self._off
+        volumes = partial(library.volumes, task.tenant) if library is not None and searched else None
         self._matches = Matches(
-            len(task.prompt), () if self._off else task.prediction, ngrams=name in (NGRAM, AUTO) and not self._off
+            len(task.prompt), () if self._off else task.prediction, ngrams=searched, volumes=volumes
         )
         self._cached: Drafted | None = None
         self._missed = False
@@ -112,7 +115,6 @@ class Drafting:
         self._target_can_prefetch = False
         self._room = self._rows_left = 0
         self._plan = TARGET_ONLY
-        self._rounds = 0
 
     def open(self, sequence: Sequence, traceparent: str) -> None:
         """Plan the first round; the draft service begins with the prefix meanwhile."""
@@ -136,7 +138,7 @@ class Drafting:
     def draft_line(self) -> CostLine:
         """What the draft service says that its steps take."""
         peer = self._session.peer
-        return CostLine() if peer is None else peer.costs.line
+        return CostLine() if peer is None else peer.costs.line_of(self._session.drafter)
 
     @property
     def lease(self) -> int:
@@ -244,13 +246,14 @@ class Drafting:
         """
         self._leased = ahead.leased
         self._self_started, self._target_can_prefetch = ahead.self_started, ahead.can_prefetch
-        self._planner.move(ahead.peer, self._session.peer)
+        self._planner.move(ahead.peer, self._session.peer, self._session.drafter)
         if self._matches.exist:
             self._planner.take_match(self._matches.best, tokens)
         self._matches.extend(sequence.ids)
         self._cached = self._session.settle(outcome)
         drafted_for = self._plan.fan_out > 0
         self._missed = drafted_for and self._cached is None
+        self._choose(sequence)
         self._plan = self._next_plan(sequence)
         before, self._pending = self._pending, None
         if self._session.is_open or before is not None or self._needs_session():
@@ -277,6 +280,24 @@ class Drafting:
         self._session.close()
         self._planner.close()
 
+    def _choose(self, sequence: Sequence) -> None:
+        """Change to a better drafter, but not below a round that was started with the present one's proposal."""
+        if self._choosing is not None and self._self_started is None:
+            other = self._choosing.other(self._session.drafter, len(sequence.ids), sequence.room)
+            if other is not None:
+                self._cached = None
+                self._draft_with(other)
+
+    def _may_read(self, targets: Seq[Welcome], need: FeatureNeed) -> bool:
+        """Whether a drafter gets what it reads: later on only what the target's session was opened for."""
+        return self.features.meets(need) if self._rounds else is_offered(need, targets)
+
+    def _draft_with(self, offered: Offered | None) -> None:
+        if offered is not None and offered.name != self._session.drafter:
+            self._session.change(offered.name)
+            self._planner.draft_with(offered.known_as)
+            self._planner.reads_features = self._session.need.any
+
     def _send_pending(self) -> None:
         sent, self._pending = self._pending, None
         if sent is not None:
@@ -295,8 +316,8 @@ class Drafting:
         if self._fixed is not None:
             return min(room, self._fixed) if k else 0
         if not k:
-            return self._planner.worth_prefetching(match.length, room)
-        return self._planner.worth_copying(match.length + k + 1, room)
+            return self._planner.worth_prefetching(match, room)
+        return self._planner.worth_copying(match.behind(k + 1), room)
 
     def _room_behind(self, round_: Round, outcome: Outcome) -> int:
         """Most tokens of a proposal for an outcome of the round in flight."""
@@ -326,14 +347,18 @@ class Drafting:
         if self._cached is not None and self._cached.proposal is not None:
             self._cached = replace(self._cached, proposal=self._cached.proposal.within(room))
         if self._fixed is not None:
-            return self._fixed_plan(min(self._fixed, room))
+            k, match = min(self._fixed, room), self._matches.best
+            cached = self._cached.proposal if self._cached else None
+            return fixed_plan(k, match, cached, self._widths, fan_out=self._fan_out, model=self._may_ask)
+        opens = self._session.is_open or self._pending is not None
         return self._planner.plan(
             Options(
                 room=room,
                 match=self._matches.best,
                 cached=self._cached.proposal if self._cached else None,
-                drafts=self._uses_model and self._session.is_ready,
-                lag=0 if self._session.is_open or self._pending is not None else len(sequence.ids),
+                drafts=self._may_ask and self._session.is_ready,
+                lag=self._session.lag if opens else len(sequence.ids),
+                open_ms=self._session.open_ms,
                 fan_out=self._fan_out,
                 trees=self._coupled,
                 leased=self._leased,
@@ -343,19 +368,11 @@ class Drafting:
             )
         )
 
-    def _fixed_plan(self, k: int) -> Plan:
-        match = self._matches.best
-        sure = match is not None and (not self._uses_model or match.length >= SURE_MATCH)
-        if sure:
-            source = Source.NGRAM
-        elif self._cached is not None:
-            source = Source.CACHED
-        else:
-            source = Source.WAIT if self._uses_model else Source.NONE
-        nodes = k if not self._widths or source is Source.NGRAM else 0
-        held = len(self._cached.proposal) if self._cached and self._cached.proposal else 0
-        proposed = held if source is Source.CACHED else nodes
-        return Plan(source, proposed, k, fan_out=self._fan_out, branch_depth=k)
+    @property
+    def _may_ask(self) -> bool:
+        """Whether a model may be asked. One that reads the target's features finds none before the first verdict: the
+        target computes the prompt in the first round's own step."""
+        return self._uses_model and (self._rounds > 0 or not self.features.need.any)
 
     def _needs_session(self) -> bool:
         """Whether the draft service is to have the text, from the start where drafting is expected to pay."""

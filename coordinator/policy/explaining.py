@@ -9,8 +9,10 @@ from coordinator.policy.cycles import Cycles, Surroundings, Way
 from coordinator.policy.plan import Source
 from coordinator.policy.seen import MAX_DEPTH, survival
 from paceline.protocol.explanation import EXPLAINED_ROWS, CandidateExplanation, PlanExplanation
-from paceline.sampling.ngram import MIN_N
+from paceline.sampling.match import Match
 
+EXPLAINED_MATCH = Match(2, (0,) * MAX_DEPTH)
+"""Of whose tokens an explanation says how often they are right: a match of two tokens that occurred once."""
 _NAMES = {Source.NONE: "none", Source.NGRAM: "ngram", Source.WAIT: "wait", Source.CACHED: "ahead"}
 
 
@@ -36,7 +38,7 @@ def explained(
         target_sessions=target.sessions,
         positions=positions,
         acceptance=tuple(survival(seen.chances(MAX_DEPTH))),
-        ngram_acceptance=tuple(seen.ngrams.reached(MIN_N, MAX_DEPTH)),
+        ngram_acceptance=tuple(seen.texts.ngrams.reached(EXPLAINED_MATCH, MAX_DEPTH)),
         candidates=(*_modelled(cycles, around, chosen), _copied(cycles, around, chosen)),
         account_ms=account.over_ms,
         account_bound_ms=account.limit_ms,
@@ -64,4 +66,6 @@ def _copied(cycles: Cycles, around: Surroundings, chosen: Mapping[Way, int]) -> 
     rounds = {way: count for way, count in chosen.items() if way.source is Source.NGRAM}
     longest = max((way.depth for way in rounds), default=0)
     ms = cycles.target.step_ms(around.rows + 1 + longest)
-    return CandidateExplanation(_NAMES[Source.NGRAM], longest, 1 + cycles.seen.copied.value, ms, sum(rounds.values()))
+    return CandidateExplanation(
+        _NAMES[Source.NGRAM], longest, 1 + cycles.seen.texts.copied.value, ms, sum(rounds.values())
+    )

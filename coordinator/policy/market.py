@@ -19,6 +19,7 @@ from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.round_times import DraftTimes, TargetTimes
 from coordinator.policy.seen import MAX_DEPTH, Seen, survival
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES, Proposal
+from paceline.sampling.match import Match
 
 MAX_MATCH_TOKENS = 32
 """Longest continuation of an n-gram match: chances by length are told apart up to there."""
@@ -76,7 +77,7 @@ class Market:
         """The match's best continuation."""
         if options.match is None:
             return NOTHING
-        value, nodes = self.copied(options.match.length, options.room)
+        value, nodes = self.copied(options.match, options.room)
         plan = Plan(Source.NGRAM, nodes, nodes)
         return Choice(value - self.sending(options), self._risk_ms(nodes), plan)
 
@@ -89,7 +90,7 @@ class Market:
         return Choice(value - self.sending(options), self._risk_ms(nodes), plan)
 
     def wait(self, options: Options, left_ms: float) -> Choice:
-        """The best proposal to draft just in time, at a risk that can be borne.
+        """The best proposal to draft just in time, at a risk that can be borne twice: it may come as late again.
 
         What is there already is not drafted again.
         """
@@ -100,34 +101,36 @@ class Market:
         rows_ms = self._rows_ms(len(chains) + MOST_LAST)
         prices = self._prices(rows_ms)
         sent_ms = self.target.sent_late.value if options.lease else 0.0
-        first_ms = self.draft.step_ms(options.lag)
+        first_ms = self.draft.catch_up_ms(options.lag, options.open_ms)
         best = Choice(-math.inf)
+        waits = self.draft.waits(self.rates.around.drafting)
         for depth, (chain, tree) in enumerate(zip(chains, trees, strict=False), 1):
-            wait_ms = self.draft.wait_ms(depth, self.rates.around.drafting) + first_ms
+            wait_ms = waits(depth) + first_ms
             # As many nodes as steps are a chain.
             for nodes, expected in enumerate((*chain, *tree[1:]), depth):
                 value = expected - prices[nodes] - wait_ms * (self.rates.own + self.rates.disturbed)
                 value -= self.rates.own * sent_ms
                 risk_ms = wait_ms + self.target.sent.value + rows_ms[nodes]
-                if value > best.value and (risk_ms <= left_ms or nodes == 1):
+                if value > best.value and (2 * risk_ms <= left_ms or nodes == 1):
                     best = Choice(value, risk_ms, Plan(Source.WAIT, nodes, depth, patience_ms=wait_ms))
         return best
 
     def open_ended(self, plan: Plan, room: int, left_ms: float) -> Plan:
-        """A plan that waits, with its ends: it may wait by as much again, or by what the account can bear.
+        """A plan that waits, with its ends: as long again as it should take, or half of what may be lost.
 
         Where the draft may look at its own probabilities it goes on while the next token is worth its cost, so a
         sure stretch may go further than the average one, and an unsure one ends sooner.
         """
         assert self.draft is not None, "only a draft is waited for"
-        slack_ms = max(plan.patience_ms, left_ms)
+        most_ms = max(2 * plan.patience_ms, left_ms / 2)
         if self.coupled and plan.nodes == plan.depth:
-            depth = min(room, MAX_DEPTH)
+            waits = self.draft.waits(self.rates.around.drafting)
+            longer = range(plan.depth + 1, min(room, MAX_DEPTH) + 1)
+            depth = max((depth for depth in longer if waits(depth) <= most_ms), default=plan.depth)
             level_ms = self.draft.step_ms(self.rates.around.drafting)
             price = self._prices(self._rows_ms(1))[1] + level_ms * (self.rates.own + self.rates.disturbed)
-            longest_ms = self.draft.wait_ms(depth, self.rates.around.drafting)
-            plan = replace(plan, depth=depth, nodes=depth, least_chance=min(1.0, price), patience_ms=longest_ms)
-        return replace(plan, patience_ms=plan.patience_ms + slack_ms)
+            plan = replace(plan, depth=depth, nodes=depth, least_chance=min(1.0, price))
+        return replace(plan, patience_ms=most_ms)
 
     def tree_nodes(self, depth: int, options: Options) -> int:
         """Nodes of a proposal of this depth: second children are added where their chance exceeds a row's price."""
@@ -142,9 +145,9 @@ class Market:
     def _others(self, options: Options) -> list[float]:
         return self.seen.others() if options.trees else []
 
-    def copied(self, length: int, room: int) -> tuple[float, int]:
-        """Value and length of the best continuation of a match of this length."""
-        return self._best_first(self.seen.ngrams.reached(length, min(room, MAX_MATCH_TOKENS)))
+    def copied(self, match: Match, room: int) -> tuple[float, int]:
+        """Value and length of the best continuation of a match."""
+        return self._best_first(self.seen.texts.ngrams.reached(match, min(room, MAX_MATCH_TOKENS)))
 
     def drafted(self, proposal: Proposal) -> tuple[float, int]:
         """Value and number of a model's proposal's first nodes that are worth their rows."""
@@ -166,8 +169,9 @@ class Market:
     def _rows_ms(self, most: int) -> list[float]:
         """What a step takes longer by n rows more, for n = 0 to `most`."""
         rows = 1 + self.rates.around.rows
-        base_ms = self.target.step_ms(rows)
-        return [self.target.step_ms(rows + more) - base_ms for more in range(most + 1)]
+        step_ms = self.target.steps()
+        base_ms = step_ms(rows)
+        return [step_ms(rows + more) - base_ms for more in range(most + 1)]
 
     def _prices(self, rows_ms: Sequence[float]) -> list[float]:
         """Tokens that all sessions of the step lose meanwhile."""

@@ -1,43 +1,46 @@
-"""Proposals that follow matches: in the text so far, or in a prediction of it. Pure."""
+"""Proposals that follow matches: in the text so far, in a prediction of it, or in other texts. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from paceline.protocol.proposal import (
-    MAX_PROPOSAL_NODES,
-    NGRAM,
-    PREDICTION,
-    ROOT,
-    Outcome,
-    Proposal,
-    SparseDistribution,
-)
+from coordinator.text.library import Volume
+from paceline.protocol.proposal import MAX_PROPOSAL_NODES, ROOT, Outcome, Proposal, SparseDistribution
 from paceline.protocol.target import Round
-from paceline.sampling.ngram import Match, NgramIndex
+from paceline.sampling.match import LONGEST_MATCH, Match
 from paceline.sampling.prediction import PredictedText
+from paceline.sampling.suffix import FollowedText, SuffixAutomaton
+
+Volumes = Callable[[], Sequence[Volume]]
+"""Other texts that may be searched, as there are now."""
 
 
 class Matches:
-    """Where one request's text goes on as it did before, or as the request predicts it.
+    """Where one request's text goes on as it did before, as the request predicts it, or as other texts did.
 
     Args:
         prompt_tokens: of the text, behind which the prediction begins.
         prediction: of the output; empty: none.
         ngrams: whether the text is searched for matches of itself.
+        volumes: other texts; None: none.
     """
 
-    def __init__(self, prompt_tokens: int, prediction: Sequence[int], *, ngrams: bool) -> None:
-        self._ngrams = NgramIndex() if ngrams else None
+    def __init__(
+        self, prompt_tokens: int, prediction: Sequence[int], *, ngrams: bool, volumes: Volumes | None = None
+    ) -> None:
+        self._own = SuffixAutomaton() if ngrams else None
         self._predicted = PredictedText(prediction) if prediction else None
+        self._volumes = volumes
+        self._followed: dict[Volume, FollowedText] = {}
         self._prompt_tokens = prompt_tokens
+        self._length = 0
         self.best: Match | None = None
-        """The most trustworthy one; of equals the prediction's."""
+        """The most trustworthy one; of equals the prediction's, then the text's own."""
 
     @property
     def exist(self) -> bool:
         """Whether there may be any."""
-        return self._ngrams is not None or self._predicted is not None
+        return self._own is not None or self._predicted is not None
 
     def extend(self, committed: Sequence[int]) -> None:
         """Take in the whole text as it is now."""
@@ -45,18 +48,32 @@ class Matches:
         if self._predicted is not None:
             self._predicted.extend(committed[self._prompt_tokens + len(self._predicted) :])
             found.append(self._predicted.match())
-        if self._ngrams is not None:
-            self._ngrams.extend(committed[len(self._ngrams) :])
-            found.append(self._ngrams.longest_match())
-        self.best = max((match for match in found if match is not None), key=lambda match: match.length, default=None)
+        if self._own is not None:
+            self._own.extend(committed[len(self._own) :])
+            found.append(self._own.match(self._own.own_suffix()))
+        if self._volumes is not None:
+            self._follow(self._volumes(), committed)
+            found += [text.match() for text in self._followed.values()]
+        self._length = len(committed)
+        self.best = max((match for match in found if match is not None), key=Match.score, default=None)
+
+    def _follow(self, volumes: Sequence[Volume], committed: Sequence[int]) -> None:
+        """Follow the new tokens in the texts that are still there, and the last tokens in those that are new."""
+        new, last = committed[self._length :], committed[-LONGEST_MATCH:]
+        followed: dict[Volume, FollowedText] = {}
+        for volume in volumes:
+            known = self._followed.get(volume)
+            followed[volume] = known or FollowedText(volume.text, volume.drafter)
+            followed[volume].extend(new if known else last)
+        self._followed = followed
 
     def proposal(self, proposal_id: int, k: int, width: int, *, coupled: bool) -> Proposal:
         """The best match's next k tokens, with as many other beginnings as `width` leaves room for."""
         assert self.best is not None, "asked for behind a match"
         paths = [self.best.continuation(k)]
-        if self._ngrams is not None and width > 1:
-            paths = distinct_paths(self._ngrams, self.best, k, width)
-        return copied_proposal(proposal_id, paths, drafter_of(self.best), coupled=coupled)
+        if self._own is not None and width > 1:
+            paths = distinct_paths(self._own, self.best, k, width)
+        return copied_proposal(proposal_id, paths, self.best.drafter, coupled=coupled)
 
     def prefetched(
         self, proposal_id: int, round_: Round, nodes_behind: Callable[[Match, int, Outcome], int]
@@ -77,19 +94,14 @@ class Matches:
         outcome = Outcome(round_.base_length, k - 1, expected[k])
         following = best.continuation(k + 1 + max(0, nodes_behind(best, k, outcome)))[k + 1 :]
         chances = (1.0,) * len(following)
-        proposal = Proposal(proposal_id, following, chances, drafter=drafter_of(best))
+        proposal = Proposal(proposal_id, following, chances, drafter=best.drafter)
         return (outcome, proposal) if following else None
 
 
-def drafter_of(match: Match) -> str:
-    """Under whose name its tokens are proposed."""
-    return PREDICTION if match.predicted else NGRAM
-
-
-def distinct_paths(ngrams: NgramIndex, best: Match, k: int, width: int) -> list[tuple[int, ...]]:
-    """The best match's next k tokens and those of other matches, up to `width` paths that begin differently."""
+def distinct_paths(text: SuffixAutomaton, best: Match, k: int, width: int) -> list[tuple[int, ...]]:
+    """The best match's next k tokens and those of the text's other matches, up to `width` that begin differently."""
     paths = [best.continuation(k)]
-    for path in ngrams.propose_many(width + 1, k):
+    for path in text.paths(text.own_suffix(), width + 1, k):
         distinct = all(path[0] != other[0] for other in paths)
         if distinct and len(paths) < width and (len(paths) + 1) * k <= MAX_PROPOSAL_NODES:
             paths.append(path)

@@ -1,44 +1,59 @@
-"""What n-gram matches would have brought, whether or not anything was proposed. Pure."""
+"""What matches would have brought, whether or not anything was proposed. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from operator import mul
 
 from paceline.costs.acceptance import AcceptanceRates
-from paceline.sampling.ngram import Match
+from paceline.sampling.match import ONCE, Match
 
-LENGTH_EDGES = (3.0, 4.0, 5.0, 7.0, 10.0, 16.0, 32.0)
-"""Bins of a match's length; finest where `NgramIndex` finds most, from its shortest match of 2 on."""
+SCORE_EDGES = (0.06, 0.12, 0.2, 0.3, 0.42, 0.5, 0.6, 0.7, 0.8, 0.9)
+"""Bins of a match's score. Of strings that occurred once they part lengths of 1, 2, 4, 7, 12 and 36 tokens."""
+MOST_BELIEVED = 0.95
+"""Chance of the surest match before anything is known."""
 PRIOR_WEIGHT = 4.0
 """Observations that the prior of a bin is worth: one copied passage overrules it."""
 
 
 class NgramShadow:
-    """How often the next token of a match is right, by the match's length.
+    """How often the next token of a match is right, by drafter and by the match's score.
 
     A token deeper behind a match counts as the next one of a match that is longer by what was right before it. So
     text that comes token by token says as much of deep tokens as text of whole proposals. A match depends on
     committed tokens alone: every acceptance rule may look at all of this (`exactness` §7).
     """
 
-    def __init__(self, rates: AcceptanceRates | None = None) -> None:
-        self._rates = rates or AcceptanceRates.of(LENGTH_EDGES, lambda length: length / (length + 4.0), PRIOR_WEIGHT)
+    def __init__(self, rates: Mapping[str, AcceptanceRates] | None = None) -> None:
+        self._rates = dict(rates or {})
 
     def learn(self, match: Match | None, committed: Sequence[int]) -> None:
         """Compare the match that stood at a position (None: there was none) with the tokens committed then."""
         if match is None:
             return
-        for right, (guess, token) in enumerate(zip(match.continuation(len(committed)), committed, strict=False)):
-            self._rates.add(match.length + right, guess == token)
+        rates = self._of(match.drafter)
+        for right, (guess, token) in enumerate(zip(match.following, committed, strict=False)):
+            rates.add(match.score(right), guess == token)
             if guess != token:
                 return
 
-    def reached(self, length: int, depth: int) -> list[float]:
-        """Chances that the first 1, 2, … `depth` tokens behind a match of this length are all right."""
-        return [*accumulate((self._rates.chance(length + right) for right in range(depth)), mul)]
+    def reached(self, match: Match, depth: int) -> list[float]:
+        """Chances that the match's first 1, 2, … tokens, up to `depth`, are all right."""
+        rates = self._of(match.drafter)
+        most = min(depth, len(match.following))
+        return [*accumulate((rates.chance(match.score(right)) for right in range(most)), mul)]
 
     def child(self, weight: float) -> NgramShadow:
         """A copy for one request; what is known so far counts `weight` observations."""
-        return NgramShadow(self._rates.child(weight))
+        return NgramShadow({drafter: rates.child(weight) for drafter, rates in self._rates.items()})
+
+    def _of(self, drafter: str) -> AcceptanceRates:
+        if drafter not in self._rates:
+            self._rates[drafter] = AcceptanceRates.of(SCORE_EDGES, _believed, PRIOR_WEIGHT)
+        return self._rates[drafter]
+
+
+def _believed(score: float) -> float:
+    """Chance of a token before anything is known: length / (length + 4) of what occurred once."""
+    return min(MOST_BELIEVED, score / ONCE)

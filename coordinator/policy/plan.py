@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from paceline.protocol.proposal import Proposal
-from paceline.sampling.ngram import Match
+from paceline.sampling.match import Match
 
 
 class Source(StrEnum):
@@ -57,7 +57,9 @@ class Options:
         match: the coordinator's own n-gram match.
         cached: the proposal that was drafted for this outcome before it was known.
         drafts: whether a draft service could be asked, and would not have to catch up first.
-        lag: tokens that the draft service must compute first: it has no session of the request, and none is pending.
+        lag: tokens that the draft service must compute first, if it has no session of the request yet, or may be
+            computing, if that has said nothing yet.
+        open_ms: for how long it has been computing them.
         fan_out: most next tokens per accepted node that outcome drafting may prepare; 0: it is off.
         trees: whether proposals may be trees.
         leased: rounds, this one included, that the target may have started: they are target-only in any case.
@@ -71,6 +73,7 @@ class Options:
     cached: Proposal | None = None
     drafts: bool = False
     lag: int = 0
+    open_ms: float = 0.0
     fan_out: int = 0
     trees: bool = False
     leased: int = 0

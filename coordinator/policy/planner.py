@@ -21,15 +21,15 @@ from coordinator.policy.market import MESSAGE_MS, NOTHING, Choice, Market, Rates
 from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.round_times import DraftTimes, TargetTimes
 from coordinator.policy.seen import MAX_DEPTH, Seen
-from paceline.costs.service_costs import DraftCosts, TargetCosts
+from paceline.costs.service_costs import DEFAULT, UNKNOWN, DraftCosts, TargetCosts
 from paceline.protocol.draft import Shadow
 from paceline.protocol.explanation import PlanExplanation
 from paceline.protocol.proposal import Acceptance, Proposal
 from paceline.protocol.records import RoundRecord
-from paceline.sampling.ngram import Match
+from paceline.sampling.match import Match
 
 SHADOW_SHARE = 0.02
-"""Most of the time that a draft is at work for shadow alone: its cores may be the target's."""
+"""Most of the time that drafts are at work for shadow alone, all together: their cores may be the target's."""
 SHADOW_TOKENS = 16
 """Committed tokens that a draft hears of together while nothing is proposed."""
 RATES_KEPT = 8
@@ -57,7 +57,7 @@ class Planner:
 
     def __init__(self) -> None:
         self._targets: WeakKeyDictionary[Any, TargetTimes] = WeakKeyDictionary()
-        self._drafts: WeakKeyDictionary[Any, DraftTimes] = WeakKeyDictionary()
+        self._drafts: WeakKeyDictionary[Any, dict[str, DraftTimes]] = WeakKeyDictionary()
         self._seen: dict[tuple[str, Acceptance, bool], Seen] = {}
 
     def target(self, peer: TargetPeerCosts) -> TargetTimes:
@@ -67,12 +67,18 @@ class Planner:
             self._targets[peer] = TargetTimes(lambda: found.costs if (found := held()) else TargetCosts())
         return self._targets[peer]
 
-    def draft(self, peer: DraftPeerCosts) -> DraftTimes:
-        """What drafts take at a draft service."""
-        if peer not in self._drafts:
+    def draft(self, peer: DraftPeerCosts, drafter: str = DEFAULT) -> DraftTimes:
+        """What drafts of one of its drafters take at a draft service."""
+        times = self._drafts.setdefault(peer, {})
+        if drafter not in times:
             held = ref(peer)
-            self._drafts[peer] = DraftTimes(lambda: found.costs if (found := held()) else DraftCosts())
-        return self._drafts[peer]
+            times[drafter] = DraftTimes(lambda: found.costs.line_of(drafter) if (found := held()) else UNKNOWN)
+        return times[drafter]
+
+    @property
+    def some_target(self) -> TargetTimes | None:
+        """What rounds take at one of the targets, for what is to be known before a request has its own."""
+        return next((times for times in self._targets.values() if times.is_known), None)
 
     def seen(self, drafter: str, acceptance: Acceptance, *, greedy: bool) -> Seen:
         """What is known of a drafter, with its model; greedy and sampled texts differ too much to share."""
@@ -86,8 +92,12 @@ class RequestPlanner:
         self._coupled = acceptance is Acceptance.COUPLED
         self._greedy = greedy
         self._planner = planner
+        self._acceptance = acceptance
+        self._drafter = drafter
         self._pool = planner.seen(drafter, acceptance, greedy=greedy)
         self._seen = self._pool.child()
+        self._left: dict[str, Seen] = {}
+        """What the request knows of the drafters that it has left."""
         self._peers: tuple[TargetPeerCosts | None, DraftPeerCosts | None] = None, None
         """Held as long as their times are read."""
         self._target: TargetTimes | None = None
@@ -102,9 +112,33 @@ class RequestPlanner:
         """Consecutive positions up to the last one whose token was the draft's first choice; and that one's end."""
         self._closed = False
         self._drafted_ahead = False
+        self.reads_features = False
+        """Whether the drafter reads the target's hidden states: the shadow of committed tokens, whose features are
+        the target's, then says nothing of depths that are drafted on the drafter's own."""
 
-    def move(self, target: TargetPeerCosts | None, draft: DraftPeerCosts | None) -> None:
-        """The request's sessions are at these peers now."""
+    @property
+    def target(self) -> TargetTimes | None:
+        """What rounds take where the request is; before it is anywhere, at some target."""
+        return self._target or self._planner.some_target
+
+    def seen_of(self, drafter: str) -> Seen:
+        """What the request knows of a drafter, or else what all requests do."""
+        if drafter == self._drafter:
+            return self._seen
+        return self._left.get(drafter) or self._planner.seen(drafter, self._acceptance, greedy=self._greedy)
+
+    def draft_with(self, drafter: str) -> None:
+        """Another drafter's tokens are planned with and learned of from now on; what is known of the texts stays."""
+        self._left[self._drafter] = before = self._seen
+        pool = self._planner.seen(drafter, self._acceptance, greedy=self._greedy)
+        pool.texts = self._pool.texts
+        self._drafter, self._pool = drafter, pool
+        self._seen = self._left.pop(drafter) if drafter in self._left else pool.child()
+        self._seen.texts = before.texts
+        self._run = self._shadowed = 0
+
+    def move(self, target: TargetPeerCosts | None, draft: DraftPeerCosts | None, drafter: str = DEFAULT) -> None:
+        """The request's sessions are at these peers now, the draft's with one of its drafters."""
         self._peers = target, draft
         found = None if target is None else self._planner.target(target)
         if found is not self._target:
@@ -112,7 +146,7 @@ class RequestPlanner:
                 if times is not None:
                     times.running += change
             self._target = found
-        self._draft = None if draft is None else self._planner.draft(draft)
+        self._draft = None if draft is None else self._planner.draft(draft, drafter)
 
     def close(self) -> None:
         """The request has ended; what it knew can still be explained."""
@@ -122,7 +156,7 @@ class RequestPlanner:
 
     @property
     def expects_drafts(self) -> bool:
-        """Whether drafting paid for the request that asked last; then the draft computes the prompt at once."""
+        """Whether drafting was to pay when the last request began; then the draft computes the prompt at once."""
         return self._pool.pays
 
     def plan(self, options: Options) -> Plan:
@@ -146,18 +180,18 @@ class RequestPlanner:
         nodes = market.drafted(proposal)[1] if market else 0
         return proposal.first(nodes) if nodes else None
 
-    def worth_copying(self, length: int, room: int) -> int:
-        """How far to follow a match of this length if it was right so far."""
+    def worth_copying(self, match: Match | None, room: int) -> int:
+        """How far to follow a match; None: there is none."""
         market = self._market
-        return market.copied(length, room)[1] if market else 0
+        return market.copied(match, room)[1] if market and match else 0
 
-    def worth_prefetching(self, length: int, room: int) -> int:
+    def worth_prefetching(self, match: Match, room: int) -> int:
         """How far to follow a match behind its next token, which must come first; 0: not worth the message."""
-        market = self._market
-        if market is None:
+        market, behind = self._market, match.behind(1)
+        if market is None or behind is None:
             return 0
-        value, nodes = market.copied(length + 1, room)
-        return nodes if self._seen.ngrams.reached(length, 1)[0] * value > self._rates.own * MESSAGE_MS else 0
+        value, nodes = market.copied(behind, room)
+        return nodes if self._seen.texts.ngrams.reached(match, 1)[0] * value > self._rates.own * MESSAGE_MS else 0
 
     def verdict_due_ms(self, nodes: int, *, sent: bool) -> float:
         """From when on what leaves for the target is expected to come too late for a round's verdict.
@@ -181,12 +215,12 @@ class RequestPlanner:
                 else:
                     # Greedy texts leave no doubt; of a sampled one q is what acceptance is at the least (Σ pq).
                     seen.take_average(float(rank == 1) if self._greedy else q)
-            self._run = self._run + 1 if rank == 1 else 0
+            self._run = self._run + 1 if rank == 1 and not self.reads_features else 0
 
     def take_match(self, match: Match | None, committed: Sequence[int]) -> None:
         """Compare the match that stood (None: there was none) with what was committed then, proposed or not."""
         for seen in self._both:
-            seen.ngrams.learn(match, committed)
+            seen.texts.ngrams.learn(match, committed)
 
     def take_late(self, waited_ms: float, depth: int) -> None:
         """A round waited so long for a proposal that did not come."""
@@ -208,16 +242,16 @@ class RequestPlanner:
         draft (`first_draft`), for which the draft service computed the whole text: others cost less.
         """
         self._rounds += 1
-        self._pool.elapsed_ms += record.round_ms
+        self._pool.texts.elapsed_ms += record.round_ms
         if self._target is None:
             return
         waited = plan.source is Source.WAIT
         self._target.learn(record, beside=plan.fan_out > 0, late=waited)
         if waited and proposal is not None and not first_draft and self._draft is not None:
             self._draft.learn(record)
-        if proposal is not None and plan.source is not Source.NGRAM and not self._coupled:
+        if proposal is not None and plan.source is not Source.NGRAM and (self.reads_features or not self._coupled):
             for seen in self._both:
-                seen.take_proposal(proposal, path)
+                seen.take_proposal(proposal, path, first=1 if self._coupled else 0)
         self._book(self._target, plan, record, proposal)
 
     def explain(self) -> PlanExplanation:
@@ -271,7 +305,7 @@ class RequestPlanner:
         plan = chosen.plan
         self._chosen[Way(plan.source, plan.depth, ahead=fan_out > 0)] += 1
         if plan.source is Source.WAIT:
-            plan = market.open_ended(plan, options.room, self._account.left_ms - chosen.risk_ms)
+            plan = market.open_ended(plan, options.room, self._account.left_ms)
         if options.leased:
             plan = Plan()
         return replace(plan, fan_out=fan_out, branch_depth=branch, branch_nodes=nodes)
@@ -295,7 +329,9 @@ class RequestPlanner:
             return (cycle.tokens - lost) / cycle.ms if cycle.ms > 0 else 0.0
 
         best = max(Cycles(target, draft, self._seen, most, can_ahead=can_ahead).all(around), key=net_rate)
-        self._pool.pays = best.way.source is not Source.NONE
+        if draft is not None and not self._rounds and options.room >= MAX_DEPTH:
+            # What the request knows is still what all do; later on, late or near its end, it speaks for itself alone.
+            self._pool.pays = best.way.source is not Source.NONE
         # A draft at work beside the step slows it for all, so only all together choose that. Where they do, a wait
         # for the draft disturbs nobody any more.
         ahead = best.way.ahead if target.sessions == 1 else around.ahead
@@ -312,7 +348,7 @@ class RequestPlanner:
 
     def _take_match(self, match: Choice) -> None:
         for seen in self._both:
-            seen.copied.add(max(0.0, match.value))
+            seen.texts.copied.add(max(0.0, match.value))
 
     def _ahead(self, market: Market, options: Options) -> tuple[int, int]:
         """Fan-out and depth of outcome drafting."""
@@ -326,15 +362,18 @@ class RequestPlanner:
         return (options.fan_out, depth) if depth else (0, 0)
 
     def _resting(self, market: Market, options: Options, owed: int) -> Plan:
-        """Target-only, under a lease: a run that may end sooner than the account recovers, or a match turns up.
+        """Target-only, under a lease: a run that ends when the account has recovered, or a match or the draft is due.
 
         What a round of the run saves is its way; what it may miss is what a match has been worth on average.
         """
         self._chosen[Way()] += 1
-        missed = 0.0 if options.can_prefetch else self._seen.copied.value
+        missed = 0.0 if options.can_prefetch else self._seen.texts.copied.value
         lease = owed or options.lease
         if missed > 0:
             lease = min(lease, int(2 * market.sending(options) / missed))
+        if self._draft is not None and options.drafts and options.lag and options.open_ms:
+            step_ms = market.target.step_ms(1 + self._rates.around.rows)
+            lease = min(lease, int(self._draft.catch_up_ms(options.lag, options.open_ms) / step_ms))
         return Plan(lease=min(options.lease, lease), shadow=options.drafts and self._may_shadow(options))
 
     def _may_shadow(self, options: Options) -> bool:
@@ -344,9 +383,10 @@ class RequestPlanner:
         """
         if self._draft is None:
             return False
-        cost_ms = self._draft.step_ms(SHADOW_TOKENS) / SHADOW_TOKENS + self._draft.step_ms(options.lag)
-        pool = self._pool
-        if pool.shadow_ms + cost_ms > SHADOW_SHARE * pool.elapsed_ms:
+        opening_ms = 0.0 if options.open_ms else self._draft.step_ms(options.lag)
+        cost_ms = self._draft.step_ms(SHADOW_TOKENS) / SHADOW_TOKENS + opening_ms
+        texts = self._pool.texts
+        if texts.shadow_ms + cost_ms > SHADOW_SHARE * texts.elapsed_ms:
             return False
-        pool.shadow_ms += cost_ms
+        texts.shadow_ms += cost_ms
         return True

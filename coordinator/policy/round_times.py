@@ -11,13 +11,15 @@ from dataclasses import dataclass, field
 
 from paceline.costs.cost_line import CostLine
 from paceline.costs.running_mean import RunningMean
-from paceline.costs.service_costs import DraftCosts, TargetCosts
+from paceline.costs.service_costs import TargetCosts
 from paceline.protocol.records import RoundRecord
 
 OUTLIER = 4.0
 """A time that is this many times what was expected counts as so many: pauses of a machine are no one's price."""
 
 
+NEARLY_ALL = 0.9
+"""Share of the sessions in a step in which nobody drafts: some have just come, or are about to go."""
 FACTOR_WEIGHT = 16.0
 """Rounds that a factor remembers: a service that becomes slower is known to be after a few."""
 
@@ -33,7 +35,8 @@ class TargetTimes:
     Attributes:
         costs: what the target says, now.
         factor: a self-started round over what its step should take: the line's error, and all that such rounds add.
-        gap: a self-started round over the step that the target says it had.
+        gap: a self-started round over the step that the target says it had; where several share the target, of steps
+            in which nobody drafted: others' drafts delay all verdicts where services share cores.
         sent: what a round that the coordinator sends takes beyond that; the ways, and the wait for a step.
         sent_late: the same of rounds that waited for their draft: they may miss the step that others share.
         running: requests of this coordinator there.
@@ -59,6 +62,11 @@ class TargetTimes:
     def step_ms(self, rows: float, *, beside: bool = False) -> float:
         """A round whose step has so many rows, started by the target itself; `beside` a draft at work or not."""
         return self.factor.value * self._line(beside).ms(rows)
+
+    def steps(self, *, beside: bool = False) -> Callable[[float], float]:
+        """`step_ms` as it is now, for who asks for many numbers of rows at once."""
+        factor, line_ms = self.factor.value, self._line(beside).ms
+        return lambda rows: factor * line_ms(rows)
 
     def without_ms(self, record: RoundRecord, rows: int, *, beside: bool, others_beside: bool) -> float:
         """What a self-started round would have taken instead of this one, without so many rows of its step.
@@ -87,7 +95,8 @@ class TargetTimes:
         if record.self_started:
             self.factor.add(min(record.round_ms / said_ms, OUTLIER * self.factor.value))
             step_ms = record.target.forward_ms + record.target.sample_ms
-            if step_ms > 0:
+            plain = record.target.rows == record.target.sessions >= NEARLY_ALL * self.sessions and not beside
+            if step_ms > 0 and (plain or self.sessions == 1):
                 self.gap.add(min(record.round_ms / step_ms, OUTLIER * self.gap.value))
             return
         beyond = record.round_ms - record.draft_wait_ms - self.factor.value * said_ms
@@ -99,37 +108,46 @@ class TargetTimes:
 
 @dataclass
 class DraftTimes:
-    """Of one draft service, shared by a coordinator's requests; milliseconds.
+    """Of one drafter of a draft service, shared by a coordinator's requests; milliseconds.
 
     Attributes:
-        costs: what the draft service says, now.
+        line: what the draft service says of the drafter's steps, now.
         factor: what drafts took over what their steps should take; at least 1.
         wire: the wait for a draft beyond its steps.
     """
 
-    costs: Callable[[], DraftCosts]
+    line: Callable[[], CostLine]
     factor: RunningMean = field(default_factory=_factor)
     wire: RunningMean = field(default_factory=lambda: RunningMean(1.0, 1.0))
 
     @property
     def is_known(self) -> bool:
         """Whether the draft service has said what its steps take."""
-        return self.costs().line.is_known
+        return self.line().is_known
 
     def step_ms(self, rows: float) -> float:
         """A step of so many rows; 0 of none."""
-        return 0.0 if not rows else self.factor.value * self.costs().line.ms(rows)
+        return 0.0 if not rows else self.factor.value * self.line().ms(rows)
+
+    def catch_up_ms(self, lag: int, open_ms: float) -> float:
+        """What is left of so many rows, which it has been computing for so long, before it can draft."""
+        return max(0.0, self.step_ms(lag) - open_ms)
+
+    def waits(self, sessions: float = 1.0) -> Callable[[int], float]:
+        """`wait_ms` as it is now by the depth, for who asks for many at once."""
+        first_ms, level_ms = self.wire.value + self.step_ms(2 * sessions), self.step_ms(sessions)
+        return lambda depth: first_ms + (depth - 1) * level_ms
 
     def wait_ms(self, depth: int, sessions: float = 1.0) -> float:
         """Of a round for a proposal of this depth, when so many sessions draft at once.
 
         The first step has a row for the last committed token and one for the last proposed, which was not computed.
         """
-        return self.wire.value + self.step_ms(2 * sessions) + (depth - 1) * self.step_ms(sessions)
+        return self.waits(sessions)(depth)
 
     def learn(self, record: RoundRecord) -> None:
         """Take in a round that waited for its proposal; not the session's first, which computes the text."""
-        said_ms = max(1, record.proposed) * self.costs().line.ms(max(1, record.draft.rows))
+        said_ms = max(1, record.proposed) * self.line().ms(max(1, record.draft.rows))
         if said_ms <= 0:
             return
         # Rows that were there already took no time: a draft that was faster than its line says nothing of the line.
@@ -138,6 +156,6 @@ class DraftTimes:
 
     def learn_late(self, waited_ms: float, depth: int) -> None:
         """A proposal had not come after so long: it takes twice as long, as far as is known."""
-        said_ms = depth * self.costs().line.ms(1)
+        said_ms = depth * self.line().ms(1)
         if said_ms > 0:
             self.factor.add(min(2 * waited_ms / said_ms, OUTLIER * self.factor.value))

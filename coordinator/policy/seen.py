@@ -47,6 +47,26 @@ def _by_q() -> AcceptanceRates:
 
 
 @dataclass
+class SeenOfTexts:
+    """What is known of texts whoever drafts beside: of several drafters all share it.
+
+    Attributes:
+        ngrams: how often n-gram matches are right.
+        copied: tokens that a round's n-gram match is worth; 0 of rounds without one.
+        elapsed_ms, shadow_ms: of all requests: their time, and of drafts at work for shadow alone.
+    """
+
+    ngrams: NgramShadow = field(default_factory=NgramShadow)
+    copied: RunningMean = field(default_factory=lambda: RunningMean(0.0, PRIOR_WEIGHT))
+    elapsed_ms: float = 0.0
+    shadow_ms: float = 0.0
+
+    def child(self) -> SeenOfTexts:
+        """What one request begins with."""
+        return SeenOfTexts(self.ngrams.child(PRIOR_WEIGHT), _inherited(self.copied))
+
+
+@dataclass
 class Seen:
     """What became, or would have become, of one drafter's tokens under one way of sampling.
 
@@ -54,12 +74,10 @@ class Seen:
         by_depth: chance of the first choice at depth 1, 2, …, given that all above it are accepted.
         by_rank: chance of the second choice, third, …, given that none before it is the target's.
         by_q: chance of the first choice by its probability; coupled acceptance only.
-        ngrams: how often n-gram matches are right.
-        copied: tokens that a round's n-gram match is worth; 0 of rounds without one.
+        texts: what does not depend on the drafter.
         positions: whose ranks or averages have come.
         hits: share of rounds with outcome drafting whose outcome had been drafted for when it came.
-        pays: of a pool: whether drafting was the best way for the request that asked last.
-        elapsed_ms, shadow_ms: of a pool: time of all its requests, and of the draft at work for shadow alone.
+        pays: of a pool: whether drafting was the best way by what was known when the last request began.
         hit_length: tokens of a proposal that had been drafted ahead when its outcome came.
     """
 
@@ -67,13 +85,10 @@ class Seen:
     by_rank: list[RunningMean] = field(default_factory=_by_rank)
     positions: int = 0
     by_q: AcceptanceRates = field(default_factory=_by_q)
-    ngrams: NgramShadow = field(default_factory=NgramShadow)
-    copied: RunningMean = field(default_factory=lambda: RunningMean(0.0, PRIOR_WEIGHT))
+    texts: SeenOfTexts = field(default_factory=SeenOfTexts)
     hits: RunningMean = field(default_factory=lambda: RunningMean(PRIOR_CHANCE, PRIOR_WEIGHT))
     hit_length: RunningMean = field(default_factory=lambda: RunningMean(0.0, 0.0))
     pays: bool = True
-    elapsed_ms: float = 0.0
-    shadow_ms: float = 0.0
 
     def child(self) -> Seen:
         """What one request begins with."""
@@ -82,8 +97,7 @@ class Seen:
             [_inherited(mean) for mean in self.by_rank],
             0,
             self.by_q.child(PRIOR_WEIGHT),
-            self.ngrams.child(PRIOR_WEIGHT),
-            _inherited(self.copied),
+            self.texts.child(),
             _inherited(self.hits),
             _inherited(self.hit_length),
         )
@@ -111,9 +125,9 @@ class Seen:
         for mean in self.by_depth:
             mean.add(chance)
 
-    def take_proposal(self, proposal: Proposal, path: Sequence[int]) -> None:
-        """A chain ended so: averages by depth, for rejection and block acceptance."""
-        for depth in range(min(len(proposal), len(path) + 1, MAX_DEPTH)):
+    def take_proposal(self, proposal: Proposal, path: Sequence[int], first: int = 0) -> None:
+        """A proposal ended so: averages by depth, from the `first` that shadow ranks don't tell."""
+        for depth in range(first, min(max(proposal.depths), len(path) + 1, MAX_DEPTH)):
             self.by_depth[depth].add(float(depth < len(path)))
 
     def take_ahead(self, cached: Proposal | None) -> None:

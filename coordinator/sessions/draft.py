@@ -7,10 +7,12 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from coordinator.sessions.draft_pool import DraftPeer, DraftPool
-from coordinator.sessions.redrawing import MAX_MISTAKES, Mistake, Redrawn, as_sent, base_behind, redrawn
+from coordinator.sessions.drafted import NOTHING, Drafted, PendingCommit
+from coordinator.sessions.feature_feed import FeatureFeed
+from coordinator.sessions.redrawing import MAX_MISTAKES, Redrawn, as_sent, base_behind, redrawn
 from coordinator.sessions.speculation_cache import SpeculationCache
 from coordinator.text.sequence import GenerationTask
 from paceline.protocol.codec import error_of
@@ -25,10 +27,11 @@ from paceline.protocol.draft import (
     Verifying,
 )
 from paceline.protocol.errors import InvalidInput, Overloaded, PacelineError, PeerUnavailable, require
+from paceline.protocol.features import NO_FEATURES, FeatureNeed
 from paceline.protocol.proposal import COPYING, MAX_PROPOSAL_NODES, Acceptance, Outcome, Proposal
-from paceline.protocol.records import StepTimings
 from paceline.protocol.session import Failure
 from paceline.protocol.target import Round
+from paceline.rpc.retries import Backoff
 from paceline.runtime import metrics
 from paceline.sampling.drafted import draft_key
 
@@ -36,57 +39,6 @@ logger = logging.getLogger(__name__)
 
 RETRY_MIN_S = 0.25
 RETRY_MAX_S = 8.0
-MAX_PENDING_TOKENS = 16
-"""Committed tokens that are kept from the draft service during a lease; with more it would have to catch up."""
-
-
-@dataclass(frozen=True)
-class Drafted:
-    """What a round gets to verify.
-
-    `hit`: it was drafted for this outcome before the outcome was known.
-    `miss`: outcomes were drafted for, but not this one, or not in time.
-    `first`: it is the first one of its session, which had to compute the text before it.
-    `mistake`: a token of it that was redrawn.
-    """
-
-    proposal: Proposal | None = None
-    hit: bool = False
-    miss: bool = False
-    first: bool = False
-    mistake: Mistake | None = None
-    timings: StepTimings = field(default_factory=StepTimings)
-
-
-NOTHING = Drafted()
-
-
-@dataclass(frozen=True)
-class PendingCommit:
-    """Committed tokens that the draft service does not know yet, the last ones of `committed`.
-
-    `outcome` is that of their last round. `awaited`: the service drafts for that round's outcomes, so the commit must
-    be of that round alone.
-    """
-
-    outcome: Outcome
-    token_ids: tuple[int, ...]
-    committed: Sequence[int]
-    budget: DraftBudget
-    traceparent: str
-    awaited: bool
-
-    @property
-    def must_leave(self) -> bool:
-        """Whether it must not wait for what the next rounds commit."""
-        return self.awaited or len(self.token_ids) >= MAX_PENDING_TOKENS
-
-    def after(self, before: PendingCommit | None) -> PendingCommit:
-        """One commit of the tokens before these, and these; with their shadow if it was wanted of any."""
-        if before is None:
-            return self
-        budget = replace(self.budget, shadow=self.budget.shadow or before.budget.shadow)
-        return replace(self, token_ids=before.token_ids + self.token_ids, budget=budget)
 
 
 class DraftSession:
@@ -98,7 +50,9 @@ class DraftSession:
     (`is_late`) no round waits until something comes: the service has caught up then.
     """
 
-    def __init__(self, pool: DraftPool | None, task: GenerationTask, drafter: str) -> None:
+    def __init__(
+        self, pool: DraftPool | None, task: GenerationTask, drafter: str, features: FeatureFeed | None = None
+    ) -> None:
         self._pool = pool
         self._peer: DraftPeer | None = None
         self._task = task
@@ -106,6 +60,9 @@ class DraftSession:
         self._noise = draft_key(task.noise, task.acceptance)
         self._id: int | None = None
         self._opened_at = 0
+        self._opened_s = 0.0
+        self._has_spoken = False
+        """Whether something has come since it was opened: then it has computed the text before."""
         self._mistakes = 0
         self._cache = SpeculationCache[Redrawn]()
         self.on_prepared: Callable[[], None] = lambda: None
@@ -114,19 +71,29 @@ class DraftSession:
         """Called with the shadow of committed tokens, each position at most once in a session, in order."""
         self._shadowed = self._told = 0
         """Tokens whose shadow can't come any more, and tokens that the draft service knows."""
+        self._features = features or FeatureFeed()
+        self._features.on_rows = self._send_features
+        self._reads, self._fed = NO_FEATURES, 0
+        """What the session's drafter reads of the target, and the position up to which it has been sent."""
         self._arrived = asyncio.Event()
-        self._budget = DraftBudget()
+        self._budget = self._ahead = DraftBudget()
         self._wanted = False
         self._fresh = True
         self.is_late = False
         """Whether a round waited in vain, and nothing of use has come since."""
         self._retry_at: dict[DraftPeer, float] = {}
-        self._pause_s = RETRY_MIN_S
+        self._backoff = Backoff(RETRY_MIN_S, RETRY_MAX_S)
 
     @property
     def peer(self) -> DraftPeer | None:
         """The draft service that the session was placed on last; before that, one that it might be placed on."""
         return self._pool.first(self._fits) if self._peer is None and self._pool is not None else self._peer
+
+    @property
+    def need(self) -> FeatureNeed:
+        """What the drafter reads of the target, on the service that the session would be placed on now."""
+        peer = None if self._pool is None else self._pool.first(lambda peer: peer.has(self._drafter))
+        return NO_FEATURES if peer is None else peer.need_of(self._drafter)
 
     @property
     def model(self) -> str:
@@ -140,14 +107,37 @@ class DraftSession:
         return self._id is not None
 
     @property
+    def lag(self) -> int:
+        """Tokens that the draft service may still be computing: those that the session was opened with."""
+        return 0 if self._id is None or self._has_spoken else self._opened_at + 1
+
+    @property
+    def open_ms(self) -> float:
+        """For how long it has been open."""
+        return 0.0 if self._id is None else (time.monotonic() - self._opened_s) * 1e3
+
+    @property
     def is_ready(self) -> bool:
         """Whether a draft can be asked for, and would not have to catch up first."""
         if self.is_late:
             return False
         return self._id is not None or (self._pool is not None and self._pool.is_willing(self._fits))
 
+    @property
+    def drafter(self) -> str:
+        """The drafter that it asks for; empty: the service's default."""
+        return self._drafter
+
+    def change(self, drafter: str) -> None:
+        """Have another drafter from the next commit on; the session with this one ends."""
+        self.close()
+        self._cache.clear()
+        self._drafter = drafter
+        self._peer = None
+        self.is_late = False
+
     def open(self, committed: Sequence[int], budget: DraftBudget, traceparent: str) -> None:
-        """Begin with a prefix and, if the budget has tokens, ask for its proposal."""
+        """Begin with a prefix, which is computed at once, and, if the budget has tokens, ask for its proposal."""
         self.settle(None)
         self._fresh = True
         self._expect(budget)
@@ -157,9 +147,13 @@ class DraftSession:
             return
         try:
             self._id, self._opened_at = peer.attach(self), len(committed) - 1
+            self._opened_s, self._has_spoken = time.monotonic(), False
             self._shadowed = self._told = len(committed)
             spec = replace(self._task.spec(committed, traceparent), noise=self._noise)
-            peer.send(DraftOpen(self._id, spec, self._drafter, budget, takes_shadows=True))
+            computed = replace(budget, shadow=True)
+            peer.send(DraftOpen(self._id, spec, self._drafter, computed, takes_shadows=True))
+            self._reads, self._fed = peer.need_of(self._drafter), 0
+            self._send_features()
         except PeerUnavailable as error:
             self._give_up(error.for_log)
 
@@ -186,6 +180,8 @@ class DraftSession:
 
         A session that was lost is opened anew with the whole sequence.
         """
+        if self._id is not None and not self._features.meets(self._reads):
+            self._give_up("the target that its drafter reads from is lost, and this one can't send what it reads")
         if self._id is None or self._peer is None:
             self.open(pending.committed, pending.budget, pending.traceparent)
             return
@@ -200,6 +196,7 @@ class DraftSession:
             traceparent=pending.traceparent,
         )
         self._send(self._peer, command)
+        self._send_features()
 
     async def take(self, patience_s: float = math.inf) -> Drafted:
         """The proposal that was asked for; waits for it so long at most, and no longer than the pool allows."""
@@ -212,19 +209,28 @@ class DraftSession:
         if entry is None:
             return NOTHING
         first, self._fresh = self._fresh, False
-        checked = self._checked(entry, self._budget.max_tokens, hit=False)
-        return NOTHING if checked is None else replace(checked, first=first)
+        checked = self._checked(entry, max(self._budget.max_tokens, self._ahead.max_tokens), hit=False)
+        if checked is None or checked.proposal is None:
+            return NOTHING
+        # Prepared for this outcome before the draft service knew that less is wanted now: its beginning is as good.
+        return replace(checked, proposal=checked.proposal.within(self._budget.max_tokens), first=first)
 
     def verifying(self, round_: Round, budget: DraftBudget) -> None:
         """Tell the draft service which round left for the target, and what each outcome's proposal may cost."""
         if self._id is None or self._peer is None:
             return
+        self._ahead = budget
         proposal = round_.proposal
-        if proposal is not None and proposal.drafter in COPYING:
-            self._send(self._peer, Verifying(self._id, round_.base_length, proposal=proposal, budget=budget))
+        if proposal is not None and (proposal.drafter in COPYING or self._began_behind(round_)):
+            inline = replace(proposal, supports=())
+            self._send(self._peer, Verifying(self._id, round_.base_length, proposal=inline, budget=budget))
         else:
             known = (proposal.proposal_id, len(proposal)) if proposal is not None else (0, 0)
             self._send(self._peer, Verifying(self._id, round_.base_length, *known, budget=budget))
+
+    def _began_behind(self, round_: Round) -> bool:
+        """Whether a round's proposal is older than the session: it came from one that was lost."""
+        return self._fresh and round_.base_length == self._opened_at
 
     def dispatching(self, drafted: Drafted) -> None:
         """A round is about to leave with this: a mistake among its tokens ends the session.
@@ -271,6 +277,7 @@ class DraftSession:
         logger.warning("draft lost, going on target-only: error=%s", error.for_log)
 
     def _put(self, drafted: DraftedProposal) -> None:
+        self._has_spoken = True
         try:
             entry = self._redrawn(drafted)
         except InvalidInput as error:
@@ -289,7 +296,7 @@ class DraftSession:
             self._give_up(f"it sent a malformed shadow: positions = {positions}: must be {known}")
             return
         self._shadowed = shadow.end
-        self.is_late = False
+        self.is_late, self._has_spoken = False, True
         self.on_shadow(shadow)
 
     def _redrawn(self, drafted: DraftedProposal) -> Redrawn:
@@ -306,11 +313,19 @@ class DraftSession:
         except PeerUnavailable as error:
             self._give_up(error.for_log)
 
+    def _send_features(self) -> None:
+        """Pass on what has come of the tokens that the draft service knows."""
+        if not self._reads.any:
+            return
+        for features in self._features.between(self._fed, self._told):
+            if self._id is not None and self._peer is not None:
+                self._send(self._peer, replace(features, session_id=self._id))
+        self._fed = max(self._fed, min(self._features.end, self._told))
+
     def _fits(self, peer: DraftPeer) -> bool:
-        """Whether a draft service has the drafter, and its pause is over if it failed."""
-        welcome = peer.link.welcome
-        has_drafter = not self._drafter or (welcome is not None and self._drafter in welcome.drafters)
-        return has_drafter and time.monotonic() >= self._retry_at.get(peer, 0.0)
+        """Whether a draft service has the drafter, which gets what it reads, and its pause is over if it failed."""
+        fits = peer.has(self._drafter) and self._features.meets(peer.need_of(self._drafter))
+        return fits and time.monotonic() >= self._retry_at.get(peer, 0.0)
 
     def _expect(self, budget: DraftBudget) -> None:
         self._budget = budget
@@ -329,7 +344,7 @@ class DraftSession:
             return None
         if not len(proposal):
             return None
-        self._pause_s = RETRY_MIN_S
+        self._backoff.reset()
         return Drafted(proposal, hit, mistake=entry.mistake, timings=entry.timings)
 
     async def _wait(self, timeout_s: float) -> Redrawn | None:
@@ -344,7 +359,7 @@ class DraftSession:
 
     def _give_up(self, reason: str, *, for_good: bool = False) -> None:
         """Drop the session and what it sent; the next commit after a pause opens it anew, unless it is for good."""
-        pause_s = math.inf if for_good else self._pause_s
+        pause_s = math.inf if for_good else self._backoff.next_s()
         metrics.fell_back("draft_failed")
         logger.warning(
             "draft failed, going on without it: address=%s session=%s retry_in_s=%g error=%s",
@@ -354,7 +369,6 @@ class DraftSession:
         self._cache.clear()
         if self._peer is not None:
             self._retry_at[self._peer] = time.monotonic() + pause_s
-        self._pause_s = min(2 * self._pause_s, RETRY_MAX_S)
         self._arrived.set()
 
     def _fault_in_outcome(self, outcome: Outcome, round_: Round) -> str:

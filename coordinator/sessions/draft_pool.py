@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from coordinator.sessions.peer import Peer
 from coordinator.sessions.pool import Pool
-from paceline.costs.service_costs import DraftCosts
+from paceline.costs.service_costs import DEFAULT, DraftCosts
 from paceline.protocol.draft import Commit, DraftCommand, DraftEvent, Verifying
+from paceline.protocol.features import NO_FEATURES, FeatureNeed
 
 
 class DraftPeer(Peer[DraftCommand, DraftEvent]):
@@ -18,6 +19,16 @@ class DraftPeer(Peer[DraftCommand, DraftEvent]):
         """What the draft service's steps take, as it said last; an unknown line where it said nothing."""
         costs: DraftCosts = self.link.costs
         return costs
+
+    def has(self, drafter: str) -> bool:
+        """Whether the draft service has a drafter; an empty name is its default."""
+        welcome = self.link.welcome
+        return not drafter or (welcome is not None and drafter in welcome.drafters)
+
+    def need_of(self, drafter: str) -> FeatureNeed:
+        """What a drafter reads of the target's hidden states."""
+        welcome = self.link.welcome
+        return NO_FEATURES if welcome is None else welcome.need_of(drafter)
 
     def send(self, command: DraftCommand) -> None:
         """Queue a command; raises `PeerUnavailable` when the link is down."""
@@ -31,3 +42,15 @@ class DraftPool(Pool[DraftPeer]):
         super().__init__("draft", peers)
         self.timeout_s = timeout_s
         self.vocab_size = vocab_size
+
+    def on_offer(self, may_read: Callable[[FeatureNeed], bool]) -> Iterator[tuple[str, str, DraftPeer]]:
+        """Each drafter of the services that are up, its service's model, and the service: a default has no name.
+
+        `may_read`: whether a request's drafter gets what it reads of the target.
+        """
+        for peer in self.peers:
+            welcome = peer.link.welcome if peer.link.is_up else None
+            if welcome is not None:
+                names = (DEFAULT, *welcome.drafters[1:])
+                served = (name for name in names if may_read(welcome.need_of(name)))
+                yield from ((name, welcome.fingerprint.model, peer) for name in served)

@@ -10,8 +10,9 @@ from typing import Any, Generic, TypeVar
 
 from coordinator.sessions.peer import Peer
 from coordinator.sessions.placement import PrefixMemory, choose
-from paceline.protocol.errors import PacelineError, PeerUnavailable, fresh
+from paceline.protocol.errors import Overloaded, PacelineError, PeerUnavailable, fresh
 from paceline.protocol.handshake import Welcome
+from paceline.rpc.retries import Retries, RetryBudget
 
 AnyPeer = TypeVar("AnyPeer", bound=Peer[Any, Any])
 Fits = Callable[[AnyPeer], bool]
@@ -41,6 +42,8 @@ class Pool(Generic[AnyPeer]):
         self._peers: list[AnyPeer] = []
         self._prefixes = PrefixMemory()
         self._changed = asyncio.Event()
+        self.budget = RetryBudget()
+        """Of sessions that go on and were refused for want of room."""
         self.sources = ""
         """Where endpoints are looked for, for messages."""
         for peer in peers:
@@ -117,6 +120,20 @@ class Pool(Generic[AnyPeer]):
     async def wait_willing(self, timeout_s: float, fits: Fits[AnyPeer]) -> None:
         """Wait until there is a peer for a session that has not refused one lately. Raises as `wait_up`."""
         await self._wait(lambda: self.is_willing(fits), timeout_s, fits)
+
+    async def wait_to_retry(self, error: PacelineError, retries: Retries, left_s: float, fits: Fits[AnyPeer]) -> None:
+        """Wait until a session may be opened again: where all peers have refused it for want of room, on the budget.
+
+        A link that is up again is waited for by all its sessions, and comes once: that needs no budget.
+
+        Raises:
+            PacelineError: no peer takes it in time.
+        """
+        deadline = time.monotonic() + max(0.0, left_s)
+        if isinstance(error, Overloaded) and not self.is_willing(fits):
+            for pause_s in retries.pauses(error, max(0.0, left_s)):
+                await asyncio.sleep(pause_s)
+        await self.wait_willing(max(0.0, deadline - time.monotonic()), fits)
 
     def why_none(self, fits: Fits[AnyPeer] = anywhere) -> PacelineError:
         """An error to raise where no peer takes a session."""

@@ -1,9 +1,8 @@
 """One request's session on a target: rounds in, verdicts out, re-opened when it is lost, there or on another one.
 
-A target-only round may carry a lease: the target starts the rounds behind it by
-itself, and their verdicts have come, or are on their way, when they are asked
-for. A leased round that is sent all the same extends the lease, so that a run
-that is extended in time never pauses.
+A target-only round may carry a lease: the target starts the rounds behind it by itself, and their verdicts have come,
+or are on their way, when they are asked for. A leased round that is sent all the same extends the lease, so that a
+run that is extended in time never pauses.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from coordinator.sessions.feature_feed import FeatureFeed
 from coordinator.sessions.prompt_report import NobodyReads, PromptReport
 from coordinator.sessions.silence import SilenceWatch
 from coordinator.sessions.target_pool import TargetPeer, TargetPool
@@ -29,18 +29,12 @@ from paceline.protocol.errors import (
     ProtocolMismatch,
     UnknownSession,
 )
+from paceline.protocol.features import Features
 from paceline.protocol.handshake import Welcome
 from paceline.protocol.proposal import ROOT, Acceptance, Outcome, Proposal
 from paceline.protocol.session import Failure
-from paceline.protocol.target import (
-    Prefetch,
-    PromptPiece,
-    Round,
-    TargetEvent,
-    TargetOpen,
-    TargetOpened,
-    Verdict,
-)
+from paceline.protocol.target import Prefetch, PromptPiece, Round, TargetEvent, TargetOpen, TargetOpened, Verdict
+from paceline.rpc.retries import Retries
 from paceline.runtime import metrics
 
 logger = logging.getLogger(__name__)
@@ -86,13 +80,12 @@ class TargetSession:
     round in flight, and of those that the target may start behind it. `_prefetched`
     has the proposals that were sent for the outcomes of the round in flight.
     `_refusal` is the last answer that refused a command and left the session as it
-    was. Nothing is prefetched for the round at `_alone_at`, which is sent again
-    after a refused prefetch. `_peer` is the target that the session was placed on last. Once a verdict has come,
-    only targets with the same numeric fingerprint may go on: `_numeric`.
-    `_awaits_grammar` says that the target may be compiling the session's grammar.
+    was. Nothing is prefetched for the round at `_alone_at`, which is sent again after a refused prefetch.
+    `_peer` is the target that the session was placed on last. Once a verdict has come, only targets with the same
+    numeric fingerprint may go on: `_numeric`. `_awaits_grammar` says that the target may be compiling its grammar.
     """
 
-    def __init__(self, pool: TargetPool, task: GenerationTask) -> None:
+    def __init__(self, pool: TargetPool, task: GenerationTask, features: FeatureFeed | None = None) -> None:
         self._pool = pool
         self._peer: TargetPeer | None = None
         self._numeric: str | None = None
@@ -108,8 +101,11 @@ class TargetSession:
         self._awaits_grammar = False
         self.verdict_at = 0.0
         """When the last verdict came, by `perf_counter`: under load long before its request goes on."""
+        self._retries = Retries(pool.budget)
         self._silence = SilenceWatch(pool.round_timeout_s)
         self.prompt = PromptReport(len(task.prompt), task.prompt_logprobs)
+        self.features = features or FeatureFeed()
+        self.features.offered(pool.welcomes)
         self.cached_prompt_tokens: int | None = None
         """As `GenerationStats.cached_prompt_tokens`."""
 
@@ -225,7 +221,7 @@ class TargetSession:
                     self._peer and self._peer.link.address, self._id, len(committed) - 1, error.for_log,
                 )  # fmt: skip
                 self.close()
-                await self._pool.wait_willing(max(0.0, deadline - time.monotonic()), self._fits)
+                await self._pool.wait_to_retry(error, self._retries, deadline - time.monotonic(), self._fits)
 
     def close(self) -> None:
         """End the session on its target, and its lease; the next round opens it anew."""
@@ -236,9 +232,8 @@ class TargetSession:
 
     def on_event(self, event: TargetEvent) -> None:
         """Handle what the target sent for this session."""
-        self._awaits_grammar = self._awaits_grammar and not isinstance(event, TargetOpened)
-        if isinstance(event, TargetOpened) and self.cached_prompt_tokens is None:
-            self.cached_prompt_tokens = min(event.reused_tokens, len(self._task.prompt))
+        if isinstance(event, TargetOpened):
+            self._on_opened(event)
         elif isinstance(event, Failure):
             error = error_of(event)
             if self._peer is not None and isinstance(error, Overloaded | PeerUnavailable):
@@ -252,6 +247,8 @@ class TargetSession:
             self._note_numeric()
             if (refused := self.prompt.take(event)) is not None:
                 self._fail(refused)
+        elif isinstance(event, Features):
+            self.features.take(event)
         elif isinstance(event, Verdict) and event.base_length in self._answers:
             self._note_numeric()
             self._on_verdict(event, self._answers[event.base_length])
@@ -260,6 +257,12 @@ class TargetSession:
         """The link broke, and this session with it."""
         self._id = None
         self._fail(error)
+
+    def _on_opened(self, event: TargetOpened) -> None:
+        self._awaits_grammar = False
+        self._retries.succeeded()
+        if self.cached_prompt_tokens is None:
+            self.cached_prompt_tokens = min(event.reused_tokens, len(self._task.prompt))
 
     def _on_verdict(self, verdict: Verdict, answer: asyncio.Future[Verdict]) -> None:
         if (early := self.prompt.check_whole(verdict.session_id)) is not None:
@@ -341,8 +344,9 @@ class TargetSession:
             raise self._pool.why_none(self._fits)
         self._peer = peer
         session_id = peer.attach(self)
-        opening = self.prompt.asked(TargetOpen(session_id, self._task.spec(committed, traceparent)))
-        peer.link.send(opening, urgent=False)
+        features = self.features.request(peer.link.welcome, len(committed))
+        opening = TargetOpen(session_id, self._task.spec(committed, traceparent), features=features)
+        peer.link.send(self.prompt.asked(opening), urgent=False)
         self._awaits_grammar = self._task.sampling.grammar is not None
         return session_id
 

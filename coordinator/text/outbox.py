@@ -20,8 +20,8 @@ FREE_AFTER_S = 5.0
 CANCEL_AFTER_S = 60.0
 BYTES_PER_TOKEN = 12
 """Upper bound of a token id, its provenance, where its text ends, what it replaced and their tags on the wire."""
-BYTES_PER_RECORD = 128
-"""Upper bound of a round's record on the wire without its drafter's name: 14 fields and twice 6 of timings."""
+BYTES_PER_RECORD = 132
+"""Upper bound of a round's record on the wire without its drafter's name: 16 fields, twice 6 of timings, tags."""
 MOST_BYTES_PER_TOKEN = 1024
 """Upper bound of a token with its log-probabilities, and text as tokens have it."""
 

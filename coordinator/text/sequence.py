@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from coordinator.text.detokenizer import Detokenizer
+from paceline.models.reasoning import ReasoningMarks
 from paceline.models.tokenizer import Tokenizer
 from paceline.protocol.generation import FinishReason, Provenance, SpeculationSettings, Tokens
 from paceline.protocol.proposal import Acceptance, Proposal
@@ -74,8 +75,11 @@ class GenerationTask:
 class Sequence:
     """Prompt and committed output, the text they make, and whether it has ended."""
 
-    def __init__(self, task: GenerationTask, tokenizer: Tokenizer) -> None:
+    def __init__(self, task: GenerationTask, tokenizer: Tokenizer, marks: ReasoningMarks | None = None) -> None:
         self._task = task
+        self._marks = marks
+        self.reasoning = marks is not None and marks.open_behind(task.prompt)
+        """Whether the next token stands inside a span of reasoning."""
         self._detokenizer = Detokenizer(tokenizer, task.prompt, task.stop)
         self.ids: list[int] = list(task.prompt)
         self.finish_reason: FinishReason | None = None
@@ -112,6 +116,8 @@ class Sequence:
 
     def _append(self, token_id: int) -> str:
         self.ids.append(token_id)
+        if self._marks is not None:
+            self.reasoning = self._marks.open_after(token_id, before=self.reasoning)
         generated = len(self.ids) - len(self._task.prompt)
         stops = token_id in self._task.stop_token_ids
         may_stop = generated > self._task.sampling.min_tokens

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from draft_service.drafters.interface import AnyDrafter
 from draft_service.drafters.model import ModelDrafter
 from draft_service.drafters.names import MODEL, check_drafters
 from paceline.costs.cost_line import CostLine
+from paceline.costs.service_costs import DEFAULT
 from paceline.engine.interface import Engine
 from paceline.engine.loading import load_engine
+from paceline.engine.vocabulary.translation import translated
 from paceline.grammars.sessions import Grammars
-from paceline.models.resolve import is_draft, resolve_draft
-from paceline.models.tokenizer import load_tokenizer
+from paceline.models.resolve import OWN_MTP, is_draft, resolve_draft
+from paceline.models.tokenizer import Tokenizer, load_tokenizer
 from paceline.protocol.errors import InvalidInput, VocabularyMismatch
+from paceline.protocol.features import FeatureNeed
 from paceline.protocol.handshake import Fingerprint
 from paceline.runtime.config import DraftConfig
 
@@ -32,6 +36,11 @@ class Catalogue:
     def names(self) -> tuple[str, ...]:
         """Names on offer, the default first."""
         return tuple(self.drafters)
+
+    @property
+    def needs(self) -> tuple[FeatureNeed, ...]:
+        """What each of them reads of the target's hidden states, in the order of the names."""
+        return tuple(drafter.manifest.need for drafter in self.drafters.values())
 
     @property
     def fingerprint(self) -> Fingerprint:
@@ -54,9 +63,10 @@ class Catalogue:
         return sum(engine.info.max_kv_rows for engine in self.engines)
 
     @property
-    def line(self) -> CostLine:
-        """What the default drafter's steps take."""
-        return self.drafters[self.names[0]].line
+    def lines(self) -> Mapping[str, CostLine]:
+        """What each drafter's steps take, the default's under its empty name."""
+        default, *others = self.names
+        return {DEFAULT: self.drafters[default].line, **{name: self.drafters[name].line for name in others}}
 
     def pick(self, name: str) -> AnyDrafter:
         """The drafter of a session; an empty name picks the default.
@@ -73,47 +83,90 @@ class Catalogue:
 def build_catalogue(config: DraftConfig) -> Catalogue:
     """Load every drafter of a configuration, and time its steps; slow, runs on the executor's thread.
 
+    A model of another tokenizer than the target's drafts in what both vocabularies have, if the target is named.
+
     The first model is called `model`, further ones `model:NAME` in full. `model:default` is the draft that comes
-    with Paceline for the configuration's target.
+    with Paceline for the configuration's target, `model:mtp` the target's own multi-token prediction.
 
     Raises:
         InvalidInput: an unknown kind of drafter, none, one named twice, a draft of another target, or a default
             draft where there is none.
-        VocabularyMismatch: models whose tokenizers differ from each other or from the target's.
+        VocabularyMismatch: models whose tokenizers differ from each other, or have too little in common with the
+            target's, or another target's draft.
     """
     check_drafters(config.drafters)
     drafters: dict[str, AnyDrafter] = {}
     engines: list[Engine] = []
     models = [resolve_draft(text.partition(":")[2], config.target_model) for text in config.drafters]
+    tokenizer_of = partial(load_tokenizer, trust_remote_code=config.engine.trust_remote_code)
+    target = None if config.target_model is None else tokenizer_of(config.target_model)
     for text, model in zip(config.drafters, models, strict=True):
-        engines.append(_load_trained(model, config) if is_draft(model) else load_engine(model, config.engine))
+        engines.append(_load(model, config, target))
         name = text if MODEL in drafters else MODEL
         drafters[name] = drafter = ModelDrafter(engines[-1], config.engine.prefill_chunk, name)
         drafter.measure()
-    _check_vocabularies(engines, config)
-    tokenizer_of = partial(load_tokenizer, trust_remote_code=config.engine.trust_remote_code)
+    _check_vocabularies(engines, config, target)
     grammars = Grammars(partial(tokenizer_of, config.target_model or models[0].partition("#")[0]), config.grammar)
     return Catalogue(drafters, tuple(engines), grammars)
+
+
+def _load(model: str, config: DraftConfig, target: Tokenizer | None) -> Engine:
+    """The engine of what a name stands for: a draft that `paceline train draft` made, another kind's, or a model."""
+    if model == OWN_MTP:
+        return _load_own_mtp(config)
+    if is_draft(model):
+        return _load_trained(model, config)
+    folder = Path(model).expanduser()
+    return (_load_by_kind(folder, config) if folder.is_dir() else None) or _load_model(model, config, target)
+
+
+def _load_by_kind(folder: Path, config: DraftConfig) -> Engine | None:
+    """The engine of a folder that drafts by the target's features; None: it doesn't."""
+    from paceline.formats.kinds import kind_of, load_kind
+
+    kind = kind_of(folder)
+    return None if kind is None else load_kind(kind, folder, config.target_model, config.engine)
+
+
+def _load_own_mtp(config: DraftConfig) -> Engine:
+    """The multi-token prediction of the target's own checkpoint."""
+    from paceline.formats.mtp import load_own_mtp
+    from paceline.formats.target_weights import TargetWeights
+
+    target = config.target_model
+    if target is None:
+        raise InvalidInput.of("target_model", target, f"given: model:{OWN_MTP} is in the target's own checkpoint")
+    return load_own_mtp(TargetWeights.of(target, config.engine), config.engine)
 
 
 def _load_trained(folder: str, config: DraftConfig) -> Engine:
     """A draft that `paceline train draft` made, on the embedding and head of its target."""
     # Table models start in a fraction of the time that torch takes to be imported.
-    from paceline.train.checkpoint import load_draft_engine
+    from paceline.train.served import load_draft_engine
 
     return load_draft_engine(folder, config.engine, config.target_model)
 
 
-def _check_vocabularies(engines: list[Engine], config: DraftConfig) -> None:
+def _load_model(model: str, config: DraftConfig, target: Tokenizer | None) -> Engine:
+    """A model of the target's tokenizer, or of another one."""
+    engine = load_engine(model, config.engine)
+    if config.target_model is None or target is None or engine.info.fingerprint.tokenizer == target.fingerprint:
+        return engine
+    own = load_tokenizer(model.partition("#")[0], trust_remote_code=config.engine.trust_remote_code)
+    return translated(engine, own, target, config.engine, config.target_model)
+
+
+def _check_vocabularies(engines: list[Engine], config: DraftConfig, target: Tokenizer | None) -> None:
+    """All say the target's tokens; where no target is named, they must say the same."""
     found = [engine.info.fingerprint for engine in engines]
     expected, whose = found[0].tokenizer, found[0].model
-    if config.target_model is not None:
-        tokenizer = load_tokenizer(config.target_model, trust_remote_code=config.engine.trust_remote_code)
-        expected, whose = tokenizer.fingerprint, config.target_model
+    if target is not None:
+        expected, whose = target.fingerprint, str(config.target_model)
     for fingerprint in found:
         if fingerprint.tokenizer != expected:
+            remedy = "" if target is not None else "; name the target (target_model) that both are to draft for"
             raise VocabularyMismatch(
                 f"drafter model {fingerprint.model!r}: its tokenizer {fingerprint.tokenizer[:12]} "
-                f"differs from {whose!r}'s {expected[:12]}",
+                f"differs from {whose!r}'s {expected[:12]}{remedy}",
                 metadata={"field": "tokenizer", "value": fingerprint.tokenizer, "limit": expected},
             )

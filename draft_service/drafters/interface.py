@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from draft_service.drafters.shadow import ShadowRun
 from paceline.costs.cost_line import CostLine
+from paceline.engine.features import FeatureRows
 from paceline.protocol.draft import DraftBudget, Verifying
+from paceline.protocol.features import NO_FEATURES, FeatureNeed
 from paceline.protocol.proposal import Proposal
 from paceline.protocol.session import SessionSpec
 from paceline.sampling.processors import Follower
@@ -23,10 +25,10 @@ from paceline.sampling.processors import Follower
 
 @dataclass(frozen=True)
 class DrafterManifest:
-    """What a drafter is called and what it needs of the target."""
+    """What a drafter is called, and what it reads of the target's hidden states: then it is a `FeatureDrafter`."""
 
     name: str
-    feature_layers: tuple[int, ...] = ()
+    need: FeatureNeed = NO_FEATURES
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,20 @@ class Drafter(Protocol[D, S, C]):
 
     def close(self, session: int) -> None:
         """Forget a session; unknown sessions are ignored."""
+
+
+@runtime_checkable
+class FeatureDrafter(Protocol):
+    """A drafter that reads the target's hidden states: they come behind the commits of their tokens."""
+
+    def take_features(self, session: int, first_position: int, rows: FeatureRows) -> None:
+        """Take the features of committed tokens from `first_position` on, as the manifest's need says.
+
+        They come in order, but rows may be missing, for good, and those of a session may end at any time.
+
+        Raises:
+            InvalidInput: rows of another width; the session fails.
+        """
 
 
 AnyDrafter = Drafter[Any, Any, Any]

@@ -25,9 +25,11 @@ from draft_service.drafters.state import SessionState
 from draft_service.drafters.tree import TREE_ROWS, DraftTree, Node
 from paceline.costs.cost_line import CostLine
 from paceline.costs.cost_meter import CostMeter, measured
+from paceline.engine.features import FeatureEngine, FeatureRows
 from paceline.engine.interface import Engine, Logits, RankedRows, Ranking, RankingEngine, StepItem, StepPlan
 from paceline.protocol.draft import DraftBudget, Verifying
-from paceline.protocol.errors import InvalidInput
+from paceline.protocol.errors import InvalidInput, require
+from paceline.protocol.features import NO_FEATURES
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES, ROOT, Acceptance, Proposal
 from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.protocol.session import SessionSpec
@@ -37,8 +39,9 @@ SHORT_LAG = MAX_PROPOSAL_NODES + 1
 """A lag that one round can leave is caught up at once; prefixes and longer lags share `prefill_chunk`."""
 MEASURED_AS = 0
 """The number of the session that is measured; others count from 1."""
-MEASURED_LENGTH = 3
-"""Its one token, and two that are drafted behind it."""
+MEASURED_PREFIX = (0, 0)
+MEASURED_LENGTH = 4
+"""Its prefix, whose first token's features are known, and two tokens that are drafted behind it."""
 ROWS_PER_STEP = 64
 """Rows up to which a step is filled with speculation."""
 
@@ -144,8 +147,9 @@ class ModelDrafter:
         rows_per_step: int = ROWS_PER_STEP,
         meter: CostMeter | None = None,
     ) -> None:
-        self.manifest = DrafterManifest(name)
         self._engine = engine
+        self._features = engine if isinstance(engine, FeatureEngine) else None
+        self.manifest = DrafterManifest(name, NO_FEATURES if self._features is None else self._features.need)
         self._prefill_chunk = prefill_chunk
         self._rows_per_step = rows_per_step
         self._meter = CostMeter() if meter is None else meter
@@ -163,15 +167,18 @@ class ModelDrafter:
         Raises:
             Exception: whatever the engine raised: what can't step can't draft.
         """
-        spec = SessionSpec((0,), 1, SamplingParams(), NoiseKey(0), Acceptance.COUPLED, max_length=MEASURED_LENGTH)
+        prefix, length = MEASURED_PREFIX, MEASURED_LENGTH
+        spec = SessionSpec(prefix, len(prefix), SamplingParams(), NoiseKey(0), Acceptance.COUPLED, max_length=length)
         info = self._engine.info
         most = min(MAX_PROPOSAL_NODES // 2, self._rows_per_step, info.fingerprint.vocab_size)
-        if min(info.max_length, info.max_kv_rows - MAX_PROPOSAL_NODES) < MEASURED_LENGTH:
+        if min(info.max_length, info.max_kv_rows - MAX_PROPOSAL_NODES) < length:
             return  # it has no room to draft in
 
         def step(rows: int) -> float:
             self.open(MEASURED_AS, spec)
             try:
+                if self._features is not None:
+                    self.take_features(MEASURED_AS, 0, np.zeros((1, self._features.feature_width), np.float32))
                 draft = self.begin(MEASURED_AS, DraftBudget(max_tokens=2, tree_widths=(rows, 1)), proposal_id=1)
                 self.advance([draft])
                 started = time.perf_counter()
@@ -199,9 +206,10 @@ class ModelDrafter:
         draws = draws_of(spec.acceptance, spec.sampling, spec.noise, info.fingerprint.vocab_size)
         # Even where the budget is short of rows, the largest proposal fits behind the last token drafted for.
         longest = min(max_length, max_rows - MAX_PROPOSAL_NODES)
-        tree = DraftTree(session, prefix, max_rows)
+        tree = DraftTree(session, prefix, max_rows, reads_features=self._features is not None)
         calibration = self._calibrations[spec.acceptance]
-        state = SessionState(tree, draws, calibration, spec.acceptance, longest, processors=processors)
+        reach = None if self._features is None else self._features.reach
+        state = SessionState(tree, draws, calibration, spec.acceptance, longest, reach, processors=processors)
         state.follow(len(prefix))
         self._sessions[session] = state
         return 0
@@ -214,25 +222,47 @@ class ModelDrafter:
         held.commit(token_ids, shadow=shadow)
         held.proposed = speculation.branch_below(held.tree.root) if speculation is not None else None
 
+    def take_features(self, session: int, first_position: int, rows: FeatureRows) -> None:
+        """As `FeatureDrafter`; of positions that are known already nothing is taken: their rows have read them."""
+        tree = self._sessions[session].tree
+        if self._features is None:
+            raise InvalidInput.of("features of drafter", self.manifest.name, "none: it reads tokens alone")
+        new = rows[max(tree.known - first_position, 0) :]
+        end = first_position + len(rows)
+        require(
+            end <= len(tree.committed), "features end", end, f"at most {len(tree.committed)}, the committed length"
+        )
+        if len(new):
+            self._features.give(session, end - len(new), new)
+            tree.know(end)
+
     def take_shadow(self, session: int) -> Sequence[ShadowRun]:  # noqa: D102
         held = self._sessions.get(session)
         return held.shadow.take() if held is not None else ()
 
     def catch_up(self, session: int) -> CatchUp:  # noqa: D102
-        return CatchUp(self._sessions[session])
+        held = self._sessions[session]
+        held.tree.settle()
+        return CatchUp(held)
 
     def begin(self, session: int, budget: DraftBudget, proposal_id: int) -> ModelDraft:  # noqa: D102
         held = self._sessions[session]
+        held.tree.settle()
         held.prepare_for(budget)
         shape = held.shape(budget, held.tree.root)
         least_chance = held.least_chance(budget, shape)
         held.proposed = Branch(held.tree.root, shape, held.draws, held.calibration.chance, least_chance)
         return ModelDraft(self.manifest.name, proposal_id, held, held.proposed)
 
-    def speculate(  # noqa: D102
-        self, session: int, verifying: Verifying, next_id: Callable[[], int]
-    ) -> Speculation:
+    def speculate(self, session: int, verifying: Verifying, next_id: Callable[[], int]) -> Speculation | None:
+        """As `Drafter`; None where rows read features.
+
+        A proposal prepared ahead would be drafted on the engine's own features, that of its outcome on the target's:
+        they are other tokens, and a round would have to wait for the verdict's features anyway to get the better.
+        """
         held = self._sessions[session]
+        if held.tree.reads_features:
+            return None
         held.prepare_for(verifying.budget)
         verified = _verified(held, verifying)
         if held.draws.pre_drawn:

@@ -1,5 +1,8 @@
 """The shadow of a session's committed tokens: how each stood in the drafter's own order, as far as its row is known.
 
+A drafter that reads the target's features says how a proposal would have begun at each position: its rows deeper in a
+proposal read its own, and are right less often.
+
 A position is known once the row before it is computed with logits: for a proposal, for an outcome, or because the
 coordinator asked for the shadow. Each is said once, in order; rows that were computed without logits are passed over.
 """

@@ -30,21 +30,33 @@ MIN_RANKS = 8
 class SessionState:
     """One session: its tree, and what its drafts depend on.
 
-    `longest` is the number of tokens up to which it drafts, `proposed` the branch that a round can name.
-    `calibration` is shared by the sessions of one acceptance rule. `processors` have taken `followed` committed
-    tokens in; None: logits go through nothing before temperature, or through something that can't be followed here.
+    `most` is the number of tokens up to which it may ever draft, `proposed` the branch that a round can name. `reach`
+    is how many rows behind the last known feature tell what follows them; None: any do.
+    `calibration` is shared by the sessions of one acceptance rule; it has learned what followed the rows before
+    `learned`, once each, though rows are computed again when the target's features come. `processors` have taken
+    `followed` committed tokens in; None: logits go through nothing before temperature, or through something that
+    can't be followed here.
     """
 
     tree: DraftTree
     draws: Draws
     calibration: Calibration
     acceptance: Acceptance
-    longest: int
+    most: int
+    reach: int | None = None
     ranks: int = MIN_RANKS
     proposed: Branch | None = None
     processors: Processors | None = None
     followed: int = 0
+    learned: int = 0
     shadow: ShadowLog = field(default_factory=ShadowLog)
+
+    @property
+    def longest(self) -> int:
+        """The number of tokens up to which it drafts now: where rows read features, none without any."""
+        if self.tree.reads_features and not self.tree.known:
+            return 0
+        return self.most if self.reach is None else min(self.most, self.tree.known + self.reach + 1)
 
     def commit(self, token_ids: Sequence[int], *, shadow: bool) -> None:
         """Append committed tokens; `shadow`: their rows are to be computed with logits."""
@@ -64,11 +76,14 @@ class SessionState:
             self._compare(node, self.tree.committed[node.position + 1])
 
     def _compare(self, node: Node, token: int) -> None:
+        """Rows that have not read the target's features cast no shadow: it says how a round would begin."""
         if node.distribution is not None:
             standing = self.draws.standing(node.distribution, token)
-            self.shadow.add(node.position + 1, standing)
-            if not self.draws.pre_drawn:
+            if self.tree.is_true(node):
+                self.shadow.add(node.position + 1, standing)
+            if not self.draws.pre_drawn and node.position >= self.learned:
                 self.calibration.observe(standing.probability, standing.rank or None)
+                self.learned = node.position + 1
 
     def lag_nodes(self, lag_rows: int) -> list[Node]:
         """Those of the next `lag_rows` committed tokens, before the root, whose logits the shadow needs."""

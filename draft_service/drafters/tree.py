@@ -3,6 +3,9 @@
 The tree hangs from the last committed token. A node is a token after a path; its row, once computed,
 is computed for good: a commit moves the root down, the rows on the way join the trunk, what still
 hangs from the root stays, and the rest is dropped when the next step compacts the rows.
+
+Rows that read the target's features are an exception: those that were computed before the features of
+the token before them had come are computed again once they have.
 """
 
 from __future__ import annotations
@@ -63,9 +66,12 @@ class DraftTree:
     Invariant: engine rows [0, `_trunk`) hold `committed[:_trunk]`. Then, wherever the last step put
     them, come `_joined`, the computed nodes that were committed since, and `_kept`, the computed
     nodes below the root, parents first. `_kept` is empty unless the root's row is computed.
+
+    Where rows read features, those of the positions before `known` are there, or lost for good, and the first
+    `_true` rows have read all that they ever will: the row at a position reads the one before.
     """
 
-    def __init__(self, session: int, prefix: Sequence[int], max_rows: int) -> None:
+    def __init__(self, session: int, prefix: Sequence[int], max_rows: int, *, reads_features: bool = False) -> None:
         self.committed = list(prefix)
         self.root = Node(prefix[-1], len(prefix) - 1)
         self._session = session
@@ -74,6 +80,9 @@ class DraftTree:
         self._trunk = 0
         self._joined: list[Node] = []
         self._kept: list[Node] = []
+        self.reads_features = reads_features
+        self.known = 0
+        self._true = 0
 
     @property
     def lag(self) -> int:
@@ -124,11 +133,27 @@ class DraftTree:
 
     def forget(self) -> None:
         """Drop everything behind the committed tokens, and what the last of them said of the next."""
-        if not self.lag:
-            if self._joined:
-                self._joined.pop()
-            else:
-                self._trunk -= 1
+        self._roll_back(min(len(self.committed) - self.lag, len(self.committed) - 1))
+
+    def know(self, positions: int) -> None:
+        """Features are there, or lost for good, up to so many positions."""
+        self.known = max(self.known, positions)
+
+    def settle(self) -> None:
+        """Drop the rows that were computed before the features had come that they can read now."""
+        computed = len(self.committed) - self.lag
+        if self.reads_features and self._true < computed and self._true <= self.known:
+            self._roll_back(self._true)
+
+    def is_true(self, node: Node) -> bool:
+        """Whether a computed row has read all that it ever will."""
+        return not self.reads_features or node.position < self._true
+
+    def _roll_back(self, rows: int) -> None:
+        """Keep the rows of the first `rows` committed tokens alone."""
+        del self._joined[max(rows - self._trunk, 0) :]
+        self._trunk = min(self._trunk, rows)
+        self._true = min(self._true, rows)
         self._kept = []
         self.root = Node(self.committed[-1], len(self.committed) - 1)
 
@@ -165,6 +190,8 @@ class DraftTree:
         return () if parents == tuple(range(-1, len(parents) - 1)) else parents
 
     def _place(self, trunk: int, nodes: Sequence[Node]) -> None:
+        if self._true == self._trunk + len(self._joined):
+            self._true = min(trunk, self.known + 1)
         self._trunk = trunk
         self._joined = []
         self._kept += nodes

@@ -1,6 +1,7 @@
 // One generation on the page: its text, its figures, its rounds.
-import { element, milliseconds } from "./dom.js";
+import { element, lazyTable, milliseconds } from "./dom.js";
 import { generate } from "./generation.js";
+import { partingTable } from "./partings.js";
 import { RoundsView, speedOf } from "./rounds.js";
 import { TextView } from "./text.js";
 
@@ -16,6 +17,7 @@ export class Panel {
     place.append(copy);
     this.text = new TextView(this._root);
     this.rounds = new RoundsView(this._root);
+    this._fillPartings = lazyTable(this._root.querySelector(".partings-table"), () => partingTable(this.text.tokens));
     this._facts = { state: "waiting" };
     this._ended = [];
     this._timer = null;
@@ -49,6 +51,7 @@ export class Panel {
     } finally {
       this._draw();
       this.text.fillTable();
+      this._fillPartings();
       this.rounds.fillTable();
     }
   }

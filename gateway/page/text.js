@@ -62,12 +62,13 @@ function draftsChoice(token) {
 }
 
 /** A token's text in quotes, with what can't be seen made visible. Of a token by itself only special ones have none. */
-function visible(text, none = "(a special token)") {
+export function visible(text, none = "(a special token)") {
   if (!text) return none;
   return `“${text.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replaceAll("\r", "␍")}”`;
 }
 
-function percent(logprob) {
+/** A logarithm of a probability, in percent. */
+export function percent(logprob) {
   const share = 100 * Math.exp(logprob);
   return `${share >= 10 ? share.toFixed(0) : share >= 0.1 ? share.toFixed(1) : "< 0.1"} %`;
 }

@@ -38,6 +38,11 @@ class TokenBucket:
         self._fill()
         self._level -= amount
 
+    def put(self, amount: int) -> None:
+        """Put back what was not needed, or was earned; what exceeds a minute's worth is lost."""
+        self._fill()
+        self._level = min(self.per_minute, self._level + amount)
+
     def resize(self, per_minute: int) -> None:
         """Hold and fill differently from now on."""
         self._fill()

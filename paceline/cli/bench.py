@@ -6,15 +6,14 @@ import math
 import re
 import tempfile
 from collections.abc import Sequence
-from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from benchmarks import REPORTS
-from paceline.cli.support import example, has_engine, listed
-from paceline.protocol.errors import InvalidInput, PacelineError, require
+from paceline.cli.support import example, listed, need_benchmarks
+from paceline.protocol.errors import InvalidInput, require
 from paceline.protocol.proposal import AUTO, Acceptance
 from paceline.runtime.config import DEFAULT_MODEL
 from paceline.runtime.stopping import signals_interrupt
@@ -60,6 +59,7 @@ Seed = Annotated[int, typer.Option(help="Seed of the first pass; each pass adds 
         "paceline bench speed --drafter ngram --kind copy,code-edit --num-draft-tokens 8",
         "paceline bench speed --drafter ngram,model:draft,auto --temperature 0,0.6,1 --out reports",
         "paceline bench speed --drafter auto --k 0,1,2,4,8 --prompts questions.jsonl --category qa,rag --minutes 60",
+        "paceline bench speed --drafter auto:default+medusa --alone",
     )
 )
 def speed(
@@ -76,6 +76,10 @@ def speed(
         str | None,
         typer.Option("--k", help="Numbers, with commas between: constants beside auto, all on the same services."),
     ] = None,
+    alone: Annotated[
+        bool,
+        typer.Option("--alone", help="Each of the services' drafters alone, beside auto."),
+    ] = False,
     acceptance: Annotated[str, typer.Option(help="coupled, rejection, block, with commas between.")] = "coupled",
     num_draft_tokens: Annotated[str, typer.Option(help="auto or numbers, with commas between.")] = AUTO,
     pairs: Pairs = 8,
@@ -87,7 +91,7 @@ def speed(
     quantization: Annotated[
         str, typer.Option(help="Of the target, as for paceline serve.", show_default="paceline serve's own")
     ] = "",
-    add: Annotated[bool, typer.Option("--add", help="With --k: go on where today's report ends.")] = False,
+    add: Annotated[bool, typer.Option("--add", help="With --k or --alone: go on where today's report ends.")] = False,
     out: Out = REPORTS,
     name: Name = "speed",
     url: Annotated[
@@ -98,6 +102,7 @@ def speed(
     _need_benchmarks("speed")
     from benchmarks.speed.command import measure_lengths, measure_speed
     from benchmarks.speed.groups import MeasuredServices
+    from benchmarks.speed.lengths import drafters_of
     from benchmarks.speed.run import SpeedPlan, Variant
 
     counts = [_draft_tokens(text) for text in listed(num_draft_tokens)]
@@ -115,13 +120,15 @@ def speed(
         seed=seed,
     )
     require(minutes > 0, "minutes", minutes, "above 0")
-    require(k is not None or not add, "add", add, "given with --k only")
+    compares = k is not None or alone
+    require(compares or not add, "add", add, "given with --k or --alone only")
     services = MeasuredServices(model, url, quantization)
-    if k is None:
+    if not compares:
         report = measure_speed(services, plan, minutes, out, name)
     else:
-        lengths = tuple(_count("k", text) for text in listed(k))
-        report = measure_lengths(services, plan, lengths, minutes, out, name, add=add)
+        lengths = () if k is None else tuple(_count("k", text) for text in listed(k))
+        drafters = drafters_of(plan.variants[0].drafter, model) if alone else ()
+        report = measure_lengths(services, plan, lengths, drafters, minutes, out, name, add=add)
     typer.echo(f"report: {report}")
 
 
@@ -310,8 +317,7 @@ def record(
 
 
 def _need_benchmarks(command: str) -> None:
-    if not has_engine() or util.find_spec("matplotlib") is None:
-        raise PacelineError(f"`paceline bench {command}` needs the benchmarks: pip install 'paceline[bench]'")
+    need_benchmarks(f"bench {command}")
 
 
 def _prompts(

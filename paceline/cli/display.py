@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 
 from rich.console import Console
 from rich.table import Table
@@ -105,6 +106,7 @@ def comparison(ours: Generation, plain: Generation) -> Text:
 def generation_json(generation: Generation) -> dict[str, object]:
     """What `--json` prints; `stats.speculative_decoding` has the shape that vLLM returns per request."""
     stats = generation.stats
+    parts = {"reasoning": stats.reasoning, "answer": stats.answer}
     return {
         "text": generation.text,
         "token_ids": list(generation.token_ids),
@@ -133,5 +135,6 @@ def generation_json(generation: Generation) -> dict[str, object]:
                 "num_draft_tokens": stats.num_draft_tokens,
                 "num_spec_tokens": stats.num_spec_tokens,
             },
+            **{name: asdict(part) for name, part in parts.items() if part is not None},
         },
     }

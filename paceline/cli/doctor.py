@@ -191,7 +191,7 @@ def _steps(name: Literal["target", "draft"], peer: PeerSettings, timeout_s: floa
     except PacelineError as error:
         yield Finding(f"{name} steps", error.message, ok=False)
         return
-    lines = {line: getattr(costs, line) for line in costs.lines}
+    lines = {name or "line": line for name, line in costs.lines.items()}
     told = {line: points for line, points in lines.items() if line != "beside" or points != lines["alone"]}
     for line, points in told.items():
         subject = f"{name} steps" if line != "beside" else "target beside a draft"

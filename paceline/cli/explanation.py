@@ -24,15 +24,15 @@ UNEXPLAINED = "This coordinator does not say why it drafted as it did; the round
 
 def explanation_tables(stats: GenerationStats) -> list[RenderableType]:
     """What the planner knew, what it compared, and what the rounds then did."""
+    done = [_rounds(stats.records), *_parts(stats)]
     if stats.explanation is None:
-        return [Text(UNEXPLAINED, style="yellow"), _rounds(stats.records)]
+        return [Text(UNEXPLAINED, style="yellow"), *done]
     why = stats.explanation
     trips = Text(
         f"there and back: target {why.target_trip_ms:.2f} ms, draft {why.draft_trip_ms:.2f} ms; "
         f"sessions that share the target: {why.target_sessions}"
     )
-    compared, done = _candidates(why.candidates), _rounds(stats.records)
-    return [_costs(why), trips, _acceptance(why), compared, done, account_text(why)]
+    return [_costs(why), trips, _acceptance(why), _candidates(why.candidates), *done, account_text(why)]
 
 
 def explanation_json(stats: GenerationStats) -> dict[str, object]:
@@ -102,6 +102,18 @@ def _rounds(records: Sequence[RoundRecord]) -> Table:
         speed = f"{1e3 * tokens / ms:.1f}" if ms > 0 else "?"
         table.add_row(drafter or "target-only", str(proposed), f"{tokens:.2f}", f"{ms:.2f}", speed, str(len(of)))
     return table
+
+
+def _parts(stats: GenerationStats) -> list[Table]:
+    """Reasoning and answer apart; nothing where there was no reasoning."""
+    parts = {"reasoning": stats.reasoning, "answer": stats.answer}
+    table = _table("reasoning and answer", "", "tokens", "rounds", "accepted", "tokens a proposing round", "tokens/s")
+    for name, part in parts.items():
+        if part is not None:
+            accepted = f"{part.draft_acceptance_rate:.0%}" if part.num_draft_tokens else "-"
+            length, speed = f"{part.mean_acceptance_length:.2f}", f"{part.tokens_per_second:.1f}"
+            table.add_row(name, str(part.committed), str(part.rounds), accepted, length, speed)
+    return [table] if table.rows else []
 
 
 def _table(title: str, *columns: str) -> Table:

@@ -43,6 +43,7 @@ from paceline.local.settings import ServeSettings, local_settings
 from paceline.local.supervisor import SupervisedServices
 from paceline.protocol.errors import InvalidInput, require
 from paceline.protocol.generation import ChatMessage, GenerateRequest, SpeculationSettings
+from paceline.protocol.given_files import read_text
 from paceline.protocol.proposal import AUTO, NONE, Acceptance
 from paceline.protocol.sampling import Grammar, GrammarKind, SamplingParams
 from paceline.runtime.config import DEFAULT_MODEL, NOT_QUANTIZED, PeerSettings
@@ -138,7 +139,7 @@ def generate(
     require(trace_file is None or n == 1, "trace_file", str(trace_file), "left out with --n")
     require(as_json or not rounds, "rounds", rounds, "given with --json only")
     request = GenerateRequest(
-        prompt=_read_text("prompt_file", prompt_file) if prompt_file else prompt,
+        prompt=read_text("prompt_file", prompt_file) if prompt_file else prompt,
         messages=messages,
         sampling=SamplingParams(
             temperature=temperature,
@@ -158,7 +159,7 @@ def generate(
         stop=tuple(stop or ()),
         prompt_logprobs=prompt_logprobs,
         acceptance=acceptance,
-        prediction_text=_read_text("prediction", prediction) if prediction else "",
+        prediction_text=read_text("prediction", prediction) if prediction else "",
         # The services that --local starts have one drafter, whatever they call it.
         speculation=SpeculationSettings(
             drafter=drafter if drafter and not (local and drafter != NONE) else "",
@@ -195,13 +196,6 @@ def _messages(
     return (*before, ChatMessage("user", chat))
 
 
-def _read_text(field: str, file: Path) -> str:
-    try:
-        return file.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput.of(field, str(file), f"a readable UTF-8 file ({error})") from error
-
-
 def _bias(entry: str) -> tuple[int, float]:
     token_id, _, bias = entry.partition("=")
     try:
@@ -222,7 +216,7 @@ def _grammar(json_schema: str | None, regex: str | None, lark: str | None) -> Gr
     given = {kind: text for kind, text in texts.items() if text is not None}
     require(len(given) <= 1, "grammars given", len(given), "at most 1 of --json-schema, --regex and --lark")
     for kind, text in given.items():
-        return Grammar(kind, _read_text(kind.value, Path(text[1:])) if text.startswith("@") else text)
+        return Grammar(kind, read_text(kind.value, Path(text[1:])) if text.startswith("@") else text)
     return None
 
 

@@ -84,7 +84,8 @@ def remove(
 
 def _own_draft(target: str) -> str:
     if (folder := resolve.shipped_draft(target)) is not None:
-        return f"shipped, {_size(folder_bytes(folder))} in {folder}"
+        others = "".join(f", {resolve.DEFAULT_DRAFT}-{kind}" for kind in resolve.shipped_kinds(target))
+        return f"shipped, {_size(folder_bytes(folder))} in {folder}{others}"
     return resolve.pullable_draft(target) or "none"
 
 

@@ -47,7 +47,8 @@ def serve(
     speculative_config: Annotated[
         str | None,
         typer.Option(
-            help='JSON: {"method": "auto"|"ngram"|"draft_model"|"none", "model": …, "num_speculative_tokens": …}.'
+            help='JSON: {"method": "eagle3", "model": …, "num_speculative_tokens": …}; methods: auto, ngram, suffix, '
+            "draft_model, medusa, eagle, eagle3, dflash, mtp, none."
         ),
     ] = None,
     log_dir: Annotated[

@@ -1,4 +1,4 @@
-"""`paceline simulate`: a recorded run, simulated at its own settings and at others."""
+"""`paceline simulate`: a recorded run at its own settings and at others, a cluster that a file describes, studies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from paceline.cli.app import app
 from paceline.cli.support import example, listed
-from paceline.protocol.errors import InvalidInput, require
+from paceline.protocol.errors import require
 from paceline.protocol.proposal import AUTO
 
 if TYPE_CHECKING:
@@ -21,12 +21,20 @@ EPILOG = example(
     "paceline simulate --trace run.jsonl",
     "paceline simulate --trace run.jsonl --sessions 1,8,64 --k 0,2,4,4+ahead",
     "paceline simulate --trace run.jsonl --target-line 1:20,16:24 --draft-line 1:2 --target-one-way-ms 5",
+    "paceline simulate --scenario cluster.toml --out reports",
+    "paceline simulate --study drafts --out reports",
 )
 
 
 @app.command(epilog=EPILOG)
 def simulate(
-    trace: Annotated[Path, typer.Option(help="As `paceline bench record` writes it.")],
+    trace: Annotated[Path | None, typer.Option(help="As `paceline bench record` writes it.")] = None,
+    scenario: Annotated[Path | None, typer.Option(help="A cluster: a TOML file (docs/capacity.md).")] = None,
+    study: Annotated[str, typer.Option(help="Of docs/capacity.md, by name; all: every one.")] = "",
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of a scenario's or study's report.", show_default="shown only")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of a scenario or study, in place of its own.", min=0)] = None,
     sessions: Annotated[
         str, typer.Option(help="Requests at once, with commas between.", show_default="as they came")
     ] = "",
@@ -47,7 +55,12 @@ def simulate(
     target_one_way_ms: Annotated[float | None, typer.Option(help="Delay to the target.")] = None,
     draft_one_way_ms: Annotated[float | None, typer.Option(help="Delay to the draft service.")] = None,
 ) -> None:
-    """Simulate the requests of a recorded run on a virtual clock: goodput and the slowest request at each setting."""
+    """Simulate on a virtual clock: a recorded run at each setting, a cluster that a file describes, or a study."""
+    given = sum((trace is not None, scenario is not None, bool(study)))
+    require(given == 1, "trace, scenario, study", given, "exactly one of them")
+    if trace is None:
+        typer.echo(_cluster(scenario, study, out, seed))
+        return
     from benchmarks.simulator.report import compare, comparison_text, replay_trace
     from benchmarks.simulator.trace import read_trace
 
@@ -67,6 +80,17 @@ def simulate(
     typer.echo(comparison_text(compare(setting, read.requests, _policies(k, fan_out, setting), counts)))
 
 
+def _cluster(file: Path | None, study: str, out: Path | None, seed: int | None) -> str:
+    from benchmarks.simulator.cluster_report import report_scenario
+    from benchmarks.simulator.scenario import Scenario
+    from benchmarks.simulator.studies import run_studies
+
+    if file is None:
+        return run_studies(study, out, seed or 0)
+    found = Scenario.read(file)
+    return report_scenario(found if seed is None else found.model_copy(update={"seed": seed}), file, out)
+
+
 def _policies(text: str, fan_out: int, setting: TracedSetting) -> list[Policy]:
     from benchmarks.simulator.planned import PlannedPolicy
     from benchmarks.simulator.report import parse_policy
@@ -84,13 +108,7 @@ def _line(field: str, text: str) -> CostLine | None:
 
     if not text:
         return None
-    if text == "own":
-        return CostLine()
-    try:
-        points = tuple((float(rows), float(ms)) for rows, ms in (each.split(":") for each in listed(text)))
-    except ValueError as error:
-        raise InvalidInput.of(field, text, "ROWS:MS with commas between") from error
-    return CostLine(points)
+    return CostLine() if text == "own" else CostLine.parse(field, text)
 
 
 def _whole(field: str, text: str) -> int:

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from paceline.protocol.errors import InvalidInput, PacelineError, require
+from paceline.protocol.given_files import read_text
 from paceline.protocol.records import RoundRecord
 from paceline.timeline.chrome import chrome_trace
 
@@ -44,10 +45,7 @@ def read_api_key(file: Path | None) -> str | None:
     """
     if file is None:
         return os.environ.get(API_KEY_VARIABLE) or None
-    try:
-        key = file.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput.of("api_key_file", str(file), "a readable file with a key") from error
+    key = read_text("api_key_file", file).strip()
     require(key != "", "api_key_file", str(file), "a file with a key in it")
     return key
 
@@ -70,6 +68,16 @@ def need_engine(command: str) -> None:
     """
     if not has_engine():
         raise PacelineError(f"`paceline {command}` needs the engine: pip install 'paceline[engine]'")
+
+
+def need_benchmarks(command: str) -> None:
+    """Refuse a command that draws plots or measures, where this installation can't.
+
+    Raises:
+        PacelineError: saying what to install.
+    """
+    if not has_engine() or util.find_spec("matplotlib") is None:
+        raise PacelineError(f"`paceline {command}` needs the benchmarks: pip install 'paceline[bench]'")
 
 
 def write_trace(file: Path, records: Sequence[RoundRecord]) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -16,16 +19,10 @@ from paceline.runtime.options import takes_settings
 train = typer.Typer(help="Make models for this system.", no_args_is_help=True)
 
 
-@train.command(
-    "draft",
-    epilog=example(
-        "paceline train draft --target smollm2-135m --out draft --self-generate 500000 --minutes 60",
-        "paceline train draft --target smollm2-135m --out narrow --data prompts.jsonl --init draft --tokens 400000",
-    ),
-)
 @takes_settings(EngineSettings, only=("threads", "device", "trust_remote_code"))
-def train_draft(
+def train_kind(
     out: Annotated[Path, typer.Option(help="Folder of the draft, its corpus and its checkpoint.")],
+    kind: str,
     target: Annotated[str, typer.Option(help="The model to draft for.")] = DEFAULT_MODEL,
     layers: Annotated[
         str | None, typer.Option(help="Target layers to start from, such as 0,1,2,29.", show_default="0,1,2,last")
@@ -34,6 +31,12 @@ def train_draft(
         str | None,
         typer.Option(help="A draft of this target to start from: a folder or default.", show_default="its layers"),
     ] = None,
+    exit_layer: Annotated[
+        int, typer.Option(help="Target layers before the exit.", show_default="a fifth of them")
+    ] = 0,
+    depth: Annotated[
+        int, typer.Option(help="Tokens of a round that it learns to draft.", show_default="4; eagle, mtp 3; block 8")
+    ] = 0,
     draft_vocab: Annotated[int, typer.Option(help="Most frequent ids that the draft may propose.")] = 16384,
     data: Annotated[
         Path | None,
@@ -56,18 +59,24 @@ def train_draft(
     seed: Annotated[int, typer.Option(help="Seed of the texts and of their order.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the folder's checkpoint.")] = False,
     evaluation_rows: Annotated[int, typer.Option(help="Held-out texts of each temperature in the tables.")] = 8,
+    focus: Annotated[
+        Path | None,
+        typer.Option(help="JSON of paceline branches: more where the draft parts.", show_default="all counts alike"),
+    ] = None,
     **flags: object,
 ) -> None:
-    """Distil a small draft model from a target, with text that the target writes itself."""
-    need_engine("train draft")
+    """Train a network that drafts for a target, with text that the target writes itself."""
+    need_engine(f"train {kind}")
     require(minutes > 0, "minutes", minutes, "above 0")
     require(evaluation_rows >= 1, "evaluation_rows", evaluation_rows, "at least 1")
     chosen = _layer_numbers(layers)
     engine = load_config(EngineSettings, None, flags)
     from paceline.models.resolve import resolve_draft
-    from paceline.train import distill
     from paceline.train import make_draft as command
-    from paceline.train.teacher import Loss
+    from paceline.train import recipe
+    from paceline.train.checkpoint import TrainedKind
+    from paceline.train.kinds import TraineeShape
+    from paceline.train.losses import Loss
     from paceline.train.writing import GenerationRecipe, parse_temperature_mix
 
     mix = parse_temperature_mix(temperature_mix)
@@ -76,25 +85,95 @@ def train_draft(
         out=out,
         data=data,
         self_generate=self_generate,
-        layers=chosen,
+        shape=TraineeShape(TrainedKind(kind), chosen, exit_layer, depth),
         init=None if init is None else Path(resolve_draft(init, target)),
         draft_vocab=draft_vocab,
         generation=GenerationRecipe(seed=seed, max_length=max_length, temperature_mix=mix),
-        recipe=distill.TrainRecipe(
+        recipe=recipe.TrainRecipe(
             loss=Loss(loss),
             tokens=tokens,
             minutes=minutes,
             learning_rate=learning_rate,
             batch_rows=batch_rows,
             seed=seed,
-            dtype=distill.fast_dtype(engine.device) if dtype == "auto" else dtype,
+            dtype=recipe.fast_dtype(engine.device) if dtype == "auto" else dtype,
         ),
         resume=resume,
         evaluation_rows=evaluation_rows,
+        focus=focus,
         engine=engine,
     )
     command.train_draft(wanted, Console(soft_wrap=True))
     typer.echo(f"use it: paceline serve {target} --drafter model:{out}")
+
+
+@dataclass(frozen=True)
+class _KindCommand:
+    """A kind's help, which of the options it has that not every kind has, and examples."""
+
+    text: str
+    options: tuple[str, ...]
+    examples: tuple[str, ...]
+
+
+_COMMANDS = {
+    "draft": _KindCommand(
+        "Distil a small draft model from a target, with text that the target writes itself.",
+        ("layers", "init", "draft_vocab"),
+        (
+            "paceline train draft --target smollm2-135m --out draft --self-generate 500000 --minutes 60",
+            "paceline train draft --target smollm2-135m --out narrow --data prompts.jsonl --init draft",
+        ),
+    ),
+    "exit": _KindCommand(
+        "Train an early exit: a layer and a norm behind the target's own first layers, which are not stored.",
+        ("exit_layer", "draft_vocab"),
+        ("paceline train exit --target smollm2-135m --out exit --exit-layer 6 --minutes 30",),
+    ),
+    "medusa": _KindCommand(
+        "Train Medusa's heads: residual blocks in front of the target's own head, one for each token of a round.",
+        ("depth", "draft_vocab"),
+        ("paceline train medusa --target smollm2-135m --out medusa --minutes 15",),
+    ),
+    "eagle": _KindCommand(
+        "Train EAGLE-1: one layer that goes on from the target's last hidden state.",
+        ("depth",),
+        ("paceline train eagle --target smollm2-135m --out eagle --minutes 60",),
+    ),
+    "eagle3": _KindCommand(
+        "Train EAGLE-3: one layer over hidden states of three layers, trained on its own outputs.",
+        ("depth", "draft_vocab"),
+        ("paceline train eagle3 --target smollm2-135m --out eagle3 --minutes 60",),
+    ),
+    "mtp": _KindCommand(
+        "Train multi-token prediction for a target that carries none.",
+        ("depth",),
+        ("paceline train mtp --target smollm2-135m --out mtp --minutes 60",),
+    ),
+    "block": _KindCommand(
+        "Train a block drafter: all tokens of a round in one pass, on hidden states of the target.",
+        ("depth", "draft_vocab"),
+        ("paceline train block --target smollm2-135m --out block --minutes 60",),
+    ),
+}
+_SOME_HAVE = {option for each in _COMMANDS.values() for option in each.options}
+
+
+def _add_command(kind: str, own: _KindCommand) -> None:
+    """Offer `train_kind` as a command of its own, without the options that only others have."""
+
+    @functools.wraps(train_kind)
+    def command(**given: object) -> None:
+        train_kind(kind=kind, **given)
+
+    hidden = {"kind", *_SOME_HAVE} - set(own.options)
+    parameters = [each for each in inspect.signature(train_kind).parameters.values() if each.name not in hidden]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # read by inspect
+    train.command(kind, help=own.text, epilog=example(*own.examples))(command)
+
+
+for _kind, _own in _COMMANDS.items():
+    _add_command(_kind, _own)
 
 
 @train.command(
@@ -129,13 +208,18 @@ def measure_drafts(
 def pack_draft(
     draft: Annotated[Path, typer.Option(help="The draft's folder.")],
     out: Annotated[Path, typer.Option(help="Folder of the copy.")],
-    weights: Annotated[Literal["float16", "int8"], typer.Option(help="int8: one scale per row, half size.")] = "int8",
+    weights: Annotated[
+        Literal["float16", "int8"] | None,
+        typer.Option(help="int8: one scale per row, half size.", show_default="int8; float16 in published layouts"),
+    ] = None,
 ) -> None:
     """Copy a draft to be shipped: small, without the work folder, its files' SHA-256 in the manifest."""
     need_engine("train pack")
     from paceline.train import checkpoint, packing
 
-    manifest = checkpoint.pack_draft(draft, out, packing.WeightFormat(weights))
+    ours = checkpoint.TrainedKind(checkpoint.load_manifest(draft).kind).is_stack
+    chosen = packing.WeightFormat(weights or ("int8" if ours else "float16"))
+    manifest = checkpoint.pack_draft(draft, out, chosen)
     for name, digest in manifest.files.items():
         typer.echo(f"{digest}  {out / name}")
 

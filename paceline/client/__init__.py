@@ -13,7 +13,7 @@ an undisturbed stream would have been.
 from __future__ import annotations
 
 from paceline.client.clients import AsyncClient, Client
-from paceline.client.shared import DEFAULT_ADDRESS, Collector, Generation, Progress
+from paceline.client.shared import DEFAULT_ADDRESS, Collector, Generation, Patience, Progress
 from paceline.protocol.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -70,6 +70,7 @@ __all__ = [
     "ModelDescription",
     "Overloaded",
     "PacelineError",
+    "Patience",
     "PeerDescription",
     "PeerKind",
     "PeerSettings",

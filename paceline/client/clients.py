@@ -13,15 +13,13 @@ from typing import Any
 import grpc
 
 from paceline.client.shared import (
-    READY_PAUSE_S,
-    RESUME_PAUSE_S,
     ClientBase,
     Generation,
     Progress,
     first_sample,
     models_of,
     other_samples,
-    progress_of,
+    request_of,
 )
 from paceline.protocol import codec
 from paceline.protocol.errors import (
@@ -45,6 +43,8 @@ class Client(ClientBase):
         timeout_s: deadline of each call; None: no deadline.
         resume_wait_s: how long a broken stream may stay without a token before the
             error is raised; 0 switches resuming off.
+        overload_wait_s: how long a request for which there is no room is asked again, no sooner than the
+            refusal says; 0: the refusal is raised.
         wait_ready: seconds that the first call waits for a coordinator that is still
             loading, isn't reachable yet or has no link to its target; 0: it doesn't.
         api_key: sent with each call, for a coordinator that asks for one. Without TLS anybody on the way can read it.
@@ -73,11 +73,11 @@ class Client(ClientBase):
         Raises:
             PacelineError: typed as the service sent it.
         """
-        yield from self._events(progress_of(request, fields))
+        yield from self._events(self._progress(request_of(request, fields)))
 
     def generate(self, request: GenerateRequest | None = None, **fields: Any) -> Generation:
         """Run one generation to its end. Raises as `stream` does."""
-        progress = progress_of(request, fields)
+        progress = self._progress(request_of(request, fields))
         for _ in self._events(progress):
             if progress.finished:
                 break
@@ -92,7 +92,7 @@ class Client(ClientBase):
             InvalidInput: n, or a request that names a sample or resumes one.
             PacelineError: as `generate`; the first sample that fails.
         """
-        first = first_sample(n, request, fields)
+        first = self._progress(first_sample(n, request_of(request, fields)))
         others: Iterable[Generation] = ()
         with ThreadPoolExecutor(n) as pool:
             for event in self._events(first):
@@ -120,7 +120,7 @@ class Client(ClientBase):
             except PacelineError as error:
                 self._readiness.note(error)
             if not self._readiness.reached:
-                time.sleep(READY_PAUSE_S)
+                time.sleep(self._readiness.next_pause_s())
 
     def _events(self, progress: Progress) -> Iterator[GenerateEvent]:
         with progress.traced():
@@ -133,10 +133,13 @@ class Client(ClientBase):
                             yield event
                     return
                 except grpc.RpcError as error:
-                    progress.broke(from_rpc_error(error), self._resume_wait_s)
+                    pauses = progress.broke(from_rpc_error(error), self._patience)
+                    if pauses is None:
+                        return
                 finally:
                     call.cancel()
-                time.sleep(RESUME_PAUSE_S)
+                for pause_s in pauses:
+                    time.sleep(pause_s)
 
 
 class AsyncClient(ClientBase):
@@ -161,13 +164,13 @@ class AsyncClient(ClientBase):
     ) -> AsyncGenerator[GenerateEvent, None]:
         """As `Client.stream`."""
         # Closing the outer iterator must cancel the call now, not when the inner one is collected.
-        async with aclosing(self._events(progress_of(request, fields))) as events:
+        async with aclosing(self._events(self._progress(request_of(request, fields)))) as events:
             async for event in events:
                 yield event
 
     async def generate(self, request: GenerateRequest | None = None, **fields: Any) -> Generation:
         """As `Client.generate`."""
-        progress = progress_of(request, fields)
+        progress = self._progress(request_of(request, fields))
         async with aclosing(self._events(progress)) as events:
             async for _ in events:
                 if progress.finished:
@@ -178,7 +181,7 @@ class AsyncClient(ClientBase):
         self, n: int, request: GenerateRequest | None = None, **fields: Any
     ) -> list[Generation]:
         """As `Client.generate_samples`."""
-        first = first_sample(n, request, fields)
+        first = self._progress(first_sample(n, request_of(request, fields)))
         others: list[asyncio.Task[Generation]] = []
         try:
             async with aclosing(self._events(first)) as events:
@@ -211,7 +214,7 @@ class AsyncClient(ClientBase):
             except PacelineError as error:
                 self._readiness.note(error)
             if not self._readiness.reached:
-                await asyncio.sleep(READY_PAUSE_S)
+                await asyncio.sleep(self._readiness.next_pause_s())
 
     async def _events(self, progress: Progress) -> AsyncGenerator[GenerateEvent, None]:
         with progress.traced():
@@ -224,7 +227,10 @@ class AsyncClient(ClientBase):
                             yield event
                     return
                 except grpc.RpcError as error:
-                    progress.broke(from_rpc_error(error), self._resume_wait_s)
+                    pauses = progress.broke(from_rpc_error(error), self._patience)
+                    if pauses is None:
+                        return
                 finally:
                     call.cancel()
-                await asyncio.sleep(RESUME_PAUSE_S)
+                for pause_s in pauses:
+                    await asyncio.sleep(pause_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -13,6 +13,7 @@ from paceline.client.tracing import CallTrace, start_call
 from paceline.protocol import codec
 from paceline.protocol.errors import (
     DeadlineExceeded,
+    Overloaded,
     PacelineError,
     PeerUnavailable,
     require,
@@ -31,14 +32,15 @@ from paceline.protocol.generation import (
 from paceline.protocol.records import GenerationStats
 from paceline.protocol.sampling import MAX_SAMPLES
 from paceline.protocol.target import RowLogprobs
+from paceline.rpc.retries import Backoff, Retries, RetryBudget
 from paceline.runtime.config import COORDINATOR_PORT, LOCALHOST, PeerSettings
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1 import generation_service_pb2_grpc as pb_grpc
 
 DEFAULT_ADDRESS = f"{LOCALHOST}:{COORDINATOR_PORT}"
-RESUME_PAUSE_S = 0.1
 RESUME_WAIT_S = 60.0
 READY_PAUSE_S = 0.1
+"""Bound of the first pause between two questions whether a coordinator is ready."""
 
 
 @dataclass(frozen=True)
@@ -109,13 +111,34 @@ class Collector:
         )
 
 
-class Progress(Collector):
-    """What has arrived of one request, and so how to go on with it when its stream breaks."""
+@dataclass(frozen=True)
+class Patience:
+    """How long a request may stay without a token before its error is raised, in seconds; 0: not at all.
 
-    def __init__(self, request: GenerateRequest) -> None:
+    Attributes:
+        broken_s: where its stream broke, or a peer is gone; and, where it had begun, where there is no room.
+        refused_s: where there was no room for it from the first.
+    """
+
+    broken_s: float = RESUME_WAIT_S
+    refused_s: float = 0.0
+
+
+class Progress(Collector):
+    """What has arrived of one request, and so how to go on with it when its stream breaks.
+
+    Args:
+        request: the whole.
+        budget: of tries again, which all requests of a client share.
+    """
+
+    def __init__(self, request: GenerateRequest, budget: RetryBudget | None = None) -> None:
         super().__init__(request.sample_index)
         self.request = request
         self.trace = CallTrace()
+        self._retries = Retries(budget)
+        self._fruitless = True
+        """Whether the present try has brought no token yet."""
         self._broke_at: float | None = None
         """When the stream broke for the first time behind the last token, on the monotonic clock; None: it hasn't."""
 
@@ -142,8 +165,8 @@ class Progress(Collector):
         event = self._unknown(arrived)
         if event is None:
             return None
-        if isinstance(event, Tokens):
-            self._broke_at = None
+        if isinstance(event, Tokens | Finished):
+            self._gets_on()
         again = isinstance(event, Started) and self.started is not None
         self.add(event)
         self.trace.took(event)
@@ -159,17 +182,32 @@ class Progress(Collector):
         rows = event.rows[known + 1 - event.first_position :]
         return PromptLogprobs(known + 1, rows) if rows else None
 
-    def broke(self, error: PacelineError, wait_s: float) -> None:
-        """Return if the broken stream is worth another try; one that brings no token uses up the time for tries.
+    def _gets_on(self) -> None:
+        """A try counts as a success with its first token: one that only starts may be a service that always dies."""
+        self._broke_at = None
+        if self._fruitless:
+            self._retries.succeeded()
+            self._fruitless = False
 
-        Raises:
-            PacelineError: what broke it, where it isn't.
+    def broke(self, error: PacelineError, patience: Patience) -> Iterator[float] | None:
+        """Pauses to make one after the other, in seconds, before the stream is asked for again; None: it had ended.
+
+        A try that brings no token uses up the time for tries.
+
+        Raises (this, and the pauses):
+            PacelineError: what broke it, where it isn't worth another try.
         """
+        if self.finished is not None:
+            return None
         now = time.monotonic()
+        self._fruitless = True
         if self._broke_at is None:
             self._broke_at = now
-        if not isinstance(error, PeerUnavailable) or now - self._broke_at >= wait_s:
+        waits = isinstance(error, PeerUnavailable) or (isinstance(error, Overloaded) and self.started is not None)
+        left_s = self._broke_at + (patience.broken_s if waits else patience.refused_s) - now
+        if not isinstance(error, PeerUnavailable | Overloaded) or left_s <= 0:
             raise error
+        return self._retries.pauses(error, left_s)
 
 
 class Readiness:
@@ -180,7 +218,13 @@ class Readiness:
         self._deadline: float | None = None
         self._unlinked = f"coordinator at {address}: no link to its target yet"
         self._reason: PacelineError = PeerUnavailable(f"coordinator at {address} does not answer")
+        self._backoff = Backoff(READY_PAUSE_S)
         self.reached = wait_s <= 0
+
+    def next_pause_s(self) -> float:
+        """Before the next question, which comes within the time to wait."""
+        left_s = 0.0 if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+        return min(left_s, self._backoff.next_s(self._reason.retry_after_ms))
 
     def next_timeout_s(self) -> float:
         """Deadline of the next question; the time to wait begins with the first."""
@@ -216,6 +260,7 @@ class ClientBase:
         *,
         timeout_s: float | None = None,
         resume_wait_s: float = RESUME_WAIT_S,
+        overload_wait_s: float = 0.0,
         wait_ready: float = 0.0,
         api_key: str | None = None,
     ) -> None:
@@ -223,7 +268,8 @@ class ClientBase:
         self._channel = self._open(peer)
         self._stub: Any = pb_grpc.GenerationServiceStub(self._channel)
         self._timeout_s = timeout_s
-        self._resume_wait_s = resume_wait_s
+        self._patience = Patience(resume_wait_s, overload_wait_s)
+        self._budget = RetryBudget()
         self._readiness = Readiness(peer.address, wait_ready)
         self._metadata = bearer(api_key)
 
@@ -240,6 +286,9 @@ class ClientBase:
         other = copy.copy(self)
         other._metadata = bearer(api_key) + ((("x-request-id", request_id),) if request_id else ())
         return other
+
+    def _progress(self, request: GenerateRequest) -> Progress:
+        return Progress(request, self._budget)
 
     def _begin(self, progress: Progress) -> Any:
         metadata = (*self._metadata, *progress.trace.metadata)
@@ -264,23 +313,22 @@ def bearer(api_key: str | None) -> tuple[tuple[str, str], ...]:
     return (("authorization", f"Bearer {api_key}"),)
 
 
-def progress_of(request: GenerateRequest | None, fields: Mapping[str, Any]) -> Progress:
-    """Of a request, or of its fields."""
-    return Progress(request or GenerateRequest(**fields))
+def request_of(request: GenerateRequest | None, fields: Mapping[str, Any]) -> GenerateRequest:
+    """A request, or that of its fields."""
+    return request or GenerateRequest(**fields)
 
 
-def first_sample(n: int, request: GenerateRequest | None, fields: Mapping[str, Any]) -> Progress:
-    """Of the first of n samples; the others go by what it is told of the seed.
+def first_sample(n: int, request: GenerateRequest) -> GenerateRequest:
+    """The first of n samples of a request; the others go by what it is told of the seed.
 
     Raises:
         InvalidInput: n, or a request that names a sample or resumes one.
     """
-    first = progress_of(request, fields)
-    index, resumed = first.request.sample_index, first.request.resume_token_ids
+    index, resumed = request.sample_index, request.resume_token_ids
     require(1 <= n <= MAX_SAMPLES, "n", n, f"in [1, {MAX_SAMPLES}]")
     require(index == 0, "sample_index", index, "0 with n, which counts from it")
     require(not resumed, "resume_token_ids", resumed, "left out with n")
-    return first
+    return request
 
 
 def other_samples(n: int, request: GenerateRequest, seed: int) -> list[GenerateRequest]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from functools import cached_property
 
-from paceline.protocol.errors import require
+from paceline.protocol.errors import InvalidInput, require
 
 MAX_POINTS = 64
 MAX_COST_ROWS = 1 << 20
@@ -32,6 +33,19 @@ class CostLine:
             require(rising, "cost line point", (rows, ms), f"rows above {before[0]:g}, ms of at least {before[1]:g}")
             before = (rows, ms)
 
+    @classmethod
+    def parse(cls, field: str, text: str) -> CostLine:
+        """Read `ROWS:MS,…`, such as `1:20,16:24`.
+
+        Raises:
+            InvalidInput: not of that form; it names the field.
+        """
+        try:
+            pairs = [part.split(":") for part in text.split(",") if part.strip()]
+            return cls(tuple((float(rows), float(ms)) for rows, ms in pairs))
+        except ValueError as error:
+            raise InvalidInput.of(field, text, "ROWS:MS with commas between") from error
+
     @property
     def is_known(self) -> bool:
         """Whether anything has been measured."""
@@ -39,13 +53,20 @@ class CostLine:
 
     def ms(self, rows: float) -> float:
         """Milliseconds of a step of so many rows; straight on beyond the points, the first one's below them."""
-        if not self.points:
-            return 0.0
-        if rows <= self.points[0][0] or len(self.points) == 1:
-            return self.points[0][1]
-        place = min(bisect_left(self.points, (rows,)), len(self.points) - 1)
-        (low, low_ms), (high, high_ms) = self.points[place - 1], self.points[place]
+        points, ends = self.points, self._ends
+        place = bisect_left(ends, rows)
+        if not place or len(ends) == 1:
+            return points[0][1] if points else 0.0
+        if place == len(ends):
+            place -= 1
+        low, low_ms = points[place - 1]
+        high, high_ms = points[place]
         return low_ms + (high_ms - low_ms) * (rows - low) / (high - low)
+
+    @cached_property
+    def _ends(self) -> tuple[float, ...]:
+        """Rows of the points: planners ask for thousands of times a second."""
+        return tuple(rows for rows, _ in self.points)
 
     def per_row(self, rows: float, more: float = 1.0) -> float:
         """Milliseconds that each of `more` rows adds to a step of `rows`."""

@@ -16,7 +16,16 @@ _EDGES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512, 4096)
 """Largest rows of each bucket, so a line has at most 16 points: steps within a bucket differ by a half at most, up to
 64 rows, which is where decode steps are."""
 OUTLIER = 3.0
-"""A step that takes longer than this many times what was expected counts as so many times."""
+"""A step that takes longer than this many times what was expected of its size counts as so many times."""
+SIZE_STEPS = 200.0
+"""Steps of its size that a factor remembers. A change of speed that takes `SPEED_STEPS` to be known leaves 8 % of
+itself with the size that ran meanwhile."""
+SURGE = 1.5
+"""As much as a machine that others share slows down for good: what a step counts for at most as to its speed. So a
+pause moves a line by 4 %."""
+SPEED_STEPS = 16.0
+"""Steps by which a machine's speed is known, whatever their rows: fewer than a request's rounds, since machines that
+others share change within one."""
 MEASURED_ROWS = (1, 8, 2, 4, 16, 32, 64)
 """Rows of the steps that are timed at load, in this order: first what a bare line needs."""
 LEAST_SIZES = 2
@@ -43,11 +52,12 @@ class _Point:
 
 
 class CostMeter:
-    """Learns by which factors steps differ from a base line.
+    """Learns by which factors steps differ from a base line: one factor of all, and one of each size.
 
-    Rows that no step has had follow the nearest that have been seen, so that a machine that was busy while the base
-    was measured, contexts that have grown since, or a draft that works beside move the whole line. Means forget: they
-    remember about 50 steps of their size.
+    That of all forgets quickly: it is the machine's speed, which changes for steps of every size at once. Else sizes
+    that run now and then would keep the times of a moment when it was another, and rows would look dear, or free.
+    Rows that no step has had follow the nearest that have been seen, so that contexts that have grown since, or a
+    draft that works beside, move the whole line.
     """
 
     def __init__(self, base: CostLine = UNKNOWN) -> None:
@@ -56,6 +66,8 @@ class CostMeter:
         self.line = base
         """Renewed when a step shows that a point has moved by more than `MOVED`."""
         self._buckets: dict[int, _StepsOfSize] = {}
+        self._speed = RunningMean(1.0, 1.0, limit=SPEED_STEPS)
+        """Of all steps: their times to what the line without it says."""
 
     @property
     def is_measured(self) -> bool:
@@ -70,11 +82,17 @@ class CostMeter:
             return
         place = bisect_left(_EDGES, min(rows, _EDGES[-1]))
         expected = self._factor(rows)
-        bucket = self._buckets.setdefault(place, _StepsOfSize(RunningMean(rows, 0), RunningMean(expected, 1)))
+        bucket = self._buckets.setdefault(
+            place, _StepsOfSize(RunningMean(rows, 0), RunningMean(expected, 1, SIZE_STEPS))
+        )
         bucket.rows.add(min(rows, _EDGES[-1]))
-        bucket.factor.add(min(ms / self.base.ms(rows), OUTLIER * bucket.factor.value))
+        took, speed, factor = ms / self.base.ms(rows), self._speed, bucket.factor
+        if factor.value:
+            speed.add(min(took / factor.value, SURGE * speed.value))
+        if speed.value:
+            factor.add(min(took / speed.value, OUTLIER * factor.value))
         at = bucket.rows.value
-        now, said = self.base.ms(at) * bucket.factor.value, self.line.ms(at)
+        now, said = self.base.ms(at) * factor.value * speed.value, self.line.ms(at)
         if abs(now - said) > MOVED * said:
             self.line = CostLine(tuple((point.rows, point.ms) for point in _rising(self._points())))
 
@@ -83,9 +101,10 @@ class CostMeter:
         made = dict[int, _Point]()
         for place, bucket in self._buckets.items():
             rows, factor = bucket.rows.value, bucket.factor
-            made[place] = _Point(rows, self.base.ms(rows) * factor.value, factor.weight)
+            made[place] = _Point(rows, self.base.ms(rows) * factor.value * self._speed.value, factor.weight)
         for rows, ms in self.base.points:
-            made.setdefault(bisect_left(_EDGES, rows), _Point(rows, ms * self._factor(rows), 1.0))
+            expected = ms * self._factor(rows) * self._speed.value
+            made.setdefault(bisect_left(_EDGES, rows), _Point(rows, expected, 1.0))
         return [made[place] for place in sorted(made)]
 
     def _factor(self, rows: float) -> float:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from paceline.engine.forward import ATTENTION_NAME, AttentionCall, packed_forward
+from paceline.engine.attention import AttentionFacts
+from paceline.engine.forward import ATTENTION_NAME
 from paceline.engine.interface import Engine, EngineInfo, StepItem, StepPlan
-from paceline.engine.kv import KVShape
+from paceline.engine.probe import probe_attention
 from paceline.protocol.errors import InvalidInput, Unsupported
 
 SELF_CHECK_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 """Largest difference from the plain forward pass, as a share of the largest logit; chosen, not tuned."""
-_FULL_ATTENTION = ("full_attention", "sliding_attention")
+_ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
+_WINDOWS = ("sliding_window", "attention_chunk_size")
+"""What transformers calls the length of windows and of chunks in configurations."""
+CHECKED_WINDOW = 5
+"""Positions of a window during the self-check, so that its tree begins where rows no longer see the first ones."""
 _MOVING_ROPE = ("dynamic", "longrope")
 
 
@@ -23,14 +30,14 @@ def refuse_config(config: PreTrainedConfig) -> None:
     """Refuse by name what the configuration says can't be packed.
 
     Raises:
-        Unsupported: encoder-decoder, or layers that are not attention over all positions.
+        Unsupported: encoder-decoder, or layers that are not attention over earlier positions.
     """
     text: Any = config.get_text_config()
     if config.is_encoder_decoder:
         raise Unsupported(f"model type {config.model_type}: an encoder-decoder; decoders only")
     for kind in getattr(text, "layer_types", None) or ():
-        if kind not in _FULL_ATTENTION:
-            raise Unsupported(f"model type {config.model_type}: layers of type {kind}; full attention only")
+        if kind not in _ATTENTION:
+            raise Unsupported(f"model type {config.model_type}: layers of type {kind}; attention over keys only")
 
 
 def refuse_rope(config: Any, max_length: int) -> None:
@@ -46,73 +53,26 @@ def refuse_rope(config: Any, max_length: int) -> None:
             )
 
 
-@dataclass
-class _AttentionProbe:
-    """Attends a row to itself alone, noting what each layer passes to attention."""
-
-    max_length: int
-    shapes: dict[int, tuple[int, ...]] = field(default_factory=dict)
-
-    def attend(self, call: AttentionCall) -> torch.Tensor:
-        self._refuse_extras(call)
-        name = type(call.module).__name__
-        layer = getattr(call.module, "layer_idx", None)
-        if not isinstance(layer, int):
-            raise Unsupported(f"{name}: attention without a layer_idx")
-        heads, kv_heads, head_dim = call.query.shape[1], call.key.shape[1], call.key.shape[3]
-        if call.key.shape != call.value.shape or call.query.shape[3] != head_dim or heads % kv_heads:
-            raise Unsupported(f"{name}: queries, keys and values of different widths")
-        if layer in self.shapes:
-            raise Unsupported(f"{name}: attends twice in layer {layer}")
-        self.shapes[layer] = (kv_heads, head_dim, heads // kv_heads)
-        return call.value.repeat_interleave(heads // kv_heads, dim=1).transpose(1, 2)
-
-    def _refuse_extras(self, call: AttentionCall) -> None:
-        name = type(call.module).__name__
-        window = call.extras.get("sliding_window")
-        if window is not None and window < self.max_length:
-            raise Unsupported(
-                f"{name}: a sliding window of {window} tokens, shorter than max_model_len = {self.max_length}"
-            )
-        for extra in ("softcap", "s_aux", "position_bias"):
-            if call.extras.get(extra) is not None:
-                raise Unsupported(f"{name}: attention with {extra}")
-        if not getattr(call.module, "is_causal", True):
-            raise Unsupported(f"{name}: attention that is not causal")
-
-
-@torch.inference_mode()
-def probe_kv_shape(model: PreTrainedModel, max_length: int) -> KVShape:
-    """Run one row to learn what a KV row holds; refuses what packed attention can't serve.
-
-    Raises:
-        Unsupported: naming the module and what it asks of attention.
-    """
-    if not model.is_backend_compatible():
-        raise Unsupported(f"{type(model).__name__}: does not use transformers' attention interface")
-    probe = _AttentionProbe(max_length)
-    packed_forward(model, probe, [0], [0], [0])
-    layers: int = model.config.get_text_config().num_hidden_layers
-    if sorted(probe.shapes) != list(range(layers)):
-        raise Unsupported(f"{type(model).__name__}: {len(probe.shapes)} of {layers} layers are attention")
-    if len(set(probe.shapes.values())) != 1:
-        raise Unsupported(f"{type(model).__name__}: layers with KV rows of different shapes")
-    kv_heads, head_dim, groups = probe.shapes[0]
-    return KVShape(layers, kv_heads, head_dim, groups, model.dtype, model.device)
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PlainReference:
-    """Random texts and the logits that the model's own code gives for them."""
+    """Random texts and the logits that the model's own code gives for them, with windows that the texts outgrow."""
 
     model: str
     dtype: torch.dtype
+    attention: AttentionFacts
     texts: tuple[tuple[int, ...], tuple[int, ...]]
     logits: tuple[torch.Tensor, ...]  # each [length, V]
 
 
-def plain_reference(model: PreTrainedModel, info: EngineInfo) -> PlainReference:
-    """Run the model as transformers made it, before anything of ours replaces a part."""
+def plain_reference(model: PreTrainedModel, info: EngineInfo, attention: AttentionFacts) -> PlainReference:
+    """Run the model as transformers made it, before anything of ours replaces a part.
+
+    `attention`: what its layers ask for.
+
+    Raises:
+        InvalidInput: no room for the texts.
+        Unsupported: windows that its configuration doesn't set.
+    """
     length = min(24, info.max_length, info.max_kv_rows // 4)
     if length < 8:
         raise InvalidInput.of("max_model_len and kv_bytes", length, "room for at least 8 tokens, and 32 KV rows")
@@ -120,8 +80,48 @@ def plain_reference(model: PreTrainedModel, info: EngineInfo) -> PlainReference:
     generator = torch.Generator().manual_seed(0)
     first, second = torch.randint(vocab_size, (2, length), generator=generator).tolist()
     texts = (tuple(first), tuple(second))
-    logits = tuple(_plain_logits(model, text, vocab_size) for text in texts)
-    return PlainReference(type(model).__name__, model.dtype, texts, logits)
+    with _small_windows(model.config) if attention.windowed else nullcontext():
+        checked = probe_attention(model, info.max_length) if attention.windowed else attention
+        logits = tuple(_plain_logits(model, text, vocab_size) for text in texts)
+    name = type(model).__name__
+    for kind, small in zip(attention.kinds, checked.kinds, strict=False):
+        if kind.horizon is not None and (small.horizon is None or not small.horizon[length - 1]):
+            raise Unsupported(f"{name}: windows that its configuration does not set can't be checked")
+    if checked.of_layer != attention.of_layer:
+        raise Unsupported(f"{name}: windows of different kinds that one setting changes can't be checked")
+    return PlainReference(name, model.dtype, checked, texts, logits)
+
+
+@contextmanager
+def _small_windows(config: PreTrainedConfig) -> Iterator[None]:
+    """Windows that a short text outgrows, so that every engine shows how it applies them.
+
+    How long they really are the probe has learnt from the model's own masks, position by position.
+    """
+    text: Any = config.get_text_config()
+    found = {name: getattr(text, name, None) for name in _WINDOWS}
+    own = {name: size for name, size in found.items() if isinstance(size, int)}
+    for name, size in own.items():
+        setattr(text, name, min(size, CHECKED_WINDOW))
+    try:
+        yield
+    finally:
+        for name, size in own.items():
+            setattr(text, name, size)
+
+
+def refuse_row_counting(config: Any, max_length: int, step_rows: int) -> None:
+    """Refuse queries that are scaled by their place in a step once that changes anything (Llama 4).
+
+    Raises:
+        Unsupported: naming the limit.
+    """
+    flat: int | None = getattr(config, "floor_scale", None) if getattr(config, "attn_temperature_tuning", 0) else None
+    if flat is not None and max(max_length, step_rows) >= flat:
+        raise Unsupported(
+            f"model type {config.model_type}: queries scaled by their place in the step from {flat} on; set "
+            f"max_model_len, and max_step_rows + prefill_chunk, to less than {flat}"
+        )
 
 
 def self_check(engine: Engine, reference: PlainReference) -> None:

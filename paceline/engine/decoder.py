@@ -9,18 +9,21 @@ compaction must give the logits of the model's own plain forward pass.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
+from paceline.engine.attention import AttentionFacts
 from paceline.engine.checks import (
     PlainReference,
     plain_reference,
-    probe_kv_shape,
     refuse_config,
     refuse_rope,
+    refuse_row_counting,
     self_check,
 )
 from paceline.engine.cpu.fused import fuse_layers
@@ -32,15 +35,14 @@ from paceline.engine.cuda.buckets import PAGE_ROWS
 from paceline.engine.cuda.graphs import GraphRunner, runner_for
 from paceline.engine.cuda.static_engine import StaticEngine
 from paceline.engine.fingerprint import RAGGED, STATIC, numeric_fingerprint
-from paceline.engine.forward import ATTENTION_NAME
 from paceline.engine.interface import Engine, EngineInfo
-from paceline.engine.kv import KVShape
 from paceline.engine.memory import MemoryPlan, plan_memory
+from paceline.engine.probe import probe_attention
 from paceline.engine.quantization import quantized_name, refuse_quantization, round_linears
 from paceline.engine.reproducible.engine import ReproducibleEngine
 from paceline.engine.reproducible.isolation import isolation_check
 from paceline.engine.reproducible.shapes import BUCKET_ROWS, describe_shapes
-from paceline.engine.transformer import ServedDecoder, TransformerEngine
+from paceline.engine.transformer import DecoderEngine, ServedDecoder, TransformerEngine
 from paceline.engine.weights import chosen_device, chosen_dtype, load_decoder, set_threads
 from paceline.models.resolve import ResolvedModel
 from paceline.models.tokenizer import Tokenizer, load_tokenizer
@@ -73,37 +75,49 @@ def build_engine(
     """Make an engine of a loaded decoder, after checking that it can be served exactly.
 
     `reduced_head`: the model reads the tokenizer's ids but has logits for fewer, which the caller maps.
-    `static`: whether steps have few shapes (`paceline.engine.cuda`); unset: on GPUs, unless reproducible.
+    `static`: whether steps have few shapes (`paceline.engine.cuda`); unset: on GPUs where they can, unless
+    reproducible.
     """
-    if static is None:
-        static = model.device.type == "cuda" and not settings.reproducible
     facts = examine(model, tokenizer, settings, name, reduced_head=reduced_head, static=static)
-    memory = plan_memory(model, settings, facts.kv_shape, facts.max_length, packs=can_pack(model), static=static)
+    static = facts.static
+    memory = plan_memory(model, settings, facts.attention, facts.max_length, packs=can_pack(model), static=static)
     logger.info("%s", memory)
     info = facts.info(_kv_rows(memory, settings, static=static))
     panels, decoding = None if static else panel_dtype(model, settings), None
     if panels == torch.int8:
         round_linears(model)
-    reference = plain_reference(model, info)
+    reference = plain_reference(model, info, facts.attention)
     if can_pack(model) or static:
         fuse_layers(model)
     if panels is not None:
-        decoding = in_panels(model, panels, facts.max_length)
+        decoding = in_panels(model, panels, facts)
     elif can_pack(model):
         pack_linears(model)
-    served = ServedDecoder(model, info, facts.kv_shape, settings)
+    served = ServedDecoder(model, info, facts.attention, settings)
     if static:
         return _checked_static(served, reference)
     if settings.reproducible:
         exact = ReproducibleEngine(served)
-        self_check(exact, reference)
-        isolation_check(exact, settings.reproducible_rows)
+        with _attending(exact, reference.attention):
+            self_check(exact, reference)
+            isolation_check(exact, settings.reproducible_rows)
         return exact
     engine = TransformerEngine(served, decoding)
-    self_check(engine, reference)
-    if engine.few_keys and decoding is None:
-        _check_many_rows(engine, reference)
+    with _attending(engine, reference.attention):
+        self_check(engine, reference)
+        if engine.few_keys and decoding is None:
+            _check_many_rows(engine, reference)
     return engine
+
+
+@contextmanager
+def _attending(engine: DecoderEngine[Any], attention: AttentionFacts) -> Iterator[None]:
+    """Have an engine attend as the plain reference did, in windows that are small."""
+    own, engine.attention = engine.attention, attention
+    try:
+        yield
+    finally:
+        engine.attention = own
 
 
 def panel_dtype(model: PreTrainedModel, settings: EngineSettings) -> torch.dtype | None:
@@ -115,11 +129,12 @@ def panel_dtype(model: PreTrainedModel, settings: EngineSettings) -> torch.dtype
     return torch.int8 if eight_bits else torch.float32
 
 
-def in_panels(model: PreTrainedModel, stored: torch.dtype, max_length: int) -> RowDecoder | None:
+def in_panels(model: PreTrainedModel, stored: torch.dtype, facts: DecoderFacts) -> RowDecoder | None:
     """Lay a fused model's weights out in panels, and compile its steps if its shape is known."""
     pool = ThreadPool(torch.get_num_threads())
     pack_linears(model, lambda linear: PanelLinear(linear, pool, stored))
-    return RowDecoder(model, pool, max_length) if can_decode(model) else None
+    one_kind = len(facts.attention.kinds) == 1 and facts.attention.compilable
+    return RowDecoder(model, pool, facts.max_length) if one_kind and can_decode(model) else None
 
 
 def _check_many_rows(engine: TransformerEngine, reference: PlainReference) -> None:
@@ -133,17 +148,23 @@ def _checked_static(served: ServedDecoder, reference: PlainReference) -> Engine:
     """A static engine whose steps are right as they are, while they are captured, and replayed."""
     runner = runner_for(served.kv_shape.device, graphs=served.settings.cuda_graphs)
     engine = StaticEngine(served, runner)
-    self_check(engine, reference)
-    if isinstance(runner, GraphRunner):
-        try:
-            self_check(engine, reference)
-        except RuntimeError as error:
-            raise Unsupported(
-                f"{reference.model}: its forward pass can't be captured as a CUDA graph ({error}); "
-                "set cuda_graphs = false"
-            ) from error
+    with _attending(engine, reference.attention):
         self_check(engine, reference)
+        if isinstance(runner, GraphRunner):
+            _check_captured(engine, reference)
     return engine
+
+
+def _check_captured(engine: StaticEngine, reference: PlainReference) -> None:
+    """The same steps while they are captured, and replayed."""
+    try:
+        self_check(engine, reference)
+    except RuntimeError as error:
+        raise Unsupported(
+            f"{reference.model}: its forward pass can't be captured as a CUDA graph ({error}); "
+            "set cuda_graphs = false"
+        ) from error
+    self_check(engine, reference)
 
 
 @dataclass(frozen=True)
@@ -152,7 +173,8 @@ class DecoderFacts:
 
     fingerprint: Fingerprint
     max_length: int
-    kv_shape: KVShape
+    attention: AttentionFacts
+    static: bool
 
     def info(self, max_kv_rows: int) -> EngineInfo:
         """What an engine of it is, given room for so many KV rows."""
@@ -168,7 +190,7 @@ def examine(
     reduced_head: bool = False,
     ranks: int = 1,
     device: torch.device | None = None,
-    static: bool = False,
+    static: bool | None = False,
 ) -> DecoderFacts:
     """Check a whole decoder and have it call our attention; arguments as for `build_engine`.
 
@@ -180,16 +202,20 @@ def examine(
     refuse_quantization(settings, device or model.device, {weight.dtype for weight in model.parameters()}, ranks)
     max_length = _max_length(config, settings)
     refuse_rope(config, max_length)
+    refuse_row_counting(config, max_length, settings.max_step_rows + settings.prefill_chunk)
     vocab_size = tokenizer.vocab_size if reduced_head else _vocab_size(model, tokenizer)
-    model.set_attn_implementation(ATTENTION_NAME)
-    shape = probe_kv_shape(model, max_length)
+    attention = probe_attention(model, max_length)
+    if settings.reproducible and not attention.compilable:
+        raise Unsupported(f"{type(model).__name__} in reproducible mode: {attention.uncompilable}")
+    if static is None:
+        static = model.device.type == "cuda" and not settings.reproducible and attention.shape.even is not None
     set_threads(settings.threads)
     row_shapes = describe_shapes(settings.reproducible_rows) if settings.reproducible else RAGGED
     row_shapes = STATIC if static else row_shapes
     panels = None if static or ranks > 1 else panel_dtype(model, settings)
     numeric = numeric_fingerprint(model, max_length, row_shapes, ranks=ranks, device=device, panels=panels)
     fingerprint = Fingerprint(quantized_name(name, settings), tokenizer.fingerprint, vocab_size, numeric)
-    return DecoderFacts(fingerprint, max_length, shape)
+    return DecoderFacts(fingerprint, max_length, attention, static)
 
 
 def _kv_rows(memory: MemoryPlan, settings: EngineSettings, *, static: bool) -> int:

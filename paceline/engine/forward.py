@@ -9,7 +9,8 @@ library makes no mask for attention functions that it doesn't know, so nothing o
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -47,6 +48,16 @@ class Attender(Protocol):
 
 
 _ATTENDER: ContextVar[Attender] = ContextVar("paceline_attender")
+
+
+@contextmanager
+def attending(attender: Attender) -> Iterator[None]:
+    """Have `attender` compute the attention of what is run meanwhile."""
+    token = _ATTENDER.set(attender)
+    try:
+        yield
+    finally:
+        _ATTENDER.reset(token)
 
 
 def attend(call: AttentionCall) -> torch.Tensor:
@@ -96,11 +107,8 @@ def forward(
     """Run one forward pass on what is on the device already; makes no tensor on the host."""
     keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
     arguments: dict[str, Any] = {"logits_to_keep": wanted} if keeps else {}
-    token = _ATTENDER.set(attender)
-    try:
+    with attending(attender):
         logits: torch.Tensor = model(
             input_ids=token_ids, position_ids=positions, use_cache=False, **arguments
         ).logits[0]
-    finally:
-        _ATTENDER.reset(token)
     return logits if keeps else logits[wanted]

@@ -13,6 +13,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.protocol.features import FeatureOffer
 from paceline.protocol.handshake import Fingerprint
 from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import NoiseKey
@@ -104,11 +105,12 @@ class StepPlan:
 
 @dataclass(frozen=True)
 class EngineInfo:
-    """What a loaded model is."""
+    """What a loaded model is; `features`: hidden states that it can give as a `FeatureSource`, None: none."""
 
     fingerprint: Fingerprint
     max_length: int
     max_kv_rows: int
+    features: FeatureOffer | None = None
 
     @property
     def longest_session(self) -> int:

@@ -1,75 +1,145 @@
-"""Keys and values of sessions: one contiguous tensor each, whose valid rows are a length.
+"""Keys and values of sessions, whose valid rows are a length.
 
 Rollback is keeping fewer rows; compaction copies a tree's accepted path, or its
-live rows, into place. The tensor is as large as what the ledger reserved, so
-memory never grows past the budget; on a CPU its pages are taken as they are
+live rows, into place. The tensors are as large as what the ledger reserved, so
+memory never grows past the budget; on a CPU their pages are taken as they are
 first written.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
+
+KVRows = tuple[torch.Tensor, ...]
+"""Some rows of a session, of each of its tensors: [planes, rows, width]."""
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """What one row holds in one layer."""
+
+    kv_heads: int
+    key_width: int
+    value_width: int
+    """Other than that of keys in multi-head latent attention (arXiv 2405.04434, section 2.1)."""
+    groups: int
+    """Query heads that share one key head."""
+
+
+@dataclass(frozen=True)
+class Planes:
+    """Where a layer's keys or values are: planes [start, end) of the tensor of rows of this width, one a head."""
+
+    width: int
+    start: int
+    end: int
 
 
 @dataclass(frozen=True)
 class KVShape:
-    """What one row holds; keys and values have the same shape in every layer."""
+    """What one row holds in all layers, which may differ."""
 
-    layers: int
-    kv_heads: int
-    head_dim: int
-    groups: int
-    """Query heads that share one key head."""
+    layers: tuple[LayerShape, ...]
     dtype: torch.dtype
     device: torch.device
 
     @property
     def row_bytes(self) -> int:
         """Bytes of one row over all layers, keys and values."""
-        return self.layers * 2 * self.kv_heads * self.head_dim * self.dtype.itemsize
+        widths = sum(layer.kv_heads * (layer.key_width + layer.value_width) for layer in self.layers)
+        return widths * self.dtype.itemsize
+
+    @property
+    def heads(self) -> int:
+        """Query heads of the layer that has most."""
+        return max(layer.kv_heads * layer.groups for layer in self.layers)
+
+    @property
+    def groups(self) -> int:
+        """Query heads that share a key head, in the layer where most do."""
+        return max(layer.groups for layer in self.layers)
+
+    @property
+    def even(self) -> LayerShape | None:
+        """What every layer is, if they are all alike, and keys are as wide as values."""
+        first = self.layers[0]
+        alike = first.key_width == first.value_width and all(layer == first for layer in self.layers)
+        return first if alike else None
+
+    @cached_property
+    def places(self) -> tuple[tuple[Planes, Planes], ...]:
+        """Of each layer where keys and values are; layer by layer, so that even ones are [layers, 2, kv_heads]."""
+        used: Counter[int] = Counter()
+        places = []
+        for layer in self.layers:
+            pair = []
+            for width in (layer.key_width, layer.value_width):
+                pair.append(Planes(width, used[width], used[width] + layer.kv_heads))
+                used[width] += layer.kv_heads
+            places.append((pair[0], pair[1]))
+        return tuple(places)
+
+
+def keep_rows(rows: torch.Tensor, dim: int, base_length: int, kept_rows: Sequence[int]) -> None:
+    """Make `kept_rows` the last of the first `base_length` rows of a tensor, whose rows `dim` counts."""
+    start = base_length - len(kept_rows)
+    if tuple(kept_rows) != tuple(range(start, base_length)):
+        index = torch.tensor(kept_rows, device=rows.device)
+        # The right-hand side is a copy, so overlapping rows are safe.
+        rows.narrow(dim, start, len(kept_rows)).copy_(rows.index_select(dim, index))
 
 
 class SessionKV:
-    """One session's keys and values."""
+    """One session's keys and values: one contiguous tensor for each width that they have."""
 
     def __init__(self, shape: KVShape, max_rows: int) -> None:
-        size = (shape.layers, 2, shape.kv_heads, max_rows, shape.head_dim)
-        self._rows = torch.empty(size, dtype=shape.dtype, device=shape.device)
+        self.capacity = max_rows
+        """Rows that fit."""
+        planes: dict[int, int] = {}
+        for place in (each for pair in shape.places for each in pair):
+            planes[place.width] = max(planes.get(place.width, 0), place.end)
+        rows = {
+            width: torch.empty((count, max_rows, width), dtype=shape.dtype, device=shape.device)
+            for width, count in planes.items()
+        }
+        self._rows: KVRows = tuple(rows.values())
+        self._keys = [rows[keys.width][keys.start : keys.end] for keys, _ in shape.places]
+        self._values = [rows[values.width][values.start : values.end] for _, values in shape.places]
         self._filled = 0
 
     @property
-    def capacity(self) -> int:
-        """Rows that fit."""
-        return self._rows.shape[3]
-
-    @property
     def address(self) -> int:
-        """Where [layers, 2, kv_heads, capacity, head_dim] lies, contiguous, until the session closes."""
-        return self._rows.data_ptr()
+        """Where [layers, 2, kv_heads, capacity, head_dim] of even layers lies, until the session closes."""
+        assert len(self._rows) == 1, "even layers"
+        return self._rows[0].data_ptr()
 
-    def keys_and_values(self, layer: int) -> torch.Tensor:
-        """[2, kv_heads, capacity, head_dim], to be read and written in place."""
-        return self._rows[layer]
+    def keys(self, layer: int) -> torch.Tensor:
+        """[kv_heads, capacity, key_width], to be read and written in place."""
+        return self._keys[layer]
+
+    def values(self, layer: int) -> torch.Tensor:
+        """[kv_heads, capacity, value_width], to be read and written in place."""
+        return self._values[layer]
 
     def keep(self, base_length: int, kept_rows: Sequence[int]) -> None:
         """Keep `base_length` rows, the last of them from `kept_rows`."""
-        start = base_length - len(kept_rows)
-        if tuple(kept_rows) != tuple(range(start, base_length)):
-            index = torch.tensor(kept_rows, device=self._rows.device)
-            # The right-hand side is a copy, so overlapping rows are safe.
-            self._rows[:, :, :, start:base_length] = self._rows.index_select(3, index)
+        for rows in self._rows:
+            keep_rows(rows, 1, base_length, kept_rows)
 
-    def copy_out(self, start: int, end: int) -> torch.Tensor:
-        """A copy of rows [start, end): [layers, 2, kv_heads, end - start, head_dim]."""
-        return self._rows[:, :, :, start:end].clone(memory_format=torch.contiguous_format)
+    def copy_out(self, start: int, end: int) -> KVRows:
+        """A copy of rows [start, end)."""
+        return tuple(rows[:, start:end].clone(memory_format=torch.contiguous_format) for rows in self._rows)
 
-    def copy_in(self, start: int, rows: torch.Tensor) -> None:
+    def copy_in(self, start: int, rows: KVRows) -> None:
         """Write what `copy_out` gave."""
-        end = start + rows.shape[3]
-        self._rows[:, :, :, start:end] = rows
+        end = start + rows[0].shape[1]
+        for held, new in zip(self._rows, rows, strict=True):
+            held[:, start:end] = new
         self._filled = max(self._filled, end)
 
     def fill(self, rows: int) -> None:
@@ -78,5 +148,6 @@ class SessionKV:
         Only for sessions whose rows are written behind what was filled or copied in.
         """
         if rows > self._filled:
-            self._rows[:, :, :, self._filled : rows] = 0
+            for held in self._rows:
+                held[:, self._filled : rows] = 0
             self._filled = rows

@@ -10,6 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic
 
+import numpy as np
+from numpy.typing import NDArray
+
 from paceline.engine.blocks import BlockChain, BlockKey, BlockStore, Rows, prefix_keys, sharing_of
 from paceline.engine.interface import NO_PREFIX, EngineInfo, Prefix, StepItem, StepPlan
 from paceline.protocol.errors import InvalidInput, Overloaded, PrefixMismatch, UnknownSession
@@ -233,12 +236,22 @@ def _check_shape(item: StepItem, name: str) -> None:
 
 def depths(item: StepItem) -> tuple[int, ...]:
     """Depth of each new row in the tree; a child of `ROOT` has depth 1."""
+    return tree_depths(item)[item.kept_tree :]
+
+
+def tree_depths(item: StepItem) -> tuple[int, ...]:
+    """Depth of each row of the tree, kept and new."""
     if not item.parents:
-        return tuple(range(item.kept_tree + 1, item.tree_rows + 1))
+        return tuple(range(1, item.tree_rows + 1))
     found: list[int] = []
     for parent in item.parents:
         found.append(1 if parent == ROOT else found[parent] + 1)
-    return tuple(found[item.kept_tree :])
+    return tuple(found)
+
+
+def key_positions(item: StepItem) -> NDArray[np.int64]:  # [base + new]
+    """Position of every row that a session holds once the item's new rows are there."""
+    return np.concatenate((np.arange(item.trunk), np.array(tree_depths(item), np.int64) + (item.trunk - 1)))
 
 
 def _check_kept_rows(item: StepItem, session: _SessionRows) -> None:

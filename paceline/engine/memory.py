@@ -9,8 +9,8 @@ from typing import Any
 import psutil
 import torch
 
+from paceline.engine.attention import PRODUCT_COPIES, AttentionFacts
 from paceline.engine.cuda.footprint import static_bytes
-from paceline.engine.kv import KVShape
 from paceline.engine.prompt_rows import prompt_logit_rows
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES
@@ -54,14 +54,20 @@ class MemoryPlan:
 
 
 def plan_memory(
-    model: Any, settings: EngineSettings, shape: KVShape, max_length: int, *, packs: bool, static: bool = False
+    model: Any,
+    settings: EngineSettings,
+    attention: AttentionFacts,
+    max_length: int,
+    *,
+    packs: bool,
+    static: bool = False,
 ) -> MemoryPlan:
     """Divide what is available between workspace and KV.
 
     Args:
         model: the loaded decoder.
         settings: the KV budget, if one is set, and what bounds a step.
-        shape: of a KV row.
+        attention: what its layers ask for, and the shape of a KV row.
         max_length: the longest session.
         packs: whether linear layers get a layout of their own.
         static: whether steps have few shapes and buffers of their own, and on a GPU graphs.
@@ -69,17 +75,17 @@ def plan_memory(
     Raises:
         InvalidInput: the KV budget that was asked for, or any at all, doesn't fit; with the arithmetic.
     """
-    head = model.get_output_embeddings().weight
+    head, shape = model.get_output_embeddings().weight, attention.shape
     tied = head is model.get_input_embeddings().weight
     plan = MemoryPlan(
         device=str(shape.device),
         weights=sum(weight.nbytes for weight in model.parameters()),
         packing=head.nbytes if packs and tied else 0,
-        workspace=workspace_bytes(model.config.get_text_config(), settings, shape, max_length, head.shape[0]),
+        workspace=workspace_bytes(model.config.get_text_config(), settings, attention, max_length, head.shape[0]),
         available=_available_bytes(shape.device, settings),
         kv=settings.kv_bytes,
         row_bytes=shape.row_bytes,
-        static=static_bytes(settings, shape, max_length, head.shape[0]) if static else 0,
+        static=static_bytes(settings, attention, max_length, head.shape[0]) if static else 0,
     )
     if not plan.kv:
         chosen = plan.room if shape.device.type == "cuda" else min(DEFAULT_CPU_KV_BYTES, plan.room)
@@ -90,25 +96,30 @@ def plan_memory(
     return plan
 
 
-def workspace_bytes(config: Any, settings: EngineSettings, shape: KVShape, max_length: int, width: int) -> int:
+def workspace_bytes(
+    config: Any, settings: EngineSettings, attention: AttentionFacts, max_length: int, width: int
+) -> int:
     """An upper bound of what the largest step needs beside weights and KV.
 
-    Its rows' activations in one layer, the attention mask of the longest chunk,
-    its logits, those of prompts included, with the copy that is handed out, and one verdict's scores.
+    Its rows' activations in one layer, the attention masks of the longest chunk, its scores where no product of the
+    library keeps them to itself, its logits, those of prompts included, with the copy that is handed out, and one
+    verdict's scores.
     """
-    rows = settings.max_step_rows + settings.prefill_chunk
+    rows, shape = settings.max_step_rows + settings.prefill_chunk, attention.shape
     hidden: int = config.hidden_size
-    inner: int = getattr(config, "intermediate_size", None) or 4 * hidden
+    inner: int | list[int] = getattr(config, "intermediate_size", None) or 4 * hidden
+    inner = max(inner) if isinstance(inner, list) else inner
     activations = rows * (8 * hidden + 3 * inner) * shape.dtype.itemsize
     chunk = max(settings.prefill_chunk, MAX_PROPOSAL_NODES + 1)
-    mask = chunk * shape.groups * max_length * shape.dtype.itemsize
+    mask = chunk * max_length * shape.groups * shape.dtype.itemsize * len(attention.kinds)
+    products = chunk * max_length * shape.heads * 4 * PRODUCT_COPIES if attention.terms else 0
     logits = (
         (settings.max_step_rows + min(settings.prefill_chunk, prompt_logit_rows(width)))
         * width
         * (shape.dtype.itemsize + 4)
     )
     scores = _SCORE_COPIES * (MAX_PROPOSAL_NODES + 1) * width * 4
-    return activations + mask + logits + scores
+    return activations + mask + products + logits + scores
 
 
 def refuse_weights_beyond(location: str, available: int) -> None:

@@ -8,23 +8,25 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from paceline.engine.attention import AttentionFacts, View, packed_attention, view_of
 from paceline.engine.blocks import BlockStore, Rows
 from paceline.engine.cpu.row_attention import DTYPE as ROW_DTYPE
 from paceline.engine.cpu.row_attention import EVERY_KEY, FEW_KEYS, RowAttention, is_few
-from paceline.engine.forward import AttentionCall, packed_forward
+from paceline.engine.features import FeatureRows
+from paceline.engine.forward import Attender, AttentionCall, packed_forward
+from paceline.engine.hidden_states import KeptStates, States, offered, watched
 from paceline.engine.interface import NO_PREFIX, EngineInfo, Logits, Prefix, StepItem, StepPlan
-from paceline.engine.kv import KVShape, SessionKV
+from paceline.engine.kv import KVRows, KVShape, SessionKV
 from paceline.engine.ledger import LedgerEngine, depths
+from paceline.protocol.features import FeatureNeed
 from paceline.runtime.config import EngineSettings
-from paceline.sampling.tree import ancestor_mask
 
 if TYPE_CHECKING:
     from paceline.engine.cpu.row_decoder import RowDecoder
@@ -38,8 +40,8 @@ class _Segment:
     low: int
     high: int
     base: int
-    mask: torch.Tensor | None  # [groups · rows, total] additive; None: one row, or plainly causal
-    causal: bool
+    views: tuple[View, ...]
+    """What the rows see, by kind of layer."""
 
     @property
     def total(self) -> int:
@@ -51,37 +53,42 @@ class _StepAttention:
     """Attention of one step: sessions of many rows one by one, those of few rows all at once."""
 
     segments: tuple[_Segment, ...]
-    few: RowAttention | None
+    few: tuple[RowAttention, ...]
+    """By kind of layer; none if no rows are few."""
+    of_layer: tuple[int, ...]
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
-        heads, rows, head_dim = call.query.shape[1:]
-        out = call.query.new_empty((1, rows, heads, head_dim))
-        if self.few is not None:
-            self.few.attend(call, out)
+        heads, rows = call.query.shape[1:3]
+        out = call.query.new_empty((1, rows, heads, call.value.shape[3]))
+        kind = self.of_layer[call.layer]
+        if self.few:
+            self.few[kind].attend(call, out)
         for segment in self.segments:
-            out[:, segment.low : segment.high] = _attend_segment(segment, call).transpose(1, 2)
+            attended = _attend_segment(segment, segment.views[kind], call)
+            out[:, segment.low : segment.high] = attended.transpose(1, 2)
         return out
 
 
-def _attend_segment(segment: _Segment, call: AttentionCall) -> torch.Tensor:  # [1, heads, rows, head_dim]
+def _attend_segment(
+    segment: _Segment, view: View, call: AttentionCall
+) -> torch.Tensor:  # [1, heads, rows, value_width]
     rows = slice(segment.low, segment.high)
-    held = segment.kv.keys_and_values(call.layer)
-    held[0, :, segment.base : segment.total] = call.key[0, :, rows]
-    held[1, :, segment.base : segment.total] = call.value[0, :, rows]
-    keys, values = held[:, None, :, : segment.total]  # each [1, kv_heads, total, head_dim]
+    held_keys, held_values = segment.kv.keys(call.layer), segment.kv.values(call.layer)
+    held_keys[:, segment.base : segment.total] = call.key[0, :, rows]
+    held_values[:, segment.base : segment.total] = call.value[0, :, rows]
+    keys = held_keys[None, :, view.first : segment.total]
+    values = held_values[None, :, view.first : segment.total]
     own = call.query[:, :, rows]
-    _, heads, count, head_dim = own.shape
+    _, heads, count, width = own.shape
     kv_heads = keys.shape[1]
-    if segment.causal:
+    if view.causal:
         return functional.scaled_dot_product_attention(
             own, keys, values, is_causal=True, scale=call.scaling, enable_gqa=heads != kv_heads
         )
     # The heads that share keys become rows of one head: a quarter faster than enable_gqa, same numbers.
-    packed = own.reshape(1, kv_heads, heads // kv_heads * count, head_dim)
-    attended = functional.scaled_dot_product_attention(
-        packed, keys, values, attn_mask=segment.mask, scale=call.scaling
-    )
-    return attended.reshape(own.shape)
+    packed = own.reshape(1, kv_heads, heads // kv_heads * count, width)
+    attended = packed_attention(call, packed, keys, values, view.mask)
+    return attended.reshape(1, heads, count, values.shape[3])
 
 
 class ComputeThreads:
@@ -104,8 +111,13 @@ class ServedDecoder:
 
     model: PreTrainedModel
     info: EngineInfo
-    kv_shape: KVShape
+    attention: AttentionFacts
     settings: EngineSettings
+
+    @property
+    def kv_shape(self) -> KVShape:
+        """What one KV row holds."""
+        return self.attention.shape
 
 
 class DecoderEngine(LedgerEngine[Rows]):
@@ -115,20 +127,24 @@ class DecoderEngine(LedgerEngine[Rows]):
         super().__init__(decoder.info, decoder.settings, blocks)
         self._model = decoder.model
         self._kv_shape = decoder.kv_shape
+        self.attention = decoder.attention
+        """What its layers ask of attention; a check may have it see less while it runs."""
         self._threads = ComputeThreads()
 
 
-class TransformerEngine(DecoderEngine[torch.Tensor]):
+class TransformerEngine(DecoderEngine[KVRows]):
     """A decoder behind the engine interface; `Engine` says what its methods promise."""
 
     def __init__(self, decoder: ServedDecoder, row_decoder: RowDecoder | None = None) -> None:
-        super().__init__(decoder)
+        super().__init__(replace(decoder, info=replace(decoder.info, features=offered(decoder.model))))
         self.row_decoder = row_decoder
         """Computes whole steps of models whose shape it knows."""
-        compiles = self._kv_shape.device.type == "cpu" and self._kv_shape.dtype == ROW_DTYPE
+        on_cpu = self._kv_shape.device.type == "cpu" and self._kv_shape.dtype == ROW_DTYPE
+        compiles = on_cpu and decoder.attention.compilable
         self.few_keys = EVERY_KEY if row_decoder is not None else FEW_KEYS if compiles else 0
         """What `is_few` takes."""
         self._kv: dict[int, SessionKV] = {}
+        self._kept = KeptStates()
 
     @torch.inference_mode()
     def open(self, session: int, max_rows: int, prefix: Prefix = NO_PREFIX) -> int:  # noqa: D102
@@ -137,12 +153,21 @@ class TransformerEngine(DecoderEngine[torch.Tensor]):
         start = 0
         for rows in blocks:
             kv.copy_in(start, rows)
-            start += rows.shape[3]
+            start += rows[0].shape[1]
         return start
 
     def close(self, session: int) -> None:  # noqa: D102
         self._ledger.close(session)
         self._kv.pop(session, None)
+        self._kept.close(session)
+
+    def keep_features(self, session: int, need: FeatureNeed) -> None:
+        """As `FeatureSource`."""
+        self._kept.want(session, need)
+
+    def features(self, session: int) -> FeatureRows:
+        """As `FeatureSource`."""
+        return self._kept.rows(session)
 
     @torch.inference_mode()
     def step(self, plan: StepPlan) -> Sequence[Logits]:  # noqa: D102
@@ -170,31 +195,51 @@ class TransformerEngine(DecoderEngine[torch.Tensor]):
             tokens.extend(item.token_ids)
             positions.extend(item.trunk + depth - 1 for depth in depths(item))
             wanted.extend(low + row for row in item.logit_rows)
-        attention = RowAttention.of(few) if few else None
+        by_kind = tuple(RowAttention.of(few, kind.horizon) for kind in self.attention.kinds) if few else ()
         # Kept rows have moved and new ones are written as layers run, so the ledger moves first.
         self._ledger.apply(plan)
-        if attention is not None and not segments and self.row_decoder is not None:
-            logits = self.row_decoder.logits(tokens, positions, wanted, attention)
+        layers = self._kept.begin(plan)
+        if by_kind and not segments and self.row_decoder is not None:
+            logits = self.row_decoder.logits(tokens, positions, wanted, by_kind[0], layers)
+            states = self.row_decoder.states
         else:
-            attender = _StepAttention(tuple(segments), attention)
-            logits = packed_forward(self._model, attender, tokens, positions, wanted)
+            attender = _StepAttention(tuple(segments), by_kind, self.attention.of_layer)
+            logits, states = self._watched_forward(attender, tokens, positions, wanted, layers)
+        if states:
+            self._keep(plan, states)
         return self._split(logits, plan)
 
-    def _segment(self, item: StepItem, kv: SessionKV, low: int) -> _Segment:
-        new = len(item.token_ids)
-        causal = item.is_chain and item.base_length == 0 and new > 1
-        sees_all = new == 1 and (item.is_chain or not item.kept_tree)
-        mask = None if causal or sees_all else self._mask(item)
-        return _Segment(kv, low, low + new, item.base_length, mask, causal)
+    def _watched_forward(
+        self,
+        attender: Attender,
+        tokens: list[int],
+        positions: list[int],
+        wanted: list[int],
+        layers: frozenset[int],
+    ) -> tuple[torch.Tensor, States]:
+        """Logits [len(wanted), tensor width], and the hidden states of all rows."""
+        if not layers:
+            return self._forward(attender, tokens, positions, wanted), {}
+        with watched(self._model, layers) as states:
+            return self._forward(attender, tokens, positions, wanted), states
 
-    def _mask(self, item: StepItem) -> torch.Tensor:
-        """Additive mask [groups · new, base + new]: a row sees the trunk, its ancestors and itself."""
-        new = len(item.token_ids)
-        tree = np.tri(item.tree_rows, dtype=np.bool_) if item.is_chain else ancestor_mask(item.parents)
-        seen = tree[item.kept_tree :]  # [new, tree rows]
-        mask = torch.zeros((new, item.base_length + new), dtype=self._kv_shape.dtype)
-        mask[:, item.trunk :].masked_fill_(torch.from_numpy(~seen), float("-inf"))
-        return mask.to(self._kv_shape.device).repeat(self._kv_shape.groups, 1)
+    def _forward(
+        self, attender: Attender, tokens: list[int], positions: list[int], wanted: list[int]
+    ) -> torch.Tensor:
+        """Logits [len(wanted), tensor width] of the packed rows of a step."""
+        return packed_forward(self._model, attender, tokens, positions, wanted)
+
+    def _keep(self, plan: StepPlan, states: States) -> None:
+        low = 0
+        for item in plan.items:
+            high = low + len(item.token_ids)
+            self._kept.take(item.session, 0, states, slice(low, high))
+            low = high
+
+    def _segment(self, item: StepItem, kv: SessionKV, low: int) -> _Segment:
+        causal = not self.attention.terms
+        views = tuple(view_of(item, kind, self._kv_shape, causal=causal) for kind in self.attention.kinds)
+        return _Segment(kv, low, low + len(item.token_ids), item.base_length, views)
 
     def _on_host(self, logits: torch.Tensor) -> Logits:
         """[rows, tensor width] → [rows, V]."""

@@ -25,6 +25,32 @@ def set_threads(threads: int) -> None:
         torch.set_num_threads(threads)
 
 
+def layers_of(model: PreTrainedModel) -> torch.nn.ModuleList:
+    """A decoder's layers, the first first.
+
+    Raises:
+        Unsupported: they can't be told.
+    """
+    config: Any = model.config.get_text_config()
+    found = getattr(*_layer_stack(model, config.num_hidden_layers))
+    assert isinstance(found, torch.nn.ModuleList)
+    return found
+
+
+def _layer_stack(model: PreTrainedModel, count: int) -> tuple[torch.nn.Module, str]:
+    """The module that holds the list of layers, and its name there."""
+    stacks = [
+        (parent, name)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if isinstance(child, torch.nn.ModuleList) and len(child) == count
+    ]
+    if len(stacks) != 1:
+        kind = model.config.get_text_config().model_type
+        raise Unsupported(f"model type {kind}: {len(stacks)} stacks of {count} layers, expected 1")
+    return stacks[0]
+
+
 def keep_layers(model: PreTrainedModel, layers: tuple[int, ...]) -> None:
     """Drop every decoder layer but `layers`, and renumber those.
 
@@ -36,15 +62,7 @@ def keep_layers(model: PreTrainedModel, layers: tuple[int, ...]) -> None:
     count: int = config.num_hidden_layers
     if not layers or min(layers) < 0 or max(layers) >= count:
         raise InvalidInput.of("layers", layers, f"in [0, {count - 1}]")
-    stacks = [
-        (parent, name)
-        for parent in model.modules()
-        for name, child in parent.named_children()
-        if isinstance(child, torch.nn.ModuleList) and len(child) == count
-    ]
-    if len(stacks) != 1:
-        raise Unsupported(f"model type {config.model_type}: {len(stacks)} stacks of {count} layers, expected 1")
-    parent, name = stacks[0]
+    parent, name = _layer_stack(model, count)
     stack = getattr(parent, name)
     kept = torch.nn.ModuleList([stack[layer] for layer in layers])
     for index, layer in enumerate(kept):

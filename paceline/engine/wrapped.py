@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from paceline.engine.features import FeatureRows, feature_source
 from paceline.engine.interface import NO_PREFIX, Engine, EngineInfo, Logits, Prefix, StepPlan
+from paceline.protocol.features import FeatureNeed
 
 
 class WrappedEngine:
@@ -29,3 +31,11 @@ class WrappedEngine:
 
     def step(self, plan: StepPlan) -> Sequence[Logits]:  # noqa: D102
         return self._inner.step(plan)
+
+    def keep_features(self, session: int, need: FeatureNeed) -> None:
+        """As `FeatureSource`, where the inner engine is one."""
+        feature_source(self._inner).keep_features(session, need)
+
+    def features(self, session: int) -> FeatureRows:
+        """As `FeatureSource`, where the inner engine is one."""
+        return feature_source(self._inner).features(session)

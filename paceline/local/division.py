@@ -34,7 +34,7 @@ def divide(settings: ServeSettings, total: int, folder: Path, announce: Announce
         told = Cores.parse(settings.cores)
         announce(f"{told.says(total)}: as the setting cores says")
         return told
-    if settings.draft_model is None:
+    if not settings.draft_models:
         return by_rule(total, drafts=False)
     unneeded = _unneeded(settings, total)
     if unneeded:

@@ -1,51 +1,66 @@
-"""What `--drafter` may say: auto, ngram, model, none; auto and model with `:PATH` for a draft model of one's own."""
+"""What `--drafter` may say: auto, ngram, model, mtp, none; auto and model with `:PATH` for a draft of one's own.
+
+`:PATH+PATH` names several, which one draft service offers; `auto` finds out which of them suits a request.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.models.resolve import DEFAULT_DRAFT, is_pulled, pullable_draft, resolve, resolve_draft, shipped_draft
+from paceline.models.resolve import (
+    DEFAULT_DRAFT,
+    OWN_MTP,
+    is_pulled,
+    pullable_draft,
+    resolve,
+    resolve_draft,
+    shipped_draft,
+)
 from paceline.protocol.errors import require
 from paceline.protocol.proposal import AUTO, NGRAM, NONE
 
 MODEL = "model"
-_LIMIT = "auto, ngram, model or none; auto:PATH or model:PATH names a draft model"
+_SEVERAL = "+"
+_LIMIT = "auto, ngram, model, mtp or none; auto:PATH or model:PATH names a draft model, PATH+PATH several"
 
 
 @dataclass(frozen=True)
 class DrafterChoice:
-    """How requests are drafted for unless they choose: the kind, and the draft model if one was named."""
+    """How requests are drafted for unless they choose: the kind, and the draft models if any was named."""
 
     kind: str
-    model: str = ""
+    models: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> DrafterChoice:
-        """Read `KIND` or `KIND:PATH`.
+        """Read `KIND` or `KIND:PATH`; `mtp` is `model:mtp`.
 
         Raises:
             InvalidInput: neither.
         """
+        if text == OWN_MTP:
+            return cls(MODEL, (OWN_MTP,))
         kind, separator, model = text.partition(":")
         takes_model = kind in (AUTO, MODEL)
         known = takes_model or kind in (NGRAM, NONE)
-        require(known and (not separator or (takes_model and model != "")), "drafter", text, _LIMIT)
-        return cls(kind, model)
+        models = tuple(model.split(_SEVERAL)) if separator else ()
+        require(known and (not models or (takes_model and all(models))), "drafter", text, _LIMIT)
+        return cls(kind, models)
 
-    def draft_model(self, target: str) -> str | None:
-        """What the draft service loads beside a target; None: none is needed.
+    def draft_models(self, target: str) -> tuple[str, ...]:
+        """What the draft service loads beside a target, its default first; empty: none is needed.
 
         `auto` for a target whose own draft isn't there, or that has none, is content with n-grams.
         """
         if self.kind not in (AUTO, MODEL):
-            return None
-        if not self.model and self.kind == AUTO and not _has_own_draft(target):
-            return None
-        return self.model or DEFAULT_DRAFT
+            return ()
+        if not self.models and self.kind == AUTO and not _has_own_draft(target):
+            return ()
+        return self.models or (DEFAULT_DRAFT,)
 
     def missing_draft(self, target: str) -> str | None:
         """The pullable model that `auto` would draft with if it were pulled."""
-        chosen = self.kind == AUTO and not self.model and not _has_own_draft(target)
+        chosen = self.kind == AUTO and not self.models and not _has_own_draft(target)
         return pullable_draft(target) if chosen else None
 
     def check(self, target: str) -> None:
@@ -54,8 +69,7 @@ class DrafterChoice:
         Raises:
             InvalidInput: naming it.
         """
-        model = self.draft_model(target)
-        if model is not None:
+        for model in self.draft_models(target):
             resolve(resolve_draft(model, target))
 
 

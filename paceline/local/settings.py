@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +13,9 @@ from paceline.local.cores import Cores
 from paceline.local.drafter_choice import MODEL, DrafterChoice
 from paceline.local.service_process import Flags
 from paceline.local.tls import check_folder, peer_tls, server_tls
-from paceline.protocol.errors import InvalidInput, require
+from paceline.models.resolve import OWN_MTP
+from paceline.protocol.errors import require
+from paceline.protocol.given_files import json_value
 from paceline.protocol.proposal import AUTO, NGRAM, NONE
 from paceline.runtime.config import (
     COORDINATOR_PORT,
@@ -47,7 +48,9 @@ class ServeSettings(ModelSettings, RankSettings, RequestSettings, StopSettings):
     variables: ClassVar[str] = "PACELINE_SERVE_"
 
     model: str = Field(DEFAULT_MODEL, description="As MODEL: a pulled model, hub id, folder or .gguf file.")
-    drafter: str = Field(AUTO, description="auto, ngram, model, none; auto:PATH, model:PATH: your own draft.")
+    drafter: str = Field(
+        AUTO, description="auto, ngram, model, mtp, none; auto:PATH, model:PATH: your own draft, PATH+PATH several."
+    )
     dtype: Dtype = Field("auto", description="Number format of the target's weights.")
     quantization: Quantization = Field(
         NOT_QUANTIZED, description="int8: the target's weights in 8 bits, and the text of the model so rounded."
@@ -93,9 +96,9 @@ class ServeSettings(ModelSettings, RankSettings, RequestSettings, StopSettings):
         return settings
 
     @property
-    def draft_model(self) -> str | None:
-        """What the draft service loads; None: there is no draft service."""
-        return DrafterChoice.parse(self.drafter).draft_model(self.model)
+    def draft_models(self) -> tuple[str, ...]:
+        """What the draft service loads, its default first; empty: there is no draft service."""
+        return DrafterChoice.parse(self.drafter).draft_models(self.model)
 
     @property
     def insists_on_http(self) -> bool:
@@ -134,10 +137,7 @@ def speculative_drafter(text: str) -> tuple[str, int | None]:
     Raises:
         InvalidInput: not a JSON object, an unknown key or method, a model missing or out of place.
     """
-    try:
-        given = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise InvalidInput.of("speculative_config", text, f"JSON ({error})") from error
+    given = json_value("speculative_config", text)
     require(isinstance(given, dict), "speculative_config", text, "a JSON object")
     known = ("method", "model", "num_speculative_tokens")
     for key, value in given.items():
@@ -148,15 +148,22 @@ def speculative_drafter(text: str) -> tuple[str, int | None]:
     return _method_drafter(given.get("method"), given.get("model")), tokens
 
 
+_WITHOUT_MODEL = {AUTO: AUTO, NGRAM: NGRAM, "suffix": NGRAM, "mtp": OWN_MTP, NONE: NONE}
+"""Methods by what drafts; matches are searched for by suffix automata, whatever they are called."""
+_WITH_MODEL = ("draft_model", "medusa", "eagle", "eagle3", "dflash")
+"""Which of them a folder holds is told from its files."""
+
+
 def _method_drafter(method: object, model: object) -> str:
-    methods = (AUTO, NGRAM, "draft_model", NONE)
-    require(method in methods, "speculative_config.method", method, f"one of {', '.join(methods)}")
-    if method == "draft_model":
+    named = isinstance(method, str) and method in (*_WITHOUT_MODEL, *_WITH_MODEL)
+    known = ", ".join((*_WITHOUT_MODEL, *_WITH_MODEL))
+    require(named, "speculative_config.method", method, f"one of {known}")
+    if method in _WITH_MODEL:
         given = isinstance(model, str) and model != ""
         require(given, "speculative_config.model", model, "the drafting model's name or path")
         return f"model:{model}"
     require(model is None, "speculative_config.model", model, f"left out with method {method}")
-    return str(method)
+    return _WITHOUT_MODEL[str(method)]
 
 
 def target_flags(settings: ServeSettings, threads: int) -> Flags:
@@ -182,7 +189,7 @@ def draft_flags(settings: ServeSettings, threads: int) -> Flags:
         **_given(settings, StopSettings, "server."),
         "engine.reproducible": None,
         "engine.threads": threads,
-        "drafters": [f"{MODEL}:{settings.draft_model}"],
+        "drafters": [f"{MODEL}:{model}" for model in settings.draft_models],
         "target_model": settings.model,
         "server.port": settings.draft_port,
         **_metrics(settings, 1),
@@ -245,10 +252,10 @@ def check_settings(settings: ServeSettings) -> None:
     """
     check_folder(settings.tls)
     load_config(TargetConfig, None, target_flags(settings, 1))
-    if settings.draft_model is not None:
+    if settings.draft_models:
         load_config(DraftConfig, None, draft_flags(settings, 1))
     load_config(CoordinatorConfig, None, coordinator_flags(settings, "checked:1", None))
     load_config(GatewayConfig, None, gateway_flags(settings, "checked:1"))
     if settings.cores is not None:
-        drafts = settings.draft_model is not None
+        drafts = bool(settings.draft_models)
         Cores.parse(settings.cores).check(available_cores(os.environ), drafts=drafts)

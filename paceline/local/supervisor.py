@@ -91,7 +91,7 @@ class SupervisedServices(LocalServices):
     def start_all(self) -> None:
         """Start the two that compute, then the coordinator, and wait for its links."""
         cores = self._divide()
-        drafts = self.settings.draft_model is not None
+        drafts = bool(self.settings.draft_models)
         if (missing := self.settings.missing_draft) is not None:
             self._announce(f"drafting from n-grams alone: {missing} is not pulled (run: paceline pull {missing})")
         self.start("target", "target", target_flags(self.settings, cores.target), cores.target)

@@ -11,8 +11,18 @@ _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 def piece_bytes(piece: str) -> bytes:
     """What an entry stands for: a byte by its number, letters that stand for bytes, or its own text."""
-    if (found := _BYTE.fullmatch(piece)) is not None:
-        return bytes((int(found[1], 16),))
+    byte = numbered_byte(piece)
+    return letter_bytes(piece) if byte is None else byte
+
+
+def numbered_byte(piece: str) -> bytes | None:
+    """The byte that an entry names by its number; None: it names none."""
+    found = _BYTE.fullmatch(piece)
+    return None if found is None else bytes((int(found[1], 16),))
+
+
+def letter_bytes(piece: str) -> bytes:
+    """The bytes for which an entry's letters stand, or its own text if one stands for none."""
     by_letter = _by_letter()
     if all(letter in by_letter for letter in piece):
         return bytes(by_letter[letter] for letter in piece)

@@ -21,6 +21,8 @@ AT_ONCE_BYTES = 4 << 10
 """Texts up to this size are read on the event loop, in about 1 ms: a thread would take as long to answer."""
 LONG_BYTES = 128 << 10
 """Beyond this size, about 50 ms, a text goes to the thread for long ones."""
+PIECE_BYTES = 32
+"""A value takes a template as long as tokenising so much text, about 10 µs: 4,096 empty messages are not short."""
 SHORT_THREADS = 2
 
 
@@ -45,7 +47,8 @@ class PromptReader:
         """
         if not request.token_ids:
             name = "chat content bytes" if request.messages else "prompt bytes"
-            ids = await self.read(lambda: self._ids(request), text_bytes(request), max_length, name)
+            pieces = 2 * len(request.messages)
+            ids = await self.read(lambda: self._ids(request), text_bytes(request), max_length, name, pieces)
             require(len(ids) > 0, "prompt", request.prompt, "text of at least 1 token")
             request = replace(request, prompt=None, messages=(), token_ids=ids)
         if request.prediction_text:
@@ -59,7 +62,7 @@ class PromptReader:
         return await self.read(encode, utf8_bytes(text), max_length, "prediction bytes")
 
     async def read(
-        self, tokenise: Callable[[], tuple[int, ...]], size: int, max_length: int, name: str
+        self, tokenise: Callable[[], tuple[int, ...]], size: int, max_length: int, name: str, pieces: int = 0
     ) -> tuple[int, ...]:
         """The ids that `tokenise` returns, called where a text of its size belongs.
 
@@ -68,6 +71,7 @@ class PromptReader:
             size: of the text in bytes.
             max_length: the model's context length, in tokens.
             name: of the size, in an error.
+            pieces: names of values that a template goes through, however short these are: a message has two.
 
         Raises:
             InvalidInput: more bytes than the context can hold.
@@ -75,9 +79,10 @@ class PromptReader:
         """
         most = max_length * self._tokenizer.max_token_bytes
         require(size <= most, name, size, f"at most {most}, the longest text of {max_length} tokens")
-        if size <= AT_ONCE_BYTES:
+        work = max(size, pieces * PIECE_BYTES)
+        if work <= AT_ONCE_BYTES:
             return tokenise()
-        threads = self._long if size > LONG_BYTES else self._short
+        threads = self._long if work > LONG_BYTES else self._short
         return await asyncio.get_running_loop().run_in_executor(threads, tokenise)
 
     def close(self) -> None:

@@ -19,6 +19,8 @@ MANIFEST_FILE = "manifest.json"
 """What makes a folder a draft; `paceline.train.checkpoint` says what it holds."""
 SHIPPED_DRAFTS = Path(__file__).parents[1] / "drafts"
 DEFAULT_DRAFT = "default"
+OWN_MTP = "mtp"
+"""As a draft's name: the multi-token prediction that the target's own checkpoint carries; a folder is ./mtp."""
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _PLAIN_NAME = re.compile(r"\w[\w.-]*")
 _LAYERS = "#layers="
@@ -103,10 +105,20 @@ def is_draft(folder: str | Path) -> bool:
     return (Path(folder).expanduser() / MANIFEST_FILE).is_file()
 
 
-def shipped_draft(target: str) -> Path | None:
-    """Folder of the draft that comes with Paceline for a target of that name; None: there is none."""
-    folder = SHIPPED_DRAFTS / target
-    return folder if _PLAIN_NAME.fullmatch(target) and is_draft(folder) else None
+def shipped_draft(target: str, kind: str = "") -> Path | None:
+    """Folder of a draft that comes with Paceline for a target of that name; None: there is none.
+
+    Without a kind it is the target's default; others are called by theirs, such as `eagle3`.
+    """
+    name = f"{target}-{kind}" if kind else target
+    folder = SHIPPED_DRAFTS / name
+    return folder if _PLAIN_NAME.fullmatch(name) and is_draft(folder) else None
+
+
+def shipped_kinds(target: str) -> tuple[str, ...]:
+    """Kinds of the drafts that come with Paceline for a target beside its default."""
+    folders = sorted(SHIPPED_DRAFTS.glob(f"{target}-*")) if _PLAIN_NAME.fullmatch(target) else []
+    return tuple(folder.name.removeprefix(f"{target}-") for folder in folders if is_draft(folder))
 
 
 def pullable_draft(target: str) -> str | None:
@@ -118,11 +130,14 @@ def pullable_draft(target: str) -> str | None:
 def resolve_draft(model: str, target: str | None) -> str:
     """What a drafter's `model:NAME` loads for a target: NAME itself, or for `default` the target's own draft.
 
-    That is the shipped draft's folder, or the name of the pullable model that drafts for the target.
+    That is the shipped draft's folder, or the name of the pullable model that drafts for the target. `default-KIND`
+    is another one that is shipped for it.
 
     Raises:
-        InvalidInput: `default` for a target that has no draft of its own, or for no target.
+        InvalidInput: `default` for a target that has no draft of its own, or none of the kind, or for no target.
     """
+    if model.startswith(f"{DEFAULT_DRAFT}-"):
+        return _shipped_of_kind(model, target or "")
     if model != DEFAULT_DRAFT:
         return model
     own = None if target is None else shipped_draft(target) or pullable_draft(target)
@@ -130,6 +145,14 @@ def resolve_draft(model: str, target: str | None) -> str:
         limit = f"the path of a draft: none comes with target {target} (make one: paceline train draft)"
         raise InvalidInput.of("drafter", f"model:{DEFAULT_DRAFT}", limit)
     return str(own)
+
+
+def _shipped_of_kind(model: str, target: str) -> str:
+    folder = shipped_draft(target, model.removeprefix(f"{DEFAULT_DRAFT}-"))
+    if folder is None:
+        known = ", ".join(f"{DEFAULT_DRAFT}-{kind}" for kind in shipped_kinds(target)) or "none"
+        raise InvalidInput.of("drafter", f"model:{model}", f"one that comes with target {target or 'none'}: {known}")
+    return str(folder)
 
 
 def _parse_layers(model: str, listed: str) -> tuple[int, ...]:

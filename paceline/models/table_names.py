@@ -66,6 +66,7 @@ class TableSpec:
         max_length: context length in tokens.
         max_kv_rows: KV budget in rows.
         eos: id that ends a text; -1: id 256 where the vocabulary has it, else none.
+        think: 1 makes ids 0 and 1 the marks of reasoning, `<think>` and `</think>`; with letters alone.
         step_ms, row_ms: time that a step waits, and adds for each row.
     """
 
@@ -84,13 +85,14 @@ class TableSpec:
     max_length: int = _within(1, 1 << 22, 4096)
     max_kv_rows: int = _within(1, 1 << 40, 1_000_000)
     eos: int = _within(-1, math.inf, -1)
+    think: int = _within(0, 1, 0)
     step_ms: float = _within(0, 60_000, 0.0)
     row_ms: float = _within(0, 60_000, 0.0)
 
     def __post_init__(self) -> None:
         for each in fields(self):
             value, (low, high) = getattr(self, each.name), each.metadata["limits"]
-            high = min(high, self.vocab - 1) if each.name == "eos" else high
+            high = min(high, {"eos": self.vocab - 1, "think": int(2 < self.vocab <= 256)}.get(each.name, high))
             if not (math.isfinite(value) and low <= value <= high):
                 raise InvalidInput.of(f"table {each.name}", value, f"in [{low:g}, {high:g}]")
 
@@ -102,9 +104,14 @@ class TableSpec:
         return 256 if self.vocab > 256 else None
 
     @property
+    def added_tokens(self) -> Mapping[str, int]:
+        """Texts that are one token."""
+        return {"<think>": 0, "</think>": 1} if self.think else {}
+
+    @property
     def distribution(self) -> str:
-        """The canonical name of the distribution, without lengths, budgets and times."""
-        skipped = ("max_length", "max_kv_rows", "step_ms", "row_ms")
+        """The canonical name of the distribution, without lengths, budgets, times and texts."""
+        skipped = ("max_length", "max_kv_rows", "think", "step_ms", "row_ms")
         parts = [f"{f.name}={getattr(self, f.name):g}" for f in fields(self) if f.name not in skipped]
         return PREFIX + ",".join(parts)
 

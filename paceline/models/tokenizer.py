@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.models.byte_pieces import piece_bytes
 from paceline.models.chat_template import template_variables
+from paceline.models.rendering import refused_by_template, rendered
 from paceline.models.table_names import TableSpec, is_table
 from paceline.models.turns import Scalar, Turn, keys_and_strings, letter_turns
 from paceline.protocol.errors import InvalidInput, Unsupported, require
@@ -142,16 +143,21 @@ class TableTokenizer:
     At 257 ids and more, id < 256 is that byte and the rest are special. Fewer
     ids are letters: a to z, then further code points; a character that is no
     letter of the vocabulary is read as the letter at its code point modulo the
-    vocabulary size, so that any prompt can be read.
+    vocabulary size, so that any prompt can be read. `added`: ASCII texts in
+    the place of letters.
     """
 
-    def __init__(self, vocab_size: int, eos_token_id: int | None) -> None:
+    def __init__(
+        self, vocab_size: int, eos_token_id: int | None, added: Mapping[str, int] = MappingProxyType({})
+    ) -> None:
         self.vocab_size = vocab_size
         self.eos_token_ids = frozenset() if eos_token_id is None else frozenset((eos_token_id,))
         self._eos = eos_token_id
         self._bytes = vocab_size > _BYTES
-        self.max_token_bytes = 1 if self._bytes else _LETTER_BYTES
-        self._letters = () if self._bytes else tuple(_letter(i) for i in range(vocab_size))
+        self.max_token_bytes = 1 if self._bytes else max([_LETTER_BYTES, *(len(text) for text in added)])
+        texts = {i: text for text, i in added.items()}
+        self._added = added
+        self._letters = () if self._bytes else tuple(texts.get(i) or _letter(i) for i in range(vocab_size))
         self._ids = {letter: i for i, letter in enumerate(self._letters) if i != eos_token_id}
         self.fingerprint = vocabulary_fingerprint((self._name(i), i) for i in range(vocab_size))
 
@@ -192,7 +198,7 @@ class TableTokenizer:
 
     @property
     def added_tokens(self) -> Mapping[str, int]:  # noqa: D102
-        return {}
+        return self._added
 
     @property
     def hidden_tokens(self) -> Mapping[int, str]:  # noqa: D102
@@ -295,7 +301,7 @@ class TransformersTokenizer:
         try:
             text = self._apply(self.inner, turns, tools, **settings, **asked)
         except ValueError as error:
-            raise _refused_by_template(turns, error) from error
+            raise refused_by_template(turns, error) from error
         assert isinstance(text, str)
         return text
 
@@ -330,20 +336,11 @@ class TransformersTokenizer:
     def _apply(
         self, inner: PreTrainedTokenizerBase, turns: Sequence[Turn], tools: Sequence[Turn], **arguments: Any
     ) -> Any:  # ids or text, as the arguments say
-        from jinja2 import TemplateError
-
         if not inner.chat_template:
             raise Unsupported("chat messages: the model has no chat template; send a prompt")
-        try:
-            listed: list[Any] | None = [dict(tool) for tool in tools] or None
-            return inner.apply_chat_template([dict(turn) for turn in turns], tools=listed, **arguments)
-        except (TemplateError, TypeError, AttributeError, LookupError) as error:
-            raise _refused_by_template(turns, error) from error
-
-
-def _refused_by_template(turns: Sequence[Turn], error: Exception) -> InvalidInput:
-    limit = f"a chat that the model's template takes ({error})"
-    return InvalidInput.of("messages", [turn.get("role") for turn in turns], limit)
+        listed: list[Any] | None = [dict(tool) for tool in tools] or None
+        given = [dict(turn) for turn in turns]
+        return rendered(turns, lambda: inner.apply_chat_template(given, tools=listed, **arguments))
 
 
 def _turns(messages: Sequence[ChatMessage]) -> list[Turn]:
@@ -363,7 +360,7 @@ def load_tokenizer(model: str, *, trust_remote_code: bool = False) -> Tokenizer:
     """
     if is_table(model):
         spec = TableSpec.parse(model.partition("#")[0])
-        return TableTokenizer(spec.vocab, spec.eos_token_id)
+        return TableTokenizer(spec.vocab, spec.eos_token_id, spec.added_tokens)
     from paceline.models.resolve import resolve
     from paceline.models.whole import refusing_files
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline.protocol.features import Features
 from paceline.protocol.proposal import Outcome, Proposal
 from paceline.protocol.records import StepTimings
-from paceline.protocol.session import Close, Failure, Features, SessionSpec
+from paceline.protocol.session import Close, Failure, SessionSpec
 
 MAX_SHADOW_TOKENS = 1024
 """Of one message."""
@@ -51,7 +52,6 @@ class Commit:
     token_ids: tuple[int, ...]
     committed_length: int
     budget: DraftBudget = DraftBudget()
-    features: Features | None = None
     traceparent: str = ""
 
 
@@ -74,7 +74,6 @@ class DraftOpened:
     session_id: int
     drafter: str
     reused_tokens: int = 0
-    feature_layers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -110,5 +109,5 @@ class Shadow:
         return self.first_position + len(self.ranks)
 
 
-DraftCommand = DraftOpen | Commit | Verifying | Close
+DraftCommand = DraftOpen | Commit | Verifying | Features | Close
 DraftEvent = DraftOpened | DraftedProposal | Shadow | Failure

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline.protocol.errors import require
+from paceline.protocol.features import NO_FEATURES, FeatureNeed, FeatureOffer
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES
 
 PROTOCOL_VERSION = 1
@@ -34,7 +36,11 @@ class Hello:
 
 @dataclass(frozen=True)
 class Welcome:
-    """First message of a link, from the service."""
+    """First message of a link, from the service.
+
+    `drafter_needs`: what each of `drafters` reads of the target's hidden states; empty: none of them reads any.
+    `features`: which hidden states a target can send; None: none.
+    """
 
     incarnation: str
     fingerprint: Fingerprint
@@ -47,6 +53,19 @@ class Welcome:
     max_lease: int = 0
     max_prefetched: int = 0
     reports_prompts: bool = False
+    drafter_needs: tuple[FeatureNeed, ...] = ()
+    features: FeatureOffer | None = None
+
+    def __post_init__(self) -> None:
+        needs, drafters = len(self.drafter_needs), len(self.drafters)
+        require(needs in (0, drafters), "welcome drafter_needs", needs, f"0 or {drafters}, one for each drafter")
+
+    def need_of(self, drafter: str) -> FeatureNeed:
+        """What a drafter reads of the target's hidden states; an empty name is the default's."""
+        if not self.drafter_needs:
+            return NO_FEATURES
+        name = drafter or self.drafters[0]
+        return self.drafter_needs[self.drafters.index(name)] if name in self.drafters else NO_FEATURES
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,11 @@ NGRAM = "ngram"
 """The coordinator's own drafter: suffix matches over prompt and output."""
 PREDICTION = "prediction"
 """The coordinator's own drafter of requests that predict their output."""
-COPYING = (NGRAM, PREDICTION)
+SHARED = "shared"
+"""The coordinator's own drafter: matches in texts that the tenant's requests finished before."""
+CORPUS = "corpus"
+"""The coordinator's own drafter: matches in the files that it was started with."""
+COPYING = (NGRAM, PREDICTION, SHARED, CORPUS)
 """Drafters of the coordinator's own, whose tokens are certain of themselves."""
 NONE = "none"
 """No drafter: every round is target-only."""

@@ -42,35 +42,22 @@ class RoundRecord:
     self_started: bool = False
     begun_ms: float = 0.0
     """From the request's arrival; 0 from a coordinator that does not say it."""
+    feature_bytes: int = 0
+    """Of the target's hidden states of generated tokens that came since the round before."""
+    reasoning: bool = False
+    """Whether the round's first token stands in a span of reasoning that was open before."""
 
 
 @dataclass(frozen=True)
-class GenerationStats:
-    """Statistics of one generation; names follow what load tools read from vLLM.
-
-    `explanation`: only where the request asked for it, of a coordinator that can say it.
-    `prediction_accepted`, `prediction_rejected`: of the proposed tokens, those of the request's prediction.
-    `cached_prompt_tokens`: of the prompt's tokens, those that the target had in its prefix cache; None: not told.
-    """
+class RoundStats:
+    """What rounds of a generation did together; names follow what load tools read from vLLM."""
 
     rounds: int = 0
     committed: int = 0
-    cache_hits: int = 0
-    cache_misses: int = 0
-    time_to_first_token_ms: float = 0.0
     tokens_per_second: float = 0.0
-    verify_ms_p50: float = 0.0
-    draft_wait_ms_p50: float = 0.0
     num_spec_steps: int = 0
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
-    acceptance_histogram: tuple[int, ...] = ()
-    num_spec_tokens: int = 0
-    records: tuple[RoundRecord, ...] = ()
-    explanation: PlanExplanation | None = None
-    prediction_accepted: int = 0
-    prediction_rejected: int = 0
-    cached_prompt_tokens: int | None = None
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -81,3 +68,31 @@ class GenerationStats:
     def draft_acceptance_rate(self) -> float:
         """Accepted ÷ proposed; 0 if nothing was proposed."""
         return self.num_accepted_draft_tokens / max(1, self.num_draft_tokens)
+
+
+@dataclass(frozen=True)
+class GenerationStats(RoundStats):
+    """Statistics of all rounds of one generation.
+
+    `explanation`: only where the request asked for it, of a coordinator that can say it.
+    `prediction_accepted`, `prediction_rejected`: of the proposed tokens, those of the request's prediction.
+    `cached_prompt_tokens`: of the prompt's tokens, those that the target had in its prefix cache; None: not told.
+    `feature_bytes`: of the target's hidden states that came for the drafter, the prompt's included.
+    `reasoning`, `answer`: the rounds that began inside and outside spans of reasoning; None: none began inside.
+    """
+
+    cache_hits: int = 0
+    cache_misses: int = 0
+    time_to_first_token_ms: float = 0.0
+    verify_ms_p50: float = 0.0
+    draft_wait_ms_p50: float = 0.0
+    acceptance_histogram: tuple[int, ...] = ()
+    num_spec_tokens: int = 0
+    records: tuple[RoundRecord, ...] = ()
+    explanation: PlanExplanation | None = None
+    prediction_accepted: int = 0
+    prediction_rejected: int = 0
+    cached_prompt_tokens: int | None = None
+    feature_bytes: int = 0
+    reasoning: RoundStats | None = None
+    answer: RoundStats | None = None

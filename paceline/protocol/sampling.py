@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from enum import Enum
 
-from paceline.protocol.errors import InvalidInput, require
+from paceline.protocol.errors import require
+from paceline.protocol.given_files import json_value
 
 MAX_TOP_LOGPROBS = 20
 MAX_TEMPERATURE = 100.0
@@ -52,10 +52,7 @@ class Grammar:
             self._check_json()
 
     def _check_json(self) -> None:
-        try:
-            schema = json.loads(self.text)
-        except (ValueError, RecursionError) as error:
-            raise InvalidInput.of(self.kind.value, self.text, f"JSON ({error})") from error
+        schema = json_value(self.kind.value, self.text)
         require(isinstance(schema, dict), self.kind.value, self.text, "a JSON object")
 
 

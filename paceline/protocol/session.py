@@ -47,18 +47,6 @@ class SessionSpec:
 
 
 @dataclass(frozen=True)
-class Features:
-    """Hidden states of accepted rows: little-endian `data` of `shape` [rows, layers, hidden]."""
-
-    session_id: int
-    first_position: int
-    dtype: str
-    shape: tuple[int, int, int]
-    layer_ids: tuple[int, ...]
-    data: bytes
-
-
-@dataclass(frozen=True)
 class Close:
     """Ends a session; harmless if it is unknown."""
 

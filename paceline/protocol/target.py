@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.protocol.errors import require
+from paceline.protocol.features import FeatureRequest, Features
 from paceline.protocol.proposal import ROOT, Outcome, Proposal
 from paceline.protocol.records import StepTimings
 from paceline.protocol.sampling import check_top_logprobs
-from paceline.protocol.session import Close, Failure, Features, SessionSpec
+from paceline.protocol.session import Close, Failure, SessionSpec
 
 LIFE_SIGN_MS = 250
 """While a link has sessions open, the target writes a frame at least this often, to show that it is alive."""
@@ -27,14 +28,14 @@ class TargetOpen:
 
     `prompt_logprobs`: how many of the most probable tokens to report in the place of each of the prompt's, with
     the token's own log-probability; None: no reports. The first `prompt_logprobs_known` tokens behind the first one
-    are known already.
+    are known already. `features`: hidden states to send of committed tokens; None: none.
     """
 
     session_id: int
     spec: SessionSpec
-    feature_layers: tuple[int, ...] = ()
     prompt_logprobs: int | None = None
     prompt_logprobs_known: int = 0
+    features: FeatureRequest | None = None
 
     def __post_init__(self) -> None:
         check_top_logprobs("prompt_logprobs", self.prompt_logprobs)

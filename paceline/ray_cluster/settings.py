@@ -72,7 +72,7 @@ def plan_deployment(settings: RaySettings, files: ConfigFiles, *, cluster_has_gp
         "target": _target_plan(settings, files.target, cluster_has_gpus),
         "coordinator": _coordinator_plan(settings, files.coordinator),
     }
-    if settings.draft_model is not None:
+    if settings.draft_models:
         plans["draft"] = _draft_plan(settings, files.draft)
     return Deployment(settings.name, settings.model, plans)
 
@@ -106,7 +106,7 @@ def _draft_plan(settings: RaySettings, file: Path | None) -> ServicePlan:
 
 
 def _coordinator_plan(settings: RaySettings, file: Path | None) -> ServicePlan:
-    draft = UNKNOWN_PEER if settings.draft_model is not None else None
+    draft = UNKNOWN_PEER if settings.draft_models else None
     flags = coordinator_flags(settings, UNKNOWN_PEER, draft)
     flags |= _RAYS_OWN | {"server.host": settings.host or None}
     return ServicePlan(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Generic
 
 from paceline.costs.cost_line import MAX_POINTS, CostLine
-from paceline.costs.service_costs import Costs, DraftCosts, TargetCosts, news, taken_in
+from paceline.costs.service_costs import Costs, DraftCosts, DrafterLine, TargetCosts, news, taken_in
 from paceline.protocol.codec.copying import Copier, copier, register
 from paceline.protocol.errors import PacelineError, require
 from paceline.protocol.handshake import MAX_FRAME_BYTES
@@ -17,8 +17,10 @@ from paceline.v1 import types_pb2 as pb
 
 logger = logging.getLogger(__name__)
 
-COSTS_BYTES = 2 * (2 * 4 * MAX_POINTS + 8) + 32
-"""Costs of two full lines take no more: two floats for each point, lengths and tags, three integers."""
+LINE_BYTES = 2 * 4 * MAX_POINTS + 8
+"""A full line takes no more: two floats for each point, lengths and tags."""
+COUNTS_BYTES = 32
+"""Of the three integers, their tags and the whole message's."""
 MAX_STEP_MS = 3_600_000.0
 """A step of an hour: no service runs one, and a sum of times stays finite."""
 
@@ -40,8 +42,14 @@ def _decode_line(message: pb.CostLine) -> CostLine:
 
 
 register(pb.CostLine, Copier(CostLine, _encode_line, _decode_line))
+copier(DrafterLine, draft_service_pb2.DrafterLine)
 TARGET_COSTS = copier(TargetCosts, target_service_pb2.TargetCosts)
 DRAFT_COSTS = copier(DraftCosts, draft_service_pb2.DraftCosts)
+
+
+def most_bytes(costs: TargetCosts | DraftCosts) -> int:
+    """Costs with these lines take no more of a frame."""
+    return COUNTS_BYTES + sum(LINE_BYTES + len(name.encode()) + 8 for name in costs.lines)
 
 
 class CostsTeller(Generic[Costs]):
@@ -59,9 +67,9 @@ class CostsTeller(Generic[Costs]):
 
     def add_to(self, frame: Message) -> Message:
         """The frame with the costs, if it has room for them: they are no reason to delay what it carries."""
-        if frame.ByteSize() <= MAX_FRAME_BYTES - COSTS_BYTES:
-            costs = self._current()
-            said = news(costs, self._told)
+        costs = self._current()
+        said = news(costs, self._told)
+        if frame.ByteSize() <= MAX_FRAME_BYTES - most_bytes(said):
             frame.costs.CopyFrom(self._copier.encode(said))
             self._told = taken_in(said, self._told)
         return frame

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.protocol.errors import InvalidInput, require
+from paceline.protocol.given_files import read_text
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +129,7 @@ async def _look_up(host: str, port: int) -> Sequence[Endpoint]:
 
 def _read(text: str, path: Path) -> Sequence[Endpoint]:
     """One HOST:PORT a line; empty lines and those that begin with # say nothing."""
-    lines = [line.strip() for line in path.read_text().splitlines()]
+    lines = [line.strip() for line in read_text(text, path).splitlines()]
     entries = [line for line in lines if line and not line.startswith("#")]
     for entry in entries:
         _host_port(text, entry, entry)

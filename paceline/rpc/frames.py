@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
-from paceline.protocol.errors import InvalidInput, require
+from paceline.protocol.errors import InvalidInput, PeerUnavailable, require
+from paceline.protocol.features import MAX_FEATURE_BYTES, Features
 from paceline.protocol.handshake import MAX_FRAME_BYTES, MAX_FRAME_MESSAGES
+from paceline.protocol.session import Close
+
+logger = logging.getLogger(__name__)
 
 MESSAGE_OVERHEAD_BYTES = 8
 """Tag and length of one message in its frame, from above."""
+MAX_WAITING_FEATURES = 64 << 20
+"""Bytes of features that wait on one link, at most: half a second at 1 Gbit/s. Drafters do without what is beyond."""
+MAX_WAITING_BYTES = 256 << 20
+"""Bytes of other messages that wait on one link, at most: opens of 1,024 sessions of 80,000 tokens. A reader that
+leaves as much unread has hung or is flooded; its link ends, and its sessions are opened anew where there is time."""
 Message = Any  # a generated protobuf message
 
 
@@ -30,7 +40,11 @@ class FrameWriter(Generic[M]):
     """Gathers messages into frames; one write is in flight at a time, and none waits to be filled.
 
     Belongs to one event loop; `send` never blocks. Urgent messages leave before
-    the others, but never before an earlier message of their own session.
+    the others, but never before an earlier message of their own session. Features
+    leave behind all others, `MAX_FEATURE_BYTES` of them with a frame at most,
+    so that what comes meanwhile waits for little. Those that a slow reader keeps
+    waiting are dropped, and those of a session that is closed. Other messages are
+    never dropped: where too many wait, the link ends (`overflow`).
     """
 
     def __init__(self, encode: Callable[[M], Message], frame: Callable[[list[Message]], Message]) -> None:
@@ -39,6 +53,11 @@ class FrameWriter(Generic[M]):
         self._urgent: deque[tuple[Message, int]] = deque()
         self._others: deque[tuple[Message, int, int]] = deque()
         self._waiting_sessions = Counter[int]()
+        self._waiting_bytes = 0
+        self._overflown = asyncio.Event()
+        self._features: deque[tuple[Message, int, int]] = deque()
+        self._feature_bytes = 0
+        self._is_dropping = False
         self._filled = asyncio.Event()
         self._closed = False
         self.frames_sent = 0
@@ -57,12 +76,33 @@ class FrameWriter(Generic[M]):
         if size > MAX_FRAME_BYTES:
             raise InvalidInput.of(f"bytes of {type(message).__name__}", size, f"at most {MAX_FRAME_BYTES}")
         session = message.session_id
+        if isinstance(message, Features):
+            self._send_features(encoded, size, session)
+            return
+        if isinstance(message, Close) and self._features:
+            self._features = deque(each for each in self._features if each[2] != session)
+            self._feature_bytes = sum(size for _, size, _ in self._features)
+        self._waiting_bytes += size
+        if self._waiting_bytes > MAX_WAITING_BYTES:
+            self._overflown.set()
+            self.close()
+            return
         if urgent and session not in self._waiting_sessions:
             self._urgent.append((encoded, size))
         else:
             self._others.append((encoded, size, session))
             self._waiting_sessions[session] += 1
         self._filled.set()
+
+    def _send_features(self, encoded: Message, size: int, session: int) -> None:
+        fits = self._feature_bytes + size <= MAX_WAITING_FEATURES
+        if fits:
+            self._features.append((encoded, size, session))
+            self._feature_bytes += size
+            self._filled.set()
+        elif not self._is_dropping:
+            logger.warning("features are dropped, their reader is slow: waiting_bytes=%d", self._feature_bytes)
+        self._is_dropping = not fits
 
     def show_life(self) -> None:
         """Have a frame written now, an empty one if nothing is pending: its reader sees that the writer is alive."""
@@ -78,11 +118,21 @@ class FrameWriter(Generic[M]):
             self.frames_sent += bool(messages)  # before: the peer's answer may be here when the write returns
             await write(frame)
 
+    async def overflow(self) -> NoReturn:
+        """Run this beside `run`: it ends the link when too much waits, also while a write does.
+
+        Raises:
+            PeerUnavailable: the reader has left more than `MAX_WAITING_BYTES` unread.
+        """
+        await self._overflown.wait()
+        raise PeerUnavailable(f"the reader of the link left more than {MAX_WAITING_BYTES} bytes unread")
+
     def close(self) -> None:
         """Forget what is pending and what will be sent."""
         self._closed = True
         self._urgent.clear()
         self._others.clear()
+        self._features.clear()
         self._waiting_sessions.clear()
         self._filled.clear()
 
@@ -98,16 +148,27 @@ class FrameWriter(Generic[M]):
             message, size = self._urgent.popleft()
             taken.append(message)
             room -= size
+            self._waiting_bytes -= size
         while not self._urgent and self._others and fits(self._others[0][1]):
             message, size, session = self._others.popleft()
             taken.append(message)
             room -= size
+            self._waiting_bytes -= size
             self._waiting_sessions[session] -= 1
             if not self._waiting_sessions[session]:
                 del self._waiting_sessions[session]
         if not self._urgent and not self._others:
-            self._filled.clear()
+            self._take_features(taken, room)
+            if not self._features:
+                self._filled.clear()
         return taken
+
+    def _take_features(self, taken: list[Message], room: int) -> None:
+        while self._features and self._features[0][1] <= room and len(taken) < MAX_FRAME_MESSAGES:
+            message, size, _ = self._features.popleft()
+            taken.append(message)
+            room = min(room, MAX_FEATURE_BYTES) - size
+            self._feature_bytes -= size
 
 
 def check_frame(frame: Message, messages: int) -> None:

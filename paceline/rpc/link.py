@@ -115,7 +115,8 @@ async def _serve_sessions(
         writer.close()
         handler.closed()
 
-    await first_to_end(_read_commands(kind, context, writer, handler), writer.run(context.write), at_end=closed)
+    reading = _read_commands(kind, context, writer, handler)
+    await first_to_end(reading, writer.run(context.write), writer.overflow(), at_end=closed)
 
 
 async def _read_commands(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 import time
 from collections.abc import Callable
 from typing import Any, Generic
@@ -38,6 +37,7 @@ from paceline.rpc.link_kinds import (
     check_fingerprint,
     check_version,
 )
+from paceline.rpc.retries import Backoff
 from paceline.rpc.statuses import from_rpc_error, unexpected
 from paceline.runtime.config import PeerSettings
 
@@ -85,7 +85,7 @@ class PeerLink(Generic[Command, Event]):
         self._where = f"{self.name} at {settings.address}"
         self._facts = {"peer": self.name, "address": settings.address}
         self._hello = hello
-        self._backoff = _Backoff(reconnect_min_ms / 1e3, reconnect_max_ms / 1e3)
+        self._backoff = Backoff(reconnect_min_ms / 1e3, reconnect_max_ms / 1e3)
         self._keepalive = keepalive
         self.on_up: Callable[[Welcome], None] = _ignore
         self.on_event: Callable[[Event], None] = _ignore
@@ -208,7 +208,7 @@ class PeerLink(Generic[Command, Event]):
             error = await self._link()
             self._note(error)
             self._set_down(error)
-            await asyncio.sleep(self._backoff.next_s(longest=self._refused.is_set()))
+            await asyncio.sleep(self._backoff.next_s(error.retry_after_ms, longest=self._refused.is_set()))
 
     async def _link(self) -> PacelineError:
         """Live through one link; returns why it ended."""
@@ -259,7 +259,8 @@ class PeerLink(Generic[Command, Event]):
         self._dropped = asyncio.get_running_loop().create_future()
         self._set_up(writer, welcome)
         try:
-            await first_to_end(self._read_events(call), writer.run(call.write), self._dropped, at_end=writer.close)
+            bodies = self._read_events(call), writer.run(call.write), writer.overflow(), self._dropped
+            await first_to_end(*bodies, at_end=writer.close)
         except asyncio.InvalidStateError:
             # A write to a call that has just ended; reading tells why it ended.
             await call.read()
@@ -360,23 +361,6 @@ class DraftLink(PeerLink[DraftCommand, DraftEvent]):
     """A `PeerLink` to a draft service."""
 
     kind, name = DRAFT, "draft"
-
-
-class _Backoff:
-    """Doubling pauses between `min_s` and `max_s`, each shortened by up to half at random."""
-
-    def __init__(self, min_s: float, max_s: float) -> None:
-        self._min_s = min_s
-        self._max_s = max(min_s, max_s)
-        self._next_s = min_s
-
-    def reset(self) -> None:
-        self._next_s = self._min_s
-
-    def next_s(self, *, longest: bool) -> float:
-        pause = self._max_s if longest else self._next_s
-        self._next_s = min(self._max_s, 2 * self._next_s)
-        return pause * random.uniform(0.5, 1.0)  # noqa: S311 - spreads reconnects, no secret
 
 
 def _ignore(*_: Any) -> None:

@@ -33,9 +33,12 @@ MIN_PING_INTERVAL_MS = 500
 MAX_PENDING_CALLS = 1 << 20
 """Calls that wait until the service takes them, and refuses with a status of ours those that it has no room for.
 gRPC by itself would cancel some beyond 1,000 and all beyond 3,000."""
+MAX_CALLS = 8192
+"""Calls that are open at once, at most, beside those that a service lets in by a limit of its own: each takes 28 KiB
+(measured), so all of them 230 MiB. Beyond that gRPC itself refuses, with RESOURCE_EXHAUSTED and no hint."""
 
-LOADING_RETRY_MS = 500
-"""When a client that came too early is told to try again: loading takes seconds."""
+LOADING_RETRY_MS = 200
+"""When who came too early is told to come again; who waits longer, since loading takes seconds, comes less often."""
 
 Hook = Callable[[], Awaitable[None]]
 
@@ -56,6 +59,7 @@ async def run_server(
     on_drain: Hook | None = None,
     on_serving: Callable[[RunningServer], None] | None = None,
     loading: str = "the service is still loading",
+    most_calls: int = MAX_CALLS,
 ) -> None:
     """Serve until a signal, the end of standard input where that counts, or `stop`; then drain and return.
 
@@ -75,13 +79,15 @@ async def run_server(
             get `drain_seconds` to end by themselves.
         on_serving: told the bound ports once SERVING.
         loading: says which service is loading what.
+        most_calls: that are open at once; further ones are refused by gRPC.
 
     Raises:
         InvalidInput: a port is taken (names host:port), or a TLS file is missing or not what it should be.
     """
     stop = stop or asyncio.Event()
     gate = _LoadingGate(loading)
-    server = grpc.aio.server(interceptors=_interceptors(settings), options=_options())
+    interceptors = _interceptors(settings)
+    server = grpc.aio.server(interceptors=interceptors, options=_options(), maximum_concurrent_rpcs=most_calls)
     server.add_generic_rpc_handlers((gate,))
     credentials = server_credentials(settings)
     port = _bind(server, settings.host, settings.port, credentials)

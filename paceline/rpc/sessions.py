@@ -13,7 +13,6 @@ from paceline.protocol.codec import failure_of
 from paceline.protocol.errors import (
     DeadlineExceeded,
     InternalError,
-    InvalidInput,
     Overloaded,
     PacelineError,
     PeerUnavailable,
@@ -219,7 +218,7 @@ class LinkSessions(Generic[Session]):
 
     def _open(self, command: Any) -> None:
         if command.session_id in self._sessions:
-            raise InvalidInput.of("session_id", command.session_id, "new on the link; it is open")
+            raise PrefixMismatch(f"session {command.session_id} is open on this link and can't be opened again")
         try:
             self._scheduler.check_admits()
             self._check_room()

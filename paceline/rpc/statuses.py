@@ -52,6 +52,9 @@ _HUNG_UP = (
     "it hung up while connecting; its log may say that it demands TLS, or a certificate of its tls_client_ca "
     "that has not expired"
 )
+_BROKEN = ("RST_STREAM", "Stream removed", "Internal error from Core")
+"""What gRPC says, under codes that mean a defect, where a stream has ended: reset by the peer, damaged, or over
+before what was written had left."""
 _GRPC_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -156,8 +159,8 @@ def _kind_of(code: grpc.StatusCode, details: str) -> type[PacelineError]:
         return Cancelled if ours else PeerUnavailable
     if code is grpc.StatusCode.UNAVAILABLE and any(said in details for said in _DISTRUST):
         return UntrustedPeer
-    if code is grpc.StatusCode.INTERNAL:
-        return PeerUnavailable if "RST_STREAM" in details else InternalError
+    if code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN):
+        return PeerUnavailable if any(said in details for said in _BROKEN) else InternalError
     return {
         grpc.StatusCode.UNAVAILABLE: PeerUnavailable,
         grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,

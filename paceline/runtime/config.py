@@ -10,16 +10,17 @@ the key.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
+from paceline.protocol.features import MAX_KEPT_FEATURE_BYTES
 from paceline.protocol.proposal import AUTO, NONE
 from paceline.protocol.target import LIFE_SIGN_MS
 from paceline.runtime.logs import LogFormat
 from paceline.runtime.roles import PeerRole, RolePolicy
+from paceline.runtime.settings import NO_FLAG, SECTION_FLAG, Flag, Settings
 from paceline.runtime.sources import Given, load
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -36,46 +37,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["none", "int8"]
 
 
-@dataclass(frozen=True)
-class Flag:
-    """How a setting is given on a command line, where that is not `--its-own-name`.
-
-    Attributes:
-        name: of the flag; empty: there is none.
-        short: a second name.
-    """
-
-    name: str | None = None
-    short: str | None = None
-
-
-NO_FLAG = Flag("")
-SECTION_FLAG = Flag("the section's own")
-"""`--target` gives `target.address`."""
-
-
-class _Settings(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
-
-    variables: ClassVar[str] = ""
-    """What the names of a program's environment variables begin with; empty: the type is a part of others."""
-    unused: ClassVar[tuple[str, ...]] = ()
-    """Settings of shared parts that a program has no use for: they have no flag and no variable."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _within_sections(cls, values: object) -> object:
-        """What is given of a section leaves the rest of it to the section's default, not to its type's."""
-        if not isinstance(values, dict):
-            return values
-        defaults = {
-            name: field.default for name, field in cls.model_fields.items() if isinstance(field.default, _Settings)
-        }
-        given = {name: values[name] for name in defaults if isinstance(values.get(name), dict)}
-        return values | {name: defaults[name].model_dump(exclude_unset=True) | value for name, value in given.items()}
-
-
-class StopSettings(_Settings):
+class StopSettings(Settings):
     """What `paceline serve` passes on to every service."""
 
     drain_seconds: float = Field(5.0, ge=0, le=600, description="Time that running sessions get on SIGTERM.")
@@ -111,7 +73,7 @@ class ServerSettings(StopSettings):
     )
 
 
-class TraceSettings(_Settings):
+class TraceSettings(Settings):
     """What is traced though its request is not sampled; the standard `OTEL_*` variables say where traces go."""
 
     slow_round_ms: Annotated[float | None, Flag("slow_round_ms")] = Field(
@@ -127,7 +89,7 @@ class TraceSettings(_Settings):
         return self.slow_round_ms is not None or self.slow_request_ms is not None
 
 
-class PeerSettings(_Settings):
+class PeerSettings(Settings):
     """How to reach a peer."""
 
     address: Annotated[str, SECTION_FLAG]
@@ -139,7 +101,7 @@ class PeerSettings(_Settings):
     )
 
 
-class PoolSettings(_Settings):
+class PoolSettings(Settings):
     """How to reach several peers of one kind."""
 
     address: Annotated[tuple[str, ...], SECTION_FLAG] = Field(min_length=1)
@@ -156,7 +118,7 @@ class PoolSettings(_Settings):
         return (value,) if isinstance(value, str) else value
 
 
-class ModelSettings(_Settings):
+class ModelSettings(Settings):
     """What `paceline serve` passes on to every service that loads a model."""
 
     max_model_len: int = Field(0, ge=0, le=1 << 22, description="Longest session in tokens; 0: the model's own.")
@@ -198,7 +160,7 @@ class EngineSettings(ModelSettings):
     cuda_graphs: bool = Field(True, description="Capture each shape of a step on a GPU once, and replay it.")
 
 
-class GrammarSettings(_Settings):
+class GrammarSettings(Settings):
     """What the grammars of users may take; each is compiled and followed in a process of its own."""
 
     compile_ms: Annotated[int, Flag("grammar_compile_ms")] = Field(
@@ -221,7 +183,7 @@ class GrammarSettings(_Settings):
     )
 
 
-class RankSettings(_Settings):
+class RankSettings(Settings):
     """What `paceline serve` passes on to the target alone."""
 
     tensor_parallel_size: Annotated[int, Flag(short="-tp")] = Field(
@@ -254,7 +216,7 @@ class TargetConfig(RankSettings):
     )
 
 
-class DraftConfig(_Settings):
+class DraftConfig(Settings):
     """The draft service."""
 
     variables: ClassVar[str] = "PACELINE_DRAFT_"
@@ -269,7 +231,9 @@ class DraftConfig(_Settings):
         ("model:default",),
         description="model:NAME, the default first; repeatable. model:default comes with Paceline.",
     )
-    target_model: str | None = Field(None, description="Target whose tokenizer the drafters must share.")
+    target_model: str | None = Field(
+        None, description="Target that is drafted for; a draft model of another tokenizer needs its name."
+    )
     server: ServerSettings = ServerSettings(port=DRAFT_PORT)
     engine: EngineSettings = EngineSettings(dtype=FAST_DTYPE)
     """A draft's precision changes speed only, so the fast one is the default."""
@@ -284,7 +248,7 @@ class DraftConfig(_Settings):
         return engine
 
 
-class RequestSettings(_Settings):
+class RequestSettings(Settings):
     """What `paceline serve` passes on to the coordinator, for requests that leave it open."""
 
     served_model_name: str | None = Field(None, description="Name that requests use; unset: the model's.")
@@ -292,6 +256,18 @@ class RequestSettings(_Settings):
         None, ge=0, le=64, description="Tokens to propose in each round; unset: the policy chooses."
     )
     seed: int | None = Field(None, ge=0, lt=1 << 64, description="Seed of requests that bring none; unset: drawn.")
+    corpus: tuple[str, ...] = Field(
+        (), description="File or folder of UTF-8 texts whose passages are drafted for all requests; repeatable."
+    )
+    corpus_tokens: int = Field(
+        1 << 20, ge=1, le=1 << 28, description="Most tokens of the corpus; each takes about 100 bytes of memory."
+    )
+    share_texts: tuple[str, ...] = Field(
+        (),
+        description="Tenant (a key's, or its name) whose finished texts draft for its later requests; *: each for"
+        " itself; repeatable. Who sends requests of that tenant can tell by their speed what it was told before.",
+    )
+    shared_mib: int = Field(64, ge=1, le=1 << 16, description="Memory for finished texts; the oldest are forgotten.")
 
 
 class CoordinatorConfig(RequestSettings):
@@ -326,6 +302,14 @@ class CoordinatorConfig(RequestSettings):
     )
     max_prefetched: int = Field(
         24, ge=0, le=64, description="Most proposals left with the target for one round's outcomes; 0: none."
+    )
+    feature_dtype: Literal["float16", "int8"] = Field(
+        "float16", description="How targets write hidden states for drafters that read them; int8: half the bytes."
+    )
+    max_feature_bytes: int = Field(
+        MAX_KEPT_FEATURE_BYTES,
+        ge=1 << 20,
+        description="Hidden states kept of one request, for a draft session that is opened later or again.",
     )
     record_to: Path | None = Field(
         None, description="Folder for what drafts would have got right, a line a request (paceline bench record)."
@@ -376,7 +360,7 @@ class CoordinatorConfig(RequestSettings):
         )
 
 
-Config = TypeVar("Config", bound=_Settings)
+Config = TypeVar("Config", bound=Settings)
 
 
 def load_config(kind: type[Config], file: Path | None, flags: Mapping[str, object]) -> Config:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from paceline.runtime.config import NO_FLAG, SECTION_FLAG, Flag
+from paceline.runtime.settings import NO_FLAG, SECTION_FLAG, Flag
 
 NESTED = "__"
 """What stands in a variable's name where a key has a dot. Names that an orchestrator makes of services lack it."""

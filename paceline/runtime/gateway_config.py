@@ -16,12 +16,12 @@ from paceline.runtime.config import (
     PoolSettings,
     ServerSettings,
     TraceSettings,
-    _Settings,
 )
 from paceline.runtime.roles import PeerRole
+from paceline.runtime.settings import Settings
 
 
-class GatewayConfig(_Settings):
+class GatewayConfig(Settings):
     """The HTTP gateway, in front of one coordinator or of several that serve one model."""
 
     variables: ClassVar[str] = "PACELINE_GATEWAY_"

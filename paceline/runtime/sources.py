@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from paceline.protocol.errors import InvalidInput
+from paceline.protocol.given_files import read_text
 from paceline.protocol.proposal import NONE
 
 Checked = TypeVar("Checked", bound=BaseModel)
@@ -81,8 +82,8 @@ def _upwards(key: str) -> Iterator[str]:
 
 def _read_toml(file: Path) -> dict[str, object]:
     try:
-        return tomllib.loads(file.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        return tomllib.loads(read_text("config", file))
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InvalidInput.of("config", str(file), f"a readable TOML file ({error})") from error
 
 

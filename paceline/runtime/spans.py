@@ -14,7 +14,17 @@ from paceline.protocol.records import RoundRecord, StepTimings
 from paceline.protocol.trace_context import TraceContext
 
 NS_PER_MS = 1_000_000
-ROUND_FACTS = ("base_length", "proposed", "accepted", "cache_hit", "cache_miss", "drafter", "self_started", "wire_ms")
+ROUND_FACTS = (
+    "base_length",
+    "proposed",
+    "accepted",
+    "cache_hit",
+    "cache_miss",
+    "drafter",
+    "self_started",
+    "reasoning",
+    "wire_ms",
+)
 """Fields of a round's record that are told of it: its span has each as `paceline.` and its name."""
 
 AttributeValue = str | bool | int | float | tuple[str, ...]

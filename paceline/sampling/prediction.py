@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.sampling.ngram import LONGEST_MATCH, MAX_FOLLOWING, Match
+from paceline.protocol.proposal import PREDICTION
+from paceline.sampling.match import LONGEST_MATCH, MAX_FOLLOWING, Match
 
 SURE_TOKENS = 8
 """Tokens in a row that settle where the text is."""
@@ -104,7 +105,7 @@ class PredictedText:
         if self._at is None:
             return None
         following = self._continuation(self._at)
-        return Match(self._trust(self._at), following, predicted=True) if following else None
+        return Match(self._trust(self._at), following, drafter=PREDICTION) if following else None
 
     def _trust(self, at: Alignment) -> int:
         left = self._left

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from paceline.protocol.errors import InvalidInput, require
+from paceline.protocol.given_files import json_value, read_text
 from paceline.protocol.records import RoundRecord, StepTimings
 
 EXTENSION = "paceline"
@@ -19,6 +18,8 @@ _LIMIT = (
     f'a response whose "{EXTENSION}" has "{ROUNDS}": of HTTP with {{"{EXTENSION}": {{"{ROUNDS}": true}}}}, '
     "streamed or not, or of generate --json --rounds"
 )
+MAX_NUMBER = (1 << 64) - 1
+"""Of a record: what the widest field of the protocol holds, and a float, too."""
 _NUMBERS = {"int": int, "float": float}
 _Record = TypeVar("_Record", RoundRecord, StepTimings)
 
@@ -34,11 +35,9 @@ def read_rounds(file: Path) -> list[RoundRecord]:
     Raises:
         InvalidInput: naming the file, or the field of a record.
     """
-    try:
-        text = file.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput.of("request", str(file), f"a readable UTF-8 file ({error})") from error
-    found = [rounds for document in _documents(text) if (rounds := _rounds_of(document)) is not None]
+    found = [
+        rounds for document in _documents(read_text("request", file)) if (rounds := _rounds_of(document)) is not None
+    ]
     if not found:
         raise InvalidInput.of("request", str(file), _LIMIT)
     return [_record(RoundRecord, each, f"{ROUNDS}[{number}]") for number, each in enumerate(found[-1])]
@@ -47,14 +46,14 @@ def read_rounds(file: Path) -> list[RoundRecord]:
 def _documents(text: str) -> Iterator[object]:
     """Every JSON document in a text."""
     try:
-        yield json.loads(text)
+        yield json_value("request", text)
         return
-    except ValueError:
+    except InvalidInput:
         lines = (line.removeprefix(_SSE).strip() for line in text.splitlines())
     for line in lines:
         try:
-            yield json.loads(line)
-        except ValueError:  # an empty line, an event's name, [DONE]
+            yield json_value("request", line)
+        except InvalidInput:  # an empty line, an event's name, [DONE]
             continue
 
 
@@ -85,8 +84,8 @@ def _value(kind: str, given: object, name: str) -> object:
     if kind in _NUMBERS:
         whole = kind == "int"
         number = isinstance(given, int if whole else (int, float)) and not isinstance(given, bool)
-        if not number or not math.isfinite(given) or given < 0:  # type: ignore[arg-type, operator]
-            raise InvalidInput.of(name, given, f"a {'whole ' if whole else ''}number, at least 0")
+        if not number or not 0 <= given <= MAX_NUMBER:  # type: ignore[operator]
+            raise InvalidInput.of(name, given, f"a {'whole ' if whole else ''}number in [0, {MAX_NUMBER}]")
         return _NUMBERS[kind](given)
     known: Mapping[str, type] = {"bool": bool, "str": str}
     require(isinstance(given, known[kind]), name, given, f"a {kind}")

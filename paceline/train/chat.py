@@ -1,13 +1,13 @@
-"""Chats as token ids: the template around a turn, and the thinking inside an answer."""
+"""Chats as token ids: the template around a turn, and the reasoning inside an answer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.models.reasoning import ReasoningMarks
 from paceline.models.tokenizer import Tokenizer
 from paceline.protocol.generation import ChatMessage
 from paceline.train.corpus import Role, TokenIds
@@ -33,57 +33,23 @@ class ChatFrame:
         return cls(one[:start], one[len(one) - end :])
 
 
-OPEN_TAG, CLOSE_TAG = "<think>", "</think>"
-
-
 def mark_thinking(tokens: NDArray[np.int32], roles: NDArray[np.int8], tokenizer: Tokenizer) -> NDArray[np.int8]:
-    """Roles with the answer's thinking, tags included, as `Role.THINKING`. Returns a new array [length].
+    """Roles with the answer's reasoning, marks included, as `Role.THINKING`. Returns a new array [length].
 
-    Thinking that is never closed goes on to the end; a closing tag alone ends
-    thinking that the template opened.
+    Reasoning that is never closed goes on to the end. What the template opened is found behind the prompt, or, in a
+    text without one, by a closing mark before any opening one.
     """
     marked = roles.copy()
+    marks = ReasoningMarks.of(tokenizer)
     answer = np.flatnonzero(roles == Role.ANSWER)
-    if not answer.size:
+    if marks is None or not answer.size:
         return marked
-    start, end = int(answer[0]), int(answer[-1]) + 1
-    text = tokens[start:end].tolist()
-    at, opened_before = 0, True
-    while at < len(text):
-        opened = _find_tag(text, at, OPEN_TAG, tokenizer)
-        closed = _find_tag(text, at, CLOSE_TAG, tokenizer)
-        if opened is None and (closed is None or not opened_before):
-            break
-        low = at if opened is None or (opened_before and closed is not None and closed[0] < opened[0]) else opened[0]
-        close = _find_tag(text, low, CLOSE_TAG, tokenizer)
-        high = len(text) if close is None else close[1]
-        marked[start + low : start + high] = Role.THINKING
-        at, opened_before = high, False
+    text = tokens[answer[0] : answer[-1] + 1].tolist()
+    first = next((token for token in text if token in (marks.opening, marks.closing)), marks.opening)
+    before = first == marks.closing or marks.open_behind(tokens[: answer[0]].tolist())
+    inside = marks.inside(text, before=before)
+    marked[answer[0] : answer[-1] + 1][inside] = Role.THINKING
     return marked
-
-
-def _find_tag(text: list[int], at: int, tag: str, tokenizer: Tokenizer) -> tuple[int, int] | None:
-    """Tokens [first, last + 1) from `at` on that write a tag, wherever the tokenizer cuts it."""
-    own = tokenizer.encode(tag)[-1:]
-    if tag not in tokenizer.decode(own):
-        whole = len(tokenizer.encode(tag)) - len(tokenizer.encode("")) == 1  # a special token, which decode skips
-        own = own if whole else ()
-    if own:
-        found = next((i for i in range(at, len(text)) if text[i] == own[0]), None)
-        return None if found is None else (found, found + 1)
-    if tag not in tokenizer.decode(text[at:]):
-        return None
-    end = _smallest(at, len(text), lambda high: tag in tokenizer.decode(text[at:high]))
-    first = _smallest(at, end, lambda low: tag not in tokenizer.decode(text[low:end])) - 1
-    return first, end
-
-
-def _smallest(low: int, high: int, holds: Callable[[int], bool]) -> int:
-    """The smallest n in (low, high] for which a monotone condition holds; `high` if none below it does."""
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle, high)
-    return high
 
 
 def shared_prefix(one: TokenIds, other: TokenIds) -> int:

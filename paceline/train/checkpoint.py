@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +23,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from paceline.engine.decoder import build_engine
-from paceline.engine.interface import Engine, Logits, StepPlan
-from paceline.engine.weights import chosen_dtype
-from paceline.engine.wrapped import WrappedEngine
-from paceline.models.resolve import MANIFEST_FILE, resolve
+from paceline.models.resolve import MANIFEST_FILE
 from paceline.models.wheels import file_digest
 from paceline.models.whole import refuse_incomplete
 from paceline.protocol.errors import DamagedFile, InvalidInput, VocabularyMismatch, require
-from paceline.runtime.config import EngineSettings
+from paceline.protocol.features import NO_FEATURES, FeatureNeed
+from paceline.protocol.given_files import read_json
 from paceline.train.corpus import replace_file
 from paceline.train.packing import WeightFormat, pack, unpack
-from paceline.train.student import Target, build_student, trained_weights
+from paceline.train.student import Target, build_student, learned_logits, trained_weights
+from paceline.train.trainee import DepthLogits, Lesson, Trainee
 from paceline.train.vocabulary import DraftVocabulary
 
 WEIGHTS_FILE = "model.safetensors"
@@ -51,12 +50,38 @@ class TargetFingerprint:
     weights: str
 
 
+class TrainedKind(StrEnum):
+    """What a draft's folder holds: layers of ours, or what others publish as this."""
+
+    DRAFT = "draft"
+    EXIT = "exit"
+    MEDUSA = "medusa"
+    EAGLE = "eagle"
+    EAGLE3 = "eagle3"
+    MTP = "mtp"
+    BLOCK = "block"
+
+    @property
+    def is_stack(self) -> bool:
+        """Whether it is a `Stack`: layers of the target's with a vocabulary of their own."""
+        return self in (TrainedKind.DRAFT, TrainedKind.EXIT)
+
+    @property
+    def reduces(self) -> bool:
+        """Whether it may have fewer ids than the target: stacks of ours, others whose layout has a map."""
+        return self not in (TrainedKind.EAGLE, TrainedKind.MTP)
+
+
 @dataclass(frozen=True)
 class DraftManifest:
     """What a draft is, needs, and was made from.
 
     Attributes:
-        needs: what the target must send: `nothing`.
+        kind: what was trained, a `TrainedKind`.
+        layers: of the target, that its own began as.
+        borrowed_layers: the first of them, which were not trained: they are read from the target.
+        depth: tokens of a round that it learned to draft, each with a loss of its own.
+        needs: what the target must send: `nothing`, or `features`.
         vocabulary: `reduced`: the draft has logits for some of the target's ids.
         trees: whether it may propose trees.
         data: where the text came from, and how much of it there was.
@@ -76,23 +101,48 @@ class DraftManifest:
     versions: Mapping[str, str] = field(default_factory=dict)
     weights: str = WeightFormat.FLOAT16.value
     files: Mapping[str, str] = field(default_factory=dict)
+    kind: str = TrainedKind.DRAFT.value
+    borrowed_layers: int = 0
+    depth: int = 1
     needs: str = "nothing"
     vocabulary: str = "reduced"
     trees: bool = True
     format: str = FORMAT
 
 
-def save_draft(folder: Path, student: PreTrainedModel, vocabulary: DraftVocabulary, manifest: DraftManifest) -> None:
+def save_draft(folder: Path, trainee: Trainee, manifest: DraftManifest) -> None:
     """Write a draft; the manifest comes last, so a folder that has one is whole."""
     folder.mkdir(parents=True, exist_ok=True)
-    _save_tensors(folder / WEIGHTS_FILE, pack(trained_weights(student), WeightFormat(manifest.weights)))
-    maps = {"d2t": torch.from_numpy(vocabulary.d2t), "t2d": torch.from_numpy(vocabulary.t2d)}
-    _save_tensors(folder / VOCABULARY_FILE, maps)
-    student.config.save_pretrained(folder)
+    trainee.save(folder)
     save_manifest(folder, manifest)
 
 
-def _save_tensors(file: Path, tensors: dict[str, torch.Tensor]) -> None:
+@dataclass(frozen=True, eq=False)
+class Stack:
+    """A student in training: layers of the target's, the first `borrowed_layers` of them as they are there."""
+
+    student: PreTrainedModel
+    vocabulary: DraftVocabulary
+    borrowed_layers: int = 0
+    need: FeatureNeed = NO_FEATURES
+    depth: int = 1
+
+    def weights(self) -> dict[str, torch.nn.Parameter]:  # noqa: D102
+        return trained_weights(self.student, self.borrowed_layers)
+
+    def drafted(self, lesson: Lesson) -> tuple[DepthLogits, ...]:  # noqa: D102
+        return (DepthLogits(learned_logits(self.student, lesson.row)),)
+
+    def save(self, folder: Path) -> None:  # noqa: D102
+        save_tensors(folder / WEIGHTS_FILE, pack(self.weights(), WeightFormat.FLOAT16))
+        maps = {"d2t": torch.from_numpy(self.vocabulary.d2t), "t2d": torch.from_numpy(self.vocabulary.t2d)}
+        save_tensors(folder / VOCABULARY_FILE, maps)
+        self.student.config.save_pretrained(folder)
+
+
+def save_tensors(file: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Write tensors whole or not at all, for everyone to read."""
+
     def write(temporary: Path) -> None:
         save_file(tensors, temporary, {"format": "pt"})
         temporary.chmod(0o644)  # safetensors makes files that only their owner can read
@@ -100,23 +150,41 @@ def _save_tensors(file: Path, tensors: dict[str, torch.Tensor]) -> None:
     replace_file(file, write)
 
 
+def save_config(file: Path, facts: Mapping[str, Any]) -> None:
+    """Write a configuration whole or not at all."""
+    text = json.dumps(facts, indent=2) + "\n"
+    replace_file(file, lambda temporary: temporary.write_text(text))
+
+
 def pack_draft(folder: Path, out: Path, form: WeightFormat) -> DraftManifest:
     """Copy a draft without what only training needs, its weights in `form`, its files' digests in the manifest.
 
     Raises:
-        InvalidInput: no whole draft there, `out` is the same folder, or its weights are packed already.
+        InvalidInput: no whole draft there, `out` is the same folder, its weights are packed already, or a published
+            layout is to have others.
     """
     manifest = load_manifest(folder)
     require(out.resolve() != folder.resolve(), "out", str(out), "another folder than the draft's")
     require(manifest.weights == WeightFormat.FLOAT16, "weights", manifest.weights, "float16, as training writes them")
+    ours = TrainedKind(manifest.kind).is_stack
+    layout = f"float16 for kind {manifest.kind}, whose published layout has no other"
+    require(ours or form is WeightFormat.FLOAT16, "weights", form.value, layout)
     out.mkdir(parents=True, exist_ok=True)
-    _save_tensors(out / WEIGHTS_FILE, pack(_load_tensors(folder / WEIGHTS_FILE), form))
-    _save_tensors(out / VOCABULARY_FILE, _load_tensors(folder / VOCABULARY_FILE))
-    shutil.copyfile(folder / CONFIG_FILE, out / CONFIG_FILE)
-    files = {name: file_digest(out / name) for name in (WEIGHTS_FILE, VOCABULARY_FILE, CONFIG_FILE)}
+    names = [WEIGHTS_FILE, VOCABULARY_FILE, CONFIG_FILE] if ours else _published_files(folder)
+    if ours:
+        save_tensors(out / WEIGHTS_FILE, pack(_load_tensors(folder / WEIGHTS_FILE), form))
+        save_tensors(out / VOCABULARY_FILE, _load_tensors(folder / VOCABULARY_FILE))
+    for name in names:
+        if not ours or name == CONFIG_FILE:
+            shutil.copyfile(folder / name, out / name)
+    files = {name: file_digest(out / name) for name in names}
     packed = replace(manifest, weights=form.value, files=files)
     save_manifest(out, packed)
     return packed
+
+
+def _published_files(folder: Path) -> list[str]:
+    return sorted(file.name for file in folder.iterdir() if file.is_file() and file.name != MANIFEST_FILE)
 
 
 def _load_tensors(file: Path) -> dict[str, torch.Tensor]:
@@ -131,8 +199,7 @@ def _load_tensors(file: Path) -> dict[str, torch.Tensor]:
 
 def save_manifest(folder: Path, manifest: DraftManifest) -> None:
     """Write or replace a draft's manifest."""
-    text = json.dumps(asdict(manifest), indent=2) + "\n"
-    replace_file(folder / MANIFEST_FILE, lambda file: file.write_text(text))
+    save_config(folder / MANIFEST_FILE, asdict(manifest))
 
 
 def load_manifest(folder: Path) -> DraftManifest:
@@ -141,13 +208,15 @@ def load_manifest(folder: Path) -> DraftManifest:
     Raises:
         InvalidInput: there is none, or it is of another format.
     """
+    value = read_json("draft", folder / MANIFEST_FILE)
     try:
-        value = json.loads((folder / MANIFEST_FILE).read_text())
         require(value.get("format") == FORMAT, "manifest format", value.get("format"), FORMAT)
+        kind = value.get("kind", TrainedKind.DRAFT)
+        require(kind in list(TrainedKind), "manifest kind", kind, " or ".join(TrainedKind))
         target = TargetFingerprint(**value.pop("target"))
         layers = tuple(int(layer) for layer in value.pop("layers"))
         return DraftManifest(target=target, layers=layers, **value)
-    except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise InvalidInput.of("draft", str(folder), f"a folder with a draft's {MANIFEST_FILE} ({error})") from error
 
 
@@ -174,9 +243,18 @@ def check_target(manifest: DraftManifest, target: Target, draft: str) -> None:
 class LoadedDraft:
     """A draft on the target's own embedding and head."""
 
-    student: PreTrainedModel
-    vocabulary: DraftVocabulary
+    stack: Stack
     manifest: DraftManifest
+
+    @property
+    def student(self) -> PreTrainedModel:
+        """The model."""
+        return self.stack.student
+
+    @property
+    def vocabulary(self) -> DraftVocabulary:
+        """The ids that it has logits for."""
+        return self.stack.vocabulary
 
 
 def load_draft(folder: Path, target: Target) -> LoadedDraft:
@@ -188,22 +266,24 @@ def load_draft(folder: Path, target: Target) -> LoadedDraft:
     """
     manifest = load_manifest(folder)
     check_target(manifest, target, folder.name)
+    require(TrainedKind(manifest.kind).is_stack, "draft kind", manifest.kind, "layers of the target's: draft or exit")
     maps = _load_tensors(folder / VOCABULARY_FILE)
     require("d2t" in maps, f"{VOCABULARY_FILE} tensors", sorted(maps), "d2t among them")
     vocabulary = DraftVocabulary(maps["d2t"].numpy().astype(np.int32), target.tokenizer.vocab_size)
-    student = build_student(target.model, manifest.layers, vocabulary)
-    copy_weights(folder, student)
-    return LoadedDraft(student, vocabulary, manifest)
+    student = build_student(target.model, manifest.layers, vocabulary, manifest.borrowed_layers)
+    stack = Stack(student, vocabulary, manifest.borrowed_layers)
+    copy_weights(folder, stack)
+    return LoadedDraft(stack, manifest)
 
 
 @torch.no_grad()
-def copy_weights(folder: Path, student: PreTrainedModel) -> None:
+def copy_weights(folder: Path, stack: Stack) -> None:
     """Give a student the weights of a draft of the same layers; the vocabularies may differ.
 
     Raises:
         InvalidInput: they can't be read, are not all there, or belong to other layers.
     """
-    weights, own = unpack(_load_tensors(folder / WEIGHTS_FILE)), trained_weights(student)
+    weights, own = unpack(_load_tensors(folder / WEIGHTS_FILE)), stack.weights()
     found = {name: tuple(weight.shape) for name, weight in weights.items()}
     shapes = {name: tuple(weight.shape) for name, weight in own.items()}
     misshapen = {
@@ -213,41 +293,3 @@ def copy_weights(folder: Path, student: PreTrainedModel) -> None:
     require(found == shapes, f"{WEIGHTS_FILE} weights", len(found), f"the {len(shapes)} of the draft's layers")
     for name, weight in own.items():
         weight.copy_(weights[name])
-
-
-class ReducedVocabularyEngine(WrappedEngine):
-    """A draft's engine seen in the target's vocabulary: logits are -inf for ids that the draft lacks.
-
-    `Engine` says what its methods promise. No id outside the draft's
-    vocabulary can be drawn from such logits; the target may still emit it.
-    """
-
-    def __init__(self, inner: Engine, vocabulary: DraftVocabulary) -> None:
-        super().__init__(inner)
-        self._vocabulary = vocabulary
-
-    def step(self, plan: StepPlan) -> Sequence[Logits]:  # noqa: D102
-        return [self._vocabulary.scatter(logits) for logits in self._inner.step(plan)]
-
-
-def load_draft_engine(model: str, settings: EngineSettings, target_model: str | None = None) -> Engine:
-    """Load a draft's folder as a drafter's engine, on the calling thread.
-
-    Args:
-        model: the folder.
-        settings: as for any engine; the target is loaded with them once, for its embedding and head.
-        target_model: the target that will be drafted for; None: the one that the manifest names.
-
-    Raises:
-        InvalidInput: the target is not there, or the draft is another target's.
-        VocabularyMismatch: the tokenizers differ.
-    """
-    folder = Path(model).expanduser()
-    target = Target.load(target_model or load_manifest(folder).target.model, settings)
-    draft = load_draft(folder, target)
-    student: Any = draft.student
-    student.requires_grad_(False)
-    wanted = chosen_dtype(settings.dtype, student.device)
-    student.to(torch.float16 if wanted == "auto" else wanted)
-    inner = build_engine(student, target.tokenizer, settings, resolve(model).name, reduced_head=True)
-    return ReducedVocabularyEngine(inner, draft.vocabulary)

@@ -93,13 +93,29 @@ def read_shards(path: Path) -> list[Row]:
     require(bool(files), "data", str(path), "a folder with .npz shards")
     rows: list[Row] = []
     for file in files:
-        try:
-            with np.load(file, allow_pickle=False) as arrays:
-                tokens, roles, temperatures = (arrays[name] for name in ("token_ids", "role", "temperature"))
-        except (OSError, ValueError, KeyError) as error:
-            raise InvalidInput.of("data", str(file), f"an .npz of token_ids, role, temperature ({error})") from error
+        arrays = read_arrays("data", file)
+        tokens, roles, temperatures = (arrays.get(name) for name in ("token_ids", "role", "temperature"))
+        if tokens is None or roles is None or temperatures is None or not _fit(tokens, roles, temperatures):
+            raise InvalidInput.of(
+                "data", str(file), "an .npz of token_ids and role [rows, longest], temperature [rows]"
+            )
         rows += map(_unpadded, tokens, roles, temperatures)
     return rows
+
+
+def read_arrays(field: str, file: Path) -> dict[str, NDArray[Any]]:
+    """Every array of an `.npz`; raises `InvalidInput` for a file that is none, or is not whole."""
+    try:
+        with file.open("rb") as opened, np.load(opened, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+    except Exception as error:
+        raise InvalidInput.of(field, str(file), f"a whole .npz ({error})") from error
+
+
+def _fit(tokens: NDArray[Any], roles: NDArray[Any], temperatures: NDArray[Any]) -> bool:
+    """Whether arrays are a shard's, by their shapes and kinds of numbers."""
+    whole = tokens.dtype.kind in "ui" and roles.dtype.kind in "ui" and temperatures.dtype.kind == "f"
+    return whole and tokens.ndim == 2 and tokens.shape == roles.shape and temperatures.shape == tokens.shape[:1]
 
 
 def _unpadded(tokens: NDArray[Any], roles: NDArray[Any], temperature: float) -> Row:

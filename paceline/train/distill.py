@@ -12,70 +12,29 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from paceline.engine.cpu.linear import cpu_has_bfloat16
 from paceline.protocol.errors import InvalidInput, require
 from paceline.train.corpus import Row, Split, count_learned, replace_file
-from paceline.train.student import learned_logits, trained_weights
-from paceline.train.teacher import GREEDY_TEMPERATURE, LabelledLogs, Loss, Teacher, position_losses
-from paceline.train.vocabulary import DraftVocabulary
+from paceline.train.losses import LabelledLogs, Loss, position_losses
+from paceline.train.recipe import TrainRecipe, recipe_facts
+from paceline.train.teacher import GREEDY_TEMPERATURE, Teacher
+from paceline.train.trainee import DepthLogits, Lesson, Trainee
 
 TIMED_STEPS = 4
 """Steps that are timed before a budget in minutes becomes a number of steps."""
 HELD_OUT_TOKENS = 2048
 """Positions on which the running acceptance is measured; chosen, not tuned."""
 _BETAS = (0.9, 0.95)
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-@dataclass(frozen=True)
-class TrainRecipe:
-    """What decides the weights, beside target, rows and vocabulary.
-
-    `kl_share` and `hybrid_decay` are explained in docs/decisions/2026-11-21-plain-training-loop.md; the other
-    defaults are chosen, not tuned. docs/reports/draft-default-2026-11-21.md has what they give.
-
-    Attributes:
-        tokens: learned tokens to see, repeats counted; 0: `minutes` decides.
-        kl_share: share of the steps that warm up on KL whatever the loss.
-        hybrid_decay: η of `Loss.LK`.
-        batch_rows: texts per step; each is computed alone, so memory follows the longest text.
-        dtype: precision of the matrix products, `float32` or `bfloat16`; the student's weights stay float32.
-    """
-
-    loss: Loss = Loss.LK
-    tokens: int = 0
-    minutes: float = 10.0
-    learning_rate: float = 1e-3
-    final_share: float = 0.05
-    warmup_steps: int = 20
-    kl_share: float = 0.2
-    hybrid_decay: float = 3.0
-    batch_rows: int = 8
-    weight_decay: float = 0.01
-    clip_norm: float = 1.0
-    seed: int = 0
-    dtype: str = "float32"
-
-    def __post_init__(self) -> None:
-        require(self.tokens >= 0, "tokens", self.tokens, "at least 0")
-        require(self.tokens > 0 or self.minutes > 0, "minutes", self.minutes, "above 0")
-        require(0 < self.learning_rate < 1, "learning_rate", self.learning_rate, "in (0, 1)")
-        require(self.batch_rows >= 1, "batch_rows", self.batch_rows, "at least 1")
-        require(self.dtype in _DTYPES, "dtype", self.dtype, " or ".join(_DTYPES))
-
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        """`dtype` as torch calls it."""
-        return _DTYPES[self.dtype]
 
 
 @dataclass(frozen=True)
@@ -93,26 +52,27 @@ class StepReport:
 
 
 class Distiller:
-    """A student being trained; `state` and `restore` hold all that decides what comes next."""
+    """A trainee being trained; `state` and `restore` hold all that decides what comes next."""
 
     def __init__(
         self,
         target: PreTrainedModel,
-        student: PreTrainedModel,
-        vocabulary: DraftVocabulary,
+        trainee: Trainee,
         split: Split,
         recipe: TrainRecipe,
+        position_weights: Mapping[Row, NDArray[np.float32]] = MappingProxyType({}),
     ) -> None:
-        self.student = student
-        self.vocabulary = vocabulary
+        self.trainee = trainee
+        self._position_weights = position_weights
         self.recipe = recipe
         self.step_number = 0
         self.tokens_seen = 0
         self.total_steps = _steps_of(recipe, split.train)
         self.held_out = 0.0
-        self._teacher = Teacher(target, vocabulary, recipe.torch_dtype)
+        self._teacher = Teacher(target, trainee.vocabulary, recipe.torch_dtype, trainee.need)
         self._rows = split.train
-        self._weights = trained_weights(student)
+        self._device = target.device.type
+        self._weights = dict(trainee.weights())
         for weight in self._weights.values():
             weight.requires_grad_(True)
         self._optimizer = torch.optim.AdamW(
@@ -150,11 +110,12 @@ class Distiller:
 
     @torch.no_grad()
     def measure_held_out(self) -> float:
-        """Mean Σ min(p, q) = 1 - TV at temperature 1 on held-out text."""
+        """Mean Σ min(p, q) = 1 - TV of the first drafted token at temperature 1 on held-out text."""
         overlaps = []
-        for row, target in self._held_out:
-            draft = torch.log_softmax(self._logits(row), dim=-1)
-            overlaps.append(torch.minimum(target.exp(), draft.exp()).sum(-1))
+        for lesson in self._held_out:
+            first = self._drafted(lesson)[0]
+            draft = torch.log_softmax(first.logits.float(), dim=-1)
+            overlaps.append(torch.minimum(first.labels_of(lesson).exp(), draft.exp()).sum(-1))
         self.held_out = float(torch.cat(overlaps).mean())
         return self.held_out
 
@@ -162,7 +123,8 @@ class Distiller:
         """Weights, optimizer, and where in the data the run is."""
         return {
             "recipe": recipe_facts(self.recipe),
-            "d2t": torch.from_numpy(self.vocabulary.d2t),
+            "depth": self.trainee.depth,
+            "d2t": torch.from_numpy(self.trainee.vocabulary.d2t),
             "weights": {name: weight.detach() for name, weight in self._weights.items()},
             "optimizer": self._optimizer.state_dict(),
             "step_number": self.step_number,
@@ -178,13 +140,17 @@ class Distiller:
         """Go on where `state` was taken.
 
         Raises:
-            InvalidInput: it was taken with another recipe, vocabulary or number of rows.
+            InvalidInput: it was taken with another recipe, depth, vocabulary or number of rows.
         """
+        known = {**asdict(TrainRecipe()), **state["recipe"]}  # what was not there yet had its default's effect
         for name, value in asdict(self.recipe).items():
-            kept = state["recipe"].get(name)
+            kept = known[name]
             require(kept == value, name, value, f"{kept!r}, as checkpointed")
-        same = np.array_equal(state["d2t"].numpy(), self.vocabulary.d2t)
-        require(same, "draft vocabulary", self.vocabulary.size, "the checkpoint's own")
+        depth = state.get("depth", 1)
+        require(depth == self.trainee.depth, "depth", self.trainee.depth, f"{depth}, as checkpointed")
+        vocabulary = self.trainee.vocabulary
+        same = np.array_equal(state["d2t"].numpy(), vocabulary.d2t)
+        require(same, "draft vocabulary", vocabulary.size, "the checkpoint's own")
         rows = len(self._rows)
         require(state["rows"] == rows, "training rows", rows, f"{state['rows']}, as checkpointed")
         require(set(state["weights"]) == set(self._weights), "layers", len(self._weights), "the checkpoint's own")
@@ -196,22 +162,36 @@ class Distiller:
         self.seconds = state["seconds"]
 
     def _backward(self, row: Row, count: int) -> tuple[float, float]:
-        """Add one text's share of the gradient; returns its share of the loss, and its summed acceptance."""
+        """Add one text's share of the gradient; returns its share of the loss, and its first depth's acceptance."""
         temperature = row.temperature or GREEDY_TEMPERATURE
-        target = self._teacher.log_probabilities(row, temperature)
-        draft = torch.log_softmax(self._logits(row) / temperature, dim=-1)
+        lesson = self._teacher.lesson(row, temperature)
         warming = self.step_number < self.recipe.kl_share * (self.total_steps or math.inf)
         kind = Loss.KL if warming else self.recipe.loss
-        losses, overlaps = position_losses(LabelledLogs(target, draft), kind, self.recipe.hybrid_decay)
-        loss = losses.sum() / count
+        counts = self._counts(row, lesson.places.size)
+        total, accepted = torch.zeros(()), []
+        for depth in self._drafted(lesson):
+            draft = torch.log_softmax(depth.logits.float() / temperature, dim=-1)
+            logs = LabelledLogs(depth.labels_of(lesson), draft)
+            losses, overlaps = position_losses(logs, kind, self.recipe.hybrid_decay)
+            counted = counts if depth.learned is None else counts[depth.learned]
+            total = total + depth.weight * (counted * losses).sum()
+            total = total if depth.penalty is None else total + depth.penalty
+            accepted.append(float(overlaps.sum()))
+        loss = total / count
         loss.backward()
-        return float(loss.detach()), float(overlaps.sum())
+        return float(loss.detach()), accepted[0]
 
-    def _logits(self, row: Row) -> torch.Tensor:
-        """The student's logits [positions, draft size] in float32, computed in the recipe's precision."""
+    def _counts(self, row: Row, learned: int) -> torch.Tensor:
+        """How much the loss of each learned token counts: [learned], on the trainee's device."""
+        given = self._position_weights.get(row)
+        counts = torch.ones(learned) if given is None else torch.from_numpy(given)
+        return counts.to(self._device)
+
+    def _drafted(self, lesson: Lesson) -> Sequence[DepthLogits]:
+        """What the trainee would draft, computed in the recipe's precision."""
         low = self.recipe.torch_dtype != torch.float32
-        with torch.autocast(self.student.device.type, self.recipe.torch_dtype, enabled=low):
-            return learned_logits(self.student, row).float()
+        with torch.autocast(self._device, self.recipe.torch_dtype, enabled=low):
+            return self.trainee.drafted(lesson)
 
     def _batch(self, step: int) -> list[Row]:
         """Rows of a step: slices of each epoch's own permutation, the last slice filled from the next epoch."""
@@ -245,32 +225,20 @@ class Distiller:
             self.step_number, self.total_steps, loss, acceptance, self.tokens_seen, speed, left, self.held_out
         )
 
-    def _label_held_out(self, rows: Sequence[Row]) -> list[tuple[Row, torch.Tensor]]:
-        """Texts with the target's log-probabilities at temperature 1: the few rows that are looked at often."""
-        labelled: list[tuple[Row, torch.Tensor]] = []
+    def _label_held_out(self, rows: Sequence[Row]) -> list[Lesson]:
+        """Texts with the target's distributions at temperature 1: the few rows that are looked at often."""
+        lessons: list[Lesson] = []
         positions = 0
         plain = [row for row in rows if row.temperature == 1] or list(rows)
         for row in plain:
-            count = int(row.learned[1:].sum())
-            if not count:
+            lesson = self._teacher.lesson(row, 1.0)
+            if not lesson.places.size:
                 continue
-            labelled.append((row, self._teacher.log_probabilities(row, 1.0)))
-            positions += count
+            lessons.append(lesson)
+            positions += lesson.places.size
             if positions >= HELD_OUT_TOKENS:
                 break
-        return labelled
-
-
-def fast_dtype(device: str) -> str:
-    """`bfloat16` where matrix products are faster in it: GPUs, and CPUs with bfloat16 instructions."""
-    if device != "cpu" and torch.cuda.is_available():
-        return "bfloat16" if torch.cuda.is_bf16_supported() else "float32"
-    return "bfloat16" if cpu_has_bfloat16() else "float32"
-
-
-def recipe_facts(recipe: TrainRecipe) -> dict[str, Any]:
-    """The recipe in plain values, for checkpoints and manifests."""
-    return {name: str(value) if isinstance(value, Loss) else value for name, value in asdict(recipe).items()}
+        return lessons
 
 
 def _permutation(seed: int, epoch: int, rows: int) -> list[int]:

@@ -1,9 +1,12 @@
 """What a draft will be worth, from held-out text and the serving path.
 
-Two teacher-forced passes give the exact distribution of token-wise rounds (docs/exactness.md §7): the target's own
+Teacher-forced passes give the exact distribution of token-wise rounds (docs/exactness.md §7): the target's own
 text is replayed, token x is accepted with probability 1 / (p_x Σ_j max(p_j / p_x, q_j / q_x)) under the coupled rule
 (min(1, q_x / p_x) under rejection), and a round ends at the first failure or after k + 1 tokens. Both distributions
 are what services would draw from: logits of serving engines, processed by the request's own chain.
+
+What a draft says of a token may depend on how deep in a round it is: with the target's features known up to the
+round's first token, deeper rows read less. So such a draft is replayed from every place where a round may begin.
 """
 
 from __future__ import annotations
@@ -15,7 +18,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.engine.interface import Engine, StepItem, StepPlan
+from paceline.engine.features import FeatureEngine, FeatureRows, feature_source
+from paceline.engine.interface import Engine, Logits, StepItem, StepPlan
+from paceline.protocol.errors import Unsupported
+from paceline.protocol.features import NO_FEATURES, FeatureNeed
 from paceline.protocol.sampling import SamplingParams
 from paceline.sampling.distribution import probabilities, processed_scores
 from paceline.train.corpus import Role, Row
@@ -65,9 +71,9 @@ def coupled_match(p: Distribution, q: Distribution) -> float:
 class HeldOutReplay:
     """One text replayed: what its positions say, in order."""
 
-    accepted: NDArray[np.float64]  # [positions] probability that the emitted token had been proposed
-    overlaps: NDArray[np.float64]  # [positions] 1 - TV
-    matches: NDArray[np.float64]  # [positions] coupled match
+    accepted: NDArray[np.float64]  # [positions, MAX_K] that the emitted token, drafted at each depth, is accepted
+    overlaps: NDArray[np.float64]  # [positions] 1 - TV of the first drafted token
+    matches: NDArray[np.float64]  # [positions] coupled match of the first drafted token
     roles: NDArray[np.int8]  # [positions]
 
     def of(self, role: Role) -> HeldOutReplay:
@@ -77,64 +83,135 @@ class HeldOutReplay:
 
 
 def replay(target: Engine, draft: Engine, row: Row, temperature: float) -> HeldOutReplay:
-    """Replay a text that was written at `temperature`; positions are those of the learned tokens."""
+    """Replay a text that was written at `temperature`; positions are those of the learned tokens.
+
+    Raises:
+        Unsupported: a draft that reads features, and a target engine that gives none.
+    """
     params = SamplingParams(temperature=temperature)
-    figures: list[tuple[float, float, float]] = []
     learned = np.flatnonzero(row.learned)
     learned = learned[learned > 0]
-    for at, both in _each_position((target, draft), row, learned):
-        p, q = (probabilities(processed_scores(logits[None], params)[0]) for logits in both)
-        figures.append((coupled_acceptance(p, q, int(row.token_ids[at])), overlap(p, q), coupled_match(p, q)))
-    accepted, overlaps, matches = np.array(figures, np.float64).reshape(-1, 3).T
-    return HeldOutReplay(accepted, overlaps, matches, row.roles[learned])
+    told = read_text(target, row, learned, draft.need if isinstance(draft, FeatureEngine) else NO_FEATURES)
+    wanted = [probabilities(scores) for scores in processed_scores(told.logits, params)]
+    accepted = np.zeros((learned.size, MAX_K))
+    firsts = np.zeros((learned.size, 2))
+    drafted = _by_token(draft, row, learned)
+    if isinstance(draft, FeatureEngine):
+        drafted = by_depth(draft, row, learned, told.features)
+    for place, depth, logits in drafted:
+        p, q = wanted[place], probabilities(processed_scores(logits[None], params)[0])
+        accepted[place, depth] = coupled_acceptance(p, q, int(row.token_ids[learned[place]]))
+        if depth == 0:
+            firsts[place] = overlap(p, q), coupled_match(p, q)
+    if not isinstance(draft, FeatureEngine):
+        accepted[:] = accepted[:, :1]
+    return HeldOutReplay(accepted, firsts[:, 0], firsts[:, 1], row.roles[learned])
 
 
-def _each_position(
-    engines: tuple[Engine, Engine], row: Row, wanted: NDArray[np.intp]
-) -> Iterator[tuple[int, list[NDArray[np.float32]]]]:
-    """The place of each wanted token, and both models' logits before it; computed a chunk of the text at a time."""
+def _by_token(draft: Engine, row: Row, learned: NDArray[np.intp]) -> Iterator[tuple[int, int, Logits]]:
+    """Place among the learned tokens, depth, and the draft's logits before it, which depend on no depth."""
+    for place, logits in enumerate(read_text(draft, row, learned, NO_FEATURES).logits):
+        yield place, 0, logits
+
+
+def by_depth(
+    draft: FeatureEngine, row: Row, learned: NDArray[np.intp], features: FeatureRows, most: int = MAX_K
+) -> Iterator[tuple[int, int, Logits]]:
+    """The same of a draft that reads features: every token at each of `most` depths, rounds in the text's order."""
     tokens = tuple(row.token_ids.tolist())
-    for engine in engines:
-        engine.open(_SESSION, len(tokens))
+    places = {int(at): place for place, at in enumerate(learned)}
+    draft.open(_SESSION, len(tokens))
+    depths = most if draft.reach is None else min(most, draft.reach)
     try:
+        known = 0
+        for root in range(len(tokens) - 1):
+            chain = range(root + 1, min(root + depths, len(tokens) - 1) + 1)  # what the root's round drafts
+            if not any(at in places for at in chain):
+                continue
+            first = max(known - 1, 0)
+            if first < root:
+                draft.give(_SESSION, first, features[first:root])
+            rows = tuple(at - 1 - known for at in chain if at in places)
+            plan = StepPlan((StepItem(_SESSION, known, tokens[known : chain[-1]], logit_rows=rows),))
+            found = draft.step(plan)[0]
+            for at, logits in zip((at for at in chain if at in places), found, strict=True):
+                yield places[at], at - 1 - root, logits
+            known = root + 1
+    finally:
+        draft.close(_SESSION)
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """What an engine says of a text's wanted tokens, and its features of all but the last."""
+
+    logits: Logits  # [wanted, V], before each wanted token
+    features: FeatureRows  # [tokens - 1, layers · hidden]
+
+
+def read_text(engine: Engine, row: Row, wanted: NDArray[np.intp], need: FeatureNeed) -> Reading:
+    """Have an engine read a text, a chunk at a time.
+
+    Raises:
+        Unsupported: features are needed of an engine that gives none.
+    """
+    if need.any and engine.info.features is None:
+        raise Unsupported(f"{engine.info.fingerprint.model}: an engine that gives no hidden states")
+    tokens = tuple(row.token_ids.tolist())
+    engine.open(_SESSION, len(tokens))
+    logits = [np.empty((0, engine.info.fingerprint.vocab_size), np.float32)]
+    features: list[FeatureRows] = []
+    try:
+        if need.any:
+            feature_source(engine).keep_features(_SESSION, need)
         for start in range(0, len(tokens) - 1, CHUNK_ROWS):
             end = min(start + CHUNK_ROWS, len(tokens) - 1)
             rows = tuple(int(at) - 1 - start for at in wanted if start < at <= end)
-            plan = StepPlan((StepItem(_SESSION, start, tokens[start:end], logit_rows=rows),))
-            found = [engine.step(plan)[0] for engine in engines]
-            for place, local in enumerate(rows):
-                yield start + local + 1, [logits[place] for logits in found]
+            logits.append(
+                engine.step(StepPlan((StepItem(_SESSION, start, tokens[start:end], logit_rows=rows),)))[0].copy()
+            )
+            if need.any:
+                features.append(feature_source(engine).features(_SESSION).copy())
     finally:
-        for engine in engines:
-            engine.close(_SESSION)
+        engine.close(_SESSION)
+    return Reading(np.concatenate(logits), np.concatenate(features) if need.any else np.empty((0, 0), np.float32))
 
 
 def rounds_of(accepted: NDArray[np.float64], k: int) -> tuple[float, NDArray[np.float64]]:
     """Expected rounds that replay a text, and how many of them accept at least 1 … k tokens.
 
-    Rounds that the text's end would cut short are left out: it cuts accepted tokens, not offered ones.
-
     Args:
-        accepted: [positions] probability that each token, if proposed for, is accepted.
+        accepted: [positions, depths] probability that each token, if it is drafted at a depth, is accepted.
         k: tokens proposed in each round.
 
     Returns:
         Rounds, and [k] expected rounds in which the first d tokens are accepted.
     """
-    positions = accepted.size
-    begins = np.zeros(positions + k + 1)
+    begins, survival = round_flow(accepted, k)
+    return float(begins.sum()), begins @ survival
+
+
+def round_flow(accepted: NDArray[np.float64], k: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Where rounds begin that replay a text, and how far they get.
+
+    Rounds that the text's end would cut short are left out: it cuts accepted tokens, not offered ones.
+
+    Args:
+        accepted, k: as `rounds_of` has them; one depth: the same at every depth.
+
+    Returns:
+        [starts] chance that a round begins with each token, and [starts, k] chance that its first d are accepted.
+    """
+    depths = np.arange(k)
+    whole = max(0, len(accepted) - k + 1)
+    columns = np.minimum(depths, accepted.shape[1] - 1)
+    survival = np.cumprod(accepted[np.arange(whole)[:, None] + depths, columns], axis=1)
+    ends = -np.diff(survival, axis=1, prepend=1.0, append=0.0)  # [starts, k + 1] chance that 0 … k are accepted
+    begins = np.zeros(len(accepted) + k + 1)
     begins[0] = 1.0
-    reached = np.zeros(k)
-    whole = max(0, positions - k + 1)
     for at in range(whole):
-        alive = begins[at]
-        for depth in range(k):
-            passed = alive * accepted[at + depth]
-            begins[at + depth + 1] += alive - passed
-            reached[depth] += passed
-            alive = passed
-        begins[at + k + 1] += alive
-    return float(begins[:whole].sum()), reached
+        begins[at + 1 : at + k + 2] += begins[at] * ends[at]
+    return begins[:whole], survival
 
 
 @dataclass(frozen=True)

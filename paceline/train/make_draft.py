@@ -1,4 +1,4 @@
-"""`paceline train draft`: from a target's name to a draft's folder, with everything shown on the way.
+"""`paceline train KIND`: from a target's name to a draft's folder, with everything shown on the way.
 
 The folder keeps the work beside the draft: `work/corpus` (shards) and
 `work/checkpoint.pt`. A run that was stopped goes on with `--resume`.
@@ -6,11 +6,13 @@ The folder keeps the work beside the draft: `work/corpus` (shards) and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 
 from paceline.engine.loading import load_engine
@@ -23,17 +25,22 @@ from paceline.train import measure
 from paceline.train.checkpoint import (
     WEIGHTS_FILE,
     DraftManifest,
+    Stack,
     TargetFingerprint,
     check_target,
     copy_weights,
-    load_draft_engine,
     load_manifest,
     save_draft,
     save_manifest,
 )
 from paceline.train.corpus import Row, Split, count_learned, split_rows
-from paceline.train.distill import Distiller, Pace, StepReport, TrainRecipe, load_state, recipe_facts, run
-from paceline.train.student import Target, build_student, default_layers
+from paceline.train.distill import Distiller, Pace, StepReport, load_state, run
+from paceline.train.focus import position_weights, read_focus
+from paceline.train.kinds import TraineeShape, make_trainee, manifest_of
+from paceline.train.recipe import TrainRecipe, recipe_facts
+from paceline.train.served import load_draft_engine
+from paceline.train.student import Target
+from paceline.train.text_kinds import TextKinds
 from paceline.train.user_data import UserData, read_data
 from paceline.train.vocabulary import DraftVocabulary, choose_vocabulary, coverage
 from paceline.train.writing import GenerationRecipe, Writer, self_generate
@@ -50,16 +57,17 @@ class TrainDraft:
     Attributes:
         data: JSONL file, `.npz` shard, or folder of shards; None: the target writes its own text.
         self_generate: learned tokens to write; with JSONL prompts: at most that many.
-        layers: empty: those of `init`, or the first three and the last.
+        shape: what is trained; of a `draft` without layers: those of `init`, or the first three and the last.
         init: folder of a draft of the same target to start from; None: from the target's own layers.
         evaluation_rows: held-out rows of each temperature in the final tables.
+        focus: report of branching points by which positions are weighed; None: all count alike.
     """
 
     target: str = DEFAULT_MODEL
     out: Path = Path("draft")
     data: Path | None = None
     self_generate: int = DEFAULT_GENERATED_TOKENS
-    layers: tuple[int, ...] = ()
+    shape: TraineeShape = field(default_factory=TraineeShape)
     init: Path | None = None
     draft_vocab: int = DEFAULT_DRAFT_VOCAB
     generation: GenerationRecipe = field(default_factory=GenerationRecipe)
@@ -67,6 +75,7 @@ class TrainDraft:
     pace: Pace = field(default_factory=Pace)
     resume: bool = False
     evaluation_rows: int = 8
+    focus: Path | None = None
     engine: EngineSettings = field(default_factory=EngineSettings)
 
     @property
@@ -92,35 +101,47 @@ def train_draft(wanted: TrainDraft, console: Console) -> DraftManifest:
     set_threads(wanted.engine.threads)
     warm_up()
     target = Target.load(wanted.target, wanted.engine)
-    layers = _layers(wanted, target)
+    if wanted.focus is not None:
+        focus = read_focus(wanted.focus, target.tokenizer)
+        wanted = replace(wanted, recipe=replace(wanted.recipe, focus=focus))
+    shape = _shape(wanted, target)
     data = UserData(())  # the target asks and answers
     if wanted.data is not None:
         data = read_data(wanted.data, target.tokenizer, wanted.generation.max_length)
     split = split_rows(_all_rows(wanted, target, data, console))
     size, ends = target.tokenizer.vocab_size, target.tokenizer.eos_token_ids
-    vocabulary = choose_vocabulary(split.train, min(wanted.draft_vocab, size), size, always=ends)
-    student = build_student(target.model, layers, vocabulary)
-    if wanted.init is not None:
-        copy_weights(wanted.init, student)
-    distiller = Distiller(target.model, student, vocabulary, split, wanted.recipe)
+    most = min(wanted.draft_vocab, size) if shape.kind.reduces else size
+    vocabulary = choose_vocabulary(split.train, most, size, always=ends)
+    trainee = make_trainee(shape, target, vocabulary)
+    if wanted.init is not None and isinstance(trainee, Stack):
+        copy_weights(wanted.init, trainee)
+    distiller = Distiller(target.model, trainee, split, wanted.recipe, _position_weights(wanted, split, target))
     if resumes:
         distiller.restore(load_state(wanted.checkpoint))
         console.print(f"resumed at step {distiller.step_number} of {distiller.total_steps or '?'}")
     facts = _data_facts(wanted, data, split, vocabulary)
     made_for = TargetFingerprint(target.name, target.tokenizer.fingerprint, target.weights)
-    _train(wanted, distiller, DraftManifest(made_for, layers, vocabulary.size, facts), console)
+    _train(wanted, distiller, manifest_of(shape, made_for, trainee, facts), console)
     return _measure(wanted, split.held_out, console)
 
 
-def _layers(wanted: TrainDraft, target: Target) -> tuple[int, ...]:
-    """The target's layers that the student begins with."""
+def _shape(wanted: TrainDraft, target: Target) -> TraineeShape:
+    """What is trained, its layers named."""
+    shape = wanted.shape.on(target)
     if wanted.init is None:
-        return wanted.layers or default_layers(target.model.config.get_text_config().num_hidden_layers)
+        return shape
     manifest = load_manifest(wanted.init)
     check_target(manifest, target, wanted.init.name)
-    agrees = wanted.layers in ((), manifest.layers)
-    require(agrees, "layers", wanted.layers, f"{manifest.layers}, as in {wanted.init.name}")
-    return manifest.layers
+    require(manifest.kind == shape.kind, "init", manifest.kind, f"a folder of kind {shape.kind}")
+    agrees = wanted.shape.layers in ((), manifest.layers)
+    require(agrees, "layers", wanted.shape.layers, f"{manifest.layers}, as in {wanted.init.name}")
+    return replace(shape, layers=manifest.layers)
+
+
+def _position_weights(wanted: TrainDraft, split: Split, target: Target) -> Mapping[Row, NDArray[np.float32]]:
+    if not wanted.recipe.focus:
+        return {}
+    return position_weights(split.train, wanted.recipe.focus, TextKinds(target.tokenizer))
 
 
 def _all_rows(wanted: TrainDraft, target: Target, data: UserData, console: Console) -> list[Row]:
@@ -142,10 +163,10 @@ def _all_rows(wanted: TrainDraft, target: Target, data: UserData, console: Conso
 def _train(wanted: TrainDraft, distiller: Distiller, manifest: DraftManifest, console: Console) -> None:
     def save() -> None:
         made = replace(manifest, training=_training_facts(wanted, distiller), versions=measure.versions())
-        save_draft(wanted.out, distiller.student, distiller.vocabulary, made)
+        save_draft(wanted.out, distiller.trainee, made)
 
     with measure.bar(console) as progress:
-        task = progress.add_task("distilling", total=None)
+        task = progress.add_task("training", total=None)
         for report in run(distiller, wanted.checkpoint, wanted.pace, save):
             line, total = _step_line(report), report.total_steps or None
             progress.update(task, completed=report.step, total=total, description=line)

@@ -28,8 +28,9 @@ from paceline.runtime.config import DEFAULT_MODEL, EngineSettings
 from paceline.runtime.processor import processor_name
 from paceline.sampling.racing import warm_up
 from paceline.train import evaluate
-from paceline.train.checkpoint import WEIGHTS_FILE, DraftManifest, load_draft_engine, load_manifest
+from paceline.train.checkpoint import WEIGHTS_FILE, DraftManifest, load_manifest
 from paceline.train.corpus import HELD_OUT_SHARE, Row, split_rows
+from paceline.train.served import load_draft_engine
 from paceline.train.user_data import read_data
 
 COST_PREFIX = 64

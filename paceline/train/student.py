@@ -1,8 +1,9 @@
 """The student: chosen layers of the target, with its norm, its embedding, and the rows of its head that it needs.
 
 Embedding and head stay the target's own and are never trained, so a checkpoint
-holds layers and norm alone. Training runs texts one by one, through the same
-hook as the engine.
+holds layers and norm alone; of an early exit (LayerSkip, arXiv 2404.16710, §4)
+the first layers are the target's own too, and what is trained is the exit behind
+them. Training runs texts one by one, through the same hook as the engine.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from paceline.engine.attention import SINKS, SOFTCAP, packed_attention
 from paceline.engine.cpu.linear import frozen_linear
 from paceline.engine.fingerprint import weights_digest
 from paceline.engine.forward import ATTENTION_NAME, AttentionCall, packed_forward
-from paceline.engine.weights import keep_layers, load_decoder
+from paceline.engine.weights import keep_layers, layers_of, load_decoder
 from paceline.models.resolve import resolve
 from paceline.models.tokenizer import Tokenizer, load_tokenizer
 from paceline.protocol.errors import Unsupported, require
@@ -64,18 +66,24 @@ def default_layers(count: int) -> tuple[int, ...]:
     return tuple(sorted({layer for layer in (0, 1, 2, count - 1) if 0 <= layer < count}))
 
 
-def build_student(target: PreTrainedModel, layers: Sequence[int], vocabulary: DraftVocabulary) -> PreTrainedModel:
+def build_student(
+    target: PreTrainedModel, layers: Sequence[int], vocabulary: DraftVocabulary, borrowed_layers: int = 0
+) -> PreTrainedModel:
     """Copy the chosen layers and the norm; embedding and head rows stay the target's values, frozen.
+
+    So do the first `borrowed_layers` of the chosen layers, which must be the target's first.
 
     Raises:
         InvalidInput: a layer that the target lacks, or none.
     """
     require(list(layers) == sorted(set(layers)), "layers", tuple(layers), "ascending")
+    first = tuple(range(borrowed_layers))
+    require(tuple(layers[:borrowed_layers]) == first, "layers", tuple(layers), f"{first} first, the target's own")
     # Weights are shared until it is known which of them are kept.
     student = copy.deepcopy(target, {id(weight): weight for weight in target.parameters()})
     keep_layers(student, tuple(layers))
     _reduce_head(student, vocabulary)
-    frozen = {id(weight) for weight in _borrowed(student)}
+    frozen = {id(weight) for weight in _borrowed(student, borrowed_layers)}
     for module in student.modules():
         for name, weight in list(module.named_parameters(recurse=False)):
             if id(weight) not in frozen:
@@ -84,9 +92,9 @@ def build_student(target: PreTrainedModel, layers: Sequence[int], vocabulary: Dr
     return student
 
 
-def trained_weights(student: PreTrainedModel) -> dict[str, torch.nn.Parameter]:
+def trained_weights(student: PreTrainedModel, borrowed_layers: int = 0) -> dict[str, torch.nn.Parameter]:
     """Name → weight of all that is the student's own."""
-    borrowed = {id(weight) for weight in _borrowed(student)}
+    borrowed = {id(weight) for weight in _borrowed(student, borrowed_layers)}
     return {name: weight for name, weight in student.named_parameters() if id(weight) not in borrowed}
 
 
@@ -101,20 +109,35 @@ def _reduce_head(student: PreTrainedModel, vocabulary: DraftVocabulary) -> None:
     student.set_output_embeddings(frozen_linear(head.weight.detach()[rows].clone(), bias))
 
 
-def _borrowed(student: PreTrainedModel) -> list[torch.nn.Parameter]:
+def _borrowed(student: PreTrainedModel, layers: int) -> list[torch.nn.Parameter]:
     modules: list[Any] = [student.get_input_embeddings(), student.get_output_embeddings()]
+    if layers:
+        modules += layers_of(student)[:layers]
     return [weight for module in modules for weight in module.parameters()]
 
 
 class _WholeText:
-    """Causal attention of one whole text."""
+    """Causal attention of one whole text; chunks (Llama 4) are left out, since a draft may err."""
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
-        grouped = call.query.shape[1] != call.key.shape[1]
-        attended = functional.scaled_dot_product_attention(
-            call.query, call.key, call.value, is_causal=True, scale=call.scaling, enable_gqa=grouped
-        )
-        return attended.transpose(1, 2)
+        (_, heads, rows, width), kv_heads = call.query.shape, call.key.shape[1]
+        window: int = call.extras.get("sliding_window") or rows
+        if window >= rows and not any(call.extras.get(term) is not None for term in (SOFTCAP, SINKS)):
+            attended = functional.scaled_dot_product_attention(
+                call.query, call.key, call.value, is_causal=True, scale=call.scaling, enable_gqa=heads != kv_heads
+            )
+            return attended.transpose(1, 2)
+        packed = call.query.reshape(1, kv_heads, heads // kv_heads * rows, width)
+        mask = _window_mask(rows, window, call.query).repeat(heads // kv_heads, 1)
+        attended = packed_attention(call, packed, call.key, call.value, mask)
+        return attended.reshape(1, heads, rows, -1).transpose(1, 2)
+
+
+def _window_mask(rows: int, window: int, like: torch.Tensor) -> torch.Tensor:
+    """Additive [rows, rows]: a row sees itself and the `window` - 1 rows before it."""
+    at = torch.arange(rows, device=like.device)
+    back = at[:, None] - at
+    return like.new_zeros((rows, rows)).masked_fill_((back < 0) | (back >= window), float("-inf"))
 
 
 def learned_logits(model: PreTrainedModel, row: Row) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import numpy as np
 from paceline.models.tokenizer import Tokenizer
 from paceline.protocol.errors import InvalidInput, require
 from paceline.protocol.generation import ChatMessage
+from paceline.protocol.given_files import read_json_lines
 from paceline.train.chat import ChatFrame, mark_thinking, shared_prefix
 from paceline.train.corpus import Role, Row, TokenIds, read_shards
 
@@ -48,14 +48,8 @@ def read_jsonl(file: Path, tokenizer: Tokenizer, max_length: int) -> UserData:
     """
     rows: list[Row] = []
     prompts: list[TokenIds] = []
-    try:
-        lines = file.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput.of("data", str(file), f"a readable UTF-8 file ({error})") from error
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        found, wanted = _read_line(line, f"{file.name} line {number}", tokenizer)
+    for where, value in read_json_lines("data", file):
+        found, wanted = _read_line(value, where, tokenizer)
         rows += [Row(row.token_ids[:max_length], row.roles[:max_length], row.temperature) for row in found]
         prompts += wanted
     require(bool(rows or prompts), "data", str(file), "at least 1 line")
@@ -64,11 +58,7 @@ def read_jsonl(file: Path, tokenizer: Tokenizer, max_length: int) -> UserData:
     return UserData(tuple(rows), tuple(prompts))
 
 
-def _read_line(line: str, where: str, tokenizer: Tokenizer) -> tuple[list[Row], list[TokenIds]]:
-    try:
-        value = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise InvalidInput.of(where, line, f"a JSON object ({error})") from error
+def _read_line(value: object, where: str, tokenizer: Tokenizer) -> tuple[list[Row], list[TokenIds]]:
     match value:
         case {"messages": [_, *_] as messages}:
             return _read_messages([_message(each, where) for each in messages], tokenizer)
@@ -76,7 +66,7 @@ def _read_line(line: str, where: str, tokenizer: Tokenizer) -> tuple[list[Row], 
             return [], [tokenizer.render_chat([ChatMessage("user", prompt)])]
         case {"text": str(text)}:
             return [_finished((), tokenizer.encode(text), tokenizer)], []
-    raise InvalidInput.of(where, line, "an object with prompt, messages or text")
+    raise InvalidInput.of(where, value, "an object with prompt, messages or text")
 
 
 def _message(value: object, where: str) -> ChatMessage:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from paceline.engine.interface import Engine, StepItem, StepPlan
 from paceline.models.tokenizer import Tokenizer
 from paceline.protocol.errors import InvalidInput, require
+from paceline.protocol.given_files import read_json
 from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.sampling.distribution import processed_scores
 from paceline.sampling.noise import Stream
@@ -229,6 +230,6 @@ def _check_recipe(file: Path, writer: Writer, target: str) -> None:
     wanted.pop("batch_rows")  # decides speed alone
     if not file.exists():
         replace_file(file, lambda temporary: temporary.write_text(json.dumps(wanted, indent=2) + "\n"))
-    found = json.loads(file.read_text())
+    found = read_json("recipe", file)
     for key, value in wanted.items():
         require(found.get(key) == value, f"{file.name}: {key}", value, f"{found.get(key)!r}, as the shards there")

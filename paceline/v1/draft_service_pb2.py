@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from paceline.v1 import types_pb2 as paceline_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fpaceline/v1/draft_service.proto\x12\x0bpaceline.v1\x1a\x17paceline/v1/types.proto\"^\n\x0c\x44raftRequest\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x12.paceline.v1.Hello\x12+\n\x08\x63ommands\x18\x02 \x03(\x0b\x32\x19.paceline.v1.DraftCommand\"\xba\x01\n\x0c\x44raftCommand\x12%\n\x06\x63ommit\x18\x01 \x01(\x0b\x32\x13.paceline.v1.CommitH\x00\x12+\n\tverifying\x18\x02 \x01(\x0b\x32\x16.paceline.v1.VerifyingH\x00\x12&\n\x04open\x18\x03 \x01(\x0b\x32\x16.paceline.v1.DraftOpenH\x00\x12#\n\x05\x63lose\x18\x04 \x01(\x0b\x32\x12.paceline.v1.CloseH\x00\x42\t\n\x07\x63ommand\"\x99\x01\n\tDraftOpen\x12\x12\n\nsession_id\x18\x01 \x01(\r\x12&\n\x04spec\x18\x02 \x01(\x0b\x32\x18.paceline.v1.SessionSpec\x12\x0f\n\x07\x64rafter\x18\x03 \x01(\t\x12(\n\x06\x62udget\x18\x04 \x01(\x0b\x32\x18.paceline.v1.DraftBudget\x12\x15\n\rtakes_shadows\x18\x05 \x01(\x08\"\xaa\x01\n\x0b\x44raftBudget\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x13\n\x0btree_widths\x18\x02 \x03(\r\x12\x11\n\tmax_nodes\x18\x03 \x01(\r\x12\x0f\n\x07\x66\x61n_out\x18\x04 \x01(\r\x12\x18\n\x0b\x64\x65\x61\x64line_ms\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06shadow\x18\x06 \x01(\x08\x12\x14\n\x0cleast_chance\x18\x07 \x01(\x02\x42\x0e\n\x0c_deadline_ms\"\xed\x01\n\x06\x43ommit\x12\x12\n\nsession_id\x18\x01 \x01(\r\x12%\n\x07outcome\x18\x02 \x01(\x0b\x32\x14.paceline.v1.Outcome\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x18\n\x10\x63ommitted_length\x18\x04 \x01(\r\x12(\n\x06\x62udget\x18\x05 \x01(\x0b\x32\x18.paceline.v1.DraftBudget\x12\'\n\x08\x66\x65\x61tures\x18\x06 \x01(\x0b\x32\x15.paceline.v1.Features\x12(\n\x05trace\x18\x07 \x01(\x0b\x32\x19.paceline.v1.TraceContext\"\xb0\x01\n\tVerifying\x12\x12\n\nsession_id\x18\x01 \x01(\r\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\x13\n\x0bproposal_id\x18\x03 \x01(\x04\x12\x12\n\nnode_count\x18\x04 \x01(\r\x12\'\n\x08proposal\x18\x05 \x01(\x0b\x32\x15.paceline.v1.Proposal\x12(\n\x06\x62udget\x18\x06 \x01(\x0b\x32\x18.paceline.v1.DraftBudget\"\x87\x01\n\rDraftResponse\x12%\n\x07welcome\x18\x01 \x01(\x0b\x32\x14.paceline.v1.Welcome\x12\'\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x17.paceline.v1.DraftEvent\x12&\n\x05\x63osts\x18\x03 \x01(\x0b\x32\x17.paceline.v1.DraftCosts\"`\n\nDraftCosts\x12#\n\x04line\x18\x01 \x01(\x0b\x32\x15.paceline.v1.CostLine\x12\x10\n\x08sessions\x18\x02 \x01(\r\x12\x0c\n\x04rows\x18\x03 \x01(\r\x12\r\n\x05queue\x18\x04 \x01(\r\"\xc3\x01\n\nDraftEvent\x12\x30\n\x08proposal\x18\x01 \x01(\x0b\x32\x1c.paceline.v1.DraftedProposalH\x00\x12*\n\x06opened\x18\x02 \x01(\x0b\x32\x18.paceline.v1.DraftOpenedH\x00\x12\'\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x14.paceline.v1.FailureH\x00\x12%\n\x06shadow\x18\x04 \x01(\x0b\x32\x13.paceline.v1.ShadowH\x00\x42\x07\n\x05\x65vent\"a\n\x0b\x44raftOpened\x12\x12\n\nsession_id\x18\x01 \x01(\r\x12\x15\n\rreused_tokens\x18\x02 \x01(\r\x12\x0f\n\x07\x64rafter\x18\x03 \x01(\t\x12\x16\n\x0e\x66\x65\x61ture_layers\x18\x04 \x03(\r\"\xa0\x01\n\x0f\x44raftedProposal\x12\x12\n\nsession_id\x18\x01 \x01(\r\x12%\n\x07outcome\x18\x02 \x01(\x0b\x32\x14.paceline.v1.Outcome\x12\'\n\x08proposal\x18\x03 \x01(\x0b\x32\x15.paceline.v1.Proposal\x12)\n\x07timings\x18\x04 \x01(\x0b\x32\x18.paceline.v1.StepTimings\"Z\n\x06Shadow\x12\x12\n\nsession_id\x18\x01 \x01(\r\x12\x16\n\x0e\x66irst_position\x18\x02 \x01(\r\x12\r\n\x05ranks\x18\x03 \x03(\r\x12\x15\n\rprobabilities\x18\x04 \x03(\x02\"\x17\n\x15GetDraftStatusRequest\"l\n\x16GetDraftStatusResponse\x12*\n\x06status\x18\x01 \x01(\x0b\x32\x1a.paceline.v1.ServiceStatus\x12&\n\x05\x63osts\x18\x02 \x01(\x0b\x32\x17.paceline.v1.DraftCosts2\xad\x01\n\x0c\x44raftService\x12\x42\n\x05\x44raft\x12\x19.paceline.v1.DraftRequest\x1a\x1a.paceline.v1.DraftResponse(\x01\x30\x01\x12Y\n\x0eGetDraftStatus\x12\".paceline.v1.GetDraftStatusRequest\x1a#.paceline.v1.GetDraftStatusResponseB;\n\x0f\x64\x65v.paceline.v1P\x01Z&paceline.dev/go/paceline/v1;pacelinev1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fpaceline/v1/draft_service.proto\x12\x0bpaceline.v1\x1a\x17paceline/v1/types.proto\"^\n\x0c\x44raftRequest\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x12.paceline.v1.Hello\x12+\n\x08\x63ommands\x18\x02 \x03(\x0b\x32\x19.paceline.v1.DraftCommand\"\xe5\x01\n\x0c\x44raftCommand\x12%\n\x06\x63ommit\x18\x01 \x01(\x0b\x32\x13.paceline.v1.CommitH\x00\x12+\n\tverifying\x18\x02 \x01(\x0b\x32\x16.paceline.v1.VerifyingH\x00\x12&\n\x04open\x18\x03 \x01(\x0b\x32\x16.paceline.v1.DraftOpenH\x00\x12#\n\x05\x63lose\x18\x04 \x01(\x0b\x32\x12.paceline.v1.CloseH\x00\x12)\n\x08\x66\x65\x61tures\x18\x05 \x01(\x0b\x32\x15.paceline.v1.FeaturesH\x00\x42\t\n\x07\x63ommand\"\x99\x01\n\tDraftOpen\x12\x12\n\nsession_id\x18\x01 \x01(\r\x12&\n\x04spec\x18\x02 \x01(\x0b\x32\x18.paceline.v1.SessionSpec\x12\x0f\n\x07\x64rafter\x18\x03 \x01(\t\x12(\n\x06\x62udget\x18\x04 \x01(\x0b\x32\x18.paceline.v1.DraftBudget\x12\x15\n\rtakes_shadows\x18\x05 \x01(\x08\"\xaa\x01\n\x0b\x44raftBudget\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x13\n\x0btree_widths\x18\x02 \x03(\r\x12\x11\n\tmax_nodes\x18\x03 \x01(\r\x12\x0f\n\x07\x66\x61n_out\x18\x04 \x01(\r\x12\x18\n\x0b\x64\x65\x61\x64line_ms\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06shadow\x18\x06 \x01(\x08\x12\x14\n\x0cleast_chance\x18\x07 \x01(\x02\x42\x0e\n\x0c_deadline_ms\"\xed\x01\n\x06\x43ommit\x12\x12\n\nsession_id\x18\x01 \x01(\r\x12%\n\x07outcome\x18\x02 \x01(\x0b\x32\x14.paceline.v1.Outcome\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x18\n\x10\x63ommitted_length\x18\x04 \x01(\r\x12(\n\x06\x62udget\x18\x05 \x01(\x0b\x32\x18.paceline.v1.DraftBudget\x12\'\n\x08\x66\x65\x61tures\x18\x06 \x01(\x0b\x32\x15.paceline.v1.Features\x12(\n\x05trace\x18\x07 \x01(\x0b\x32\x19.paceline.v1.TraceContext\"\xb0\x01\n\tVerifying\x12\x12\n\nsession_id\x18\x01 \x01(\r\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\x13\n\x0bproposal_id\x18\x03 \x01(\x04\x12\x12\n\nnode_count\x18\x04 \x01(\r\x12\'\n\x08proposal\x18\x05 \x01(\x0b\x32\x15.paceline.v1.Proposal\x12(\n\x06\x62udget\x18\x06 \x01(\x0b\x32\x18.paceline.v1.DraftBudget\"\x87\x01\n\rDraftResponse\x12%\n\x07welcome\x18\x01 \x01(\x0b\x32\x14.paceline.v1.Welcome\x12\'\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x17.paceline.v1.DraftEvent\x12&\n\x05\x63osts\x18\x03 \x01(\x0b\x32\x17.paceline.v1.DraftCosts\"\x8a\x01\n\nDraftCosts\x12#\n\x04line\x18\x01 \x01(\x0b\x32\x15.paceline.v1.CostLine\x12\x10\n\x08sessions\x18\x02 \x01(\r\x12\x0c\n\x04rows\x18\x03 \x01(\r\x12\r\n\x05queue\x18\x04 \x01(\r\x12(\n\x06others\x18\x05 \x03(\x0b\x32\x18.paceline.v1.DrafterLine\"C\n\x0b\x44rafterLine\x12\x0f\n\x07\x64rafter\x18\x01 \x01(\t\x12#\n\x04line\x18\x02 \x01(\x0b\x32\x15.paceline.v1.CostLine\"\xc3\x01\n\nDraftEvent\x12\x30\n\x08proposal\x18\x01 \x01(\x0b\x32\x1c.paceline.v1.DraftedProposalH\x00\x12*\n\x06opened\x18\x02 \x01(\x0b\x32\x18.paceline.v1.DraftOpenedH\x00\x12\'\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x14.paceline.v1.FailureH\x00\x12%\n\x06shadow\x18\x04 \x01(\x0b\x32\x13.paceline.v1.ShadowH\x00\x42\x07\n\x05\x65vent\"a\n\x0b\x44raftOpened\x12\x12\n\nsession_id\x18\x01 \x01(\r\x12\x15\n\rreused_tokens\x18\x02 \x01(\r\x12\x0f\n\x07\x64rafter\x18\x03 \x01(\t\x12\x16\n\x0e\x66\x65\x61ture_layers\x18\x04 \x03(\r\"\xa0\x01\n\x0f\x44raftedProposal\x12\x12\n\nsession_id\x18\x01 \x01(\r\x12%\n\x07outcome\x18\x02 \x01(\x0b\x32\x14.paceline.v1.Outcome\x12\'\n\x08proposal\x18\x03 \x01(\x0b\x32\x15.paceline.v1.Proposal\x12)\n\x07timings\x18\x04 \x01(\x0b\x32\x18.paceline.v1.StepTimings\"Z\n\x06Shadow\x12\x12\n\nsession_id\x18\x01 \x01(\r\x12\x16\n\x0e\x66irst_position\x18\x02 \x01(\r\x12\r\n\x05ranks\x18\x03 \x03(\r\x12\x15\n\rprobabilities\x18\x04 \x03(\x02\"\x17\n\x15GetDraftStatusRequest\"l\n\x16GetDraftStatusResponse\x12*\n\x06status\x18\x01 \x01(\x0b\x32\x1a.paceline.v1.ServiceStatus\x12&\n\x05\x63osts\x18\x02 \x01(\x0b\x32\x17.paceline.v1.DraftCosts2\xad\x01\n\x0c\x44raftService\x12\x42\n\x05\x44raft\x12\x19.paceline.v1.DraftRequest\x1a\x1a.paceline.v1.DraftResponse(\x01\x30\x01\x12Y\n\x0eGetDraftStatus\x12\".paceline.v1.GetDraftStatusRequest\x1a#.paceline.v1.GetDraftStatusResponseB;\n\x0f\x64\x65v.paceline.v1P\x01Z&paceline.dev/go/paceline/v1;pacelinev1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,31 +36,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DRAFTREQUEST']._serialized_start=73
   _globals['_DRAFTREQUEST']._serialized_end=167
   _globals['_DRAFTCOMMAND']._serialized_start=170
-  _globals['_DRAFTCOMMAND']._serialized_end=356
-  _globals['_DRAFTOPEN']._serialized_start=359
-  _globals['_DRAFTOPEN']._serialized_end=512
-  _globals['_DRAFTBUDGET']._serialized_start=515
-  _globals['_DRAFTBUDGET']._serialized_end=685
-  _globals['_COMMIT']._serialized_start=688
-  _globals['_COMMIT']._serialized_end=925
-  _globals['_VERIFYING']._serialized_start=928
-  _globals['_VERIFYING']._serialized_end=1104
-  _globals['_DRAFTRESPONSE']._serialized_start=1107
-  _globals['_DRAFTRESPONSE']._serialized_end=1242
-  _globals['_DRAFTCOSTS']._serialized_start=1244
-  _globals['_DRAFTCOSTS']._serialized_end=1340
-  _globals['_DRAFTEVENT']._serialized_start=1343
-  _globals['_DRAFTEVENT']._serialized_end=1538
-  _globals['_DRAFTOPENED']._serialized_start=1540
-  _globals['_DRAFTOPENED']._serialized_end=1637
-  _globals['_DRAFTEDPROPOSAL']._serialized_start=1640
-  _globals['_DRAFTEDPROPOSAL']._serialized_end=1800
-  _globals['_SHADOW']._serialized_start=1802
-  _globals['_SHADOW']._serialized_end=1892
-  _globals['_GETDRAFTSTATUSREQUEST']._serialized_start=1894
-  _globals['_GETDRAFTSTATUSREQUEST']._serialized_end=1917
-  _globals['_GETDRAFTSTATUSRESPONSE']._serialized_start=1919
-  _globals['_GETDRAFTSTATUSRESPONSE']._serialized_end=2027
-  _globals['_DRAFTSERVICE']._serialized_start=2030
-  _globals['_DRAFTSERVICE']._serialized_end=2203
+  _globals['_DRAFTCOMMAND']._serialized_end=399
+  _globals['_DRAFTOPEN']._serialized_start=402
+  _globals['_DRAFTOPEN']._serialized_end=555
+  _globals['_DRAFTBUDGET']._serialized_start=558
+  _globals['_DRAFTBUDGET']._serialized_end=728
+  _globals['_COMMIT']._serialized_start=731
+  _globals['_COMMIT']._serialized_end=968
+  _globals['_VERIFYING']._serialized_start=971
+  _globals['_VERIFYING']._serialized_end=1147
+  _globals['_DRAFTRESPONSE']._serialized_start=1150
+  _globals['_DRAFTRESPONSE']._serialized_end=1285
+  _globals['_DRAFTCOSTS']._serialized_start=1288
+  _globals['_DRAFTCOSTS']._serialized_end=1426
+  _globals['_DRAFTERLINE']._serialized_start=1428
+  _globals['_DRAFTERLINE']._serialized_end=1495
+  _globals['_DRAFTEVENT']._serialized_start=1498
+  _globals['_DRAFTEVENT']._serialized_end=1693
+  _globals['_DRAFTOPENED']._serialized_start=1695
+  _globals['_DRAFTOPENED']._serialized_end=1792
+  _globals['_DRAFTEDPROPOSAL']._serialized_start=1795
+  _globals['_DRAFTEDPROPOSAL']._serialized_end=1955
+  _globals['_SHADOW']._serialized_start=1957
+  _globals['_SHADOW']._serialized_end=2047
+  _globals['_GETDRAFTSTATUSREQUEST']._serialized_start=2049
+  _globals['_GETDRAFTSTATUSREQUEST']._serialized_end=2072
+  _globals['_GETDRAFTSTATUSRESPONSE']._serialized_start=2074
+  _globals['_GETDRAFTSTATUSRESPONSE']._serialized_end=2182
+  _globals['_DRAFTSERVICE']._serialized_start=2185
+  _globals['_DRAFTSERVICE']._serialized_end=2358
 # @@protoc_insertion_point(module_scope)

@@ -16,16 +16,18 @@ class DraftRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[_types_pb2.Hello, _Mapping]] = ..., commands: _Optional[_Iterable[_Union[DraftCommand, _Mapping]]] = ...) -> None: ...
 
 class DraftCommand(_message.Message):
-    __slots__ = ("commit", "verifying", "open", "close")
+    __slots__ = ("commit", "verifying", "open", "close", "features")
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     VERIFYING_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
     commit: Commit
     verifying: Verifying
     open: DraftOpen
     close: _types_pb2.Close
-    def __init__(self, commit: _Optional[_Union[Commit, _Mapping]] = ..., verifying: _Optional[_Union[Verifying, _Mapping]] = ..., open: _Optional[_Union[DraftOpen, _Mapping]] = ..., close: _Optional[_Union[_types_pb2.Close, _Mapping]] = ...) -> None: ...
+    features: _types_pb2.Features
+    def __init__(self, commit: _Optional[_Union[Commit, _Mapping]] = ..., verifying: _Optional[_Union[Verifying, _Mapping]] = ..., open: _Optional[_Union[DraftOpen, _Mapping]] = ..., close: _Optional[_Union[_types_pb2.Close, _Mapping]] = ..., features: _Optional[_Union[_types_pb2.Features, _Mapping]] = ...) -> None: ...
 
 class DraftOpen(_message.Message):
     __slots__ = ("session_id", "spec", "drafter", "budget", "takes_shadows")
@@ -104,16 +106,26 @@ class DraftResponse(_message.Message):
     def __init__(self, welcome: _Optional[_Union[_types_pb2.Welcome, _Mapping]] = ..., events: _Optional[_Iterable[_Union[DraftEvent, _Mapping]]] = ..., costs: _Optional[_Union[DraftCosts, _Mapping]] = ...) -> None: ...
 
 class DraftCosts(_message.Message):
-    __slots__ = ("line", "sessions", "rows", "queue")
+    __slots__ = ("line", "sessions", "rows", "queue", "others")
     LINE_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_FIELD_NUMBER: _ClassVar[int]
     line: _types_pb2.CostLine
     sessions: int
     rows: int
     queue: int
-    def __init__(self, line: _Optional[_Union[_types_pb2.CostLine, _Mapping]] = ..., sessions: _Optional[int] = ..., rows: _Optional[int] = ..., queue: _Optional[int] = ...) -> None: ...
+    others: _containers.RepeatedCompositeFieldContainer[DrafterLine]
+    def __init__(self, line: _Optional[_Union[_types_pb2.CostLine, _Mapping]] = ..., sessions: _Optional[int] = ..., rows: _Optional[int] = ..., queue: _Optional[int] = ..., others: _Optional[_Iterable[_Union[DrafterLine, _Mapping]]] = ...) -> None: ...
+
+class DrafterLine(_message.Message):
+    __slots__ = ("drafter", "line")
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    LINE_FIELD_NUMBER: _ClassVar[int]
+    drafter: str
+    line: _types_pb2.CostLine
+    def __init__(self, drafter: _Optional[str] = ..., line: _Optional[_Union[_types_pb2.CostLine, _Mapping]] = ...) -> None: ...
 
 class DraftEvent(_message.Message):
     __slots__ = ("proposal", "opened", "failure", "shadow")

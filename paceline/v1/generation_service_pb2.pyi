@@ -159,7 +159,7 @@ class GenerationFinished(_message.Message):
     def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., text: _Optional[str] = ..., stats: _Optional[_Union[GenerationStats, _Mapping]] = ...) -> None: ...
 
 class GenerationStats(_message.Message):
-    __slots__ = ("rounds", "committed", "cache_hits", "cache_misses", "time_to_first_token_ms", "tokens_per_second", "verify_ms_p50", "draft_wait_ms_p50", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "acceptance_histogram", "num_spec_tokens", "records", "explanation", "prediction_accepted", "prediction_rejected", "cached_prompt_tokens")
+    __slots__ = ("rounds", "committed", "cache_hits", "cache_misses", "time_to_first_token_ms", "tokens_per_second", "verify_ms_p50", "draft_wait_ms_p50", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "acceptance_histogram", "num_spec_tokens", "records", "explanation", "prediction_accepted", "prediction_rejected", "cached_prompt_tokens", "feature_bytes", "reasoning", "answer")
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     CACHE_HITS_FIELD_NUMBER: _ClassVar[int]
@@ -178,6 +178,9 @@ class GenerationStats(_message.Message):
     PREDICTION_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     PREDICTION_REJECTED_FIELD_NUMBER: _ClassVar[int]
     CACHED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    REASONING_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
     rounds: int
     committed: int
     cache_hits: int
@@ -196,7 +199,10 @@ class GenerationStats(_message.Message):
     prediction_accepted: int
     prediction_rejected: int
     cached_prompt_tokens: int
-    def __init__(self, rounds: _Optional[int] = ..., committed: _Optional[int] = ..., cache_hits: _Optional[int] = ..., cache_misses: _Optional[int] = ..., time_to_first_token_ms: _Optional[float] = ..., tokens_per_second: _Optional[float] = ..., verify_ms_p50: _Optional[float] = ..., draft_wait_ms_p50: _Optional[float] = ..., num_spec_steps: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_draft_tokens: _Optional[int] = ..., acceptance_histogram: _Optional[_Iterable[int]] = ..., num_spec_tokens: _Optional[int] = ..., records: _Optional[_Iterable[_Union[RoundRecord, _Mapping]]] = ..., explanation: _Optional[_Union[PlanExplanation, _Mapping]] = ..., prediction_accepted: _Optional[int] = ..., prediction_rejected: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ...) -> None: ...
+    feature_bytes: int
+    reasoning: RoundStats
+    answer: RoundStats
+    def __init__(self, rounds: _Optional[int] = ..., committed: _Optional[int] = ..., cache_hits: _Optional[int] = ..., cache_misses: _Optional[int] = ..., time_to_first_token_ms: _Optional[float] = ..., tokens_per_second: _Optional[float] = ..., verify_ms_p50: _Optional[float] = ..., draft_wait_ms_p50: _Optional[float] = ..., num_spec_steps: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_draft_tokens: _Optional[int] = ..., acceptance_histogram: _Optional[_Iterable[int]] = ..., num_spec_tokens: _Optional[int] = ..., records: _Optional[_Iterable[_Union[RoundRecord, _Mapping]]] = ..., explanation: _Optional[_Union[PlanExplanation, _Mapping]] = ..., prediction_accepted: _Optional[int] = ..., prediction_rejected: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., feature_bytes: _Optional[int] = ..., reasoning: _Optional[_Union[RoundStats, _Mapping]] = ..., answer: _Optional[_Union[RoundStats, _Mapping]] = ...) -> None: ...
 
 class PlanExplanation(_message.Message):
     __slots__ = ("target_alone_ms", "target_beside_ms", "draft_ms", "target_trip_ms", "draft_trip_ms", "target_sessions", "positions", "acceptance", "ngram_acceptance", "candidates", "account_ms", "account_bound_ms")
@@ -241,7 +247,7 @@ class CandidateExplanation(_message.Message):
     def __init__(self, name: _Optional[str] = ..., draft_tokens: _Optional[int] = ..., tokens: _Optional[float] = ..., ms: _Optional[float] = ..., rounds: _Optional[int] = ...) -> None: ...
 
 class RoundRecord(_message.Message):
-    __slots__ = ("base_length", "round_ms", "draft_wait_ms", "wire_ms", "target", "accept_ms", "proposed", "accepted", "cache_hit", "drafter", "draft", "cache_miss", "self_started", "begun_ms")
+    __slots__ = ("base_length", "round_ms", "draft_wait_ms", "wire_ms", "target", "accept_ms", "proposed", "accepted", "cache_hit", "drafter", "draft", "cache_miss", "self_started", "begun_ms", "feature_bytes", "reasoning")
     BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     ROUND_MS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_WAIT_MS_FIELD_NUMBER: _ClassVar[int]
@@ -256,6 +262,8 @@ class RoundRecord(_message.Message):
     CACHE_MISS_FIELD_NUMBER: _ClassVar[int]
     SELF_STARTED_FIELD_NUMBER: _ClassVar[int]
     BEGUN_MS_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    REASONING_FIELD_NUMBER: _ClassVar[int]
     base_length: int
     round_ms: float
     draft_wait_ms: float
@@ -270,7 +278,25 @@ class RoundRecord(_message.Message):
     cache_miss: bool
     self_started: bool
     begun_ms: float
-    def __init__(self, base_length: _Optional[int] = ..., round_ms: _Optional[float] = ..., draft_wait_ms: _Optional[float] = ..., wire_ms: _Optional[float] = ..., target: _Optional[_Union[_types_pb2.StepTimings, _Mapping]] = ..., accept_ms: _Optional[float] = ..., proposed: _Optional[int] = ..., accepted: _Optional[int] = ..., cache_hit: _Optional[bool] = ..., drafter: _Optional[str] = ..., draft: _Optional[_Union[_types_pb2.StepTimings, _Mapping]] = ..., cache_miss: _Optional[bool] = ..., self_started: _Optional[bool] = ..., begun_ms: _Optional[float] = ...) -> None: ...
+    feature_bytes: int
+    reasoning: bool
+    def __init__(self, base_length: _Optional[int] = ..., round_ms: _Optional[float] = ..., draft_wait_ms: _Optional[float] = ..., wire_ms: _Optional[float] = ..., target: _Optional[_Union[_types_pb2.StepTimings, _Mapping]] = ..., accept_ms: _Optional[float] = ..., proposed: _Optional[int] = ..., accepted: _Optional[int] = ..., cache_hit: _Optional[bool] = ..., drafter: _Optional[str] = ..., draft: _Optional[_Union[_types_pb2.StepTimings, _Mapping]] = ..., cache_miss: _Optional[bool] = ..., self_started: _Optional[bool] = ..., begun_ms: _Optional[float] = ..., feature_bytes: _Optional[int] = ..., reasoning: _Optional[bool] = ...) -> None: ...
+
+class RoundStats(_message.Message):
+    __slots__ = ("rounds", "committed", "tokens_per_second", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    NUM_SPEC_STEPS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    rounds: int
+    committed: int
+    tokens_per_second: float
+    num_spec_steps: int
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
+    def __init__(self, rounds: _Optional[int] = ..., committed: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., num_spec_steps: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_draft_tokens: _Optional[int] = ...) -> None: ...
 
 class DescribeModelsRequest(_message.Message):
     __slots__ = ()

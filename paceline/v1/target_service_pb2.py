@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from paceline.v1 import types_pb2 as paceline_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n paceline/v1/target_service.proto\x12\x0bpaceline.v1\x1a\x17paceline/v1/types.proto\"`\n\rVerifyRequest\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x12.paceline.v1.Hello\x12,\n\x08\x63ommands\x18\x02 \x03(\x0b\x32\x1a.paceline.v1.TargetCommand\"\xb8\x01\n\rTargetCommand\x12#\n\x05round\x18\x01 \x01(\x0b\x32\x12.paceline.v1.RoundH\x00\x12\'\n\x04open\x18\x02 \x01(\x0b\x32\x17.paceline.v1.TargetOpenH\x00\x12#\n\x05\x63lose\x18\x03 \x01(\x0b\x32\x12.paceline.v1.CloseH\x00\x12)\n\x08prefetch\x18\x04 \x01(\x0b\x32\x15.paceline.v1.PrefetchH\x00\x42\t\n\x07\x63ommand\"\xb1\x01\n\nTargetOpen\x12\x12\n\nsession_id\x18\x01 \x01(\r\x12&\n\x04spec\x18\x02 \x01(\x0b\x32\x18.paceline.v1.SessionSpec\x12\x16\n\x0e\x66\x65\x61ture_layers\x18\x03 \x03(\r\x12\x1c\n\x0fprompt_logprobs\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x1d\n\x15prompt_logprobs_known\x18\x05 \x01(\rB\x12\n\x10_prompt_logprobs\"\xce\x01\n\x05Round\x12\x12\n\nsession_id\x18\x01 \x01(\r\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\x15\n\raccepted_node\x18\x03 \x01(\x11\x12\x11\n\tcommitted\x18\x04 \x03(\r\x12\'\n\x08proposal\x18\x05 \x01(\x0b\x32\x15.paceline.v1.Proposal\x12(\n\x05trace\x18\x06 \x01(\x0b\x32\x19.paceline.v1.TraceContext\x12\r\n\x05lease\x18\x07 \x01(\r\x12\x10\n\x08\x64rafting\x18\x08 \x01(\x08\"g\n\x08Prefetch\x12\x12\n\nsession_id\x18\x01 \x01(\r\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\x32\n\tproposals\x18\x03 \x03(\x0b\x32\x1f.paceline.v1.PrefetchedProposal\"Z\n\x12PrefetchedProposal\x12\x0c\n\x04node\x18\x01 \x01(\x11\x12\x12\n\nnext_token\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0f\n\x07parents\x18\x04 \x03(\x11\"\x8a\x01\n\x0eVerifyResponse\x12%\n\x07welcome\x18\x01 \x01(\x0b\x32\x14.paceline.v1.Welcome\x12(\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x18.paceline.v1.TargetEvent\x12\'\n\x05\x63osts\x18\x03 \x01(\x0b\x32\x18.paceline.v1.TargetCosts\"\x89\x01\n\x0bTargetCosts\x12$\n\x05\x61lone\x18\x01 \x01(\x0b\x32\x15.paceline.v1.CostLine\x12%\n\x06\x62\x65side\x18\x02 \x01(\x0b\x32\x15.paceline.v1.CostLine\x12\x10\n\x08sessions\x18\x03 \x01(\r\x12\x0c\n\x04rows\x18\x04 \x01(\r\x12\r\n\x05queue\x18\x05 \x01(\r\"\xf2\x01\n\x0bTargetEvent\x12\'\n\x07verdict\x18\x01 \x01(\x0b\x32\x14.paceline.v1.VerdictH\x00\x12+\n\x06opened\x18\x02 \x01(\x0b\x32\x19.paceline.v1.TargetOpenedH\x00\x12\'\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x14.paceline.v1.FailureH\x00\x12)\n\x08\x66\x65\x61tures\x18\x04 \x01(\x0b\x32\x15.paceline.v1.FeaturesH\x00\x12\x30\n\x0cprompt_piece\x18\x05 \x01(\x0b\x32\x18.paceline.v1.PromptPieceH\x00\x42\x07\n\x05\x65vent\"a\n\x0bPromptPiece\x12\x12\n\nsession_id\x18\x01 \x01(\r\x12\x16\n\x0e\x66irst_position\x18\x02 \x01(\r\x12&\n\x04rows\x18\x03 \x03(\x0b\x32\x18.paceline.v1.RowLogprobs\"d\n\x0cTargetOpened\x12\x12\n\nsession_id\x18\x01 \x01(\r\x12\x15\n\rreused_tokens\x18\x02 \x01(\r\x12)\n\x07timings\x18\x03 \x01(\x0b\x32\x18.paceline.v1.StepTimings\"\x83\x02\n\x07Verdict\x12\x12\n\nsession_id\x18\x01 \x01(\r\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x1c\n\x14target_probabilities\x18\x04 \x03(\x01\x12\x17\n\x0fresidual_masses\x18\x05 \x03(\x01\x12*\n\x08logprobs\x18\x06 \x03(\x0b\x32\x18.paceline.v1.RowLogprobs\x12)\n\x07timings\x18\x07 \x01(\x0b\x32\x18.paceline.v1.StepTimings\x12.\n\x0cself_started\x18\x08 \x01(\x0b\x32\x18.paceline.v1.SelfStarted\"1\n\x0bSelfStarted\x12\x13\n\x0b\x62\x61se_length\x18\x01 \x01(\r\x12\r\n\x05nodes\x18\x02 \x01(\r\"\x18\n\x16GetTargetStatusRequest\"n\n\x17GetTargetStatusResponse\x12*\n\x06status\x18\x01 \x01(\x0b\x32\x1a.paceline.v1.ServiceStatus\x12\'\n\x05\x63osts\x18\x02 \x01(\x0b\x32\x18.paceline.v1.TargetCosts2\xb4\x01\n\rTargetService\x12\x45\n\x06Verify\x12\x1a.paceline.v1.VerifyRequest\x1a\x1b.paceline.v1.VerifyResponse(\x01\x30\x01\x12\\\n\x0fGetTargetStatus\x12#.paceline.v1.GetTargetStatusRequest\x1a$.paceline.v1.GetTargetStatusResponseB;\n\x0f\x64\x65v.paceline.v1P\x01Z&paceline.dev/go/paceline/v1;pacelinev1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n paceline/v1/target_service.proto\x12\x0bpaceline.v1\x1a\x17paceline/v1/types.proto\"`\n\rVerifyRequest\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x12.paceline.v1.Hello\x12,\n\x08\x63ommands\x18\x02 \x03(\x0b\x32\x1a.paceline.v1.TargetCommand\"\xb8\x01\n\rTargetCommand\x12#\n\x05round\x18\x01 \x01(\x0b\x32\x12.paceline.v1.RoundH\x00\x12\'\n\x04open\x18\x02 \x01(\x0b\x32\x17.paceline.v1.TargetOpenH\x00\x12#\n\x05\x63lose\x18\x03 \x01(\x0b\x32\x12.paceline.v1.CloseH\x00\x12)\n\x08prefetch\x18\x04 \x01(\x0b\x32\x15.paceline.v1.PrefetchH\x00\x42\t\n\x07\x63ommand\"\xe0\x01\n\nTargetOpen\x12\x12\n\nsession_id\x18\x01 \x01(\r\x12&\n\x04spec\x18\x02 \x01(\x0b\x32\x18.paceline.v1.SessionSpec\x12\x16\n\x0e\x66\x65\x61ture_layers\x18\x03 \x03(\r\x12\x1c\n\x0fprompt_logprobs\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x1d\n\x15prompt_logprobs_known\x18\x05 \x01(\r\x12-\n\x08\x66\x65\x61tures\x18\x06 \x01(\x0b\x32\x1b.paceline.v1.FeatureRequestB\x12\n\x10_prompt_logprobs\"\xce\x01\n\x05Round\x12\x12\n\nsession_id\x18\x01 \x01(\r\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\x15\n\raccepted_node\x18\x03 \x01(\x11\x12\x11\n\tcommitted\x18\x04 \x03(\r\x12\'\n\x08proposal\x18\x05 \x01(\x0b\x32\x15.paceline.v1.Proposal\x12(\n\x05trace\x18\x06 \x01(\x0b\x32\x19.paceline.v1.TraceContext\x12\r\n\x05lease\x18\x07 \x01(\r\x12\x10\n\x08\x64rafting\x18\x08 \x01(\x08\"g\n\x08Prefetch\x12\x12\n\nsession_id\x18\x01 \x01(\r\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\x32\n\tproposals\x18\x03 \x03(\x0b\x32\x1f.paceline.v1.PrefetchedProposal\"Z\n\x12PrefetchedProposal\x12\x0c\n\x04node\x18\x01 \x01(\x11\x12\x12\n\nnext_token\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0f\n\x07parents\x18\x04 \x03(\x11\"\x8a\x01\n\x0eVerifyResponse\x12%\n\x07welcome\x18\x01 \x01(\x0b\x32\x14.paceline.v1.Welcome\x12(\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x18.paceline.v1.TargetEvent\x12\'\n\x05\x63osts\x18\x03 \x01(\x0b\x32\x18.paceline.v1.TargetCosts\"\x89\x01\n\x0bTargetCosts\x12$\n\x05\x61lone\x18\x01 \x01(\x0b\x32\x15.paceline.v1.CostLine\x12%\n\x06\x62\x65side\x18\x02 \x01(\x0b\x32\x15.paceline.v1.CostLine\x12\x10\n\x08sessions\x18\x03 \x01(\r\x12\x0c\n\x04rows\x18\x04 \x01(\r\x12\r\n\x05queue\x18\x05 \x01(\r\"\xf2\x01\n\x0bTargetEvent\x12\'\n\x07verdict\x18\x01 \x01(\x0b\x32\x14.paceline.v1.VerdictH\x00\x12+\n\x06opened\x18\x02 \x01(\x0b\x32\x19.paceline.v1.TargetOpenedH\x00\x12\'\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x14.paceline.v1.FailureH\x00\x12)\n\x08\x66\x65\x61tures\x18\x04 \x01(\x0b\x32\x15.paceline.v1.FeaturesH\x00\x12\x30\n\x0cprompt_piece\x18\x05 \x01(\x0b\x32\x18.paceline.v1.PromptPieceH\x00\x42\x07\n\x05\x65vent\"a\n\x0bPromptPiece\x12\x12\n\nsession_id\x18\x01 \x01(\r\x12\x16\n\x0e\x66irst_position\x18\x02 \x01(\r\x12&\n\x04rows\x18\x03 \x03(\x0b\x32\x18.paceline.v1.RowLogprobs\"d\n\x0cTargetOpened\x12\x12\n\nsession_id\x18\x01 \x01(\r\x12\x15\n\rreused_tokens\x18\x02 \x01(\r\x12)\n\x07timings\x18\x03 \x01(\x0b\x32\x18.paceline.v1.StepTimings\"\x83\x02\n\x07Verdict\x12\x12\n\nsession_id\x18\x01 \x01(\r\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x1c\n\x14target_probabilities\x18\x04 \x03(\x01\x12\x17\n\x0fresidual_masses\x18\x05 \x03(\x01\x12*\n\x08logprobs\x18\x06 \x03(\x0b\x32\x18.paceline.v1.RowLogprobs\x12)\n\x07timings\x18\x07 \x01(\x0b\x32\x18.paceline.v1.StepTimings\x12.\n\x0cself_started\x18\x08 \x01(\x0b\x32\x18.paceline.v1.SelfStarted\"1\n\x0bSelfStarted\x12\x13\n\x0b\x62\x61se_length\x18\x01 \x01(\r\x12\r\n\x05nodes\x18\x02 \x01(\r\"\x18\n\x16GetTargetStatusRequest\"n\n\x17GetTargetStatusResponse\x12*\n\x06status\x18\x01 \x01(\x0b\x32\x1a.paceline.v1.ServiceStatus\x12\'\n\x05\x63osts\x18\x02 \x01(\x0b\x32\x18.paceline.v1.TargetCosts2\xb4\x01\n\rTargetService\x12\x45\n\x06Verify\x12\x1a.paceline.v1.VerifyRequest\x1a\x1b.paceline.v1.VerifyResponse(\x01\x30\x01\x12\\\n\x0fGetTargetStatus\x12#.paceline.v1.GetTargetStatusRequest\x1a$.paceline.v1.GetTargetStatusResponseB;\n\x0f\x64\x65v.paceline.v1P\x01Z&paceline.dev/go/paceline/v1;pacelinev1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,31 +38,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TARGETCOMMAND']._serialized_start=173
   _globals['_TARGETCOMMAND']._serialized_end=357
   _globals['_TARGETOPEN']._serialized_start=360
-  _globals['_TARGETOPEN']._serialized_end=537
-  _globals['_ROUND']._serialized_start=540
-  _globals['_ROUND']._serialized_end=746
-  _globals['_PREFETCH']._serialized_start=748
-  _globals['_PREFETCH']._serialized_end=851
-  _globals['_PREFETCHEDPROPOSAL']._serialized_start=853
-  _globals['_PREFETCHEDPROPOSAL']._serialized_end=943
-  _globals['_VERIFYRESPONSE']._serialized_start=946
-  _globals['_VERIFYRESPONSE']._serialized_end=1084
-  _globals['_TARGETCOSTS']._serialized_start=1087
-  _globals['_TARGETCOSTS']._serialized_end=1224
-  _globals['_TARGETEVENT']._serialized_start=1227
-  _globals['_TARGETEVENT']._serialized_end=1469
-  _globals['_PROMPTPIECE']._serialized_start=1471
-  _globals['_PROMPTPIECE']._serialized_end=1568
-  _globals['_TARGETOPENED']._serialized_start=1570
-  _globals['_TARGETOPENED']._serialized_end=1670
-  _globals['_VERDICT']._serialized_start=1673
-  _globals['_VERDICT']._serialized_end=1932
-  _globals['_SELFSTARTED']._serialized_start=1934
-  _globals['_SELFSTARTED']._serialized_end=1983
-  _globals['_GETTARGETSTATUSREQUEST']._serialized_start=1985
-  _globals['_GETTARGETSTATUSREQUEST']._serialized_end=2009
-  _globals['_GETTARGETSTATUSRESPONSE']._serialized_start=2011
-  _globals['_GETTARGETSTATUSRESPONSE']._serialized_end=2121
-  _globals['_TARGETSERVICE']._serialized_start=2124
-  _globals['_TARGETSERVICE']._serialized_end=2304
+  _globals['_TARGETOPEN']._serialized_end=584
+  _globals['_ROUND']._serialized_start=587
+  _globals['_ROUND']._serialized_end=793
+  _globals['_PREFETCH']._serialized_start=795
+  _globals['_PREFETCH']._serialized_end=898
+  _globals['_PREFETCHEDPROPOSAL']._serialized_start=900
+  _globals['_PREFETCHEDPROPOSAL']._serialized_end=990
+  _globals['_VERIFYRESPONSE']._serialized_start=993
+  _globals['_VERIFYRESPONSE']._serialized_end=1131
+  _globals['_TARGETCOSTS']._serialized_start=1134
+  _globals['_TARGETCOSTS']._serialized_end=1271
+  _globals['_TARGETEVENT']._serialized_start=1274
+  _globals['_TARGETEVENT']._serialized_end=1516
+  _globals['_PROMPTPIECE']._serialized_start=1518
+  _globals['_PROMPTPIECE']._serialized_end=1615
+  _globals['_TARGETOPENED']._serialized_start=1617
+  _globals['_TARGETOPENED']._serialized_end=1717
+  _globals['_VERDICT']._serialized_start=1720
+  _globals['_VERDICT']._serialized_end=1979
+  _globals['_SELFSTARTED']._serialized_start=1981
+  _globals['_SELFSTARTED']._serialized_end=2030
+  _globals['_GETTARGETSTATUSREQUEST']._serialized_start=2032
+  _globals['_GETTARGETSTATUSREQUEST']._serialized_end=2056
+  _globals['_GETTARGETSTATUSRESPONSE']._serialized_start=2058
+  _globals['_GETTARGETSTATUSRESPONSE']._serialized_end=2168
+  _globals['_TARGETSERVICE']._serialized_start=2171
+  _globals['_TARGETSERVICE']._serialized_end=2351
 # @@protoc_insertion_point(module_scope)

@@ -28,18 +28,20 @@ class TargetCommand(_message.Message):
     def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., open: _Optional[_Union[TargetOpen, _Mapping]] = ..., close: _Optional[_Union[_types_pb2.Close, _Mapping]] = ..., prefetch: _Optional[_Union[Prefetch, _Mapping]] = ...) -> None: ...
 
 class TargetOpen(_message.Message):
-    __slots__ = ("session_id", "spec", "feature_layers", "prompt_logprobs", "prompt_logprobs_known")
+    __slots__ = ("session_id", "spec", "feature_layers", "prompt_logprobs", "prompt_logprobs_known", "features")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     FEATURE_LAYERS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_KNOWN_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
     session_id: int
     spec: _types_pb2.SessionSpec
     feature_layers: _containers.RepeatedScalarFieldContainer[int]
     prompt_logprobs: int
     prompt_logprobs_known: int
-    def __init__(self, session_id: _Optional[int] = ..., spec: _Optional[_Union[_types_pb2.SessionSpec, _Mapping]] = ..., feature_layers: _Optional[_Iterable[int]] = ..., prompt_logprobs: _Optional[int] = ..., prompt_logprobs_known: _Optional[int] = ...) -> None: ...
+    features: _types_pb2.FeatureRequest
+    def __init__(self, session_id: _Optional[int] = ..., spec: _Optional[_Union[_types_pb2.SessionSpec, _Mapping]] = ..., feature_layers: _Optional[_Iterable[int]] = ..., prompt_logprobs: _Optional[int] = ..., prompt_logprobs_known: _Optional[int] = ..., features: _Optional[_Union[_types_pb2.FeatureRequest, _Mapping]] = ...) -> None: ...
 
 class Round(_message.Message):
     __slots__ = ("session_id", "base_length", "accepted_node", "committed", "proposal", "trace", "lease", "drafting")

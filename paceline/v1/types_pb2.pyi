@@ -137,7 +137,7 @@ class Hello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., incarnation: _Optional[str] = ..., fingerprint: _Optional[_Union[Fingerprint, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol_version", "incarnation", "fingerprint", "max_length", "max_sessions", "max_proposal_nodes", "max_frame_bytes", "drafters", "max_lease", "max_prefetched", "reports_prompts")
+    __slots__ = ("protocol_version", "incarnation", "fingerprint", "max_length", "max_sessions", "max_proposal_nodes", "max_frame_bytes", "drafters", "max_lease", "max_prefetched", "reports_prompts", "drafter_needs", "features")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -149,6 +149,8 @@ class Welcome(_message.Message):
     MAX_LEASE_FIELD_NUMBER: _ClassVar[int]
     MAX_PREFETCHED_FIELD_NUMBER: _ClassVar[int]
     REPORTS_PROMPTS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_NEEDS_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     incarnation: str
     fingerprint: Fingerprint
@@ -160,7 +162,33 @@ class Welcome(_message.Message):
     max_lease: int
     max_prefetched: int
     reports_prompts: bool
-    def __init__(self, protocol_version: _Optional[int] = ..., incarnation: _Optional[str] = ..., fingerprint: _Optional[_Union[Fingerprint, _Mapping]] = ..., max_length: _Optional[int] = ..., max_sessions: _Optional[int] = ..., max_proposal_nodes: _Optional[int] = ..., max_frame_bytes: _Optional[int] = ..., drafters: _Optional[_Iterable[str]] = ..., max_lease: _Optional[int] = ..., max_prefetched: _Optional[int] = ..., reports_prompts: _Optional[bool] = ...) -> None: ...
+    drafter_needs: _containers.RepeatedCompositeFieldContainer[FeatureNeed]
+    features: FeatureOffer
+    def __init__(self, protocol_version: _Optional[int] = ..., incarnation: _Optional[str] = ..., fingerprint: _Optional[_Union[Fingerprint, _Mapping]] = ..., max_length: _Optional[int] = ..., max_sessions: _Optional[int] = ..., max_proposal_nodes: _Optional[int] = ..., max_frame_bytes: _Optional[int] = ..., drafters: _Optional[_Iterable[str]] = ..., max_lease: _Optional[int] = ..., max_prefetched: _Optional[int] = ..., reports_prompts: _Optional[bool] = ..., drafter_needs: _Optional[_Iterable[_Union[FeatureNeed, _Mapping]]] = ..., features: _Optional[_Union[FeatureOffer, _Mapping]] = ...) -> None: ...
+
+class FeatureNeed(_message.Message):
+    __slots__ = ("layers",)
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    layers: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, layers: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class FeatureOffer(_message.Message):
+    __slots__ = ("layers", "hidden")
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_FIELD_NUMBER: _ClassVar[int]
+    layers: int
+    hidden: int
+    def __init__(self, layers: _Optional[int] = ..., hidden: _Optional[int] = ...) -> None: ...
+
+class FeatureRequest(_message.Message):
+    __slots__ = ("need", "dtype", "first_position")
+    NEED_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_POSITION_FIELD_NUMBER: _ClassVar[int]
+    need: FeatureNeed
+    dtype: str
+    first_position: int
+    def __init__(self, need: _Optional[_Union[FeatureNeed, _Mapping]] = ..., dtype: _Optional[str] = ..., first_position: _Optional[int] = ...) -> None: ...
 
 class SparseDistribution(_message.Message):
     __slots__ = ("token_ids", "probabilities")
@@ -235,20 +263,22 @@ class CostLine(_message.Message):
     def __init__(self, rows: _Optional[_Iterable[float]] = ..., ms: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Features(_message.Message):
-    __slots__ = ("session_id", "first_position", "dtype", "shape", "layer_ids", "data")
+    __slots__ = ("session_id", "first_position", "dtype", "shape", "layer_ids", "data", "scales")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     FIRST_POSITION_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     LAYER_IDS_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    SCALES_FIELD_NUMBER: _ClassVar[int]
     session_id: int
     first_position: int
     dtype: str
     shape: _containers.RepeatedScalarFieldContainer[int]
     layer_ids: _containers.RepeatedScalarFieldContainer[int]
     data: bytes
-    def __init__(self, session_id: _Optional[int] = ..., first_position: _Optional[int] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., layer_ids: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ...) -> None: ...
+    scales: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, session_id: _Optional[int] = ..., first_position: _Optional[int] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., layer_ids: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., scales: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Close(_message.Message):
     __slots__ = ("session_id",)

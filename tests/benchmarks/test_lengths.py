@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from benchmarks.prompts import Prompt
 from benchmarks.speed import command
 from benchmarks.speed.groups import MeasuredServices
-from benchmarks.speed.lengths import LengthRun, LengthsTurn, run_lengths
+from benchmarks.speed.lengths import LengthRun, LengthsTurn, drafters_of, run_lengths, settings_of
 from benchmarks.speed.lengths_report import lengths_json, lengths_markdown, lengths_plots, lengths_rows
 from benchmarks.speed.run import SpeedPlan, Variant
 from paceline.cli.main import app
@@ -63,7 +63,7 @@ def plan(**changes: object) -> SpeedPlan:
 
 def measured(runner: LengthsRunner, **changes: object) -> list[LengthsTurn]:
     turns: list[LengthsTurn] = []
-    run_lengths(plan(**changes), (0, 2), runner, turns.append)
+    run_lengths(plan(**changes), settings_of(plan(), (0, 2), ()), runner, turns.append)
     return turns
 
 
@@ -104,14 +104,20 @@ def test_a_short_generation_with_the_longest_proposals_comes_before_each_turn() 
 
 def test_no_pass_begins_after_the_time_and_the_one_that_runs_is_ended() -> None:
     turns: list[LengthsTurn] = []
-    run_lengths(plan(pairs=5), (2,), LengthsRunner(SPEEDS), turns.append, until=0.0)
+    run_lengths(plan(pairs=5), settings_of(plan(), (2,), ()), LengthsRunner(SPEEDS), turns.append, until=0.0)
     assert [kept(turn) for turn in turns] == [("chat", "a", 0), ("code", "c", 0)]
 
 
 def test_turns_measured_before_are_not_run_again() -> None:
     fake = LengthsRunner(SPEEDS)
     turns: list[LengthsTurn] = []
-    run_lengths(plan(), (0, 2), fake, turns.append, skip={("chat", "a", 0, 0.0), ("code", "c", 0, 0.0)})
+    run_lengths(
+        plan(),
+        settings_of(plan(), (0, 2), ()),
+        fake,
+        turns.append,
+        skip={("chat", "a", 0, 0.0), ("code", "c", 0, 0.0)},
+    )
     assert [kept(turn) for turn in turns] == [("chat", "b", 1), ("code", "c", 1)]
 
 
@@ -129,7 +135,7 @@ def test_every_figure_of_the_comparison() -> None:
 
 def test_the_summary_names_the_least_row() -> None:
     text = lengths_markdown(lengths_rows(measured(LengthsRunner(SPEEDS))))
-    assert "- auto ÷ best constant, over 2 rows: least 0.250 (code, T=0), median 0.625" in text
+    assert "- auto ÷ best fixed, over 2 rows: least 0.250 (code, T=0), median 0.625" in text
     assert "- auto ÷ target-only, over 2 rows: least 0.500 (code, T=0), median 1.250" in text
     assert "| code | 0 | 2 | 10.00 | 1.00 (1.00 to 1.00) | k=2: 2.00 | 0.50 (0.50 to 0.50) |" in text
     assert "c: 0.50" in text
@@ -155,7 +161,7 @@ def test_the_report_can_be_made_again_from_its_json() -> None:
     assert lengths_rows(again) == rows
     assert isinstance(again[0].runs["auto"], LengthRun)
     (plot,) = lengths_plots(rows)
-    assert [bars.label for bars in plot.bars] == ["best constant", "auto"]
+    assert [bars.label for bars in plot.bars] == ["best fixed", "auto"]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +173,7 @@ def test_the_report_can_be_made_again_from_its_json() -> None:
         (["--k", "65"], ("num_draft_tokens", "65", "[0, 64]")),
         (["--k", ""], ("k", "one number")),
         (["--k", "two"], ("k", "'two'", "whole numbers")),
-        (["--add"], ("add", "--k")),
+        (["--add"], ("add", "--k or --alone")),
         (["--minutes", "0"], ("minutes", "0", "above 0")),
         (["--url", "127.0.0.1:1", "--quantization", "int8"], ("quantization", "'int8'", "--url")),
     ],
@@ -187,7 +193,7 @@ def test_a_report_is_gone_on_with_by_the_same_run_only(tmp_path: Path, monkeypat
     services = MeasuredServices(TARGET)
 
     def measure(wanted: SpeedPlan) -> list[str]:
-        command.measure_lengths(services, wanted, (0, 2), math.inf, tmp_path, "lengths", add=True)
+        command.measure_lengths(services, wanted, (0, 2), (), math.inf, tmp_path, "lengths", add=True)
         (report,) = tmp_path.glob("lengths-*.json")
         return [turn["prompt"] for turn in json.loads(report.read_text())["turns"]]
 
@@ -197,6 +203,34 @@ def test_a_report_is_gone_on_with_by_the_same_run_only(tmp_path: Path, monkeypat
     assert len(fake.calls) - calls == len(SETTINGS) + 2 * 5, "the warm-up and two turns"
     with pytest.raises(InvalidInput, match=r"tokens of each generation in .* = '6': must be '7', as now"):
         measure(plan(tokens=7))
+
+
+@pytest.mark.parametrize(
+    ("drafter", "offered"),
+    [
+        ("auto:default+a/medusa", ("ngram", "model", "model:a/medusa")),
+        ("model:default+a/medusa", ("model", "model:a/medusa")),
+        ("ngram", ()),
+    ],
+)
+def test_the_drafters_that_services_offer_by_the_names_of_requests(drafter: str, offered: tuple[str, ...]) -> None:
+    assert drafters_of(drafter, TARGET) == offered
+    named = settings_of(plan(variants=(Variant(drafter),)), (), offered)
+    assert list(named) == ["target-only", "k=0", *(name.rpartition("/")[2] for name in offered), "auto"]
+
+
+def test_each_drafter_alone_beside_auto(tmp_path: Path) -> None:
+    drafts = f"auto:{TARGET},noise=0.2+{TARGET},noise=0.4"
+    arguments = ["--drafter", drafts, "--alone", "--k", "2", "--kind", "code", "--pairs", "1", "--tokens", "12"]
+    result = runner.invoke(app, ["bench", "speed", TARGET, *arguments, "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    (turn,) = json.loads(next(tmp_path.glob("speed-*.json")).read_text())["turns"]
+    assert list(turn["runs"]) == [
+        *("target-only", "k=0", "k=2", "ngram", "model", f"model:{TARGET},noise=0.4"),
+        *("ngram k=2", "model k=2", f"model:{TARGET},noise=0.4 k=2", "auto"),
+    ]
+    assert all(run["difference"] is None for run in turn["runs"].values())
+    assert "Rounds that accept" in next(tmp_path.glob("speed-*.md")).read_text()
 
 
 def test_the_command_compares_on_one_group_of_services(tmp_path: Path) -> None:

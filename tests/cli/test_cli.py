@@ -98,7 +98,7 @@ BAD_INPUT = [
     (["serve", "table:vocab=8", "--port", "70000"], ("port", "70000", "65535")),
     (["serve", "--speculative-config", "{"], ("speculative_config", "'{'", "JSON")),
     (["serve", "--speculative-config", "[]"], ("speculative_config", "'[]'", "a JSON object")),
-    (["serve", "--speculative-config", '{"method": "eagle"}'], ("speculative_config.method", "'eagle'", "one of")),
+    (["serve", "--speculative-config", '{"method": "jacobi"}'], ("speculative_config.method", "'jacobi'", "one of")),
     (["serve", "--speculative-config", '{"method": "draft_model"}'], ("speculative_config.model", "None", "or path")),
     (["serve", "--speculative-config", '{"method": "ngram", "k": 3}'], ("speculative_config.k", "3", "known keys")),
     (

@@ -14,7 +14,7 @@ from paceline.cli.main import app
 from paceline.local.settings import ServeSettings
 from paceline.local.supervisor import SupervisedServices
 from paceline.protocol.explanation import CandidateExplanation, PlanExplanation
-from paceline.protocol.records import GenerationStats, RoundRecord, StepTimings
+from paceline.protocol.records import GenerationStats, RoundRecord, RoundStats, StepTimings
 
 WHY = PlanExplanation(
     target_alone_ms=(100.0, 110.0, 130.0, 170.0),
@@ -105,3 +105,11 @@ def test_nobody_at_the_address_is_one_line_of_explain() -> None:
     assert result.exit_code == 1
     assert "127.0.0.1:1" in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_reasoning_is_shown_apart_where_there_was_some() -> None:
+    reasoning = RoundStats(3, 9, 40.0, num_spec_steps=2, num_draft_tokens=8, num_accepted_draft_tokens=6)
+    lines = shown(GenerationStats(records=ROUNDS, reasoning=reasoning, answer=RoundStats(2, 2, 10.0)))
+    assert ["reasoning", "9", "3", "75%", "4.00", "40.0"] in lines
+    assert ["answer", "2", "2", "-", "1.00", "10.0"] in lines
+    assert ["reasoning and answer"] not in shown(GenerationStats(records=ROUNDS))

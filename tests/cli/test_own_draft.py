@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from paceline.cli.main import app
 from paceline.local.service_process import Flags, ServiceName
-from paceline.local.settings import ServeSettings
+from paceline.local.settings import ServeSettings, draft_flags
 from paceline.local.supervisor import SupervisedServices
 from paceline.models.resolve import PROVENANCE_FILE, pulled_path, resolve_draft
 from paceline.protocol.errors import InvalidInput
@@ -53,16 +53,35 @@ def announced(chosen: ServeSettings, folder: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("drafter", ["auto", "model"])
 def test_a_pulled_draft_is_found(drafter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_pulled(TARGET, DRAFT)
-    assert settings(drafter).draft_model == "default"
+    assert settings(drafter).draft_models == ("default",)
     assert resolve_draft("default", TARGET) == DRAFT
     assert announced(settings(drafter), tmp_path, monkeypatch) == []
+
+
+@pytest.mark.parametrize(
+    ("drafter", "models"),
+    [
+        ("auto:mine+path/yours", ("mine", "path/yours")),
+        ("model:default+me", ("default", "me")),
+        ("mtp", ("mtp",)),
+    ],
+)
+def test_several_drafts_of_ones_own(drafter: str, models: tuple[str, ...]) -> None:
+    assert settings(drafter).draft_models == models
+    assert draft_flags(settings(drafter), 1)["drafters"] == [f"model:{model}" for model in models]
+
+
+@pytest.mark.parametrize("drafter", ["auto:", "model:a+", "auto:+a", "ngram:a+b", "mtp:a"])
+def test_names_that_are_left_out_or_out_of_place_are_refused(drafter: str) -> None:
+    with pytest.raises(InvalidInput, match=r"drafter = .*PATH\+PATH several"):
+        settings(drafter)
 
 
 def test_auto_goes_on_without_a_draft_that_is_not_pulled_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend_pulled(TARGET)
-    assert settings().draft_model is None
+    assert settings().draft_models == ()
     assert announced(settings(), tmp_path, monkeypatch) == [TOLD]
 
 

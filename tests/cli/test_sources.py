@@ -39,7 +39,7 @@ def text_of(setting: Setting) -> str:
     """A valid value as a variable has it."""
     if setting.key == "cores":
         return "target=1"
-    if setting.default is None:
+    if setting.default is None or setting.default == ():
         return {int: "1", float: "1.0"}.get(setting.annotation, "x")
     return " ".join(setting.default) if isinstance(setting.default, tuple) else str(setting.default)
 

@@ -74,6 +74,10 @@ def test_omp_num_threads_bounds_the_cores() -> None:
         ('{"method": "ngram", "num_speculative_tokens": 6}', "ngram", 6),
         ('{"method": "draft_model", "model": "a/b"}', "model:a/b", None),
         ('{"method": "none"}', "none", None),
+        ('{"method": "eagle3", "model": "a/b", "num_speculative_tokens": 3}', "model:a/b", 3),
+        ('{"method": "medusa", "model": "a/b"}', "model:a/b", None),
+        ('{"method": "mtp"}', "mtp", None),
+        ('{"method": "suffix"}', "ngram", None),
     ],
 )
 def test_speculative_config_is_the_short_drafter_in_vllms_words(text: str, drafter: str, tokens: int | None) -> None:
@@ -340,8 +344,20 @@ def edited_model(folder: Path, **changes: Any) -> str:
     ("changes", "flags", "code", "reason"),
     [
         ({"model_type": "vit"}, [], 2, "model = 'model': must be a decoder that transformers loads ("),
-        ({"num_hidden_layers": 4}, [], 2, "model = 'model': must be whole; tensors missing: 9 (model.layers.3."),
-        ({}, ["-tp", "3"], 2, "tensor_parallel_size = 3: must be a divisor of the model's 4 heads and 2 KV heads"),
+        pytest.param(
+            {"num_hidden_layers": 4},
+            [],
+            2,
+            "model = 'model': must be whole; tensors missing: 9 (model.layers.3.",
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
+            {},
+            ["-tp", "3"],
+            2,
+            "tensor_parallel_size = 3: must be a divisor of the model's 4 heads and 2 KV heads",
+            marks=pytest.mark.full,
+        ),
         ({"layer_types": ["linear_attention"] * 3}, [], 1, "model type llama: layers of type linear_attention"),
     ],
     ids=["model type", "missing tensors", "heads", "layers"],

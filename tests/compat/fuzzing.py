@@ -15,10 +15,10 @@ from tests.compat.harness import CACHE, HarnessReport, http_url, python_environm
 MODEL = "table:vocab=300,seed=1,max_length=64"
 """Short, so that a generated `max_tokens` ends soon."""
 CASES = 10_000
-SECONDS = 130
-"""90 cases a second on two slow cores: 11,700 cases."""
+SECONDS = 300
+"""90 cases a second on two slow cores, 50 where others work beside: 15,000 cases and more."""
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
-RUN_S = 230.0
+RUN_S = 420.0
 
 
 def schemathesis() -> list[HarnessReport]:

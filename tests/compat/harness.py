@@ -17,7 +17,7 @@ from tests.e2e.cluster import free_port
 
 CACHE = Path(".compat")
 SCRIPTS = Path(__file__).parent / "scripts"
-INSTALL_S = 240.0
+INSTALL_S = 900.0
 PORTS = {"port": 0, "draft_port": 0, "target_port": 0}
 
 

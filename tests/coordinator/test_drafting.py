@@ -5,22 +5,26 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from typing import Any, cast
 from unittest import mock
 
 import pytest
 
-from coordinator.policy.drafting import Drafting, DraftingSettings
+from coordinator.policy.drafting import Drafting
 from coordinator.policy.plan import Options, Plan
 from coordinator.policy.planner import Planner
-from coordinator.sessions.draft import MAX_PENDING_TOKENS
+from coordinator.policy.settings import DraftingSettings
 from coordinator.sessions.draft_pool import DraftPeer, DraftPool
+from coordinator.sessions.drafted import MAX_PENDING_TOKENS
 from coordinator.sessions.target import TargetNext
 from coordinator.sessions.target_pool import TargetPeer
 from coordinator.text.sequence import GenerationTask, Sequence
 from draft_service.session import DraftingSession
 from paceline.models.tokenizer import TableTokenizer
 from paceline.protocol.draft import Commit, DraftedProposal, DraftOpen, Verifying
+from paceline.protocol.errors import PeerUnavailable
+from paceline.protocol.features import FeatureNeed
 from paceline.protocol.generation import SpeculationSettings
 from paceline.protocol.handshake import Fingerprint, Welcome
 from paceline.protocol.proposal import NGRAM, ROOT, Acceptance, Outcome, Proposal, SparseDistribution
@@ -28,7 +32,7 @@ from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.protocol.session import Close
 from paceline.protocol.target import Round
 from paceline.rpc.peer_link import DraftLink
-from tests.coordinator.planned import SENT_MS, STEP_MS, SaidByDraft, SaidByTarget
+from tests.coordinator.planned import SENT_MS, STEP_MS, SaidByDraft, SaidByTarget, record
 
 VOCAB = 64
 PROMPT = (1, 2, 3)
@@ -197,7 +201,7 @@ class RandomPlanner:
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
 
-    def move(self, target: object, draft: object) -> None:
+    def move(self, target: object, draft: object, drafter: str) -> None:
         """Wherever the sessions are."""
 
     def plan(self, options: Options) -> Plan:
@@ -228,6 +232,26 @@ def test_the_draft_can_follow_whatever_is_leased(seed: int) -> None:
     assert len(request.sequence.ids) - session.committed_length < MAX_PENDING_TOKENS
 
 
+async def test_who_follows_a_lost_draft_is_given_its_proposal_in_the_round_and_not_by_a_number() -> None:
+    request = Request(SpeculationSettings(drafter="model", num_draft_tokens=4))
+    request.commit((5,))
+    request.dispatched()
+    last = Outcome(len(request.sequence.ids) - 1, ROOT, 7)
+    prepared = Proposal(34, (8, 9), (0.5, 0.5), drafter="model")
+    request.drafts(last, prepared)
+    request.drafting._session.on_lost(PeerUnavailable("killed"))
+    request.link.take()
+    request.commit((7,))
+    drafted = await request.drafting.take(lambda: None)
+    assert drafted.proposal == prepared
+    request.drafting.verifying(Round(1, len(request.sequence.ids) - 1, ROOT, (7,), prepared))
+    opened, verifying = request.link.sent
+    spec = opened.spec
+    session = DraftingSession(2, 1, mock.Mock(), spec, mock.Mock(), VOCAB, len(spec.token_ids))
+    session.note(verifying)
+    assert verifying.proposal == prepared
+
+
 class OnceLookingPlanner(RandomPlanner):
     """Pays once for a session that is only to look on."""
 
@@ -236,9 +260,11 @@ class OnceLookingPlanner(RandomPlanner):
     def __init__(self) -> None:
         super().__init__(0)
         self.lags: list[int] = []
+        self.open_ms: list[float] = []
 
     def plan(self, options: Options) -> Plan:
         self.lags.append(options.lag)
+        self.open_ms.append(options.open_ms)
         return Plan(lease=options.lease, shadow=len(self.lags) == 1)
 
 
@@ -255,7 +281,10 @@ def test_a_session_to_look_on_that_was_paid_for_is_opened_though_the_run_goes_on
     assert [(len(each.spec.token_ids), each.budget.shadow) for each in opened] == [
         (len(PROMPT) + MAX_PENDING_TOKENS, True)
     ]
-    assert planner.lags == [len(PROMPT) + 1] + [0] * (2 * MAX_PENDING_TOKENS - 1), "and once"
+    computing = [len(PROMPT) + MAX_PENDING_TOKENS] * MAX_PENDING_TOKENS
+    assert planner.lags == [len(PROMPT) + 1] + [0] * (MAX_PENDING_TOKENS - 1) + computing, "and once"
+    assert planner.open_ms[MAX_PENDING_TOKENS:] == sorted(planner.open_ms[MAX_PENDING_TOKENS:])
+    assert planner.open_ms[-1] > planner.open_ms[MAX_PENDING_TOKENS] > 0 == planner.open_ms[0]
 
 
 NGRAMS = SpeculationSettings(drafter="ngram")
@@ -335,6 +364,23 @@ def test_what_the_target_has_started_with_is_the_round_whatever_the_plan_was() -
     assert request.drafting.lease == 0
 
 
+async def test_who_reads_the_targets_features_is_asked_from_the_second_round_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before the first verdict there are none: the target computes the prompt in the first round's step."""
+    reads = replace(RecordingLink.welcome, drafter_needs=(FeatureNeed((0,)),))
+    monkeypatch.setattr(RecordingLink, "welcome", reads)
+    request = Request(SpeculationSettings(drafter="model", num_draft_tokens=3))
+    assert request.drafting.features.need.any
+    drafted = await request.drafting.take(lambda: pytest.fail("waited for a draft"))
+    assert drafted.proposal is None
+    request.drafting.learn(record(), None, ())
+    request.commit((5,))
+    last = Outcome(len(PROMPT) - 1, ROOT, 5)
+    drafted = await request.drafting.take(lambda: request.drafts(last, chain(8, 9)))
+    assert drafted.proposal == chain(8, 9)
+
+
 TREE = Proposal(1, tuple(range(9)), (0.5,) * 9, (ROOT, ROOT, ROOT, 0, 0, 1, 1, 2, 2))
 TREES = SpeculationSettings(drafter="model", num_draft_tokens=2, tree_widths=(3, 2))
 TIGHT = [(60, 5), (61, 6), (63, 8), (64, 9), (124, 9)]
@@ -354,6 +400,19 @@ async def test_a_proposal_is_cut_to_the_rows_that_the_target_has_left(max_rows: 
     drafted = await request.drafting.take(lambda: request.drafts(last, TREE))
     assert drafted.hit is not waits
     assert drafted.proposal == TREE.first(nodes)
+
+
+@pytest.mark.parametrize(("length", "kept"), [(4, 3), (5, None)], ids=["as was wanted then", "deeper than wanted"])
+async def test_what_was_prepared_for_more_room_than_is_left_is_cut(length: int, kept: int | None) -> None:
+    request = Request(SpeculationSettings(drafter="model", num_draft_tokens=4))
+    request.commit((5,) * 52)
+    request.dispatched()  # what is prepared meanwhile may be 4 deep
+    last = Outcome(len(request.sequence.ids) - 1, ROOT, 7)
+    request.commit((7,))  # now the text has room for 3 and a last one
+    prepared = chain(*range(10, 10 + length))
+    drafted = await request.drafting.take(lambda: request.drafts(last, prepared))
+    assert drafted.proposal == (prepared.first(kept) if kept else None)
+    assert (Close in request.link.take()) == (kept is None)
 
 
 @pytest.mark.parametrize(("max_rows", "nodes"), TIGHT)

@@ -28,10 +28,10 @@ def test_the_more_trustworthy_of_text_and_prediction_is_followed() -> None:
     assert found.proposal(7, 3, 1, coupled=True) == Proposal(7, (20, 21, 22), (1.0,) * 3, drafter=PREDICTION)
     found.extend((*PROMPT, 3, 4, 5))
     assert found.best is not None
-    assert (found.best.predicted, found.best.following[:2]) == (False, (6, 7))
+    assert (found.best.drafter, found.best.following[:2]) == (NGRAM, (6, 7))
     assert found.proposal(8, 2, 1, coupled=True).drafter == NGRAM
     found.extend((*PROMPT, 3, 4, 5, *PREDICTED[:9]))
-    assert found.best.predicted
+    assert found.best.drafter == PREDICTION
     assert found.best.following == PREDICTED[9:]
 
 

@@ -16,7 +16,7 @@ from paceline.costs.service_costs import TargetCosts
 from paceline.protocol.draft import Shadow
 from paceline.protocol.proposal import Acceptance, Proposal
 from paceline.protocol.records import RoundRecord, StepTimings
-from paceline.sampling.ngram import Match
+from paceline.sampling.match import Match
 from tests.coordinator.planned import (
     DRAFT_MS,
     ROW_MS,
@@ -104,6 +104,19 @@ def test_the_account_holds_though_the_draft_becomes_ten_times_slower() -> None:
         assert plans[-1].source is Source.NONE
 
 
+def test_whether_the_next_request_opens_its_draft_is_what_all_requests_know() -> None:
+    world, request = taught(0.9)
+    assert request.expects_drafts
+    request = world.request(Acceptance.COUPLED)
+    request.plan(OPTIONS)
+    request.plan(dataclasses.replace(OPTIONS, room=1))  # its text ends
+    request.plan(dataclasses.replace(OPTIONS, drafts=False))  # its draft is late
+    assert world.request(Acceptance.COUPLED).expects_drafts
+    _, request = taught(0.0)
+    request.plan(OPTIONS)
+    assert not request.expects_drafts
+
+
 def test_a_draft_that_turns_useless_is_left_and_taken_again_when_it_is_good() -> None:
     world = World()
     _, plans = world.run(lambda at: 0.9 if at < 200 or at >= 600 else 0.0, tokens=900)
@@ -152,12 +165,41 @@ def test_a_long_match_is_copied_at_length_and_a_short_unsure_one_is_not() -> Non
     assert sure.nodes >= 16
 
 
+def fixed_length_of(chance: float) -> int:
+    """What a rule that may not look asks for."""
+    _, request = taught(chance, acceptance=Acceptance.REJECTION)
+    return request.plan(OPTIONS).depth
+
+
 def test_a_sure_stretch_may_go_further_than_the_average_one() -> None:
     _, request = taught(0.6)
     plan = request.plan(OPTIONS)
     assert plan.source is Source.WAIT
-    assert plan.depth == MAX_DEPTH
+    assert plan.depth > 2 * fixed_length_of(0.6)
     assert 0 < plan.least_chance < 1
+
+
+def test_a_draft_is_waited_for_no_longer_than_half_of_what_may_be_lost_or_twice_what_it_should_take() -> None:
+    _, request = taught(0.6)
+    plan = request.plan(OPTIONS)
+    assert plan.patience_ms == pytest.approx(request._account.left_ms / 2)
+    _, slow = taught(0.9, World(draft=SaidByDraft(4.0)))
+    plan = slow.plan(OPTIONS)
+    assert plan.source is Source.WAIT
+    assert plan.patience_ms <= slow._account.left_ms
+
+
+def test_the_target_goes_on_alone_for_as_long_as_the_draft_computes_the_prompt_and_no_longer() -> None:
+    world, request = taught(0.9)
+    prompt_ms = world.draft.costs.line.ms(1000)
+    computing = dataclasses.replace(OPTIONS, lag=1000, open_ms=1.0)
+    plan = request.plan(computing)
+    assert plan.source is Source.NONE
+    assert plan.lease == int((prompt_ms - 1.0) / world.target.step_ms) < OPTIONS.lease
+    assert request.plan(dataclasses.replace(computing, open_ms=prompt_ms)).source is Source.WAIT
+    assert request.plan(dataclasses.replace(computing, open_ms=0.0)).lease == OPTIONS.lease, (
+        "nobody computes anything"
+    )
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -270,7 +312,7 @@ def test_the_wait_for_a_first_draft_is_no_measure_of_the_next() -> None:
 
 
 def times(target: SaidByTarget, draft: SaidByDraft | None = None) -> tuple[TargetTimes, DraftTimes | None]:
-    return TargetTimes(lambda: target.costs), None if draft is None else DraftTimes(lambda: draft.costs)
+    return TargetTimes(lambda: target.costs), None if draft is None else DraftTimes(lambda: draft.costs.line)
 
 
 def test_a_cycle_is_its_steps_and_its_waits() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from paceline.protocol.errors import Overloaded, PacelineError, PeerUnavailable,
 from paceline.protocol.handshake import Fingerprint, ServiceStatus, Welcome
 from paceline.rpc.endpoints import Endpoint, EndpointSource
 from paceline.rpc.peer_link import TargetLink
+from paceline.rpc.retries import Retries
 from tests.rpc.harness import until
 
 PREFIX = tuple(range(3 * BLOCK_TOKENS))
@@ -169,6 +171,30 @@ async def test_a_lone_peer_that_refused_is_asked_again() -> None:
     assert address_of(pool.place((1,))) == "a"
     with pytest.raises(Overloaded, match="full"):
         await pool.wait_willing(0.01, lambda _: True)
+
+
+FULL = Overloaded("full", retry_after_ms=40)
+
+
+async def test_a_session_that_all_refused_comes_no_sooner_than_was_said_and_on_the_budget() -> None:
+    pool = pool_of(FakeLink("a"))
+    pool.refused(pool.peers[0], FULL)
+    began = time.monotonic()
+    await pool.wait_to_retry(FULL, Retries(pool.budget), 5.0, lambda _: True)
+    assert time.monotonic() - began >= 0.04
+    while pool.budget.take():
+        pass
+    pool.refused(pool.peers[0], FULL)
+    with pytest.raises(Overloaded, match="full"):
+        await pool.wait_to_retry(FULL, Retries(pool.budget), 0.1, lambda _: True)
+
+
+async def test_a_session_goes_at_once_to_a_peer_that_has_not_refused() -> None:
+    pool = pool_of(FakeLink("a"), FakeLink("b"))
+    while pool.budget.take():
+        pass
+    pool.refused(pool.peers[0], FULL)
+    await pool.wait_to_retry(FULL, Retries(pool.budget), 0.0, lambda _: True)
 
 
 async def test_who_is_missing_and_why_is_said() -> None:

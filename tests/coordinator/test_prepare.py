@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -73,6 +74,14 @@ def test_the_drafter_none_is_speculation_switched_off() -> None:
     assert prepare(sent, ENDING).speculation.off
     with pytest.raises(InvalidInput, match="drafter = 'oracle': must be one of: auto, none"):
         prepare(request(SamplingParams(), speculation=SpeculationSettings(drafter="oracle")), ENDING)
+
+
+def test_a_drafter_may_be_that_of_a_draft_service_that_was_never_linked() -> None:
+    """A coordinator that has just started must refuse nothing that it will serve."""
+    wanted = request(SamplingParams(), speculation=SpeculationSettings(drafter="model"))
+    assert prepare(wanted, replace(ENDING, knows_drafters=False)).speculation.drafter == "model"
+    with pytest.raises(InvalidInput, match="drafter = 'model'"):
+        prepare(wanted, ENDING)
 
 
 def test_a_message_that_names_the_drafter_none_is_target_only() -> None:

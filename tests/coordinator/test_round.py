@@ -8,8 +8,9 @@ from typing import Any, cast
 import pytest
 
 from coordinator.observer import RequestObserver
-from coordinator.policy.drafting import Drafting, DraftingSettings
+from coordinator.policy.drafting import Drafting
 from coordinator.policy.planner import Planner
+from coordinator.policy.settings import DraftingSettings
 from coordinator.round import run_rounds
 from coordinator.sessions.target import TargetSession
 from coordinator.sessions.target_pool import TargetPeer, TargetPool

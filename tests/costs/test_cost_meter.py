@@ -79,6 +79,19 @@ def test_steps_correct_their_own_rows_and_those_that_have_not_been_seen() -> Non
     assert meter.line.ms(16) / BASE.ms(16) < 1.3, "16 rows follow 8"
 
 
+@pytest.mark.parametrize("slower", [1.5, 1 / 1.5])
+def test_a_machine_that_changes_its_speed_moves_sizes_that_do_not_run_meanwhile(slower: float) -> None:
+    """Rows that cost a fifth of a step more cost a fifth more at any speed: nothing to be gained or lost by them."""
+    meter, flat = CostMeter(BASE), CostLine(((1, 10.0), (8, 12.0)))
+    for _ in range(100):
+        meter.observe(1, flat.ms(1))
+        meter.observe(8, flat.ms(8))
+    for _ in range(40):
+        meter.observe(1, slower * flat.ms(1))
+    assert meter.line.ms(1) == pytest.approx(slower * flat.ms(1), rel=2 * MOVED)
+    assert meter.line.ms(8) == pytest.approx(slower * flat.ms(8), rel=0.12)
+
+
 def test_a_line_is_renewed_when_it_has_moved_and_only_then() -> None:
     meter = CostMeter(BASE)
     line = meter.line

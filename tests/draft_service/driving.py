@@ -130,8 +130,10 @@ class Driver:
             self.verified = None
             verifying = Verifying(1, base, budget=budget)
         self.prepared = {}
-        self.speculation = self.drafter.speculate(self.session, verifying, lambda: next(self._ids))
-        return self.speculation
+        speculation = self.drafter.speculate(self.session, verifying, lambda: next(self._ids))
+        assert speculation is not None, "it reads tokens alone"
+        self.speculation = speculation
+        return speculation
 
     def run(self, steps: int = 10_000) -> int:
         """Speculate for some steps, or until nothing is left; returns the steps taken."""

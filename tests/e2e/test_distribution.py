@@ -87,6 +87,7 @@ async def test_text_has_the_targets_distribution(opposite: Cluster, acceptance: 
     assert chi_square_p(texts, enumerate_distribution(sampling)) > LEVEL
 
 
+@pytest.mark.full
 async def test_longer_chains_and_filters_have_the_distribution(opposite: Cluster) -> None:
     sampling = SamplingParams(temperature=1.3, top_k=2)
     for acceptance, k in itertools.product((Acceptance.REJECTION, Acceptance.BLOCK), (2, 3)):

@@ -6,13 +6,14 @@ import asyncio
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
+from paceline.chaos.proxy import Proxy
 from paceline.protocol.errors import InvalidInput, PeerUnavailable
 from paceline.protocol.generation import Finished, GenerateRequest, Provenance, SpeculationSettings, Started, Tokens
 from tests.e2e.cluster import Cluster, eventually
-from tests.e2e.proxy import Proxy
 
 TIMED = "table:vocab=300,seed=1,eos=299,step_ms=4"
 NEAR = "table:vocab=300,seed=1,eos=299,noise=0.2,step_ms=1"
@@ -91,6 +92,20 @@ async def test_draft_killed_and_restarted_within_one_text(timed: Cluster, plain:
     assert tuple(ids)[:LENGTH] == plain
     assert len(ids) == 3000
     assert Provenance.ACCEPTED in provenance[-100:], "the draft joined again"
+
+
+def test_a_coordinator_that_starts_without_its_draft_takes_requests_for_it(
+    timed: Cluster, plain: tuple[int, ...]
+) -> None:
+    """It doesn't know the draft's drafters yet, and serves those who name one."""
+    timed.kill("draft")
+    timed.kill("coordinator")
+    timed.restart("coordinator")
+    with timed.client() as client:
+        named = replace(request(), speculation=SpeculationSettings(drafter="model", num_draft_tokens=3))
+        assert client.generate(named).token_ids == plain
+    timed.restart("draft")
+    timed.await_links()
 
 
 async def test_frozen_draft_costs_speed_only(timed: Cluster, plain: tuple[int, ...]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
@@ -67,19 +66,3 @@ async def test_two_waves_of_concurrent_requests(loaded: Cluster) -> None:
     second = resident_bytes(loaded)
     for name, size in second.items():
         assert size <= first[name] * MEMORY_TOLERANCE, f"{name} grew from {first[name]} to {size} bytes"
-
-
-async def test_overload_is_refused_with_a_hint_and_recovers(tmp_path: Path) -> None:
-    from paceline.protocol.errors import Overloaded
-
-    flags: dict[str, object] = {"max_concurrent_requests": 4}
-    model = TARGET + ",step_ms=5"
-    with Cluster(tmp_path, target_model=model, drafters=(), coordinator_flags=flags) as cluster:
-        async with cluster.async_client() as client:
-            request = GenerateRequest(token_ids=(1,), max_new_tokens=40)
-            results = await asyncio.gather(*(client.generate(request) for _ in range(12)), return_exceptions=True)
-            refused = [result for result in results if isinstance(result, Overloaded)]
-            assert len(refused) == 8
-            assert all(error.retry_after_ms for error in refused)
-            assert all("max_concurrent_requests = 4" in error.message for error in refused)
-            assert len((await client.generate(request)).token_ids) == 40

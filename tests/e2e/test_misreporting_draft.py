@@ -48,7 +48,7 @@ async def behind(draft_model: str, folder: Path) -> AsyncIterator[Cluster]:
             yield cluster
 
 
-@pytest.mark.parametrize("acceptance", [Acceptance.REJECTION, Acceptance.BLOCK])
+@pytest.mark.parametrize("acceptance", [pytest.param(Acceptance.REJECTION, marks=pytest.mark.full), Acceptance.BLOCK])
 async def test_the_text_has_the_targets_distribution_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, acceptance: Acceptance
 ) -> None:

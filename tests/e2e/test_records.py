@@ -28,11 +28,13 @@ TOLERANCE = 0.05
 
 
 def assert_parts_add_up(stats: GenerationStats) -> None:
-    whole = sum(record.round_ms for record in stats.records)
+    """Of a self-started round they exceed it by how late the verdict before it was: on a busy machine, at will."""
+    sent = [record for record in stats.records if not record.self_started]
+    whole = sum(record.round_ms for record in sent)
     parts = sum(
-        record.draft_wait_ms + record.wire_ms + record.target.service_ms + record.accept_ms
-        for record in stats.records
+        record.draft_wait_ms + record.wire_ms + record.target.service_ms + record.accept_ms for record in sent
     )
+    assert sent
     assert parts == pytest.approx(whole, rel=TOLERANCE)
     for record in stats.records:
         target = record.target
@@ -61,6 +63,7 @@ def test_parts_add_up_on_timed_models(tmp_path: Path) -> None:
     assert all(record.draft_wait_ms >= 2 for record in stats.records if record.proposed)
     assert sum(record.accepted for record in stats.records) == stats.num_accepted_draft_tokens
     assert stats.num_spec_steps == sum(stats.acceptance_histogram)
+    assert stats.reasoning is stats.answer is None, "the model has no marks of reasoning"
 
 
 @contextmanager

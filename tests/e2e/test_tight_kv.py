@@ -45,8 +45,8 @@ async def written(cluster: Cluster, requests: list[GenerateRequest]) -> list[Gen
 
 
 async def test_an_honest_draft_ends_no_request(tight: Cluster) -> None:
-    drafted = await written(tight, [request(AUTO, seed=seed) for seed in range(12)])
-    plain = await written(tight, [request(OFF, seed=seed) for seed in range(12)])
+    drafted = await written(tight, [request(AUTO, seed=seed) for seed in range(6)])
+    plain = await written(tight, [request(OFF, seed=seed) for seed in range(6)])
     assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
     assert {one.finish_reason for one in drafted} == {FinishReason.LENGTH}
     assert sum(record.accepted for one in drafted for record in one.stats.records) > 0

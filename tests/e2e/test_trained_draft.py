@@ -59,6 +59,7 @@ def test_text_is_the_targets_own(
     assert temperature == 0 or written - set(known), "what the draft can't propose is written all the same"
 
 
+@pytest.mark.full
 def test_another_targets_draft_does_not_start(draft_folder: Path, tmp_path: Path) -> None:
     other = save_target(tmp_path / "other", seed=1)
     folder = tmp_path / "cluster"

@@ -16,7 +16,7 @@ from paceline.protocol import codec
 from paceline.protocol.draft import Commit, DraftCommand, DraftedProposal, DraftEvent, DraftOpen, Verifying
 from paceline.protocol.generation import GenerateRequest, Provenance, SpeculationSettings
 from paceline.protocol.handshake import MAX_FRAME_BYTES, Fingerprint, Welcome
-from paceline.protocol.proposal import ROOT, Acceptance, Outcome, Proposal, SparseDistribution
+from paceline.protocol.proposal import AUTO, ROOT, Acceptance, Outcome, Proposal, SparseDistribution
 from paceline.rpc.frames import MESSAGE_OVERHEAD_BYTES, FrameWriter
 from paceline.rpc.link import serve_link
 from paceline.rpc.link_kinds import DRAFT
@@ -24,6 +24,7 @@ from paceline.v1 import draft_service_pb2_grpc as pb_grpc
 from tests.e2e.cluster import TARGET, Cluster, eventually
 
 LENGTH = 24
+MODEL = "model"
 TIMED = f"{TARGET},step_ms=20"
 """A target that leaves the draft time to prepare for outcomes."""
 CROWDED = f"{TIMED},max_kv_rows=40"
@@ -113,7 +114,7 @@ class WrongDraft(pb_grpc.DraftServiceServicer):
         self._prepare = prepare
 
     async def Draft(self, request_iterator: Any, context: Any) -> None:
-        welcome = Welcome("wrong", Fingerprint(), max_length=4096, max_sessions=10, drafters=("wrong",))
+        welcome = Welcome("wrong", Fingerprint(), max_length=4096, max_sessions=10, drafters=(MODEL,))
         await serve_link(DRAFT, context, welcome, lambda writer: Handler(writer, self._answer, self._prepare))
 
 
@@ -184,12 +185,13 @@ async def test_the_text_goes_on_without_it(tmp_path: Path, answer: Answer) -> No
 def request(
     acceptance: Acceptance = Acceptance.COUPLED, *, off: bool, prompt: tuple[int, ...] = PROMPT
 ) -> GenerateRequest:
+    """Matches are proposed only for a prompt that repeats itself."""
     return GenerateRequest(
         token_ids=prompt,
         seed=8,
         max_new_tokens=LENGTH,
         acceptance=acceptance,
-        speculation=SpeculationSettings(off=off, num_draft_tokens=3),
+        speculation=SpeculationSettings(drafter=AUTO if prompt is REPEATS else MODEL, off=off, num_draft_tokens=3),
     )
 
 

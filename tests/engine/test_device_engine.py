@@ -232,7 +232,7 @@ def _write_one_too_far(self: PagePool, session: int, rows: Any) -> Any:
     return type(self).rows_before(self, session, rows) + 1  # type: ignore[attr-defined]
 
 
-def _all_of_the_tree(item: StepItem) -> Any:
+def _all_of_the_tree(item: StepItem, horizon: Any) -> Any:
     return np.full((len(item.token_ids), buckets.mask_words(item)), -1)
 
 

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from paceline.engine import attention
 from paceline.engine.cpu import row_attention
 from paceline.engine.cpu.row_attention import FEW_KEYS
 from paceline.engine.interface import Engine, StepItem, StepPlan
@@ -139,9 +140,9 @@ def _kept_tree_seen_by_all(patch: pytest.MonkeyPatch) -> None:
     def bare(item: StepItem) -> StepItem:
         return StepItem(item.session, item.base_length, item.token_ids)
 
-    mask, seen = TransformerEngine._mask, row_attention._seen
-    patch.setattr(TransformerEngine, "_mask", lambda self, item: mask(self, bare(item)))
-    patch.setattr(row_attention, "_seen", lambda item: seen(bare(item)))
+    keys, seen = attention.seen_keys, row_attention._seen
+    patch.setattr(attention, "seen_keys", lambda item, horizon: keys(bare(item), horizon))
+    patch.setattr(row_attention, "_seen", lambda item, horizon: seen(bare(item), horizon))
 
 
 @pytest.mark.parametrize("mutate", [_positions_by_row, _kept_tree_seen_by_all])

@@ -10,12 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from transformers import (
-    BloomConfig,
-    Gemma2Config,
-    GptOssConfig,
-    MambaConfig,
+    Llama4TextConfig,
     MistralConfig,
     MixtralConfig,
     PreTrainedConfig,
@@ -23,7 +21,9 @@ from transformers import (
     T5Config,
 )
 
+from paceline.engine.attention import Horizon
 from paceline.engine.checks import refuse_config
+from paceline.engine.cpu.row_products import has_wide_vectors
 from paceline.engine.decoder import build_engine
 from paceline.engine.fingerprint import numeric_fingerprint
 from paceline.engine.interface import StepItem, StepPlan
@@ -57,26 +57,6 @@ SHAPE: dict[str, Any] = {
 
 @pytest.mark.parametrize(
     ("config", "message"),
-    [
-        (Gemma2Config(**SHAPE, sliding_window=4096), "softcap"),
-        (MistralConfig(**SHAPE, sliding_window=16), "sliding window of 16 tokens"),
-        (GptOssConfig(**SHAPE, num_local_experts=2, sliding_window=4096), "s_aux"),
-        (BloomConfig(vocab_size=tiny.VOCAB, hidden_size=32, n_layer=2, n_head=4), "attention interface"),
-        (
-            MambaConfig(vocab_size=tiny.VOCAB, hidden_size=32, num_hidden_layers=2, state_size=4),
-            "linear_attention",
-        ),
-    ],
-    ids=lambda value: value.model_type if isinstance(value, PreTrainedConfig) else "",
-)
-def test_what_packing_cannot_do_exactly_is_refused(config: PreTrainedConfig, message: str) -> None:
-    settings = EngineSettings(threads=1, max_model_len=100)
-    with pytest.raises(Unsupported, match=message):
-        build_engine(tiny.random_model(config), TableTokenizer(tiny.VOCAB, None), settings, "refused")
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
     [(T5Config(), "encoder-decoder"), (Qwen3NextConfig(), "linear_attention")],
 )
 def test_configurations_are_refused_before_weights_load(config: PreTrainedConfig, message: str) -> None:
@@ -90,17 +70,25 @@ def test_rotary_frequencies_that_depend_on_the_batch_are_refused() -> None:
         tiny.engine_and_plain(tiny.llama(rope_parameters=rope))
 
 
-def test_a_sliding_window_that_never_slides_is_served() -> None:
+def test_a_sliding_window_that_never_slides_is_none() -> None:
     engine, _ = tiny.engine_and_plain(MistralConfig(**SHAPE, sliding_window=16), max_model_len=16)
-    assert engine.info.max_length == 16
+    assert isinstance(engine, TransformerEngine)
+    assert not engine.attention.windowed
+    assert engine.row_decoder is not None or not has_wide_vectors()
 
 
-def _sees_all(self: TransformerEngine, item: StepItem) -> torch.Tensor:
-    return torch.zeros((2 * len(item.token_ids), item.base_length + len(item.token_ids)))
+def test_queries_that_are_scaled_by_their_place_in_a_step_are_refused() -> None:
+    config = Llama4TextConfig(**SHAPE, num_local_experts=2, intermediate_size_mlp=48, floor_scale=100)
+    with pytest.raises(Unsupported, match="scaled by their place in the step from 100 on"):
+        tiny.engine_and_plain(config)
 
 
-def _sees_kept_and_new(item: StepItem) -> list[tuple[int, list[int]]]:
-    return [(item.base_length + len(item.token_ids), [])] * len(item.token_ids)
+def _sees_all(item: StepItem, horizon: Horizon | None) -> NDArray[np.bool_]:
+    return np.ones((len(item.token_ids), item.base_length + len(item.token_ids)), np.bool_)
+
+
+def _sees_kept_and_new(item: StepItem, horizon: Horizon | None) -> list[tuple[int, int, list[int]]]:
+    return [(0, item.base_length + len(item.token_ids), [])] * len(item.token_ids)
 
 
 def _moves_nothing(self: SessionKV, base_length: int, kept_path: Sequence[int]) -> None:
@@ -114,7 +102,7 @@ def _wrong_positions(item: StepItem) -> tuple[int, ...]:
 @pytest.mark.parametrize(
     ("target", "mutant", "compiled"),
     [
-        ("paceline.engine.transformer.TransformerEngine._mask", _sees_all, False),
+        ("paceline.engine.attention.seen_keys", _sees_all, False),
         ("paceline.engine.cpu.row_attention._seen", _sees_kept_and_new, False),
         ("paceline.engine.cpu.row_attention._seen", _sees_kept_and_new, True),
         ("paceline.engine.kv.SessionKV.keep", _moves_nothing, False),

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from paceline.engine.cpu.row_attention import FEW_KEYS, RowAttention, is_few
 from paceline.engine.forward import AttentionCall
 from paceline.engine.interface import StepItem
-from paceline.engine.kv import KVShape, SessionKV
+from paceline.engine.kv import KVShape, LayerShape, SessionKV
 from paceline.protocol.proposal import ROOT
 
 LAYERS = 2
@@ -56,11 +56,14 @@ class Step:
 
 def made(heads: int, kv_heads: int, head_dim: int, scale: float = 1.0) -> Step:
     generator = torch.Generator().manual_seed(head_dim)
-    shape = KVShape(LAYERS, kv_heads, head_dim, heads // kv_heads, torch.float32, torch.device("cpu"))
+    shape = KVShape(
+        (LayerShape(kv_heads, head_dim, head_dim, heads // kv_heads),) * LAYERS, torch.float32, torch.device("cpu")
+    )
     kv = tuple(SessionKV(shape, CAPACITY + index) for index in range(3))
     for session in kv:
         for layer in range(LAYERS):
-            session.keys_and_values(layer).normal_(generator=generator)
+            session.keys(layer).normal_(generator=generator)
+            session.values(layer).normal_(generator=generator)
     # As a fused layer hands them over: parts of one tensor, heads behind rows.
     joined = scale * torch.randn(1, Step.ROWS, heads + 2 * kv_heads, head_dim, generator=generator)
     parts = joined.transpose(1, 2).split([heads, kv_heads, kv_heads], dim=1)
@@ -82,7 +85,7 @@ def test_every_row_attends_to_the_keys_it_sees_and_to_no_others(
     step = made(heads, kv_heads, head_dim, scale)
     out = step.attend()
     for item, kv, low in zip(step.ITEMS, step.kv, step.LOWS, strict=True):
-        held = kv.keys_and_values(1)
+        held = torch.stack((kv.keys(1), kv.values(1)))
         for row, seen in enumerate(SEEN[item.session]):
             for head in range(heads):
                 keys, values = held[:, head // (heads // kv_heads), seen]
@@ -92,13 +95,14 @@ def test_every_row_attends_to_the_keys_it_sees_and_to_no_others(
 
 def test_the_rows_own_keys_and_values_are_written_and_nothing_else() -> None:
     step = made(4, 2, 16)
-    before = [[kv.keys_and_values(layer).clone() for layer in range(LAYERS)] for kv in step.kv]
+    before = [[torch.stack((kv.keys(layer), kv.values(layer))) for layer in range(LAYERS)] for kv in step.kv]
     out = step.attend()
     for item, kv, low, held in zip(step.ITEMS, step.kv, step.LOWS, before, strict=True):
         slots = slice(item.base_length, item.base_length + len(item.token_ids))
         rows = slice(low, low + len(item.token_ids))
         held[1][0][:, slots], held[1][1][:, slots] = step.key[0, :, rows], step.value[0, :, rows]
-        assert all(torch.equal(kv.keys_and_values(layer), held[layer]) for layer in range(LAYERS))
+        for layer in range(LAYERS):
+            assert torch.equal(torch.stack((kv.keys(layer), kv.values(layer))), held[layer])
     ours = [
         row for item, low in zip(step.ITEMS, step.LOWS, strict=True) for row in range(low, low + len(item.token_ids))
     ]
@@ -114,8 +118,8 @@ def test_the_given_scaling_counts() -> None:
 
 def test_a_broken_key_gives_no_number_to_its_own_rows_alone() -> None:
     step = made(4, 2, 16)
-    step.kv[0].keys_and_values(1)[0, :, 6] = float("nan")
-    step.kv[0].keys_and_values(1)[0, :, 2] = float("nan")
+    step.kv[0].keys(1)[:, 6] = float("nan")
+    step.kv[0].keys(1)[:, 2] = float("nan")
     out = step.attend()
     assert out[1:4].isnan().all()
     assert not out[4:].isnan().any()

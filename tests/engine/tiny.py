@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
     GPTNeoXConfig,
     LlamaConfig,
     PreTrainedConfig,
@@ -69,6 +70,10 @@ def qwen3_padded(**changes: Any) -> PreTrainedConfig:
 
 def gpt_neox(**changes: Any) -> PreTrainedConfig:
     return GPTNeoXConfig(**{**_SHAPE, "vocab_size": VOCAB, **changes})
+
+
+def gemma2(**changes: Any) -> PreTrainedConfig:
+    return Gemma2Config(**{**_SHAPE, "vocab_size": VOCAB, "pad_token_id": 0, **changes})
 
 
 FAMILIES: dict[str, Callable[..., PreTrainedConfig]] = {

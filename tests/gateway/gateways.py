@@ -25,9 +25,11 @@ WAIT_S = 20.0
 class GatewayCluster(Cluster):
     """A cluster and its gateway, on a port that is known beforehand."""
 
-    def __init__(self, folder: Path, gateway_flags: Flags | None = None, **options: Any) -> None:
+    def __init__(
+        self, folder: Path, gateway_flags: Flags | None = None, target_model: str = MODEL, **options: Any
+    ) -> None:
         options.setdefault("drafters", ())
-        super().__init__(folder, target_model=MODEL, **options)
+        super().__init__(folder, target_model=target_model, **options)
         self.http_port = free_port()
         self._gateway_flags = gateway_flags or {}
 
@@ -37,7 +39,7 @@ class GatewayCluster(Cluster):
 
     def start_gateway(self, label: str, coordinator: str, port: int) -> str:
         """Start a gateway more; returns its host:port."""
-        given = {"model": MODEL, "coordinator.address": coordinator, "server.port": port}
+        given = {"model": self.target_model, "coordinator.address": coordinator, "server.port": port}
         self.start(label, "gateway", given | self._gateway_flags)
         self.await_serving(label)
         return self.address_of(label)

@@ -36,6 +36,7 @@ from paceline.protocol.generation import (
 )
 from paceline.protocol.handshake import Fingerprint
 from paceline.protocol.records import GenerationStats
+from paceline.rpc.retries import RetryBudget
 from paceline.runtime import metrics
 from paceline.runtime.gateway_config import GatewayConfig
 from tests.gateway.templates import HERMES, MISTRAL, OPENED, THINKING, templated
@@ -56,6 +57,7 @@ class CannedCoordinator:
         self._tokenizer = tokenizer
         self._text = text
         self.asked: list[GenerateRequest] = []
+        self.budget = RetryBudget()
 
     async def serving(self, caller: object) -> Serving:
         fingerprint = Fingerprint(model="m", tokenizer="t", vocab_size=9)

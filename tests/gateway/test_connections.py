@@ -31,7 +31,10 @@ HOUR = timedelta(hours=1)
 
 
 class SlowApp:
-    """Answers with the body that it was sent, after a while where the path is /slow; at /early without reading it."""
+    """Answers with the body that it was sent, after a while where the path is /slow; at /early without reading it.
+
+    At /block the whole server waits.
+    """
 
     def __init__(self) -> None:
         self.may_end = threading.Event()
@@ -43,6 +46,8 @@ class SlowApp:
             await send({"type": "http.response.start", "status": 413, "headers": [(b"content-length", b"0")]})
             await send({"type": "http.response.body", "body": b""})
             return
+        if scope["path"] == "/block":
+            time.sleep(LIMIT_S / 2)  # noqa: ASYNC251  that is what is wanted
         body, more = b"", True
         while more:
             message = await receive()
@@ -155,6 +160,25 @@ def test_a_body_whose_request_is_answered_may_be_sent(port: int) -> None:
         received = b""
         while piece := connection.recv(4096):
             received += piece
+        assert b"HTTP/1.1 200" in received
+
+
+def test_the_last_piece_of_such_a_body_is_no_head_however_large(port: int) -> None:
+    """It comes in one piece where the server had no time to read for a while."""
+    piece = 2 * MAX_HEAD_BYTES
+    with closing(opened(port)) as connection, closing(opened(port)) as other:
+        connection.sendall(HEAD.replace(b"GET / ", b"POST /early ") + b"Content-Length: %d\r\n\r\n" % (1 + piece))
+        assert connection.recv(12) == b"HTTP/1.1 413"
+        connection.sendall(b"x")
+        time.sleep(LIMIT_S / 10)
+        other.sendall(HEAD.replace(b"GET / ", b"GET /block "))
+        other.sendall(b"\r\n")
+        time.sleep(LIMIT_S / 10)
+        connection.sendall(b"x" * piece)
+        connection.sendall(HEAD + b"Connection: close\r\n\r\n")
+        received = b""
+        while data := connection.recv(4096):
+            received += data
         assert b"HTTP/1.1 200" in received
 
 

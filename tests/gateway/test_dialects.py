@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import anthropic
 import jsonschema
 import pytest
+from anthropic import Anthropic
 
 from tests.gateway.gateways import MODEL, GatewayCluster
 
@@ -29,9 +31,11 @@ CALL: Any = {
 SEED = 7
 
 
-def claude(gateway: GatewayCluster) -> anthropic.Anthropic:
+@pytest.fixture(scope="module")
+def claude(gateway: GatewayCluster) -> Iterator[Anthropic]:
     address = f"http://{gateway.address_of('gateway')}"
-    return anthropic.Anthropic(api_key="any", base_url=address, max_retries=0, timeout=20)
+    with Anthropic(api_key="any", base_url=address, max_retries=0, timeout=20) as client:
+        yield client
 
 
 def chat(gateway: GatewayCluster, **fields: Any) -> Any:
@@ -85,11 +89,11 @@ def told_letter(gateway: GatewayCluster) -> tuple[int, str]:
     raise AssertionError("no text has a letter")
 
 
-def test_which_stop_string_ended_it_is_told(gateway: GatewayCluster) -> None:
+def test_which_stop_string_ended_it_is_told(gateway: GatewayCluster, claude: Anthropic) -> None:
     seed, stop = told_letter(gateway)
     choice = chat(gateway, tools=[], seed=seed, max_completion_tokens=60, stop=["\x00never", stop]).choices[0]
     assert (choice.finish_reason, choice.stop_reason) == ("stop", stop)
-    message = claude(gateway).messages.create(
+    message = claude.messages.create(
         model=MODEL, max_tokens=60, messages=ASKED, stop_sequences=[stop], extra_body={"seed": seed}
     )
     assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", stop)
@@ -107,24 +111,22 @@ def wanted_chat(gateway: GatewayCluster, seed: int) -> tuple[str, int, tuple[str
 
 
 @pytest.mark.parametrize("seed", [SEED, 11])
-def test_anthropic_s_message_is_the_chat_s_text(gateway: GatewayCluster, seed: int) -> None:
+def test_anthropic_s_message_is_the_chat_s_text(gateway: GatewayCluster, claude: Anthropic, seed: int) -> None:
     text, tokens, (ended, _) = wanted_chat(gateway, seed)
     given: Any = {"model": MODEL, "max_tokens": 40, "messages": ASKED, "extra_body": {"seed": seed}}
-    whole = claude(gateway).messages.create(**given)
-    with claude(gateway).messages.stream(**given) as stream:
+    whole = claude.messages.create(**given)
+    with claude.messages.stream(**given) as stream:
         assert "".join(stream.text_stream) == text == whole.content[0].text
         final = stream.get_final_message()
-    counted = claude(gateway).messages.count_tokens(model=MODEL, messages=ASKED).input_tokens
+    counted = claude.messages.count_tokens(model=MODEL, messages=ASKED).input_tokens
     for message in (whole, final):
         assert (message.stop_reason, message.usage.output_tokens) == (ended, tokens)
         assert message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0) == counted
 
 
-def test_the_first_event_counts_the_prompt(gateway: GatewayCluster) -> None:
-    counted = claude(gateway).messages.count_tokens(model=MODEL, messages=ASKED, tools=[CLAUDE_TOOL]).input_tokens
-    stream = claude(gateway).messages.create(
-        model=MODEL, max_tokens=2, messages=ASKED, tools=[CLAUDE_TOOL], stream=True
-    )
+def test_the_first_event_counts_the_prompt(claude: Anthropic) -> None:
+    counted = claude.messages.count_tokens(model=MODEL, messages=ASKED, tools=[CLAUDE_TOOL]).input_tokens
+    stream = claude.messages.create(model=MODEL, max_tokens=2, messages=ASKED, tools=[CLAUDE_TOOL], stream=True)
     first = next(iter(stream))
     assert first.type == "message_start"
     assert first.message.usage.input_tokens == counted > len(json.dumps(SCHEMA))
@@ -137,7 +139,7 @@ def test_a_key_that_can_t_be_sent_is_refused_in_each_shape(gateway: GatewayClust
         assert next(iter(answer.json)) == shape
 
 
-def test_anthropic_s_tools(gateway: GatewayCluster) -> None:
+def test_anthropic_s_tools(claude: Anthropic) -> None:
     given: Any = {
         "model": MODEL,
         "max_tokens": 200,
@@ -146,8 +148,8 @@ def test_anthropic_s_tools(gateway: GatewayCluster) -> None:
         "extra_body": {"seed": SEED},
     }
     given["tool_choice"] = {"type": "any", "disable_parallel_tool_use": True}
-    whole = claude(gateway).messages.create(**given)
-    with claude(gateway).messages.stream(**given) as stream:
+    whole = claude.messages.create(**given)
+    with claude.messages.stream(**given) as stream:
         final = stream.get_final_message()
     for message in (whole, final):
         block: Any = message.content[0]
@@ -158,7 +160,7 @@ def test_anthropic_s_tools(gateway: GatewayCluster) -> None:
     turns = [*ASKED, {"role": "assistant", "content": [whole.content[0].model_dump(exclude_none=True)]}]
     turns.append({"role": "user", "content": [result]})
     del given["tool_choice"]
-    assert claude(gateway).messages.create(**(given | {"messages": turns, "max_tokens": 5})).usage.output_tokens <= 5
+    assert claude.messages.create(**(given | {"messages": turns, "max_tokens": 5})).usage.output_tokens <= 5
 
 
 @pytest.mark.parametrize(
@@ -177,11 +179,15 @@ def test_anthropic_s_tools(gateway: GatewayCluster) -> None:
 )
 @pytest.mark.parametrize("stream", [False, True])
 def test_anthropic_s_errors(
-    gateway: GatewayCluster, fields: dict[str, Any], error: type[anthropic.APIStatusError], message: str, stream: bool
+    claude: Anthropic,
+    fields: dict[str, Any],
+    error: type[anthropic.APIStatusError],
+    message: str,
+    stream: bool,
 ) -> None:
     given: Any = {"model": MODEL, "max_tokens": 5, "messages": ASKED, "stream": stream} | fields
     with pytest.raises(error, match=message) as caught:
-        claude(gateway).messages.create(**given)
+        claude.messages.create(**given)
     body: Any = caught.value.body
     assert (body["type"], set(body["error"])) == ("error", {"type", "message"})
 

@@ -101,3 +101,19 @@ def test_probabilities_of_both_apis_are_read_alike(modules: Path) -> None:
     expected = [{"text": "a", "logprob": -1.0}, {"text": "b", "logprob": -2.0}]
     assert read[0] == read[1]
     assert (read[0][0]["logprob"], read[0][0]["alternatives"]) == (-1.0, expected)
+
+
+def test_partings_have_both_choices_and_what_stands_before(modules: Path) -> None:
+    read = tokens(
+        modules, chunk("abcabd", [1, 2, 3, 4, 5, 6], [*["recovered", "accepted", "bonus"] * 2], replaced=["x", "x"])
+    )
+    (first, second) = in_node(modules / "partings.js", "page.partingsOf(given)", read)
+    assert (first["place"], first["behind"], first["drafted"], first["own"], first["often"]) == (1, "", "x", "a", 2)
+    assert (second["place"], second["behind"], second["often"]) == (4, "abc", 2)
+
+
+def test_partings_show_the_end_of_a_long_text(modules: Path) -> None:
+    long = [{"text": "🦀", "provenance": "accepted"}] * 40 + [{"text": "t", "replaced": "d", "logprob": -1.5}]
+    (found,) = in_node(modules / "partings.js", "page.partingsOf(given)", long)
+    assert found["behind"] == "🦀" * 24
+    assert found["logprob"] == -1.5

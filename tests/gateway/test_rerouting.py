@@ -12,7 +12,7 @@ import pytest
 from gateway.caller import HttpCaller
 from gateway.coordinators import Coordinators, Serving
 from gateway.rerouting import Rerouting
-from paceline.protocol.errors import InternalError, PacelineError, PeerUnavailable
+from paceline.protocol.errors import InternalError, Overloaded, PacelineError, PeerUnavailable
 from paceline.protocol.generation import (
     Finished,
     FinishReason,
@@ -83,6 +83,12 @@ async def test_a_text_goes_on_behind_its_last_token(lasts: int) -> None:
     assert [event.token_ids[0] for event in events if isinstance(event, Tokens)] == list(TEXT)
     assert [type(event) for event in events].count(Started) == 1
     assert (other.asked[0].seed, other.asked[0].resume_token_ids) == (7, TEXT[:lasts])
+
+
+async def test_a_text_that_has_begun_goes_on_where_its_coordinator_found_no_room_for_it() -> None:
+    lost, other = Losing(SAME, 2, Overloaded("full", retry_after_ms=20)), Losing(SAME, 4)
+    events = await read(lost, other)
+    assert [event.token_ids[0] for event in events if isinstance(event, Tokens)] == list(TEXT)
 
 
 async def test_a_text_never_goes_on_at_another_target() -> None:

@@ -10,10 +10,12 @@ from paceline.protocol.generation import GenerateRequest, SpeculationSettings
 from paceline.protocol.records import GenerationStats
 from paceline.runtime import metrics
 from paceline.runtime.config import ServerSettings
-from tests.e2e.cluster import Cluster, eventually, free_port
+from tests.e2e.cluster import NEAR, TARGET, Cluster, eventually, free_port
 from tests.metrics.scrape import Exposition
 
 REPEATING = (1, 2, 3, 4, 5, 6) * 6
+OPENING = 0
+"""Of `think=1`."""
 MODEL = SpeculationSettings(drafter="model", num_draft_tokens=3)
 NGRAM = SpeculationSettings(drafter="ngram", num_draft_tokens=4)
 
@@ -31,9 +33,10 @@ class Observed:
 
 
 def requests() -> Iterator[GenerateRequest]:
-    """Target-only, drafted, copied, planned."""
+    """Target-only, drafted, copied, planned; and one that begins inside a span of reasoning."""
     for speculation in (MODEL, NGRAM, SpeculationSettings(off=True), SpeculationSettings(), SpeculationSettings()):
         yield GenerateRequest(token_ids=REPEATING, seed=4, max_new_tokens=40, speculation=speculation)
+    yield GenerateRequest(token_ids=(2, OPENING), seed=4, max_new_tokens=4)
 
 
 @pytest.fixture(scope="session")
@@ -47,7 +50,8 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
 
     given = {f"{name}_flags": flags(name) for name in ports}
     asked = [*requests()]
-    with Cluster(folder, **given) as cluster:  # type: ignore[arg-type]
+    models = {"target_model": f"{TARGET},think=1", "drafters": (f"model:{NEAR},think=1",)}
+    with Cluster(folder, **models, **given) as cluster:  # type: ignore[arg-type]
         with cluster.client() as client:
             finished = tuple(client.generate(each).stats for each in asked)
             with pytest.raises(PacelineError):

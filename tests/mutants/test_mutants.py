@@ -8,7 +8,7 @@ from paceline.protocol.errors import PrefixMismatch
 from paceline.protocol.proposal import Acceptance
 from target_service.session import Session
 from tests.e2e.statistics import LEVEL, chi_square_p
-from tests.mutants import mutants, predictions, prefetches, processed, runs, untrusted
+from tests.mutants import mutants, predictions, prefetches, processed, runs, texts, untrusted
 from tests.mutants.rounds import BlockRounds, Rounds, enumerate_distribution
 
 LENGTH = 4
@@ -29,8 +29,17 @@ MUTANTS = (
 )
 MENDED = (untrusted.MisreportsQ, untrusted.MisreportsQToBlock, untrusted.PeeksWithItsKey)
 """Drafts that don't do as they say, and bend nothing."""
-PREDICTED = (predictions.PredictedRounds, predictions.PredictedBlocks)
-BELIEVING = (predictions.BelievesThePrediction, predictions.PredictsByWhatWasDrawn)
+COPIED = (
+    predictions.PredictedRounds,
+    predictions.PredictedBlocks,
+    texts.KeptCoupledText,
+    texts.KeptCoupledTextForBlocks,
+)
+BELIEVING = (
+    predictions.BelievesThePrediction,
+    predictions.PredictsByWhatWasDrawn,
+    texts.KeptTextOfTheSameDraws,
+)
 UNMENDED = (
     untrusted.MisreportsQUnchecked,
     untrusted.DropsWhatDisagrees,
@@ -64,8 +73,8 @@ def test_one_that_is_trusted_wrongly_does_not(mutant: type[Rounds]) -> None:
     assert p_value(mutant, SAMPLES // 2) < LEVEL
 
 
-@pytest.mark.parametrize("algorithm", PREDICTED, ids=lambda a: a.__name__)
-def test_a_prediction_leaves_the_distribution(algorithm: type[Rounds]) -> None:
+@pytest.mark.parametrize("algorithm", COPIED, ids=lambda a: a.__name__)
+def test_what_is_copied_leaves_the_distribution(algorithm: type[Rounds]) -> None:
     assert p_value(algorithm, SAMPLES // 2) > LEVEL
 
 

@@ -8,6 +8,7 @@ from paceline.protocol import sampling as t
 from paceline.protocol.draft import Commit, DraftBudget, DraftedProposal, DraftOpen, DraftOpened, Shadow, Verifying
 from paceline.protocol.errors import Code
 from paceline.protocol.explanation import EXPLAINED_ROWS, CandidateExplanation, PlanExplanation
+from paceline.protocol.features import FeatureNeed, FeatureOffer, FeatureRequest, Features, FeatureType
 from paceline.protocol.generation import (
     ChatMessage,
     Finished,
@@ -24,8 +25,8 @@ from paceline.protocol.generation import (
 )
 from paceline.protocol.handshake import Fingerprint, Hello, ServiceStatus, Welcome
 from paceline.protocol.proposal import Acceptance, Outcome, Proposal, SparseDistribution
-from paceline.protocol.records import GenerationStats, RoundRecord, StepTimings
-from paceline.protocol.session import Close, Failure, Features, SessionSpec
+from paceline.protocol.records import GenerationStats, RoundRecord, RoundStats, StepTimings
+from paceline.protocol.session import Close, Failure, SessionSpec
 from paceline.protocol.target import (
     MAX_LEASE,
     Prefetch,
@@ -48,24 +49,29 @@ MS = st.floats(0, 1e6, width=32, allow_subnormal=False)
 UNIT = st.floats(0.0009765625, 1, width=32)
 TRACE = st.sampled_from(["", "00-" + "a" * 32 + "-" + "b" * 16 + "-01"])
 WIDTHS = st.lists(st.integers(1, 64), max_size=5).map(tuple)
-LAYERS = st.lists(st.integers(0, 100), max_size=4).map(tuple)
+needs = st.lists(st.integers(-2, 100), max_size=4).map(lambda layers: FeatureNeed(tuple(layers)))
+dtypes = st.sampled_from(list(FeatureType))
 
 fingerprints = st.builds(Fingerprint, TEXT, TEXT, U32, TEXT)
 hellos = st.builds(Hello, TEXT, fingerprints, U32)
 LIMIT = st.integers(1, (1 << 32) - 1)
-welcomes = st.builds(
-    Welcome,
-    TEXT,
-    fingerprints,
-    LIMIT,
-    LIMIT,
-    LIMIT,
-    LIMIT,
-    st.lists(TEXT, max_size=3).map(tuple),
-    st.just(1),
-    U32,
-    U32,
-    st.booleans(),
+welcomes = st.lists(st.tuples(TEXT, needs), max_size=3).flatmap(
+    lambda drafters: st.builds(
+        Welcome,
+        TEXT,
+        fingerprints,
+        LIMIT,
+        LIMIT,
+        LIMIT,
+        LIMIT,
+        st.just(tuple(name for name, _ in drafters)),
+        st.just(1),
+        U32,
+        U32,
+        st.booleans(),
+        st.sampled_from([(), tuple(need for _, need in drafters)]),
+        st.none() | st.builds(FeatureOffer, LIMIT, LIMIT),
+    )
 )
 samplings = st.builds(
     t.SamplingParams,
@@ -139,16 +145,16 @@ proposals = chains() | trees()
 
 @st.composite
 def features(draw: st.DrawFn) -> Features:
-    dtype, size = draw(st.sampled_from([("float32", 4), ("bfloat16", 2), ("float16", 2)]))
-    rows, layers, hidden = (draw(st.integers(0, 3)) for _ in range(3))
-    count = rows * layers * hidden * size
+    dtype = draw(dtypes)
+    rows, layers, hidden = (draw(st.integers(1, 3)) for _ in range(3))
+    count, scales = rows * layers * hidden * dtype.size, rows * layers if dtype is FeatureType.INT8 else 0
     return Features(
         draw(SESSION),
         draw(U32),
         dtype,
         (rows, layers, hidden),
-        tuple(range(layers)),
         draw(st.binary(min_size=count, max_size=count)),
+        tuple(draw(st.lists(st.floats(0, 1024, width=32), min_size=scales, max_size=scales))),
     )
 
 
@@ -188,9 +194,9 @@ target_opens = specs().flatmap(
         TargetOpen,
         SESSION,
         st.just(spec),
-        LAYERS,
         st.none() | st.integers(0, 20),
         st.integers(0, spec.prompt_length - 1),
+        st.none() | st.builds(FeatureRequest, needs.filter(lambda need: need.any), dtypes, U32),
     )
 )
 prompt_pieces = st.builds(PromptPiece, SESSION, LIMIT, st.lists(logprob_rows, min_size=1, max_size=3).map(tuple))
@@ -226,12 +232,12 @@ target_openeds = st.builds(TargetOpened, SESSION, U32, timings)
 target_commands = target_opens | rounds | prefetches() | closes
 target_events = verdicts | target_openeds | features() | failures | prompt_pieces
 draft_opens = st.builds(DraftOpen, SESSION, specs(), TEXT, budgets, st.booleans())
-commits = st.builds(Commit, SESSION, outcomes, SOME_IDS, U32, budgets, st.none() | features(), TRACE)
+commits = st.builds(Commit, SESSION, outcomes, SOME_IDS, U32, budgets, TRACE)
 verifyings = st.builds(Verifying, SESSION, U32, U64, st.integers(0, 64), st.none(), budgets) | st.builds(
     Verifying, SESSION, U32, st.just(0), st.integers(0, 64), proposals, budgets
 )
-draft_commands = draft_opens | commits | verifyings | closes
-draft_openeds = st.builds(DraftOpened, SESSION, TEXT, U32, LAYERS)
+draft_commands = draft_opens | commits | verifyings | closes | features()
+draft_openeds = st.builds(DraftOpened, SESSION, TEXT, U32)
 drafteds = st.builds(DraftedProposal, SESSION, st.none() | outcomes, proposals, timings)
 shadowed = st.lists(st.tuples(st.integers(0, 65535), st.floats(0, 1, width=32)), min_size=1, max_size=9)
 shadows = st.builds(
@@ -284,7 +290,23 @@ def generate_requests(draw: st.DrawFn) -> GenerateRequest:
 
 
 BOOL = st.booleans()
-records = st.builds(RoundRecord, U32, MS, MS, MS, timings, MS, U32, U32, BOOL, TEXT, timings, self_started=BOOL)
+records = st.builds(
+    RoundRecord,
+    U32,
+    MS,
+    MS,
+    MS,
+    timings,
+    MS,
+    U32,
+    U32,
+    BOOL,
+    TEXT,
+    timings,
+    self_started=BOOL,
+    feature_bytes=U32,
+    reasoning=BOOL,
+)
 four_ms = st.just(()) | st.lists(MS, min_size=len(EXPLAINED_ROWS), max_size=len(EXPLAINED_ROWS)).map(tuple)
 chances = st.lists(st.floats(0, 1, width=32), max_size=8).map(tuple)
 candidates = st.builds(CandidateExplanation, TEXT, U32, MS, MS, U32)
@@ -303,26 +325,33 @@ explanations = st.builds(
     st.floats(-1e6, 1e6, width=32),
     MS,
 )
+of_rounds = {
+    "rounds": U32,
+    "committed": U32,
+    "tokens_per_second": MS,
+    "num_spec_steps": U32,
+    "num_draft_tokens": U32,
+    "num_accepted_draft_tokens": U32,
+}
+parts = st.builds(RoundStats, **of_rounds)
 statistics = st.builds(
     GenerationStats,
-    U32,
-    U32,
-    U32,
-    U32,
-    MS,
-    MS,
-    MS,
-    MS,
-    U32,
-    U32,
-    U32,
-    IDS,
-    U32,
-    st.lists(records, max_size=3).map(tuple),
-    st.none() | explanations,
-    U32,
-    U32,
-    st.none() | U32,
+    **of_rounds,
+    cache_hits=U32,
+    cache_misses=U32,
+    time_to_first_token_ms=MS,
+    verify_ms_p50=MS,
+    draft_wait_ms_p50=MS,
+    acceptance_histogram=IDS,
+    num_spec_tokens=U32,
+    records=st.lists(records, max_size=3).map(tuple),
+    explanation=st.none() | explanations,
+    prediction_accepted=U32,
+    prediction_rejected=U32,
+    cached_prompt_tokens=st.none() | U32,
+    feature_bytes=U32,
+    reasoning=st.none() | parts,
+    answer=st.none() | parts,
 )
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
@@ -25,11 +25,12 @@ from paceline.protocol.draft import (
     Verifying,
 )
 from paceline.protocol.errors import InvalidInput, Unsupported
+from paceline.protocol.features import MAX_FEATURE_BYTES, FeatureNeed, FeatureOffer, Features
 from paceline.protocol.generation import GenerateRequest
 from paceline.protocol.handshake import MAX_FRAME_BYTES
 from paceline.protocol.proposal import Acceptance, Outcome, Proposal, SparseDistribution
 from paceline.protocol.records import StepTimings
-from paceline.protocol.session import Close, Failure, Features, SessionSpec
+from paceline.protocol.session import Close, Failure, SessionSpec
 from paceline.protocol.target import (
     MAX_PIECE_ROWS,
     Prefetch,
@@ -126,8 +127,8 @@ def _spec(**changes: Any) -> pb.SessionSpec:
     return pb.SessionSpec(**{**values, **changes})
 
 
-def _open(session_id: int = 3, feature_layers: Iterable[int] = (), **changes: Any) -> target_pb.TargetCommand:
-    opened = target_pb.TargetOpen(session_id=session_id, spec=_spec(**changes), feature_layers=feature_layers)
+def _open(session_id: int = 3, features: dict[str, Any] | None = None, **changes: Any) -> target_pb.TargetCommand:
+    opened = target_pb.TargetOpen(session_id=session_id, spec=_spec(**changes), features=features)
     return target_pb.TargetCommand(open=opened)
 
 
@@ -165,9 +166,8 @@ def _sampling(**values: Any) -> pb.SamplingParams:
 
 FEATURES: dict[str, Any] = {
     "session_id": 3,
-    "dtype": "float32",
-    "shape": [1, 1, 2],
-    "layer_ids": [0],
+    "dtype": "float16",
+    "shape": [2, 1, 2],
     "data": b"12345678",
 }
 
@@ -238,7 +238,10 @@ BAD: list[tuple[Decode, Any, str]] = [
     (codec.decode_target_command, _open(prompt_length=3), "prompt_length"),
     (codec.decode_target_command, _open(acceptance=pb.ACCEPTANCE_UNSPECIFIED), "acceptance"),
     (codec.decode_target_command, _open(noise=pb.NoiseKey(sample_index=1 << 24)), "sample_index"),
-    (codec.decode_target_command, _open(feature_layers=range(65)), "feature_layers"),
+    (codec.decode_target_command, _open(features={"need": {"layers": range(17)}, "dtype": "int8"}), "layers"),
+    (codec.decode_target_command, _open(features={"need": {"layers": [-3]}, "dtype": "int8"}), "feature layer"),
+    (codec.decode_target_command, _open(features={"dtype": "int8"}), "feature request layers"),
+    (codec.decode_target_command, _open(features={"need": {"layers": [1]}}), "features dtype"),
     (codec.decode_target_command, _prefetch(node=-2), "prefetched node"),
     (
         codec.decode_target_command,
@@ -340,10 +343,19 @@ BAD: list[tuple[Decode, Any, str]] = [
         _verdict(timings=pb.StepTimings(queue_ms=math.inf)),
         "timings queue_ms",
     ),
-    (codec.decode_target_event, _features(dtype="int8"), "features dtype"),
+    (codec.decode_target_event, _features(dtype="float32"), "features dtype"),
     (codec.decode_target_event, _features(shape=[1, 2]), "features shape"),
-    (codec.decode_target_event, _features(layer_ids=[]), "features layer_ids"),
+    (codec.decode_target_event, _features(shape=[0, 1, 2], data=b""), "features shape"),
+    (codec.decode_target_event, _features(shape=[2, 1, 1, 2]), "features shape"),
+    (codec.decode_target_event, _features(shape=[1, 17, 1]), "features layers"),
     (codec.decode_target_event, _features(data=b"1"), "features bytes"),
+    (codec.decode_target_event, _features(shape=[1 << 17, 1, 2], data=bytes(1 << 19)), "features bytes"),
+    (codec.decode_target_event, _features(scales=[1.0]), "features scales"),
+    (codec.decode_target_event, _features(dtype="int8", data=b"1234", scales=[1.0]), "features scales"),
+    (codec.decode_target_event, _features(dtype="int8", data=b"1234", scales=[1.0, -1.0]), "features scale"),
+    (codec.decode_target_event, _features(dtype="int8", data=b"1234", scales=[1, math.nan]), "features scale"),
+    (codec.decode_welcome, pb.Welcome(drafters=["a", "b"], drafter_needs=[{"layers": [1]}]), "welcome drafter_needs"),
+    (codec.decode_welcome, pb.Welcome(features={"layers": 1}), "feature offer hidden"),
     (codec.decode_welcome, pb.Welcome(protocol_version=1), "welcome.max_length"),
 ]
 
@@ -525,10 +537,43 @@ def test_peers_that_know_no_reports_ask_for_none_and_offer_none() -> None:
     assert not codec.decode_welcome(older).reports_prompts
 
 
+def test_peers_that_know_no_features_ask_for_none_and_offer_none() -> None:
+    older = pb.Welcome(
+        protocol_version=1, max_length=1, max_sessions=1, max_proposal_nodes=1, max_frame_bytes=1, drafters=["a"]
+    )
+    welcome = codec.decode_welcome(older)
+    assert (welcome.features, welcome.need_of("a").any, welcome.need_of("").any) == (None, False, False)
+    opened = codec.decode_target_command(target_pb.TargetCommand(open={"session_id": 1, "spec": _spec()}))
+    assert isinstance(opened, TargetOpen)
+    assert opened.features is None
+
+
+def test_an_offer_names_the_layer_that_it_lacks_and_the_row_that_no_message_holds() -> None:
+    FeatureOffer(4, 8192).check(FeatureNeed((3, -1, -2) + (0,) * 13))
+    with pytest.raises(Unsupported, match=r"feature layer = 4: must be below 4"):
+        FeatureOffer(4, 8).check(FeatureNeed((4,)))
+    with pytest.raises(Unsupported, match=rf"feature row bytes = 262176: must be at most {MAX_FEATURE_BYTES}"):
+        FeatureOffer(4, 8193).check(FeatureNeed((0,) * 16))
+
+
+@settings(max_examples=40, deadline=None)
+@given(some.features(), st.integers(0, 3), st.integers(0, 3))
+def test_features_are_cut_into_rows(features: Features, low: int, high: int) -> None:
+    first, rows = features.first_position, features.rows
+    row, scales = len(features.data) // rows, len(features.scales) // rows
+    cut = list(features.within(first + low, first + high))
+    kept = range(low, min(high, rows))
+    assert [each.first_position for each in cut] == ([first + low] if kept else [])
+    assert b"".join(each.data for each in cut) == b"".join(features.data[i * row :][:row] for i in kept)
+    assert [*(x for each in cut for x in each.scales)] == [
+        x for i in kept for x in features.scales[i * scales :][:scales]
+    ]
+
+
 def test_every_wire_type_has_a_round_trip() -> None:
     """A new domain type must get a strategy: its class name appears in one of the unions."""
     covered = {TargetOpen, Round, Prefetch, Close, TargetOpened, Verdict, Features, Failure, PromptPiece}
-    covered |= {DraftOpen, Commit, Verifying, DraftOpened, DraftedProposal, Shadow}
+    covered |= {DraftOpen, Commit, Verifying, DraftOpened, DraftedProposal, Shadow}  # Features go to both
     unions = (TargetCommand, TargetEvent, DraftCommand, DraftEvent)
     assert {kind for union in unions for kind in union.__args__} == covered
     assert all("session_id" in {field.name for field in fields(kind)} for kind in covered)

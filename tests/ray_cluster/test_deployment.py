@@ -95,7 +95,14 @@ def test_the_text_is_that_without_ray(deployed: Deployed, plain: tuple[int, ...]
     assert Provenance.ACCEPTED in generation.provenance, "the draft takes part"
 
 
-@pytest.mark.parametrize("service", ["draft-0", "target-0", "coordinator-0"])
+@pytest.mark.parametrize(
+    "service",
+    [
+        pytest.param("draft-0", marks=pytest.mark.full),
+        "target-0",
+        pytest.param("coordinator-0", marks=pytest.mark.full),
+    ],
+)
 async def test_an_actor_killed_in_mid_generation_comes_back(
     deployed: Deployed, plain: tuple[int, ...], service: str
 ) -> None:
@@ -158,6 +165,7 @@ def load(coordinator: str, texts: list[tuple[int, ...]]) -> Iterator[list[bool]]
             each.result()
 
 
+@pytest.mark.full
 def test_drafts_come_and_go_under_load(deployed: Deployed, texts: list[tuple[int, ...]]) -> None:
     coordinator = deployed.line("coordinator-0")["address"]
     with load(coordinator, texts) as outcomes:
@@ -187,9 +195,10 @@ def test_a_coordinator_comes_and_goes(deployed: Deployed, plain: tuple[int, ...]
     ]
 
 
+@pytest.mark.full
 def test_what_a_service_refuses_is_told_and_nothing_stays(nodes: TwoNodes, deployed: Deployed) -> None:
     other = Deployed(nodes, "other")
-    done = other.run("up", TARGET, "--drafter", "model:table:vocab=10", "--port", "0", "--target-cpus", "0.1")
+    done = other.run("up", TARGET, "--drafter", "mtp", "--port", "0", "--target-cpus", "0.1")
     assert done.returncode != 0
     assert "other/draft-0/rank-0" in done.stderr
     assert "refused" in done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from paceline.client import AsyncClient, Client, Generation
 from paceline.protocol import codec
-from paceline.protocol.errors import PeerUnavailable
+from paceline.protocol.errors import Overloaded, PeerUnavailable
 from paceline.protocol.generation import (
     Finished,
     FinishReason,
@@ -28,7 +29,8 @@ from paceline.v1 import generation_service_pb2_grpc as pb_grpc
 
 REQUEST = GenerateRequest(token_ids=(1, 2), max_new_tokens=8)
 WAIT_S = 0.35
-"""Time for a few tries; the client pauses 0.1 s between two."""
+"""Time for a few tries: the client pauses for up to 0.1 s, then up to 0.2 s and so on."""
+HINT_MS = 120
 
 Put = Callable[[GenerateEvent], Awaitable[None]]
 Stream = Callable[[GenerateRequest, int, Put], Awaitable[None]]
@@ -56,13 +58,19 @@ class Coordinator(pb_grpc.GenerationServiceServicer):
 
 @asynccontextmanager
 async def serving(stream: Stream) -> AsyncIterator[tuple[Coordinator, str]]:
-    server = grpc.aio.server()
     coordinator = Coordinator(stream)
+    async with listening(coordinator) as address:
+        yield coordinator, address
+
+
+@asynccontextmanager
+async def listening(coordinator: Coordinator) -> AsyncIterator[str]:
+    server = grpc.aio.server()
     pb_grpc.add_GenerationServiceServicer_to_server(coordinator, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
-        yield coordinator, f"127.0.0.1:{port}"
+        yield f"127.0.0.1:{port}"
     finally:
         await server.stop(None)
 
@@ -89,7 +97,7 @@ async def test_a_stream_that_only_ever_starts_is_given_up(threads: bool) -> None
     async with serving(dies) as (coordinator, address):
         with pytest.raises(PeerUnavailable, match="the target is dead"):
             await generate(address, threads)
-    assert 2 <= coordinator.streams <= 5
+    assert 2 <= coordinator.streams <= 8
 
 
 @pytest.mark.parametrize("threads", [False, True])
@@ -119,3 +127,83 @@ async def test_a_stream_that_breaks_after_a_long_wait_is_resumed() -> None:
     async with serving(waits_and_breaks) as (coordinator, address):
         await generate(address, False)
     assert coordinator.streams == 2
+
+
+async def test_a_text_that_has_begun_goes_on_where_there_is_no_room_at_first() -> None:
+    """The coordinator that had it is gone; the one that takes its place is full of those who came sooner."""
+
+    async def breaks_then_is_full(request: GenerateRequest, number: int, put: Put) -> None:
+        if number == 1:
+            await put(Tokens((0,), "a", (Provenance.TARGET,)))
+            raise PeerUnavailable("the coordinator was restarted")
+        if number == 2:
+            raise Overloaded("full", retry_after_ms=HINT_MS)
+        assert request.resume_token_ids == (0,)
+        await ends(put)
+
+    async with serving(breaks_then_is_full) as (coordinator, address):
+        generation = await generate(address, False)
+    assert generation.token_ids == (0,)
+    assert coordinator.streams == 3
+
+
+class FullCoordinator(Coordinator):
+    """Refuses the first of all requests before anything is sent, and notes when each came."""
+
+    def __init__(self, refusals: int) -> None:
+        super().__init__(lambda request, number, put: ends(put))
+        self._refusals = refusals
+        self.came: list[float] = []
+
+    @typed_errors
+    async def Generate(self, request: Any, context: Any) -> None:
+        self.came.append(time.monotonic())
+        if len(self.came) <= self._refusals:
+            raise Overloaded("full", retry_after_ms=HINT_MS)
+        await context.write(codec.encode_generate_event(Started(7, (1, 2), "table")))
+        await context.write(codec.encode_generate_event(Finished(FinishReason.LENGTH, "", GenerationStats())))
+
+
+@pytest.mark.parametrize("threads", [False, True])
+async def test_a_request_without_room_is_asked_again_if_its_client_is_patient(threads: bool) -> None:
+    async with listening(full := FullCoordinator(2)) as address:
+        if threads:
+            with Client(address, timeout_s=10, overload_wait_s=5) as client:
+                await asyncio.to_thread(client.generate, REQUEST)
+        else:
+            async with AsyncClient(address, timeout_s=10, overload_wait_s=5) as patient:
+                await patient.generate(REQUEST)
+    first, second, third = full.came
+    assert min(second - first, third - second) >= HINT_MS / 1e3, "no sooner than it was told"
+
+
+async def test_a_request_without_room_is_refused_at_once_unless_its_client_is_patient() -> None:
+    async with listening(full := FullCoordinator(1)) as address, AsyncClient(address, timeout_s=10) as client:
+        with pytest.raises(Overloaded) as caught:
+            await client.generate(REQUEST)
+        assert caught.value.retry_after_ms == HINT_MS
+        assert len(full.came) == 1
+        await client.generate(REQUEST)
+
+
+@pytest.mark.parametrize("threads", [False, True])
+async def test_a_stream_that_breaks_behind_its_end_has_ended(threads: bool) -> None:
+    async def breaks_behind(request: GenerateRequest, number: int, put: Put) -> None:
+        await put(Tokens((5,), "a", (Provenance.TARGET,)))
+        await put(Finished(FinishReason.STOP, "b", GenerationStats()))
+        raise PeerUnavailable("the connection was cut")
+
+    async with serving(breaks_behind) as (coordinator, address):
+        events = await asyncio.to_thread(_streamed, address) if threads else await _streamed_async(address)
+    assert [type(event) for event in events] == [Started, Tokens, Finished]
+    assert coordinator.streams == 1
+
+
+def _streamed(address: str) -> list[GenerateEvent]:
+    with Client(address, timeout_s=10, resume_wait_s=WAIT_S) as client:
+        return list(client.stream(REQUEST))
+
+
+async def _streamed_async(address: str) -> list[GenerateEvent]:
+    async with AsyncClient(address, timeout_s=10, resume_wait_s=WAIT_S) as client:
+        return [event async for event in client.stream(REQUEST)]

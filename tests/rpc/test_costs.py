@@ -11,12 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.costs.cost_line import MAX_POINTS, CostLine
-from paceline.costs.service_costs import Costs, DraftCosts, TargetCosts
+from paceline.costs.service_costs import (
+    MAX_DRAFTERS,
+    Costs,
+    DraftCosts,
+    DrafterLine,
+    TargetCosts,
+    news,
+    taken_in,
+)
 from paceline.protocol import codec
+from paceline.protocol.errors import InvalidInput
 from paceline.protocol.handshake import MAX_FRAME_BYTES
 from paceline.protocol.target import TargetEvent, TargetOpened
 from paceline.rpc import cost_messages
-from paceline.rpc.cost_messages import COSTS_BYTES, DRAFT_COSTS, TARGET_COSTS, CostsTeller
+from paceline.rpc.cost_messages import DRAFT_COSTS, TARGET_COSTS, CostsTeller, most_bytes
 from paceline.v1 import target_service_pb2 as pb
 from paceline.v1 import target_service_pb2_grpc as pb_grpc
 from tests.rpc.harness import WELCOME, Client, Servicer, a_verdict, an_open, hello_frame, raw_stream, serving, until
@@ -34,12 +43,42 @@ counts = st.integers(0, 1 << 20)
 def test_a_targets_costs_are_read_as_they_were_written(costs: TargetCosts) -> None:
     message = TARGET_COSTS.encode(costs)
     assert TARGET_COSTS.decode(message) == costs
-    assert message.ByteSize() <= COSTS_BYTES
+    assert message.ByteSize() <= most_bytes(costs)
 
 
-@given(st.builds(DraftCosts, lines, counts, counts, counts))
+others = st.dictionaries(st.text(min_size=1, max_size=8), lines, max_size=MAX_DRAFTERS - 1).map(
+    lambda found: tuple(DrafterLine(name, line) for name, line in found.items())
+)
+
+
+@given(st.builds(DraftCosts, lines, counts, counts, counts, others))
 def test_a_drafts_costs_are_read_as_they_were_written(costs: DraftCosts) -> None:
-    assert DRAFT_COSTS.decode(DRAFT_COSTS.encode(costs)) == costs
+    message = DRAFT_COSTS.encode(costs)
+    assert DRAFT_COSTS.decode(message) == costs
+    assert message.ByteSize() <= most_bytes(costs)
+
+
+@pytest.mark.parametrize(
+    ("others", "named"),
+    [
+        ([("a", LINE), ("a", LINE)], "each named once"),
+        ([("", LINE)], "a drafter's name"),
+        ([(str(n), LINE) for n in range(MAX_DRAFTERS)], f"at most {MAX_DRAFTERS - 1}"),
+    ],
+)
+def test_lines_of_drafters_have_names_of_their_own(others: list[tuple[str, CostLine]], named: str) -> None:
+    with pytest.raises(InvalidInput, match=named):
+        DraftCosts(LINE, others=tuple(DrafterLine(name, line) for name, line in others))
+
+
+def test_a_drafters_line_that_has_not_moved_is_left_out_and_kept() -> None:
+    told = DraftCosts(LINE, others=(DrafterLine("a", LINE), DrafterLine("b", LINE)))
+    now = DraftCosts(LINE, others=(DrafterLine("a", LINE), DrafterLine("b", LINE.scaled(2))))
+    said = news(now, told)
+    assert said == DraftCosts(others=(DrafterLine("b", LINE.scaled(2)),))
+    assert taken_in(said, told) == now
+    assert now.line_of("b") == LINE.scaled(2)
+    assert now.line_of("") == now.line_of("model") == LINE
 
 
 async def test_costs_are_known_with_the_welcome_and_before_the_events_of_their_frame() -> None:

@@ -144,6 +144,9 @@ class Status(grpc.RpcError):
     [
         (grpc.StatusCode.UNAVAILABLE, "Socket closed", PeerUnavailable),
         (grpc.StatusCode.INTERNAL, "Received RST_STREAM with error code 2", PeerUnavailable),
+        (grpc.StatusCode.INTERNAL, "Stream removed (Unwrap failed (TSI_DATA_CORRUPTED))", PeerUnavailable),
+        (grpc.StatusCode.UNKNOWN, "Stream removed", PeerUnavailable),
+        (grpc.StatusCode.INTERNAL, "Internal error from Core", PeerUnavailable),
         (grpc.StatusCode.INTERNAL, "Exception deserializing response!", InternalError),
         (grpc.StatusCode.CANCELLED, "Locally cancelled by application!", Cancelled),
         (grpc.StatusCode.CANCELLED, "CANCELLED", PeerUnavailable),

@@ -23,6 +23,7 @@ from paceline.protocol.errors import (
 from paceline.protocol.handshake import MAX_FRAME_BYTES, MAX_FRAME_MESSAGES, Fingerprint, Hello, Welcome
 from paceline.protocol.session import Close, Failure
 from paceline.protocol.target import TargetOpened, Verdict
+from paceline.rpc import frames as frames_module
 from paceline.rpc import link as link_module
 from paceline.rpc.channel import Keepalive
 from paceline.rpc.peer_link import TargetLink
@@ -495,3 +496,24 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
     if process.stdout is not None:
         process.stdout.close()
+
+
+async def test_a_client_that_reads_nothing_loses_its_link_and_its_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames_module, "MAX_WAITING_BYTES", 1 << 20)
+    async with serving(servicer := Servicer()) as port, raw_stream(port) as stream:
+        await stream.write(hello_frame())
+        await stream.read()
+        writer = servicer.handlers[0].writer
+        # Large, since gRPC takes some megabytes in before it lets a writer wait.
+        event = codec.failure_of(1, PeerUnavailable("x" * 200_000), session_closed=False)
+        async with asyncio.timeout(20):
+            while not servicer.handlers[0].closed_count:
+                writer.send(event)
+                await asyncio.sleep(0)
+        assert writer._waiting_bytes <= (1 << 20) + MAX_FRAME_BYTES, "nothing was gathered beyond the bound"
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            while await stream.read() is not grpc.aio.EOF:
+                pass
+        told = from_rpc_error(caught.value)
+        assert isinstance(told, PeerUnavailable), "once it reads it is told why"
+        assert "bytes unread" in told.message

@@ -23,7 +23,7 @@ from paceline.rpc.channel import open_channel, open_sync_channel
 from paceline.rpc.link import serve_link
 from paceline.rpc.link_kinds import DRAFT
 from paceline.rpc.peer_link import TargetLink
-from paceline.rpc.server import RunningServer, address_of, run_server
+from paceline.rpc.server import MAX_CALLS, RunningServer, address_of, run_server
 from paceline.rpc.statuses import from_rpc_error, typed_errors
 from paceline.runtime.config import PeerSettings, ServerSettings
 from paceline.v1 import draft_service_pb2 as draft_pb
@@ -52,6 +52,7 @@ class Service:
         on_drain: Callable[[], Awaitable[None]] | None = None,
         servicer: Servicer | None = None,
         register: Callable[[grpc.aio.Server], None] | None = None,
+        most_calls: int = MAX_CALLS,
     ) -> None:
         self.servicer = servicer or Servicer()
         self._add = register or self._add_target
@@ -59,7 +60,9 @@ class Service:
         self.stop = asyncio.Event()
         self.running: list[RunningServer] = []
         self.task = asyncio.create_task(
-            run_server(settings, self._register, [NAME], self.stop, on_drain, self.running.append)
+            run_server(
+                settings, self._register, [NAME], self.stop, on_drain, self.running.append, most_calls=most_calls
+            )
         )
 
     async def _register(self, server: grpc.aio.Server) -> None:
@@ -76,8 +79,9 @@ async def service(
     on_drain: Callable[[], Awaitable[None]] | None = None,
     servicer: Servicer | None = None,
     register: Callable[[grpc.aio.Server], None] | None = None,
+    most_calls: int = MAX_CALLS,
 ) -> AsyncIterator[Service]:
-    running = Service(settings, on_drain, servicer, register)
+    running = Service(settings, on_drain, servicer, register, most_calls)
     running.loading.set()
     try:
         await until(lambda: running.running or running.task.done())
@@ -429,3 +433,15 @@ def _openssl(*arguments: str | Path) -> None:
         subprocess.run(["openssl", *arguments], check=True, capture_output=True)
     except FileNotFoundError:
         pytest.skip("needs openssl")
+
+
+async def test_calls_beyond_the_most_are_refused_as_overload_until_one_ends() -> None:
+    async with service(ServerSettings(), most_calls=2) as running:
+        port = running.running[0].port
+        async with Client(port) as first, Client(port) as second:
+            await first.link.wait_up(10)
+            await second.link.wait_up(10)
+            assert isinstance(await _status_error(port), Overloaded)
+            await first.link.close()
+            await until(lambda: running.servicer.ended == 1)
+            assert not isinstance(await _status_error(port), Overloaded), "it is asked, and has no such method"

@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.protocol.codec import encode_target_command, session_id_of
-from paceline.protocol.errors import InvalidInput
+from paceline.protocol.errors import InvalidInput, PeerUnavailable
 from paceline.protocol.handshake import MAX_FRAME_BYTES, MAX_FRAME_MESSAGES
 from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.protocol.session import Close, SessionSpec
 from paceline.protocol.target import TargetCommand, TargetOpen
+from paceline.rpc import frames as frames_module
 from paceline.rpc.frames import FrameWriter
 from paceline.v1 import target_service_pb2 as pb
 from tests.rpc.harness import a_round, an_open, until
@@ -139,6 +140,37 @@ def _drained(writer: FrameWriter[TargetCommand], messages: int) -> list[Any]:
 
     asyncio.run(drain())
     return frames
+
+
+async def test_a_reader_that_leaves_too_much_unread_loses_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while a write waits for it; what was waiting is let go of."""
+    monkeypatch.setattr(frames_module, "MAX_WAITING_BYTES", 10_000)
+    writer, wire = _writer(), Wire()
+    async with _running(writer, wire.write):
+        overflow = asyncio.create_task(writer.overflow())
+        for session in range(1, 2000):
+            writer.send(a_round(session), urgent=session % 2 == 0)
+            await asyncio.sleep(0)
+            if overflow.done():
+                break
+        assert wire.in_flight == 1
+        with pytest.raises(PeerUnavailable, match="left more than 10000 bytes unread"):
+            await asyncio.wait_for(overflow, 10)
+    assert not (writer._urgent or writer._others)
+
+
+async def test_what_was_written_counts_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames_module, "MAX_WAITING_BYTES", 10_000)
+    writer, wire = _writer(), Wire()
+    wire.go.set()
+    async with _running(writer, wire.write):
+        overflow = asyncio.create_task(writer.overflow())
+        for session in range(1, 2000):
+            writer.send(a_round(session), urgent=session % 2 == 0)
+            if session % 50 == 0:
+                await until(lambda: sum(map(len, wire.sessions)) == session)  # noqa: B023 - awaited here
+        assert not overflow.done()
+        overflow.cancel()
 
 
 def test_too_large_a_message_is_refused_and_a_closed_writer_is_silent() -> None:

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.sampling.ngram import MAX_FOLLOWING
+from paceline.protocol.proposal import PREDICTION
+from paceline.sampling.match import MAX_FOLLOWING
 from paceline.sampling.prediction import MAX_ANCHORS, PredictedText
 
 FILE = tuple(range(100, 400))
@@ -58,7 +59,7 @@ def test_a_text_that_is_the_prediction_is_proposed_whole_from_its_first_token_on
     for start in range(0, len(FILE), 50):
         match = predicted.match()
         assert match is not None
-        assert match.predicted
+        assert match.drafter == PREDICTION
         assert match.following == FILE[start : start + MAX_FOLLOWING]
         predicted.extend(FILE[start : start + 50])
     assert predicted.match() is None, "it has ended"

@@ -15,11 +15,13 @@ from draft_service.drafters.catalogue import Catalogue
 from draft_service.drafters.model import ModelDrafter
 from draft_service.servicer import DraftServicer
 from paceline.engine.executor import Executor
+from paceline.engine.features import FeatureRows
 from paceline.engine.interface import NO_PREFIX, Engine, EngineInfo, Logits, Prefix, StepPlan
 from paceline.engine.table.engine import TableEngine, TableModel
 from paceline.grammars.sessions import Grammars
 from paceline.models.table_names import TableSpec
 from paceline.protocol.draft import DraftBudget, DraftOpen
+from paceline.protocol.features import FeatureNeed
 from paceline.protocol.handshake import Hello
 from paceline.protocol.proposal import ROOT, Acceptance, Proposal
 from paceline.protocol.sampling import NoiseKey, SamplingParams
@@ -71,6 +73,12 @@ class RecordingEngine:
 
     def close(self, session: int) -> None:
         self._inner.close(session)
+
+    def keep_features(self, session: int, need: FeatureNeed) -> None:
+        self._inner.keep_features(session, need)
+
+    def features(self, session: int) -> FeatureRows:
+        return self._inner.features(session)
 
     def step(self, plan: StepPlan) -> Sequence[Logits]:
         self.entered.set()
@@ -195,11 +203,16 @@ async def target_service(
 
 @asynccontextmanager
 async def draft_service(
-    engine: Engine, *, prefill_chunk: int = 16, **settings: Any
+    engine: Engine,
+    *,
+    prefill_chunk: int = 16,
+    drafter: ModelDrafter | None = None,
+    name: str = "model",
+    **settings: Any,
 ) -> AsyncIterator[tuple[DraftServicer, str]]:
-    """A draft service with a model drafter; yields its servicer and address."""
+    """A draft service with a model drafter of that name; yields its servicer and address."""
     executor = Executor("draft-test")
-    drafters: dict[str, Any] = {"model": ModelDrafter(engine, prefill_chunk)}
+    drafters: dict[str, Any] = {name: drafter or ModelDrafter(engine, prefill_chunk)}
     wanted = EngineSettings(**({"max_num_seqs": 64} | settings))
     servicer = DraftServicer(Catalogue(drafters, (engine,)), executor, wanted)
     async with _closing(servicer.close, executor):

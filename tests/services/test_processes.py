@@ -23,9 +23,9 @@ from tests.models.tiny_gguf import write_gguf
             "drafters bytes = 513: must be at most 512",
         ),
         (
-            ["draft_service", "--drafter", "model:table:vocab=64", "--target-model", "table:vocab=32", "--port", "0"],
+            ["draft_service", "--drafter", "model:mtp", "--target-model", "table:vocab=32", "--port", "0"],
             1,
-            "its tokenizer",
+            "target table:vocab=32",
         ),
     ],
 )

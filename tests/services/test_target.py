@@ -98,6 +98,16 @@ async def test_a_repeated_round_gets_the_same_verdict_without_a_step() -> None:
         assert len(engine.plans) == steps
 
 
+async def test_a_repeated_open_is_a_prefix_mismatch_that_the_session_outlives() -> None:
+    """No fault of the request's, so nothing that its client could be told: the coordinator opens another session."""
+    async with target_service(RecordingEngine()) as (_, address), linked(target_link(address)) as events:
+        events.link.send(target_open(1, PREFIX))
+        events.link.send(target_open(1, PREFIX))
+        failure = await events.of(Failure, 1)
+        assert (failure.reason, failure.session_closed) == ("PREFIX_MISMATCH", False)
+        assert (await verdict_of(events, first_round(1, PREFIX))).token_ids == (next_token(PREFIX),)
+
+
 async def test_a_round_repeated_in_flight_is_answered_once() -> None:
     engine = RecordingEngine()
     async with target_service(engine) as (_, address), linked(target_link(address)) as events:

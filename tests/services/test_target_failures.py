@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.models.table_names import TableSpec
+from paceline.protocol.features import FeatureNeed, FeatureRequest
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES, ROOT, Acceptance, Proposal, SparseDistribution
 from paceline.protocol.session import Close, Failure
 from paceline.protocol.target import LIFE_SIGN_MS, Round, TargetOpened, Verdict
@@ -33,7 +34,12 @@ PREFIX = (1, 2, 3)
     [
         ({}, (1, 32), "INVALID_INPUT", "token_ids = 32: must be in [0, 32)"),
         ({}, (1,) * 257, "INVALID_INPUT", "session length = 257: must be at most 256"),
-        ({"feature_layers": (3, 5)}, PREFIX, "UNSUPPORTED", "feature_layers = [3, 5]"),
+        (
+            {"features": FeatureRequest(FeatureNeed((3, 5)))},
+            PREFIX,
+            "UNSUPPORTED",
+            "feature layer = 5: must be below 4",
+        ),
     ],
 )
 async def test_an_open_that_cannot_be_served(
@@ -87,7 +93,7 @@ async def test_a_second_open_of_an_id_and_an_unknown_id_are_refused() -> None:
         events.link.send(target_open(1, PREFIX))
         events.link.send(target_open(1, (4, 5)))
         failure = await events.of(Failure, 1)
-        assert (failure.reason, failure.session_closed) == ("INVALID_INPUT", False)
+        assert (failure.reason, failure.session_closed) == ("PREFIX_MISMATCH", False)
         events.link.send(first_round(9, PREFIX))
         assert (await events.of(Failure, 9)).reason == "UNKNOWN_SESSION"
         assert (await verdict_of(events, first_round(1, PREFIX))).token_ids == (next_token(PREFIX),)

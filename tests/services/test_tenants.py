@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,12 +13,15 @@ from paceline.models.table_names import TableSpec
 from paceline.protocol.draft import DraftBudget, DraftOpen, DraftOpened
 from paceline.protocol.session import Close, Failure
 from paceline.protocol.target import TargetOpen, TargetOpened, Verdict
+from paceline.rpc.sessions import RETRY_AFTER_MS
+from target_service.turns import Turns
 from tests.services.harness import (
     Events,
     RecordingEngine,
     draft_link,
     draft_open,
     draft_service,
+    eventually,
     first_round,
     linked,
     target_link,
@@ -118,3 +122,104 @@ async def test_a_session_that_alone_exceeds_the_share_is_served_alone() -> None:
         assert not events.has(TargetOpened)
         events.link.send(Close(1))
         await events.of(TargetOpened, 2)
+
+
+async def admitted_next(events: Events, sessions: list[int]) -> int:
+    """Which of these sessions is opened first."""
+    await eventually(lambda: events.has(TargetOpened), "one of them is opened")
+    return next(session for session in sessions if events.has(TargetOpened, session))
+
+
+async def order_of_a_flood(flood: int, room: int) -> list[str]:
+    """Whose sessions a target with little room lets in, where another tenant's two come behind a flood."""
+    order: list[str] = []
+    tenants = dict.fromkeys(range(1, flood + 1), "flood") | {flood + 1: "calm", flood + 2: "calm"}
+    async with (
+        target_service(RecordingEngine(), max_num_seqs=room) as (_, address),
+        linked(target_link(address)) as events,
+    ):
+        for session, tenant in tenants.items():
+            opened = target_open(session, (session,))
+            events.link.send(replace(opened, spec=replace(opened.spec, tenant=tenant)))
+        while tenants:
+            session = await admitted_next(events, [*tenants])
+            await events.of(TargetOpened, session)
+            order.append(tenants.pop(session))
+            events.link.send(Close(session))
+    return order
+
+
+FLOOD = 12
+
+
+@pytest.mark.parametrize("room", [1, 2])
+async def test_a_flood_of_one_tenant_lets_another_one_s_sessions_in_between(room: int) -> None:
+    order = await order_of_a_flood(FLOOD, room)
+    assert order.count("calm") == 2
+    last_calm = max(place for place, tenant in enumerate(order) if tenant == "calm")
+    assert last_calm <= 5, f"they wait for what is in already, not for the whole flood: {order}"
+
+
+async def test_the_order_of_arrival_would_fail_this(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Turns, "order", lambda self, waiting, chosen: iter([*waiting]))
+    with pytest.raises(AssertionError, match="not for the whole flood"):
+        await test_a_flood_of_one_tenant_lets_another_one_s_sessions_in_between(2)
+
+
+async def test_a_flood_leaves_places_in_the_queue() -> None:
+    """One session runs, and of ten places in the queue eight are a single tenant's at most."""
+    async with (
+        target_service(RecordingEngine(), max_num_seqs=1, max_queue=10) as (_, address),
+        linked(target_link(address)) as events,
+    ):
+        events.link.send(open_of(1, "flood"))
+        await events.of(TargetOpened, 1)
+        for session in range(2, 12):
+            events.link.send(open_of(session, "flood"))
+        refused = [await events.of(Failure, session) for session in (10, 11)]
+        assert {(each.reason, each.session_closed, each.retry_after_ms) for each in refused} == {
+            ("OVERLOADED", True, RETRY_AFTER_MS)
+        }
+        assert "max_queue = 10: 8 are the key's" in refused[0].message
+        events.link.send(open_of(12, "calm"))
+        events.link.send(Close(1))
+        await events.of(TargetOpened, 12)
+        assert not events.has(TargetOpened), "it comes before all that had a place when it came"
+
+
+async def test_a_flood_leaves_sessions_of_a_draft_service_to_others() -> None:
+    def open_for(session: int, tenant: str) -> DraftOpen:
+        opened = draft_open_of(session)
+        return replace(opened, spec=replace(opened.spec, tenant=tenant))
+
+    async with (
+        draft_service(RecordingEngine(), max_num_seqs=10) as (_, address),
+        linked(draft_link(address)) as events,
+    ):
+        for session in range(1, 10):
+            events.link.send(open_for(session, "flood"))
+        assert "engine.max_num_seqs = 10: 8 are the key's" in (await events.of(Failure, 9)).message
+        events.link.send(open_for(10, "calm"))
+        await events.of(DraftOpened, 10)
+        for session in range(1, 4):
+            events.link.send(Close(session))
+        events.link.send(open_for(11, "flood"))
+        await events.of(DraftOpened, 11)
+
+
+async def test_prompts_of_tenants_are_computed_in_turns() -> None:
+    """A chunk has room for one of them at a time: the calm tenant's is second, not thirteenth."""
+    engine = RecordingEngine()
+    engine.go.clear()
+    async with target_service(engine, prefill_chunk=16) as (_, address), linked(target_link(address)) as events:
+        prompts = {session: (session,) * 33 for session in range(1, FLOOD + 2)}
+        for session, prompt in prompts.items():
+            opened = target_open(session, prompt)
+            tenant = "calm" if session == FLOOD + 1 else "flood"
+            events.link.send(replace(opened, spec=replace(opened.spec, tenant=tenant)))
+        await asyncio.to_thread(engine.entered.wait)
+        engine.go.set()
+        for session in prompts:
+            await events.of(TargetOpened, session)
+    served = [item.token_ids[0] for plan in engine.plans for item in plan.items]
+    assert served.index(FLOOD + 1) <= 3, served

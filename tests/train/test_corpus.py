@@ -19,6 +19,16 @@ from tests.models.saving import byte_level_tokenizer
 from tests.train.tiny_target import GENERATION, same_rows, writer, written
 
 TOKENIZER = TransformersTokenizer(byte_level_tokenizer())
+
+
+def reasoning_tokenizer() -> TransformersTokenizer:
+    """The same with marks of reasoning, which are no special tokens, as models have them."""
+    inner = byte_level_tokenizer()
+    inner.add_tokens(["<think>", "</think>"])
+    return TransformersTokenizer(inner)
+
+
+REASONING = reasoning_tokenizer()
 END = 1
 
 
@@ -108,11 +118,10 @@ def test_shards_survive_the_disk(tmp_path: Path) -> None:
 
 
 def thinking_of(text: str) -> str:
-    """The characters marked as thinking, in a byte-level vocabulary: one token each."""
-    tokens = np.array(TOKENIZER.encode(text), np.int32)
-    roles = mark_thinking(tokens, np.full(tokens.size, Role.ANSWER, np.int8), TOKENIZER)
-    assert tokens.size == len(text)
-    return TOKENIZER.decode(tokens[roles == Role.THINKING].tolist())
+    """What is marked as reasoning by a tokenizer of bytes that has the marks as tokens."""
+    tokens = np.array(REASONING.encode(text), np.int32)
+    roles = mark_thinking(tokens, np.full(tokens.size, Role.ANSWER, np.int8), REASONING)
+    return REASONING.decode(tokens[roles == Role.THINKING].tolist())
 
 
 @pytest.mark.parametrize(
@@ -127,17 +136,14 @@ def thinking_of(text: str) -> str:
         ("<think></think>", "<think></think>"),
     ],
 )
-def test_thinking_is_told_from_the_answer(text: str, thinking: str) -> None:
+def test_reasoning_is_told_from_the_answer(text: str, thinking: str) -> None:
     assert thinking_of(text) == thinking
 
 
-def test_tags_that_are_tokens_of_their_own_are_found() -> None:
-    inner = byte_level_tokenizer()
-    inner.add_special_tokens({"additional_special_tokens": ["<think>", "</think>"]})
-    tokenizer = TransformersTokenizer(inner)
-    tokens = np.array(tokenizer.encode("<think>why</think>so"), np.int32)
-    roles = mark_thinking(tokens, np.full(tokens.size, Role.ANSWER, np.int8), tokenizer)
-    assert roles.tolist() == [Role.THINKING] * 5 + [Role.ANSWER] * 2
+def test_a_model_without_marks_has_no_reasoning() -> None:
+    tokens = np.array(TOKENIZER.encode("<think>why</think>so"), np.int32)
+    roles = mark_thinking(tokens, np.full(tokens.size, Role.ANSWER, np.int8), TOKENIZER)
+    assert (roles == Role.ANSWER).all()
 
 
 def test_only_the_answer_can_be_thinking() -> None:
@@ -162,16 +168,16 @@ def test_jsonl_gives_prompts_and_finished_texts(tmp_path: Path) -> None:
     ]
     file = tmp_path / "data.jsonl"
     file.write_text("\n".join(json.dumps(line) for line in lines) + "\n\n")
-    data = read_jsonl(file, TOKENIZER, 512)
-    assert [TOKENIZER.decode(prompt) for prompt in data.prompts] == [
+    data = read_jsonl(file, REASONING, 512)
+    assert [REASONING.decode(prompt) for prompt in data.prompts] == [
         "user:askassistant:",
         "user:hiassistant:<think>hm</think>youser:moreassistant:",
     ]
     turn, last, text = data.rows
-    assert TOKENIZER.decode(turn.token_ids[turn.roles == Role.THINKING].tolist()) == "<think>hm</think>"
-    assert turn.token_ids[turn.roles == Role.ANSWER].tolist() == [*TOKENIZER.encode("yo"), END]
-    assert last.token_ids[last.learned].tolist() == [*TOKENIZER.encode("no"), END]
-    assert TOKENIZER.decode(text.token_ids.tolist()) == "all of it"
+    assert REASONING.decode(turn.token_ids[turn.roles == Role.THINKING].tolist()) == "<think>hm</think>"
+    assert turn.token_ids[turn.roles == Role.ANSWER].tolist() == [*REASONING.encode("yo"), END]
+    assert last.token_ids[last.learned].tolist() == [*REASONING.encode("no"), END]
+    assert REASONING.decode(text.token_ids.tolist()) == "all of it"
     assert text.learned.all()
 
 

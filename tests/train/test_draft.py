@@ -30,18 +30,14 @@ from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.protocol.session import SessionSpec
 from paceline.runtime.config import DraftConfig
-from paceline.train.checkpoint import (
-    WEIGHTS_FILE,
-    ReducedVocabularyEngine,
-    load_draft,
-    load_draft_engine,
-    load_manifest,
-)
+from paceline.train.checkpoint import WEIGHTS_FILE, Stack, load_draft, load_manifest
 from paceline.train.corpus import split_rows
-from paceline.train.distill import Distiller, Pace, TrainRecipe, load_state, run, save_state
+from paceline.train.distill import Distiller, Pace, load_state, run, save_state
+from paceline.train.losses import LabelledLogs, Loss, position_losses
 from paceline.train.make_draft import train_draft
+from paceline.train.recipe import TrainRecipe
+from paceline.train.served import ReducedVocabularyEngine, load_draft_engine
 from paceline.train.student import build_student, trained_weights
-from paceline.train.teacher import LabelledLogs, Loss, position_losses
 from paceline.train.vocabulary import ABSENT, DraftVocabulary, choose_vocabulary, coverage
 from tests.train.tiny_target import LAYERS, SETTINGS, load_target, save_target, wanted, writer, written
 
@@ -60,11 +56,12 @@ def parts(target_folder: Path) -> dict[str, Any]:
 
 def distiller(parts: dict[str, Any], recipe: TrainRecipe = RECIPE) -> Distiller:
     target, vocabulary = parts["target"].model, parts["vocabulary"]
-    return Distiller(target, build_student(target, LAYERS, vocabulary), vocabulary, parts["split"], recipe)
+    stack = Stack(build_student(target, LAYERS, vocabulary), vocabulary)
+    return Distiller(target, stack, parts["split"], recipe)
 
 
 def weights(of: Distiller) -> dict[str, torch.Tensor]:
-    return {name: weight.detach() for name, weight in trained_weights(of.student).items()}
+    return {name: weight.detach() for name, weight in of.trainee.weights().items()}
 
 
 @pytest.mark.parametrize("loss", list(Loss))
@@ -318,6 +315,7 @@ def train_options(target: Path, out: Path, *flags: str) -> list[str]:
     return ["train", "draft", *paths, *options.split(), "--threads", "1", "--evaluation-rows", "1", *flags]
 
 
+@pytest.mark.full
 def test_the_command_survives_a_kill(target_folder: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     killed, undisturbed = tmp_path / "killed", tmp_path / "undisturbed"

@@ -54,20 +54,20 @@ def test_match_is_what_shared_noise_does() -> None:
 @pytest.mark.parametrize("k", [1, 3, 8])
 def test_rounds_follow_simulation(k: int) -> None:
     """False-failure odds below 1e-6: 5 standard errors of 2,000 simulated replays."""
-    accepted = RANDOM.uniform(0.2, 0.95, 40)
+    accepted = RANDOM.uniform(0.2, 0.95, (40, k))  # what is accepted may depend on the depth
     counts = np.array([simulated_rounds(accepted, k) for _ in range(2000)])
     rounds, reached = rounds_of(accepted, k)
     assert abs(counts.mean() - rounds) < 5 * counts.std() / np.sqrt(counts.size)
-    assert 0 < reached.sum() <= accepted.size
+    assert 0 < reached.sum() <= len(accepted)
     assert (np.diff(reached) <= 0).all()
 
 
 def simulated_rounds(accepted: NDArray[np.float64], k: int) -> int:
     at = rounds = 0
-    while at + k <= accepted.size:
+    while at + k <= len(accepted):
         rounds += 1
         depth = 0
-        while depth < k and RANDOM.random() < accepted[at + depth]:
+        while depth < k and RANDOM.random() < accepted[at + depth, depth]:
             depth += 1
         at += depth + 1
     return rounds

@@ -23,13 +23,14 @@ from paceline.protocol.errors import InvalidInput
 from paceline.runtime.config import DraftConfig
 from paceline.train.checkpoint import (
     WEIGHTS_FILE,
-    ReducedVocabularyEngine,
     load_draft,
     load_manifest,
     pack_draft,
 )
+from paceline.train.kinds import TraineeShape
 from paceline.train.make_draft import train_draft
 from paceline.train.packing import WeightFormat, pack, unpack
+from paceline.train.served import ReducedVocabularyEngine
 from paceline.train.student import trained_weights
 from tests.train.tiny_target import SETTINGS, load_target, wanted
 
@@ -125,16 +126,16 @@ def test_bad_measurements_are_one_line(
 def test_training_starts_from_another_draft(draft_folder: Path, target_folder: Path, tmp_path: Path) -> None:
     """Two steps from a draft are better than two steps from the target's layers; the vocabulary may be another."""
     short = wanted(target_folder, tmp_path / "fresh", tokens=200)
-    short = replace(short, data=draft_folder / "work" / "corpus", layers=(), draft_vocab=180)
+    short = replace(short, data=draft_folder / "work" / "corpus", shape=TraineeShape(), draft_vocab=180)
     going_on = replace(short, out=tmp_path / "further", init=draft_folder)
-    fresh = train_draft(replace(short, layers=(0, 2)), QUIET).training["held_out_overlap"]
+    fresh = train_draft(replace(short, shape=TraineeShape(layers=(0, 2))), QUIET).training["held_out_overlap"]
     manifest = train_draft(going_on, QUIET)
     assert manifest.layers == (0, 2)
     assert manifest.draft_vocab == 180
     assert manifest.training["init_sha256"] == file_digest(draft_folder / WEIGHTS_FILE)
     assert manifest.training["held_out_overlap"] > fresh + 0.03
     with pytest.raises(InvalidInput, match="layers"):
-        train_draft(replace(going_on, out=tmp_path / "other", layers=(0, 1)), QUIET)
+        train_draft(replace(going_on, out=tmp_path / "other", shape=TraineeShape(layers=(0, 1))), QUIET)
 
 
 def test_a_damaged_packed_draft_is_refused(packed_folder: Path, target_folder: Path, tmp_path: Path) -> None:
@@ -180,10 +181,20 @@ def test_other_targets_have_no_default_draft(target: str | None) -> None:
         resolve_draft("default", target)
 
 
+def test_a_shipped_draft_of_another_kind_is_called_by_it(shipped: Path) -> None:
+    (shipped.parent / "tiny-eagle3").symlink_to(shipped)
+    assert resolve_draft("default-eagle3", "tiny") == str(shipped.parent / "tiny-eagle3")
+    assert resolve_draft("default", "tiny") == str(shipped)
+    for target in ("tiny", "other", None):
+        with pytest.raises(InvalidInput, match=r"drafter = 'model:default-medusa': must be one that comes with"):
+            resolve_draft("default-medusa", target)
+
+
 def test_shipped_drafts_are_whole_small_and_say_where_they_come_from() -> None:
     for folder in models.SHIPPED_DRAFTS.glob("*"):
         manifest = load_manifest(folder)
-        assert manifest.target.model == folder.name
+        own = manifest.target.model
+        assert folder.name == (own if manifest.kind == "draft" else f"{own}-{manifest.kind}")
         assert manifest.files == {name: file_digest(folder / name) for name in manifest.files}
         assert WEIGHTS_FILE in manifest.files
         assert sum(file.stat().st_size for file in folder.iterdir()) <= LARGEST_SHIPPED

@@ -34,22 +34,22 @@ def model(target_folder: Path) -> PreTrainedModel:
 def test_a_remembered_label_is_the_recomputed_one(
     model: PreTrainedModel, dtype: torch.dtype, temperature: float
 ) -> None:
-    remembering, forgetful = (Teacher(model, VOCABULARY, dtype, memory) for memory in (SOME, NONE))
+    remembering, forgetful = (Teacher(model, VOCABULARY, dtype, memory_bytes=memory) for memory in (SOME, NONE))
     for row in ROWS * 2:
-        mine, theirs = (each.log_probabilities(row, temperature) for each in (remembering, forgetful))
+        mine, theirs = (each.lesson(row, temperature).labels for each in (remembering, forgetful))
         assert torch.equal(mine, theirs)
     assert (len(remembering._seen), len(forgetful._seen)) == (len(ROWS), 0)
 
 
 def test_labels_are_the_targets_distribution(model: PreTrainedModel) -> None:
-    teacher = Teacher(model, VOCABULARY, torch.float32, SOME)
+    teacher = Teacher(model, VOCABULARY, torch.float32, memory_bytes=SOME)
     (row,) = ROWS[:1]
     for temperature in (1.0, 0.5, 1.0):  # the same text at two temperatures: two labels
         tokens = torch.from_numpy(row.token_ids[None]).long()
         with torch.inference_mode():
             logits = model_logits(model, tokens)[0, 3:-1]  # before each of the answer's tokens
         plain = torch.log_softmax(logits / temperature, dim=-1)[:, VOCABULARY.d2t]
-        torch.testing.assert_close(teacher.log_probabilities(row, temperature), plain, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(teacher.lesson(row, temperature).labels, plain, atol=1e-4, rtol=1e-4)
     assert len(teacher._seen) == 2
 
 
@@ -78,10 +78,10 @@ def scaled(model: PreTrainedModel, *, in_place: bool) -> PreTrainedModel:
 
 @pytest.mark.parametrize("in_place", [False, True])
 def test_a_model_that_scales_behind_its_head_is_read_each_time(model: PreTrainedModel, in_place: bool) -> None:
-    teacher = Teacher(scaled(model, in_place=in_place), VOCABULARY, torch.float32, SOME)
-    plain = Teacher(model, VOCABULARY, torch.float32, SOME)
+    teacher = Teacher(scaled(model, in_place=in_place), VOCABULARY, torch.float32, memory_bytes=SOME)
+    plain = Teacher(model, VOCABULARY, torch.float32, memory_bytes=SOME)
     for row in ROWS:
-        once, again = (teacher.log_probabilities(row, 0.99) for _ in range(2))
+        once, again = (teacher.lesson(row, 0.99).labels for _ in range(2))
         assert torch.equal(once, again)
-        torch.testing.assert_close(once, plain.log_probabilities(row, 1.0), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(once, plain.lesson(row, 1.0).labels, atol=1e-5, rtol=1e-4)
     assert (len(teacher._seen), len(plain._seen)) == (0, len(ROWS))

@@ -10,10 +10,12 @@ import numpy as np
 from paceline.engine.loading import load_engine
 from paceline.runtime.config import EngineSettings
 from paceline.train.corpus import Row
-from paceline.train.distill import Pace, TrainRecipe
+from paceline.train.distill import Pace
+from paceline.train.kinds import TraineeShape
+from paceline.train.losses import Loss
 from paceline.train.make_draft import TrainDraft
+from paceline.train.recipe import TrainRecipe
 from paceline.train.student import Target
-from paceline.train.teacher import Loss
 from paceline.train.writing import GenerationRecipe, Writer
 from tests.engine.tiny import llama, random_model
 from tests.models.saving import byte_level_tokenizer
@@ -55,7 +57,7 @@ def wanted(target: Path, out: Path, tokens: int = 20_000) -> TrainDraft:
         target=str(target),
         out=out,
         self_generate=4000,
-        layers=LAYERS,
+        shape=TraineeShape(layers=LAYERS),
         draft_vocab=200,
         generation=GENERATION,
         recipe=recipe,

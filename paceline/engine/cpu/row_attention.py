@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from paceline.engine.attention import Horizon
 from paceline.engine.cpu.row_math import ITEM, floats
 from paceline.engine.forward import AttentionCall
 from paceline.engine.interface import StepItem
@@ -61,9 +62,9 @@ def is_few(item: StepItem, few_keys: int) -> bool:
 class RowAttention:
     """The rows of a step that are computed here, and which keys each sees, as compiled code takes them.
 
-    `seen` are `rows`, `starts` and `others`. `rows` [n, 5]: its index in the step, the address of its session's
-    keys and values, their capacity, the slot of its own key, and how many keys it sees from the first on. Behind
-    those row i sees the slots `others[starts[i]:starts[i + 1]]`.
+    `seen` are `rows`, `starts` and `others`. `rows` [n, 6]: its index in the step, the address of its session's
+    keys and values, their capacity, the slot of its own key, the first slot that it sees, and how many from there on.
+    Behind those row i sees `others[starts[i]:starts[i + 1]]`, counted from the first slot that it sees.
     """
 
     seen: Seen
@@ -71,18 +72,22 @@ class RowAttention:
     """Room for the scores of the row that sees most keys."""
 
     @classmethod
-    def of(cls, placed: Sequence[tuple[StepItem, SessionKV, int]]) -> RowAttention:
-        """Plan items with their sessions' rows and the index of their first row in the step."""
-        rows: list[tuple[int, int, int, int, int]] = []
-        starts, others = [0], []
+    def of(cls, placed: Sequence[tuple[StepItem, SessionKV, int]], horizon: Horizon | None = None) -> RowAttention:
+        """Plan items with their sessions' rows and the index of their first row in the step.
+
+        `horizon`: how far back rows see; None: as far as there is anything.
+        """
+        rows: list[tuple[int, int, int, int, int, int]] = []
+        starts: list[int] = [0]
+        others: list[int] = []
         for item, kv, low in placed:
             # Compiled code writes where it is told to.
             assert item.base_length + len(item.token_ids) <= kv.capacity
-            for index, (first, behind) in enumerate(_seen(item)):
-                rows.append((low + index, kv.address, kv.capacity, item.base_length + index, first))
-                others.extend(behind)
+            for index, (first, end, behind) in enumerate(_seen(item, horizon)):
+                rows.append((low + index, kv.address, kv.capacity, item.base_length + index, first, end - first))
+                others.extend(slot - first for slot in behind)
                 starts.append(len(others))
-        most = max((row[4] for row in rows), default=0) + len(others)
+        most = max((row[5] for row in rows), default=0) + len(others)
         seen = np.array(rows, np.int64), np.array(starts, np.int64), np.array(others, np.int64)
         return cls(seen, np.empty(most, np.float32))
 
@@ -106,8 +111,20 @@ class RowAttention:
         )
 
 
-def _seen(item: StepItem) -> Iterator[tuple[int, list[int]]]:
-    """For every new row how many keys it sees from the first on, and the slots of those behind them."""
+def _seen(item: StepItem, horizon: Horizon | None) -> Iterator[tuple[int, int, list[int]]]:
+    """For every new row the slots [first, end) that it sees, and those behind them."""
+    paths = _paths(item)
+    if horizon is None:
+        yield from ((0, end, path) for end, path in paths)
+        return
+    for end, path in paths:
+        first = int(horizon[end + len(path) - 1])
+        # Slots before `end` are positions; each of the path is a position more.
+        yield min(first, end), end, path[max(0, first - end) :]
+
+
+def _paths(item: StepItem) -> Iterator[tuple[int, list[int]]]:
+    """For every new row how many slots from the first on are on its path, and the slots of those behind them."""
     if item.is_chain:
         yield from ((item.base_length + row + 1, []) for row in range(len(item.token_ids)))
         return
@@ -206,7 +223,7 @@ def _write(rows: NDArray[np.int64], first_head: int, kv_heads: int, width: int, 
     """Copy the rows' own keys or values to their slots, from a head of the sessions' tensors on."""
     start, from_row, from_head = given
     for index in range(len(rows)):
-        row, address, capacity, slot, _ = rows[index]
+        row, address, capacity, slot, _, _ = rows[index]
         for head in range(kv_heads):
             held = floats(address + ITEM * width * ((first_head + head) * capacity + slot))
             new = floats(start + ITEM * (row * from_row + head * from_head))
@@ -241,9 +258,9 @@ def attend_head(
     """
     rows, starts, others = seen
     head, every, kv_heads = heads
-    _, address, capacity, _, first = rows[index]
+    _, address, capacity, _, start, first = rows[index]
     behind = others[starts[index] : starts[index + 1]]
-    keys = address + ITEM * width * capacity * (layer * 2 * kv_heads + head * kv_heads // every)
+    keys = address + ITEM * width * (capacity * (layer * 2 * kv_heads + head * kv_heads // every) + start)
     values = keys + ITEM * width * capacity * kv_heads
     # Known widths are faster by a third (docs/decisions/2026-11-21-rows-in-compiled-loops.md).
     if width == 64:

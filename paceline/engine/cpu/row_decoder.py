@@ -7,11 +7,12 @@ whatever is beside it and however its text was cut into steps (docs/decisions/20
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -21,6 +22,7 @@ from paceline.engine.cpu.row_phases import PHASES_OF_LAYER, DecoderShape, OwnRoo
 from paceline.engine.cpu.row_products import PIECE, Kernel, PanelLinear, padded
 from paceline.engine.cpu.thread_pool import ThreadPool, phases
 from paceline.engine.cpu.tiles import LANES
+from paceline.protocol.features import EMBEDDING, FINAL
 
 _MODELS = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
 """Models whose forward passes are known to be embeddings, layers, a norm and a head, with nothing in between."""
@@ -61,12 +63,22 @@ class RowDecoder:
         """As `decode_step` takes it."""
         widths = (width, first.qkv_proj.out_features, first.o_proj.in_features, inner)
         self._room = _Room(pool.threads, widths, outputs)
+        self.states: dict[int, torch.Tensor] = {}
+        """Of the latest step: [rows, width] behind each of its layers, counted as `FeatureNeed` does."""
 
     @torch.inference_mode()
     def logits(
-        self, token_ids: Sequence[int], positions: Sequence[int], wanted: Sequence[int], attention: RowAttention
+        self,
+        token_ids: Sequence[int],
+        positions: Sequence[int],
+        wanted: Sequence[int],
+        attention: RowAttention,
+        layers: Collection[int] = (),
     ) -> torch.Tensor:
-        """Write the rows' keys and values; returns logits [len(wanted), tensor width], valid until the next step."""
+        """Write the rows' keys and values; returns logits [len(wanted), tensor width], valid until the next step.
+
+        So are `states`, those of all rows behind `layers`.
+        """
         rows, room = len(token_ids), self._room
         room.fit(rows, len(wanted), attention.scores.size)
         torch.index_select(self._embeddings, 0, torch.tensor(token_ids), out=room.hidden[:rows])
@@ -74,12 +86,29 @@ class RowDecoder:
         counters = phases(self._layers * PHASES_OF_LAYER + 1)
         shared = room.shared(*angles)
         which = (np.arange(rows), np.array(wanted, np.int64))
+        copies, inputs = self._copies(rows, layers)
 
         def work(thread: int, _held: object = angles) -> None:
-            decode_step(counters, *self._model, attention.seen, which, shared, room.own(thread))
+            decode_step(counters, *self._model, attention.seen, which, copies, shared, room.own(thread))
 
         self._pool.run(work)
+        self.states = {layer: self._behind(layer, rows, inputs) for layer in layers}
         return room.logits[: len(wanted), : self._logits]
+
+    def _copies(self, rows: int, layers: Collection[int]) -> tuple[NDArray[np.int64], dict[int, torch.Tensor]]:
+        """Where each layer's input [rows, width] is copied to, 0: nowhere; what is behind a layer is the next's."""
+        fed = [layer + 1 for layer in layers if EMBEDDING <= layer < self._layers - 1]
+        inputs = {layer: torch.empty((rows, self._embeddings.shape[1])) for layer in fed}
+        copies = np.zeros(self._layers, np.int64)
+        for layer, room in inputs.items():
+            copies[layer] = room.data_ptr()
+        return copies, inputs
+
+    def _behind(self, layer: int, rows: int, inputs: dict[int, torch.Tensor]) -> torch.Tensor:
+        if layer == FINAL:
+            normed: torch.Tensor = self._modules[1](self._room.hidden[None, :rows])
+            return normed[0]
+        return inputs[layer + 1] if layer + 1 in inputs else self._room.hidden[:rows]
 
 
 class _Room:

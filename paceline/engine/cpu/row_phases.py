@@ -75,10 +75,14 @@ def decode_step(
     head: tuple[int, tuple[int, int], int],
     seen: Seen,
     which: tuple[NDArray[np.int64], NDArray[np.int64]],
+    copies: NDArray[np.int64],
     shared: SharedRoom,
     own: OwnRoom,
 ) -> None:
-    """All phases of a step. `which` are the indices of all rows and of those whose logits are wanted."""
+    """All phases of a step. `which` are the indices of all rows and of those whose logits are wanted.
+
+    `copies` are addresses to which the layers' inputs are copied, 0: nowhere.
+    """
     every, wanted = which
     rows, attended = len(every), shape.heads * shape.head_dim
     joined = attended + 2 * shape.kv_heads * shape.head_dim
@@ -88,7 +92,7 @@ def decode_step(
         norm, weights = (of[_INPUT_NORM], epsilons[2 * layer]), (of[_QKV], of[_QKV_BIAS])
         written = (shared.joined, joined)
         _normed_product(counters, phase, kernel, shape, norm, every, weights, shared, written, own, False)
-        _place(counters, phase + 1, shape, layer, seen[0], shared)
+        _place(counters, phase + 1, shape, layer, seen[0], copies[layer], shared)
         _attend(counters, phase + 2, shape, layer, seen, shared, own)
         read, hidden = (shared.attended, rows, attended), (shared.hidden, shape.width)
         product(counters, phase + 3, kernel, (of[_OUT], 0), read, hidden, True)
@@ -166,13 +170,17 @@ def _place(
     shape: DecoderShape,
     layer: int,
     rows: NDArray[np.int64],
+    copied: int,
     shared: SharedRoom,
 ) -> None:
-    """Rotate queries and keys, and put keys and values where their sessions hold them; a piece is a row."""
+    """Rotate queries and keys, and put keys and values where their sessions hold them; a piece is a row.
+
+    The layer's input is copied here: every thread has read it, and none has added to it.
+    """
     heads, kv_heads, head_bytes = shape.heads, shape.kv_heads, shape.head_dim * ITEM
     piece = take(counters, phase)
     while piece < len(rows):
-        row, address, capacity, slot, _ = rows[piece]
+        row, address, capacity, slot, _, _ = rows[piece]
         start, angle = shared.joined + row * (heads + 2 * kv_heads) * head_bytes, row * head_bytes
         turn_row(start, shared.cosines + angle, shared.sines + angle, heads + kv_heads, shape.head_dim)
         for head in range(2 * kv_heads):
@@ -180,6 +188,10 @@ def _place(
             new = floats(start + (heads + head) * head_bytes)
             for column in range(shape.head_dim):
                 held[column] = new[column]
+        if copied:
+            given, copy = floats(shared.hidden + row * shape.width * ITEM), floats(copied + row * shape.width * ITEM)
+            for column in range(shape.width):
+                copy[column] = given[column]
         finish(counters, phase)
         piece = take(counters, phase)
     wait(counters, phase, len(rows))

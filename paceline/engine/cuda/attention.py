@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch.nn import functional
 
+from paceline.engine.attention import AttentionFacts, packed_attention
 from paceline.engine.cuda.buckets import BITS, PAGE_ROWS, GroupShape
 from paceline.engine.cuda.layout import GroupFields, Layout, part
 from paceline.engine.forward import AttentionCall
@@ -19,7 +19,7 @@ class _GroupPages:
     shape: GroupShape
     source: torch.Tensor  # [queries]
     held: torch.Tensor  # [sessions · length] rows of the pool; the zero row behind a session's last
-    mask: torch.Tensor  # [sessions, 1, groups · rows, length] additive
+    masks: tuple[torch.Tensor, ...]  # by kind of layer [sessions, 1, groups · rows, length] additive
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,14 @@ class StaticAttention:
     write: torch.Tensor  # [rows]
     query: torch.Tensor  # [rows]
     groups: tuple[_GroupPages, ...]
+    of_layer: tuple[int, ...]
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         """Attention of one layer: [1, rows, heads, head_dim]."""
         held = self.pool[call.layer]
         held[0].index_copy_(0, self.write, call.key[0].transpose(0, 1))
         held[1].index_copy_(0, self.write, call.value[0].transpose(0, 1))
-        outputs = [_attend_group(group, call.query[0], held, call.scaling) for group in self.groups]
+        outputs = [_attend_group(group, self.of_layer[call.layer], call, held) for group in self.groups]
         joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         return joined.index_select(0, self.query)[None]
 
@@ -47,19 +48,22 @@ def static_attention(
     shapes: tuple[GroupShape, ...],
     pool: torch.Tensor,
     zero_row: int,
-    heads: int,
+    facts: AttentionFacts,
 ) -> StaticAttention:
-    """What all layers of a step share; `heads` is how many query heads share a key head."""
+    """What all layers of a step share."""
     groups = tuple(
         _GroupPages(
             shape,
             part(inputs, fields.source),
             _held_rows(inputs, fields, shape, zero_row),
-            _mask(inputs, fields, shape, heads, pool.dtype),
+            tuple(
+                _mask(inputs, fields, shape, kind, facts.kinds[kind].groups, pool.dtype)
+                for kind in range(len(facts.kinds))
+            ),
         )
         for shape, fields in zip(shapes, layout.groups, strict=True)
     )
-    return StaticAttention(pool, part(inputs, layout.write), part(inputs, layout.query), groups)
+    return StaticAttention(pool, part(inputs, layout.write), part(inputs, layout.query), groups, facts.of_layer)
 
 
 def _held_rows(inputs: torch.Tensor, fields: GroupFields, shape: GroupShape, zero_row: int) -> torch.Tensor:
@@ -71,26 +75,27 @@ def _held_rows(inputs: torch.Tensor, fields: GroupFields, shape: GroupShape, zer
 
 
 def _mask(
-    inputs: torch.Tensor, fields: GroupFields, shape: GroupShape, heads: int, dtype: torch.dtype
+    inputs: torch.Tensor, fields: GroupFields, shape: GroupShape, kind: int, heads: int, dtype: torch.dtype
 ) -> torch.Tensor:
     """[sessions, 1, heads · rows, length]: 0 where a query sees a key, -inf elsewhere."""
     at = torch.arange(shape.length, device=inputs.device)
-    visible = at < part(inputs, fields.seen)[:, :, None]  # [sessions, rows, length]
+    first, seen = part(inputs, fields.first)[kind][:, :, None], part(inputs, fields.seen)[:, :, None]
+    visible = (at >= first) & (at < seen)  # [sessions, rows, length]
     if shape.words:
         offset = at - part(inputs, fields.trunk)[:, None]  # [sessions, length]
         inside = (offset >= 0) & (offset < shape.words * BITS)
         word = (offset // BITS).masked_fill(~inside, 0)[:, None, :].expand(visible.shape)
-        bits = part(inputs, fields.bits).gather(2, word) >> (offset % BITS)[:, None, :]
+        bits = part(inputs, fields.bits)[kind].gather(2, word) >> (offset % BITS)[:, None, :]
         visible = visible | (inside[:, None, :] & ((bits & 1) == 1))
     mask = torch.zeros(visible.shape, dtype=dtype, device=inputs.device).masked_fill(~visible, float("-inf"))
     return mask[:, None].repeat(1, 1, heads, 1)
 
 
 def _attend_group(
-    group: _GroupPages, query: torch.Tensor, held: torch.Tensor, scaling: float | None
+    group: _GroupPages, kind: int, call: AttentionCall, held: torch.Tensor
 ) -> torch.Tensor:  # [queries, heads, head_dim]
     """The heads that share keys become rows of one head, which reads each key once."""
-    sessions, rows = group.shape.sessions, group.shape.rows
+    sessions, rows, query = group.shape.sessions, group.shape.rows, call.query[0]
     heads, _, head_dim = query.shape
     kv_heads = held.shape[2]
     shared = heads // kv_heads
@@ -98,6 +103,6 @@ def _attend_group(
     packed = chosen.permute(2, 0, 1, 3, 4).reshape(sessions, kv_heads, shared * rows, head_dim)
     gathered = held.index_select(1, group.held).view(2, sessions, -1, kv_heads, head_dim).transpose(2, 3)
     keys, values = gathered  # each [sessions, kv_heads, length, head_dim]
-    found = functional.scaled_dot_product_attention(packed, keys, values, attn_mask=group.mask, scale=scaling)
+    found = packed_attention(call, packed, keys, values, group.masks[kind])
     by_row = found.view(sessions, kv_heads, shared, rows, head_dim).permute(0, 3, 1, 2, 4)
     return by_row.reshape(sessions * rows, heads, head_dim)

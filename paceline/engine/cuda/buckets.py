@@ -67,13 +67,17 @@ class GroupShape:
 
 @dataclass(frozen=True)
 class StepShape:
-    """All that a graph depends on. `raced` rows are drawn, `plain` rows' logits are wanted."""
+    """All that a graph depends on. `raced` rows are drawn, `plain` rows' logits are wanted.
+
+    `kinds`: of layers, by how far back their rows see.
+    """
 
     rows: int
     groups: tuple[GroupShape, ...]
     raced: int
     plain: int
     candidates: int
+    kinds: int = 1
 
     @property
     def wanted(self) -> int:

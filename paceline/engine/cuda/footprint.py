@@ -6,9 +6,9 @@ allocates.
 
 from __future__ import annotations
 
+from paceline.engine.attention import PRODUCT_COPIES, AttentionFacts
 from paceline.engine.cuda.buckets import FEW_ROWS, GATHERED_ROWS, PAGE_ROWS, count_bucket, length_bucket
 from paceline.engine.cuda.graphs import MAX_GRAPHS
-from paceline.engine.kv import KVShape
 from paceline.runtime.config import EngineSettings
 
 INPUT_INTEGERS = 1 << 20
@@ -27,17 +27,19 @@ _GRAPH_BYTES = 2 << 20
 """Of one graph's own launches."""
 
 
-def static_bytes(settings: EngineSettings, shape: KVShape, max_length: int, vocab_size: int) -> int:
+def static_bytes(settings: EngineSettings, attention: AttentionFacts, max_length: int, vocab_size: int) -> int:
     """An upper bound of the static buffers, the padding page, and one step's gathered keys, mask and race.
 
     Graphs take as much again, one pool as large as a step, which they share, and their launches.
     """
+    shape = attention.shape
     buffers = 8 * INPUT_INTEGERS + 4 * STATIC_ROWS * vocab_size + 8 * STATIC_FOUND + shape.row_bytes * PAGE_ROWS
     longest = length_bucket(max_length)
-    gathered = max(GATHERED_ROWS, longest) * shape.row_bytes // shape.layers
+    gathered = max(GATHERED_ROWS, longest) * shape.row_bytes // len(shape.layers)
     chunk = count_bucket(max(settings.prefill_chunk, FEW_ROWS))
     queries = max(GATHERED_ROWS * FEW_ROWS, longest * chunk)
-    mask = queries * (shape.groups * shape.dtype.itemsize + _MASK_BYTES)
-    step = buffers + gathered + mask + RACED_AT_ONCE * vocab_size * _RACE_BYTES
+    mask = queries * (len(attention.kinds) * shape.groups * shape.dtype.itemsize + _MASK_BYTES)
+    scores = queries * shape.heads * 4 * PRODUCT_COPIES if attention.terms else 0
+    step = buffers + gathered + mask + scores + RACED_AT_ONCE * vocab_size * _RACE_BYTES
     graphs = settings.cuda_graphs and shape.device.type == "cuda"
     return 2 * step + MAX_GRAPHS * _GRAPH_BYTES if graphs else step

@@ -39,10 +39,12 @@ class GroupFields:
     """[sessions]: KV rows, new ones included."""
     trunk: Field
     """[sessions]: where the rows that `bits` tell about begin."""
+    first: Field
+    """[kinds, sessions, rows]: each query sees no row before this one in layers of a kind,"""
     seen: Field
-    """[sessions, rows]: each query sees so many rows from the first on; at least 1."""
+    """[sessions, rows]: and from there all before this one; at least row 0."""
     bits: Field
-    """[sessions, rows, words]: and these of the tree."""
+    """[kinds, sessions, rows, words]: and these of the tree."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +89,9 @@ def layout_of(shape: StepShape) -> Layout:
             pages=place(group.sessions, group.pages),
             length=place(group.sessions),
             trunk=place(group.sessions),
+            first=place(shape.kinds, group.sessions, group.rows),
             seen=place(group.sessions, group.rows),
-            bits=place(group.sessions, group.rows, group.words),
+            bits=place(shape.kinds, group.sessions, group.rows, group.words),
         )
         for group in shape.groups
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.engine.attention import Horizon, seen_keys
 from paceline.engine.cuda.buckets import (
     BITS,
     LEAST_CANDIDATES,
@@ -21,8 +22,7 @@ from paceline.engine.cuda.layout import Field, GroupFields, Layout, layout_of
 from paceline.engine.cuda.noise import counter_of
 from paceline.engine.cuda.pages import Ids, PagePool
 from paceline.engine.interface import Ranking, StepItem, StepPlan
-from paceline.engine.ledger import depths
-from paceline.sampling.tree import ancestor_mask
+from paceline.engine.ledger import depths, key_positions
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,13 @@ class PackedStep:
     plain_rows: int
 
 
-def pack(plan: StepPlan, races: Sequence[Ranking | None], pool: PagePool, vocab_size: int) -> PackedStep:
+def pack(
+    plan: StepPlan,
+    races: Sequence[Ranking | None],
+    pool: PagePool,
+    vocab_size: int,
+    horizons: Sequence[Horizon | None] = (None,),
+) -> PackedStep:
     """Lay a checked plan out.
 
     Args:
@@ -44,6 +50,7 @@ def pack(plan: StepPlan, races: Sequence[Ranking | None], pool: PagePool, vocab_
         races: for each item how its logit rows are raced; None: their logits are wanted.
         pool: where rows are.
         vocab_size: bounds the candidates of a row.
+        horizons: how far back rows see, by kind of layer.
     """
     items = plan.items
     groups = groups_of(items)
@@ -57,6 +64,7 @@ def pack(plan: StepPlan, races: Sequence[Ranking | None], pool: PagePool, vocab_
         raced=count_bucket(len(raced)),
         plain=count_bucket(len(plain)),
         candidates=candidates,
+        kinds=len(horizons),
     )
     layout = layout_of(shape)
     integers = np.zeros(layout.size, np.int64)
@@ -68,6 +76,7 @@ def pack(plan: StepPlan, races: Sequence[Ranking | None], pool: PagePool, vocab_
     first_query = 0
     for group, fields in zip(groups, layout.groups, strict=True):
         _put_group(integers, group, fields, items, lows, pool)
+        _put_seen(integers, group, fields, items, horizons)
         for place, index in enumerate(group.items):
             start, count = first_query + place * group.shape.rows, len(items[index].token_ids)
             query[lows[index] : lows[index] + count] = np.arange(start, start + count)
@@ -131,9 +140,7 @@ def _put_group(
 ) -> None:
     source = _view(integers, fields.source).reshape(group.shape.sessions, group.shape.rows)
     pages = _view(integers, fields.pages)
-    seen, bits = _view(integers, fields.seen), _view(integers, fields.bits)
     pages[:] = pool.pages
-    seen[:] = 1
     for place, index in enumerate(group.items):
         item = items[index]
         count = len(item.token_ids)
@@ -142,16 +149,35 @@ def _put_group(
         source[place, :count] = np.arange(lows[index], lows[index] + count)
         _view(integers, fields.length)[place] = item.base_length + count
         _view(integers, fields.trunk)[place] = item.trunk
+
+
+def _put_seen(
+    integers: Ids,
+    group: SessionGroup,
+    fields: GroupFields,
+    items: Sequence[StepItem],
+    horizons: Sequence[Horizon | None],
+) -> None:
+    """What each query sees; padding sees row 0."""
+    first, seen, bits = (_view(integers, field) for field in (fields.first, fields.seen, fields.bits))
+    seen[:] = 1
+    for place, index in enumerate(group.items):
+        item = items[index]
+        count, positions = len(item.token_ids), key_positions(item)
         if item.is_chain:
             seen[place, :count] = np.arange(item.base_length + 1, item.base_length + count + 1)
         else:
             seen[place, :count] = item.trunk
-            own = _tree_bits(item)
-            bits[place, :count, : own.shape[1]] = own
+        for kind, horizon in enumerate(horizons):
+            if horizon is not None:
+                first[kind, place, :count] = horizon[positions[item.base_length :]]
+            if not item.is_chain:
+                own = _tree_bits(item, horizon)
+                bits[kind, place, :count, : own.shape[1]] = own
 
 
-def _tree_bits(item: StepItem) -> Ids:
+def _tree_bits(item: StepItem, horizon: Horizon | None) -> Ids:
     """[new rows, words]: which rows of the tree each new row sees, 64 to a word, the first in the lowest bit."""
     seen = np.zeros((len(item.token_ids), mask_words(item) * BITS), np.bool_)
-    seen[:, : item.tree_rows] = ancestor_mask(item.parents)[item.kept_tree :]
+    seen[:, : item.tree_rows] = seen_keys(item, horizon)[:, item.trunk :]
     return np.packbits(seen, axis=1, bitorder="little").view("<i8").astype(np.int64, copy=False)

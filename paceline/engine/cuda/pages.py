@@ -36,7 +36,9 @@ class PagePool:
         assert rows % PAGE_ROWS == 0, "whole pages"
         self._shape = shape
         self.pages = rows // PAGE_ROWS
-        size = (shape.layers, 2, (self.pages + 1) * PAGE_ROWS, shape.kv_heads, shape.head_dim)
+        layer = shape.even
+        assert layer is not None, "layers that are alike"
+        size = (len(shape.layers), 2, (self.pages + 1) * PAGE_ROWS, layer.kv_heads, layer.key_width)
         self.rows = torch.empty(size, dtype=shape.dtype, device=shape.device)
         """[layers, 2, rows, kv_heads, head_dim]"""
         self.rows[:, :, rows:] = 0

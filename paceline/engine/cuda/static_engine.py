@@ -102,7 +102,8 @@ class StaticEngine(DecoderEngine[_PageBlock]):
         self._threads.bind()
         self._pool.keep([(item.session, item.base_length, item.kept_rows) for item in plan.items])
         self._ledger.apply(plan)
-        packed = pack(plan, rankings, self._pool, self.info.fingerprint.vocab_size)
+        horizons = [kind.horizon for kind in self.attention.kinds]
+        packed = pack(plan, rankings, self._pool, self.info.fingerprint.vocab_size, horizons)
         buffers = self._run(packed)
         raced = packed.shape.raced
         found, logits = download(
@@ -135,7 +136,7 @@ class StaticEngine(DecoderEngine[_PageBlock]):
         """The whole step as a function of its buffers; nothing here may wait for the device."""
         layout, inputs = layout_of(shape), buffers.inputs
         attention = static_attention(
-            inputs, layout, shape.groups, self._pool.rows, self._pool.zero_row, self._kv_shape.groups
+            inputs, layout, shape.groups, self._pool.rows, self._pool.zero_row, self.attention
         )
         ids, positions = part(inputs, layout.token_ids), part(inputs, layout.positions)
         logits = forward(self._model, attention, ids[None], positions[None], part(inputs, layout.wanted))

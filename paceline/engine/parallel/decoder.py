@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 
 import torch
 from transformers import PreTrainedModel
 
+from paceline.engine.attention import SINKS, AttentionFacts
 from paceline.engine.checks import PlainReference, plain_reference
 from paceline.engine.cpu.fused import fuse_layers
 from paceline.engine.cpu.linear import can_pack, pack_linears
-from paceline.engine.decoder import examine
+from paceline.engine.decoder import DecoderFacts, examine
 from paceline.engine.fingerprint import weights_digest
 from paceline.engine.memory import plan_memory
 from paceline.engine.parallel.draws import vocabulary_shares
@@ -64,18 +66,31 @@ def build_share(
     if settings.reproducible:
         raise Unsupported(f"reproducible = true with {group.size} ranks: one process only")
     facts = examine(model, tokenizer, settings, name, ranks=group.size, device=device)
+    _refuse_attention(type(model).__name__, facts.attention, group.size)
     digest = weights_digest(model)
     # How many rows fit is known once the weights are in place; what the check needs always fits.
-    reference = plain_reference(model, facts.info(4 * facts.max_length)) if group.rank == 0 else None
+    reference = _reference(model, facts) if group.rank == 0 else None
     vocab_size = facts.fingerprint.vocab_size
     shard_model(model, group, vocabulary_shares(vocab_size, group.size)[group.rank])
     torch.nn.Module.to(model, device)  # what transformers annotates of `to` is not its own
-    shape = shard_shape(facts.kv_shape, group.size, device)
-    memory = plan_memory(model, settings, shape, facts.max_length, packs=can_pack(model))
+    attention = replace(facts.attention, shape=shard_shape(facts.attention.shape, group.size, device))
+    memory = plan_memory(model, settings, attention, facts.max_length, packs=can_pack(model))
     logger.info("rank %d: %s", group.rank, memory)
     if can_pack(model):
         fuse_layers(model)
         pack_linears(model)
     same = json.dumps([facts.fingerprint.tokenizer, vocab_size, facts.max_length, str(model.dtype), digest])
-    rows = group.agree(same, memory.kv // shape.row_bytes)
-    return TransformerEngine(ServedDecoder(model, facts.info(rows), shape, settings)), reference
+    rows = group.agree(same, memory.kv // attention.shape.row_bytes)
+    return TransformerEngine(ServedDecoder(model, facts.info(rows), attention, settings)), reference
+
+
+def _reference(model: PreTrainedModel, facts: DecoderFacts) -> PlainReference:
+    return plain_reference(model, facts.info(4 * facts.max_length), facts.attention)
+
+
+def _refuse_attention(name: str, attention: AttentionFacts, ranks: int) -> None:
+    """Windows would have to be made small on every rank for the check; sinks are one number a head, kept whole."""
+    if attention.windowed:
+        raise Unsupported(f"{name}: sliding windows or chunks with {ranks} ranks: one process only")
+    if SINKS in attention.terms:
+        raise Unsupported(f"{name}: attention sinks with {ranks} ranks: one process only")

@@ -47,8 +47,16 @@ def check_degree(config: PreTrainedConfig, degree: int) -> None:
 
 
 def shard_shape(shape: KVShape, degree: int, device: torch.device) -> KVShape:
-    """What a KV row holds on one rank."""
-    return replace(shape, kv_heads=shape.kv_heads // degree, device=device)
+    """What a KV row holds on one rank.
+
+    Raises:
+        Unsupported: a layer's KV heads can't be divided.
+    """
+    for number, layer in enumerate(shape.layers):
+        if layer.kv_heads % degree:
+            raise Unsupported(f"{layer.kv_heads} KV heads in layer {number} with {degree} ranks")
+    layers = tuple(replace(layer, kv_heads=layer.kv_heads // degree) for layer in shape.layers)
+    return replace(shape, layers=layers, device=device)
 
 
 @torch.inference_mode()

@@ -16,7 +16,9 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from paceline.engine.forward import AttentionCall, packed_forward
+from paceline.engine.attention import Horizon
+from paceline.engine.forward import AttentionCall
+from paceline.engine.hidden_states import States
 from paceline.engine.interface import NO_PREFIX, Logits, Prefix, StepItem, StepPlan
 from paceline.engine.kv import SessionKV
 from paceline.engine.ledger import depths
@@ -45,11 +47,11 @@ class _BucketGroup:
     count: int
     offset: int
     length: int
-    mask: torch.Tensor  # [tiles, 1, groups · TILE_ROWS, length] additive
+    masks: tuple[torch.Tensor, ...]  # by kind of layer [tiles, 1, groups · TILE_ROWS, length] additive
 
     @property
     def tiles(self) -> int:
-        return self.mask.shape[0]
+        return self.masks[0].shape[0]
 
 
 @dataclass(frozen=True)
@@ -70,38 +72,43 @@ class _Chain:
     first: int
     groups: tuple[_BucketGroup, ...]
 
-    def write(self, layer: int, new: torch.Tensor) -> None:
-        """Put the keys and values of the pass, [2, kv_heads, rows, head_dim], where they belong."""
-        end = self.first + self.rows.stop - self.rows.start
-        self.kv.keys_and_values(layer)[:, :, self.first : end] = new[:, :, self.rows]
+    def write(self, call: AttentionCall) -> None:
+        """Put the keys and values of the pass where they belong."""
+        _write(call, self.rows, self.kv, self.first)
 
-    def turns(self, layer: int) -> Iterator[tuple[torch.Tensor, tuple[_BucketGroup, ...]]]:
-        """The session's keys and values as they must be for each turn's groups."""
-        yield self.kv.keys_and_values(layer), self.groups
+    def turns(self, layer: int) -> Iterator[tuple[_BucketGroup, ...]]:
+        """The groups of each turn, while the session's keys and values are as they must be for it."""
+        yield self.groups
 
 
 @dataclass(frozen=True)
 class _Tree:
-    """Rows of a pass that branch. `keys` holds those of all the tree's rows through all passes of the step."""
+    """Rows of a pass that branch. `tree` holds all its rows' keys and values through all passes of the step."""
 
     kv: SessionKV
     rows: slice
     start: int
-    keys: torch.Tensor  # [layers, 2, kv_heads, tree rows, head_dim]
+    tree: SessionKV
     branches: tuple[_PaddedBranch, ...]
 
-    def write(self, layer: int, new: torch.Tensor) -> None:
-        """Put the keys and values of the pass, [2, kv_heads, rows, head_dim], where they belong."""
-        end = self.start + self.rows.stop - self.rows.start
-        self.keys[layer][:, :, self.start : end] = new[:, :, self.rows]
+    def write(self, call: AttentionCall) -> None:
+        """Put the keys and values of the pass where they belong."""
+        _write(call, self.rows, self.tree, self.start)
 
-    def turns(self, layer: int) -> Iterator[tuple[torch.Tensor, tuple[_BucketGroup, ...]]]:
-        """The session's keys and values as they must be for each turn's groups."""
-        held = self.kv.keys_and_values(layer)
+    def turns(self, layer: int) -> Iterator[tuple[_BucketGroup, ...]]:
+        """The groups of each turn, while the session's keys and values are as they must be for it."""
         for branch in self.branches:
             slots = slice(branch.first, branch.first + len(branch.path))
-            held[:, :, slots] = self.keys[layer][:, :, branch.path]
-            yield held, branch.groups
+            self.kv.keys(layer)[:, slots] = self.tree.keys(layer)[:, branch.path]
+            self.kv.values(layer)[:, slots] = self.tree.values(layer)[:, branch.path]
+            yield branch.groups
+
+
+def _write(call: AttentionCall, rows: slice, kv: SessionKV, first: int) -> None:
+    """Put the keys and values of some rows of a pass into the slots from `first` on."""
+    slots = slice(first, first + rows.stop - rows.start)
+    kv.keys(call.layer)[:, slots] = call.key[0, :, rows]
+    kv.values(call.layer)[:, slots] = call.value[0, :, rows]
 
 
 @dataclass(frozen=True)
@@ -109,21 +116,27 @@ class _PassAttention:
     """Attention of one pass, part by part; padded rows get zeros."""
 
     parts: tuple[_Chain | _Tree, ...]
+    of_layer: tuple[int, ...]
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         query = call.query[0]  # [heads, rows, head_dim]
-        new = torch.stack((call.key[0], call.value[0]))  # [2, kv_heads, rows, head_dim]
         attended = torch.zeros_like(query)
         for part in self.parts:
-            part.write(call.layer, new)
-            for held, groups in part.turns(call.layer):
+            part.write(call)
+            keys, values = part.kv.keys(call.layer), part.kv.values(call.layer)
+            for groups in part.turns(call.layer):
                 for group in groups:
-                    attended[:, group.rows] = _attend_tiles(group, query, held, call.scaling)
+                    mask = group.masks[self.of_layer[call.layer]]
+                    attended[:, group.rows] = _attend_tiles(group, mask, query, (keys, values), call.scaling)
         return attended.transpose(0, 1)[None]
 
 
 def _attend_tiles(
-    group: _BucketGroup, query: torch.Tensor, held: torch.Tensor, scaling: float | None
+    group: _BucketGroup,
+    mask: torch.Tensor,
+    query: torch.Tensor,
+    held: tuple[torch.Tensor, torch.Tensor],
+    scaling: float | None,
 ) -> torch.Tensor:  # [heads, count, head_dim]
     """Attention in tiles of one shape.
 
@@ -132,14 +145,14 @@ def _attend_tiles(
     which its sums depend on.
     """
     heads, head_dim = query.shape[0], query.shape[2]
-    kv_heads, tiles = held.shape[1], group.tiles
+    kv_heads, tiles = held[0].shape[0], group.tiles
     groups = heads // kv_heads
     padded = query.new_zeros((heads, tiles * TILE_ROWS, head_dim))
     padded[:, group.offset : group.offset + group.count] = query[:, group.rows]
     tiled = padded.view(kv_heads, groups, tiles, TILE_ROWS, head_dim).permute(2, 0, 1, 3, 4)
     packed = tiled.reshape(tiles, kv_heads, groups * TILE_ROWS, head_dim)
-    keys, values = held[:, None, :, : group.length].expand(-1, tiles, -1, -1, -1)
-    found = functional.scaled_dot_product_attention(packed, keys, values, attn_mask=group.mask, scale=scaling)
+    keys, values = (part[None, :, : group.length].expand(tiles, -1, -1, -1) for part in held)
+    found = functional.scaled_dot_product_attention(packed, keys, values, attn_mask=mask, scale=scaling)
     rows = found.view(tiles, kv_heads, groups, TILE_ROWS, head_dim).permute(1, 2, 0, 3, 4)
     return rows.reshape(heads, tiles * TILE_ROWS, head_dim)[:, group.offset : group.offset + group.count]
 
@@ -169,29 +182,36 @@ class ReproducibleEngine(TransformerEngine):
         trees = {item.session: self._prepare(item) for item in plan.items}
         self._ledger.apply(plan)
         found: dict[tuple[int, int], Logits] = {}
+        layers = self._kept.begin(plan)
         for made in passes(plan, self._prompt_rows, self._decode_rows):
-            logits = self._on_host(self._forward(made, trees))
+            computed, states = self._run_pass(made, trees, layers)
+            logits = self._on_host(computed)
             for placed in made.placed:
+                if states:
+                    rows = slice(placed.at, placed.at + placed.end - placed.start)
+                    self._kept.take(placed.item.session, placed.start, states, rows)
                 for row in _wanted(placed):
                     found[placed.item.session, row] = logits[placed.at + row - placed.start]
         for item in plan.items:
             tree = trees[item.session]
             if tree is not None:
-                self._kv[item.session].copy_in(item.base_length + chained(item), tree)
+                branches = tree.copy_out(0, tree.capacity)
+                self._kv[item.session].copy_in(item.base_length + chained(item), branches)
         none = np.empty((0, self.info.fingerprint.vocab_size), np.float32)
         wanted = [[found[item.session, row] for row in item.logit_rows] for item in plan.items]
         return [np.stack(rows) if rows else none for rows in wanted]
 
-    def _prepare(self, item: StepItem) -> torch.Tensor | None:
+    def _prepare(self, item: StepItem) -> SessionKV | None:
         """Move kept rows, make every key that the step reads finite, and make room for a tree's rows."""
-        kv, shape, count = self._kv[item.session], self._kv_shape, len(item.token_ids)
+        kv, count = self._kv[item.session], len(item.token_ids)
         kv.keep(item.base_length, item.kept_rows)
         kv.fill(bucket(item.base_length + count))
         rows = count - chained(item)
-        size = (shape.layers, 2, shape.kv_heads, rows, shape.head_dim)
-        return torch.empty(size, dtype=shape.dtype, device=shape.device) if rows else None
+        return SessionKV(self._kv_shape, rows) if rows else None
 
-    def _forward(self, made: Pass, trees: dict[int, torch.Tensor | None]) -> torch.Tensor:
+    def _run_pass(
+        self, made: Pass, trees: dict[int, SessionKV | None], layers: frozenset[int]
+    ) -> tuple[torch.Tensor, States]:
         tokens, positions = [0] * made.rows, [0] * made.rows
         for placed in made.placed:
             at = slice(placed.at, placed.at + placed.end - placed.start)
@@ -203,9 +223,10 @@ class ReproducibleEngine(TransformerEngine):
         parts = tuple(
             part for placed in made.placed for part in self._parts(placed, positions, trees[placed.item.session])
         )
-        return packed_forward(self._model, _PassAttention(parts), tokens, positions, wanted)
+        attender = _PassAttention(parts, self.attention.of_layer)
+        return self._watched_forward(attender, tokens, positions, wanted, layers)
 
-    def _parts(self, placed: Placed, positions: Sequence[int], tree: torch.Tensor | None) -> Iterator[_Chain | _Tree]:
+    def _parts(self, placed: Placed, positions: Sequence[int], tree: SessionKV | None) -> Iterator[_Chain | _Tree]:
         item, kv = placed.item, self._kv[placed.item.session]
         root, end = chained(item), placed.at + placed.end - placed.start
         middle = min(max(root, placed.start), placed.end)
@@ -241,19 +262,24 @@ class ReproducibleEngine(TransformerEngine):
                 where = slice(rows[start], rows[end - 1] + 1)
             shift = (offset + start) % TILE_ROWS
             length = bucket(own[start] + 1)
-            groups.append(
-                _BucketGroup(where, end - start, shift, length, self._tile_mask(own[start:end], shift, length))
+            masks = tuple(
+                self._tile_mask(own[start:end], shift, length, kind.horizon) for kind in self.attention.kinds
             )
+            groups.append(_BucketGroup(where, end - start, shift, length, masks))
         return tuple(groups)
 
-    def _tile_mask(self, positions: Sequence[int], offset: int, length: int) -> torch.Tensor:
-        """Additive mask [tiles, 1, groups · TILE_ROWS, length]: a row sees keys up to its position, padding all."""
+    def _tile_mask(self, positions: Sequence[int], offset: int, length: int, horizon: Horizon | None) -> torch.Tensor:
+        """Additive mask [tiles, 1, groups · TILE_ROWS, length]: from a row's horizon to its position; padding all."""
         shape = self._kv_shape
         tiles = -(-(offset + len(positions)) // TILE_ROWS)
-        last = torch.full((tiles * TILE_ROWS, 1), length)
-        last[offset : offset + len(positions), 0] = torch.tensor(positions)
+        own = slice(offset, offset + len(positions))
+        first, last = torch.full((tiles * TILE_ROWS, 1), 0), torch.full((tiles * TILE_ROWS, 1), length)
+        last[own, 0] = torch.tensor(positions)
+        if horizon is not None:
+            first[own, 0] = torch.from_numpy(horizon[list(positions)])
+        at = torch.arange(length)
         mask = torch.zeros((tiles * TILE_ROWS, length), dtype=shape.dtype)
-        mask.masked_fill_(torch.arange(length) > last, float("-inf"))
+        mask.masked_fill_((at < first) | (at > last), float("-inf"))
         return mask.to(shape.device).view(tiles, 1, TILE_ROWS, length).repeat(1, 1, shape.groups, 1)
 
 

@@ -18,11 +18,13 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.engine.features import FeatureRows
 from paceline.engine.interface import NO_PREFIX, Engine, EngineInfo, Logits, Prefix, StepItem, StepPlan
 from paceline.engine.ledger import LedgerEngine
 from paceline.engine.wrapped import WrappedEngine
 from paceline.models.table_names import TableSpec
 from paceline.models.tokenizer import TableTokenizer
+from paceline.protocol.features import FINAL, FeatureNeed, FeatureOffer
 from paceline.protocol.handshake import Fingerprint
 from paceline.runtime.config import EngineSettings
 
@@ -33,6 +35,8 @@ _MULTIPLIER = 0x9E3779B97F4A7C15 % _MODULUS
 _EMPTY_PATH = 0x243F6A8885A308D3 % _MODULUS
 
 
+TABLE_FEATURES = FeatureOffer(layers=4, hidden=8)
+"""A table model has no hidden states; it makes them of its path's hash, so that tests can tell whose they are."""
 _Row = tuple[int, tuple[int, ...]]
 """What a row keeps of its ancestors: the hash, and with a finite order the last tokens."""
 _MANY_SESSIONS = EngineSettings(max_num_seqs=65536)
@@ -74,18 +78,34 @@ def _hash_of(tokens: Sequence[int], path_hash: int = _EMPTY_PATH) -> int:
     return path_hash
 
 
+def table_features(tokens: Sequence[int], need: FeatureNeed, order: int = 0) -> FeatureRows:
+    """What a table model's features of the last of these tokens are: [layers · hidden], exact in float16."""
+    path = _hash_of(tokens[-order:] if order else tokens)
+    found: FeatureRows = np.concatenate([_state(path, layer) for layer in need.layers])
+    return found
+
+
+def _state(path_hash: int, layer: int) -> NDArray[np.float32]:
+    """Bytes of a hash of path and layer, as numbers in [-8, 8)."""
+    mixed = _mix(_hash_of((layer - FINAL,), path_hash)).to_bytes(TABLE_FEATURES.hidden, "little")
+    return (np.frombuffer(mixed, np.uint8).astype(np.float32) - np.float32(128)) / np.float32(16)
+
+
 class TableEngine(LedgerEngine[list[_Row]]):
     """A table model behind the engine interface; `Engine` says what its methods promise."""
 
     def __init__(self, spec: TableSpec, settings: EngineSettings = _MANY_SESSIONS) -> None:
         self._model = TableModel(spec)
         self._order = spec.order
-        tokenizer = TableTokenizer(spec.vocab, spec.eos_token_id)
+        tokenizer = TableTokenizer(spec.vocab, spec.eos_token_id, spec.added_tokens)
         fingerprint = Fingerprint(
             spec.distribution, tokenizer.fingerprint, spec.vocab, f"table-1 {spec.distribution}"
         )
-        super().__init__(EngineInfo(fingerprint, spec.max_length, spec.max_kv_rows), settings)
+        super().__init__(EngineInfo(fingerprint, spec.max_length, spec.max_kv_rows, TABLE_FEATURES), settings)
         self._paths: dict[int, list[_Row]] = {}
+        self._needs: dict[int, FeatureNeed] = {}
+        self._latest: dict[int, list[int]] = {}
+        """Hashes of the new rows of the latest step, by session."""
 
     def open(self, session: int, max_rows: int, prefix: Prefix = NO_PREFIX) -> int:  # noqa: D102
         blocks = self._ledger.open(session, max_rows, prefix)
@@ -95,13 +115,25 @@ class TableEngine(LedgerEngine[list[_Row]]):
     def close(self, session: int) -> None:  # noqa: D102
         self._ledger.close(session)
         self._paths.pop(session, None)
+        self._needs.pop(session, None)
 
     def step(self, plan: StepPlan) -> Sequence[Logits]:  # noqa: D102
         self._ledger.check(plan)
+        self._latest = {}
         outputs = [self._step_item(item) for item in plan.items]
         self._ledger.apply(plan)
         self._ledger.share(plan, lambda session, start, end: self._paths[session][start:end])
         return outputs
+
+    def keep_features(self, session: int, need: FeatureNeed) -> None:
+        """As `FeatureSource`."""
+        self._needs[session] = need
+
+    def features(self, session: int) -> FeatureRows:
+        """As `FeatureSource`."""
+        layers = self._needs[session].layers
+        rows = [np.concatenate([_state(path, layer) for layer in layers]) for path in self._latest[session]]
+        return np.stack(rows)
 
     def _step_item(self, item: StepItem) -> Logits:
         rows = self._paths[item.session]
@@ -110,6 +142,7 @@ class TableEngine(LedgerEngine[list[_Row]]):
         for row, token in enumerate(item.token_ids, start=item.kept_tree):
             parent = item.trunk + item.parent_of(row)
             rows.append(self._extend(rows[parent] if parent >= 0 else (_EMPTY_PATH, ()), token))
+        self._latest[item.session] = [path_hash for path_hash, _ in rows[item.base_length :]]
         logits = np.empty((len(item.logit_rows), self._model.spec.vocab), np.float32)
         for out, row in enumerate(item.logit_rows):
             logits[out] = self._model.row(rows[item.base_length + row][0])

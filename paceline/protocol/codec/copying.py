@@ -6,7 +6,7 @@ pass thousands of times per second, and loops over the same tables took 1.2 to 1
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, dataclass, fields
 from enum import Enum
 from typing import Any, Generic, TypeVar
@@ -56,19 +56,22 @@ def copier(
     domain: type[Domain],
     message: type[Wire],
     check: Callable[[Wire], None] | None = None,
+    unused: Collection[str] = (),
     **parts: Part,
 ) -> Copier[Domain, Wire]:
     """The copier between a dataclass and a message that have the same fields.
 
     A message is copied by the copier that was made for it before, any other value as it is, and a repeated field to
     a tuple, unless `parts` says how a field is converted. A field that is not set on the wire gets the dataclass's
-    default; where there is none, the message's own. `check` sees the message before anything is decoded.
+    default; where there is none, the message's own. `check` sees the message before anything is decoded. Nobody reads
+    or sets its `unused` fields.
     """
     wires = message.DESCRIPTOR.fields_by_name
     copied = [(field, parts.get(field.name)) for field in fields(domain)]  # type: ignore[arg-type] # a dataclass
     names = [part.field if part and part.field else field.name for field, part in copied]
     assert parts.keys() <= {field.name for field, _ in copied}, f"{domain.__name__}: unknown among {sorted(parts)}"
-    assert set(names) == set(wires), f"{domain.__name__}: one side lacks {sorted(set(names) ^ set(wires))}"
+    wanted = set(wires) - set(unused)
+    assert set(names) == wanted, f"{domain.__name__}: one side lacks {sorted(set(names) ^ wanted)}"
     scope: dict[str, Any] = {"Domain": domain, "Message": message, "check": check}
     reads, writes = [], []
     for name, (field, given) in zip(names, copied, strict=True):

@@ -9,7 +9,7 @@ from paceline.protocol.codec.copying import OneOf, copier
 from paceline.protocol.codec.failures import FAILURE
 from paceline.protocol.codec.parts import (
     CLOSE,
-    FEATURE_LAYERS,
+    FEATURES,
     OUTCOME,
     PROPOSAL,
     SESSION_ID,
@@ -108,9 +108,12 @@ COMMAND: OneOf[DraftCommand, pb.DraftCommand] = OneOf(
     "draft command",
     pb.DraftCommand,
     {
-        "commit": copier(Commit, pb.Commit, _check_commit, session_id=SESSION_ID, traceparent=TRACEPARENT),
+        "commit": copier(
+            Commit, pb.Commit, _check_commit, ["features"], session_id=SESSION_ID, traceparent=TRACEPARENT
+        ),
         "verifying": copier(Verifying, pb.Verifying, _check_verifying, session_id=SESSION_ID),
         "open": copier(DraftOpen, pb.DraftOpen, session_id=SESSION_ID),
+        "features": FEATURES,
         "close": CLOSE,
     },
 )
@@ -119,7 +122,7 @@ EVENT: OneOf[DraftEvent, pb.DraftEvent] = OneOf(
     pb.DraftEvent,
     {
         "proposal": replace(DRAFTED, decode=_ReceivedProposal),
-        "opened": copier(DraftOpened, pb.DraftOpened, session_id=SESSION_ID, feature_layers=FEATURE_LAYERS),
+        "opened": copier(DraftOpened, pb.DraftOpened, unused=["feature_layers"], session_id=SESSION_ID),
         "shadow": copier(Shadow, pb.Shadow, _check_shadow, session_id=SESSION_ID),
         "failure": FAILURE,
     },

@@ -36,7 +36,7 @@ from paceline.protocol.generation import (
     Tokens,
 )
 from paceline.protocol.proposal import MAX_DRAFTER_BYTES, Acceptance
-from paceline.protocol.records import GenerationStats, RoundRecord
+from paceline.protocol.records import GenerationStats, RoundRecord, RoundStats
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1 import types_pb2
 
@@ -133,6 +133,7 @@ def _check_tokens(message: pb.GeneratedTokens) -> None:
 copier(RoundRecord, pb.RoundRecord)
 copier(CandidateExplanation, pb.CandidateExplanation)
 copier(PlanExplanation, pb.PlanExplanation)
+copier(RoundStats, pb.RoundStats)
 copier(GenerationStats, pb.GenerationStats)
 EVENT: OneOf[GenerateEvent, pb.GenerateResponse] = OneOf(
     "generate event",

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Iterable, Sequence, Sized
 
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from paceline.protocol.codec.copying import Copier, Part, copier, each, enumeration, register
 from paceline.protocol.errors import InvalidInput, Unsupported, require
+from paceline.protocol.features import (
+    MAX_FEATURE_BYTES,
+    MAX_FEATURE_LAYERS,
+    FeatureNeed,
+    FeatureOffer,
+    FeatureRequest,
+    Features,
+    FeatureType,
+)
 from paceline.protocol.handshake import Fingerprint
 from paceline.protocol.proposal import (
     MAX_DRAFTER_BYTES,
@@ -29,15 +38,12 @@ from paceline.protocol.sampling import (
     NoiseKey,
     SamplingParams,
 )
-from paceline.protocol.session import Close, Features, SessionSpec
+from paceline.protocol.session import Close, SessionSpec
 from paceline.protocol.target import RowLogprobs
 from paceline.protocol.trace_context import decode_traceparent
 from paceline.v1 import types_pb2 as pb
 
-MAX_FEATURE_LAYERS = 64
 MAX_UINT32 = (1 << 32) - 1
-
-_ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def session_of(session_id: int) -> int:
@@ -96,18 +102,9 @@ def _read_widths(widths: Sequence[int]) -> tuple[int, ...]:
     return tuple(widths)
 
 
-def _read_layers(name: str) -> Callable[[Sequence[int]], tuple[int, ...]]:
-    def read(layers: Sequence[int]) -> tuple[int, ...]:
-        require(len(layers) <= MAX_FEATURE_LAYERS, name, len(layers), f"at most {MAX_FEATURE_LAYERS} layers")
-        return tuple(layers)
-
-    return read
-
-
 SESSION_ID = Part(decode=session_of)
 TRACEPARENT = Part(_write_trace, _read_trace, field="trace")
 TREE_WIDTHS = Part(decode=_read_widths)
-FEATURE_LAYERS = Part(decode=_read_layers("feature_layers"))
 ACCEPTANCE = enumeration("acceptance", Acceptance, pb.Acceptance)
 CLOSE = copier(Close, pb.Close, session_id=SESSION_ID)
 copier(Fingerprint, pb.Fingerprint)
@@ -196,20 +193,21 @@ def _check_logprobs(message: pb.RowLogprobs) -> None:
 copier(RowLogprobs, pb.RowLogprobs, _check_logprobs)
 
 
+def _read_dtype(dtype: str) -> FeatureType:
+    try:
+        return FeatureType(dtype)
+    except ValueError as error:
+        raise InvalidInput.of("features dtype", dtype, f"one of {', '.join(FeatureType)}") from error
+
+
+_DTYPE = Part(str, _read_dtype)
+copier(FeatureNeed, pb.FeatureNeed, lambda message: check_counts(("layers", message.layers, MAX_FEATURE_LAYERS)))
+copier(FeatureOffer, pb.FeatureOffer)
+copier(FeatureRequest, pb.FeatureRequest, dtype=_DTYPE)
+
+
 def _check_features(message: pb.Features) -> None:
-    require(message.dtype in _ELEMENT_BYTES, "features dtype", message.dtype, "float32, bfloat16 or float16")
-    require(len(message.shape) == 3, "features shape", tuple(message.shape), "[rows, layers, hidden]")
-    rows, layers, hidden = message.shape
-    ids = tuple(message.layer_ids)
-    require(len(ids) == layers, "features layer_ids", ids, f"{layers}, one for each layer of the shape")
-    size = rows * layers * hidden * _ELEMENT_BYTES[message.dtype]
-    require(len(message.data) == size, "features bytes", len(message.data), f"{size}, shape times element size")
+    check_counts(("features shape", message.shape, 3), ("features scales", message.scales, MAX_FEATURE_BYTES))
 
 
-FEATURES = copier(
-    Features,
-    pb.Features,
-    _check_features,
-    session_id=SESSION_ID,
-    layer_ids=Part(decode=_read_layers("features layer_ids")),
-)
+FEATURES = copier(Features, pb.Features, _check_features, unused=["layer_ids"], session_id=SESSION_ID, dtype=_DTYPE)

@@ -6,7 +6,6 @@ from paceline.protocol.codec.copying import Copier, OneOf, copier
 from paceline.protocol.codec.failures import FAILURE
 from paceline.protocol.codec.parts import (
     CLOSE,
-    FEATURE_LAYERS,
     FEATURES,
     SESSION_ID,
     TRACEPARENT,
@@ -69,7 +68,7 @@ COMMAND: OneOf[TargetCommand, pb.TargetCommand] = OneOf(
     pb.TargetCommand,
     {
         "round": copier(Round, pb.Round, session_id=SESSION_ID, traceparent=TRACEPARENT),
-        "open": copier(TargetOpen, pb.TargetOpen, session_id=SESSION_ID, feature_layers=FEATURE_LAYERS),
+        "open": copier(TargetOpen, pb.TargetOpen, unused=["feature_layers"], session_id=SESSION_ID),
         "prefetch": Copier(Prefetch, _encode_prefetch, _decode_prefetch),
         "close": CLOSE,
     },

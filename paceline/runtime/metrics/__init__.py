@@ -4,6 +4,7 @@ from paceline.runtime.metrics.exporters import configure, exposition, is_on, shu
 from paceline.runtime.metrics.http import http_request_done
 from paceline.runtime.metrics.requests import RequestMeter, fell_back
 from paceline.runtime.metrics.steps import (
+    features_came,
     prefix_admitted,
     proposal_sent,
     session_failed,
@@ -18,6 +19,7 @@ __all__ = [
     "RequestMeter",
     "configure",
     "exposition",
+    "features_came",
     "fell_back",
     "http_request_done",
     "is_on",

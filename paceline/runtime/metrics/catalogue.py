@@ -203,6 +203,19 @@ TOKENS_COMMITTED = _counter(
     MetricLabel("provenance", tuple(each.value for each in Provenance)),
 )
 TOKENS_PROMPT = _counter("paceline.tokens.prompt", _ASKING, "Tokens of prompts, resumed output included")
+REASONING_ROUND_DURATION = _histogram(
+    "paceline.reasoning.round.duration",
+    _ASKING,
+    "Of all rounds those that began inside a span of reasoning, of models that mark it with tokens of their own",
+    DURATIONS,
+    MetricLabel("proposer", ("none", "ngram", "model")),
+)
+REASONING_TOKENS = _counter(
+    "paceline.reasoning.tokens",
+    _ASKING,
+    "Tokens that these rounds `proposed` and that were `accepted`; each committed one more",
+    MetricLabel("kind", ("proposed", "accepted")),
+)
 REQUESTS_ACTIVE = _gauge(
     "paceline.requests.active",
     _ASKING,
@@ -308,6 +321,9 @@ DRAFT_PROPOSALS = _counter(
     _PROPOSAL_KIND,
 )
 DRAFT_TOKENS = _counter("paceline.draft.tokens", (DRAFT,), "Tokens of these proposals", _PROPOSAL_KIND)
+FEATURE_BYTES = _counter(
+    "paceline.features.bytes", (COORDINATOR,), "Bytes of the target's hidden states that came for drafters"
+)
 SHADOW_RANKS = ("1", "2", "3-4", "5-8", "above", "none")
 SHADOW = _counter(
     "paceline.draft.shadow",

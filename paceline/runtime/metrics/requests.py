@@ -10,7 +10,7 @@ from types import TracebackType
 from paceline.protocol.errors import Cancelled, InternalError, PacelineError
 from paceline.protocol.explanation import PlanExplanation
 from paceline.protocol.generation import Provenance
-from paceline.protocol.proposal import NGRAM
+from paceline.protocol.proposal import COPYING, NGRAM
 from paceline.protocol.records import GenerationStats, RoundRecord
 from paceline.runtime.metrics import catalogue as names
 from paceline.runtime.metrics.recorder import MetricRecorder, active
@@ -121,9 +121,11 @@ def _typed(error: BaseException | None) -> PacelineError:
 
 
 def _count_round(recorder: MetricRecorder, record: RoundRecord) -> None:
-    proposer = NGRAM if record.drafter == NGRAM else "model" if record.drafter else "none"
+    proposer = NGRAM if record.drafter in COPYING else "model" if record.drafter else "none"
     recorder.observe(names.ROUND_DURATION, record.round_ms / 1e3, proposer)
     target = record.target
+    if record.reasoning:
+        _count_reasoning(recorder, record, proposer)
     for part, ms in (
         ("draft_wait", record.draft_wait_ms),
         ("wire", record.wire_ms),
@@ -141,6 +143,12 @@ def _count_round(recorder: MetricRecorder, record: RoundRecord) -> None:
         recorder.count(names.TOKENS_PROPOSED, record.proposed, proposer)
         for position in range(record.accepted):
             recorder.count(names.TOKENS_ACCEPTED, 1, str(position))
+
+
+def _count_reasoning(recorder: MetricRecorder, record: RoundRecord, proposer: str) -> None:
+    recorder.observe(names.REASONING_ROUND_DURATION, record.round_ms / 1e3, proposer)
+    recorder.count(names.REASONING_TOKENS, record.proposed, "proposed")
+    recorder.count(names.REASONING_TOKENS, record.accepted, "accepted")
 
 
 def _count_plans(recorder: MetricRecorder, explanation: PlanExplanation, request_ms: float) -> None:

@@ -94,6 +94,13 @@ def shadow_sent(ranks: Sequence[int]) -> None:
             recorder.count(names.SHADOW, 1, _range_of_rank(rank))
 
 
+def features_came(size: int) -> None:
+    """A target has sent hidden states of so many bytes."""
+    recorder = active()
+    if recorder is not None:
+        recorder.count(names.FEATURE_BYTES, size)
+
+
 def _range_of_rank(rank: int) -> str:
     if rank <= 0:
         return "none"

@@ -69,10 +69,10 @@ def test_a_wrong_line_is_named(tmp_path: Path, line: int, change: dict[str, obje
 
 
 def test_no_trace_and_no_json_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"trace = .*must be a file that can be read"):
+    with pytest.raises(InvalidInput, match=r"trace = .*must be a readable UTF-8 file"):
         read_trace(tmp_path / "none.jsonl")
     (tmp_path / "bad.jsonl").write_text("{}\n{\n")
-    with pytest.raises(InvalidInput, match="line 2 of the trace is not JSON"):
+    with pytest.raises(InvalidInput, match=r"line 2 = .*: must be JSON"):
         read_trace(tmp_path / "bad.jsonl")
 
 

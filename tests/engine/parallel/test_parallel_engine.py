@@ -68,11 +68,17 @@ def biased() -> Any:
     return tiny.llama(num_key_value_heads=4, attention_bias=True, mlp_bias=True)
 
 
+def soft_capped() -> Any:
+    shape = {"num_key_value_heads": 4, "head_dim": 8, "sliding_window": tiny.CONTEXT, "attn_logit_softcapping": 2.0}
+    return tiny.gemma2(**shape)
+
+
 SHARDED: dict[str, Callable[[], Any]] = {
     "llama": four_heads,
     "llama with biases, which are added once": biased,
     "qwen3, padded vocabulary": tiny.qwen3_padded,
     "gpt_neox": tiny.gpt_neox,
+    "gemma 2, soft-capped": soft_capped,
 }
 
 

@@ -1,0 +1,146 @@
+"""A plan from start to end: the sample is answered and read, rounds are replayed, settings are compared."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from benchmarks.planning.readers import LoadedReaders, load_readers
+from benchmarks.planning.times import step_times
+from benchmarks.planning.traced import is_trace, traced_candidates, traced_times
+from benchmarks.planning.wanted import PlanWanted, TimesWanted, shown_name
+from benchmarks.reporting.progress import Advance, progress_bar
+from benchmarks.simulator.trace import read_trace
+from paceline.predict.cycle import StepTimes
+from paceline.predict.kept import KeptPositions
+from paceline.predict.positions import TextPositions
+from paceline.predict.reading import read_texts
+from paceline.predict.rounds import positions_of
+from paceline.predict.sample import read_sample, texts_at
+from paceline.predict.verdict import Candidates, PlanVerdict, TurningPoints, turning_points, verdict_of
+from paceline.protocol.errors import require
+from paceline.train.user_data import UserData
+
+ANSWER_BAR = "the target answers"
+READ_BAR = "texts are read"
+
+
+@dataclass(frozen=True, eq=False)
+class PlanResult:
+    """What came of a plan.
+
+    Attributes:
+        candidates: by temperature.
+        verdicts, turns: by temperature, then by load.
+        texts: read, at all temperatures; none of a trace.
+    """
+
+    wanted: PlanWanted
+    times: StepTimes
+    candidates: Mapping[float, Candidates]
+    verdicts: Mapping[float, Mapping[int, PlanVerdict]]
+    turns: Mapping[float, TurningPoints]
+    texts: Sequence[TextPositions] = ()
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """Names, matches first."""
+        return tuple(next(iter(self.candidates.values())).positions)
+
+
+def make_plan(wanted: PlanWanted, console: Console) -> PlanResult:
+    """Load, answer, read, replay; a trace is replayed alone.
+
+    Raises:
+        PacelineError: whatever the user gave that can't be; long work done so far is kept.
+    """
+    if is_trace(wanted.sample.file):
+        return plan_of_trace(wanted)
+    readers = load_readers(wanted)
+    times = step_times(wanted, readers)
+    texts = read_all(wanted, readers, console)
+    candidates = {
+        temperature: Candidates(
+            {name: positions_of(texts, name, temperature) for name in texts[0].drafters}, wanted.shapes
+        )
+        for temperature in wanted.sample.temperatures
+    }
+    return compared(wanted, candidates, times, texts)
+
+
+def plan_of_trace(wanted: PlanWanted) -> PlanResult:
+    """Replay what running services recorded, with the times that they had.
+
+    Raises:
+        InvalidInput: a damaged trace, or options that only passes have.
+    """
+    limit = "left out with a trace, which has its drafter and its times"
+    require(not wanted.drafters, "drafter", wanted.drafters, limit)
+    require(wanted.times == TimesWanted(), "times", "stated or modelled", limit)
+    trace = read_trace(wanted.sample.file)
+    drafter = shown_name(trace.setting.notes.get("drafter", "draft"))
+    temperature = float(trace.setting.notes.get("temperature", 0.0))
+    candidates = {temperature: traced_candidates(trace, drafter, wanted.shapes)}
+    return compared(wanted, candidates, traced_times(trace.setting, drafter))
+
+
+def read_all(wanted: PlanWanted, readers: LoadedReaders, console: Console) -> list[TextPositions]:
+    """The sample at every temperature, as far as it is not kept already."""
+    data = read_sample(wanted.sample, readers.tokenizer, readers.target.info.max_length)
+    kept = KeptPositions(wanted.work / "positions", sample_facts(wanted, readers, data))
+    found: list[TextPositions] = []
+    for temperature in wanted.sample.temperatures:
+        most = len(data.prompts) * (wanted.sample.answer_tokens + 1)  # each end is told, too
+        with progress_bar(console, ANSWER_BAR, max(1, most)) as advance:
+            report = _TotalsBar(advance, f"{ANSWER_BAR} at temperature {temperature:g}")
+            texts = texts_at(wanted.sample, temperature, data, readers.target, readers.tokenizer, wanted.work, report)
+        limit = f"1 or more with a token of an answer, at temperature {temperature:g}"
+        require(bool(texts), "sample texts", len(texts), limit)
+        with progress_bar(console, READ_BAR, len(texts)) as advance:
+            found += read_texts(readers.target, readers.drafters, texts, kept, advance)
+    return found
+
+
+def sample_facts(wanted: PlanWanted, readers: LoadedReaders, data: UserData) -> dict[str, object]:
+    """What all kept positions depend on."""
+    rows = [row.token_ids.tolist() + row.roles.tolist() for row in data.rows]
+    digest = hashlib.sha256(json.dumps([data.prompts, rows]).encode()).hexdigest()
+    fingerprint = readers.target.info.fingerprint
+    return {
+        "target": fingerprint.model,
+        "numeric": fingerprint.numeric,
+        "sample": digest,
+        "answer_tokens": wanted.sample.answer_tokens,
+        "seed": wanted.sample.seed,
+    }
+
+
+def compared(
+    wanted: PlanWanted,
+    candidates: Mapping[float, Candidates],
+    times: StepTimes,
+    texts: Sequence[TextPositions] = (),
+) -> PlanResult:
+    """Every setting at every temperature and load."""
+    verdicts = {
+        temperature: {load: verdict_of(found, times, load) for load in wanted.loads}
+        for temperature, found in candidates.items()
+    }
+    turns = {temperature: turning_points(found, times, wanted.loads[0]) for temperature, found in candidates.items()}
+    return PlanResult(wanted, times, candidates, verdicts, turns, texts)
+
+
+class _TotalsBar:
+    """Moves a bar that counts one by one to totals."""
+
+    def __init__(self, advance: Advance, what: str) -> None:
+        self._advance, self._what, self._done = advance, what, 0
+
+    def __call__(self, total: int) -> None:
+        for _ in range(self._done, total):
+            self._advance(self._what)
+        self._done = max(self._done, total)

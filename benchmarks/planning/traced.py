@@ -1,0 +1,81 @@
+"""A trace of running services as a sample: their shadow ranks in place of passes, their own times in place of ours.
+
+`paceline bench record` writes one. Ranks are drawn, not averaged, so they are noisier than passes over as many
+tokens; positions whose shadow never came count as wrong. A trace has no probabilities of the target: there is no
+overlap, KL or entropy of it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.simulator.trace import FORMAT, Trace, TracedRequest, TracedSetting
+from paceline.predict.cycle import StepTimes
+from paceline.predict.figures import RANKS
+from paceline.predict.matching import MATCH_DEPTHS
+from paceline.predict.positions import ENDLESS, DrafterPositions
+from paceline.predict.rounds import ProposalShape
+from paceline.predict.verdict import Candidates
+from paceline.protocol.proposal import NGRAM
+
+RECORDED = "as the recorded services stated or took"
+_READ_BYTES = 200
+
+
+def is_trace(file: Path) -> bool:
+    """Whether a sample is a trace, by its first bytes."""
+    try:
+        with file.open("rb") as opened:
+            return f'"format": "{FORMAT}"'.encode() in opened.read(_READ_BYTES)
+    except OSError:
+        return False
+
+
+def traced_candidates(trace: Trace, drafter: str, shapes: tuple[ProposalShape, ...]) -> Candidates:
+    """The recorded draft under a name, where there was one, and matches."""
+    positions = {NGRAM: [traced_matches(request) for request in trace.requests]}
+    if trace.setting.draft.is_known:
+        positions[drafter] = [traced_draft(request) for request in trace.requests]
+    return Candidates(positions, shapes)
+
+
+def traced_draft(request: TracedRequest) -> DrafterPositions:
+    """What the draft's shadow said of a request's tokens."""
+    ranks = np.array(request.ranks, np.int32)
+    ranks[ranks > RANKS] = 0
+    held = (ranks[:, None] > 0) & (ranks[:, None] <= np.arange(1, RANKS + 1))
+    return _positions(held[:, None].astype(float), np.full(ranks.size, ENDLESS, np.int32), ranks, request.chances)
+
+
+def traced_matches(request: TracedRequest) -> DrafterPositions:
+    """What matches would have brought to a request's tokens."""
+    tokens = request.tokens
+    reach = np.zeros((tokens, MATCH_DEPTHS, RANKS))
+    for place, right in enumerate(request.match_right):
+        depths = np.arange(min(right, MATCH_DEPTHS, tokens - place))
+        reach[place + depths, depths] = 1.0
+    offered = np.where(np.array(request.match_lengths) > 0, MATCH_DEPTHS, 0).astype(np.int32)
+    return _positions(reach, offered, reach[:, 0, 0].astype(np.int32), reach[:, 0, 0])
+
+
+def _positions(
+    reach: np.ndarray, offered: np.ndarray, ranks: np.ndarray, confidence: np.ndarray | tuple[float, ...]
+) -> DrafterPositions:
+    unknown, nothing = np.full(ranks.size, -1, np.int32), np.zeros(ranks.size)
+    said = np.array(confidence, np.float64)
+    return DrafterPositions(reach, offered, ranks, unknown, unknown, said, nothing, nothing, nothing, nothing)
+
+
+def traced_times(setting: TracedSetting, drafter: str) -> StepTimes:
+    """What steps and ways took in the trace."""
+    drafts = {drafter: setting.draft} if setting.draft.is_known else {}
+    return StepTimes(
+        setting.alone,
+        drafts,
+        target_trip_ms=2 * setting.target_one_way_ms + setting.coordinator_ms,
+        draft_trip_ms=2 * setting.draft_one_way_ms,
+        apart=not setting.shares_cores,
+        origins={"all times": RECORDED},
+    )

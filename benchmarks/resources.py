@@ -1,0 +1,107 @@
+"""What processes take while something runs: memory, descriptors and threads, and whether they grow."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import psutil
+from scipy.stats import theilslopes
+
+MIB = 1 << 20
+KINDS = ("memory MiB", "descriptors", "threads")
+CONFIDENCE = 0.95
+MINUTE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Drift:
+    """How a figure moves: its units a minute by the median of all pairs' slopes, with the 95 % interval of that.
+
+    The estimate is Theil and Sen's: single samples that stand out, as while something restarts, don't move it.
+    """
+
+    a_minute: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, at_s: Sequence[float], values: Sequence[float]) -> Drift:
+        """Of at least two samples at different times; none of fewer."""
+        if len(values) < 2:
+            return cls(0.0, 0.0, 0.0)
+        slope, _, low, high = theilslopes(values, at_s, CONFIDENCE)
+        return cls(*(MINUTE_S * float(each) for each in (slope, low, high)))
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether the interval has no growth in it, or has 0."""
+        return self.low <= 0
+
+    def __str__(self) -> str:
+        return f"{self.a_minute:+.2f} ({self.low:+.2f} to {self.high:+.2f})"
+
+
+@dataclass
+class Samples:
+    """One process's figures: seconds since the beginning, and each kind's values then."""
+
+    at_s: list[float] = field(default_factory=list)
+    values: dict[str, list[float]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
+
+    def add(self, at_s: float, pid: int) -> None:
+        """Take a sample; none of a process that is gone."""
+        try:
+            process = psutil.Process(pid)
+            found = (process.memory_info().rss / MIB, process.num_fds(), process.num_threads())
+        except psutil.Error:
+            return
+        self.at_s.append(at_s)
+        for kind, value in zip(KINDS, found, strict=True):
+            self.values[kind].append(float(value))
+
+    @property
+    def minutes(self) -> float:
+        """From the first sample to the last."""
+        return (self.at_s[-1] - self.at_s[0]) / MINUTE_S if self.at_s else 0.0
+
+    def most(self, kind: str) -> float:
+        """The largest value of one kind; 0 of none."""
+        return max(self.values[kind], default=0.0)
+
+    def between(self, begin_s: float, end_s: float) -> Samples:
+        """Those of a time."""
+        kept = [place for place, at_s in enumerate(self.at_s) if begin_s <= at_s <= end_s]
+        values = {kind: [values[place] for place in kept] for kind, values in self.values.items()}
+        return Samples([self.at_s[place] for place in kept], values)
+
+    def drift(self, kind: str) -> Drift:
+        """How one kind moves."""
+        return Drift.of(self.at_s, self.values[kind])
+
+
+class ResourceWatch:
+    """Samples processes by their labels, from the beginning on."""
+
+    def __init__(self, period_s: float = 0.5) -> None:
+        self.samples: dict[str, Samples] = {}
+        self._period_s = period_s
+        self._began = time.monotonic()
+
+    @property
+    def now_s(self) -> float:
+        """Seconds since the beginning."""
+        return time.monotonic() - self._began
+
+    def sample(self, pids: Mapping[str, int]) -> None:
+        """Take one sample of each."""
+        for label, pid in pids.items():
+            self.samples.setdefault(label, Samples()).add(self.now_s, pid)
+
+    async def run(self, pids: Mapping[str, int]) -> None:
+        """Sample until cancelled."""
+        while True:
+            self.sample(pids)
+            await asyncio.sleep(self._period_s)

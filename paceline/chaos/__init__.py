@@ -1,0 +1,1 @@
+"""Faults on purpose: a proxy that sees the frames of a round, and what it can do to them."""

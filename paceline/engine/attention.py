@@ -1,0 +1,149 @@
+"""What each layer of a decoder asks of attention, and attention itself in the library's products.
+
+How far back a row sees is a matter of positions, never of KV rows: a row of a tree has the position of its depth,
+and its neighbours among the KV rows may have the same one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional
+
+from paceline.engine.forward import AttentionCall
+from paceline.engine.interface import StepItem
+from paceline.engine.kv import KVShape
+from paceline.engine.ledger import key_positions
+from paceline.sampling.tree import ancestor_mask
+
+SOFTCAP = "softcap"
+"""Among a call's extras: scores are capped softly (Gemma 2, arXiv 2408.00118, section 2)."""
+SINKS = "s_aux"
+"""Among a call's extras: a score of each query head that takes its share of the softmax and has no value (gpt-oss,
+arXiv 2508.10925, section 2.1)."""
+PRODUCT_COPIES = 4
+"""Copies of one layer's scores that exist while it attends with a soft-cap or sinks, at most."""
+
+Horizon = NDArray[np.int64]
+"""[max_length]: for each position the first that a row there sees; it sees all from there to its own."""
+
+
+@dataclass(frozen=True, eq=False)
+class LayerKind:
+    """What layers have in common that can use one mask. `horizon`: None: rows see all that lies before them."""
+
+    horizon: Horizon | None
+    groups: int
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionFacts:
+    """What a decoder's layers ask of attention."""
+
+    shape: KVShape
+    kinds: tuple[LayerKind, ...]
+    of_layer: tuple[int, ...]
+    """Each layer's kind."""
+    terms: frozenset[str] = frozenset()
+    """`SOFTCAP` and `SINKS`, where any layer has them."""
+
+    @property
+    def windowed(self) -> bool:
+        """Whether any layer's rows see less than all that lies before them."""
+        return any(kind.horizon is not None for kind in self.kinds)
+
+    @property
+    def compilable(self) -> bool:
+        """Whether loops and shapes made for plain attention compute it, windows aside."""
+        return not self.uncompilable
+
+    @property
+    def uncompilable(self) -> str:
+        """What such loops and shapes don't know, in words; empty: nothing."""
+        if self.terms:
+            return f"attention with {' and '.join(sorted(self.terms))}"
+        return "" if self.shape.even is not None else "keys and values, or layers, of different shapes"
+
+
+def whole_context(shape: KVShape) -> AttentionFacts:
+    """Plain attention: every layer sees everything."""
+    counts = sorted({layer.groups for layer in shape.layers})
+    kinds = tuple(LayerKind(None, groups) for groups in counts)
+    return AttentionFacts(shape, kinds, tuple(counts.index(layer.groups) for layer in shape.layers))
+
+
+@dataclass(frozen=True)
+class View:
+    """Which of a session's keys its new rows see in layers of one kind: none before `first`."""
+
+    first: int
+    mask: torch.Tensor | None = None  # [groups · new, total - first] additive; None: all, or as `causal` says
+    causal: bool = False
+
+
+def view_of(item: StepItem, kind: LayerKind, shape: KVShape, *, causal: bool = True) -> View:
+    """The keys that an item's new rows see in layers of a kind; `causal`: whether that may be said without a mask."""
+    new, chain = len(item.token_ids), item.is_chain
+    first, uneven = _first_seen(item, kind.horizon)
+    if causal and chain and item.base_length == 0 and new > 1 and not (first or uneven):
+        return View(0, causal=True)
+    if new == 1 and not uneven and (chain or not item.kept_tree):
+        return View(first)
+    seen = seen_keys(item, kind.horizon)[:, first:]
+    mask = torch.zeros(seen.shape, dtype=shape.dtype).masked_fill_(torch.from_numpy(~seen), float("-inf"))
+    return View(first, mask.to(shape.device).repeat(kind.groups, 1))
+
+
+def _first_seen(item: StepItem, horizon: Horizon | None) -> tuple[int, bool]:
+    """The first key that any new row sees, at most the trunk's end; and whether another row's first is another."""
+    if horizon is None:
+        return 0, False
+    firsts = horizon[key_positions(item)[item.base_length :]]
+    first = min(int(firsts.min()), item.trunk)
+    return first, bool((firsts > first).any())
+
+
+def seen_keys(item: StepItem, horizon: Horizon | None) -> NDArray[np.bool_]:  # [new, base + new]
+    """A row sees the trunk, its ancestors and itself, none of them before the horizon of its position."""
+    new = len(item.token_ids)
+    seen = np.ones((new, item.base_length + new), np.bool_)
+    tree = np.tri(item.tree_rows, dtype=np.bool_) if item.is_chain else ancestor_mask(item.parents)
+    seen[:, item.trunk :] = tree[item.kept_tree :]
+    if horizon is not None:
+        positions = key_positions(item)
+        seen &= positions >= horizon[positions[item.base_length :]][:, None]
+    return seen
+
+
+def packed_attention(
+    call: AttentionCall,
+    query: torch.Tensor,  # [n, kv_heads, groups · rows, key_width]: heads that share keys are rows of one head
+    keys: torch.Tensor,  # [n, kv_heads, keys, key_width]
+    values: torch.Tensor,  # [n, kv_heads, keys, value_width]
+    mask: torch.Tensor | None,  # additive, as broadcast to [n, kv_heads, groups · rows, keys]
+) -> torch.Tensor:  # [n, kv_heads, groups · rows, value_width]
+    """Attention as a call asks for it, over other keys than its own."""
+    softcap, sinks = call.extras.get(SOFTCAP), call.extras.get(SINKS)
+    if softcap is None and sinks is None:
+        return functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=call.scaling)
+    scaling = 1 / math.sqrt(query.shape[3]) if call.scaling is None else call.scaling
+    scores = (query @ keys.transpose(2, 3)).float() * scaling
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    if mask is not None:
+        scores = scores + mask
+    if sinks is not None:
+        scores = torch.cat((scores, _sink_scores(sinks, scores)), dim=3)
+    weights = scores.softmax(dim=3)[..., : keys.shape[2]]
+    return weights.to(values.dtype) @ values
+
+
+def _sink_scores(sinks: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """Each query head's sink [heads] beside the rows of that head: [n, kv_heads, groups · rows, 1]."""
+    count, kv_heads, rows, _ = scores.shape
+    by_head = sinks.float().view(kv_heads, -1, 1)
+    return by_head.expand(-1, -1, rows // by_head.shape[1]).reshape(1, kv_heads, rows, 1).expand(count, -1, -1, -1)

@@ -1,0 +1,175 @@
+"""What a decoder's layers ask of attention, found by running one row; what can't be served exactly is refused.
+
+transformers says by a mask which keys a row sees. Here its masks are functions of two positions, asked once for every
+position, so a window is what the model's own code makes of it, whatever its configuration calls it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+from paceline.engine.attention import SINKS, SOFTCAP, AttentionFacts, Horizon, LayerKind
+from paceline.engine.forward import ATTENTION_NAME, AttentionCall, attend, packed_forward
+from paceline.engine.kv import KVShape, LayerShape
+from paceline.protocol.errors import Unsupported
+
+PROBE_NAME = "paceline_probe"
+"""Of the attention function and the masks of a probe."""
+_TERMS = (SOFTCAP, SINKS)
+_HARMLESS = re.compile(r"sliding_window|position_ids|is_causal|use_cache|output_\w+")
+"""Extras that repeat what masks and positions say, or ask for more outputs."""
+_COMPARED = 32
+"""Rows of a mask that are compared key by key, chosen, not tuned; all others are where they begin and end."""
+
+Rule = Callable[[Any, Any, torch.Tensor, torch.Tensor], torch.Tensor]
+"""(batch, head, position of the row, position of the key) → whether the row sees the key."""
+
+
+class _MaskTensor(torch.Tensor):
+    """A mask that knows its rule; what is computed from it is a plain tensor."""
+
+    rule: Rule
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as nn.Parameter has it
+
+
+def _mask(*, batch_size: int, q_length: int, kv_length: int, mask_function: Rule, **_: Any) -> torch.Tensor:
+    """As transformers calls it."""
+    mask = torch.zeros((batch_size, 1, q_length, kv_length)).as_subclass(_MaskTensor)
+    mask.rule = mask_function
+    return mask
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **extras: Any,
+) -> tuple[torch.Tensor, None]:
+    """As transformers calls it."""
+    return attend(AttentionCall(module, query, key, value, scaling, {**extras, "mask": attention_mask})), None
+
+
+AttentionInterface.register(PROBE_NAME, _attention)
+AttentionMaskInterface.register(PROBE_NAME, _mask)
+
+
+@dataclass
+class _AttentionProbe:
+    """Attends a row to itself alone, noting what each layer passes to attention."""
+
+    shapes: dict[int, LayerShape] = field(default_factory=dict)
+    rules: dict[int, Rule] = field(default_factory=dict)
+    terms: set[str] = field(default_factory=set)
+
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        name = type(call.module).__name__
+        layer = getattr(call.module, "layer_idx", None)
+        if not isinstance(layer, int):
+            raise Unsupported(f"{name}: attention without a layer_idx")
+        if layer in self.shapes:
+            raise Unsupported(f"{name}: attends twice in layer {layer}")
+        self.terms |= _terms(name, call)
+        self.rules[layer] = _rule(name, call)
+        shape = self.shapes[layer] = _shape(name, call)
+        return call.value.repeat_interleave(shape.groups, dim=1).transpose(1, 2)
+
+
+def _terms(name: str, call: AttentionCall) -> set[str]:
+    """What changes the layer's scores; refuses what isn't known."""
+    given = {key: value for key, value in call.extras.items() if key != "mask" and value is not None}
+    for key in given:
+        if key not in _TERMS and not _HARMLESS.fullmatch(key):
+            raise Unsupported(f"{name}: attention with {key}")
+    if given.get("is_causal") is False or not getattr(call.module, "is_causal", True):
+        raise Unsupported(f"{name}: attention that is not causal")
+    sinks = given.get(SINKS)
+    if sinks is not None and sinks.numel() != call.query.shape[1]:
+        raise Unsupported(f"{name}: {sinks.numel()} attention sinks for {call.query.shape[1]} heads")
+    return {key for key in _TERMS if key in given}
+
+
+def _rule(name: str, call: AttentionCall) -> Rule:
+    mask = call.extras["mask"]
+    if not isinstance(mask, _MaskTensor):
+        raise Unsupported(f"{name}: attention with a mask of its own, or none")
+    return mask.rule
+
+
+def _shape(name: str, call: AttentionCall) -> LayerShape:
+    heads, kv_heads, key_width = call.query.shape[1], call.key.shape[1], call.key.shape[3]
+    if call.value.shape[1] != kv_heads or call.query.shape[3] != key_width or heads % kv_heads:
+        raise Unsupported(f"{name}: queries, keys and values that don't fit each other")
+    return LayerShape(kv_heads, key_width, call.value.shape[3], heads // kv_heads)
+
+
+@torch.inference_mode()
+def probe_attention(model: PreTrainedModel, max_length: int) -> AttentionFacts:
+    """Run one row to learn what each layer asks of attention; the model then calls ours.
+
+    Raises:
+        Unsupported: naming the module and what it asks of attention.
+    """
+    probe, config = _AttentionProbe(), model.config.get_text_config()
+    model.set_attn_implementation(PROBE_NAME)
+    if config._attn_implementation != PROBE_NAME:
+        raise Unsupported(f"{type(model).__name__}: does not use transformers' attention interface")
+    try:
+        packed_forward(model, probe, [0], [0], [0])
+    finally:
+        model.set_attn_implementation(ATTENTION_NAME)
+    layers: int = config.num_hidden_layers
+    if sorted(probe.shapes) != list(range(layers)):
+        raise Unsupported(f"{type(model).__name__}: {len(probe.shapes)} of {layers} layers are attention")
+    return _facts(model, probe, max_length)
+
+
+def _facts(model: PreTrainedModel, probe: _AttentionProbe, max_length: int) -> AttentionFacts:
+    """Layers that are alike in how far back they see, and in how many heads share keys, are of one kind."""
+    name, device = type(model).__name__, model.device
+    shapes = tuple(probe.shapes[layer] for layer in sorted(probe.shapes))
+    by_rule: dict[int, Horizon | None] = {}
+    kinds: dict[tuple[bytes, int], LayerKind] = {}
+    of_layer = []
+    for layer, shape in enumerate(shapes):
+        rule = probe.rules[layer]
+        if id(rule) not in by_rule:
+            by_rule[id(rule)] = _horizon(name, rule, max_length, device)
+        horizon = by_rule[id(rule)]
+        key = (b"" if horizon is None else horizon.tobytes(), shape.groups)
+        kinds.setdefault(key, LayerKind(horizon, shape.groups))
+        of_layer.append(list(kinds).index(key))
+    whole = KVShape(shapes, model.dtype, device)
+    return AttentionFacts(whole, tuple(kinds.values()), tuple(of_layer), frozenset(probe.terms))
+
+
+def _horizon(name: str, rule: Rule, max_length: int, device: torch.device) -> Horizon | None:
+    """The first position that each position sees, by bisection; None: all see everything before them."""
+    rows = torch.arange(max_length, device=device)
+
+    def sees(row: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        row, key = torch.broadcast_tensors(row, key)
+        return rule(torch.zeros_like(row), torch.zeros_like(row), row, key).bool()
+
+    low, high = torch.zeros_like(rows), rows.clone()
+    while bool((low < high).any()):
+        middle = (low + high) // 2
+        seen = sees(rows, middle)
+        low, high = torch.where(seen, low, middle + 1), torch.where(seen, middle, high)
+    some = rows[:: max(1, max_length // _COMPARED)][:, None]
+    expected = (rows >= high[some]) & (rows <= some)
+    at_edges = sees(rows, rows) & sees(rows, high) & ~sees(rows, rows + 1) & ~(sees(rows, high - 1) & (high > 0))
+    if not (bool(at_edges.all()) and torch.equal(sees(some, rows[None]), expected)):
+        raise Unsupported(f"{name}: rows that see something other than the positions from one on up to their own")
+    found: Horizon = high.cpu().numpy().astype(np.int64)
+    return found if found.any() else None

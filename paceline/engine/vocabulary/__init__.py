@@ -1,0 +1,1 @@
+"""A draft model of another tokenizer, seen in the target's vocabulary."""

@@ -1,0 +1,175 @@
+"""How long a chat template may take, and how much the process may grow meanwhile.
+
+A template is a program that comes with a model, and what it does depends on the chat: a loop over messages within a
+loop over messages, a text that doubles with each. Jinja's sandbox keeps it from the interpreter, not from endless
+work. A watching thread has Python raise `RenderStopped` in the rendering thread; Python does so between two of the
+template's operations, so one that takes long or much by itself (`'x' * 10**10`) is stopped behind it, not within.
+What Python raises while it collects an object is lost, so it is raised until the rendering is over.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from paceline.models.turns import Turn
+from paceline.protocol.errors import InvalidInput
+
+MAX_RENDER_MS = 2_000
+"""Templates of published models write 4,096 messages within 200 ms on two slow cores; chosen beyond that."""
+MAX_RENDER_BYTES = 256 << 20
+"""What the process may grow by while a chat is rendered: the longest text of a million tokens takes some 10 MB, and
+each of the template's variables may hold it once. What others take meanwhile counts, too."""
+LOOK_S = 0.02
+"""How often memory is looked at."""
+AGAIN_S = 0.5
+"""When what did not stop is stopped again: far longer than a rendering takes to unwind."""
+
+Rendered = TypeVar("Rendered")
+
+
+class RenderStopped(BaseException):
+    """Raised in the rendering thread alone; no `Exception`, so that a template's own handling lets it pass."""
+
+
+@dataclass(eq=False)
+class _Rendering:
+    """One chat that is being rendered; changed under the watch's lock."""
+
+    thread: int
+    resident_bytes: int
+    began: float = math.inf
+    """Nothing is raised before."""
+    beyond: str = ""
+    """The limit that it has passed; then it is being stopped."""
+    raised: float = 0.0
+    over: bool = False
+
+
+@dataclass
+class RenderWatch:
+    """Stops what takes too long or too much. May be used from any thread.
+
+    Attributes:
+        max_ms, max_bytes: of one rendering.
+    """
+
+    max_ms: int = MAX_RENDER_MS
+    max_bytes: int = MAX_RENDER_BYTES
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    """Not a `Condition`, whose methods are Python: an exception raised in one would leave it locked."""
+    _begun: threading.Event = field(default_factory=threading.Event, init=False)
+    _running: set[_Rendering] = field(default_factory=set, init=False)
+    _watching: bool = field(default=False, init=False)
+
+    def bounded(self, render: Callable[[], Rendered]) -> Rendered:
+        """What `render` returns, called on this thread.
+
+        Raises:
+            RenderStopped: a limit was passed; it reads after "a chat that the model's template renders".
+        """
+        rendering = _Rendering(threading.get_ident(), _resident_bytes())
+        self._begin(rendering)
+        try:
+            try:
+                rendering.began = time.monotonic()
+                return render()
+            finally:
+                self._end(rendering)
+        except RenderStopped:
+            self._end_at_last(rendering)
+            raise RenderStopped(rendering.beyond) from None
+
+    def _begin(self, rendering: _Rendering) -> None:
+        with self._lock:
+            self._running.add(rendering)
+            starts, self._watching = not self._watching, True
+        self._begun.set()
+        if starts:
+            threading.Thread(target=self._watch, name="template-watch", daemon=True).start()
+
+    def _end_at_last(self, rendering: _Rendering) -> None:
+        while not rendering.over:
+            with suppress(RenderStopped):
+                self._end(rendering)
+
+    def _end(self, rendering: _Rendering) -> None:
+        """Nothing is raised behind this. May itself be stopped: it is then called again."""
+        with self._lock:
+            if rendering.beyond and not rendering.over:
+                _raise_in(rendering.thread, None)
+            rendering.over = True
+            self._running.discard(rendering)
+
+    def _watch(self) -> None:
+        while self._begun.wait():
+            time.sleep(LOOK_S)
+            with self._lock:
+                if not self._running:
+                    self._begun.clear()
+                self._stop_those_beyond()
+
+    def _stop_those_beyond(self) -> None:
+        now = time.monotonic()
+        aged = [each for each in self._running if now - each.began >= LOOK_S]
+        resident_bytes = _resident_bytes() if aged else 0
+        for each in aged:
+            if each.beyond:
+                if now - each.raised < AGAIN_S:
+                    continue
+            elif (now - each.began) * 1e3 > self.max_ms:
+                each.beyond = f"within {self.max_ms} ms"
+            elif resident_bytes - each.resident_bytes > self.max_bytes:
+                each.beyond = f"within {self.max_bytes} bytes"
+            else:
+                continue
+            each.raised = now
+            _raise_in(each.thread, RenderStopped)
+
+
+def _raise_in(thread: int, error: type[BaseException] | None) -> None:
+    """Have a thread raise an exception between two of its operations; None: take back one that it has not raised."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error) if error else None)
+
+
+def _resident_bytes() -> int:
+    import psutil  # clients have none, and render nothing
+
+    return int(psutil.Process().memory_info().rss)
+
+
+_WATCH = RenderWatch()
+_REFUSALS = (TypeError, AttributeError, LookupError, ArithmeticError, RecursionError, MemoryError)
+"""What templates come to on a chat that they were not written for: besides the wrong kind of value their own
+arithmetic, macros that call themselves, texts beyond all memory."""
+
+
+def rendered(turns: Sequence[Turn], render: Callable[[], Rendered]) -> Rendered:
+    """What a template makes of a chat, within the limits.
+
+    Raises:
+        InvalidInput: the template refuses the chat, or takes too long or too much; it names the limit.
+    """
+    from jinja2 import TemplateError
+
+    try:
+        return _WATCH.bounded(render)
+    except RenderStopped as stopped:
+        raise _refused(turns, f"a chat that the model's template renders {stopped}") from stopped
+    except (TemplateError, *_REFUSALS) as error:
+        raise refused_by_template(turns, error) from error
+
+
+def refused_by_template(turns: Sequence[Turn], error: Exception) -> InvalidInput:
+    """The error for a chat that a template refuses."""
+    return _refused(turns, f"a chat that the model's template takes ({error})")
+
+
+def _refused(turns: Sequence[Turn], limit: str) -> InvalidInput:
+    return InvalidInput.of("messages", [turn.get("role") for turn in turns], limit)

@@ -1,0 +1,190 @@
+"""From tokens a round to tokens per second: what a round takes, in closed form. Pure.
+
+Times add up as the coordinator's planner has them (`coordinator.policy.cycles`), with what was replayed in place of
+what it learns. A round that is drafted just in time waits for the draft and both ways; one whose outcome was drafted
+for waits for nothing. Target-only rounds need no way: under a lease the target starts them by itself.
+
+Of S sessions those in a target step are S less those that wait elsewhere. Their number m decides the step's rows and
+so its time, and that decides m: a fixed point. Where draft and target share hardware all wait for the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from coordinator.policy.cycles import AHEAD_ROWS
+from paceline.costs.cost_line import CostLine
+from paceline.predict.rounds import ExpectedRounds
+from paceline.protocol.errors import require
+from paceline.protocol.proposal import NGRAM
+
+LOCAL_TRIP_MS = 1.0
+"""Both ways between services on one machine: what the planner believes before it has measured."""
+_TURNS = 60
+"""Of the fixed point: each halves the error, and a step's time need not be known beyond 1e-9 of it."""
+
+
+class DraftingWay(StrEnum):
+    """How proposals come: not at all, when the round waits for them, or meanwhile for its likely outcomes."""
+
+    NONE = "target-only"
+    WAIT = "just in time"
+    AHEAD = "ahead"
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """What steps and ways take, in milliseconds, and where each figure comes from.
+
+    Attributes:
+        target: a target's step by its rows.
+        drafts: a draft's step by its rows, by drafter; matches need none.
+        session_ms: that each session in a target step adds beside its rows: its keys and values, where the line has
+            none; measured lines have a short context's.
+        target_trip_ms, draft_trip_ms: there and back, messages included.
+        apart: whether drafts have hardware of their own; else nothing is drafted ahead.
+        origins: what each of the above is from, for reports.
+    """
+
+    target: CostLine
+    drafts: Mapping[str, CostLine] = field(default_factory=dict)
+    session_ms: float = 0.0
+    target_trip_ms: float = LOCAL_TRIP_MS
+    draft_trip_ms: float = LOCAL_TRIP_MS
+    apart: bool = False
+    origins: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require(self.target.is_known, "target line", self.target.points, "one point or more")
+        for name in ("session_ms", "target_trip_ms", "draft_trip_ms"):
+            require(0 <= getattr(self, name) <= 1e6, name, getattr(self, name), "in [0, 1e6]")
+
+    def step_ms(self, sessions: float, rows: float) -> float:
+        """A target step with so many rows of each of so many sessions."""
+        return self.target.ms(sessions * rows) + sessions * self.session_ms
+
+    def slower(self, *, trip_ms: float | None = None, draft: float = 1.0) -> StepTimes:
+        """The same with other ways (both of them), or with drafts that take so many times as long."""
+        return replace(
+            self,
+            drafts={name: line.scaled(draft) for name, line in self.drafts.items()},
+            target_trip_ms=self.target_trip_ms if trip_ms is None else trip_ms,
+            draft_trip_ms=self.draft_trip_ms if trip_ms is None else trip_ms,
+        )
+
+
+@dataclass(frozen=True)
+class PredictedSpeed:
+    """One setting's speed; all figures are predicted.
+
+    Attributes:
+        sessions: requests at once.
+        tokens: a round commits.
+        error: standard error of that from one sample of texts to another; 0: not known.
+        round_ms: from one round of a session to its next.
+        draft_ms: of it the draft's own steps for this session's proposal.
+        draft_busy: share of a draft service's time that one target's sessions take.
+    """
+
+    drafter: str
+    setting: str
+    way: DraftingWay
+    sessions: int
+    tokens: float
+    round_ms: float
+    draft_ms: float = 0.0
+    draft_busy: float = 0.0
+    error: float = 0.0
+
+    @property
+    def ms_per_token(self) -> float:
+        """Of one request."""
+        return self.round_ms / self.tokens
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all sessions together."""
+        return 1e3 * self.sessions / self.ms_per_token
+
+    @property
+    def name(self) -> str:
+        """Of the setting, in words."""
+        if self.way is DraftingWay.NONE:
+            return self.way.value
+        return f"{self.setting} with {self.drafter}" + (", ahead" if self.way is DraftingWay.AHEAD else "")
+
+    def gain(self, plain: PredictedSpeed) -> float:
+        """Tokens per second over another setting's."""
+        return self.tokens_per_second / plain.tokens_per_second
+
+    def gain_error(self, plain: PredictedSpeed) -> float:
+        """Standard error of `gain` that comes of the texts; times have errors of their own, which are not in it."""
+        return self.gain(plain) * self.error / self.tokens
+
+
+def target_only(times: StepTimes, sessions: int) -> PredictedSpeed:
+    """Without any draft."""
+    return PredictedSpeed("", "k=0", DraftingWay.NONE, sessions, 1.0, times.step_ms(sessions, 1))
+
+
+def just_in_time(times: StepTimes, drafter: str, expected: ExpectedRounds, sessions: int) -> PredictedSpeed:
+    """Each round waits for its proposal; a match costs no wait, and rounds without one no way."""
+    draft_ms = proposal_ms(times, drafter, expected, sessions)
+    proposes = sum(share for nodes, share in expected.proposed if nodes)
+    away_ms = draft_ms + proposes * times.target_trip_ms + (0.0 if drafter == NGRAM else times.draft_trip_ms)
+    step_ms = _step_ms(times, expected, sessions, away_ms)
+    round_ms = step_ms + away_ms
+    busy = min(1.0, draft_ms / round_ms)
+    name = expected.shape.name
+    way = DraftingWay.WAIT
+    return PredictedSpeed(drafter, name, way, sessions, expected.tokens, round_ms, draft_ms, busy, expected.error)
+
+
+def ahead(
+    times: StepTimes, drafter: str, expected_of: Callable[[int], ExpectedRounds], depth: int, sessions: int
+) -> PredictedSpeed:
+    """Chains of so many tokens, drafted for a round's likely outcomes while the target verifies it.
+
+    To guess the token behind a proposal needs the row of its last token: n tokens ahead take n + 1 steps. A miss
+    waits as `just_in_time` does. The draft works all the time.
+    """
+    whole = expected_of(depth)
+    draft_ms = proposal_ms(times, drafter, whole, sessions)
+    missed_away_ms = draft_ms + times.draft_trip_ms + times.target_trip_ms
+    away_ms = (1 - whole.hits) * missed_away_ms
+    step_ms = _step_ms(times, whole, sessions, away_ms)
+    level_ms = times.drafts[drafter].ms(AHEAD_ROWS * sessions)
+    drafted = min(depth, max(0, int(step_ms / level_ms) - 1)) if level_ms > 0 else depth
+    hits = whole.hits if drafted else 0.0
+    tokens = hits * expected_of(drafted).tokens + (1 - hits) * whole.tokens
+    round_ms = step_ms + (1 - hits) * missed_away_ms
+    name = whole.shape.name
+    return PredictedSpeed(drafter, name, DraftingWay.AHEAD, sessions, tokens, round_ms, draft_ms, 1.0, whole.error)
+
+
+def proposal_ms(times: StepTimes, drafter: str, expected: ExpectedRounds, sessions: int) -> float:
+    """The draft's steps for one proposal, of all sessions that draft together.
+
+    The first has a row for the last committed token and one for the last proposed, which was not computed; each
+    further one has the nodes of the depth before.
+    """
+    if drafter == NGRAM or not expected.shape.depth:
+        return 0.0
+    line, shape = times.drafts[drafter], expected.shape
+    return line.ms(2 * sessions) + sum(line.ms(sessions * shape.level(depth)) for depth in range(1, shape.depth))
+
+
+def _step_ms(times: StepTimes, expected: ExpectedRounds, sessions: int, away_ms: float) -> float:
+    """A target step with the rows of the sessions that are in it."""
+    if sessions == 1:
+        return sum(share * times.step_ms(1, 1 + nodes) for nodes, share in expected.proposed)
+    rows = 1 + expected.nodes
+    if not times.apart:
+        return times.step_ms(sessions, rows)
+    inside = float(sessions)
+    for _ in range(_TURNS):
+        step_ms = times.step_ms(max(1.0, inside), rows)
+        inside = (inside + sessions * step_ms / (step_ms + away_ms)) / 2
+    return times.step_ms(max(1.0, inside), rows)

@@ -1,0 +1,57 @@
+"""Matches in the text so far as a drafter: what the coordinator's suffix automaton would have proposed."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.engine.interface import Logits
+from paceline.predict.figures import LEAST_Q, RANKS
+from paceline.predict.passes import SampleText, shown
+from paceline.predict.positions import DrafterPositions, TargetPositions
+from paceline.sampling.match import Match
+from paceline.sampling.suffix import SuffixAutomaton
+
+MATCH_DEPTHS = 32
+"""Tokens of a match that are followed; a longer proposal is right to its end only in copied passages."""
+
+
+def match_positions(text: SampleText, target: TargetPositions, logits: Logits) -> DrafterPositions:
+    """The match before each position, and how far the target's draws go on with it.
+
+    A match is certain of its one continuation: q is 1 there. Where there is none, `offered` and all figures are 0.
+
+    Args:
+        text: searched up to each position.
+        target: of the same text.
+        logits: [n, V] of the target before each position.
+    """
+    count = target.places.size
+    reach = np.zeros((count, MATCH_DEPTHS, RANKS))
+    offered, ranks = np.zeros((2, count), np.int32)
+    choices = np.full(count, -1, np.int32)
+    figures = np.zeros((5, count))
+    for place, match in enumerate(_matches(text.row.token_ids, target.places)):
+        if match is None:
+            continue
+        following = np.array(match.continuation(MATCH_DEPTHS), np.int32)
+        expected = target.tokens[place : place + following.size]
+        right = following[: expected.size] == expected
+        depths = np.arange(right.size)
+        reach[place + depths, depths] = right[:, None]
+        p, guess = shown(logits[place], text.params), int(following[0])
+        offered[place], ranks[place], choices[place] = following.size, right[0], guess
+        positive = p[p > 0]
+        divergence = float((positive * np.log(positive)).sum()) - (1 - p[guess]) * np.log(LEAST_Q)
+        figures[:, place] = match.score(), right[0], p[guess], divergence, 0.0
+    return DrafterPositions(reach, offered, ranks, choices, choices.copy(), *figures)
+
+
+def _matches(tokens: NDArray[np.int32], places: NDArray[np.int32]) -> list[Match | None]:
+    """The best match of the text before each place."""
+    found: list[Match | None] = []
+    searched = SuffixAutomaton()
+    for place in places:
+        searched.extend(tuple(tokens[len(searched) : place].tolist()))
+        found.append(searched.match(searched.own_suffix()))
+    return found

@@ -1,0 +1,49 @@
+"""What every group of settings is: frozen, unknown keys refused, its flags named beside its fields."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+
+@dataclass(frozen=True)
+class Flag:
+    """How a setting is given on a command line, where that is not `--its-own-name`.
+
+    Attributes:
+        name: of the flag; empty: there is none.
+        short: a second name.
+    """
+
+    name: str | None = None
+    short: str | None = None
+
+
+NO_FLAG = Flag("")
+SECTION_FLAG = Flag("the section's own")
+"""`--target` gives `target.address`."""
+
+
+class Settings(BaseModel):
+    """A group of settings; what is given of a section leaves the rest of it as it is."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    variables: ClassVar[str] = ""
+    """What the names of a program's environment variables begin with; empty: the type is a part of others."""
+    unused: ClassVar[tuple[str, ...]] = ()
+    """Settings of shared parts that a program has no use for: they have no flag and no variable."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _within_sections(cls, values: object) -> object:
+        """What is given of a section leaves the rest of it to the section's default, not to its type's."""
+        if not isinstance(values, dict):
+            return values
+        defaults = {
+            name: field.default for name, field in cls.model_fields.items() if isinstance(field.default, Settings)
+        }
+        given = {name: values[name] for name in defaults if isinstance(values.get(name), dict)}
+        return values | {name: defaults[name].model_dump(exclude_unset=True) | value for name, value in given.items()}

@@ -1,0 +1,68 @@
+"""Hidden states of what a step has committed, for the sessions whose drafter reads them.
+
+Whatever the acceptance rule, its draws are keyed by the session's noise, so the target knows a round's outcome as
+soon as it has drawn: rows of tokens that were not accepted never leave. The others leave behind the verdict, which
+does not wait for them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from paceline.engine.feature_rows import encoded
+from paceline.engine.features import feature_source
+from paceline.engine.interface import Engine
+from paceline.protocol.errors import PacelineError
+from paceline.protocol.features import FeatureRequest, Features
+from paceline.protocol.target import Verdict
+from paceline.sampling import acceptance
+from target_service.session import Session
+from target_service.step import PrefillWork, RoundWork, Step, StepResult
+
+logger = logging.getLogger(__name__)
+
+
+def committed_features(engine: Engine, step: Step, result: StepResult) -> list[tuple[Session, Features]]:
+    """Those of a step that has just been run; on the engine's thread, before its next step.
+
+    A failure costs the drafter these rows and the session nothing.
+    """
+    found: list[tuple[Session, Features]] = []
+    answers: list[Verdict | PacelineError | None] = [*result.answers, *(None for _ in step.prefills)]
+    works: list[RoundWork | PrefillWork] = [*step.rounds, *step.prefills]
+    for work, answer in zip(works, answers, strict=True):
+        session = work.session
+        if session.features is None or isinstance(answer, PacelineError):
+            continue
+        try:
+            rows = committed_rows(work, answer)
+            found += ((session, each) for each in _sent(engine, work, session.features, rows))
+        except Exception:
+            logger.exception("features are lost: session=%d first_position=%d", session.id, work.item.base_length)
+    return found
+
+
+def committed_rows(work: RoundWork | PrefillWork, verdict: Verdict | None) -> list[int]:
+    """Which of the new rows are of committed tokens: of a chunk all, of a round those up to its root, and the
+    accepted path behind it.
+
+    They stand at consecutive positions from the item's base length on.
+    """
+    rows = len(work.item.token_ids)
+    if isinstance(work, PrefillWork) or verdict is None or work.round_.proposal is None:
+        return [*range(rows)]
+    facts, proposal = work.session.facts, work.round_.proposal
+    node = acceptance.decide(facts.acceptance, work.round_, verdict, facts.noise).node
+    behind_root = rows - len(proposal)
+    return [*range(behind_root), *(behind_root + each for each in proposal.path(node))]
+
+
+def _sent(
+    engine: Engine, work: RoundWork | PrefillWork, wanted: FeatureRequest, rows: list[int]
+) -> Iterator[Features]:
+    first = work.item.base_length
+    known = max(0, wanted.first_position - first)
+    if rows[known:]:
+        values = feature_source(engine).features(work.session.key)[rows[known:]]
+        yield from encoded(work.session.id, first + known, values, len(wanted.need.layers), wanted.dtype)

@@ -1,0 +1,36 @@
+"""A plan tells reasoning and answers apart, where there is reasoning."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks.planning.reasoning import reasoning_parts
+from paceline.predict.positions import TargetPositions, TextPositions
+from paceline.train.corpus import Role
+from tests.predict.made_positions import made_positions
+
+
+def text(roles: list[Role], accepted: list[float]) -> TextPositions:
+    count = len(roles)
+    ids, figures = np.zeros(count, np.int32), np.zeros(count)
+    target = TargetPositions(ids, np.array(roles, np.int8), ids, ids, ids, figures, figures, figures, figures)
+    return TextPositions(0.0, True, np.zeros(count + 1, np.int32), target, {"draft": made_positions(accepted)})
+
+
+def test_each_part_has_rounds_of_its_own() -> None:
+    first = text([Role.THINKING] * 6 + [Role.ANSWER] * 12, [1.0] * 6 + [0.0] * 12)
+    other = text([Role.ANSWER] * 2 + [Role.THINKING] * 14, [0.5] * 2 + [1.0] * 14)
+    (part,) = reasoning_parts([first, other])
+    thinking, answer = part.tables[0]
+    assert (thinking["part"], thinking["positions"], thinking["first"]) == ("reasoning", 20, 1.0)
+    assert thinking["tokens a round"] == pytest.approx(5)
+    assert (answer["part"], answer["positions"]) == ("answer", 14)
+    assert answer["first"] == pytest.approx(1 / 14)
+    assert answer["tokens a round"] == pytest.approx(1), (
+        "a text of two answer tokens is too short for a round of four"
+    )
+
+
+def test_without_reasoning_nothing_is_told() -> None:
+    assert not [*reasoning_parts([text([Role.ANSWER] * 8, [0.5] * 8)])]

@@ -1,0 +1,126 @@
+"""The grid's figures by hand, and a prediction that names every round of a served request."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.predicted.__main__ import report_text
+from benchmarks.predicted.cells import GridCell, ServedRounds, summary_rows
+from benchmarks.predicted.grid import ServedRun, own_times, stated_times
+from benchmarks.predicted.serving import FixedPlan, GridServices, drafter_names
+from benchmarks.prompts import Prompt
+from benchmarks.simulated.services import ModelServices
+from paceline.costs.cost_line import CostLine
+from paceline.engine.table.engine import load_table
+from paceline.models.tokenizer import load_tokenizer
+from paceline.predict.cycle import StepTimes
+from paceline.predict.kept import KeptPositions
+from paceline.predict.reading import read_texts
+from paceline.predict.rounds import ProposalShape, expected_rounds
+from paceline.predict.sample import SampleWanted, texts_at
+from paceline.protocol.generation import ChatMessage
+from paceline.protocol.records import GenerationStats, RoundRecord, StepTimings
+from paceline.train.user_data import UserData
+
+
+def stats_of(*accepted: int, tokens_per_second: float = 100.0) -> GenerationStats:
+    records = tuple(
+        RoundRecord(
+            base_length=1,
+            accept_ms=0.0,
+            cache_hit=False,
+            proposed=2,
+            accepted=each,
+            target=StepTimings(rows=3, forward_ms=10.0, service_ms=10.0),
+            draft=StepTimings(rows=1, forward_ms=4.0, service_ms=4.0),
+            drafter="model",
+            round_ms=16.0,
+            wire_ms=1.0,
+            draft_wait_ms=5.0,
+        )
+        for each in accepted
+    )
+    committed = sum(each + 1 for each in accepted)
+    return GenerationStats(len(records), committed, tokens_per_second=tokens_per_second, records=records)
+
+
+def test_whole_rounds_are_counted_and_cut_ones_are_not() -> None:
+    """Rounds commit 1, 3, 2, 1 and 1 of 8 tokens. Behind 4 and 6 there is room for 3 more; behind 7 there is not."""
+    found = ServedRounds.of([stats_of(0, 2, 1, 0, 0)], 2)
+    assert (found.rounds, found.tokens) == (2, 5)
+    assert found.tokens_a_round == 2.5
+    assert found.noise == pytest.approx((0.25 / 2) ** 0.5)
+    assert found.decoded == 7 and found.decode_s == pytest.approx(0.07)
+    assert found.ms_per_token == pytest.approx(10)
+
+
+def cell(**changes: float) -> GridCell:
+    served, plain = ServedRounds(10, 20, 50, 100, 1.0), ServedRounds(10, 10, 10, 100, 2.0)
+    made = GridCell("chat", 0.8, "d", "k=2", 1, 2.08, 0.05, 8.0, 9.0, 10.0, 18.0, served, plain)
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def test_errors_by_hand() -> None:
+    assert cell().tokens_off == pytest.approx(0.04)
+    assert cell().unseen_speed_off == pytest.approx(10 / 8 - 1)
+    assert cell().speed_off == pytest.approx(10 / 9 - 1)
+    assert cell().formula_off == pytest.approx(0)
+    assert cell().gain_off == pytest.approx((18 / 8) / (20 / 10) - 1)
+    tokens, *_ = summary_rows([cell(), cell(predicted_tokens=1.6), cell(predicted_tokens=2.0)])
+    assert tokens["median error"] == "+0.0%" and tokens["greatest"] == "-20.0%" and tokens["within"] == "2 of 3"
+    assert "| chat | 0.8 | d | k=2 | 1 |" in report_text([cell()])
+
+
+def test_lines_of_services_and_of_rounds_replace_those_from_before() -> None:
+    times = StepTimes(CostLine(((1, 1.0),)), {"d": CostLine(((1, 1.0),))})
+    stated = stated_times(times, {"alone": CostLine(((1, 7.0),)), "draft": CostLine(((1, 2.0),))})
+    assert stated.target.ms(1) == 7 and stated.drafts["d"].ms(1) == 2
+    stats = [stats_of(0, 2, 1, 0, 0)]
+    run = ServedRun("chat", 0.8, 1, "d", ProposalShape(2), stats, stats, {})
+    own = own_times(times, run)
+    assert own.target.ms(3) == 10 and own.drafts["d"].ms(1) == 2  # 4 ms for two tokens
+    assert own.draft_trip_ms == 1
+
+
+def test_requests_name_drafters_as_their_service_does() -> None:
+    assert drafter_names(["a", "b"]) == {"ngram": "ngram", "a": "model", "b": "model:b"}
+    prompt = Prompt("chat", "p", ((ChatMessage("user", "x"),),))
+    asked = FixedPlan([prompt], num_draft_tokens=3, drafter="model", widths=(2,)).request(0).speculation
+    assert (asked.drafter, asked.num_draft_tokens, asked.tree_widths) == ("model", 3, (2,))
+    assert FixedPlan([prompt]).request(0).speculation.off
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_predicted_ranks_name_every_round_that_is_served(tmp_path: Path, temperature: float) -> None:
+    """Prediction with the request's own seed: each round's accepted tokens, not their mean alone."""
+    target = "table:vocab=300,seed=1,sharpness=6,max_length=400"
+    draft = "table:vocab=300,seed=1,sharpness=6,noise=0.2,noise_seed=2,max_length=400"
+    k, tokens = 3, 160
+    prompt = Prompt("chat", "p", ((ChatMessage("user", "hello"),),))
+    with (
+        ModelServices(tmp_path / "services", target, draft) as services,
+        services.coordinator("fixed", {"fan_out": 0}) as address,
+    ):
+        plan = FixedPlan(
+            [prompt], requests=1, tokens=tokens, temperature=temperature, num_draft_tokens=k, drafter="model", seed=7
+        )
+        stats = GridServices(address, tmp_path).serve(plan)[0]
+    tokenizer = load_tokenizer(target)
+    data = UserData((), (tokenizer.render_chat(prompt.chats[0]),))
+    wanted = SampleWanted(tmp_path, (temperature,), answer_tokens=tokens, seed=7)
+    texts = texts_at(wanted, temperature, data, load_table(target), tokenizer, tmp_path / "work")
+    read = read_texts(load_table(target), {"d": load_table(draft)}, texts, KeptPositions(tmp_path / "kept", {}))
+    ranks = read[0].drafters["d"].ranks.tolist()
+    at = 0
+    for record in stats.records:
+        right = next((depth for depth in range(record.proposed) if ranks[at + depth] != 1), record.proposed)
+        assert record.accepted == right
+        at += record.accepted + 1
+    assert at == stats.committed == len(ranks)
+    served = ServedRounds.of([stats], k)
+    expected = expected_rounds([read[0].drafters["d"]], ProposalShape(k))
+    assert abs(served.tokens_a_round - expected.tokens) < 5 * served.noise + 1e-9

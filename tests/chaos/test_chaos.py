@@ -1,0 +1,108 @@
+"""Faults on real processes under load: nothing is lost, changed or held; defects that are planted are told."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from paceline.chaos.blows import Moment
+from paceline.chaos.states import State
+from paceline.cli.main import app
+from paceline.protocol.target import TargetOpened
+from paceline.v1 import target_service_pb2 as target_pb
+from tests.chaos import runner as runner_module
+from tests.chaos.cluster import ChaosCluster
+from tests.chaos.faults import Fault, Kind
+from tests.chaos.requests import VOCABULARY
+from tests.chaos.runner import Outcome, Runner, chosen
+from tests.chaos.shapes import SMALL
+from tests.services.harness import linked, target_link, target_open
+
+SMOKE = (
+    (Kind.CUT, "target", State.VERDICT, Moment.BEFORE),
+    (Kind.TRUNCATE, "draft", State.PROPOSAL, Moment.DURING),
+    (Kind.DUPLICATE, "target", State.SEND, Moment.BEFORE),
+    (Kind.CORRUPT, "draft", State.COMMIT, Moment.BEFORE),
+    (Kind.LYING_DRAFT, "draft", State.DRAFTING, Moment.BEFORE),
+    (Kind.HOLD, "target", State.FEATURES, Moment.AFTER),
+    (Kind.CUT, "coordinator", State.STOP, Moment.AFTER),
+    (Kind.FREEZE, "coordinator", State.TEXT, Moment.DURING),
+    (Kind.KILL, "target", State.RUN, Moment.DURING),
+    (Kind.LEAVE, "client", State.TEXT, Moment.AFTER),
+)
+LINKS = {"client": "coordinator"}
+
+
+def faults_of(*cells: tuple[Kind, str, State, Moment]) -> list[Fault]:
+    return [
+        Fault(seed, kind, peer, LINKS.get(peer, peer), state, moment, seed % 2, 0.05, seed, SMALL)
+        for seed, (kind, peer, state, moment) in enumerate(cells)
+    ]
+
+
+def with_other_tokens(message: bytes, source: random.Random) -> bytes:
+    """What a target must be trusted not to say."""
+    response = target_pb.VerifyResponse.FromString(message)
+    for event in response.events:
+        event.verdict.token_ids[:] = [(token + 1) % VOCABULARY for token in event.verdict.token_ids]
+    return response.SerializeToString()
+
+
+def wrong(outcomes: list[Outcome]) -> list[Outcome]:
+    return [each for each in outcomes if each.judged.lost or each.judged.changed or each.judged.leaked]
+
+
+async def test_ten_faults_lose_change_and_leak_nothing(hurt: ChaosCluster) -> None:
+    runner, faults = Runner(hurt), faults_of(*SMOKE)
+    await runner.prepare(sorted({each for fault in faults for each in chosen(fault)}, key=str))
+    outcomes = [await runner.run(fault) for fault in faults]
+    assert wrong(outcomes) == []
+    assert [each.fault.kind for each in outcomes if not each.struck] == []
+    assert outcomes[8].notice_s is not None, "a dead target is noticed"
+
+
+def test_an_operator_hurts_a_deployment_by_a_seed(hurt: ChaosCluster, tmp_path: Path) -> None:
+    hit = tmp_path / "hit"
+    command = ["chaos", "--url", hurt.address, "--faults", "4", "--prompt", "a", "--max-new-tokens", "24"]
+    command += ["--fault-command", "touch {file}", "--fault-value", f"file={hit}", "--seed", "8"]
+    dry = CliRunner().invoke(app, command)
+    assert "Nothing was done" in dry.stdout
+    assert f"run `touch {hit}`" in dry.stdout
+    assert not hit.exists()
+    done = CliRunner().invoke(app, [*command, "--run", "--out", str(tmp_path / "reports")])
+    assert done.exit_code == 0, done.output
+    assert hit.exists(), "the operator's command was run"
+    assert len(list((tmp_path / "reports").iterdir())) == 2, "Markdown and JSON"
+
+
+async def test_a_target_that_writes_other_tokens_is_told_by_the_oracle(
+    hurt: ChaosCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, fault = Runner(hurt), faults_of((Kind.LYING_COSTS, "target", State.RUN, Moment.BEFORE))[0]
+    await runner.prepare(chosen(fault))
+    monkeypatch.setattr(runner_module, "COST_LIES", {"target": with_other_tokens})
+    monkeypatch.setattr(runner_module, "WAIT_S", 2.0)  # of what it says some fits no round: such a text never ends
+    outcome = await runner.run(fault)
+    assert outcome.judged.changed or outcome.judged.lost, "by what else it says, where no round fits that"
+
+
+async def test_a_client_that_does_not_resume_is_told_by_the_oracle(
+    hurt: ChaosCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner_module, "RESUME_WAIT_S", 0.0)
+    outcome = await Runner(hurt).run(faults_of((Kind.CUT, "coordinator", State.TEXT, Moment.BEFORE))[0])
+    assert any("PEER_UNAVAILABLE" in told for told in outcome.judged.lost)
+
+
+async def test_a_session_that_somebody_keeps_is_a_leak(hurt: ChaosCluster) -> None:
+    runner, fault = Runner(hurt), faults_of((Kind.DELAY, "draft", State.COMMIT, Moment.AFTER))[0]
+    assert wrong([await runner.run(fault)]) == []
+    hurt.settle_s = 0.5
+    async with linked(target_link(hurt.address_of("target"))) as events:
+        events.link.send(target_open(1, (1, 2, 3)))
+        await events.of(TargetOpened, 1)
+        outcome = await runner.run(fault)
+    assert any("target holds nothing" in told for told in outcome.judged.leaked)

@@ -1,0 +1,108 @@
+"""The oracle without services: what it must catch, it catches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from paceline.chaos.asking import Ended
+from paceline.chaos.blows import Moment
+from paceline.chaos.states import State
+from tests.chaos import oracle
+from tests.chaos.cluster import ChaosCluster, Held
+from tests.chaos.faults import POINTS, Fault, Kind, cells, plan
+from tests.chaos.oracle import LIMITS, Holdings, Judged, judge
+from tests.chaos.report import as_record, as_text
+from tests.chaos.requests import HTTP, Asked
+from tests.chaos.runner import Outcome
+from tests.chaos.shapes import PLAIN
+
+FAULT = Fault(1, Kind.CUT, "target", "target", State.VERDICT, Moment.BEFORE, 0, 0.0, 0)
+COUPLED, LAW, OVER_HTTP = Asked("model", 0), Asked("rejection", 0), Asked(HTTP, 0)
+UNDISTURBED = {
+    COUPLED: Ended((1, 2), "ab", (), "length"),
+    LAW: Ended((1,) * 48, "a", (), "length"),
+    OVER_HTTP: Ended((), "ab", (), "length"),
+}
+
+
+@pytest.mark.parametrize(
+    "change", [{"token_ids": (1, 3)}, {"text": "ac"}, {"logprobs": (0.5,)}, {"reason": "stop"}, {"token_ids": (1,)}]
+)
+def test_a_text_that_changed_is_told(change: dict[str, Any]) -> None:
+    assert judge(FAULT, UNDISTURBED, UNDISTURBED).changed == ()
+    assert len(judge(FAULT, UNDISTURBED, {COUPLED: replace(UNDISTURBED[COUPLED], **change)}).changed) == 1
+
+
+def test_a_text_by_law_may_differ_and_not_end_early() -> None:
+    other, short = (replace(UNDISTURBED[LAW], token_ids=ids) for ids in ((2,) * 48, (1,) * 47))
+    assert judge(FAULT, UNDISTURBED, {LAW: other}).changed == ()
+    assert len(judge(FAULT, UNDISTURBED, {LAW: short}).changed) == 1
+
+
+@pytest.mark.parametrize("reason", ["HANGS", "LEFT", "INVALID_INPUT", "PEER_UNAVAILABLE"])
+def test_a_request_without_a_text_is_lost(reason: str) -> None:
+    assert len(judge(FAULT, UNDISTURBED, {COUPLED: Ended(error=reason)}).lost) == 1
+
+
+def test_only_http_clients_of_a_struck_gateway_and_clients_that_leave_may_end_without_a_text() -> None:
+    cut = Ended(error="PEER_UNAVAILABLE")
+    at_gateway = replace(FAULT, peer="gateway", link="gateway")
+    assert judge(at_gateway, UNDISTURBED, {OVER_HTTP: cut}).excused == 1
+    assert len(judge(at_gateway, UNDISTURBED, {COUPLED: cut}).lost) == 1
+    assert len(judge(FAULT, UNDISTURBED, {OVER_HTTP: cut}).lost) == 1
+    assert judge(replace(FAULT, kind=Kind.LEAVE), UNDISTURBED, {COUPLED: Ended(error="LEFT")}).excused == 1
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_what_a_process_holds_on_to_is_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oracle, "RELEASE_S", 0.02)
+    held = Held(7, 20, 10, 1 << 27)
+    cluster = Stub(held)
+    holdings = Holdings()
+    assert holdings.check(cast(ChaosCluster, cluster)) == ()
+    cluster.now = replace(held, **{name: getattr(held, name) + LIMITS[name]})
+    assert holdings.check(cast(ChaosCluster, cluster)) == ()
+    cluster.now = replace(held, **{name: getattr(held, name) + LIMITS[name] + 1})
+    assert all(name in told for told in holdings.check(cast(ChaosCluster, cluster)))
+    assert len(holdings.check(cast(ChaosCluster, cluster))) > 0
+
+
+class Stub:
+    """A cluster whose processes all hold the same."""
+
+    shape = PLAIN
+
+    def __init__(self, now: Held) -> None:
+        self.now = now
+
+    def held(self, label: str) -> Held:
+        return self.now
+
+
+@pytest.mark.parametrize("shape", POINTS)
+def test_a_seed_decides_a_plan_and_a_plan_goes_round_every_point(shape: str) -> None:
+    every = len(cells(shape))
+    faults = plan(3, every, shape)
+    assert faults == plan(3, every + 5, shape)[:every]
+    assert faults != plan(4, every, shape)
+    assert len({(f.kind, f.peer, f.link, f.state, f.moment) for f in faults}) == every
+
+
+def test_every_kind_and_state_is_in_some_plan() -> None:
+    points = [cell for shape in POINTS for cell in cells(shape)]
+    assert {cell.kind for cell in points} == set(Kind)
+    assert {cell.state for cell in points} == set(State)
+
+
+def test_a_report_adds_up_what_fell_and_names_what_went_wrong() -> None:
+    right = Outcome(FAULT, True, "target", 4, Judged(excused=1), 0.004, 0.05, 0.4)
+    wrong = replace(right, judged=Judged(lost=("it hangs",)), fault=replace(FAULT, seed=77))
+    missed = replace(right, struck=False, judged=Judged(), notice_s=None, recover_s=None)
+    text = as_text([as_record(each) for each in (right, wrong, missed)])
+    assert "2 faults fell. 1 more" in text
+    assert "| 2 | 1 | 0 | 0 | 1 |" in text
+    assert "seed 77: it hangs" in text
+    assert "| cut, target | 2 | 1 | 0 | 0 | 4 | 4 | 50 | 50 |" in text

@@ -1,0 +1,228 @@
+"""Features through all three services: the target's go to the drafter of the request, and no text changes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import pytest
+
+from coordinator.pools import Pools
+from coordinator.servicer import GenerationServicer
+from coordinator.sessions import feature_feed
+from coordinator.sessions.pool import Pool
+from draft_service.scheduler import DraftScheduler
+from paceline.access.gate import gate_of
+from paceline.client import AsyncClient, Generation
+from paceline.engine.table.engine import load_table
+from paceline.models.tokenizer import load_tokenizer
+from paceline.protocol.features import FeatureNeed, Features
+from paceline.protocol.generation import GenerateRequest, SpeculationSettings
+from paceline.protocol.proposal import Acceptance
+from paceline.protocol.sampling import SamplingParams
+from paceline.runtime.config import CoordinatorConfig, PoolSettings
+from paceline.v1 import generation_service_pb2_grpc as pb_grpc
+from tests.services.feature_spy import FeatureSpy, misplaced, positions
+from tests.services.harness import draft_service, eventually, serving, target_service
+
+TARGET = "table:vocab=64,seed=1,max_length=512"
+NEAR = f"{TARGET},noise=0.3"
+PROMPT = tuple(range(1, 41))
+LENGTH = 50
+LAST_TOKENS = 20
+"""Tokens whose rows may still be on their way when the text ends: some rounds of it, on a machine with other work."""
+CHAIN = SpeculationSettings(drafter="model", num_draft_tokens=4)
+TREE = SpeculationSettings(drafter="model", tree_widths=(3, 2, 1), num_draft_tokens=3)
+SHORT = SpeculationSettings(drafter="model", num_draft_tokens=1)
+OFF = SpeculationSettings(off=True)
+
+
+def all_up(pool: Pool[Any]) -> bool:
+    return bool(pool.peers) and all(peer.link.is_up for peer in pool.peers)
+
+
+@asynccontextmanager
+async def coordinator(target: str, *drafts: str, model: str = TARGET, **settings: Any) -> AsyncIterator[AsyncClient]:
+    """A coordinator of these services, and a client of it; `model` names the tokenizer."""
+    config = CoordinatorConfig(
+        model=model,
+        target=PoolSettings(address=(target,)),
+        draft=PoolSettings(address=drafts),
+        reconnect_max_ms=100,
+        **settings,
+    )
+    tokenizer = load_tokenizer(model)
+    pools = Pools.of(config, tokenizer)
+    assert pools.draft is not None
+    servicer = GenerationServicer(config, tokenizer, pools.target, pools.draft, gate_of(None))
+
+    def register(server: grpc.aio.Server) -> None:
+        pb_grpc.add_GenerationServiceServicer_to_server(servicer, server)
+
+    pools.start()
+    try:
+        async with serving(register) as address, AsyncClient(address) as client:
+            peers: list[Pool[Any]] = [pools.target, pools.draft]
+            await eventually(lambda: all(map(all_up, peers)), "links stand")
+            yield client
+    finally:
+        servicer.close()
+        await pools.close()
+
+
+@asynccontextmanager
+async def cluster(spy: FeatureSpy | None = None, **settings: Any) -> AsyncIterator[tuple[AsyncClient, FeatureSpy]]:
+    spy = spy or FeatureSpy(load_table(NEAR))
+    async with AsyncExitStack() as services:
+        _, target = await services.enter_async_context(target_service(load_table(TARGET)))
+        _, draft = await services.enter_async_context(draft_service(spy._engine, drafter=spy))
+        yield await services.enter_async_context(coordinator(target, draft, **settings)), spy
+
+
+def request(speculation: SpeculationSettings, seed: int = 5, **changes: Any) -> GenerateRequest:
+    sampling = SamplingParams(temperature=0.8)
+    return GenerateRequest(
+        token_ids=PROMPT, seed=seed, max_new_tokens=LENGTH, ignore_eos=True, sampling=sampling,
+        speculation=speculation, **changes,
+    )  # fmt: skip
+
+
+def check(spy: FeatureSpy, session: int, one: Generation, within: float = 0.0) -> None:
+    """The session was given rows of the text from its first token on, each once; nothing waits for the last ones."""
+    text = (*PROMPT, *one.token_ids)
+    taken = spy.taken[session]
+    assert misplaced(taken, text, within=within) == []
+    came = positions(taken)
+    assert came == [*range(len(came))]
+    assert len(came) >= len(text) - LAST_TOKENS, "as the text grows"
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "speculation", "settings"),
+    [
+        (Acceptance.COUPLED, CHAIN, {}),
+        (Acceptance.COUPLED, TREE, {}),
+        (Acceptance.COUPLED, SHORT, {"max_prefetched": 0, "fan_out": 0}),
+        (Acceptance.REJECTION, CHAIN, {}),
+        (Acceptance.BLOCK, CHAIN, {"fan_out": 0}),
+        (Acceptance.COUPLED, SpeculationSettings(drafter="model"), {}),
+    ],
+)
+async def test_the_drafter_is_given_the_rows_of_the_text(
+    acceptance: Acceptance, speculation: SpeculationSettings, settings: dict[str, Any]
+) -> None:
+    async with cluster(**settings) as (client, spy):
+        one = await client.generate(request(speculation, acceptance=acceptance))
+        if speculation.num_draft_tokens:
+            check(spy, max(spy.taken), one)
+            assert sum(record.accepted for record in one.stats.records) > 5
+            generated = sum(record.feature_bytes for record in one.stats.records)
+            assert 0 < generated < one.stats.feature_bytes
+            assert one.stats.feature_bytes % 48 == 0, "three layers of eight float16"
+        if acceptance is Acceptance.COUPLED:
+            alone = await client.generate(request(OFF))
+            assert (alone.token_ids, alone.stats.feature_bytes) == (one.token_ids, 0)
+
+
+async def test_int8_is_nearly_the_same() -> None:
+    async with cluster(feature_dtype="int8") as (client, spy):
+        one = await client.generate(request(CHAIN))
+        check(spy, max(spy.taken), one, within=0.04)
+        assert one.stats.feature_bytes % (24 + 12) == 0
+
+
+async def test_lost_and_repeated_rows_change_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every third message is lost on its way to the draft service, every fifth comes twice."""
+    passed, count = DraftScheduler.features, 0
+
+    def unreliable(scheduler: DraftScheduler, session: Any, features: Features) -> None:
+        nonlocal count
+        count += 1
+        for _ in range(0 if count % 3 == 0 else 2 if count % 5 == 0 else 1):
+            passed(scheduler, session, features)
+
+    monkeypatch.setattr(DraftScheduler, "features", unreliable)
+    async with cluster() as (client, spy):
+        one = await client.generate(request(CHAIN))
+        alone = await client.generate(request(OFF))
+        assert one.token_ids == alone.token_ids
+        taken = next(iter(spy.taken.values()))
+        assert misplaced(taken, (*PROMPT, *one.token_ids)) == []
+        assert len(set(positions(taken))) < positions(taken)[-1]
+        assert len(set(positions(taken))) < len(positions(taken))
+
+
+async def test_a_draft_that_is_killed_with_rows_in_flight_is_followed_by_another_that_is_given_all() -> None:
+    spies = [FeatureSpy(load_table(NEAR)) for _ in range(2)]
+    async with AsyncExitStack() as services:
+        _, target = await services.enter_async_context(target_service(load_table(f"{TARGET},step_ms=2")))
+        stacks = [await services.enter_async_context(AsyncExitStack()) for _ in spies]
+        drafts = [
+            (await stack.enter_async_context(draft_service(spy._engine, drafter=spy)))[1]
+            for stack, spy in zip(stacks, spies, strict=True)
+        ]
+        client = await services.enter_async_context(coordinator(target, *drafts))
+        running = asyncio.ensure_future(client.generate(request(CHAIN)))
+
+        def has_many(spy: FeatureSpy) -> bool:
+            return any(len(positions(taken)) > len(PROMPT) + 4 for taken in spy.taken.values())
+
+        await eventually(lambda: any(map(has_many, spies)), "rows have come")
+        killed = int(has_many(spies[1]))
+        await stacks[killed].aclose()
+        one = await running
+        other = spies[1 - killed]
+        check(other, max(other.taken), one)
+        assert one.token_ids == (await client.generate(request(OFF))).token_ids
+        after = await client.generate(request(CHAIN, seed=6))
+        check(other, max(other.taken), after)
+
+
+async def test_a_session_that_ends_is_followed_by_one_that_is_given_all_that_was_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    passed, failed = FeatureSpy.commit, False
+
+    def failing(spy: FeatureSpy, session: int, token_ids: Any, *, shadow: bool = False) -> None:
+        nonlocal failed
+        if not failed and len(spy.texts[session]) > len(PROMPT) + 5:
+            failed = True
+            raise RuntimeError("the drafter has failed")
+        passed(spy, session, token_ids, shadow=shadow)
+
+    monkeypatch.setattr(FeatureSpy, "commit", failing)
+    monkeypatch.setattr("coordinator.sessions.draft.RETRY_MIN_S", 0.0)
+    async with cluster() as (client, spy):
+        one = await client.generate(request(CHAIN))
+        assert len(spy.taken) > 1, "opened again"
+        check(spy, max(spy.taken), one)
+
+
+async def test_mutant_rows_one_further_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    between = feature_feed.FeatureFeed.between
+
+    def shifted(feed: feature_feed.FeatureFeed, start: int, end: int) -> list[Features]:
+        return [replace(each, first_position=each.first_position + 1) for each in between(feed, start, end - 1)]
+
+    monkeypatch.setattr(feature_feed.FeatureFeed, "between", shifted)
+    async with cluster() as (client, spy):
+        one = await client.generate(request(CHAIN))
+        with pytest.raises(AssertionError):
+            check(spy, max(spy.taken), one)
+
+
+async def test_a_drafter_whose_need_the_target_cannot_meet_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    spy = FeatureSpy(load_table(NEAR), FeatureNeed((77,)))
+    feature_feed._log_refusal.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        async with cluster(spy) as (client, _):
+            one = await client.generate(request(CHAIN))
+            alone = await client.generate(request(OFF))
+    assert one.token_ids == alone.token_ids
+    assert spy.taken == {}
+    assert "drafter left out, its requests go without it: layers=(77,) reason=feature layer = 77" in caplog.text

@@ -1,0 +1,124 @@
+"""More than there is room for: who has a place keeps it, the others are told when to come, and no key takes all."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from coordinator.servicer import RETRY_AFTER_MS
+from paceline.access.keys import ApiKey, ApiKeys, hash_of, new_key, save_keys
+from paceline.client import AsyncClient, GenerateRequest, Overloaded, SpeculationSettings, Tokens
+from tests.e2e.cluster import eventually
+from tests.gateway.gateways import Answer, GatewayCluster, post
+
+PLACES = 10
+A_KEYS_MOST = 8
+"""Of ten places: the ninth would be four times and more of the two that are left."""
+TIMES = 10
+STEP_MS = 5
+TIMED = f"table:vocab=300,seed=1,eos=299,step_ms={STEP_MS},max_length=4096"
+KEYS = {name: new_key() for name in ("flood", "calm")}
+OFF = SpeculationSettings(off=True)
+ENDLESS = GenerateRequest(token_ids=(1, 2, 3), max_new_tokens=4000, seed=5, ignore_eos=True, speculation=OFF)
+SHORT = GenerateRequest(token_ids=(1, 2, 3), max_new_tokens=16, seed=5, ignore_eos=True, speculation=OFF)
+COMPLETION = {"prompt": [1, 2, 3], "max_tokens": 16, "seed": 5, "ignore_eos": True, "paceline": {"off": True}}
+
+
+@pytest.fixture(scope="module")
+def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayCluster]:
+    folder = tmp_path_factory.mktemp("crowded")
+    file = folder / "keys.json"
+    save_keys(ApiKeys(keys=tuple(ApiKey(name=name, sha256=hash_of(key)) for name, key in KEYS.items())), file)
+    limits: dict[str, Any] = {"max_concurrent_requests": PLACES, "api_keys": str(file)}
+    cluster = GatewayCluster(folder, target_model=TIMED, coordinator_flags=limits)
+    cluster.api_key = KEYS["calm"]
+    with cluster:
+        yield cluster
+
+
+def client_of(cluster: GatewayCluster, name: str, **options: Any) -> AsyncClient:
+    return AsyncClient(cluster.address, api_key=KEYS[name], timeout_s=60, **options)
+
+
+async def over_http(cluster: GatewayCluster, name: str) -> Answer:
+    key = f"Bearer {KEYS[name]}"
+    address = cluster.address_of("gateway")
+    return await asyncio.to_thread(post, address, "/v1/completions", COMPLETION, Authorization=key)
+
+
+@asynccontextmanager
+async def flooded(cluster: GatewayCluster) -> AsyncIterator[Sequence[list[int]]]:
+    """Texts of the flooding key that have begun and go on: as many as it gets; yields their tokens as they come."""
+    texts: list[list[int]] = [[] for _ in range(A_KEYS_MOST)]
+    begun = [asyncio.Event() for _ in texts]
+
+    async def read(client: AsyncClient, place: int) -> None:
+        async for event in client.stream(ENDLESS):
+            if isinstance(event, Tokens):
+                texts[place] += event.token_ids
+                begun[place].set()
+
+    async with client_of(cluster, "flood") as client, asyncio.TaskGroup() as group:
+        readers = [group.create_task(read(client, place)) for place in range(A_KEYS_MOST)]
+        async with asyncio.timeout(20):
+            await asyncio.gather(*(event.wait() for event in begun))
+        yield texts
+        for reader in readers:
+            reader.cancel()
+
+
+async def until_idle(cluster: GatewayCluster) -> None:
+    await asyncio.to_thread(cluster.wait_idle)
+
+
+async def test_the_others_are_told_at_once_when_to_come_and_texts_go_on(crowded: GatewayCluster) -> None:
+    async with client_of(crowded, "flood") as client:
+        alone = (
+            await client.generate(ENDLESS, max_new_tokens=None) if False else await client.generate(SHORT)
+        ).token_ids
+        async with flooded(crowded) as texts:
+            before = [len(text) for text in texts]
+            asked = [client.generate(SHORT) for _ in range(TIMES * PLACES)]
+            refused = await asyncio.gather(*asked, return_exceptions=True)
+            answers = await asyncio.gather(*(over_http(crowded, "flood") for _ in range(TIMES)))
+            assert {type(each) for each in refused} == {Overloaded}
+            hints = {error.retry_after_ms for error in refused if isinstance(error, Overloaded)}
+            assert all(hint and hint < 5_000 for hint in hints), hints
+            assert {(answer.status, answer.headers["retry-after"]) for answer in answers} == {(429, "1")}
+            await asyncio.to_thread(
+                eventually,
+                lambda: all(len(text) > was + 5 for text, was in zip(texts, before, strict=True)),
+                "they go on",
+            )
+        assert all(tuple(text[: len(alone)]) == alone for text in texts)
+        await until_idle(crowded)
+        assert (await client.generate(SHORT)).token_ids == alone
+        assert (await over_http(crowded, "flood")).status == 200
+
+
+async def test_a_key_that_floods_leaves_places_to_another_one(crowded: GatewayCluster) -> None:
+    async with flooded(crowded), client_of(crowded, "calm") as calm, client_of(crowded, "flood") as flood:
+        with pytest.raises(Overloaded, match=f"max_concurrent_requests = {PLACES}: {A_KEYS_MOST} are the key's"):
+            await flood.generate(SHORT)
+        assert len((await calm.generate(SHORT)).token_ids) == SHORT.max_new_tokens
+        assert (await over_http(crowded, "calm")).status == 200
+        assert (await over_http(crowded, "flood")).status == 429
+    await until_idle(crowded)
+
+
+async def test_patient_clients_are_served_in_the_end_and_none_comes_before_its_hint(crowded: GatewayCluster) -> None:
+    def refusals() -> int:
+        return crowded.processes["coordinator"].log_file.read_text().count("reason=OVERLOADED")
+
+    before, wanted, began = refusals(), 4 * PLACES, time.monotonic()
+    async with client_of(crowded, "calm", overload_wait_s=60) as patient:
+        served = await asyncio.gather(*(patient.generate(SHORT) for _ in range(wanted)))
+    assert len({generation.token_ids for generation in served}) == 1
+    hints = (time.monotonic() - began) / (RETRY_AFTER_MS / 1e3)
+    assert 0 < refusals() - before <= wanted * (1 + hints)
+    await until_idle(crowded)

@@ -1,0 +1,94 @@
+"""Rounds inside spans of reasoning are told apart, through real services, by the tokens that mark the spans."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from paceline.client import Generation
+from paceline.protocol.generation import GenerateRequest, SpeculationSettings
+from paceline.protocol.records import GenerationStats
+from tests.e2e.cluster import Cluster, eventually, free_port
+from tests.metrics.scrape import Exposition
+
+OPENING, CLOSING = 0, 1
+TARGET = "table:vocab=16,seed=1,sharpness=1,think=1"
+NEAR = "table:vocab=16,seed=1,sharpness=1,think=1,noise=0.3"
+MODEL = SpeculationSettings(drafter="model", num_draft_tokens=3)
+
+
+@pytest.fixture(scope="module")
+def port() -> int:
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def thinking(tmp_path_factory: pytest.TempPathFactory, port: int) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("reasoning")
+    flags: dict[str, object] = {"server.metrics_port": port}
+    with Cluster(folder, TARGET, drafters=(f"model:{NEAR}",), coordinator_flags=flags) as running:
+        yield running
+
+
+def generated(cluster: Cluster, prompt: tuple[int, ...], tokens: int = 120) -> Generation:
+    with cluster.client() as client:
+        request = GenerateRequest(token_ids=prompt, seed=4, max_new_tokens=tokens, speculation=MODEL)
+        return client.generate(request)
+
+
+def inside(prompt: tuple[int, ...], generation: Generation) -> list[bool]:
+    """Whether a span is open in front of each generated token: by the last marker before it."""
+    text = (*prompt, *generation.token_ids)
+    starts = range(len(prompt), len(text))
+    return [next((token == OPENING for token in reversed(text[:at]) if token <= CLOSING), False) for at in starts]
+
+
+@pytest.mark.parametrize("prompt", [(5, 6, 7), (5, OPENING, 7)], ids=["outside", "opened by the prompt"])
+def test_rounds_belong_to_where_they_begin(thinking: Cluster, prompt: tuple[int, ...]) -> None:
+    generation = generated(thinking, prompt)
+    stats = generation.stats
+    where = inside(prompt, generation)
+    assert {True, False} == set(where), "the text has both"
+    assert where[0] == (OPENING in prompt)
+    for record in stats.records:
+        assert record.reasoning == where[record.base_length + 1 - len(prompt)]
+    assert stats.reasoning is not None
+    assert stats.answer is not None
+    mine = [record for record in stats.records if record.reasoning]
+    assert stats.reasoning.rounds == len(mine)
+    assert stats.reasoning.num_accepted_draft_tokens == sum(record.accepted for record in mine)
+    assert stats.reasoning.num_draft_tokens == sum(record.proposed for record in mine)
+    check_sums(stats)
+
+
+def check_sums(stats: GenerationStats) -> None:
+    """The parts make up the whole; its rate lies between theirs."""
+    assert stats.reasoning is not None
+    assert stats.answer is not None
+    for name in ("rounds", "committed", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"):
+        parts = getattr(stats.reasoning, name) + getattr(stats.answer, name)
+        assert parts == getattr(stats, name) > 0, name
+    slow, fast = sorted((stats.reasoning.tokens_per_second, stats.answer.tokens_per_second))
+    assert 0 < slow <= stats.tokens_per_second <= fast
+
+
+def test_a_prompt_s_closed_span_opens_nothing(thinking: Cluster) -> None:
+    generation = generated(thinking, (5, OPENING, CLOSING, 7), tokens=1)
+    assert not generation.stats.records[0].reasoning
+    assert generation.stats.reasoning is generation.stats.answer is None
+
+
+def test_metrics_have_reasoning_apart(thinking: Cluster, port: int) -> None:
+    def value(name: str, **labels: str) -> float:
+        return Exposition.at(port).value(f"paceline_reasoning_{name}", **labels)
+
+    before = [value("round_duration_seconds_count"), value("tokens_total", kind="accepted")]
+    stats = generated(thinking, (5, OPENING, 7)).stats
+    assert stats.reasoning is not None
+    wanted = [stats.reasoning.rounds, stats.reasoning.num_accepted_draft_tokens]
+
+    def grown() -> list[float]:
+        return [value("round_duration_seconds_count") - before[0], value("tokens_total", kind="accepted") - before[1]]
+
+    eventually(lambda: grown() == wanted, f"{wanted} of reasoning are counted, not {grown()}")

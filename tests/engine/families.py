@@ -1,0 +1,187 @@
+"""Families of targets, each as a tiny random checkpoint; docs/models.md shows the same list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import transformers
+from transformers import PreTrainedConfig
+
+from tests.engine import tiny
+
+WINDOW = 8
+"""Positions of a tiny model's window or chunk."""
+CONTEXT = 64
+_SHAPE: dict[str, Any] = {
+    "vocab_size": tiny.VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": CONTEXT,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_HYBRID = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
+_SHARING = {
+    "sliding_window": WINDOW,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_kv_shared_layers": 2,
+    "vocab_size_per_layer_input": tiny.VOCAB,
+    "hidden_size_per_layer_input": 8,
+}
+_LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+}
+_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+_ROUTED = {**_EXPERTS, "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1}
+_SMALL_GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT}
+
+_VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+
+WINDOWS, SOFTCAP, SINKS = "windows", "soft-cap", "sinks"
+CHUNKS, LATENT, UNEVEN = "chunks", "latent attention", "layers of different shapes"
+
+
+@dataclass(frozen=True)
+class Family:
+    """What a table says of it, and a configuration; `refused` is what loading says, empty if it is served."""
+
+    name: str
+    config_class: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    asks: tuple[str, ...] = ()
+    """Of attention, beside all earlier positions."""
+    refused: str = ""
+    why: str = ""
+    core: bool = False
+    """Tested in every run: one of each kind."""
+    held_by: str = ""
+    """The configuration of a model of text and images that it is the text model of."""
+
+    def config(self) -> PreTrainedConfig:
+        kind: type[PreTrainedConfig] = getattr(transformers, self.config_class)
+        own = {name: value for name, value in {**_SHAPE, **self.changes}.items() if value is not None}
+        text = kind(**own)
+        if not self.held_by:
+            return text
+        holder: Callable[..., PreTrainedConfig] = getattr(transformers, self.held_by)
+        return holder(text_config=text.to_dict(), vision_config=_VISION)
+
+
+_NO_INTERFACE = "does not use transformers' attention interface"
+_OWN_CODE = "its attention is code of its own in transformers"
+_STATE = "recurrent state"
+
+FAMILIES = (
+    Family("Llama 2, 3", "LlamaConfig"),
+    Family("Llama 4", "Llama4TextConfig", {
+        "attention_chunk_size": WINDOW, "num_local_experts": 2, "intermediate_size_mlp": 48, "num_hidden_layers": 4,
+    }, (CHUNKS,), core=True),
+    Family("Mistral 7B v0.1", "MistralConfig", {"sliding_window": WINDOW}, (WINDOWS,), core=True),
+    Family("Mistral Small, Nemo", "MistralConfig", {"sliding_window": None}),
+    Family("Ministral", "MinistralConfig", _HYBRID, (WINDOWS,)),
+    Family("Ministral 3", "Ministral3Config"),
+    Family("Mixtral", "MixtralConfig", {"num_local_experts": 4, "sliding_window": None}),
+    Family("Gemma", "GemmaConfig"),
+    Family("Gemma 2", "Gemma2Config", {
+        **_HYBRID, "query_pre_attn_scalar": 8, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 20.0,
+    }, (WINDOWS, SOFTCAP), core=True),
+    Family("Gemma 3", "Gemma3TextConfig", {**_HYBRID, "query_pre_attn_scalar": 8}, (WINDOWS,)),
+    Family("Gemma 3 with images, text alone", "Gemma3TextConfig", {
+        **_HYBRID, "query_pre_attn_scalar": 8,
+    }, (WINDOWS,), held_by="Gemma3Config"),
+    Family("Gemma 3n", "Gemma3nTextConfig", {
+        **_SHARING, "laurel_rank": 4, "activation_sparsity_pattern": [0.0] * 4, "intermediate_size": [48] * 4,
+    }, (WINDOWS,)),
+    Family("Gemma 4", "Gemma4TextConfig", {**_SHARING, "global_head_dim": 16}, (WINDOWS, UNEVEN), core=True),
+    Family("VaultGemma", "VaultGemmaConfig", _HYBRID, (WINDOWS, SOFTCAP)),
+    Family("Qwen 2, 2.5", "Qwen2Config"),
+    Family("Qwen 2 with windows", "Qwen2Config", {
+        "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1,
+    }, (WINDOWS,), core=True),
+    Family("Qwen 3", "Qwen3Config"),
+    Family("Qwen 3 MoE", "Qwen3MoeConfig", {**_EXPERTS, "num_experts": 4}),
+    Family("gpt-oss", "GptOssConfig", {
+        **_HYBRID, **_EXPERTS, "num_local_experts": 4, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+    }, (WINDOWS, SINKS), core=True),
+    Family("DeepSeek-V2", "DeepseekV2Config", {**_LATENT, **_ROUTED}, (LATENT,)),
+    Family("DeepSeek-V3, R1, Kimi K2", "DeepseekV3Config", {**_LATENT, **_ROUTED}, (LATENT,), core=True),
+    Family("GLM-4", "Glm4Config"),
+    Family("GLM-4.5", "Glm4MoeConfig", _ROUTED),
+    Family("GLM-4.7 Flash", "Glm4MoeLiteConfig", {**_LATENT, **_ROUTED}, (LATENT,)),
+    Family("MiMo-V2-Flash", "MiMoV2FlashConfig", {
+        **_HYBRID, **_EXPERTS, "n_routed_experts": 4, "v_head_dim": 12, "mlp_layer_types": ["dense", "sparse"],
+    }, (WINDOWS, SINKS, UNEVEN), core=True),
+    Family("MiniCPM 3", "MiniCPM3Config", _LATENT, (LATENT,)),
+    Family("MiniMax-M2", "MiniMaxM2Config", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    Family("Phi", "PhiConfig"),
+    Family("Phi 3", "Phi3Config", {"sliding_window": WINDOW}, (WINDOWS,)),
+    Family("OLMo 2", "Olmo2Config"),
+    Family("OLMo 3", "Olmo3Config", _HYBRID, (WINDOWS,)),
+    Family("Command R", "CohereConfig"),
+    Family("Command R7B, A", "Cohere2Config", _HYBRID, (WINDOWS,)),
+    Family("Granite", "GraniteConfig"),
+    Family("Granite MoE", "GraniteMoeConfig", {"num_local_experts": 4}),
+    Family("EXAONE 4", "Exaone4Config", _HYBRID, (WINDOWS,)),
+    Family("SmolLM 3", "SmolLM3Config"),
+    Family("Seed-OSS", "SeedOssConfig"),
+    Family("Nemotron", "NemotronConfig"),
+    Family("ERNIE 4.5", "Ernie4_5Config"),
+    Family("Apertus", "ApertusConfig"),
+    Family("StarCoder 2", "Starcoder2Config", {"sliding_window": WINDOW}, (WINDOWS,)),
+    Family("StableLM", "StableLmConfig"),
+    Family("GPT-2", "GPT2Config", _SMALL_GPT),
+    Family("GPT-NeoX, Pythia", "GPTNeoXConfig"),
+    Family("OPT", "OPTConfig", {"ffn_dim": 48, "word_embed_proj_dim": 32}),
+    Family("Bloom", "BloomConfig", {"n_layer": 2, "n_head": 4}, ("ALiBi",), _NO_INTERFACE, _OWN_CODE),
+    Family("MPT", "MptConfig", {"d_model": 32, "n_heads": 4, "n_layers": 2}, ("ALiBi",), _NO_INTERFACE, _OWN_CODE),
+    Family("Falcon", "FalconConfig", {"head_dim": None}, (), _NO_INTERFACE, _OWN_CODE),
+    Family("GPT-J", "GPTJConfig", {**_SMALL_GPT, "rotary_dim": 4}, (), _NO_INTERFACE, _OWN_CODE),
+    Family("CodeGen", "CodeGenConfig", {**_SMALL_GPT, "rotary_dim": 4}, (), _NO_INTERFACE, _OWN_CODE),
+    Family("Qwen 3 Next", "Qwen3NextConfig", {
+        **_EXPERTS, "num_experts": 4, "layer_types": ["linear_attention", "full_attention"],
+    }, ("linear attention",), "layers of type linear_attention", _STATE),
+    Family("Jamba", "JambaConfig", {}, ("state space",), "layers of type linear_attention", _STATE),
+    Family("Mamba", "MambaConfig", {"state_size": 4}, ("state space",), "layers of type linear_attention", _STATE),
+    Family("DeepSeek-V3.2", "DeepseekV32Config", {
+        **_LATENT, **_ROUTED, "index_topk": 4, "index_n_heads": 2, "index_head_dim": 16,
+    }, ("an index of keys",), "layers of type indexed_attention", "it chooses keys by what they hold"),
+    Family("DiffLlama", "DiffLlamaConfig", {}, ("two attentions a layer",), "attends twice", "one a layer is built"),
+    Family("Doge", "DogeConfig", {}, ("a mask of its own",), "mask of its own", "it masks keys by what they hold"),
+)  # fmt: skip
+
+SERVED = tuple(family for family in FAMILIES if not family.refused)
+REFUSED = tuple(family for family in FAMILIES if family.refused)
+
+
+def table() -> str:
+    """The families as a table of Markdown."""
+    rows = ["| family | beside attention to all earlier positions | served |", "|---|---|---|"]
+    for family in FAMILIES:
+        served = f"refused: {family.why}" if family.refused else "yes"
+        rows.append(f"| {family.name} | {', '.join(family.asks) or '–'} | {served} |")
+    return "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    print(table(), end="")  # noqa: T201

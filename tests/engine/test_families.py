@@ -1,0 +1,390 @@
+"""Families of targets: greedy text as transformers generates it, sampled text through trees and chains."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.engine import attention, probe, transformer
+from paceline.engine.attention import SINKS, SOFTCAP, AttentionFacts, Horizon
+from paceline.engine.cpu import row_attention
+from paceline.engine.cuda import packing
+from paceline.engine.cuda.static_engine import StaticEngine
+from paceline.engine.decoder import build_engine
+from paceline.engine.forward import ATTENTION_NAME, AttentionCall
+from paceline.engine.interface import Engine, Logits, Prefix, StepItem, StepPlan
+from paceline.engine.parallel.decoder import build_share
+from paceline.engine.transformer import TransformerEngine
+from paceline.engine.weights import load_decoder
+from paceline.models.resolve import resolve
+from paceline.models.tokenizer import TableTokenizer
+from paceline.protocol.errors import Unsupported
+from paceline.protocol.proposal import ROOT, Acceptance, Proposal, SparseDistribution
+from paceline.protocol.sampling import NoiseKey, SamplingParams
+from paceline.protocol.session import SessionSpec
+from paceline.protocol.target import Round
+from paceline.runtime.config import EngineSettings
+from paceline.sampling.tree import child_with_token
+from paceline.train.corpus import Role, Row
+from paceline.train.student import learned_logits
+from target_service.verifier import verify
+from tests.engine import tiny
+from tests.engine.families import CONTEXT, FAMILIES, REFUSED, SERVED, WINDOW, Family, table
+from tests.engine.parallel.ranks import ThreadRanks, run_ranks
+from tests.engine.test_growth import check_growth
+from tests.engine.test_transformer import TOLERANCE
+
+PROMPT = (5, 17, 3, 88, 41, 9, 60, 23, 71, 12)
+LENGTH = 34
+"""Tokens of a text: several windows."""
+SETTINGS = EngineSettings(threads=1, kv_bytes=1 << 24, max_model_len=CONTEXT)
+SPEC = SessionSpec(PROMPT, len(PROMPT), SamplingParams(temperature=0.9), NoiseKey(11), Acceptance.COUPLED)
+CORE = [family for family in SERVED if family.core]
+DOCS = Path(__file__).parents[2] / "docs" / "models.md"
+
+
+@dataclass(frozen=True)
+class ServedFamily:
+    """An engine, and the same model as transformers made it."""
+
+    engine: TransformerEngine
+    model: Any
+    plain: tiny.Plain
+
+
+def loaded(family: Family, folder: Path | None = None) -> ServedFamily:
+    """Made as it is, or read back from a checkpoint that it is written to."""
+    model = tiny.random_model(family.config())
+    for name, weight in model.named_parameters():
+        if name.endswith("sinks"):
+            torch.nn.init.normal_(weight, mean=1.0)
+    whole: Any = copy.deepcopy(model)
+    plain = tiny.Plain(model)
+    if folder is not None:
+        model.save_pretrained(folder)
+        model = load_decoder(resolve(str(folder)), SETTINGS)
+    engine = build_engine(model, TableTokenizer(tiny.VOCAB, None), SETTINGS, family.name)
+    assert isinstance(engine, TransformerEngine)
+    return ServedFamily(engine, whole.eval(), plain)
+
+
+def built(family: Family, *, static: bool = False, **settings: Any) -> Engine:
+    wanted = SETTINGS.model_copy(update=settings)
+    tokenizer = TableTokenizer(tiny.VOCAB, None)
+    return build_engine(tiny.random_model(family.config()), tokenizer, wanted, family.name, static=static)
+
+
+def _marked(family: Family) -> Any:
+    return pytest.param(family, id=family.name, marks=() if family.core else pytest.mark.full)
+
+
+@pytest.fixture(scope="module", params=[_marked(family) for family in SERVED])
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ServedFamily:
+    return loaded(request.param, tmp_path_factory.mktemp("checkpoint"))
+
+
+@pytest.fixture(scope="module", params=CORE, ids=lambda family: family.name)
+def core(request: pytest.FixtureRequest) -> ServedFamily:
+    return loaded(request.param)
+
+
+def step(engine: Engine, item: StepItem) -> Logits:
+    (logits,) = engine.step(StepPlan((item,)))
+    return logits
+
+
+def greedy(engine: Engine) -> list[int]:
+    """The prompt in two chunks, then a token a step."""
+    tokens = list(PROMPT)
+    engine.open(1, CONTEXT)
+    step(engine, StepItem(1, 0, PROMPT[:7]))
+    base = 7
+    while len(tokens) < LENGTH:
+        logits = step(engine, StepItem(1, base, tuple(tokens[base:]), logit_rows=(len(tokens) - base - 1,)))
+        base = len(tokens)
+        tokens.append(int(logits[0].argmax()))
+    engine.close(1)
+    return tokens
+
+
+def test_greedy_text_is_that_of_generate(served: ServedFamily) -> None:
+    generated = served.model.generate(
+        torch.tensor([PROMPT]),
+        attention_mask=torch.ones((1, len(PROMPT)), dtype=torch.long),
+        do_sample=False,
+        max_length=LENGTH,
+        min_length=LENGTH,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    assert greedy(served.engine) == generated[0].tolist()
+
+
+def sampled(plain: tiny.Plain) -> list[int]:
+    """The text that plain forward passes draw."""
+    tokens = list(PROMPT)
+    while len(tokens) < LENGTH:
+        logits = plain.logits(tokens).numpy()[None]
+        tokens.extend(verify(logits, SPEC, Round(1, len(tokens) - 1, ROOT, (tokens[-1],))).token_ids)
+    return tokens
+
+
+def tree_of(text: Sequence[int], known: int) -> Proposal:
+    """What comes, as a branch beside wrong ones; every node's row differs from its position."""
+    first, second, third = (*text[known : known + 3], 1, 2, 3)[:3]
+    wrong = [(token + 1) % tiny.VOCAB for token in (first, second, third)]
+    nodes = (wrong[0], first, wrong[1], second, wrong[1], wrong[2], third)
+    return Proposal(1, nodes, (0.5,) * 7, (ROOT, ROOT, 0, 1, 1, 3, 3))
+
+
+def chain_of(text: Sequence[int], known: int) -> Proposal:
+    """What comes, the third token wrong."""
+    first, second, third = (*text[known : known + 3], 1, 2, 3)[:3]
+    return Proposal(1, (first, second, (third + 1) % tiny.VOCAB), (0.5,) * 3)
+
+
+def speculated(engine: Engine, text: Sequence[int], propose: Callable[[Sequence[int], int], Proposal]) -> list[int]:
+    """A text in rounds, whatever is accepted kept, and the rest rolled back."""
+    tokens, base = list(PROMPT), len(PROMPT) - 1
+    kept: tuple[int, ...] = ()
+    engine.open(1, CONTEXT + 8)
+    step(engine, StepItem(1, 0, PROMPT[:-1]))
+    while len(tokens) < LENGTH:
+        proposal = propose(text, len(tokens))
+        parents = (ROOT, *(parent + 1 for parent in proposal.parents))
+        rows = tuple(range(len(parents)))
+        logits = step(engine, StepItem(1, base, (tokens[-1], *proposal.token_ids), parents, kept, rows))
+        drawn = verify(logits, SPEC, Round(1, base, ROOT, (tokens[-1],), proposal)).token_ids
+        node: int | None = ROOT
+        path = [base]
+        while node is not None:
+            tokens.append(drawn[node + 1])
+            node = child_with_token(proposal, node, tokens[-1])
+            path += [base + 1 + node] if node is not None else []
+        kept, base = tuple(path), base + len(path)
+    engine.close(1)
+    return tokens[:LENGTH]
+
+
+def test_sampled_text_is_that_of_plain_forward_passes(served: ServedFamily) -> None:
+    text = sampled(served.plain)
+    for propose in (tree_of, chain_of):
+        assert speculated(served.engine, text, propose) == text
+
+
+def test_rejection_and_block_draw_what_plain_forward_passes_do(core: ServedFamily) -> None:
+    tokens = (*PROMPT, *(t + 1 for t in PROMPT))
+    support = SparseDistribution((3, 40, 96), (0.5, 0.25, 0.25))
+    proposal = Proposal(1, (40, 96), (0.25, 0.25), supports=(support, support))
+    core.engine.open(1, CONTEXT)
+    logits = step(core.engine, StepItem(1, 0, (*tokens, 40, 96), logit_rows=(19, 20, 21)))
+    core.engine.close(1)
+    rows = np.stack([core.plain.logits([*tokens, *path]).numpy() for path in ((), (40,), (40, 96))])
+    round_ = Round(1, 19, ROOT, tokens[-1:], proposal)
+    for acceptance in (Acceptance.REJECTION, Acceptance.BLOCK):
+        spec = SessionSpec(PROMPT, len(PROMPT), SamplingParams(temperature=0.9), NoiseKey(11), acceptance)
+        mine, theirs = verify(logits, spec, round_), verify(rows, spec, round_)
+        assert mine.token_ids == theirs.token_ids
+        assert mine.target_probabilities == pytest.approx(theirs.target_probabilities, rel=1e-3)
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["few keys", "many keys"])
+def test_trees_grow_lose_branches_and_become_trunk(core: ServedFamily, compiled: bool) -> None:
+    few, row_decoder = core.engine.few_keys, core.engine.row_decoder
+    if not compiled:
+        core.engine.few_keys, core.engine.row_decoder = 0, None
+    try:
+        check_growth(core.engine, lambda history: core.plain.logits(history).numpy(), 1, TOLERANCE)
+    finally:
+        core.engine.few_keys, core.engine.row_decoder = few, row_decoder
+
+
+def test_sessions_share_rows_of_every_width(core: ServedFamily) -> None:
+    tokens = tuple(range(3, 43))
+    prefix = Prefix(tokens, len(tokens))
+    for reused in (0, 39):
+        assert core.engine.open(1, CONTEXT, prefix) == reused
+        logits = step(core.engine, StepItem(1, reused, tokens[reused:], logit_rows=(len(tokens) - reused - 1,)))
+        np.testing.assert_allclose(logits[0], core.plain.logits(tokens).numpy(), atol=TOLERANCE, rtol=0)
+        core.engine.close(1)
+
+
+@pytest.mark.parametrize("name", ["Mistral 7B v0.1", "Llama 4", "Gemma 2", "gpt-oss"])
+def test_static_steps_know_it_all(name: str) -> None:
+    family = next(each for each in CORE if each.name == name)
+    plain = tiny.Plain(tiny.random_model(family.config()))
+    engine = built(family, static=True)
+    assert isinstance(engine, StaticEngine)
+    text = sampled(plain)
+    assert speculated(engine, text, tree_of) == text
+    check_growth(engine, lambda history: plain.logits(history).numpy(), 0, TOLERANCE)
+
+
+def test_the_comparison_with_static_steps_catches_windows_counted_in_kv_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    family = next(each for each in CORE if each.name == "Mistral 7B v0.1")
+    plain, engine = tiny.Plain(tiny.random_model(family.config())), built(family, static=True)
+    for module in (packing, attention):
+        monkeypatch.setattr(module, "key_positions", lambda item: np.arange(item.base_length + len(item.token_ids)))
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        for seed in range(4):
+            check_growth(engine, lambda history: plain.logits(history).numpy(), seed, TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["Mistral 7B v0.1", "Llama 4"])
+def test_windows_are_reproducible(name: str) -> None:
+    family = next(each for each in CORE if each.name == name)
+    plain = tiny.Plain(tiny.random_model(family.config()))
+    engine = built(family, reproducible=True)
+    text = sampled(plain)
+    rows = []
+    for propose in (tree_of, chain_of):
+        assert speculated(engine, text, propose) == text
+    for chunks in ((0, 7, 40), (0, 33, 34, 40)):
+        engine.open(1, CONTEXT, Prefix(prompt_rows=40))
+        for start, end in itertools.pairwise(chunks):
+            logits = step(
+                engine, StepItem(1, start, (*text, 1, 2, 3, 4, 5, 6)[start:end], logit_rows=(end - start - 1,))
+            )
+        rows.append(logits[0].copy())
+        engine.close(1)
+    assert (rows[0] == rows[1]).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Gemma 2", "attention with softcap"),
+        ("DeepSeek-V3, R1, Kimi K2", "keys and values, or layers, of different shapes"),
+    ],
+)
+def test_what_reproducible_mode_does_not_know_is_refused(name: str, message: str) -> None:
+    with pytest.raises(Unsupported, match=f"in reproducible mode: {message}"):
+        built(next(each for each in CORE if each.name == name), reproducible=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("Mistral 7B v0.1", "sliding windows or chunks"), ("MiMo-V2-Flash", "sliding windows")]
+)
+def test_what_ranks_do_not_know_is_refused(name: str, message: str) -> None:
+    model = tiny.random_model(next(each for each in CORE if each.name == name).config())
+
+    def leader(group: ThreadRanks) -> None:
+        build_share(model, TableTokenizer(tiny.VOCAB, None), SETTINGS, name, group, torch.device("cpu"))
+
+    with pytest.raises(Unsupported, match=f"{message}.*: one process only"):
+        run_ranks(1, leader, lambda group: None)
+
+
+def test_a_draft_is_trained_on_the_attention_it_will_have() -> None:
+    for name in ("Gemma 2", "gpt-oss"):
+        model = tiny.random_model(next(each for each in CORE if each.name == name).config())
+        plain = tiny.Plain(model)
+        model.train(False)
+        model.set_attn_implementation(ATTENTION_NAME)
+        tokens = np.arange(3, 33, dtype=np.int32)
+        logits = learned_logits(model, Row(tokens, np.full(30, Role.ANSWER, np.int8), 1.0)).detach()
+        torch.testing.assert_close(logits[-1], plain.logits(tokens[:-1].tolist()), atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("family", REFUSED, ids=lambda family: family.name)
+def test_what_is_refused_is_refused_by_name(family: Family) -> None:
+    with pytest.raises(Unsupported, match=family.refused):
+        build_engine(tiny.random_model(family.config()), TableTokenizer(tiny.VOCAB, None), SETTINGS, family.name)
+
+
+def test_the_table_of_families_is_this_list() -> None:
+    assert table() in DOCS.read_text(), "tests/engine/families.py makes the table: python -m tests.engine.families"
+
+
+def _first_key_earlier(patch: pytest.MonkeyPatch) -> None:
+    """A window that is longer by one."""
+    horizon = probe._horizon
+
+    def longer(*given: Any) -> Horizon | None:
+        found = horizon(*given)
+        return None if found is None else np.maximum(found - 1, 0)
+
+    patch.setattr(probe, "_horizon", longer)
+
+
+def _last_key_lost(patch: pytest.MonkeyPatch) -> None:
+    """A window that is shorter by one."""
+    horizon = probe._horizon
+
+    def shorter(*given: Any) -> Horizon | None:
+        found = horizon(*given)
+        return None if found is None else found + (found > 0)
+
+    patch.setattr(probe, "_horizon", shorter)
+
+
+def _windows_count_rows(patch: pytest.MonkeyPatch) -> None:
+    """On a tree, neighbours among KV rows take each other for earlier positions."""
+
+    def by_row(item: StepItem, horizon: Horizon | None) -> list[tuple[int, int, list[int]]]:
+        firsts = [0 if horizon is None else int(horizon[item.base_length + i]) for i in range(len(item.token_ids))]
+        return [
+            (min(first, end), end, [slot for slot in path if slot >= first])
+            for first, (end, path) in zip(firsts, row_attention._paths(item), strict=True)
+        ]
+
+    patch.setattr(attention, "key_positions", lambda item: np.arange(item.base_length + len(item.token_ids)))
+    patch.setattr(row_attention, "_seen", by_row)
+
+
+def _without(term: str) -> Callable[[pytest.MonkeyPatch], None]:
+    def mutate(patch: pytest.MonkeyPatch) -> None:
+        whole = attention.packed_attention
+
+        def bare(call: AttentionCall, *given: Any) -> torch.Tensor:
+            return whole(call._replace(extras={**call.extras, term: None}), *given)
+
+        patch.setattr(transformer, "packed_attention", bare)
+
+    return mutate
+
+
+MUTANTS = {
+    "a window longer by one": (_first_key_earlier, "Mistral 7B v0.1"),
+    "a window shorter by one": (_last_key_lost, "Gemma 3"),
+    "a chunk longer by one": (_first_key_earlier, "Llama 4"),
+    "a window counted in KV rows": (_windows_count_rows, "Mistral 7B v0.1"),
+    "a window counted in KV rows, one by one": (_windows_count_rows, "Gemma 2"),
+    "no soft-cap": (_without(SOFTCAP), "Gemma 2"),
+    "no sinks": (_without(SINKS), "gpt-oss"),
+}
+
+
+@pytest.mark.parametrize("name", list(MUTANTS))
+def test_the_self_check_and_the_texts_catch(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    mutate, family = MUTANTS[name]
+    mutate(monkeypatch)
+    chosen = next(each for each in FAMILIES if each.name == family)
+    with pytest.raises(Unsupported, match="packed logits differ"):
+        loaded(chosen)
+    monkeypatch.setattr("paceline.engine.decoder.self_check", lambda engine, reference: None)
+    mutant = loaded(chosen)
+    with pytest.raises(AssertionError):
+        for seed in range(2):
+            check_growth(mutant.engine, lambda history: mutant.plain.logits(history).numpy(), seed, TOLERANCE)
+
+
+def _mixed_lengths(facts: AttentionFacts) -> list[int]:
+    return [0 if kind.horizon is None else int((kind.horizon > 0).argmax()) for kind in facts.kinds]
+
+
+def test_horizons_are_what_the_models_masks_say() -> None:
+    by_name = {family.name: family for family in CORE}
+    for name, lengths in (("Mistral 7B v0.1", [WINDOW]), ("Gemma 2", [WINDOW, 0]), ("DeepSeek-V3, R1, Kimi K2", [0])):
+        assert _mixed_lengths(loaded(by_name[name]).engine.attention) == lengths
+    chunked = loaded(by_name["Llama 4"]).engine.attention.kinds[0].horizon
+    assert chunked is not None
+    assert chunked[[0, 7, 8, 15, 16]].tolist() == [0, 0, 8, 8, 16]

@@ -1,0 +1,156 @@
+"""A running coordinator whose target or draft service says mutated things.
+
+The service is in this process, right in all that it computes; its frames are mutated as they leave. Whatever a draft
+says, the text is the target's own. A target's word is the text, so there a request has an answer or a typed error.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import tempfile
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from paceline.client import AsyncClient
+from paceline.local.service_process import Flags
+from paceline.protocol.errors import PacelineError
+from paceline.protocol.generation import GenerateRequest, SpeculationSettings
+from paceline.v1 import draft_service_pb2_grpc as draft_grpc
+from paceline.v1 import target_service_pb2_grpc as target_grpc
+from tests.e2e.cluster import Cluster
+from tests.fuzz.cases import ACCEPTED, FuzzCase, Untyped, typed
+from tests.fuzz.corpus import parts_of_messages
+from tests.fuzz.grpc_surfaces import MODEL
+from tests.fuzz.message_mutations import mutated_message
+from tests.fuzz.running_services import WatchedServices
+from tests.services.harness import RecordingEngine, draft_service, serving, target_service
+
+TOKENS = 10
+MUTATED = 0.3
+"""Share of frames."""
+REQUEST_S, LIED_S = 20.0, 3.0
+"""A request whose target is right ends in some 50 ms; one whose target lies may be asked again and again."""
+FLAGS: Flags = {"draft_timeout_ms": 20.0, "round_timeout_ms": 500.0, "reconnect_max_ms": 60.0}
+
+
+class MutatedWrites:
+    """A gRPC context whose frames are mutated on their way out."""
+
+    def __init__(self, context: Any, relay: MutatingRelay) -> None:
+        self._context = context
+        self._relay = relay
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    async def write(self, message: Any) -> None:
+        await self._context.write(self._relay.mutated(message))
+
+
+class MutatingRelay(draft_grpc.DraftServiceServicer, target_grpc.TargetServiceServicer):
+    """Serves links of a servicer in this process; `rng` None: as it is."""
+
+    def __init__(self, servicer: Any) -> None:
+        self._servicer = servicer
+        self.rng: random.Random | None = None
+
+    def mutated(self, frame: Any) -> Any:
+        """What leaves in place of a frame."""
+        if self.rng is None or self.rng.random() >= MUTATED:
+            return frame
+        if frame.HasField("welcome") and self.rng.random() < 0.5:
+            return frame
+        return mutated_message(self.rng, frame, (*parts_of_messages(), frame), most=2)
+
+    async def Draft(self, request_iterator: Any, context: Any) -> None:
+        await self._servicer.serve_link(MutatedWrites(context, self))
+
+    async def Verify(self, request_iterator: Any, context: Any) -> None:
+        await self._servicer.serve_link(MutatedWrites(context, self))
+
+
+@dataclass
+class LiedToTarget:
+    """A coordinator, asked for text while a peer of its says mutated things."""
+
+    watched: WatchedServices
+    client: AsyncClient
+    relay: MutatingRelay
+    keeps_text: bool
+    expected: dict[int, tuple[int, ...]]
+
+    async def run(self, case: FuzzCase) -> str:
+        rng = case.rng
+        wanted = _request(rng.randrange(8), off=False)
+        self.relay.rng = rng
+        try:
+            generation = await self.client.generate(wanted)
+        except PacelineError as error:
+            if self.keeps_text:
+                raise Untyped(f"the draft ended a request: {error.reason} {error.message}") from error
+            return typed(error)
+        finally:
+            self.relay.rng = None
+            self.watched.check()
+        if self.keeps_text and generation.token_ids != self.expected[wanted.seed or 0]:
+            raise Untyped("the draft changed the text")
+        return ACCEPTED
+
+    async def probe(self) -> None:
+        for seed in range(8) if not self.expected else (0,):
+            # A link that a mutation has broken may have to be made anew first.
+            text = (await self.client.generate(_request(seed, off=True))).token_ids
+            assert self.expected.setdefault(seed, text) == text, "the text is as it was"
+        await self.watched.check_held()
+
+    def facts(self) -> dict[str, str]:
+        return self.watched.facts()
+
+
+def _request(seed: int, *, off: bool) -> GenerateRequest:
+    drafted = SpeculationSettings(off=True) if off else SpeculationSettings(drafter="auto", num_draft_tokens=3)
+    return GenerateRequest(token_ids=(1, 2, 3), seed=seed, max_new_tokens=TOKENS, speculation=drafted)
+
+
+@dataclass(frozen=True)
+class EventsSurface:
+    """One kind of peer."""
+
+    name: str
+    serve: Callable[[RecordingEngine], Any]
+    add: Callable[[Any, grpc.aio.Server], None]
+    is_draft: bool
+    probe_every: int = 25
+
+    @asynccontextmanager
+    async def open(self, seed: int) -> AsyncIterator[LiedToTarget]:
+        async with self.serve(RecordingEngine()) as (servicer, _):
+            relay = MutatingRelay(servicer)
+            async with serving(lambda server: self.add(relay, server)) as address:
+                with tempfile.TemporaryDirectory() as folder, self._cluster(Path(folder), address) as cluster:
+                    async with cluster.async_client(
+                        timeout_s=REQUEST_S if self.is_draft else LIED_S, wait_ready=REQUEST_S
+                    ) as client:
+                        yield LiedToTarget(WatchedServices(cluster), client, relay, self.is_draft, {})
+
+    def _cluster(self, folder: Path, address: str) -> Cluster:
+        flags = FLAGS | ({"draft.address": address} if self.is_draft else {})
+        cluster = Cluster(folder, MODEL, drafters=(), coordinator_flags=flags)
+        cluster.target_proxy = None if self.is_draft else address
+        return cluster
+
+
+EVENTS: Mapping[str, Callable[[], EventsSurface]] = {
+    "draft-events": functools.partial(
+        EventsSurface, "draft-events", draft_service, draft_grpc.add_DraftServiceServicer_to_server, True
+    ),
+    "target-events": functools.partial(
+        EventsSurface, "target-events", target_service, target_grpc.add_TargetServiceServicer_to_server, False
+    ),
+}

@@ -1,0 +1,212 @@
+"""The sessions of a target and of a draft service, in this process: whole links of frames, without a network.
+
+The servicers get a context that reads the frames of a script and keeps what is written. A script goes on when what
+it said before was worked off, so that rounds follow verdicts as they do in earnest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+from google.rpc import status_pb2
+
+from paceline.protocol.codec import encode_hello, error_of
+from paceline.protocol.draft import DraftBudget, DraftedProposal
+from paceline.protocol.errors import PacelineError
+from paceline.protocol.handshake import Hello
+from paceline.protocol.session import Close, Failure
+from paceline.protocol.target import Verdict
+from paceline.rpc.link_kinds import DRAFT, TARGET, LinkKind
+from paceline.rpc.servicer import SessionServicer
+from paceline.rpc.statuses import DETAILS_KEY, from_status
+from tests.fuzz.cases import ACCEPTED, FuzzCase, Untyped, typed
+from tests.fuzz.codec_surface import UNREADABLE
+from tests.fuzz.link_scripts import LinkScript, mutated_draft_script, mutated_target_script
+from tests.services.expected import own_tokens
+from tests.services.harness import (
+    RecordingEngine,
+    draft_open,
+    draft_service,
+    first_round,
+    target_open,
+    target_service,
+)
+
+PREFIX = (1, 2, 3, 4, 5)
+STEP_S = 0.001
+SETTLED_S = 45.0
+"""What a service may take to work off what it was told: a step takes a millisecond, the first one is compiled."""
+
+
+@dataclass
+class ScriptedContext:
+    """What a servicer sees of a gRPC stream: frames in their order, and where answers go."""
+
+    kind: LinkKind[Any, Any]
+    frames: list[bytes]
+    settled: Callable[[ScriptedContext], Any]
+    written: list[Any] = field(default_factory=list)
+    refusal: PacelineError | None = None
+
+    async def read(self) -> Any:
+        """The next frame. One that is no protobuf ends the stream, as gRPC does."""
+        await self.settled(self)
+        if not self.frames:
+            return grpc.aio.EOF
+        try:
+            request: Any = self.kind.request
+            return request.FromString(self.frames.pop(0))
+        except DecodeError:
+            raise asyncio.CancelledError from None
+
+    async def write(self, message: Any) -> None:
+        """Keep an answer as it would arrive."""
+        response: Any = self.kind.response
+        self.written.append(response.FromString(message.SerializeToString()))
+
+    async def abort(self, code: Any, details: str, trailing_metadata: Any) -> None:
+        """Keep why the stream ended."""
+        self.refusal = from_status(status_pb2.Status.FromString(dict(trailing_metadata)[DETAILS_KEY]))
+        raise grpc.aio.AbortError
+
+    def peer(self) -> str:
+        return "fuzz"
+
+    def done(self) -> bool:
+        return False
+
+    def cancelled(self) -> bool:
+        return False
+
+
+@dataclass
+class LinkedTarget:
+    """A servicer in this process."""
+
+    kind: LinkKind[Any, Any]
+    servicer: SessionServicer[Any]
+    engine: RecordingEngine
+    make: Callable[[Any], LinkScript]
+    probe_commands: list[Any]
+    answer: type[Any]
+    answers: list[Any] = field(default_factory=list)
+
+    async def run(self, case: FuzzCase) -> str:
+        script = self.make(case.rng)
+        context = ScriptedContext(self.kind, [*script.frames], self._worked_off)
+        self.engine.plans.clear()
+        kind = await self._served(context)
+        await self._nothing_held()
+        reasons = [typed(error_of(failure)) for failure in _failures(context)]
+        return kind or next(iter(reasons), ACCEPTED)
+
+    async def probe(self) -> None:
+        commands = [self.kind.encode_command(command) for command in self.probe_commands]
+        frames = [self.kind.request(hello=encode_hello(Hello("probe"))), self.kind.request(commands=commands)]
+        context = ScriptedContext(self.kind, [each.SerializeToString() for each in frames], self._answered)
+        assert await self._served(context) == "", "an ordinary link is accepted"
+        answers = [event for event in _events(context) if isinstance(event, self.answer)]
+        assert answers[0] is not None, "it is answered"
+        assert _tokens(answers[0]) == own_tokens(PREFIX, len(_tokens(answers[0]))), "the text is the target's own"
+        await self._nothing_held()
+
+    def facts(self) -> dict[str, str]:
+        return {"steps": str(self.servicer.scheduler.steps)}
+
+    async def _served(self, context: ScriptedContext) -> str:
+        try:
+            await self.servicer.serve_link(context)
+        except asyncio.CancelledError:
+            return UNREADABLE
+        except grpc.aio.AbortError:
+            assert context.refusal is not None, "a refusal says why"
+            return typed(context.refusal)
+        return ""
+
+    async def _answered(self, context: ScriptedContext) -> None:
+        """Before the stream ends, return once the answer is there."""
+        if not context.frames:
+            await _until(lambda: any(isinstance(each, self.answer) for each in _events(context)), "it is answered")
+
+    async def _worked_off(self, context: ScriptedContext) -> None:
+        """Return once nothing waits for a step, and one that runs has had its time."""
+        scheduler = self.servicer.scheduler
+        await asyncio.sleep(STEP_S)
+        await _until(
+            lambda: not scheduler.queue_length or self.servicer.runner.done(), "it works off what it was told"
+        )
+
+    async def _nothing_held(self) -> None:
+        if self.servicer.runner.done():
+            raise Untyped("the scheduler has ended")
+        scheduler, engine = self.servicer.scheduler, self.engine
+        await _until(lambda: not scheduler.sessions and not engine.kv_rows, "no session and no row is left")
+
+
+def _tokens(answer: Any) -> list[int]:
+    return list(answer.token_ids if isinstance(answer, Verdict) else answer.proposal.token_ids)
+
+
+def _events(context: ScriptedContext) -> list[Any]:
+    return [context.kind.decode_event(event) for frame in context.written for event in frame.events]
+
+
+def _failures(context: ScriptedContext) -> list[Failure]:
+    return [event for event in _events(context) if isinstance(event, Failure)]
+
+
+async def _until(condition: Callable[[], bool], what: str) -> None:
+    try:
+        async with asyncio.timeout(SETTLED_S):
+            while not condition():  # noqa: ASYNC110  any condition
+                await asyncio.sleep(0.0005)
+    except TimeoutError:
+        raise Untyped(f"not within {SETTLED_S:g} s: {what}") from None
+
+
+@dataclass(frozen=True)
+class SessionsSurface:
+    """One kind of link."""
+
+    name: str
+    serve: Callable[[RecordingEngine], Any]
+    kind: LinkKind[Any, Any]
+    make: Callable[[Any], LinkScript]
+    probe_commands: tuple[Any, ...]
+    answer: type[Any]
+    probe_every: int = 10
+
+    @asynccontextmanager
+    async def open(self, seed: int) -> AsyncIterator[LinkedTarget]:
+        engine = RecordingEngine()
+        async with self.serve(engine) as (servicer, _):
+            yield LinkedTarget(self.kind, servicer, engine, self.make, [*self.probe_commands], self.answer)
+
+
+SESSIONS: Mapping[str, Callable[[], SessionsSurface]] = {
+    "target": functools.partial(
+        SessionsSurface,
+        "target",
+        target_service,
+        TARGET,
+        mutated_target_script,
+        (target_open(1, PREFIX), first_round(1, PREFIX), Close(2)),
+        Verdict,
+    ),
+    "draft": functools.partial(
+        SessionsSurface,
+        "draft",
+        draft_service,
+        DRAFT,
+        mutated_draft_script,
+        (draft_open(1, PREFIX, DraftBudget(max_tokens=3)), Close(2)),
+        DraftedProposal,
+    ),
+}

@@ -1,0 +1,110 @@
+"""What the fuzzer found in files that users give: each is refused by name, in the words of its reader."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.formats.kinds import kind_of, load_onto
+from paceline.protocol.errors import InvalidInput
+from tests.formats import eagle_files
+from tests.fuzz.checkpoint_files import checkpoints, tiny_target
+from tests.fuzz.user_files import KINDS
+
+READERS = {kind.name: kind for kind in KINDS}
+DEEP = b"[" * 100_000
+DIGITS = b"9" * 5_000
+JSON_READERS = (
+    "saved response", "trace", "Spec-Bench questions", "texts to train on", "branching points", "draft's manifest",
+    "model's config.json", "coordinator's records", "speculative_config",
+)  # fmt: skip
+TEXT_READERS = ("draft's manifest", "endpoints", "coordinator's records", "model's config.json", "scenario", "corpus")
+
+
+def read(tmp_path: Path, name: str, content: bytes) -> Any:
+    kind = READERS[name]
+    (tmp_path / kind.file).write_bytes(content)
+    return kind.read(tmp_path / kind.file)
+
+
+@pytest.mark.parametrize(
+    "content", [DEEP, DIGITS, b'{"a": ' + DIGITS + b"}"], ids=["deep", "digits", "digits inside"]
+)
+@pytest.mark.parametrize("name", JSON_READERS)
+def test_json_that_the_library_cannot_follow_is_refused(tmp_path: Path, name: str, content: bytes) -> None:
+    with pytest.raises(InvalidInput):
+        read(tmp_path, name, content)
+
+
+@pytest.mark.parametrize("name", TEXT_READERS)
+def test_bytes_that_are_no_text_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidInput, match="UTF-8"):
+        read(tmp_path, name, b"\xff\xfe")
+
+
+def test_toml_that_the_library_cannot_follow_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="a readable TOML file"):
+        read(tmp_path, "gateway's configuration", b"model = " + DEEP)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "names"),
+    [
+        ("coordinator's records", b'{"seed": [3]}\n', "records.jsonl line 1"),
+        ("coordinator's records", b'{"lines": {}}\n', "records.jsonl line 1"),
+        ("model's config.json", b'{"text_config": [1]}', "text_config"),
+        ("draft's manifest", b'{"format": "paceline-draft/1", "layers": ["x"], "target": {}}', "manifest.json"),
+    ],
+)
+def test_json_of_another_shape_is_refused(tmp_path: Path, name: str, content: bytes, names: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        read(tmp_path, name, content)
+    assert names in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("entry", "value"), [("head_dim", "x"), ("num_key_value_heads", 1.5), ("hidden_size", 0), ("vocab_size", 10**400)]
+)
+def test_a_models_sizes_are_whole_numbers_within_bounds(tmp_path: Path, entry: str, value: Any) -> None:
+    right = json.loads(READERS["model's config.json"].contents[0])
+    with pytest.raises(InvalidInput, match=f"config {entry}"):
+        read(tmp_path, "model's config.json", json.dumps(right | {entry: value}).encode())
+
+
+@pytest.mark.parametrize("value", [10**400, float("inf"), float("nan"), -1])
+def test_a_records_numbers_are_within_bounds(tmp_path: Path, value: Any) -> None:
+    response = json.loads(READERS["saved response"].contents[0])
+    response["paceline"]["rounds"][0]["round_ms"] = value
+    with pytest.raises(InvalidInput, match=r"rounds\[0\].round_ms"):
+        read(tmp_path, "saved response", json.dumps(response).encode())
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 and no more", b"\x93NUMPY\x01\x00v\x00{'descr': '<i8'"])
+def test_arrays_that_are_not_whole_are_refused(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(InvalidInput, match=r"a whole \.npz"):
+        read(tmp_path, "shard", content)
+
+
+@pytest.mark.parametrize(
+    ("folder", "change"),
+    [
+        ("eagle1", {"hidden_act": "no such"}),
+        ("eagle1", {"hidden_size": "x"}),
+        ("eagle3", {"rms_norm_eps": []}),
+        ("speculators", {"transformer_layer_config": 5}),
+        ("speculators", {"speculators_config": True}),
+        ("speculators", {"speculators_config": {"proposal_methods": [{"accept_tolerance": "x"}]}}),
+    ],
+)
+def test_a_draft_with_a_wrong_setting_is_refused(tmp_path: Path, folder: str, change: dict[str, Any]) -> None:
+    files = checkpoints()[folder]
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "config.json").write_text(json.dumps(json.loads(files["config.json"]) | change))
+    kind = kind_of(tmp_path)
+    assert kind is not None
+    with pytest.raises(InvalidInput):
+        load_onto(kind, tmp_path, tiny_target()[1], eagle_files.SETTINGS)

@@ -1,0 +1,175 @@
+"""A slice of every surface that needs no process of its own, and planted defects that the fuzzer must find."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.prompts import questions
+from paceline.protocol.errors import InvalidInput
+from paceline.protocol.given_files import read_text
+from paceline.rpc.sessions import LinkSessions
+from target_service.session import Session
+from tests.fuzz import cases, sessions_surface
+from tests.fuzz.byte_mutations import mutated_bytes
+from tests.fuzz.cases import ACCEPTED, FuzzCase, Untyped, fuzz, within
+from tests.fuzz.codec_surface import decoded
+from tests.fuzz.corpus import parts_of_messages
+from tests.fuzz.guided_surface import GuidedSurface
+from tests.fuzz.kept import keep_tally, kept_tallies
+from tests.fuzz.link_scripts import mutated_draft_script, mutated_target_script
+from tests.fuzz.message_mutations import mutated_message
+from tests.fuzz.surfaces import CASES, SURFACES
+from tests.protocol.test_codec import PAIRS
+from tests.services.expected import own_tokens
+
+SLICE = {"codec": 2_500, "guided": 500, "target": 60, "draft": 60, "files": 200}
+"""Some 3,300 cases in 5 s on two slow cores."""
+PROCESSES = {
+    "target-stream": 150,
+    "draft-stream": 150,
+    "draft-events": 60,
+    "target-events": 60,
+    "generate": 300,
+    "http": 400,
+}
+SEED = 24
+
+
+@pytest.mark.parametrize("name", SLICE)
+async def test_mutated_input_meets_typed_errors_alone(name: str) -> None:
+    tally = await fuzz(SURFACES[name](), SEED, range(SLICE[name]))
+    assert not tally.findings, [f"{each.what}: {each.case.replay}" for each in tally.findings]
+    assert tally.cases == SLICE[name]
+    assert len(tally.kinds) >= 2, "some cases are accepted or refused for different reasons"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", PROCESSES)
+async def test_mutated_input_to_running_services_meets_typed_errors_alone(name: str) -> None:
+    tally = await fuzz(SURFACES[name](), SEED, range(PROCESSES[name]))
+    assert not tally.findings, [f"{each.what}: {each.case.replay}" for each in tally.findings]
+
+
+def test_the_shares_of_all_surfaces_are_100_000_cases() -> None:
+    assert CASES.keys() == SURFACES.keys()
+    assert sum(CASES.values()) == 100_000
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data(), name=st.sampled_from([*PAIRS]), seed=st.integers(0, 1 << 32))
+def test_any_valid_message_may_be_mutated(data: st.DataObject, name: str, seed: int) -> None:
+    encode, _, strategy = PAIRS[name]
+    rng = random.Random(seed)
+    message = mutated_message(rng, encode(data.draw(strategy)), parts_of_messages())
+    wire = message.SerializeToString()
+    decoded(name, wire if rng.random() < 0.7 else mutated_bytes(rng, wire, wire))
+
+
+@pytest.mark.parametrize("make", [mutated_target_script, mutated_draft_script])
+def test_a_case_is_the_same_whenever_it_is_made(make: Callable[[random.Random], Any]) -> None:
+    case = FuzzCase("target", SEED, 7)
+    first = make(case.rng)
+    for index in range(20):
+        make(FuzzCase("target", SEED, index).rng)
+    assert make(case.rng) == first
+    assert make(FuzzCase("target", SEED + 1, 7).rng) != first
+
+
+async def test_a_guided_case_is_the_same_with_those_before_it_and_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[tuple[str, bytes]] = []
+
+    def noted(name: str, wire: bytes) -> str:
+        tried.append((name, wire))
+        return decoded(name, wire)
+
+    monkeypatch.setattr("tests.fuzz.guided_surface.decoded", noted)
+    await fuzz(GuidedSurface(), SEED, range(60))
+    together, tried[:] = tried[59], []
+    await fuzz(GuidedSurface(), SEED, range(59, 60))
+    assert tried[59] == together
+
+
+def test_kept_results_are_read_as_they_were(tmp_path: Any) -> None:
+    tally = cases.SurfaceTally("codec", 1, 0, 3, 0.5, 2.0)
+    tally.kinds[ACCEPTED] += 3
+    tally.findings.append(cases.FuzzFinding(FuzzCase("codec", 1, 2), "something"))
+    keep_tally(tmp_path, tally)
+    assert kept_tallies(tmp_path) == [tally]
+
+
+async def findings(name: str, count: int) -> list[str]:
+    tally = await fuzz(SURFACES[name](), SEED, range(count), most_findings=1)
+    return [each.what for each in tally.findings]
+
+
+async def test_mutant_a_decoder_that_reads_before_it_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    encode, decode, strategy = PAIRS["target_event"]
+
+    def careless(message: Any) -> Any:
+        if message.HasField("verdict"):
+            assert message.verdict.token_ids[0] >= 0
+        return decode(message)
+
+    monkeypatch.setitem(PAIRS, "target_event", (encode, careless, strategy))
+    (found,) = await findings("codec", 2_000)
+    assert "IndexError" in found
+
+
+async def test_mutant_a_link_whose_sessions_live_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions_surface, "SETTLED_S", 0.5)
+    surface = SURFACES["target"]()
+    async with surface.open(SEED) as target:
+        await target.probe()
+        monkeypatch.setattr(LinkSessions, "closed", lambda self: None)
+        with pytest.raises(Untyped, match="no session and no row is left"):
+            for index in range(40):
+                await target.run(FuzzCase("target", SEED, index))
+
+
+async def test_mutant_a_session_that_trips_over_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    def trips(self: Session, round_: Any) -> None:
+        raise KeyError("a defect")
+
+    monkeypatch.setattr(Session, "_check_continues", trips)
+    surface = SURFACES["target"]()
+    async with surface.open(SEED) as target:
+        with pytest.raises(Untyped, match="KeyError"):
+            for index in range(40):
+                await target.run(FuzzCase("target", SEED, index))
+
+
+async def test_mutant_a_service_that_says_another_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    def next_but_one(prefix: Any, count: int) -> list[int]:
+        return [token + 1 for token in own_tokens(prefix, count)]
+
+    monkeypatch.setattr(sessions_surface, "own_tokens", next_but_one)
+    with pytest.raises(AssertionError, match="the text is the target's own"):
+        await findings("draft", 1)
+
+
+async def test_mutant_a_reader_that_forgets_what_the_library_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    def careless(field: str, file: Any) -> Any:
+        import json
+
+        for number, line in enumerate(read_text(field, file).split("\n")):
+            if line.strip():
+                try:
+                    yield f"line {number}", json.loads(line)
+                except json.JSONDecodeError as error:
+                    raise InvalidInput(str(error)) from error
+
+    monkeypatch.setattr(questions, "read_json_lines", careless)
+    tally = await fuzz(SURFACES["files"](), SEED, range(2_000), most_findings=1)
+    assert [each.what.partition(":")[0] for each in tally.findings] in (["RecursionError"], ["ValueError"])
+
+
+def test_mutant_a_case_that_takes_long() -> None:
+    with pytest.raises(Untyped, match="took"):
+        within(0.0, time.thread_time() - 1)

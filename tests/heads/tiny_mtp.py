@@ -1,0 +1,237 @@
+"""Tiny checkpoints with multi-token prediction in the layouts that are published, and what each is by definition."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.nn import functional
+from transformers import (
+    DeepseekV3Config,
+    Glm4MoeConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3NextConfig,
+)
+
+from tests.engine.tiny import VOCAB, biased, random_model
+
+HIDDEN = 32
+OWN_LAYERS = 2
+_SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": HIDDEN,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    # Far from zero, so that a wrong row moves logits by much more than rounding.
+    "initializer_range": 0.3,
+    "tie_word_embeddings": False,
+}
+_EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+_SHARED: dict[str, Any] = {**_EXPERTS, "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1}
+
+
+def glm4_moe(layers: int) -> PreTrainedConfig:
+    return Glm4MoeConfig(**_SHAPE, **_SHARED, num_hidden_layers=layers)
+
+
+def deepseek_v3(layers: int) -> PreTrainedConfig:
+    """Latent attention, whose keys and values have widths of their own."""
+    shape: dict[str, Any] = {name: value for name, value in _SHAPE.items() if name != "head_dim"}
+    shape |= {"num_key_value_heads": shape["num_attention_heads"], "n_group": 1, "topk_group": 1}
+    shape |= {"q_lora_rank": 16, "kv_lora_rank": 12, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6}
+    return DeepseekV3Config(**shape, **_SHARED, num_hidden_layers=layers)
+
+
+def qwen3_next(layers: int) -> PreTrainedConfig:
+    experts: dict[str, Any] = {"num_experts": 4, "shared_expert_intermediate_size": 16, **_EXPERTS}
+    kinds = ["full_attention"] * layers
+    return Qwen3NextConfig(**_SHAPE, **experts, num_hidden_layers=layers, layer_types=kinds)
+
+
+def qwen2(layers: int) -> PreTrainedConfig:
+    return Qwen2Config(**_SHAPE, num_hidden_layers=layers)
+
+
+def qwen3(layers: int) -> PreTrainedConfig:
+    return Qwen3Config(**_SHAPE, num_hidden_layers=layers)
+
+
+@dataclass(frozen=True)
+class Written:
+    """How a layout is written: prefixes of a depth's layer and of what joins its inputs, names, rules."""
+
+    config: Callable[[int], PreTrainedConfig]
+    layer: str
+    fusion: str
+    names: tuple[str, str, str, str]  # norm of the embedding, norm of the hidden state, projection, last norm
+    embedding_first: bool = True
+    blank_first: bool = False
+    own_head: bool = False
+    model_type: str = ""
+    promise: Mapping[str, int] = field(default_factory=dict)
+
+
+_MIMO_NAMES = ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
+_BEHIND = Written(
+    glm4_moe,
+    "model.layers.{behind}.",
+    "model.layers.{behind}.",
+    ("enorm", "hnorm", "eh_proj", "shared_head.norm"),
+    blank_first=True,
+    own_head=True,
+    promise={"num_nextn_predict_layers": 1},
+)
+LAYOUTS = {
+    "glm4_moe": _BEHIND,
+    "deepseek_v3": replace(_BEHIND, config=deepseek_v3),
+    "qwen3_next": Written(
+        qwen3_next,
+        "mtp.layers.{depth}.",
+        "mtp.",
+        ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"),
+    ),
+    "mimo": Written(
+        qwen2,
+        "model.mtp_layers.{depth}.",
+        "model.mtp_layers.{depth}.",
+        _MIMO_NAMES,
+        embedding_first=False,
+        blank_first=True,
+        model_type="mimo",
+        promise={"num_nextn_predict_layers": 1},
+    ),
+    "speculators": Written(qwen3, "mtp_layers.{depth}.", "mtp_layers.{depth}.", _MIMO_NAMES),
+}
+
+
+def _prefix(prefix: str, depth: int) -> str:
+    return prefix.format(depth=depth, behind=OWN_LAYERS + depth)
+
+
+@dataclass
+class Depth:
+    """One depth by definition: tensors for the joining, a decoder whose only layer is this depth's."""
+
+    embedding_norm: torch.Tensor
+    hidden_norm: torch.Tensor
+    projection: torch.Tensor
+    norm: torch.Tensor
+    decoder: PreTrainedModel
+
+    def normed(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        norm: Any = copy.deepcopy(self.decoder.get_decoder().norm)
+        norm.weight = nn.Parameter(weight)
+        found: torch.Tensor = norm(hidden)
+        return found
+
+    def layer(self, inputs: torch.Tensor) -> torch.Tensor:
+        """The last row's output of a causal pass over [rows, hidden]."""
+        inner: Any = self.decoder.get_decoder()
+        rows = len(inputs)
+        mask = torch.full((rows, rows), float("-inf")).triu(1)[None, None]
+        rotation = inner.rotary_emb(inputs[None], position_ids=torch.arange(rows)[None])
+        out = inner.layers[0](inputs[None], attention_mask=mask, position_embeddings=rotation)
+        found: torch.Tensor = out[0, -1]
+        return self.normed(found, self.norm)
+
+
+@dataclass
+class Definition:
+    """Multi-token prediction as published: no rows packed, nothing kept."""
+
+    written: Written
+    depths: list[Depth]
+    embedding: torch.Tensor
+    head: torch.Tensor
+
+    @torch.inference_mode()
+    def logits(self, path: Sequence[int], features: torch.Tensor) -> torch.Tensor:
+        """[V] of the token after `path`, of whose first positions `features` [given, hidden] were computed."""
+        inputs: list[list[torch.Tensor]] = [[] for _ in self.depths]
+        before: list[torch.Tensor] = []  # each depth's output of the token before
+        predicts = 0
+        for position in range(1, len(path)):
+            embedded = self.embedding[path[position]]
+            if self.written.blank_first and position == 1:
+                embedded = torch.zeros_like(embedded)
+            is_given = position - 1 < len(features)
+            known = features[position - 1] if is_given else before[predicts]
+            predicts = 0 if is_given else (predicts + 1) % len(self.depths)
+            outputs: list[torch.Tensor] = []
+            for depth, network in enumerate(self.depths):
+                if position <= depth:
+                    break
+                inputs[depth].append(self._joined(network, embedded, before[depth - 1] if depth else known))
+                outputs.append(network.layer(torch.stack(inputs[depth])))
+            before = outputs
+        return functional.linear(before[predicts], self.head)
+
+    def _joined(self, depth: Depth, embedded: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
+        pair = [depth.normed(embedded, depth.embedding_norm), depth.normed(known, depth.hidden_norm)]
+        ordered = pair if self.written.embedding_first else pair[::-1]
+        return functional.linear(torch.cat(ordered), depth.projection)
+
+
+def write(folder: Path, name: str, depths: int = 1, seed: int = 0) -> Definition:
+    """Write a checkpoint in a layout, and say what it is."""
+    written = LAYOUTS[name]
+    generator = torch.Generator().manual_seed(seed + 77)
+    tensors: dict[str, torch.Tensor] = {}
+    made: list[Depth] = []
+    for depth in range(depths):
+        made.append(_random_depth(written, depth, generator))
+        inside = _saved(made[-1].decoder, folder / "depth")
+        layer, fusion = (_prefix(prefix, depth) for prefix in (written.layer, written.fusion))
+        own = "model.layers.0."
+        tensors |= {layer + key.removeprefix(own): each for key, each in inside.items() if key.startswith(own)}
+        parts = (made[-1].embedding_norm, made[-1].hidden_norm, made[-1].projection, made[-1].norm)
+        tensors |= {f"{fusion}{part}.weight": each for part, each in zip(written.names, parts, strict=True)}
+    embedding, head = (torch.randn((VOCAB, HIDDEN), generator=generator) for _ in range(2))
+    tensors |= {"model.embed_tokens.weight": embedding, "lm_head.weight": head}
+    if written.own_head:
+        head = torch.randn((VOCAB, HIDDEN), generator=generator)
+        tensors[f"{_prefix(written.fusion, 0)}shared_head.head.weight"] = head
+        tensors[f"{_prefix(written.fusion, 0)}embed_tokens.weight"] = embedding.clone()
+    save_file(tensors, folder / "model.safetensors")
+    config = written.config(OWN_LAYERS).to_dict() | dict.fromkeys(written.promise, depths)
+    (folder / "config.json").write_text(json.dumps(config | ({"model_type": "mimo"} if written.model_type else {})))
+    return Definition(written, made, embedding, head)
+
+
+def change(folder: Path, keep: Callable[[str], bool], add: Mapping[str, torch.Tensor] | None = None) -> None:
+    """Write a checkpoint's tensors again, those that are to be kept and some more."""
+    tensors = load_file(folder / "model.safetensors")
+    kept = {name: tensor for name, tensor in tensors.items() if keep(name)}
+    save_file(kept | dict(add or {}), folder / "model.safetensors")
+
+
+def _random_depth(written: Written, depth: int, generator: torch.Generator) -> Depth:
+    # One layer more in front, where the first is another kind than all behind it.
+    config: Any = written.config(1)
+    if hasattr(config, "first_k_dense_replace"):
+        config.first_k_dense_replace = 0
+    decoder = biased(random_model(config, depth + 1))
+    decoder.requires_grad_(False)
+    norms = [1 + 0.3 * torch.randn(HIDDEN, generator=generator) for _ in range(3)]
+    projection = torch.randn((HIDDEN, 2 * HIDDEN), generator=generator) * 0.3
+    return Depth(norms[0], norms[1], projection, norms[2], decoder)
+
+
+def _saved(model: PreTrainedModel, folder: Path) -> dict[str, torch.Tensor]:
+    """Tensors as they are published: experts one by one."""
+    model.save_pretrained(folder)
+    tensors: dict[str, torch.Tensor] = load_file(folder / "model.safetensors")
+    return tensors

@@ -1,0 +1,101 @@
+"""Any policy at all: what the planner of a request would choose is taken from the schedule instead.
+
+It may choose whatever `Options` leave open, so nothing here depends on what steps cost or on what was learned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import NamedTuple
+from unittest import mock
+
+from coordinator.policy.choosing import Choosing, Offered
+from coordinator.policy.plan import Options, Plan, Source
+from coordinator.policy.planner import RequestPlanner
+
+Pick = Callable[[int], int]
+"""One of so many choices."""
+DEEPEST = 3
+
+
+def any_plan(options: Options, pick: Pick) -> Plan:
+    """A plan that a planner might make."""
+    if options.room <= 0:
+        return Plan()
+    if options.leased > 1:
+        return Plan(shadow=options.drafts and pick(2) == 1)
+    fan_out = options.fan_out if options.drafts and pick(3) else 0
+    depth = min(options.room, 1 + pick(DEEPEST))
+    nodes = depth + (pick(2) if options.trees else 0)
+    ahead = Plan(fan_out=fan_out, branch_depth=depth, branch_nodes=nodes) if fan_out else Plan()
+    if options.self_started:
+        return ahead
+    source = Source.NONE if options.leased else _any_source(options, pick)
+    if source is Source.NONE:
+        return ahead if fan_out else _resting(options, pick)
+    patience_ms = (float("inf"), 1.0)[pick(4) == 1]
+    return replace(ahead, source=source, nodes=nodes, depth=depth, patience_ms=patience_ms)
+
+
+def _any_source(options: Options, pick: Pick) -> Source:
+    sources = [Source.WAIT] if options.drafts and options.cached is None else []  # nobody drafts again what is there
+    sources += [Source.CACHED] if options.cached is not None else []
+    sources += [Source.NGRAM] if options.match is not None else []
+    return [*reversed(sources), Source.NONE][pick(1 + len(sources))]
+
+
+def _resting(options: Options, pick: Pick) -> Plan:
+    lease = min(options.lease, (options.lease, 0, 1)[pick(3)])
+    return Plan(lease=lease, shadow=options.drafts and pick(2) == 1)
+
+
+class Wish(NamedTuple):
+    """A plan of the model: the source of the proposal, how many rounds may follow, whether to draft ahead."""
+
+    source: str
+    lease: int
+    ahead: bool
+
+
+def wished(options: Options, wish: Wish) -> Plan:
+    """What comes closest to a wish."""
+    if options.room <= 0 or options.leased > 1:
+        return Plan()
+    drafts = wish.ahead and options.drafts
+    ahead = Plan(fan_out=options.fan_out, branch_depth=1, branch_nodes=1) if drafts else Plan()
+    if options.self_started:
+        return ahead
+    if options.leased:
+        return ahead if drafts else Plan(lease=min(wish.lease, options.lease))
+    there = {"wait": options.drafts and options.cached is None, "cached": options.cached is not None}
+    if there.get(wish.source):
+        return replace(ahead, source=Source(wish.source), nodes=1, depth=1)
+    return ahead if drafts else Plan(lease=min(wish.lease, options.lease))
+
+
+@contextmanager
+def any_policy(pick: Pick, wishes: list[Wish]) -> Iterator[None]:
+    """Have every request planned by the schedule: as it wishes first, then as it picks."""
+
+    def plan(_: RequestPlanner, options: Options) -> Plan:
+        return wished(options, wishes.pop(0)) if wishes else any_plan(options, pick)
+
+    def other(self: Choosing, current: str, length: int, room: int) -> Offered | None:
+        offered = [offer.offered for offer in self._offers() if offer.offered.name != current]
+        return offered[0] if offered and pick(4) == 3 else None
+
+    changes = {
+        "plan": plan,
+        "worth_verifying": lambda _, proposal: proposal,
+        "worth_copying": lambda _, match, room: min(room, 1 + pick(DEEPEST)) if match else 0,
+        "worth_prefetching": lambda _, match, room: min(room, pick(DEEPEST)),
+        "verdict_due_ms": lambda *_, **__: float(10 * pick(2)),
+        "expects_drafts": property(lambda _: pick(2) == 0),
+    }
+    with ExitStack() as stack:
+        for name, change in changes.items():
+            stack.enter_context(mock.patch.object(RequestPlanner, name, change))
+        stack.enter_context(mock.patch.object(Choosing, "other", other))
+        yield

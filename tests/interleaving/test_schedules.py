@@ -1,0 +1,102 @@
+"""The real coordinator and services under any order of messages, any plans and any broken links."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, note, settings
+from hypothesis import strategies as st
+
+from tests.interleaving.mutants import PRODUCT, ProductMutant
+from tests.interleaving.oracle import Ran, run
+from tests.interleaving.schedules import Schedule, Setup, schedules, seeded
+from tests.interleaving.setups import SETUPS
+
+logger = logging.getLogger(__name__)
+
+FEW, MANY = 36, 5_000
+MOST_FOR_A_MUTANT = 30
+TURNS_BETWEEN = 3
+"""Turns from one break to the next: as many as a message takes at least, from its lane to what it causes."""
+CHECKED = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.differing_executors)
+
+
+class Explored:
+    """What the examples of a test came to."""
+
+    def __init__(self) -> None:
+        self.runs = self.turns = 0
+        self.counts = Counter[str]()
+        self.orders: set[tuple[str, tuple[str, ...]]] = set()
+
+    def add(self, name: str, ran: Ran) -> None:
+        self.runs += 1
+        self.turns += ran.turns
+        self.counts += ran.counts
+        self.orders.add((name, ran.moved))
+
+    def __str__(self) -> str:
+        return f"{self.runs} runs, {len(self.orders)} interleavings, {self.turns} turns: {dict(self.counts)}"
+
+
+def explore(examples: int, *, fixed: bool) -> Explored:
+    explored = Explored()
+
+    @settings(
+        max_examples=examples, derandomize=fixed, database=None, deadline=None, suppress_health_check=CHECKED,
+        phases=(Phase.generate, Phase.shrink), print_blob=False,
+    )  # fmt: skip
+    @given(st.sampled_from([*SETUPS]), schedules())
+    def holds(name: str, schedule: Schedule) -> None:
+        note(f"python -m tests.interleaving '{name}' '{schedule}'")
+        explored.add(name, run(SETUPS[name], schedule))
+
+    holds()
+    return explored
+
+
+def test_what_must_hold_does_in_any_order() -> None:
+    explored = explore(FEW, fixed=True)
+    logger.info("%s", explored)
+    kinds = (
+        "leases",
+        "self-started rounds",
+        "opened in mid-text",
+        "prefetch",
+        "features",
+    )
+    assert min(explored.counts[kind] for kind in kinds), "the search goes there"
+    assert len(explored.orders) > 0.8 * explored.runs
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+def test_what_must_hold_does_in_many_orders() -> None:
+    logger.info("%s", explore(MANY, fixed=False))
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("setup", SETUPS.values(), ids=lambda setup: setup.name)
+def test_a_link_may_break_at_any_message(setup: Setup) -> None:
+    for turn in range(0, run(setup, Schedule(policy=bytes(range(64)))).turns, TURNS_BETWEEN):
+        for which in range(2 * (setup.targets + setup.drafts)):
+            run(setup, Schedule(policy=bytes(range(turn % 16, 64)), faults=((turn, which),)))
+
+
+@pytest.mark.parametrize("mutant", PRODUCT, ids=lambda mutant: mutant.name)
+def test_the_search_finds_a_mistake_in_the_product(mutant: ProductMutant) -> None:
+    with mutant.patch(), pytest.raises(AssertionError) as failed:
+        for seed in range(MOST_FOR_A_MUTANT):
+            run(SETUPS[mutant.setup], seeded(seed))
+    assert re.search(mutant.shows, str(failed.value)), failed.value
+
+
+def test_a_schedule_is_replayed_by_its_text() -> None:
+    schedule = seeded(3)
+    assert Schedule.parse(str(schedule)) == schedule
+    first, again = (run(SETUPS["pools"], each) for each in (schedule, Schedule.parse(str(schedule))))
+    assert first == again

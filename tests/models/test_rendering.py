@@ -1,0 +1,177 @@
+"""Chat templates without end, and chats that attack honest ones: stopped by a limit that the error names."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psutil
+import pytest
+
+from paceline.models import rendering
+from paceline.models.prompts import AT_ONCE_BYTES, PromptReader
+from paceline.models.rendering import RenderStopped, RenderWatch
+from paceline.models.tokenizer import TransformersTokenizer
+from paceline.protocol.errors import InvalidInput
+from paceline.protocol.generation import MAX_MESSAGES, ChatMessage, GenerateRequest
+from tests.models.saving import byte_level_tokenizer
+
+HI = ({"role": "user", "content": "hi"},)
+MS = 150
+LONG_MS = 5_000
+"""Of what must be stopped: a watching thread may have to wait for a turn on a busy machine."""
+BYTES = 96 << 20
+STOPPED_S = 10.0
+"""What the slowest single operation may take beyond the limit, on a machine that is busy ten times over: 0.1 s
+alone. Without a limit each of these templates takes hours."""
+PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+LOOPS = "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3
+DOUBLES = (
+    "{% set ns = namespace(x='0123456789abcdef') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}"
+)
+DOUBLES_BY_MESSAGE = DOUBLES.replace("range(60)", "messages")
+ENDLESS = {
+    "loops": LOOPS,
+    "loops over messages": "{% for a in messages %}" * 4 + "{% endfor %}" * 4,
+    "filters": "{% for a in range(99999) %}{{ range(99999) | list | sort | join | length }}{% endfor %}",
+    "macros": "{% macro f(n) %}{% for i in range(9) %}{{ f(n - 1) if n }}{% endfor %}{% endmacro %}{{ f(40) }}",
+}
+REFUSED = {
+    "by zero": "{{ 1 // (messages | length - 1) }}",
+    "range": "{% for a in range(10 ** 9) %}{% endfor %}",
+    "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "power": "{{ 2.0 ** 99999 }}",
+    "class": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "globals": "{{ messages.append.__globals__ }}",
+    "format": "{{ '{0.__class__.__mro__}'.format(messages) }}",
+    "import": "{% include '/etc/passwd' %}",
+    "attribute": "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+    "changes": "{{ messages.append(1) }}",
+    "namespace": "{% set n = namespace(__class__=1) %}",
+}
+
+
+@pytest.fixture
+def tight(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(rendering, "_WATCH", RenderWatch(MS, BYTES))
+    yield
+
+
+def templated(template: str) -> TransformersTokenizer:
+    inner = byte_level_tokenizer()
+    inner.chat_template = template
+    return TransformersTokenizer(inner)
+
+
+def refusal(template: str, turns: Any = HI) -> InvalidInput:
+    with pytest.raises(InvalidInput) as refused:
+        templated(template).render_turns(turns)
+    return refused.value
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_a_template_without_end_is_stopped(tight: None, name: str) -> None:
+    turns = HI * 200
+    began = time.monotonic()
+    error = refusal(ENDLESS[name], turns)
+    assert f"renders within {MS} ms" in error.message
+    assert time.monotonic() - began < MS / 1e3 + STOPPED_S
+    assert templated(PLAIN).template_text(HI) == "user: hi\n", "nothing is raised behind it"
+
+
+@pytest.mark.parametrize(("template", "messages"), [(DOUBLES, 1), (DOUBLES_BY_MESSAGE, 60)])
+def test_a_template_that_grows_without_end_is_stopped(tight: None, template: str, messages: int) -> None:
+    process, peak = psutil.Process(), 0
+    before, over = process.memory_info().rss, threading.Event()
+
+    def look() -> None:
+        nonlocal peak
+        while not over.wait(0.005):
+            peak = max(peak, process.memory_info().rss)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    error = refusal(template, HI * messages)
+    over.set()
+    looking.join()
+    assert f"renders within {BYTES} bytes" in error.message or f"renders within {MS} ms" in error.message
+    assert peak - before < 8 * BYTES, "the operation that passed the limit, and the one before it"
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_template_may_not_is_refused(name: str) -> None:
+    assert refusal(REFUSED[name]).metadata["field"] == "messages"
+
+
+@pytest.mark.parametrize("depth", [64, 900])
+def test_a_chat_that_is_nested_deep_is_rendered_or_refused(depth: int) -> None:
+    arguments: Any = "x"
+    for _ in range(depth):
+        arguments = {"a": [arguments]}
+    turns = ({"role": "user", "content": "hi", "arguments": arguments},)
+    tokenizer = templated("{% for m in messages %}{{ m.arguments | tojson }}{% endfor %}")
+    if depth == 64:
+        assert json.loads(tokenizer.template_text(turns)) == arguments
+    else:
+        assert refusal("{% for m in messages %}{{ m.arguments | tojson }}{% endfor %}", turns)
+
+
+async def test_many_empty_messages_are_rendered_beside_the_event_loop() -> None:
+    threads: set[int] = set()
+
+    class Noting(TransformersTokenizer):
+        def render_chat(self, messages: Any) -> tuple[int, ...]:
+            threads.add(threading.get_ident())
+            return (1,)
+
+    inner = byte_level_tokenizer()
+    inner.chat_template = PLAIN
+    reader = PromptReader(Noting(inner))
+    many = GenerateRequest(messages=(ChatMessage("user", ""),) * (MAX_MESSAGES - 1) + (ChatMessage("user", "hi"),))
+    assert sum(len(message.content) for message in many.messages) < AT_ONCE_BYTES
+    await reader.tokenised(many, 4096)
+    reader.close()
+    assert threads, "it was rendered"
+    assert threading.get_ident() not in threads
+
+
+def counting(until: float) -> int:
+    count = 0
+    while time.monotonic() < until:
+        count += 1
+    return count
+
+
+def test_each_rendering_is_stopped_by_its_own_limit_and_once() -> None:
+    """Many at once: those that end in time are never touched, also where they end as they would be stopped."""
+    watch, limit_s = RenderWatch(max_ms=60), 0.06
+
+    def one(ms: float) -> tuple[str, float]:
+        began, said = time.monotonic(), ""
+        until = began + ms / 1e3
+        try:
+            watch.bounded(lambda: counting(until))
+        except RenderStopped as stopped:
+            said = str(stopped)
+        took = time.monotonic() - began
+        for _ in range(1000):
+            time.monotonic()  # where a late exception would be raised
+        return said, took
+
+    times = [5, 30, 59, 60, 61, 62, LONG_MS, LONG_MS] * 8
+    with ThreadPoolExecutor(8) as threads:
+        found = [*threads.map(one, times)]
+    assert {said for said, _ in found} <= {"", "within 60 ms"}
+    assert all(took > limit_s for said, took in found if said), "none before its time"
+    assert all(said for (said, _), ms in zip(found, times, strict=True) if ms == LONG_MS)
+
+
+def test_mutant_a_watch_that_sleeps_lets_a_template_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RenderWatch, "_stop_those_beyond", lambda self: None)
+    watch = RenderWatch(max_ms=20)
+    wanted: Callable[[], int] = lambda: counting(time.monotonic() + 0.2)  # noqa: E731
+    assert watch.bounded(wanted) >= 0, "it ends by itself"

@@ -1,0 +1,151 @@
+"""Speeds, prices and verdicts against hand-computed ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from paceline.costs.cost_line import CostLine
+from paceline.predict.cycle import DraftingWay, StepTimes, ahead, just_in_time, target_only
+from paceline.predict.prices import Prices, fleet_of
+from paceline.predict.rounds import ProposalShape, expected_rounds
+from paceline.predict.verdict import (
+    LEAST_GAIN,
+    Candidates,
+    profit_inequality,
+    turning_points,
+    verdict_of,
+)
+from paceline.protocol.errors import InvalidInput
+from tests.predict.made_positions import made_positions
+
+POSITIONS = made_positions([0.8] * 80, 0.9, 0.95)
+TARGET = CostLine(((1, 20.0), (11, 30.0)))  # 1 ms for each row more
+DRAFT = CostLine(((1, 2.0), (101, 2.0)))
+TIMES = StepTimes(TARGET, {"d": DRAFT}, target_trip_ms=1.0, draft_trip_ms=1.0)
+DEPTHS = tuple(ProposalShape(k) for k in (0, 1, 2, 4, 8))
+
+
+def geometric(k: int, chance: float = 0.8) -> float:
+    return (1 - chance ** (k + 1)) / (1 - chance)
+
+
+def test_a_round_drafted_just_in_time_by_hand() -> None:
+    expected = expected_rounds([POSITIONS], ProposalShape(4))
+    speed = just_in_time(TIMES, "d", expected, 1)
+    assert speed.round_ms == pytest.approx(24 + 4 * 2 + 2)
+    assert speed.tokens_per_second == pytest.approx(1e3 * geometric(4) / 34)
+    assert speed.draft_busy == pytest.approx(8 / 34)
+    assert target_only(TIMES, 1).ms_per_token == pytest.approx(20)
+    shared = just_in_time(TIMES, "d", expected, 3)  # all wait for the same hardware, and step together
+    assert shared.round_ms == pytest.approx(TARGET.ms(15) + 8 + 2)
+
+
+def test_the_first_draft_step_has_two_rows_and_a_trees_levels_have_theirs() -> None:
+    steep = replace(TIMES, drafts={"d": CostLine(((1, 1.0), (11, 11.0)))})
+    tree = expected_rounds([POSITIONS], ProposalShape(3, (3, 2)))
+    assert just_in_time(steep, "d", tree, 1).draft_ms == pytest.approx(2 + 3 + 6)
+
+
+def test_matches_wait_for_nothing_and_pay_a_way_only_where_there_are_some() -> None:
+    expected = replace(expected_rounds([POSITIONS], ProposalShape(2)), proposed=((0, 0.75), (2, 0.25)))
+    speed = just_in_time(TIMES, "ngram", expected, 1)
+    assert speed.round_ms == pytest.approx(0.75 * 20 + 0.25 * (22 + 1))
+    assert speed.draft_ms == speed.draft_busy == 0
+
+
+def test_apart_sessions_that_wait_are_not_in_the_step() -> None:
+    apart = replace(TIMES, apart=True, draft_trip_ms=100.0)
+    expected = expected_rounds([POSITIONS], ProposalShape(1))
+    speed = just_in_time(apart, "d", expected, 8)
+    step_ms = speed.round_ms - 2.0 - 1 - 100
+    inside = 8 * step_ms / speed.round_ms
+    assert step_ms == pytest.approx(TARGET.ms(2 * inside), rel=1e-6)
+    assert inside < 4
+
+
+def test_ahead_hits_wait_for_nothing_and_misses_for_everything() -> None:
+    apart = replace(TIMES, apart=True)
+    whole = expected_rounds([POSITIONS], ProposalShape(4))
+    speed = ahead(apart, "d", lambda depth: expected_rounds([POSITIONS], ProposalShape(depth)), 4, 1)
+    assert speed.round_ms == pytest.approx(24 + (1 - whole.hits) * (8 + 2))
+    assert speed.tokens == pytest.approx(geometric(4))
+    slow = replace(apart, drafts={"d": CostLine(((1, 6.0),))})  # 4 levels in a step: 3 tokens ahead
+    fewer = ahead(slow, "d", lambda depth: expected_rounds([POSITIONS], ProposalShape(depth)), 4, 1)
+    assert fewer.tokens == pytest.approx(whole.hits * geometric(3) + (1 - whole.hits) * geometric(4))
+
+
+def test_the_verdict_takes_the_fastest_and_says_dont_where_nothing_pays() -> None:
+    candidates = Candidates({"d": [POSITIONS]}, DEPTHS)
+    found = verdict_of(candidates, TIMES, 1)
+    by_hand = {k: 20 * geometric(k) / (20 + k + 2 * k + 2) for k in (1, 2, 4, 8)}
+    assert found.gain == pytest.approx(max(by_hand.values()))
+    assert found.best.setting == f"k={max(by_hand, key=lambda k: by_hand[k])}"
+    assert found.pays and "with d" in found.words
+    dear = replace(TIMES, drafts={"d": CostLine(((1, 20.0),))})
+    never = verdict_of(candidates, dear, 1)
+    assert not never.pays and never.words.startswith("don't draft")
+
+
+def test_a_gain_within_two_errors_of_none_is_in_doubt() -> None:
+    texts = [made_positions([chance] * 60) for chance in (0.1, 0.3, 0.9)]
+    found = verdict_of(Candidates({"d": texts}, DEPTHS), TIMES, 1)
+    expected = expected_rounds(texts, ProposalShape.parse(found.best.setting.removeprefix("k=")))
+    assert found.error == pytest.approx(found.gain * expected.error / expected.tokens)
+    assert not found.is_sure and "too near to call" in found.words
+    alone = verdict_of(Candidates({"d": [POSITIONS]}, DEPTHS), TIMES, 1).words
+    assert "too near" not in alone and "not known of so few" in alone and "±" not in alone
+
+
+def test_the_inequality_is_the_gain_of_just_in_time() -> None:
+    expected = expected_rounds([POSITIONS], ProposalShape(4))
+    found = profit_inequality(TIMES, "d", expected)
+    assert (found.trip_ms, found.draft_ms, found.verify_ms) == pytest.approx((2, 8, 24))
+    assert found.right_ms / found.left_ms == pytest.approx(20 * geometric(4) / 34)
+    assert found.holds
+    assert not profit_inequality(TIMES.slower(trip_ms=100), "d", expected).holds
+
+
+def test_turning_points_by_hand() -> None:
+    candidates = Candidates({"d": [POSITIONS]}, (ProposalShape(1),))
+    turns = turning_points(candidates, TIMES, 1)
+    # gain = 20 (1 + a) / (23 + 2 trip): 1.03 at these
+    assert turns.trip_ms == pytest.approx((20 * 1.8 / LEAST_GAIN - 23) / 2, rel=1e-2)
+    assert turns.acceptance == pytest.approx((LEAST_GAIN * 25 / 20 - 1) / 0.8, rel=1e-2)
+    assert turns.draft == pytest.approx((20 * 1.8 / LEAST_GAIN - 23) / 2, rel=1e-2)
+    # gain(S) = 1.8 T(S) / (T(2S) + 4): the first power of two at which it is below
+    loads = [1 << power for power in range(11)]
+    gains = [1.8 * TARGET.ms(load) / (TARGET.ms(2 * load) + 4) for load in loads]
+    assert turns.sessions == next(load for load, gain in zip(loads, gains, strict=True) if gain < LEAST_GAIN)
+
+
+def test_what_never_turns_is_said_so() -> None:
+    free = StepTimes(CostLine(((1, 20.0),)), {"d": CostLine(((1, 0.0),))}, 0.0, 0.0)
+    turns = turning_points(Candidates({"d": [POSITIONS]}, (ProposalShape(2),)), free, 1)
+    assert turns.sessions is None and turns.draft is None
+    useless = Candidates({"d": [made_positions([0.0] * 40)]}, (ProposalShape(2),))
+    turns = turning_points(useless, TIMES, 1)
+    assert turns.acceptance is None and turns.trip_ms is None and turns.draft is None
+
+
+def test_prices_count_whole_services_and_busy_shares() -> None:
+    speed = just_in_time(TIMES, "d", expected_rounds([POSITIONS], ProposalShape(4)), 1)
+    per_second = 1e3 * geometric(4) / 34
+    alone = fleet_of(speed, Prices(target_hour=10.0, draft_hour=1.0), apart=True)
+    assert alone.cost_per_million == pytest.approx((10 + 8 / 34) / (3600 * per_second) * 1e6)
+    assert fleet_of(speed, Prices(target_hour=10.0, draft_hour=1.0), apart=False).drafts == 0
+    many = fleet_of(speed, Prices(10.0, 1.0, traffic=1000.0, target_gpus=4), apart=True)
+    targets = -(-1000 // per_second)
+    drafts = -(-targets * (8 / 34) // 1)
+    assert (many.targets, many.drafts, many.gpus) == (targets, drafts, 4 * targets + drafts)
+    with pytest.raises(InvalidInput, match="traffic"):
+        Prices(traffic=-1)
+
+
+def test_ahead_is_offered_only_where_drafts_are_apart() -> None:
+    candidates = Candidates({"d": [POSITIONS], "ngram": [POSITIONS]}, (*DEPTHS, ProposalShape(2, (2,))))
+    ways = {speed.way for speed in candidates.speeds(TIMES, 1)}
+    assert ways == {DraftingWay.NONE, DraftingWay.WAIT}
+    apart = [each for each in candidates.speeds(replace(TIMES, apart=True), 1) if each.way is DraftingWay.AHEAD]
+    assert {each.drafter for each in apart} == {"d"} and all("tree" not in each.setting for each in apart)
