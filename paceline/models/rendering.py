@@ -4,18 +4,21 @@ A template is a program that comes with a model, and what it does depends on the
 loop over messages, a text that doubles with each. Jinja's sandbox keeps it from the interpreter, not from endless
 work. A watching thread has Python raise `RenderStopped` in the rendering thread; Python does so between two of the
 template's operations, so one that takes long or much by itself (`'x' * 10**10`) is stopped behind it, not within.
-What Python raises while it collects an object is lost, so it is raised until the rendering is over.
+It is raised where the template runs, not where Python meanwhile collects an object, whoever's it is: such a call
+would be cut short, and the exception lost.
 """
 
 from __future__ import annotations
 
 import ctypes
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar
 
 from paceline.models.turns import Turn
@@ -29,7 +32,10 @@ each of the template's variables may hold it once. What others take meanwhile co
 LOOK_S = 0.02
 """How often memory is looked at."""
 AGAIN_S = 0.5
-"""When what did not stop is stopped again: far longer than a rendering takes to unwind."""
+"""When what did not stop is stopped again (the thread may have moved on between the look at where it runs and the
+raise): far longer than a rendering takes to unwind."""
+TEMPLATE_FILE = "<template>"
+"""What Jinja names the code of a template that came from no file."""
 
 Rendered = TypeVar("Rendered")
 
@@ -48,7 +54,7 @@ class _Rendering:
     """Nothing is raised before."""
     beyond: str = ""
     """The limit that it has passed; then it is being stopped."""
-    raised: float = 0.0
+    raised: float = -math.inf
     over: bool = False
 
 
@@ -120,17 +126,25 @@ class RenderWatch:
         aged = [each for each in self._running if now - each.began >= LOOK_S]
         resident_bytes = _resident_bytes() if aged else 0
         for each in aged:
-            if each.beyond:
-                if now - each.raised < AGAIN_S:
-                    continue
-            elif (now - each.began) * 1e3 > self.max_ms:
-                each.beyond = f"within {self.max_ms} ms"
-            elif resident_bytes - each.resident_bytes > self.max_bytes:
-                each.beyond = f"within {self.max_bytes} bytes"
-            else:
-                continue
-            each.raised = now
-            _raise_in(each.thread, RenderStopped)
+            each.beyond = each.beyond or self._beyond(now - each.began, resident_bytes - each.resident_bytes)
+            if each.beyond and now - each.raised >= AGAIN_S and _runs_template(each.thread):
+                each.raised = now
+                _raise_in(each.thread, RenderStopped)
+
+    def _beyond(self, took_s: float, grew_bytes: int) -> str:
+        """The limit that a rendering has passed; empty: none."""
+        if took_s * 1e3 > self.max_ms:
+            return f"within {self.max_ms} ms"
+        return f"within {self.max_bytes} bytes" if grew_bytes > self.max_bytes else ""
+
+
+def _runs_template(thread: int) -> bool:
+    """Whether the innermost call of a thread is the template's or Jinja's."""
+    import jinja2
+
+    frame = sys._current_frames().get(thread)
+    file = frame.f_code.co_filename if frame else ""
+    return file == TEMPLATE_FILE or file.startswith(str(Path(jinja2.__file__).parent))
 
 
 def _raise_in(thread: int, error: type[BaseException] | None) -> None:
