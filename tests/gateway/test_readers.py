@@ -17,6 +17,10 @@ COMPLETION = ("/v1/completions", ENDLESS | {"prompt": "a"})
 SAMPLES = ("/v1/completions", ENDLESS | {"prompt": ["a", "b"], "n": 2})
 GONE_WITHIN_S = 2.0
 """The bound is the running step and 100 ms; a shared machine gets more. The text itself takes over ten seconds."""
+STALLS_WITHIN_S = 90.0
+"""Alone it takes two seconds; beside other work, thousands of steps and their log-probabilities take long."""
+STANDS_S = 1.0
+"""A step takes 1 ms alone; on a busy machine the target gets a turn within this."""
 
 
 def sessions(gateway: GatewayCluster) -> int:
@@ -55,12 +59,14 @@ def _post_and_leave(gateway: GatewayCluster, path: str, body: dict[str, Any]) ->
 def test_a_slow_reader_holds_little_and_delays_nobody(gateway: GatewayCluster) -> None:
     process = psutil.Process(gateway.processes["gateway"].pid)
     path, body = COMPLETION
-    body = body | {"logprobs": 20, "max_tokens": 6000}
+    body = body | {"logprobs": 20, "n": 8, "max_tokens": 2500}  # 10 MB; the system's sockets hold 4
     short = {"prompt": "a", "max_tokens": 20, "seed": 1}
     alone = _fastest_s(gateway, short)
     before = process.memory_info().rss
+    steps = gateway.status("target").steps
     with streaming(gateway.address_of("gateway"), path, body, receive_buffer=4096):
-        eventually(lambda: _stalls(gateway), "nothing more is made, since nobody reads")
+        eventually(lambda: gateway.status("target").steps > steps, "it runs", STALLS_WITHIN_S)
+        eventually(lambda: _stalls(gateway), "nothing more is made, since nobody reads", STALLS_WITHIN_S)
         assert gateway.get("/load").json == {"server_load": 1}, "the response waits for its reader"
         beside = _fastest_s(gateway, short)
         assert process.memory_info().rss - before < 24 << 20
@@ -72,7 +78,7 @@ def test_a_slow_reader_holds_little_and_delays_nobody(gateway: GatewayCluster) -
 def _stalls(gateway: GatewayCluster) -> bool:
     """Whether the target makes no step: windows and sockets hold the whole text, or its rounds pause."""
     steps = gateway.status("target").steps
-    time.sleep(0.3)
+    time.sleep(STANDS_S)
     return gateway.status("target").steps == steps
 
 

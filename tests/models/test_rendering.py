@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -35,7 +35,8 @@ DOUBLES = (
     "{% set ns = namespace(x='0123456789abcdef') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}"
 )
 DOUBLES_BY_MESSAGE = DOUBLES.replace("range(60)", "messages")
-GROWS = DOUBLES.replace("60", "18") + "{% set c = ns.x %}{% for i in range(9999) %}{% set ns.x = ns.x ~ c %}{% endfor %}"
+APPENDS = "{% set c = ns.x %}{% for i in range(9999) %}{% set ns.x = ns.x ~ c %}{% endfor %}"
+GROWS = DOUBLES.replace("60", "18") + APPENDS
 """By 4 MiB at a time: a look that comes late finds little more."""
 ENDLESS = {
     "loops": LOOPS,
