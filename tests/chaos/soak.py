@@ -148,10 +148,13 @@ async def soak(folder: Path, seed: int, seconds: float) -> Soaked:
 
 async def _cycle(runner: SoakRunner, fault: Fault, source: Random, found: Soaked) -> None:
     found.outcomes.append(await runner.run(fault))
-    found.wrong += await runner.calm(source.sample(all_requests(SHAPE), CALM))
+    calm = await runner.calm(source.sample(all_requests(SHAPE), CALM))
+    found.wrong += calm
     found.calm += CALM
-    totals = found.totals()
-    print(f"{totals}", file=sys.stderr, flush=True)  # noqa: T201
+    judged = found.outcomes[-1].judged
+    wrong = [*judged.lost, *judged.changed, *judged.leaked, *(f"calm: {each}" for each in calm)]
+    for each in wrong or [f"{found.totals()}"]:
+        print(f"{len(found.outcomes)}. {each}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 class _Lives:
