@@ -370,10 +370,10 @@ class RequestPlanner:
         missed = 0.0 if options.can_prefetch else self._seen.texts.copied.value
         lease = owed or options.lease
         if missed > 0:
-            lease = min(lease, int(2 * market.sending(options) / missed))
+            lease = int(min(lease, 2 * market.sending(options) / missed))
         if self._draft is not None and options.drafts and options.lag and options.open_ms:
             step_ms = market.target.step_ms(1 + self._rates.around.rows)
-            lease = min(lease, int(self._draft.catch_up_ms(options.lag, options.open_ms) / step_ms))
+            lease = int(min(lease, self._draft.catch_up_ms(options.lag, options.open_ms) / step_ms))
         return Plan(lease=min(options.lease, lease), shadow=options.drafts and self._may_shadow(options))
 
     def _may_shadow(self, options: Options) -> bool:

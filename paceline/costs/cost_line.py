@@ -10,6 +10,8 @@ from paceline.protocol.errors import InvalidInput, require
 
 MAX_POINTS = 64
 MAX_COST_ROWS = 1 << 20
+LEAST_STEP_MS = 1e-6
+"""Who plans divides by times: no step takes none."""
 
 
 @dataclass(frozen=True)
@@ -17,7 +19,7 @@ class CostLine:
     """Milliseconds of a step by its rows. Without points nothing is known: every step takes 0.
 
     Attributes:
-        points: (rows, ms), both rising; at most `MAX_POINTS`.
+        points: (rows, ms), both rising, from `LEAST_STEP_MS` on; at most `MAX_POINTS`.
 
     Raises:
         InvalidInput: rows that don't rise, times that fall, or numbers out of bounds.
@@ -27,7 +29,7 @@ class CostLine:
 
     def __post_init__(self) -> None:
         require(len(self.points) <= MAX_POINTS, "cost line points", len(self.points), f"at most {MAX_POINTS}")
-        before = (0.0, 0.0)
+        before = (0.0, LEAST_STEP_MS)
         for rows, ms in self.points:
             rising = before[0] < rows <= MAX_COST_ROWS and before[1] <= ms < float("inf")
             require(rising, "cost line point", (rows, ms), f"rows above {before[0]:g}, ms of at least {before[1]:g}")
@@ -73,5 +75,5 @@ class CostLine:
         return (self.ms(rows + more) - self.ms(rows)) / more
 
     def scaled(self, factor: float) -> CostLine:
-        """The same with every time multiplied."""
-        return CostLine(tuple((rows, ms * factor) for rows, ms in self.points))
+        """The same with every time multiplied; by 0: steps of no time that is worth counting."""
+        return CostLine(tuple((rows, max(ms * factor, LEAST_STEP_MS)) for rows, ms in self.points))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from paceline.costs.cost_line import CostLine
+from paceline.costs.cost_line import LEAST_STEP_MS, CostLine
 from paceline.costs.running_mean import RunningMean
 from paceline.costs.service_costs import MOVED, UNKNOWN
 
@@ -76,10 +76,9 @@ class CostMeter:
 
     def observe(self, rows: int, ms: float) -> None:
         """A step of so many rows took so long."""
-        if not self.base.ms(rows):
+        ms = max(ms, LEAST_STEP_MS)
+        if not self.base.is_known:
             self.base = CostLine(((rows, ms),))
-        if not self.base.ms(rows):
-            return
         place = bisect_left(_EDGES, min(rows, _EDGES[-1]))
         expected = self._factor(rows)
         bucket = self._buckets.setdefault(
@@ -87,14 +86,14 @@ class CostMeter:
         )
         bucket.rows.add(min(rows, _EDGES[-1]))
         took, speed, factor = ms / self.base.ms(rows), self._speed, bucket.factor
-        if factor.value:
-            speed.add(min(took / factor.value, SURGE * speed.value))
-        if speed.value:
-            factor.add(min(took / speed.value, OUTLIER * factor.value))
+        speed.add(min(took / factor.value, SURGE * speed.value))
+        factor.add(min(took / speed.value, OUTLIER * factor.value))
         at = bucket.rows.value
         now, said = self.base.ms(at) * factor.value * speed.value, self.line.ms(at)
         if abs(now - said) > MOVED * said:
-            self.line = CostLine(tuple((point.rows, point.ms) for point in _rising(self._points())))
+            self.line = CostLine(
+                tuple((point.rows, max(point.ms, LEAST_STEP_MS)) for point in _rising(self._points()))
+            )
 
     def _points(self) -> list[_Point]:
         """Of each bucket the mean of its steps or, where there was none, the base's point there."""

@@ -12,6 +12,7 @@ from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.planner import Planner, RequestPlanner
 from coordinator.policy.round_times import DraftTimes, TargetTimes
 from coordinator.policy.seen import MAX_DEPTH, Seen
+from paceline.costs.cost_line import LEAST_STEP_MS
 from paceline.costs.service_costs import TargetCosts
 from paceline.protocol.draft import Shadow
 from paceline.protocol.proposal import Acceptance, Proposal
@@ -88,6 +89,19 @@ def test_the_account_holds_though_a_line_lies(liar: str, lie: float, chance: flo
     for seed in range(12):
         over, _ = world.run(lambda _: chance, seed=seed)
         assert over <= 1 / 0.95
+
+
+@pytest.mark.parametrize("target_ms", [LEAST_STEP_MS, STEP_MS, 1e9])
+@pytest.mark.parametrize("draft_ms", [LEAST_STEP_MS, DRAFT_MS, 1e9])
+@pytest.mark.parametrize("took_ms", [1e-9, STEP_MS, 1e9])
+def test_a_plan_is_made_whatever_lines_and_clocks_say(target_ms: float, draft_ms: float, took_ms: float) -> None:
+    said = World(said_target=SaidByTarget(target_ms, 0.0), said_draft=SaidByDraft(draft_ms, 0.0))
+    _, request = taught(0.9, said)
+    computing = dataclasses.replace(OPTIONS, lag=1000, open_ms=took_ms)
+    for _ in range(20):
+        plan = request.plan(computing)
+        assert 0 <= plan.lease <= OPTIONS.lease
+        request.learn(plan, record(round_ms=took_ms, self_started=plan.lease > 0), None, ())
 
 
 def test_the_account_holds_though_the_draft_becomes_ten_times_slower() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.costs.cost_line import CostLine
+from paceline.costs.cost_line import LEAST_STEP_MS, CostLine
 from paceline.predict.cycle import DraftingWay, StepTimes, ahead, just_in_time, target_only
 from paceline.predict.prices import Prices, fleet_of
 from paceline.predict.rounds import ProposalShape, expected_rounds
@@ -121,7 +121,7 @@ def test_turning_points_by_hand() -> None:
 
 
 def test_what_never_turns_is_said_so() -> None:
-    free = StepTimes(CostLine(((1, 20.0),)), {"d": CostLine(((1, 0.0),))}, 0.0, 0.0)
+    free = StepTimes(CostLine(((1, 20.0),)), {"d": CostLine(((1, LEAST_STEP_MS),))}, 0.0, 0.0)
     turns = turning_points(Candidates({"d": [POSITIONS]}, (ProposalShape(2),)), free, 1)
     assert turns.sessions is None and turns.draft is None
     useless = Candidates({"d": [made_positions([0.0] * 40)]}, (ProposalShape(2),))

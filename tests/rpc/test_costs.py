@@ -33,7 +33,7 @@ from tests.rpc.harness import WELCOME, Client, Servicer, a_verdict, an_open, hel
 LINE = CostLine(((1, 10.0), (8, 20.0)))
 COSTS = TargetCosts(LINE, LINE.scaled(1.5), sessions=2, rows=6, queue=1)
 
-lines = st.dictionaries(st.integers(1, 4096), st.integers(0, 100_000), max_size=MAX_POINTS).map(
+lines = st.dictionaries(st.integers(1, 4096), st.integers(1, 100_000), max_size=MAX_POINTS).map(
     lambda found: CostLine(tuple(zip(sorted(found), sorted(found.values()), strict=True)))
 )
 counts = st.integers(0, 1 << 20)
@@ -166,6 +166,7 @@ def a_line(rows: list[float], ms: list[float]) -> pb.TargetCosts:
 MALFORMED = {
     "falling rows": (a_line([2, 1], [1, 2]), "cost line point"),
     "falling ms": (a_line([1, 2], [2, 1]), "cost line point"),
+    "no time": (a_line([1], [0]), "cost line point"),
     "no rows": (a_line([0], [1]), "cost line point"),
     "rows without times": (a_line([1, 2], [1]), "cost line ms = 1: must be 2"),
     "times without rows": (a_line([], [1]), "cost line ms = 1: must be 0"),
