@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from coordinator.sessions.feature_feed import FeatureFeed
+from coordinator.sessions.left_proposals import LeftProposals
 from coordinator.sessions.prompt_report import NobodyReads, PromptReport
 from coordinator.sessions.silence import SilenceWatch
 from coordinator.sessions.target_pool import TargetPeer, TargetPool
@@ -26,7 +27,6 @@ from paceline.protocol.errors import (
     PacelineError,
     PeerUnavailable,
     PrefixMismatch,
-    ProtocolMismatch,
     UnknownSession,
 )
 from paceline.protocol.features import Features
@@ -77,8 +77,8 @@ class TargetSession:
     """Verifies one request's rounds, one at a time.
 
     `_answers` has the verdicts to come by their rounds' base lengths: of the
-    round in flight, and of those that the target may start behind it. `_prefetched`
-    has the proposals that were sent for the outcomes of the round in flight.
+    round in flight, and of those that the target may start behind it. `_left` has
+    the proposals that were prefetched for the outcomes of the round in flight.
     `_refusal` is the last answer that refused a command and left the session as it
     was. Nothing is prefetched for the round at `_alone_at`, which is sent again after a refused prefetch.
     `_peer` is the target that the session was placed on last. Once a verdict has come, only targets with the same
@@ -93,7 +93,7 @@ class TargetSession:
         self._committed: Sequence[int] = ()
         self._id: int | None = None
         self._answers: dict[int, asyncio.Future[Verdict]] = {}
-        self._prefetched: dict[Outcome, Proposal] = {}
+        self._left = LeftProposals()
         self._refusal: InvalidInput | None = None
         self._alone_at = -1
         self.on_refused: Callable[[PacelineError], None] = lambda error: None
@@ -125,13 +125,19 @@ class TargetSession:
         return self._welcome.max_prefetched if self._welcome else 0
 
     def prefetch(self, round_: Round, proposals: Mapping[Outcome, Proposal]) -> None:
-        """Leave proposals with the target for outcomes of the round in flight; of no effect once it is answered."""
+        """Leave proposals with the target for outcomes of the round in flight; of no effect once it is answered.
+
+        What changes something that was left before is not sent.
+        """
         answer = self._answers.get(round_.base_length)
         if self._id is None or answer is None or answer.done() or round_.base_length == self._alone_at:
             return
         assert self._peer is not None
-        self._prefetched |= proposals
-        self._peer.link.send(Prefetch(self._id, round_.base_length, tuple(proposals.items())), urgent=True)
+        grown = self._left.grow(proposals)
+        if len(grown) < len(proposals):
+            logger.warning("prefetched proposals changed, left out: session=%s base=%d", self._id, round_.base_length)
+        if grown:
+            self._peer.link.send(Prefetch(self._id, round_.base_length, tuple(grown.items())), urgent=True)
 
     def ahead(self, round_: Round, outcome: Outcome, verdict: Verdict) -> TargetNext:
         """What the target does behind a round, now that its outcome is known.
@@ -139,21 +145,10 @@ class TargetSession:
         Raises:
             ProtocolMismatch: the verdict names a round for which nothing was prefetched.
         """
-        self_started, prefetched = verdict.self_started, self._prefetched.get(outcome)
-        if self_started is None:
+        if verdict.self_started is None:
             return TargetNext(self.leased, can_prefetch=self.max_prefetched > 0, peer=self._peer)
-        if prefetched is None or self_started.nodes > len(prefetched):
-            raise ProtocolMismatch(
-                f"session {self._id}: the target started round {self_started.base_length} by itself "
-                f"with {self_started.nodes} nodes for {outcome}, {len(prefetched or ())} were prefetched for it"
-            )
-        followed = round_.behind(outcome, prefetched.first(self_started.nodes))
-        if followed.base_length != self_started.base_length:
-            raise ProtocolMismatch(
-                f"session {self._id}: the target started round {self_started.base_length} behind {outcome}, "
-                f"expected {followed.base_length}"
-            )
-        return TargetNext(self_started=followed.proposal, can_prefetch=True, peer=self._peer)
+        started = self._left.started(round_, outcome, verdict.self_started)
+        return TargetNext(self_started=started, can_prefetch=True, peer=self._peer)
 
     async def verify(
         self,
@@ -289,7 +284,7 @@ class TargetSession:
 
         A round that the target may have started is sent only to extend a lease that ends soon.
         """
-        self._prefetched = {}
+        self._left.clear()
         base_length = len(committed) - 1
         self_started, ahead = base_length in self._answers, len(self._answers) - 1
         fresh = self._id is None and not self_started
@@ -367,7 +362,7 @@ class TargetSession:
         session was lost, one may have been.
         """
         coupled = self._task.acceptance is Acceptance.COUPLED
-        left_out = proposal is not None or bool(self._prefetched)
+        left_out = proposal is not None or bool(self._left)
         return error is self._refusal and left_out and (coupled or not lost)
 
     def _leave_out(self, base_length: int, error: InvalidInput) -> None:

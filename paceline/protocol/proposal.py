@@ -151,6 +151,12 @@ class Proposal:
             supports=self.supports[:nodes],
         )
 
+    def extends(self, earlier: Proposal | None) -> bool:
+        """Whether it has the earlier one's tokens and tree at its beginning; nothing begins everything."""
+        nodes = len(earlier) if earlier else 0
+        mine = self.token_ids[:nodes], self.parents[:nodes]
+        return earlier is None or mine == (earlier.token_ids, earlier.parents)
+
     def within(self, depth: int) -> Proposal:
         """The first nodes, up to the first that is deeper; itself if none is."""
         deeper = (node for node, at in enumerate(self.depths) if at > depth)

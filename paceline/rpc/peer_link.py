@@ -14,7 +14,6 @@ import grpc
 from paceline.protocol import codec
 from paceline.protocol.draft import DraftCommand, DraftEvent
 from paceline.protocol.errors import (
-    InternalError,
     PacelineError,
     PeerUnavailable,
     ProtocolMismatch,
@@ -217,7 +216,7 @@ class PeerLink(Generic[Command, Event]):
             channel = self._channel = open_channel(self._settings, self._keepalive, section=f"{self.name}.")
             call = getattr(self.kind.stub(channel), self.kind.method)()
             welcome = await self._greet(call)
-            await self._use(call, welcome)
+            await self._use_or_lose(call, welcome)
         except PacelineError as error:
             return error
         except grpc.aio.AioRpcError as error:
@@ -253,6 +252,13 @@ class PeerLink(Generic[Command, Event]):
         check_fingerprint(self._hello.fingerprint, welcome.fingerprint)
         self._heard.begin(frame)
         return welcome
+
+    async def _use_or_lose(self, call: Any, welcome: Welcome) -> None:
+        """Raise `PeerUnavailable` for what ends it: a peer that fitted and then broke the rules may fit again."""
+        try:
+            await self._use(call, welcome)
+        except PacelineError as error:
+            raise self._lost(error) from error
 
     async def _use(self, call: Any, welcome: Welcome) -> None:
         writer = FrameWriter[Command](self.kind.encode_command, lambda commands: self.kind.request(commands=commands))
@@ -292,8 +298,8 @@ class PeerLink(Generic[Command, Event]):
 
     def _malformed(self, session_id: int, error: PacelineError) -> Failure:
         logger.warning("malformed event: peer=%s session=%d error=%s", self.name, session_id, error.for_log)
-        wrapped = InternalError(f"{self._where} sent a malformed event: {error.message}", metadata=error.metadata)
-        return codec.failure_of(session_id, wrapped)
+        message = f"{self._where} sent a malformed event: {error.message}"
+        return codec.failure_of(session_id, PeerUnavailable(message, metadata={**self._facts, **error.metadata}))
 
     def _set_up(self, writer: FrameWriter[Command], welcome: Welcome) -> None:
         self._writer, self.welcome = writer, welcome

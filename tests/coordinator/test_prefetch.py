@@ -263,6 +263,30 @@ async def test_a_target_that_starts_what_was_not_prefetched_is_refused(self_star
         request.session.ahead(first.round_, outcome(8), first.verdict)
 
 
+BEGUN = proposal(4, 5)
+OTHERS = {
+    "another token": proposal(4, 6, 7),
+    "another tree": Proposal(1, (4, 5, 6), (0.5,) * 3, parents=(ROOT, ROOT, 0)),
+    "shorter": proposal(4),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+async def test_what_was_prefetched_grows_and_does_not_change(other: Proposal) -> None:
+    """The target may have started what came first: what it then draws behind it was drawn for no other tokens."""
+    request = PrefetchRequest()
+    task = await request.pending()
+    round_ = Round(1, BASE, ROOT, (3,))
+    sent = [BEGUN, other, proposal(4, 5, 6)]
+    for each in sent:
+        request.session.prefetch(round_, {outcome(7): each, outcome(8): proposal(1)})
+    prefetches = [each for each in request.link.take() if isinstance(each, Prefetch)]
+    assert [dict(each.proposals).get(outcome(7)) for each in prefetches] == [BEGUN, None, proposal(4, 5, 6)]
+    cast(Any, request.link).on_event(Verdict(1, BASE, (7,), self_started=SelfStarted(BASE + 1, 2)))
+    verified = await task
+    assert request.session.ahead(round_, outcome(7), verified.verdict).self_started == BEGUN
+
+
 async def test_nothing_is_sent_for_a_round_that_is_not_in_flight() -> None:
     request = PrefetchRequest()
     await request.begins(proposal(4), SelfStarted(BASE + 1, 1))

@@ -6,6 +6,7 @@ says, the text is the target's own. A target's word is the text, so there a requ
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import random
 import tempfile
@@ -133,17 +134,25 @@ class EventsSurface:
         async with self.serve(RecordingEngine()) as (servicer, _):
             relay = MutatingRelay(servicer)
             async with serving(lambda server: self.add(relay, server)) as address:
-                with tempfile.TemporaryDirectory() as folder, self._cluster(Path(folder), address) as cluster:
-                    async with cluster.async_client(
-                        timeout_s=REQUEST_S if self.is_draft else LIED_S, wait_ready=REQUEST_S
-                    ) as client:
-                        yield LiedToTarget(WatchedServices(cluster), client, relay, self.is_draft, {})
+                timeout_s = REQUEST_S if self.is_draft else LIED_S
+                async with (
+                    self._cluster(address) as cluster,
+                    cluster.async_client(timeout_s=timeout_s, wait_ready=REQUEST_S) as client,
+                ):
+                    yield LiedToTarget(WatchedServices(cluster), client, relay, self.is_draft, {})
 
-    def _cluster(self, folder: Path, address: str) -> Cluster:
+    @asynccontextmanager
+    async def _cluster(self, address: str) -> AsyncIterator[Cluster]:
+        """Started beside this loop, which answers the coordinator's first call."""
         flags = FLAGS | ({"draft.address": address} if self.is_draft else {})
-        cluster = Cluster(folder, MODEL, drafters=(), coordinator_flags=flags)
-        cluster.target_proxy = None if self.is_draft else address
-        return cluster
+        with tempfile.TemporaryDirectory() as folder:
+            cluster = Cluster(Path(folder), MODEL, drafters=(), coordinator_flags=flags)
+            cluster.target_proxy = None if self.is_draft else address
+            await asyncio.to_thread(cluster.__enter__)
+            try:
+                yield cluster
+            finally:
+                await asyncio.to_thread(cluster.__exit__, None, None, None)
 
 
 EVENTS: Mapping[str, Callable[[], EventsSurface]] = {

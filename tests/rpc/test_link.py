@@ -30,6 +30,7 @@ from paceline.rpc.peer_link import TargetLink
 from paceline.rpc.statuses import from_rpc_error
 from paceline.runtime.config import PeerSettings
 from paceline.v1 import target_service_pb2 as pb
+from paceline.v1 import target_service_pb2_grpc as pb_grpc
 from tests.rpc.harness import (
     FINGERPRINT,
     HELLO,
@@ -182,7 +183,7 @@ async def test_malformed_event_reaches_its_session_as_a_failure() -> None:
         await until(lambda: len(client.events) == 2)
         failure = client.events[0]
         assert isinstance(failure, Failure)
-        assert failure.session_id == 4
+        assert (failure.session_id, failure.reason) == (4, "PEER_UNAVAILABLE"), "it may be had of another peer"
         assert "malformed" in failure.message
         assert failure.metadata["field"] == "verdict token_ids"
         assert client.events[1] == TargetOpened(5)
@@ -366,6 +367,30 @@ async def test_dropped_link_is_down_at_once_and_comes_back() -> None:
         await client.link.wait_up(10)
         assert (len(client.ups), len(client.downs)) == (2, 1)
         await until(lambda: servicer.handlers[0].closed_count == 1)
+
+
+class WelcomesTwice(pb_grpc.TargetServiceServicer):
+    """Breaks the rules on its first link, and keeps them ever after."""
+
+    def __init__(self) -> None:
+        self.links = 0
+
+    async def Verify(self, request_iterator: Any, context: Any) -> None:
+        self.links += 1
+        await context.read()
+        for _ in range(2 if self.links == 1 else 1):
+            await context.write(pb.VerifyResponse(welcome=codec.encode_welcome(WELCOME)))
+        await asyncio.Event().wait()
+
+
+async def test_a_peer_that_breaks_the_rules_is_lost_and_not_refused() -> None:
+    async with serving(servicer := WelcomesTwice()) as port, Client(port) as client:
+        await until(lambda: client.downs)
+        assert isinstance(client.downs[0], PeerUnavailable)
+        assert "second welcome" in client.downs[0].message
+        assert not client.link.is_refused
+        await client.link.wait_up(10)
+        assert servicer.links == 2
 
 
 @pytest.mark.parametrize(
