@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 DOMAIN = "paceline"
 DETAILS_KEY = "grpc-status-details-bin"
 MAX_MESSAGE_CHARACTERS = 1024
+NO_MEMORY_MS = 200
+"""When to ask a process again that had no memory: what others of its requests hold goes as they end."""
 """Statuses travel in HTTP/2 headers, which gRPC bounds at 8 KiB."""
 
 Context = Any  # grpc.aio.ServicerContext of any request and response
@@ -119,7 +121,7 @@ def typed_errors(
     """Decorate an async servicer method: its `PacelineError` becomes the call's status.
 
     Anything else that it raises is a defect: logged with its stack and sent as
-    `InternalError`. Cancellation passes through.
+    `InternalError`; want of memory is `Overloaded`. Cancellation passes through.
     """
 
     @functools.wraps(method)
@@ -137,8 +139,10 @@ def typed_errors(
     return wrapper
 
 
-def unexpected(error: Exception) -> InternalError:
-    """What a peer may know of a defect: its kind; the log has the rest."""
+def unexpected(error: Exception) -> PacelineError:
+    """What a peer may know of a defect: its kind; the log has the rest. A process without memory has no room now."""
+    if isinstance(error, MemoryError):
+        return Overloaded("no memory is left; the service's log has the stack", retry_after_ms=NO_MEMORY_MS)
     return InternalError(f"unexpected {type(error).__name__}; the service's log has the stack")
 
 

@@ -78,6 +78,7 @@ class ChaosCluster(Cluster):
         self.proxies: dict[str, Proxy] = {}
         self._stack = ExitStack()
         self._frozen: set[str] = set()
+        self._limited: threading.Timer | None = None
         self._named_ports: dict[str, int] = {}
         self.settle_s = 20.0
         """Longest time that what a fault left may take to go."""
@@ -160,7 +161,8 @@ class ChaosCluster(Cluster):
         which = psutil.RLIMIT_AS if memory else psutil.RLIMIT_FSIZE
         most = 0 if memory else self.processes[label].log_file.stat().st_size
         process.rlimit(which, (most, psutil.RLIM_INFINITY))
-        threading.Timer(seconds, _unlimit, [process, which]).start()
+        self._limited = threading.Timer(seconds, _unlimit, [process, which])
+        self._limited.start()
 
     def terminate(self, label: str) -> None:
         """SIGTERM, which drains; no wait for others takes its end for a failure."""
@@ -184,6 +186,8 @@ class ChaosCluster(Cluster):
         """
         for label in set(self._frozen):
             self.thaw(label)
+        if self._limited is not None:
+            self._limited.join()
         self.revive()
         self.await_all_up()
         self.wait_idle(self.settle_s)

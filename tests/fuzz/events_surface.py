@@ -35,7 +35,7 @@ from tests.services.harness import RecordingEngine, draft_service, serving, targ
 TOKENS = 10
 MUTATED = 0.3
 """Share of frames."""
-REQUEST_S, LIED_S = 20.0, 3.0
+REQUEST_S, LIED_S = 20.0, 1.0
 """A request whose target is right ends in some 50 ms; one whose target lies may be asked again and again."""
 FLAGS: Flags = {"draft_timeout_ms": 20.0, "round_timeout_ms": 500.0, "reconnect_max_ms": 60.0}
 

@@ -18,7 +18,7 @@ from paceline.protocol.errors import (
     Unsupported,
 )
 from paceline.rpc.channel import open_channel, open_sync_channel
-from paceline.rpc.statuses import DOMAIN, from_rpc_error, from_status, to_status, typed_errors
+from paceline.rpc.statuses import DOMAIN, NO_MEMORY_MS, from_rpc_error, from_status, to_status, typed_errors
 from paceline.runtime.config import PeerSettings
 from paceline.v1 import target_service_pb2 as pb
 from paceline.v1 import target_service_pb2_grpc as pb_grpc
@@ -111,6 +111,16 @@ async def test_defect_is_logged_and_sent_as_internal(failing: Any, caplog: pytes
     assert "KeyError" in error.message
     assert "secret" not in error.message
     assert "secret" in caplog.text
+
+
+async def test_want_of_memory_is_logged_and_sent_as_no_room_now(
+    failing: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    servicer, settings = failing
+    servicer.error = MemoryError()
+    error = await _call(settings)
+    assert (type(error), error.retry_after_ms) == (Overloaded, NO_MEMORY_MS)
+    assert "MemoryError" in caplog.text
 
 
 def test_absent_peer_is_unavailable_for_threads_too() -> None:
