@@ -29,7 +29,7 @@ from tests.fuzz.cases import ACCEPTED, FuzzCase, Untyped, typed
 from tests.fuzz.corpus import parts_of_messages
 from tests.fuzz.grpc_surfaces import MODEL
 from tests.fuzz.message_mutations import mutated_message
-from tests.fuzz.running_services import WatchedServices
+from tests.fuzz.running_services import WatchedServices, until_linked
 from tests.services.harness import RecordingEngine, draft_service, serving, target_service
 
 TOKENS = 10
@@ -82,6 +82,8 @@ class LiedToTarget:
 
     watched: WatchedServices
     client: AsyncClient
+    hasty: AsyncClient
+    """Asks while the peer lies."""
     relay: MutatingRelay
     keeps_text: bool
     expected: dict[int, tuple[int, ...]]
@@ -91,7 +93,7 @@ class LiedToTarget:
         wanted = _request(rng.randrange(8), off=False)
         self.relay.rng = rng
         try:
-            generation = await self.client.generate(wanted)
+            generation = await self.hasty.generate(wanted)
         except PacelineError as error:
             if self.keeps_text:
                 raise Untyped(f"the draft ended a request: {error.reason} {error.message}") from error
@@ -104,6 +106,7 @@ class LiedToTarget:
         return ACCEPTED
 
     async def probe(self) -> None:
+        await until_linked(self.watched.cluster, to_draft=False)  # a welcome that a mutation broke is asked for anew
         for seed in range(8) if not self.expected else (0,):
             # A link that a mutation has broken may have to be made anew first.
             text = (await self.client.generate(_request(seed, off=True))).token_ids
@@ -134,12 +137,13 @@ class EventsSurface:
         async with self.serve(RecordingEngine()) as (servicer, _):
             relay = MutatingRelay(servicer)
             async with serving(lambda server: self.add(relay, server)) as address:
-                timeout_s = REQUEST_S if self.is_draft else LIED_S
+                hasty_s = REQUEST_S if self.is_draft else LIED_S
                 async with (
                     self._cluster(address) as cluster,
-                    cluster.async_client(timeout_s=timeout_s, wait_ready=REQUEST_S) as client,
+                    cluster.async_client(timeout_s=REQUEST_S, wait_ready=REQUEST_S) as client,
+                    cluster.async_client(timeout_s=hasty_s) as hasty,
                 ):
-                    yield LiedToTarget(WatchedServices(cluster), client, relay, self.is_draft, {})
+                    yield LiedToTarget(WatchedServices(cluster), client, hasty, relay, self.is_draft, {})
 
     @asynccontextmanager
     async def _cluster(self, address: str) -> AsyncIterator[Cluster]:

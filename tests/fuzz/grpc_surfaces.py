@@ -263,7 +263,7 @@ class GenerateSurface:
             tempfile.TemporaryDirectory() as folder,
             Cluster(Path(folder), BYTES_MODEL, (f"model:{BYTES_MODEL},noise=0.3",)) as cluster,
         ):
-            await until_linked(cluster)
+            await until_linked(cluster, to_draft=True)
             async with grpc.aio.insecure_channel(cluster.address) as channel:
                 yield CoordinatorTarget(WatchedServices(cluster), channel)
 

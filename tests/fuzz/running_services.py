@@ -60,11 +60,12 @@ class WatchedServices:
                 raise Untyped(f"{file.name}: {lines[max(0, number - 1)][:160]} … {last[:160]}")
 
 
-async def until_linked(cluster: Cluster) -> None:
-    """Wait until the coordinator has a draft to ask."""
+async def until_linked(cluster: Cluster, *, to_draft: bool) -> None:
+    """Wait until the coordinator has a target to ask, or a draft."""
 
     def ready() -> bool:
         with cluster.client() as client:
-            return client.describe_models()[0].draft_ready
+            model = client.describe_models()[0]
+            return model.draft_ready if to_draft else model.target_ready
 
-    await asyncio.to_thread(eventually, ready, "the coordinator has its link to the draft")
+    await asyncio.to_thread(eventually, ready, "the coordinator has its link")
