@@ -16,6 +16,7 @@ from gateway.hanging import HangWatch
 from paceline.client import AsyncClient
 from paceline.protocol.errors import (
     DeadlineExceeded,
+    Overloaded,
     PeerUnavailable,
     Unauthenticated,
     VocabularyMismatch,
@@ -33,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 KNOWN_FOR_S = 1.0
 """How long a description counts as new: a target of other weights is noticed that late; and how long a coordinator
-that did not answer is asked last."""
+that did not answer is asked last, or one that had no room and did not say for how long."""
 MAX_KNOWN = 1024
 """Keys that a coordinator's answers are kept for: nothing is read for a caller that it has not let in."""
 DESCRIBE_TIMEOUT_S = 2.0
@@ -79,6 +80,8 @@ class Coordinator:
         self._hanging = HangWatch()
         self._known: dict[str | None, tuple[ModelDescription, float]] = {}
         """What callers of each key have been told that had a target then, and when."""
+        self._full_until: dict[str | None, float] = {}
+        """When it may have room for callers of each key that it had none for, as it said."""
         self._questions: dict[str | None, asyncio.Task[ModelDescription]] = {}
         """Under way, by the key of those who wait for the answer."""
 
@@ -86,7 +89,8 @@ class Coordinator:
     def client(self, caller: HttpCaller) -> Iterator[AsyncClient]:
         """What one of a caller's generations runs on, counted meanwhile.
 
-        One that is lost here is news: whatever is known of this coordinator is forgotten.
+        One that is lost here is news: whatever is known of this coordinator is forgotten. One that finds no room
+        is news for its key alone, which may have taken its share of the places.
         """
         self.running += 1
         self._idle.clear()
@@ -96,10 +100,24 @@ class Coordinator:
             self.failed_at = time.monotonic()
             self._known.clear()
             raise
+        except Overloaded as error:
+            if not error.is_of_the_key:
+                self._note_full(caller, error)
+            raise
         finally:
             self.running -= 1
             if not self.running:
                 self._idle.set()
+
+    def is_full(self, caller: HttpCaller) -> bool:
+        """Whether it has lately had no room for this caller's key, and said that it is so still."""
+        return time.monotonic() < self._full_until.get(caller.api_key, 0.0)
+
+    def _note_full(self, caller: HttpCaller, error: Overloaded) -> None:
+        if len(self._full_until) >= MAX_KNOWN:
+            self._full_until.clear()
+        hint_s = KNOWN_FOR_S if error.retry_after_ms is None else error.retry_after_ms / 1e3
+        self._full_until[caller.api_key] = time.monotonic() + hint_s
 
     async def close_when_idle(self) -> None:
         """Close the channels once what runs on them has ended."""
@@ -185,7 +203,7 @@ class Coordinators:
         self.wait_s = config.coordinator_wait_ms / 1e3
         """Longest wait for one that serves."""
         self.budget = RetryBudget()
-        """Of generations that are lost and go on elsewhere."""
+        """Of generations that are lost, or refused, and go on elsewhere."""
         self._config = config
         self._tokenizer = tokenizer
         self.all: Sequence[Coordinator] = ()
@@ -198,6 +216,8 @@ class Coordinators:
 
     async def serving(self, caller: HttpCaller) -> Serving:
         """The coordinator for a request: the one that has fewest of this gateway's, of those that have a target.
+
+        One that is full is asked where all are.
 
         Raises:
             PeerUnavailable: none has one, for as long as the configuration allows.
@@ -217,7 +237,7 @@ class Coordinators:
 
     async def first_serving(self, caller: HttpCaller, fits: Callable[[Serving], bool] = _any) -> Serving:
         """As `serving`, of those that fit, and without waiting. Raises as `serving`."""
-        return await self._first(lambda coordinator: coordinator.described(caller), fits)
+        return await self._first(caller, lambda coordinator: coordinator.described(caller), fits)
 
     async def models(self, caller: HttpCaller) -> ModelDescription:
         """What is served, as one of them says now, one that has a target if any has. Raises as `serving`."""
@@ -228,7 +248,7 @@ class Coordinators:
             return heard[-1]
 
         try:
-            return (await self._first(ask, _any)).description
+            return (await self._first(caller, ask, _any)).description
         except PeerUnavailable:
             if not heard:
                 raise
@@ -273,11 +293,14 @@ class Coordinators:
         logger.error("endpoints are followed no longer", exc_info=error)
 
     async def _first(
-        self, ask: Callable[[Coordinator], Awaitable[ModelDescription]], fits: Callable[[Serving], bool]
+        self,
+        caller: HttpCaller,
+        ask: Callable[[Coordinator], Awaitable[ModelDescription]],
+        fits: Callable[[Serving], bool],
     ) -> Serving:
         """The first, in the order of preference, that answers, has a target and fits. Raises as `serving`."""
         failure = PeerUnavailable(self._missing)
-        for coordinator in self._in_order():
+        for coordinator in self._in_order(caller):
             try:
                 serving = Serving(coordinator, await ask(coordinator))
             except PeerUnavailable as error:
@@ -290,6 +313,10 @@ class Coordinators:
             failure = PeerUnavailable(f"coordinator at {coordinator.address}: {lacks}")
         raise failure
 
-    def _in_order(self) -> list[Coordinator]:
+    def _in_order(self, caller: HttpCaller) -> list[Coordinator]:
         now = time.monotonic()
-        return sorted(self.all, key=lambda each: (now - each.failed_at < KNOWN_FOR_S, each.running))
+
+        def least(each: Coordinator) -> tuple[bool, bool, int]:
+            return now - each.failed_at < KNOWN_FOR_S, each.is_full(caller), each.running
+
+        return sorted(self.all, key=least)

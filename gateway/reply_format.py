@@ -14,7 +14,7 @@ from typing import Any
 
 from gateway.parameter_format import ParameterFormat, read_arguments
 from gateway.unsupported import unsupported
-from paceline.models.reasoning import TAGS
+from paceline.models.reasoning import TAGS, template_tags
 from paceline.models.tokenizer import Tokenizer
 from paceline.models.turns import Turn
 from paceline.protocol.errors import InvalidInput, Unsupported
@@ -116,7 +116,8 @@ def read_reply_format(tokenizer: Tokenizer) -> ReplyFormat:
         calls, why = _read_calls(tokenizer), ""
     except Unsupported as error:
         calls, why = None, error.message
-    reasoning = _read_reasoning(tokenizer)
+    tags = template_tags(tokenizer)
+    reasoning = ReasoningTags(*tags) if tags else None
     marks = [reasoning.opening, reasoning.closing] if reasoning else []
     if calls:
         marks += [*calls.markers, calls.opening, calls.between, calls.following or "", calls.closing]
@@ -239,24 +240,6 @@ def _behind_reasoning(opening: str) -> str:
     for _, closing in TAGS:
         opening = opening.rpartition(closing)[2]
     return opening.lstrip()
-
-
-def _read_reasoning(tokenizer: Tokenizer) -> ReasoningTags | None:
-    """Tags that the template writes by itself, or takes out of earlier answers."""
-    for opening, closing in TAGS:
-        answer: Turn = {"role": "assistant", "content": f"{opening}\n{_SAID}\n{closing}\n\nand more"}
-        asked, answered = (_text_or_none(tokenizer, turns) for turns in ([_USER], [_USER, answer, _USER]))
-        opened = asked is not None and opening in asked
-        if opened or (answered is not None and _SAID not in answered):
-            return ReasoningTags(opening, closing)
-    return None
-
-
-def _text_or_none(tokenizer: Tokenizer, turns: Sequence[Turn]) -> str | None:
-    try:
-        return tokenizer.template_text(turns)
-    except (InvalidInput, Unsupported):
-        return None
 
 
 def _tool(name: str) -> Turn:

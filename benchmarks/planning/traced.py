@@ -18,6 +18,7 @@ from paceline.predict.matching import MATCH_DEPTHS
 from paceline.predict.positions import ENDLESS, DrafterPositions
 from paceline.predict.rounds import ProposalShape
 from paceline.predict.verdict import Candidates
+from paceline.protocol.errors import require
 from paceline.protocol.proposal import NGRAM
 
 RECORDED = "as the recorded services stated or took"
@@ -31,6 +32,23 @@ def is_trace(file: Path) -> bool:
             return f'"format": "{FORMAT}"'.encode() in opened.read(_READ_BYTES)
     except OSError:
         return False
+
+
+def require_texts(file: Path) -> None:
+    """Return if a sample may hold texts.
+
+    Raises:
+        InvalidInput: it is a trace.
+    """
+    require(
+        not is_trace(file),
+        "sample",
+        str(file),
+        "prompts or texts: a trace has each token's rank in the draft's order, but neither its id, which both "
+        "models have to read, nor their probabilities, by which they part. Write the prompts that were recorded as "
+        'lines {"prompt": "…"} and run `paceline branches TARGET --drafter DRAFT --sample PROMPTS.jsonl`; '
+        f"what a trace tells of acceptance, `paceline plan --sample {file}` shows",
+    )
 
 
 def traced_candidates(trace: Trace, drafter: str, shapes: tuple[ProposalShape, ...]) -> Candidates:

@@ -77,14 +77,17 @@ class Sequence:
 
     def __init__(self, task: GenerationTask, tokenizer: Tokenizer, marks: ReasoningMarks | None = None) -> None:
         self._task = task
-        self._marks = marks
-        self.reasoning = marks is not None and marks.open_behind(task.prompt)
-        """Whether the next token stands inside a span of reasoning."""
+        self._span = None if marks is None else marks.behind(task.prompt)
         self._detokenizer = Detokenizer(tokenizer, task.prompt, task.stop)
         self.ids: list[int] = list(task.prompt)
         self.finish_reason: FinishReason | None = None
         for token_id in task.resumed:
             self._append(token_id)
+
+    @property
+    def reasoning(self) -> bool:
+        """Whether the next token stands inside a span of reasoning."""
+        return self._span is not None and self._span.is_open
 
     @property
     def room(self) -> int:
@@ -116,8 +119,8 @@ class Sequence:
 
     def _append(self, token_id: int) -> str:
         self.ids.append(token_id)
-        if self._marks is not None:
-            self.reasoning = self._marks.open_after(token_id, before=self.reasoning)
+        if self._span is not None:
+            self._span.see(token_id)
         generated = len(self.ids) - len(self._task.prompt)
         stops = token_id in self._task.stop_token_ids
         may_stop = generated > self._task.sampling.min_tokens

@@ -123,6 +123,6 @@ def _require_room(name: str, bucket: TokenBucket | None, amount: int) -> None:
 def _reached(name: str, limit: int, retry_after_ms: int) -> Overloaded:
     return Overloaded(
         f"the API key's {name} = {limit} are used up; try again in {retry_after_ms / 1e3:g} s",
-        metadata={"limit": name, "value": str(limit)},
+        metadata={"limit": name, "value": str(limit)},  # `Overloaded.is_of_the_key`
         retry_after_ms=retry_after_ms,
     )

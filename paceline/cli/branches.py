@@ -43,6 +43,7 @@ def branches(
     from benchmarks.planning.branches import kind_rows, summary, write_branching
     from benchmarks.planning.readers import load_readers
     from benchmarks.planning.run import read_all
+    from benchmarks.planning.traced import require_texts
     from benchmarks.planning.wanted import PlanWanted, drafters_named, shown_name
     from benchmarks.reporting.presentation import markdown_table
     from benchmarks.reporting.reports import describe
@@ -50,6 +51,7 @@ def branches(
     from paceline.predict.sample import SampleWanted
     from paceline.train.text_kinds import TextKinds
 
+    require_texts(sample)
     wanted = PlanWanted(
         target=target,
         sample=SampleWanted(sample, _temperatures(temperature), texts, answer_tokens, seed),

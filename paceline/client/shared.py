@@ -137,7 +137,7 @@ class Progress(Collector):
         self.request = request
         self.trace = CallTrace()
         self._retries = Retries(budget)
-        self._fruitless = True
+        self.fruitless = True
         """Whether the present try has brought no token yet."""
         self._broke_at: float | None = None
         """When the stream broke for the first time behind the last token, on the monotonic clock; None: it hasn't."""
@@ -185,9 +185,14 @@ class Progress(Collector):
     def _gets_on(self) -> None:
         """A try counts as a success with its first token: one that only starts may be a service that always dies."""
         self._broke_at = None
-        if self._fruitless:
+        if self.fruitless:
             self._retries.succeeded()
-            self._fruitless = False
+            self.fruitless = False
+
+    def moves(self) -> bool:
+        """Begin another try at once, if the budget has one to spare: at a service that has not refused this one."""
+        self.fruitless = True
+        return self._retries.take_elsewhere()
 
     def broke(self, error: PacelineError, patience: Patience) -> Iterator[float] | None:
         """Pauses to make one after the other, in seconds, before the stream is asked for again; None: it had ended.
@@ -200,7 +205,7 @@ class Progress(Collector):
         if self.finished is not None:
             return None
         now = time.monotonic()
-        self._fruitless = True
+        self.fruitless = True
         if self._broke_at is None:
             self._broke_at = now
         waits = isinstance(error, PeerUnavailable) or (isinstance(error, Overloaded) and self.started is not None)

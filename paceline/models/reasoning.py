@@ -1,11 +1,14 @@
-"""Which tokens of a text are reasoning: those between the markers that the model has as tokens of its own."""
+"""Which tokens of a text are reasoning: those between the markers, each one token of the model's or several."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, lru_cache, partial
 
 from paceline.models.tokenizer import Tokenizer
+from paceline.models.turns import Turn
+from paceline.protocol.errors import InvalidInput, Unsupported
 
 TAGS = (
     ("<think>", "</think>"),
@@ -15,47 +18,129 @@ TAGS = (
     ("<seed:think>", "</seed:think>"),
 )
 """What models' templates are known to write around reasoning."""
+_ASKED: Turn = {"role": "user", "content": "paceline_probe_question"}
+_THOUGHT = "paceline_probe_thought"
 
 
 @dataclass(frozen=True)
 class ReasoningMarks:
-    """The two tokens around a span of reasoning. A text's spans follow from its token ids alone.
+    """What stands around a span of reasoning. A text's spans follow from its token ids alone.
 
     Attributes:
-        opening, closing: token ids; both are part of the span.
-        borders: the other special tokens, which end turns: what stands before the last one opens nothing.
+        opening, closing: in UTF-8; every token that has a part of them belongs to the span.
+        spelling: a token's bytes as far as they may be part of a marker; empty: no marker goes on across it.
+        borders: special tokens, which end turns: what stands before the last one opens nothing.
     """
 
-    opening: int
-    closing: int
+    opening: bytes
+    closing: bytes
+    spelling: Callable[[int], bytes]
     borders: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> ReasoningMarks | None:
-        """The first known pair that are tokens; None: the model has none."""
-        tokens = tokenizer.added_tokens
-        for opening, closing in TAGS:
-            if opening in tokens and closing in tokens:
-                marks = tokens[opening], tokens[closing]
-                return cls(*marks, frozenset(tokenizer.hidden_tokens) - {*marks})
-        return None
+        """The first known pair that are tokens, else the pair that the template knows; None: the model has none.
 
-    def open_behind(self, token_ids: Sequence[int]) -> bool:
-        """Whether a prompt's last turn opens a span and leaves it open."""
-        for token_id in reversed(token_ids):
-            if token_id in (self.opening, self.closing) or token_id in self.borders:
-                return token_id == self.opening
+        Where they are tokens nothing else is a marker: their text in other tokens is text.
+        """
+        return _marks_of(tokenizer)
+
+    def behind(self, token_ids: Sequence[int]) -> SpanFollower:
+        """What goes on behind a prompt: whether its last turn opens a span and leaves it open."""
+        start = next((at for at in range(len(token_ids), 0, -1) if token_ids[at - 1] in self.borders), 0)
+        follower = SpanFollower(self, is_open=False)
+        for token_id in token_ids[start:]:
+            follower.see(token_id)
+        return follower
+
+    def closes_first(self, token_ids: Iterable[int]) -> bool:
+        """Whether a text has a closing marker before any opening one."""
+        opening, closing = SpanFollower(self, is_open=False), SpanFollower(self, is_open=True)
+        for token_id in token_ids:
+            if opening.see(token_id):
+                return False
+            closing.see(token_id)
+            if not closing.is_open:
+                return True
         return False
 
-    def open_after(self, token_id: int, *, before: bool) -> bool:
-        """Whether a span is open behind a token; `before`: whether one was in front of it."""
-        return token_id == self.opening or (before and token_id != self.closing)
-
-    def inside(self, token_ids: Iterable[int], *, before: bool) -> list[bool]:
+    def inside(self, token_ids: Sequence[int], *, before: bool) -> list[bool]:
         """For each token whether it is part of a span; `before`: whether one is open in front of the first."""
         found: list[bool] = []
-        for token_id in token_ids:
-            after = self.open_after(token_id, before=before)
-            found.append(before or after)
-            before = after
+        follower = SpanFollower(self, is_open=before)
+        for at, token_id in enumerate(token_ids):
+            found.append(follower.is_open)
+            since_opening = follower.see(token_id)
+            found[at] |= follower.is_open
+            # The opening marker's first tokens could not be known before its last one.
+            while since_opening > 0 and at >= 0:
+                found[at] = True
+                since_opening -= len(self.spelling(token_ids[at]))
+                at -= 1
         return found
+
+
+class SpanFollower:
+    """Whether a span is open behind the tokens seen so far."""
+
+    def __init__(self, marks: ReasoningMarks, *, is_open: bool) -> None:
+        self.is_open = is_open
+        self._marks = marks
+        self._most = max(len(marks.opening), len(marks.closing)) - 1
+        self._tail = b""
+        """What a marker may still be completed from; nothing of one that was found."""
+
+    def see(self, token_id: int) -> int:
+        """Take the next token.
+
+        Returns:
+            The bytes from the beginning of the opening marker that it completes to its own end; 0: it completes none.
+        """
+        marks, since_opening = self._marks, 0
+        added = marks.spelling(token_id)
+        self._tail = self._tail + added if added else b""
+        while (at := self._tail.find(wanted := marks.closing if self.is_open else marks.opening)) >= 0:
+            if not self.is_open:
+                since_opening = since_opening or len(self._tail) - at
+            self.is_open = not self.is_open
+            self._tail = self._tail[at + len(wanted) :]
+        self._tail = self._tail[-self._most :]
+        return since_opening
+
+
+def template_tags(tokenizer: Tokenizer) -> tuple[str, str] | None:
+    """The known tags that the chat template writes by itself, or takes out of earlier answers; None: it has none."""
+    for opening, closing in TAGS:
+        answer: Turn = {"role": "assistant", "content": f"{opening}\n{_THOUGHT}\n{closing}\n\nand more"}
+        asked, answered = (_text_or_none(tokenizer, turns) for turns in ([_ASKED], [_ASKED, answer, _ASKED]))
+        opened = asked is not None and opening in asked
+        if opened or (answered is not None and _THOUGHT not in answered):
+            return opening, closing
+    return None
+
+
+@lru_cache(maxsize=4)
+def _marks_of(tokenizer: Tokenizer) -> ReasoningMarks | None:
+    """Kept: the template is rendered for it, and there is a call for each text that is trained on."""
+    tokens, hidden = tokenizer.added_tokens, frozenset(tokenizer.hidden_tokens)
+    for tags in TAGS:
+        if tokens.keys() >= {*tags}:
+            spelled = {tokens[tag]: tag.encode() for tag in tags}
+            return _marks(tags, partial(_spelled_by, spelled), hidden - spelled.keys())
+    known = template_tags(tokenizer)
+    return _marks(known, cache(tokenizer.text_bytes), hidden) if known else None
+
+
+def _marks(tags: tuple[str, str], spelling: Callable[[int], bytes], borders: frozenset[int]) -> ReasoningMarks:
+    return ReasoningMarks(tags[0].encode(), tags[1].encode(), spelling, borders)
+
+
+def _spelled_by(spelled: Mapping[int, bytes], token_id: int) -> bytes:
+    return spelled.get(token_id, b"")
+
+
+def _text_or_none(tokenizer: Tokenizer, turns: Sequence[Turn]) -> str | None:
+    try:
+        return tokenizer.template_text(turns)
+    except (InvalidInput, Unsupported):
+        return None

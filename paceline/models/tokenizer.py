@@ -42,6 +42,9 @@ _MARKERS = re.compile("[\U000f0000\U000f0001]")
 class Tokenizer(Protocol):
     """What the coordinator needs of a vocabulary."""
 
+    def __hash__(self) -> int:
+        """By identity: what has been read off a vocabulary is kept by it."""
+
     @property
     def vocab_size(self) -> int:
         """Real ids are [0, vocab_size): the tokenizer's own, never a padded tensor width."""

@@ -133,6 +133,11 @@ class UnknownModel(PacelineError, code=Code.NOT_FOUND, reason="UNKNOWN_MODEL"):
 class Overloaded(PacelineError, code=Code.RESOURCE_EXHAUSTED, reason="OVERLOADED", retry_safe=True):
     """No room now; `retry_after_ms` says when to try again."""
 
+    @property
+    def is_of_the_key(self) -> bool:
+        """Whether a limit of the caller's own key is reached: room elsewhere is not room for it."""
+        return "limit" in self.metadata
+
 
 class PeerUnavailable(PacelineError, code=Code.UNAVAILABLE, reason="PEER_UNAVAILABLE", retry_safe=True):
     """A peer that is dead, unreachable or silent; the message names it."""

@@ -24,6 +24,9 @@ back has to pay for the next."""
 FIRST_S = 0.1
 MOST_S = 2.0
 """Bounds of a stream's pauses: tokens come every few ms, and a service takes seconds to start."""
+KEPT_FOR_LOST = RETRIES_PER_MINUTE // 2
+"""Tries that are left to texts that wait for one: requests that were refused ask elsewhere at once, and where all are
+full they would take each try as it comes."""
 WITHOUT_BUDGET_S = 0.5
 """Longest pause until a try that the budget doesn't allow asks it again."""
 Draw = Callable[[float, float], float]
@@ -70,9 +73,9 @@ class RetryBudget:
         """A try came through."""
         self._left.put(FOR_EACH_SUCCESS)
 
-    def take(self) -> bool:
-        """Take one try, if there is one."""
-        allowed = self._left.wait_s(1) == 0
+    def take(self, leaving: int = 0) -> bool:
+        """Take one try, if there is one and it leaves so many."""
+        allowed = self._left.wait_s(1 + leaving) == 0
         if allowed:
             self._left.take(1)
         return allowed
@@ -90,6 +93,10 @@ class Retries:
         """A try came through: the next pause is short, and the budget has one more."""
         self._backoff.reset()
         self._budget.succeeded()
+
+    def take_elsewhere(self) -> bool:
+        """Take a try without a pause, if the budget has one to spare: at a service that has not refused it."""
+        return self._budget.take(leaving=KEPT_FOR_LOST)
 
     def pauses(self, error: PacelineError, left_s: float) -> Iterator[float]:
         """Pauses to make one after the other, in seconds; behind the last one the request may be tried again.

@@ -45,8 +45,7 @@ def mark_thinking(tokens: NDArray[np.int32], roles: NDArray[np.int8], tokenizer:
     if marks is None or not answer.size:
         return marked
     text = tokens[answer[0] : answer[-1] + 1].tolist()
-    first = next((token for token in text if token in (marks.opening, marks.closing)), marks.opening)
-    before = first == marks.closing or marks.open_behind(tokens[: answer[0]].tolist())
+    before = marks.closes_first(text) or marks.behind(tokens[: answer[0]].tolist()).is_open
     inside = marks.inside(text, before=before)
     marked[answer[0] : answer[-1] + 1][inside] = Role.THINKING
     return marked

@@ -116,6 +116,18 @@ def test_a_trace_of_running_services_is_a_sample(tmp_path: Path) -> None:
     assert matches.offered.tolist() == [0] * 47 + [32] and matches.reach.sum() == matches.reach[47, 0].sum() == 8
 
 
+def test_what_has_no_texts_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
+    setting = TracedSetting(CostLine(((1, 20.0),)))
+    write_trace(tmp_path / "run.jsonl", Trace(setting, (TracedRequest((1,), (0.9,), (0,), (0,)),)))
+    refused = CliRunner().invoke(app, ["branches", "no-such-model", "--sample", str(tmp_path / "run.jsonl")])
+    said = " ".join(refused.stderr.split())
+    assert "neither its id" in said and "nor their probabilities" in said
+    assert "paceline branches TARGET --drafter DRAFT --sample PROMPTS.jsonl" in said
+    assert f"paceline plan --sample {tmp_path / 'run.jsonl'}" in said
+    (tmp_path / "timeline.json").write_text('{"traceEvents": []}')
+    assert "must be a .jsonl of prompt, messages or text" in plan(tmp_path, sample=tmp_path / "timeline.json").stderr
+
+
 def simulated_tokens(ranks: tuple[int, ...], k: int) -> float:
     at = rounds = 0
     while at < len(ranks):

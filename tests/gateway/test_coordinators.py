@@ -10,7 +10,7 @@ import pytest
 
 from gateway.caller import HttpCaller
 from gateway.coordinators import Coordinator, Coordinators
-from paceline.protocol.errors import PeerUnavailable
+from paceline.protocol.errors import Overloaded, PeerUnavailable
 from paceline.protocol.generation import ModelDescription
 from paceline.protocol.handshake import Fingerprint
 from paceline.rpc.endpoints import Endpoint
@@ -39,7 +39,7 @@ class Answering:
 async def gateway_of(*ready: bool | None) -> AsyncIterator[Coordinators]:
     known = Coordinators(GatewayConfig(coordinator_wait_ms=0), "t")
     several: Sequence[Any] = [Answering(f"c{place}:1", each) for place, each in enumerate(ready)]
-    known._in_order = lambda: [*several]  # type: ignore[method-assign]
+    known._in_order = lambda caller: [*several]  # type: ignore[method-assign]
     try:
         yield known
     finally:
@@ -73,6 +73,45 @@ async def test_the_model_is_not_told_where_nobody_answers() -> None:
     async with gateway_of(None, None) as known:
         with pytest.raises(PeerUnavailable, match="c1:1 is gone"):
             await known.models(CALLER)
+
+
+class TheTime:
+    """As `gateway.coordinators` sees it."""
+
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+async def test_one_without_room_is_asked_last_for_as_long_as_it_says_and_by_that_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    time, other_key = TheTime(), HttpCaller("r", api_key="k")
+    monkeypatch.setattr("gateway.coordinators.time", time)
+    async with gateway_of() as known:
+        del known._in_order
+        known._update([Endpoint("127.0.0.1:1"), Endpoint("127.0.0.1:2")])
+        first, second = known.all
+
+        def refuse(error: Overloaded, caller: HttpCaller = CALLER) -> None:
+            with pytest.raises(Overloaded), first.client(caller):
+                raise error
+
+        refuse(Overloaded("the others' places", retry_after_ms=500), other_key)
+        assert (known._in_order(CALLER), known._in_order(other_key)) == ([first, second], [second, first])
+        time.now += 0.5
+        refuse(Overloaded("the key's", metadata={"limit": "requests_per_minute"}, retry_after_ms=500))
+        assert known._in_order(CALLER) == [first, second], "that says nothing of room"
+        refuse(Overloaded("full", retry_after_ms=500))
+        assert known._in_order(CALLER) == [second, first]
+        assert known._in_order(other_key) == [first, second]
+        second.running = 9
+        assert known._in_order(CALLER) == [second, first], "whatever runs there"
+        time.now += 0.5
+        assert known._in_order(CALLER) == [first, second]
+        refuse(Overloaded("gRPC's own, without a hint"))
+        assert known._in_order(CALLER) == [second, first]
 
 
 async def test_one_that_vanishes_as_the_gateway_closes_is_closed(

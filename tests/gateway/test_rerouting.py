@@ -25,6 +25,7 @@ from paceline.protocol.generation import (
 )
 from paceline.protocol.handshake import Fingerprint
 from paceline.protocol.records import GenerationStats
+from paceline.rpc.retries import RETRIES_PER_MINUTE, Retries, RetryBudget
 from paceline.runtime.gateway_config import GatewayConfig
 
 TEXT = (11, 12, 13, 14)
@@ -34,12 +35,12 @@ CALLER = HttpCaller("r", api_key="k-secret")
 
 
 class Losing:
-    """Writes `TEXT`, and fails behind its first `lasts` tokens."""
+    """Writes `TEXT`, and fails behind its first `lasts` tokens; None: before it has begun."""
 
     running = 0
     failed_at = 0.0
 
-    def __init__(self, target: Fingerprint, lasts: int, failure: PacelineError | None = None) -> None:
+    def __init__(self, target: Fingerprint, lasts: int | None, failure: PacelineError | None = None) -> None:
         self.address = "c:1"
         self.asked: list[GenerateRequest] = []
         self._target = target
@@ -55,6 +56,8 @@ class Losing:
 
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
         self.asked.append(request)
+        if self._lasts is None:
+            raise self._failure
         yield Started(7, request.token_ids, "m")
         for token in TEXT[len(request.resume_token_ids) : self._lasts]:
             yield Tokens((token,), "x", (Provenance.TARGET,))
@@ -63,14 +66,15 @@ class Losing:
         yield Finished(FinishReason.LENGTH, "", GenerationStats())
 
 
-async def read(*coordinators: Losing) -> list[GenerateEvent]:
+async def read(*coordinators: Losing, budget: RetryBudget | None = None) -> list[GenerateEvent]:
     """The events of a text that the first of them begins."""
     known = Coordinators(GatewayConfig(coordinator_wait_ms=150), "t")
+    known.budget = budget or known.budget
     several: Any = coordinators
     known.all = several
     begins = Serving(several[0], await coordinators[0].described(CALLER))
     # The lost one is asked last, as by a gateway that has noticed.
-    known._in_order = lambda: [*several[1:], several[0]]  # type: ignore[method-assign]
+    known._in_order = lambda caller: [*several[1:], several[0]]  # type: ignore[method-assign]
     made = Rerouting(known, begins, CALLER).stream(GenerateRequest(token_ids=(1,)))
     async with aclosing(made) as events:
         return [event async for event in events]
@@ -87,8 +91,7 @@ async def test_a_text_goes_on_behind_its_last_token(lasts: int) -> None:
 
 async def test_a_text_that_has_begun_goes_on_where_its_coordinator_found_no_room_for_it() -> None:
     lost, other = Losing(SAME, 2, Overloaded("full", retry_after_ms=20)), Losing(SAME, 4)
-    events = await read(lost, other)
-    assert [event.token_ids[0] for event in events if isinstance(event, Tokens)] == list(TEXT)
+    assert tokens_of(await read(lost, other)) == list(TEXT)
 
 
 async def test_a_text_never_goes_on_at_another_target() -> None:
@@ -103,6 +106,85 @@ async def test_another_failure_than_a_loss_ends_the_text() -> None:
     with pytest.raises(InternalError):
         await read(lost, other)
     assert other.asked == []
+
+
+def tokens_of(events: list[GenerateEvent]) -> list[int]:
+    return [event.token_ids[0] for event in events if isinstance(event, Tokens)]
+
+
+def full(retry_after_ms: int | None, target: Fingerprint = SAME, lasts: int | None = None) -> Losing:
+    return Losing(target, lasts, Overloaded("full", retry_after_ms=retry_after_ms))
+
+
+@pytest.mark.parametrize("lasts", [None, 0], ids=["by the coordinator", "by its target"])
+async def test_what_one_has_no_room_for_is_asked_of_each_other_one_at_once(lasts: int | None) -> None:
+    refusing = [full(60_000, lasts=lasts), full(60_000, lasts=lasts)]
+    other = Losing(SAME, 4)
+    assert tokens_of(await read(*refusing, other)) == list(TEXT)
+    assert [len(each.asked) for each in (*refusing, other)] == [1, 1, 1]
+
+
+async def test_a_refused_text_goes_past_one_that_is_gone() -> None:
+    several = full(60_000), Losing(SAME, None), Losing(SAME, 4)
+    assert tokens_of(await read(*several)) == list(TEXT)
+    assert [len(each.asked) for each in several] == [1, 1, 1]
+
+
+async def test_a_lost_text_asks_each_other_one_for_room() -> None:
+    lost, refusing, last = Losing(SAME, 2), full(60_000), Losing(SAME, 3, Overloaded("full", retry_after_ms=60_000))
+    with pytest.raises(Overloaded):  # nobody has room for as long as the gateway waits
+        await read(lost, refusing, last)
+    asked = [[len(request.resume_token_ids) for request in each.asked] for each in (lost, refusing, last)]
+    assert asked == [[0, 3], [2, 3], [2]]
+
+
+@pytest.mark.parametrize("hints", [(700, 300, 500), (None, 300, 500), (300, None, 400)])
+async def test_the_smallest_hint_is_told_where_nobody_has_room(hints: tuple[int | None, ...]) -> None:
+    refusing = [full(hint) for hint in hints]
+    with pytest.raises(Overloaded) as caught:
+        await read(*refusing)
+    assert caught.value.retry_after_ms == 300
+    assert [len(each.asked) for each in refusing] == [1, 1, 1]
+
+
+async def test_a_refusal_is_told_where_the_others_are_gone_or_have_another_target() -> None:
+    refusing, gone, foreign = full(300), Losing(SAME, None), Losing(OTHER, 4)
+    with pytest.raises(Overloaded):
+        await read(refusing, gone, foreign)
+    assert [len(each.asked) for each in (refusing, gone, foreign)] == [1, 1, 0]
+
+
+async def test_a_limit_of_the_key_is_no_want_of_room() -> None:
+    used_up = Losing(SAME, None, Overloaded("used up", metadata={"limit": "tokens_per_minute"}, retry_after_ms=9))
+    other = Losing(SAME, 4)
+    with pytest.raises(Overloaded, match="used up"):
+        await read(used_up, other)
+    assert other.asked == []
+
+
+async def tries_elsewhere(budget: RetryBudget, requests: int) -> int:
+    """Tries beyond the first of requests that three coordinators refuse."""
+    everywhere = [full(300) for _ in range(3)]
+    for _ in range(requests):
+        with pytest.raises(Overloaded):
+            await read(*everywhere, budget=budget)
+    return sum(len(each.asked) for each in everywhere) - requests
+
+
+async def test_an_overload_of_all_is_not_multiplied_and_leaves_tries_to_lost_texts() -> None:
+    budget = RetryBudget(clock=lambda: 0.0)
+    assert await tries_elsewhere(budget, requests=100) == RETRIES_PER_MINUTE // 2
+    assert tokens_of(await read(Losing(SAME, 2), Losing(SAME, 4), budget=budget)) == list(TEXT)
+
+
+async def test_these_tests_notice_who_does_not_ask_elsewhere_or_asks_without_a_budget(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Retries, "take_elsewhere", lambda retries: True)
+    assert await tries_elsewhere(RetryBudget(), requests=100) == 200
+    monkeypatch.setattr(Retries, "take_elsewhere", lambda retries: False)
+    with pytest.raises(Overloaded):
+        await read(full(300), Losing(SAME, 4))
 
 
 def test_a_key_is_not_in_what_is_shown_of_its_caller() -> None:

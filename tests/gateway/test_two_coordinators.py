@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import openai
 import pytest
 
+from paceline.client import Client
 from paceline.local.service_process import Flags
 from tests.e2e.cluster import eventually, free_port
-from tests.gateway.gateways import MODEL, WAIT_S, GatewayCluster, openai_at, post, request
+from tests.gateway.gateways import LONG, MODEL, WAIT_S, GatewayCluster, openai_at, post, request
 
 SHORT: dict[str, Any] = {"prompt": "a", "max_tokens": 5, "seed": 1}
 LONG_TEXT: dict[str, Any] = {"prompt": "a", "max_tokens": 2500, "seed": 1, "ignore_eos": True}
 """A second or more of rounds: longer than it takes to kill its coordinator."""
+PLACES = {"coordinator": 1, "second": 2}
 
 
 class TwoCoordinators(GatewayCluster):
@@ -25,8 +28,9 @@ class TwoCoordinators(GatewayCluster):
     def start_all(self) -> None:
         self.start("target", "target", self._settings("target"))
         self.await_serving("target")
-        for label in ("coordinator", "second"):
-            self.start(label, "coordinator", self.coordinator_flags() | {"reconnect_max_ms": 200.0})
+        for label, places in PLACES.items():
+            given: Flags = {"reconnect_max_ms": 200.0, "max_concurrent_requests": places}
+            self.start(label, "coordinator", self.coordinator_flags() | given)
         self.await_serving("coordinator", "second")
         for label in ("coordinator", "second"):
             self.await_links(label)
@@ -91,6 +95,36 @@ def test_a_coordinator_that_has_just_gone_costs_no_request(cluster: TwoCoordinat
         answer = cluster.post("/v1/completions", SHORT)
         assert (answer.status, answer.json["choices"]) == (200, wanted)
     cluster.again("coordinator")
+
+
+@contextmanager
+def filled(cluster: TwoCoordinators, label: str) -> Iterator[None]:
+    """A coordinator whose places others have taken than this gateway: it can't know before it asks."""
+    with ExitStack() as open_:
+        clients = [open_.enter_context(Client(cluster.reach(label))) for _ in range(PLACES[label])]
+        running = [each.stream(token_ids=(97,), max_new_tokens=LONG, ignore_eos=True) for each in clients]
+        for each in running:
+            next(each)
+        yield
+
+
+def test_a_request_goes_to_the_coordinator_that_has_room(cluster: TwoCoordinators) -> None:
+    def room() -> bool:
+        return cluster.post("/v1/completions", SHORT | {"n": 3}).status == 200
+
+    eventually(room, "all places are free")
+    wanted = cluster.post("/v1/completions", SHORT).json["choices"]
+    with filled(cluster, "coordinator"):
+        answers = [cluster.post("/v1/completions", SHORT) for _ in range(3)]
+        assert [(each.status, each.json["choices"]) for each in answers] == [(200, wanted)] * 3
+        assert cluster.post("/v1/completions", SHORT | {"stream": True}).content.endswith(b"data: [DONE]\n\n")
+        with filled(cluster, "second"):
+            for streamed in (False, True):
+                refused = cluster.post("/v1/completions", SHORT | {"stream": streamed})
+                assert (refused.status, refused.error["code"]) == (429, "rate_limit_exceeded")
+                assert int(refused.headers["retry-after"]) == 1
+        eventually(lambda: cluster.post("/v1/completions", SHORT).status == 200, "the second has room again")
+    eventually(room, "all places are free again")
 
 
 def test_no_coordinator_is_503_at_once_or_at_the_end_of_a_stream_until_one_is_back(cluster: TwoCoordinators) -> None:

@@ -2,14 +2,44 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from paceline.models.reasoning import ReasoningMarks
-from paceline.models.tokenizer import TableTokenizer
+from paceline.models.tokenizer import TableTokenizer, TransformersTokenizer
 from tests.gateway.templates import OPENED, templated
+from tests.models.saving import byte_level_tokenizer
 
 OPENING, CLOSING, TURN = 10, 11, 12
-MARKS = ReasoningMarks(OPENING, CLOSING, frozenset({TURN}))
+SPELLED = {OPENING: b"<t>", CLOSING: b"</t>"}
+MARKS = ReasoningMarks(b"<t>", b"</t>", lambda token_id: SPELLED.get(token_id, b""), frozenset({TURN}))
+NO_TOKENS = TransformersTokenizer(byte_level_tokenizer())
+NO_TOKENS.inner.chat_template = OPENED
+PIECES = (
+    "a",
+    "<",
+    "thi",
+    "nk",
+    ">",
+    "</",
+    ">b",
+    "<think>",
+    "x</think>y",
+    "k>c<",
+    "c</",
+    "c<th",
+    "",
+    "<think>z</think>",
+)
+IN_PIECES = ReasoningMarks(b"<think>", b"</think>", lambda place: PIECES[place].encode())
+
+
+def inside(*pieces: str, before: bool = False) -> str:
+    """What is inside spans of a text in these pieces; `|` between spans."""
+    marked = IN_PIECES.inside([PIECES.index(piece) for piece in pieces], before=before)
+    kept = (piece if is_inside else "|" for piece, is_inside in zip(pieces, marked, strict=True))
+    return re.sub(r"\|+", "|", "".join(kept)).strip("|")
 
 
 @pytest.mark.parametrize(
@@ -26,7 +56,7 @@ MARKS = ReasoningMarks(OPENING, CLOSING, frozenset({TURN}))
     ],
 )
 def test_the_last_turn_says_whether_a_span_is_open(prompt: tuple[int, ...], is_open: bool) -> None:
-    assert MARKS.open_behind(prompt) is is_open
+    assert MARKS.behind(prompt).is_open is is_open
 
 
 def test_marks_belong_to_the_span() -> None:
@@ -39,7 +69,45 @@ def test_marks_are_tokens_of_the_tokenizer() -> None:
     tokenizer = templated(OPENED)
     marks = ReasoningMarks.of(tokenizer)
     assert marks is not None
-    assert [tokenizer.decode((each,)) for each in (marks.opening, marks.closing)] == ["<think>", "</think>"]
+    assert (marks.opening, marks.closing) == (b"<think>", b"</think>")
+    assert [i for i in range(tokenizer.vocab_size) if marks.spelling(i)] == [*tokenizer.encode("<think></think>")]
     assert marks.borders == set(tokenizer.hidden_tokens)
-    assert marks.open_behind(tokenizer.render_turns([{"role": "user", "content": "why"}]))
+    assert marks.behind(tokenizer.render_turns([{"role": "user", "content": "why"}])).is_open
     assert ReasoningMarks.of(TableTokenizer(300, None)) is None
+
+
+def test_without_such_tokens_marks_are_what_the_template_knows_in_any_tokens() -> None:
+    marks = ReasoningMarks.of(NO_TOKENS)
+    assert marks is not None
+    asked = NO_TOKENS.render_turns([{"role": "user", "content": "why"}])
+    assert marks.behind(asked).is_open
+    assert not marks.behind((*asked, *NO_TOKENS.encode("so</think>"))).is_open
+    quoting = NO_TOKENS.render_turns([{"role": "user", "content": "<think>"}])
+    assert not marks.behind(quoting[: -len("<think>\n")]).is_open, "a user's turn opens nothing"
+    text = NO_TOKENS.encode("it</think>is<think>not")
+    assert NO_TOKENS.decode([each for each, of in zip(text, marks.inside(text, before=True), strict=True) if of]) == (
+        "it</think><think>not"
+    )
+    assert (marks.closes_first(text), marks.closes_first(text[12:])) == (True, False)
+    plain = TransformersTokenizer(byte_level_tokenizer())
+    assert ReasoningMarks.of(plain) is None, "its template knows of none"
+
+
+@pytest.mark.parametrize(
+    ("pieces", "within"),
+    [
+        (("a", "<think>", "a", "x</think>y", "a"), "<think>ax</think>y"),
+        (("a", "<", "thi", "nk", ">", "a"), "<think>a"),
+        (("a", "c<th", "a", "<", "thi", "nk", ">"), "<think>"),
+        (("c<th", "a"), ""),
+        (("<", "", "thi", "nk", ">", "a"), ""),
+        (("a", "<think>", "c</", "thi", "k>c<", "</", "thi", "nk", ">b", "a"), "<think>c</thik>c<</think>b"),
+        (("<think>", "a", "</", "thi", "k>c<", "a"), "<think>a</thik>c<a"),
+        (("a", "<think>z</think>", "a"), "<think>z</think>"),
+        (("x</think>y", "a"), ""),
+    ],
+)
+def test_marks_of_several_tokens_take_every_token_that_has_a_part_of_them(
+    pieces: tuple[str, ...], within: str
+) -> None:
+    assert inside(*pieces) == within

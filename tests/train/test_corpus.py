@@ -15,6 +15,7 @@ from paceline.train.chat import ChatFrame, mark_thinking
 from paceline.train.corpus import Role, Row, count_learned, read_shards, save_shard, split_rows
 from paceline.train.user_data import read_jsonl
 from paceline.train.writing import GenerationRecipe, parse_temperature_mix, self_generate
+from tests.gateway.templates import OPENED
 from tests.models.saving import byte_level_tokenizer
 from tests.train.tiny_target import GENERATION, same_rows, writer, written
 
@@ -28,7 +29,15 @@ def reasoning_tokenizer() -> TransformersTokenizer:
     return TransformersTokenizer(inner)
 
 
+def spelling_tokenizer() -> TransformersTokenizer:
+    """The same without such tokens, and a template that knows the marks: each is a token a byte."""
+    inner = byte_level_tokenizer()
+    inner.chat_template = OPENED
+    return TransformersTokenizer(inner)
+
+
 REASONING = reasoning_tokenizer()
+SPELLING = spelling_tokenizer()
 END = 1
 
 
@@ -117,13 +126,14 @@ def test_shards_survive_the_disk(tmp_path: Path) -> None:
         assert arrays["token_ids"].dtype == np.uint16
 
 
-def thinking_of(text: str) -> str:
-    """What is marked as reasoning by a tokenizer of bytes that has the marks as tokens."""
-    tokens = np.array(REASONING.encode(text), np.int32)
-    roles = mark_thinking(tokens, np.full(tokens.size, Role.ANSWER, np.int8), REASONING)
-    return REASONING.decode(tokens[roles == Role.THINKING].tolist())
+def thinking_of(text: str, tokenizer: TransformersTokenizer) -> str:
+    """What is marked as reasoning."""
+    tokens = np.array(tokenizer.encode(text), np.int32)
+    roles = mark_thinking(tokens, np.full(tokens.size, Role.ANSWER, np.int8), tokenizer)
+    return tokenizer.decode(tokens[roles == Role.THINKING].tolist())
 
 
+@pytest.mark.parametrize("tokenizer", [REASONING, SPELLING], ids=["one token", "several"])
 @pytest.mark.parametrize(
     ("text", "thinking"),
     [
@@ -136,8 +146,15 @@ def thinking_of(text: str) -> str:
         ("<think></think>", "<think></think>"),
     ],
 )
-def test_reasoning_is_told_from_the_answer(text: str, thinking: str) -> None:
-    assert thinking_of(text) == thinking
+def test_reasoning_is_told_from_the_answer(text: str, thinking: str, tokenizer: TransformersTokenizer) -> None:
+    assert thinking_of(text, tokenizer) == thinking
+
+
+def test_a_template_opens_reasoning_in_several_tokens() -> None:
+    prompt = SPELLING.render_turns([{"role": "user", "content": "</think>"}])
+    tokens = np.array([*prompt, *SPELLING.encode("why")], np.int32)
+    roles = np.array([Role.FORCED] * len(prompt) + [Role.ANSWER] * 3, np.int8)
+    assert mark_thinking(tokens, roles, SPELLING).tolist() == [Role.FORCED] * len(prompt) + [Role.THINKING] * 3
 
 
 def test_a_model_without_marks_has_no_reasoning() -> None:
