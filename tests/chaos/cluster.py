@@ -34,7 +34,8 @@ CERTIFICATES_LAST = timedelta(days=1)
 START_ALL_SECONDS = 240.0
 """Six processes that load at once on a machine with other work."""
 PATIENCE_MS = 700.0
-"""Of a target's silence: more than twice its life sign's interval, so that only a frozen one uses it up."""
+"""With a target that says nothing of a session: more than twice its life sign's interval, so that only one that is
+frozen, or has lost the session, uses it up."""
 DRAIN_SECONDS = 2.0
 """Several times what is left of any text."""
 FLAGS: dict[ProcessName, Flags] = {

@@ -33,6 +33,7 @@ class Kind(Enum):
     SLOW = "slow"
     LYING_DRAFT = "lying draft"
     LYING_COSTS = "lying costs"
+    WITHHELD = "withheld verdicts"
     KILL = "kill -9"
     FREEZE = "SIGSTOP, SIGCONT"
     RESTART = "SIGTERM, restart"
@@ -46,8 +47,12 @@ class Kind(Enum):
 
 
 BLOWS = {kind: Blow(kind.value) for kind in Kind if kind.value in {blow.value for blow in Blow}}
-BLOWS |= {Kind.LYING_DRAFT: Blow.LIE, Kind.LYING_COSTS: Blow.LIE}
-LIARS: dict[Kind, tuple[str, ...]] = {Kind.LYING_DRAFT: ("draft",), Kind.LYING_COSTS: ("target", "draft")}
+LIARS: dict[Kind, tuple[str, ...]] = {
+    Kind.LYING_DRAFT: ("draft",),
+    Kind.LYING_COSTS: ("target", "draft"),
+    Kind.WITHHELD: ("target",),
+}
+BLOWS |= dict.fromkeys(LIARS, Blow.LIE)
 LIMITED = (Kind.FULL_DISK, Kind.MEMORY)
 PROCESS_KINDS = (Kind.KILL, Kind.FREEZE, Kind.RESTART, *LIMITED)
 CLIENT_KINDS = (Kind.LEAVE, Kind.SLOW_READER)
@@ -62,6 +67,7 @@ SECONDS: dict[Kind, tuple[float, ...]] = {
     Kind.SLOW: (0.4,),
     Kind.LYING_DRAFT: (0.5,),
     Kind.LYING_COSTS: (0.5,),
+    Kind.WITHHELD: (0.05, 0.5, 1.2),
     Kind.FULL_DISK: (0.5,),
     Kind.MEMORY: (0.5,),
     Kind.FREEZE: (0.05, 0.4, 1.2),

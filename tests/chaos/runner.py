@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from paceline.chaos.asking import Ended, Manner, ask, recovered_s
 from paceline.chaos.blows import Aim, Blow
-from paceline.chaos.lies import COST_LIES, DRAFT_LIES
+from paceline.chaos.lies import COST_LIES, DRAFT_LIES, without_verdicts
 from paceline.chaos.states import State
 from paceline.chaos.trigger import Armed
 from tests.chaos.cluster import ChaosCluster
@@ -184,6 +184,8 @@ def chosen(fault: Fault) -> list[Asked]:
 
 def _lie(fault: Fault) -> Callable[[bytes], bytes]:
     source = random.Random(fault.seed)
+    if fault.kind is Kind.WITHHELD:
+        return without_verdicts
     if fault.kind is Kind.LYING_COSTS:
         return lambda message: COST_LIES[fault.peer](message, source)
     lie = DRAFT_LIES[sorted(DRAFT_LIES)[fault.byte % len(DRAFT_LIES)]]

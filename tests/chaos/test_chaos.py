@@ -32,6 +32,7 @@ SMOKE = (
     (Kind.FREEZE, "coordinator", State.TEXT, Moment.DURING),
     (Kind.KILL, "target", State.RUN, Moment.DURING),
     (Kind.LEAVE, "client", State.TEXT, Moment.AFTER),
+    (Kind.WITHHELD, "target", State.VERDICT, Moment.BEFORE),
 )
 LINKS = {"client": "coordinator"}
 
