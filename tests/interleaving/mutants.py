@@ -183,8 +183,8 @@ PAIRED = (
         _made(target=AnyOutcomeStarts),
     ),
     PairedMutant(
-        "a lease that is renewed ends", _LONG, _STUCK, "no end after", _replaced(Session, "_extend", lambda *_: None),
-        _made(target=LeasesEnd),
+        "a lease that is renewed ends", _LONG, _STUCK, "not at work on the session",
+        _replaced(Session, "_extend", lambda *_: None), _made(target=LeasesEnd),
     ),
     PairedMutant(
         "a lost target's verdicts are waited for", _ALONE, _STUCK,
