@@ -44,6 +44,7 @@ class Kind(Enum):
     DNS = "names don't resolve"
     LEAVE = "client leaves"
     SLOW_READER = "slow reader"
+    KILL_CLIENT = "client killed"
 
 
 BLOWS = {kind: Blow(kind.value) for kind in Kind if kind.value in {blow.value for blow in Blow}}
@@ -55,7 +56,7 @@ LIARS: dict[Kind, tuple[str, ...]] = {
 BLOWS |= dict.fromkeys(LIARS, Blow.LIE)
 LIMITED = (Kind.FULL_DISK, Kind.MEMORY)
 PROCESS_KINDS = (Kind.KILL, Kind.FREEZE, Kind.RESTART, *LIMITED)
-CLIENT_KINDS = (Kind.LEAVE, Kind.SLOW_READER)
+CLIENT_KINDS = (Kind.LEAVE, Kind.SLOW_READER, Kind.KILL_CLIENT)
 OF_ALL_MOMENTS = (Kind.CUT, Kind.DELAY, Kind.HOLD, Kind.KILL, Kind.FREEZE, Kind.RESTART)
 OPAQUE = (Kind.CUT, Kind.TRUNCATE, Kind.CORRUPT, Kind.DUPLICATE, Kind.DELAY, Kind.HOLD)
 """What a proxy can do to bytes that it can't read."""
@@ -144,7 +145,8 @@ def _ranked() -> Iterator[Cell]:
 
 def _cells_of(kind: Kind) -> Iterator[Cell]:
     if kind in CLIENT_KINDS:
-        for link, state in (("coordinator", State.TEXT), ("coordinator", State.REQUEST)):
+        links = ("coordinator", "gateway") if kind is Kind.KILL_CLIENT else ("coordinator",)
+        for link, state in itertools.product(links, (State.TEXT, State.REQUEST)):
             yield Cell(kind, "client", link, state, Moment.AFTER)
         return
     moments = tuple(Moment) if kind in OF_ALL_MOMENTS else (Moment.BEFORE,)
