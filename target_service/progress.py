@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class Progress:
+class EngineProgress:
     """Notes when the engine's thread begins and ends its work; on the monotonic clock, seconds.
 
     Args:

@@ -39,7 +39,7 @@ from target_service.admission import Admission, make_room
 from target_service.batching import Batcher
 from target_service.features import committed_features
 from target_service.meter import TargetMeter, count_step
-from target_service.progress import Progress
+from target_service.progress import EngineProgress
 from target_service.prompt_rows import wanted_rows
 from target_service.session import Session, check_open, rows_to_reserve, shared_prefix
 from target_service.step import PrefillWork, RoundWork, Step, StepResult, gather_step, run_step
@@ -78,7 +78,7 @@ class TargetScheduler(SessionScheduler[Session]):
         self._executor = executor
         self._settings = config.engine
         self._logit_rows = prompt_logit_rows(engine.info.fingerprint.vocab_size)
-        self._progress = Progress(config.step_timeout_ms / 1e3)
+        self._progress = EngineProgress(config.step_timeout_ms / 1e3)
         self._opening: dict[int, Session] = {}
         self._ready: dict[int, Session] = {}
         self._verifying: frozenset[int] = frozenset()

@@ -310,8 +310,8 @@ async def test_a_pause_that_ends_between_two_looks_at_the_clock_is_seen(
 ) -> None:
     """Each look takes a while, so a refusal ends before, between or behind any two of them."""
     clock = itertools.count()
-    monkeypatch.setattr(pool_module, "time", SimpleNamespace(monotonic=lambda: 1e-3 * next(clock)))
+    monkeypatch.setattr(pool_module, "time", SimpleNamespace(monotonic=lambda: 0.7e-3 * next(clock)))
     pool = pool_of(FakeLink("a"))
-    pool.refused(pool.peers[0], Overloaded("full", retry_after_ms=looks + 0.5))
+    pool.refused(pool.peers[0], Overloaded("full", retry_after_ms=looks))
     async with asyncio.timeout(10):
         await pool.wait_willing(1e6, lambda peer: True)
