@@ -25,7 +25,7 @@ from coordinator.text.library import Library
 from coordinator.text.outbox import Outbox
 from coordinator.text.sequence import GenerationTask, Sequence
 from paceline.access.gate import Caller, Gate
-from paceline.access.places import Places
+from paceline.access.places import RunningPlaces
 from paceline.models.prompts import PromptReader
 from paceline.models.reasoning import ReasoningMarks
 from paceline.models.tokenizer import Tokenizer
@@ -81,7 +81,7 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         self._draft = draft
         self._planner = Planner()
         self._library = library or Library()
-        self._places = Places("max_concurrent_requests", config.max_concurrent_requests, RETRY_AFTER_MS)
+        self._places = RunningPlaces("max_concurrent_requests", config.max_concurrent_requests, RETRY_AFTER_MS)
 
     @typed_errors
     async def Generate(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]) -> None:  # noqa: N802
@@ -89,9 +89,10 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         shown = self._tokenizer if self._config.log_prompts else None
         with RequestObserver(_metadata(context, "x-request-id"), shown) as observer:
             caller = self._gate.authenticate(_metadata(context, "authorization"))
-            with self._places.taken(caller.tenant), caller.request():
-                generating = self._generate(request, context, caller, observer)
-                await first_to_end(generating, caller.until_revoked())
+            async with self._places.taken(caller.tenant):
+                with caller.request():
+                    generating = self._generate(request, context, caller, observer)
+                    await first_to_end(generating, caller.until_revoked())
 
     @typed_errors
     async def DescribeModels(  # noqa: N802

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.caller import HttpCaller, caller_of
 from gateway.dialects import in_dialect
 from gateway.errors import HttpError, http_error, unsendable_key
-from paceline.access.places import Places
+from paceline.access.places import RunningPlaces
 from paceline.protocol.errors import Overloaded
 from paceline.runtime import metrics
 from paceline.runtime.gateway_config import GatewayConfig
@@ -56,7 +56,7 @@ class Guard:
         self._app = app
         self._config = config
         self._running = running
-        self._places = Places("max_concurrent_requests", config.max_concurrent_requests, RETRY_AFTER_MS)
+        self._places = RunningPlaces("max_concurrent_requests", config.max_concurrent_requests, RETRY_AFTER_MS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI has it."""
@@ -89,8 +89,9 @@ class Guard:
         if refusal is not None:
             await in_dialect(scope["path"], refusal).response(scope, receive, send)
             return
-        with self._running.counted(), self._places.taken(whose):
-            await self._app(scope, receive, send)
+        with self._running.counted():
+            async with self._places.taken(whose):
+                await self._app(scope, receive, send)
 
     def _refusal(self, headers: Headers, caller: HttpCaller, whose: str) -> HttpError | None:
         try:

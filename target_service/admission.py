@@ -77,6 +77,10 @@ class Admission:
         """Sessions that wait."""
         return len(self._places)
 
+    def __contains__(self, key: int) -> bool:
+        """Whether the session of this key waits, for its grammar or for room."""
+        return key in self._queued
+
     @property
     def is_settled(self) -> bool:
         """Whether no session waits for room and no rows are to be freed."""

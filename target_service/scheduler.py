@@ -39,6 +39,7 @@ from target_service.admission import Admission, make_room
 from target_service.batching import Batcher
 from target_service.features import committed_features
 from target_service.meter import TargetMeter, count_step
+from target_service.progress import EngineProgress
 from target_service.prompt_rows import wanted_rows
 from target_service.session import Session, check_open, rows_to_reserve, shared_prefix
 from target_service.step import PrefillWork, RoundWork, Step, StepResult, gather_step, run_step
@@ -77,11 +78,11 @@ class TargetScheduler(SessionScheduler[Session]):
         self._executor = executor
         self._settings = config.engine
         self._logit_rows = prompt_logit_rows(engine.info.fingerprint.vocab_size)
-        self._step_timeout_s = config.step_timeout_ms / 1e3
-        self._engaged: float | None = None
-        """When the engine's thread began its current work, on the monotonic clock; None: it is idle."""
+        self._progress = EngineProgress(config.step_timeout_ms / 1e3)
         self._opening: dict[int, Session] = {}
         self._ready: dict[int, Session] = {}
+        self._verifying: frozenset[int] = frozenset()
+        """Keys of the sessions whose rounds are in the running step."""
         self._stopped = False
         self._loop = asyncio.get_running_loop()
         self._lock = threading.RLock()
@@ -115,11 +116,15 @@ class TargetScheduler(SessionScheduler[Session]):
         """What steps take, and who was in the latest."""
         return self._meter.costs(self.queue_length)
 
-    @property
     def moves(self) -> bool:
-        """Whether the engine's thread is alive: idle, or in a step that hasn't reached its timeout."""
-        engaged = self._engaged
-        return engaged is None or time.monotonic() - engaged < self._step_timeout_s
+        """Whether the engine gets on with what waits for a step."""
+        return self._progress.moves(waits=bool(self._ready or self._opening))
+
+    def works_for(self, session: Session) -> bool:
+        """Whether a session waits for what is to come: room, its grammar, its prefix, or its round's verdict."""
+        key = session.key
+        asks = session.pending is not None and not session.masked
+        return asks or key in self._verifying or key in self._ready or key in self._opening or key in self._admission
 
     def open(self, owner: SessionOwner, command: TargetOpen) -> Session:
         """Begin a session; it may wait for room.
@@ -253,24 +258,23 @@ class TargetScheduler(SessionScheduler[Session]):
 
         self._take_out(step)
         await self._engage(self._go_on, step, publish)
+        self._verifying = frozenset()
 
     async def _engage(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `fn` on the engine's thread, which has no other work."""
-        self._engaged = time.monotonic()
-        try:
+        with self._progress.engaged():
             return await self._executor.run(fn, *args, **kwargs)
-        finally:
-            self._engaged = None
 
     def _take_out(self, step: Step) -> None:
-        for work in step.rounds:
-            self._ready.pop(work.session.key, None)
+        self._verifying = frozenset(work.session.key for work in step.rounds)
+        for key in self._verifying:
+            self._ready.pop(key, None)
 
     def _go_on(self, first: Step, publish: Callable[..., None]) -> None:
         """On the executor's thread: run a step, then the next, as long as those need nothing of the loop."""
         step: Step | None = first
         while step is not None:
-            self._engaged = time.monotonic()
+            self._progress.began()
             try:
                 result = run_step(self._engine, step)
             except PeerUnavailable:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Collection
 from typing import Any
 
 import grpc
@@ -25,6 +26,7 @@ from paceline.runtime.config import TargetConfig
 from paceline.v1 import target_service_pb2 as pb
 from paceline.v1 import target_service_pb2_grpc as pb_grpc
 from target_service.scheduler import TargetScheduler
+from target_service.session import Session
 
 
 class TargetServicer(SessionServicer[TargetScheduler], pb_grpc.TargetServiceServicer):
@@ -67,15 +69,19 @@ class TargetServicer(SessionServicer[TargetScheduler], pb_grpc.TargetServiceServ
         await self.serve_link(context)
 
     async def _show_life(self) -> None:
-        """Show the coordinators that their sessions only wait: in the queue, or for a long prompt or step.
+        """Show the coordinators which of their sessions only wait: in the queue, or for a long prompt or step.
 
-        This proves that the event loop is alive, which it runs on, and the engine's
-        thread, which has been in no step beyond its timeout.
+        This proves that the event loop is alive, which it runs on, that the engine's thread gets on, and that
+        whoever waits is where somebody will find it.
         """
+
+        def sign(sessions: Collection[Session]) -> pb.VerifyResponse:
+            return pb.VerifyResponse(at_work=[each.id for each in sessions if self.scheduler.works_for(each)])
+
         while True:
             await asyncio.sleep(LIFE_SIGN_MS / 1e3)
-            if self.scheduler.moves:
-                self.show_life()
+            if self.scheduler.moves():
+                self.show_life(sign)
 
     @typed_errors
     async def GetTargetStatus(  # noqa: N802

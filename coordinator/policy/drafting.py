@@ -27,7 +27,7 @@ from coordinator.sessions.draft import DraftSession
 from coordinator.sessions.draft_pool import DraftPool
 from coordinator.sessions.drafted import NOTHING, Drafted, PendingCommit
 from coordinator.sessions.feature_feed import FeatureFeed, is_offered
-from coordinator.sessions.target import TargetNext
+from coordinator.sessions.verified import TargetNext
 from coordinator.text.library import Library
 from coordinator.text.sequence import GenerationTask, Sequence
 from paceline.costs.cost_line import CostLine

@@ -149,14 +149,17 @@ class Pool(Generic[AnyPeer]):
 
     async def _wait(self, is_ready: Callable[[], bool], timeout_s: float, fits: Fits[AnyPeer]) -> None:
         deadline = time.monotonic() + timeout_s
-        while not is_ready():
+        while True:
+            next_try_s = self._next_try_s()  # first: a pause that ends meanwhile is seen by what follows
+            if is_ready():
+                return
             left = deadline - time.monotonic()
             misfits = [peer.link.is_refused for peer in self._peers]
             if left <= 0 or (misfits and all(misfits)):
                 raise self.why_none(fits)
             self._changed.clear()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(left, self._next_try_s())):
+                async with asyncio.timeout(min(left, next_try_s)):
                     await self._changed.wait()
 
     def _standing(self, fits: Fits[AnyPeer]) -> list[AnyPeer]:

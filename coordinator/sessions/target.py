@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from coordinator.sessions.feature_feed import FeatureFeed
 from coordinator.sessions.left_proposals import LeftProposals
 from coordinator.sessions.prompt_report import NobodyReads, PromptReport
-from coordinator.sessions.silence import SilenceWatch
 from coordinator.sessions.target_pool import TargetPeer, TargetPool
+from coordinator.sessions.unanswered import AnswerWatch
+from coordinator.sessions.verified import TargetNext, Verified
 from coordinator.text.sequence import GenerationTask
 from paceline.costs.service_costs import TargetCosts
 from paceline.protocol.codec import error_of
@@ -45,32 +46,6 @@ MAX_DEATHS = 2
 """Targets that may die while a session waits for its grammar: more, and the grammar is what they die of."""
 Dispatched = Callable[[Round], Awaitable[None]]
 """Called with each round that was queued for the target; the verdict may come meanwhile."""
-
-
-@dataclass(frozen=True)
-class Verified:
-    """A round, its verdict, and whether the target started it by itself."""
-
-    round_: Round
-    verdict: Verdict
-    self_started: bool
-
-
-@dataclass(frozen=True)
-class TargetNext:
-    """What the target does behind the round that was decided last.
-
-    Attributes:
-        leased: rounds that it may have started by itself: the next ones, which can't carry a proposal.
-        self_started: the proposal with which it has started the next round.
-        can_prefetch: whether it takes prefetched proposals.
-        peer: that target.
-    """
-
-    leased: int = 0
-    self_started: Proposal | None = None
-    can_prefetch: bool = False
-    peer: TargetPeer | None = None
 
 
 class TargetSession:
@@ -102,7 +77,7 @@ class TargetSession:
         self.verdict_at = 0.0
         """When the last verdict came, by `perf_counter`: under load long before its request goes on."""
         self._retries = Retries(pool.budget)
-        self._silence = SilenceWatch(pool.round_timeout_s)
+        self._watch = AnswerWatch(pool.round_timeout_s, self._on_unanswered)
         self.prompt = PromptReport(len(task.prompt), task.prompt_logprobs)
         self.features = features or FeatureFeed()
         self.features.offered(pool.welcomes)
@@ -183,8 +158,7 @@ class TargetSession:
             PacelineError: the target refused the session, or the round as it is.
         """
         self._committed = committed
-        deadline = time.monotonic() + self._pool.wait_s
-        refusals, deaths, lost = 0, 0, False
+        deadline, refusals, deaths, lost = math.inf, 0, 0, False
         while True:
             try:
                 self_started = len(committed) - 1 in self._answers
@@ -201,9 +175,9 @@ class TargetSession:
                 lost = True
                 self.close()
                 await self.prompt.read()
-                deadline = time.monotonic() + self._pool.wait_s
+                deadline = math.inf
             except (PeerUnavailable, Overloaded, PrefixMismatch, UnknownSession) as error:
-                lost = True
+                lost, deadline = True, min(deadline, time.monotonic() + self._pool.wait_s)
                 refusals += isinstance(error, PrefixMismatch | UnknownSession)
                 deaths += isinstance(error, PeerUnavailable) and self._awaits_grammar
                 self._awaits_grammar = False
@@ -226,7 +200,8 @@ class TargetSession:
         self._detach()
 
     def on_event(self, event: TargetEvent) -> None:
-        """Handle what the target sent for this session."""
+        """Handle what the target sent for this session; all of it shows that the session isn't lost."""
+        self._watch.heard()
         if isinstance(event, TargetOpened):
             self._on_opened(event)
         elif isinstance(event, Failure):
@@ -247,6 +222,13 @@ class TargetSession:
         elif isinstance(event, Verdict) and event.base_length in self._answers:
             self._note_numeric()
             self._on_verdict(event, self._answers[event.base_length])
+
+    def _on_unanswered(self, error: PacelineError) -> None:
+        """The target is not at work on the session: it is closed there, and others are asked before that one."""
+        assert self._peer is not None
+        self._pool.refused(self._peer, error)
+        self._detach()
+        self._fail(error)
 
     def on_lost(self, error: PacelineError) -> None:
         """The link broke, and this session with it."""
@@ -346,14 +328,14 @@ class TargetSession:
         return session_id
 
     async def _verdict(self, round_: Round, answer: asyncio.Future[Verdict]) -> Verdict:
-        """Wait for the answer; a target whose whole link is silent for too long is dead."""
+        """Wait for the answer, as long as the target is at work on it."""
         assert self._peer is not None
-        self._silence.begin(self._peer.link, round_)
+        self._watch.begin(self._peer.link, round_)
         try:
             return await answer
         finally:
             self._answers.pop(round_.base_length, None)
-            self._silence.end()
+            self._watch.end()
 
     def _may_go_without(self, proposal: Proposal | None, error: InvalidInput, *, lost: bool) -> bool:
         """Whether the round may be sent again without its proposal and prefetched ones.

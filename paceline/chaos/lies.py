@@ -82,6 +82,18 @@ def _target_costs(message: bytes, source: random.Random) -> bytes:
     return response.SerializeToString()
 
 
+def without_verdicts(message: bytes) -> bytes:
+    """A target's frame as if its verdicts had got lost within it; signs of life stay as they are."""
+    try:
+        response = target_pb.VerifyResponse.FromString(message)
+    except DecodeError:
+        return message
+    kept = [each for each in response.events if not each.HasField("verdict")]
+    del response.events[:]
+    response.events.extend(kept)
+    return response.SerializeToString()
+
+
 def _lie_about(line: types_pb2.CostLine, source: random.Random) -> None:
     """Free, very dear, or no line at all."""
     kind = source.randrange(3)

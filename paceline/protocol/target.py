@@ -12,7 +12,9 @@ from paceline.protocol.sampling import check_top_logprobs
 from paceline.protocol.session import Close, Failure, SessionSpec
 
 LIFE_SIGN_MS = 250
-"""While a link has sessions open, the target writes a frame at least this often, to show that it is alive."""
+"""While a link has sessions open, the target says this often for which of them it is at work: it shows life."""
+MAX_AT_WORK = 1 << 17
+"""Most sessions in one sign of life: a session that waits takes at most 5 of a frame's 1 MiB."""
 MAX_LEASE = 64
 """Most target-only rounds that a target may start by itself behind one that was sent."""
 MAX_PREFETCHED = 64
@@ -181,5 +183,12 @@ class TargetOpened:
     timings: StepTimings = StepTimings()
 
 
+@dataclass(frozen=True)
+class AtWork:
+    """The target is at work for the session: it waits for nothing else. Signs of life have these, and no events."""
+
+    session_id: int
+
+
 TargetCommand = TargetOpen | Round | Prefetch | Close
-TargetEvent = TargetOpened | Verdict | Features | PromptPiece | Failure
+TargetEvent = TargetOpened | Verdict | Features | PromptPiece | Failure | AtWork

@@ -58,6 +58,7 @@ class FrameWriter(Generic[M]):
         self._features: deque[tuple[Message, int, int]] = deque()
         self._feature_bytes = 0
         self._is_dropping = False
+        self._sign: Message | None = None
         self._filled = asyncio.Event()
         self._closed = False
         self.frames_sent = 0
@@ -104,9 +105,10 @@ class FrameWriter(Generic[M]):
             logger.warning("features are dropped, their reader is slow: waiting_bytes=%d", self._feature_bytes)
         self._is_dropping = not fits
 
-    def show_life(self) -> None:
-        """Have a frame written now, an empty one if nothing is pending: its reader sees that the writer is alive."""
+    def show_life(self, sign: Message) -> None:
+        """Have this frame written behind what is pending; it takes the place of one that still waits."""
         if not self._closed:
+            self._sign = sign
             self._filled.set()
 
     async def run(self, write: Callable[[Message], Awaitable[None]]) -> NoReturn:
@@ -114,9 +116,12 @@ class FrameWriter(Generic[M]):
         while True:
             await self._filled.wait()
             messages = self._take()
-            frame = self._frame(messages)
-            self.frames_sent += bool(messages)  # before: the peer's answer may be here when the write returns
-            await write(frame)
+            sign, self._sign = self._sign, None
+            if messages:
+                self.frames_sent += 1  # before: the peer's answer may be here when the write returns
+                await write(self._frame(messages))
+            if sign is not None:
+                await write(sign)
 
     async def overflow(self) -> NoReturn:
         """Run this beside `run`: it ends the link when too much waits, also while a write does.

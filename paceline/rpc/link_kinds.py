@@ -11,16 +11,16 @@ the link with a typed status; malformed costs are named in the log and change no
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from paceline.protocol import codec
 from paceline.protocol.codec.copying import Copier
 from paceline.protocol.draft import DraftCommand, DraftEvent
-from paceline.protocol.errors import ProtocolMismatch, VocabularyMismatch
+from paceline.protocol.errors import ProtocolMismatch, VocabularyMismatch, require
 from paceline.protocol.handshake import PROTOCOL_VERSION, Fingerprint, ServiceStatus
-from paceline.protocol.target import TargetCommand, TargetEvent
+from paceline.protocol.target import MAX_AT_WORK, AtWork, TargetCommand, TargetEvent
 from paceline.rpc.cost_messages import DRAFT_COSTS, TARGET_COSTS
 from paceline.rpc.frames import InSession, Message
 from paceline.v1 import draft_service_pb2 as draft_pb
@@ -35,7 +35,10 @@ Event = TypeVar("Event", bound=InSession)
 
 @dataclass(frozen=True)
 class LinkKind(Generic[Command, Event]):
-    """What distinguishes the two kinds of link: their messages, the service's costs, and how they are encoded."""
+    """What distinguishes the two kinds of link: their messages, the service's costs, and how they are encoded.
+
+    `signs`: events that a frame has beside those that are written as such.
+    """
 
     method: str
     stub: Callable[[Any], Any]
@@ -47,6 +50,7 @@ class LinkKind(Generic[Command, Event]):
     decode_event: Callable[[Message], Event]
     ask_status: Callable[[Any, float], Awaitable[ServiceStatus]]
     costs: Copier[Any, Any]
+    signs: Callable[[Message], Iterable[Event]] = lambda frame: ()
 
 
 async def _target_status(stub: Any, timeout_s: float) -> ServiceStatus:
@@ -57,6 +61,12 @@ async def _target_status(stub: Any, timeout_s: float) -> ServiceStatus:
 async def _draft_status(stub: Any, timeout_s: float) -> ServiceStatus:
     reply = await stub.GetDraftStatus(draft_pb.GetDraftStatusRequest(), timeout=timeout_s)
     return codec.decode_service_status(reply.status)
+
+
+def _signs_of_target(frame: Message) -> Iterable[AtWork]:
+    named = len(frame.at_work)
+    require(named <= MAX_AT_WORK, "at_work sessions", named, f"at most {MAX_AT_WORK}")
+    return map(AtWork, frame.at_work)
 
 
 TARGET: LinkKind[TargetCommand, TargetEvent] = LinkKind(
@@ -70,6 +80,7 @@ TARGET: LinkKind[TargetCommand, TargetEvent] = LinkKind(
     decode_event=codec.decode_target_event,
     ask_status=_target_status,
     costs=TARGET_COSTS,
+    signs=_signs_of_target,
 )
 DRAFT: LinkKind[DraftCommand, DraftEvent] = LinkKind(
     method="Draft",

@@ -283,6 +283,8 @@ class PeerLink(Generic[Command, Event]):
             self._heard.hear(frame)
             for message in frame.events:
                 self._deliver(message)
+            for sign in self.kind.signs(frame):
+                _call_back(self.on_event, sign)
 
     def _deliver(self, message: Message) -> None:
         session_id = codec.session_id_of(message)

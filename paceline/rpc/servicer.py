@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any, Generic, TypeVar
 
 import grpc
@@ -12,7 +12,7 @@ import psutil
 from paceline.protocol.errors import InternalError, PeerUnavailable
 from paceline.protocol.handshake import ServiceStatus, Welcome
 from paceline.rpc.exposure import warn_of_callers
-from paceline.rpc.frames import FrameWriter
+from paceline.rpc.frames import FrameWriter, Message
 from paceline.rpc.link import serve_link
 from paceline.rpc.link_kinds import LinkKind
 from paceline.rpc.server import run_server
@@ -49,10 +49,10 @@ class SessionServicer(Generic[Scheduler]):
         if ended:
             raise InternalError(f"the scheduler ended: {outcome!r}") from outcome
 
-    def show_life(self) -> None:
-        """Have every coordinator with open sessions see that the service is alive."""
+    def show_life(self, sign: Callable[[Collection[Any]], Message]) -> None:
+        """Have every coordinator with open sessions see that the service is alive, by the sign of its sessions."""
         for link in self._standing:
-            link.show_life()
+            link.show_life(sign)
 
     async def serve_link(self, context: Any) -> None:
         """Serve one link until it ends."""

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -20,7 +21,7 @@ from paceline.protocol.errors import (
     UnknownSession,
 )
 from paceline.protocol.session import Close, SessionSpec
-from paceline.rpc.frames import FrameWriter
+from paceline.rpc.frames import FrameWriter, Message
 from paceline.runtime import logs, metrics
 
 logger = logging.getLogger(__name__)
@@ -207,10 +208,10 @@ class LinkSessions(Generic[Session]):
         """Queue an event for the coordinator."""
         self._writer.send(event, urgent)
 
-    def show_life(self) -> None:
-        """Have a frame written, if the coordinator may be waiting for one: if one of its sessions is open."""
+    def show_life(self, sign: Callable[[Collection[Session]], Message]) -> None:
+        """Have the sign of its sessions written, if the coordinator may be waiting for one: if one is open."""
         if self._sessions:
-            self._writer.show_life()
+            self._writer.show_life(sign(self._sessions.values()))
 
     def forget(self, session_id: int) -> None:
         """The service has ended a session."""

@@ -328,7 +328,8 @@ class CoordinatorConfig(RequestSettings):
     round_timeout_ms: float = Field(
         30_000.0,
         ge=2 * LIFE_SIGN_MS,
-        description="A target silent for so long is treated as dead; a busy one shows life every 250 ms.",
+        description="A target that says nothing of a session for so long has lost it; a busy one names those that"
+        " wait every 250 ms.",
     )
     target_wait_ms: float = Field(30_000.0, ge=0, description="Longest wait for a dead target to come back.")
     reconnect_min_ms: float = Field(50.0, gt=0, description="First pause before a broken link is tried again.")

@@ -86,14 +86,16 @@ class PrefetchedProposal(_message.Message):
     def __init__(self, node: _Optional[int] = ..., next_token: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class VerifyResponse(_message.Message):
-    __slots__ = ("welcome", "events", "costs")
+    __slots__ = ("welcome", "events", "costs", "at_work")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     COSTS_FIELD_NUMBER: _ClassVar[int]
+    AT_WORK_FIELD_NUMBER: _ClassVar[int]
     welcome: _types_pb2.Welcome
     events: _containers.RepeatedCompositeFieldContainer[TargetEvent]
     costs: TargetCosts
-    def __init__(self, welcome: _Optional[_Union[_types_pb2.Welcome, _Mapping]] = ..., events: _Optional[_Iterable[_Union[TargetEvent, _Mapping]]] = ..., costs: _Optional[_Union[TargetCosts, _Mapping]] = ...) -> None: ...
+    at_work: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, welcome: _Optional[_Union[_types_pb2.Welcome, _Mapping]] = ..., events: _Optional[_Iterable[_Union[TargetEvent, _Mapping]]] = ..., costs: _Optional[_Union[TargetCosts, _Mapping]] = ..., at_work: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TargetCosts(_message.Message):
     __slots__ = ("alone", "beside", "sessions", "rows", "queue")

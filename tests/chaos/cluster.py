@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import threading
+import urllib.request
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -26,6 +28,7 @@ from tests.chaos.guest import GuestDraft
 from tests.chaos.shapes import BEHIND_GATEWAY, GUEST, PLAIN, Shape
 from tests.chaos.shim import Shim
 from tests.e2e.cluster import Cluster, eventually, free_port
+from tests.metrics.scrape import Exposition
 
 TARGET = "table:vocab=300,seed=1,eos=299,step_ms=6,max_length=2048"
 NEAR = "table:vocab=300,seed=1,eos=299,noise=0.3,max_length=2048"
@@ -34,7 +37,8 @@ CERTIFICATES_LAST = timedelta(days=1)
 START_ALL_SECONDS = 240.0
 """Six processes that load at once on a machine with other work."""
 PATIENCE_MS = 700.0
-"""Of a target's silence: more than twice its life sign's interval, so that only a frozen one uses it up."""
+"""With a target that says nothing of a session: more than twice its life sign's interval, so that only one that is
+frozen, or has lost the session, uses it up."""
 DRAIN_SECONDS = 2.0
 """Several times what is left of any text."""
 FLAGS: dict[ProcessName, Flags] = {
@@ -79,6 +83,8 @@ class ChaosCluster(Cluster):
         self._stack = ExitStack()
         self._frozen: set[str] = set()
         self._limited: threading.Timer | None = None
+        self._metrics_port = free_port()
+        """Where the coordinator tells what it does."""
         self._named_ports: dict[str, int] = {}
         self.settle_s = 20.0
         """Longest time that what a fault left may take to go."""
@@ -194,7 +200,11 @@ class ChaosCluster(Cluster):
         if self.guest is not None:
             eventually(lambda: self.guest is not None and self.guest.sessions == 0, "the guest has no session")
         with Client(self.reach("coordinator"), timeout_s=5) as client:
-            eventually(lambda: _sessions(client) == 0, "the coordinator has no session")
+            eventually(lambda: _sessions(client) == 0, "the coordinator has no session", self.settle_s)
+        eventually(lambda: _active(self._metrics_port) == 0, "the coordinator has no request", self.settle_s)
+        if "gateway" in self.processes:
+            address = self.address_of("gateway")
+            eventually(lambda: _running(address) == 0, "the gateway has no request", self.settle_s)
 
     def await_all_up(self) -> None:
         """Wait until the coordinator has a link to every peer."""
@@ -219,6 +229,7 @@ class ChaosCluster(Cluster):
             "coordinator": {
                 "target.address": self._addresses("target"),
                 "draft.address": self._addresses("draft") + guest,
+                "server.metrics_port": self._metrics_port,
                 **peer_tls(self.tls),
             },
         }
@@ -258,6 +269,15 @@ def _linked(client: Client) -> int:
         return sum(peer.up for model in client.describe_models() for peer in model.peers)
     except PacelineError:
         return 0
+
+
+def _active(metrics_port: int) -> float:
+    return sum(each.value for each in Exposition.at(metrics_port).series if each.name == "paceline_requests_active")
+
+
+def _running(gateway: str) -> int:
+    with urllib.request.urlopen(f"http://{gateway}/load", timeout=10) as answer:
+        return int(json.load(answer)["server_load"])
 
 
 def _sessions(client: Client) -> int:

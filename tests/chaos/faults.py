@@ -33,6 +33,7 @@ class Kind(Enum):
     SLOW = "slow"
     LYING_DRAFT = "lying draft"
     LYING_COSTS = "lying costs"
+    WITHHELD = "withheld verdicts"
     KILL = "kill -9"
     FREEZE = "SIGSTOP, SIGCONT"
     RESTART = "SIGTERM, restart"
@@ -43,14 +44,19 @@ class Kind(Enum):
     DNS = "names don't resolve"
     LEAVE = "client leaves"
     SLOW_READER = "slow reader"
+    KILL_CLIENT = "client killed"
 
 
 BLOWS = {kind: Blow(kind.value) for kind in Kind if kind.value in {blow.value for blow in Blow}}
-BLOWS |= {Kind.LYING_DRAFT: Blow.LIE, Kind.LYING_COSTS: Blow.LIE}
-LIARS: dict[Kind, tuple[str, ...]] = {Kind.LYING_DRAFT: ("draft",), Kind.LYING_COSTS: ("target", "draft")}
+LIARS: dict[Kind, tuple[str, ...]] = {
+    Kind.LYING_DRAFT: ("draft",),
+    Kind.LYING_COSTS: ("target", "draft"),
+    Kind.WITHHELD: ("target",),
+}
+BLOWS |= dict.fromkeys(LIARS, Blow.LIE)
 LIMITED = (Kind.FULL_DISK, Kind.MEMORY)
 PROCESS_KINDS = (Kind.KILL, Kind.FREEZE, Kind.RESTART, *LIMITED)
-CLIENT_KINDS = (Kind.LEAVE, Kind.SLOW_READER)
+CLIENT_KINDS = (Kind.LEAVE, Kind.SLOW_READER, Kind.KILL_CLIENT)
 OF_ALL_MOMENTS = (Kind.CUT, Kind.DELAY, Kind.HOLD, Kind.KILL, Kind.FREEZE, Kind.RESTART)
 OPAQUE = (Kind.CUT, Kind.TRUNCATE, Kind.CORRUPT, Kind.DUPLICATE, Kind.DELAY, Kind.HOLD)
 """What a proxy can do to bytes that it can't read."""
@@ -62,6 +68,7 @@ SECONDS: dict[Kind, tuple[float, ...]] = {
     Kind.SLOW: (0.4,),
     Kind.LYING_DRAFT: (0.5,),
     Kind.LYING_COSTS: (0.5,),
+    Kind.WITHHELD: (0.05, 0.5, 1.2),
     Kind.FULL_DISK: (0.5,),
     Kind.MEMORY: (0.5,),
     Kind.FREEZE: (0.05, 0.4, 1.2),
@@ -138,7 +145,8 @@ def _ranked() -> Iterator[Cell]:
 
 def _cells_of(kind: Kind) -> Iterator[Cell]:
     if kind in CLIENT_KINDS:
-        for link, state in (("coordinator", State.TEXT), ("coordinator", State.REQUEST)):
+        links = ("coordinator", "gateway") if kind is Kind.KILL_CLIENT else ("coordinator",)
+        for link, state in itertools.product(links, (State.TEXT, State.REQUEST)):
             yield Cell(kind, "client", link, state, Moment.AFTER)
         return
     moments = tuple(Moment) if kind in OF_ALL_MOMENTS else (Moment.BEFORE,)

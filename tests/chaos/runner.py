@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 
 from paceline.chaos.asking import Ended, Manner, ask, recovered_s
 from paceline.chaos.blows import Aim, Blow
-from paceline.chaos.lies import COST_LIES, DRAFT_LIES
+from paceline.chaos.lies import COST_LIES, DRAFT_LIES, without_verdicts
 from paceline.chaos.states import State
 from paceline.chaos.trigger import Armed
 from tests.chaos.cluster import ChaosCluster
+from tests.chaos.doomed import GRPC, DoomedClient
 from tests.chaos.faults import BLOWS, CLIENT_KINDS, Fault, Kind
 from tests.chaos.hurting import hurt, victim_of
 from tests.chaos.notice import LogPlaces
@@ -66,6 +67,8 @@ class Runner:
         self._holdings = Holdings()
         self._expected: dict[Asked, Ended] = {}
         self._victim = ""
+        self._doomed: DoomedClient | None = None
+        """The client that is to be killed."""
 
     async def prepare(self, asked: Sequence[Asked]) -> None:
         """Run requests undisturbed, those that were not yet; then what the processes hold is taken down."""
@@ -83,6 +86,14 @@ class Runner:
         """Inject one fault while requests run; returns when all is as it was, or is not in time."""
         asked = chosen(fault)
         await self.prepare(asked)
+        if fault.kind is not Kind.KILL_CLIENT:
+            return await self._run(fault, asked)
+        way = HTTP if fault.link == "gateway" else GRPC
+        with DoomedClient(way, self._cluster.proxies[fault.link].address) as self._doomed:
+            await asyncio.to_thread(self._doomed.begin)
+            return await self._run(fault, asked)
+
+    async def _run(self, fault: Fault, asked: Sequence[Asked]) -> Outcome:
         begun, places = time.monotonic(), LogPlaces(self._cluster)
         armed = self._arm(fault)
         load = asyncio.ensure_future(self._load(asked, fault))
@@ -149,6 +160,8 @@ class Runner:
         return Aim(Blow.CALL, fault.moment, call=lambda: self._hurt(fault, label))
 
     def _hurt(self, fault: Fault, label: str) -> None:
+        if fault.kind is Kind.KILL_CLIENT and self._doomed is not None:
+            self._doomed.kill()
         self._victim = self._victim or victim_of(self._cluster, fault, label)
         hurt(self._cluster, fault, self._victim)
 
@@ -184,6 +197,8 @@ def chosen(fault: Fault) -> list[Asked]:
 
 def _lie(fault: Fault) -> Callable[[bytes], bytes]:
     source = random.Random(fault.seed)
+    if fault.kind is Kind.WITHHELD:
+        return without_verdicts
     if fault.kind is Kind.LYING_COSTS:
         return lambda message: COST_LIES[fault.peer](message, source)
     lie = DRAFT_LIES[sorted(DRAFT_LIES)[fault.byte % len(DRAFT_LIES)]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from paceline.protocol.target import TargetOpened
 from paceline.v1 import target_service_pb2 as target_pb
 from tests.chaos import runner as runner_module
 from tests.chaos.cluster import ChaosCluster
+from tests.chaos.doomed import DoomedClient
 from tests.chaos.faults import Fault, Kind
 from tests.chaos.requests import VOCABULARY
 from tests.chaos.runner import Outcome, Runner, chosen
@@ -32,6 +34,8 @@ SMOKE = (
     (Kind.FREEZE, "coordinator", State.TEXT, Moment.DURING),
     (Kind.KILL, "target", State.RUN, Moment.DURING),
     (Kind.LEAVE, "client", State.TEXT, Moment.AFTER),
+    (Kind.WITHHELD, "target", State.VERDICT, Moment.BEFORE),
+    (Kind.KILL_CLIENT, "client", State.TEXT, Moment.AFTER),
 )
 LINKS = {"client": "coordinator"}
 
@@ -97,12 +101,23 @@ async def test_a_client_that_does_not_resume_is_told_by_the_oracle(
     assert any("PEER_UNAVAILABLE" in told for told in outcome.judged.lost)
 
 
-async def test_a_session_that_somebody_keeps_is_a_leak(hurt: ChaosCluster) -> None:
+async def test_a_session_that_somebody_keeps_is_a_leak(hurt: ChaosCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     runner, fault = Runner(hurt), faults_of((Kind.DELAY, "draft", State.COMMIT, Moment.AFTER))[0]
     assert wrong([await runner.run(fault)]) == []
-    hurt.settle_s = 0.5
+    monkeypatch.setattr(hurt, "settle_s", 0.5)
     async with linked(target_link(hurt.address_of("target"))) as events:
         events.link.send(target_open(1, (1, 2, 3)))
         await events.of(TargetOpened, 1)
         outcome = await runner.run(fault)
     assert any("target holds nothing" in told for told in outcome.judged.leaked)
+
+
+@pytest.mark.full
+async def test_what_a_client_leaves_behind_that_only_seems_killed_is_a_leak(
+    hurt: ChaosCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DoomedClient, "kill", lambda doomed: doomed._process.send_signal(signal.SIGSTOP))
+    monkeypatch.setattr(hurt, "settle_s", 0.5)
+    outcome = await Runner(hurt).run(faults_of((Kind.KILL_CLIENT, "client", State.TEXT, Moment.AFTER))[0])
+    assert any("holds nothing" in told or "has no" in told for told in outcome.judged.leaked)
+    assert outcome.judged.changed == outcome.judged.lost == ()

@@ -17,8 +17,8 @@ from coordinator.policy.planner import Planner
 from coordinator.policy.settings import DraftingSettings
 from coordinator.sessions.draft_pool import DraftPeer, DraftPool
 from coordinator.sessions.drafted import MAX_PENDING_TOKENS
-from coordinator.sessions.target import TargetNext
 from coordinator.sessions.target_pool import TargetPeer
+from coordinator.sessions.verified import TargetNext
 from coordinator.text.sequence import GenerationTask, Sequence
 from draft_service.session import DraftingSession
 from paceline.models.tokenizer import TableTokenizer

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from coordinator.sessions import pool as pool_module
 from coordinator.sessions.draft_pool import DraftPeer, DraftPool
 from coordinator.sessions.membership import Membership
 from coordinator.sessions.placement import ALWAYS_EVEN, BLOCK_TOKENS, PrefixMemory, choose
@@ -299,3 +302,16 @@ async def test_an_idle_peer_that_vanishes_is_closed_at_once() -> None:
     await members.become("b")
     await until(lambda: members.links["a"].closed)
     await members.membership.close()
+
+
+@pytest.mark.parametrize("looks", range(6))
+async def test_a_pause_that_ends_between_two_looks_at_the_clock_is_seen(
+    looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look takes a while, so a refusal ends before, between or behind any two of them."""
+    clock = itertools.count()
+    monkeypatch.setattr(pool_module, "time", SimpleNamespace(monotonic=lambda: 0.7e-3 * next(clock)))
+    pool = pool_of(FakeLink("a"))
+    pool.refused(pool.peers[0], Overloaded("full", retry_after_ms=looks))
+    async with asyncio.timeout(10):
+        await pool.wait_willing(1e6, lambda peer: True)

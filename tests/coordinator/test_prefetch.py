@@ -11,7 +11,8 @@ import pytest
 
 from coordinator.policy.drafting import Drafting, Prefetched
 from coordinator.policy.prefetch import MAX_PREFETCHED_NODES, Prefetching
-from coordinator.sessions.target import TargetSession, Verified
+from coordinator.sessions.target import TargetSession
+from coordinator.sessions.verified import Verified
 from paceline.protocol.errors import ProtocolMismatch
 from paceline.protocol.handshake import Welcome
 from paceline.protocol.proposal import ROOT, Outcome, Proposal

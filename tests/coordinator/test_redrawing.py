@@ -12,7 +12,7 @@ import pytest
 from coordinator.sessions import draft as draft_session
 from coordinator.sessions import redrawing
 from coordinator.sessions.redrawing import MAX_MISTAKES, base_behind, redrawn
-from coordinator.sessions.target import TargetNext
+from coordinator.sessions.verified import TargetNext
 from paceline.protocol.draft import DraftedProposal, DraftOpen
 from paceline.protocol.generation import SpeculationSettings
 from paceline.protocol.proposal import ROOT, Acceptance, Outcome, Proposal, SparseDistribution

@@ -7,8 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from coordinator.sessions.target import MAX_DEATHS, TargetSession, Verified
+from coordinator.sessions.target import MAX_DEATHS, TargetSession
 from coordinator.sessions.target_pool import TargetPeer, TargetPool
+from coordinator.sessions.verified import Verified
 from coordinator.text.sequence import GenerationTask
 from paceline.costs.service_costs import DraftCosts, TargetCosts
 from paceline.protocol.codec import failure_of
@@ -68,6 +69,7 @@ class Request:
         acceptance: Acceptance = Acceptance.COUPLED,
         wait_s: float = 10.0,
         sampling: SamplingParams = SamplingParams(),
+        round_timeout_s: float = 10.0,
     ) -> None:
         task = GenerationTask(
             prompt=PROMPT,
@@ -83,7 +85,7 @@ class Request:
         )
         self.link, self.task = link, task
         self.peer = TargetPeer(cast(TargetLink, link))
-        self.pool = TargetPool([self.peer], round_timeout_s=10, wait_s=wait_s)
+        self.pool = TargetPool([self.peer], round_timeout_s=round_timeout_s, wait_s=wait_s)
         self.session = TargetSession(self.pool, task)
         self.ids = [*PROMPT]
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,10 +18,11 @@ from tests.e2e.cluster import eventually
 from tests.gateway.gateways import Answer, GatewayCluster, post
 
 PLACES = 10
-A_KEYS_MOST = 8
-"""Of ten places: the ninth would be four times and more of the two that are left."""
+"""All of them may be one key's: two more wait, if they are others'."""
 TIMES = 10
 STEP_MS = 5
+PAUSE_S = 0.04
+"""Half of a short text's time."""
 TIMED = f"table:vocab=300,seed=1,eos=299,step_ms={STEP_MS},max_length=4096"
 KEYS = {name: new_key() for name in ("flood", "calm")}
 OFF = SpeculationSettings(off=True)
@@ -51,10 +53,22 @@ async def over_http(cluster: GatewayCluster, name: str) -> Answer:
     return await asyncio.to_thread(post, address, "/v1/completions", COMPLETION, Authorization=key)
 
 
+class Texts(list[list[int]]):
+    """Tokens of texts as they come, and the means to end one of them."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__([] for _ in range(count))
+        self.readers: list[asyncio.Task[None]] = []
+
+    def end_one(self) -> None:
+        """The last one's client leaves."""
+        self.readers[-1].cancel()
+
+
 @asynccontextmanager
-async def flooded(cluster: GatewayCluster) -> AsyncIterator[Sequence[list[int]]]:
-    """Texts of the flooding key that have begun and go on: as many as it gets; yields their tokens as they come."""
-    texts: list[list[int]] = [[] for _ in range(A_KEYS_MOST)]
+async def flooded(cluster: GatewayCluster) -> AsyncIterator[Texts]:
+    """Texts of the flooding key that have begun and go on: as many as there are places."""
+    texts = Texts(PLACES)
     begun = [asyncio.Event() for _ in texts]
 
     async def read(client: AsyncClient, place: int) -> None:
@@ -64,11 +78,11 @@ async def flooded(cluster: GatewayCluster) -> AsyncIterator[Sequence[list[int]]]
                 begun[place].set()
 
     async with client_of(cluster, "flood") as client, asyncio.TaskGroup() as group:
-        readers = [group.create_task(read(client, place)) for place in range(A_KEYS_MOST)]
+        texts.readers += [group.create_task(read(client, place)) for place in range(PLACES)]
         async with asyncio.timeout(20):
             await asyncio.gather(*(event.wait() for event in begun))
         yield texts
-        for reader in readers:
+        for reader in texts.readers:
             reader.cancel()
 
 
@@ -78,9 +92,7 @@ async def until_idle(cluster: GatewayCluster) -> None:
 
 async def test_the_others_are_told_at_once_when_to_come_and_texts_go_on(crowded: GatewayCluster) -> None:
     async with client_of(crowded, "flood") as client:
-        alone = (
-            await client.generate(ENDLESS, max_new_tokens=None) if False else await client.generate(SHORT)
-        ).token_ids
+        alone = (await client.generate(SHORT)).token_ids
         async with flooded(crowded) as texts:
             before = [len(text) for text in texts]
             asked = [client.generate(SHORT) for _ in range(TIMES * PLACES)]
@@ -101,13 +113,38 @@ async def test_the_others_are_told_at_once_when_to_come_and_texts_go_on(crowded:
         assert (await over_http(crowded, "flood")).status == 200
 
 
-async def test_a_key_that_floods_leaves_places_to_another_one(crowded: GatewayCluster) -> None:
-    async with flooded(crowded), client_of(crowded, "calm") as calm, client_of(crowded, "flood") as flood:
-        with pytest.raises(Overloaded, match=f"max_concurrent_requests = {PLACES}: {A_KEYS_MOST} are the key's"):
+async def test_a_second_key_is_served_as_soon_as_one_text_of_the_flood_has_ended(crowded: GatewayCluster) -> None:
+    async with flooded(crowded) as texts, client_of(crowded, "calm") as calm, client_of(crowded, "flood") as flood:
+        waiting = asyncio.create_task(calm.generate(SHORT))
+        with pytest.raises(Overloaded, match=f"max_concurrent_requests = {PLACES}: {PLACES} are the key's"):
             await flood.generate(SHORT)
-        assert len((await calm.generate(SHORT)).token_ids) == SHORT.max_new_tokens
-        assert (await over_http(crowded, "calm")).status == 200
         assert (await over_http(crowded, "flood")).status == 429
+        assert not waiting.done(), "it waits, and is not refused"
+        texts.end_one()
+        assert len((await waiting).token_ids) == SHORT.max_new_tokens
+    await until_idle(crowded)
+
+
+async def test_a_key_that_floods_on_takes_turns_with_another_one(crowded: GatewayCluster) -> None:
+    """Whenever a text of either ends, there is another one: both have about half of the places."""
+    served = Counter[str]()
+    times = 6 * PLACES
+
+    async def go_on(name: str, client: AsyncClient) -> None:
+        while served.total() < times:
+            try:
+                await client.generate(SHORT)
+                served[name] += 1
+            except Overloaded:
+                await asyncio.sleep(PAUSE_S)
+
+    async with client_of(crowded, "calm") as calm, client_of(crowded, "flood") as flood, asyncio.timeout(40):
+        flooding = [asyncio.create_task(go_on("flood", flood)) for _ in range(2 * PLACES)]
+        await asyncio.gather(*(go_on("calm", calm) for _ in range(PLACES)))
+        http = await over_http(crowded, "calm")
+        await asyncio.gather(*flooding)
+    assert http.status == 200
+    assert served["calm"] >= times / 4, served
     await until_idle(crowded)
 
 

@@ -14,6 +14,7 @@ from unittest import mock
 
 from coordinator.servicer import GenerationServicer
 from coordinator.sessions.draft_pool import DraftPeer, DraftPool
+from coordinator.sessions.target import TargetSession
 from coordinator.sessions.target_pool import TargetPeer, TargetPool
 from draft_service.drafters.catalogue import Catalogue
 from draft_service.drafters.model import ModelDrafter
@@ -23,6 +24,7 @@ from paceline.engine.table.engine import TableEngine
 from paceline.models.table_names import TableSpec
 from paceline.models.tokenizer import TableTokenizer
 from paceline.protocol import codec
+from paceline.protocol.errors import PacelineError
 from paceline.protocol.generation import GenerateRequest, SpeculationSettings
 from paceline.protocol.handshake import Hello
 from paceline.protocol.sampling import SamplingParams
@@ -112,6 +114,8 @@ class SteppedDeployment:
         self._drawn: ProposedBefore = {}
         self.wires: list[LaneCall] = []
         self.running: list[AskedText] = []
+        self.given_up = ""
+        """Of a session that its target lost without a fault: that target and session, by the error."""
         self.watch: Callable[[], None] = lambda: None
         """Called at each turn."""
         self._order = order
@@ -233,6 +237,8 @@ class SteppedDeployment:
         self._clock_seen = self.loop.now
         if self.turns > MOST_TURNS or self.loop.now > self._deadline:
             raise Stuck(f"no end after {self.turns} turns, {self.loop.now - self._deadline + LONGEST_S:g} s")
+        if self.given_up:
+            raise Stuck(self.given_up)
         if not self._fair:
             self._fail_what_is_due()
         moves = self.moves()
@@ -310,6 +316,16 @@ class SteppedDeployment:
         service.servicer.scheduler.draining = True
         self.loop.call_later(DRAIN_S, setattr, service.servicer.scheduler, "draining", False)
 
+    def lost(self, give_up: Callable[[TargetSession, PacelineError], None]) -> Any:
+        """As `give_up`, and a defect, unless a fault took the time."""
+
+        def lost(session: TargetSession, error: PacelineError) -> None:
+            if "silence" not in self.moved:
+                self.given_up = error.message
+            give_up(session, error)
+
+        return lost
+
     def _cancel(self, request: AskedText) -> None:
         request.cancelled = True
         request.task.cancel()
@@ -364,6 +380,8 @@ def deployed(setup: Setup, schedule: Schedule, order: MoveOrder) -> Iterator[Ste
         deployment = loop.run_until_complete(made())
         opened = lambda settings, *_, **__: deployment.channel_to(settings)  # noqa: E731
         stack.enter_context(mock.patch("paceline.rpc.peer_link.open_channel", opened))
+        lost = deployment.lost(TargetSession._on_unanswered)
+        stack.enter_context(mock.patch.object(TargetSession, "_on_unanswered", lost))
         if setup.num_draft_tokens is None:
             stack.enter_context(any_policy(deployment.pick, deployment.plans))
         yield deployment

@@ -183,12 +183,12 @@ PAIRED = (
         _made(target=AnyOutcomeStarts),
     ),
     PairedMutant(
-        "a lease that is renewed ends", _LONG, _STUCK, "no end after", _replaced(Session, "_extend", lambda *_: None),
-        _made(target=LeasesEnd),
+        "a lease that is renewed ends", _LONG, _STUCK, "not at work on the session",
+        _replaced(Session, "_extend", lambda *_: None), _made(target=LeasesEnd),
     ),
     PairedMutant(
-        "a lost target's verdicts are waited for", _ALONE, _STUCK,
-        "no end after", _replaced(TargetSession, "on_lost", _keeps_waiting), _made(coordinator=WaitsForLostTarget),
+        "a lost target's verdicts are waited for", _ALONE, _STUCK, "not at work on the session",
+        _replaced(TargetSession, "on_lost", _keeps_waiting), _made(coordinator=WaitsForLostTarget),
     ),
     PairedMutant(
         "a lost draft's session goes on", _SMALL, "Refused|nothing can happen", "not open",

@@ -260,8 +260,7 @@ async def test_a_frame_of_too_many_events_costs_the_peer_its_link_and_nobody_els
     async with serving(servicer := Servicer()) as port, Client(port, reconnect_min_ms=1) as client:
         await client.link.wait_up(10)
         await until(lambda: servicer.handlers)
-        servicer.handlers[0].writer._frame = lambda events: pb.VerifyResponse(events=[pb.TargetEvent()] * 170_000)
-        servicer.handlers[0].writer.show_life()
+        servicer.handlers[0].writer.show_life(pb.VerifyResponse(events=[pb.TargetEvent()] * 170_000))
         await until(lambda: client.downs)
         assert client.downs[0].metadata["cause"] == "INVALID_INPUT"
         assert f"frame messages = 170000: must be at most {MAX_FRAME_MESSAGES}" in client.downs[0].message

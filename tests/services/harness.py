@@ -115,6 +115,12 @@ class Events:
         """Whether an event of this kind, of this session or any, has come and was not taken."""
         return any(isinstance(event, kind) and session_id in (0, event.session_id) for event in self._events)
 
+    def take_all(self, kind: type[E]) -> list[E]:
+        """Take the events of this kind that have come."""
+        taken = [event for event in self._events if isinstance(event, kind)]
+        self._events = [event for event in self._events if not isinstance(event, kind)]
+        return taken
+
     def _arrived(self, event: Any) -> None:
         self._events.append(event)
         self._news.set()

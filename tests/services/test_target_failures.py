@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from paceline.models.table_names import TableSpec
 from paceline.protocol.features import FeatureNeed, FeatureRequest
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES, ROOT, Acceptance, Proposal, SparseDistribution
 from paceline.protocol.session import Close, Failure
-from paceline.protocol.target import LIFE_SIGN_MS, Round, TargetOpened, Verdict
+from paceline.protocol.target import LIFE_SIGN_MS, AtWork, Round, TargetOpened, Verdict
+from target_service import progress
 from tests.services.expected import next_token
 from tests.services.harness import (
     Events,
@@ -213,6 +215,49 @@ async def test_a_target_shows_life_while_a_step_lasts() -> None:
         engine.go.set()
         await events.of(Verdict, 1)
         assert servicer.status().frames_sent - frames <= 2, "a frame that carries nothing is not counted"
+
+
+async def test_signs_of_life_name_the_sessions_that_wait_and_no_others() -> None:
+    engine = RecordingEngine()
+    async with target_service(engine, max_num_seqs=2) as (_, address), linked(target_link(address)) as events:
+        events.link.send(target_open(3, PREFIX))
+        await events.of(TargetOpened, 3)
+        await hold_a_round(engine, events)
+        events.link.send(target_open(2, PREFIX))
+        assert await signed(events) == {1, 2}, "one in a step, one without room; 3 has been sent nothing"
+        engine.go.set()
+        await events.of(Verdict, 1)
+        events.link.send(Close(3))
+        await events.of(TargetOpened, 2)
+        assert await signed(events) == set()
+
+
+async def signed(events: Events) -> set[int]:
+    """The sessions that the next whole sign of life names, behind all that is under way."""
+    await a_sign_of_life(events)
+    events.take_all(AtWork)
+    await a_sign_of_life(events)
+    return {sign.session_id for sign in events.take_all(AtWork)}
+
+
+def test_work_that_nobody_begins_is_no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now))
+    clock = progress.EngineProgress(timeout_s=5.0)
+    now += 60
+    assert clock.moves(waits=False), "idle for long"
+    now += 4
+    assert clock.moves(waits=True), "it came a moment ago"
+    now += 2
+    assert not clock.moves(waits=True)
+    with clock.engaged():
+        assert clock.moves(waits=True)
+        now += 6
+        assert not clock.moves(waits=False), "it hangs"
+        clock.began()
+        assert clock.moves(waits=True)
+    now += 60
+    assert clock.moves(waits=False)
 
 
 async def a_sign_of_life(events: Events) -> None:

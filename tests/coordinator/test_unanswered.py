@@ -1,0 +1,116 @@
+"""A round that its target never answers: how long it is waited for, and what comes then."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from coordinator.sessions import unanswered
+from coordinator.sessions.target_pool import TargetPeer
+from coordinator.sessions.unanswered import AnswerWatch
+from paceline.protocol.errors import PacelineError, PeerUnavailable
+from paceline.protocol.session import Close
+from paceline.protocol.target import AtWork, Round, TargetOpen, Verdict
+from paceline.rpc.peer_link import TargetLink
+from tests.coordinator.test_target_session import PROMPT, RecordingLink, Request, pending, turns
+
+PATIENCE_S = 0.02
+BASE = len(PROMPT) - 1
+
+
+class DroppedLink(RecordingLink):
+    """A link that notes why it was given up."""
+
+    dropped: PacelineError | None = None
+
+    def drop(self, error: PacelineError) -> None:
+        self.dropped = error
+        cast(Any, self).on_down(error)
+
+
+def named(link: RecordingLink, session: int = 1) -> None:
+    """A sign of life names a session."""
+    cast(Any, link).on_event(AtWork(session))
+
+
+class Clock:
+    """Moves by hand, so that a slow machine changes nothing."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(unanswered, "time", SimpleNamespace(monotonic=lambda: self.now))
+
+    async def pass_half(self) -> None:
+        """Half of the patience goes by, and whoever looks at the clock has looked."""
+        self.now += PATIENCE_S / 2
+        await asyncio.sleep(2 * PATIENCE_S)
+
+
+async def test_a_session_that_no_sign_of_life_names_is_closed_and_goes_to_another_target(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, first, second = Clock(monkeypatch), RecordingLink(), RecordingLink()
+    request = Request(first, round_timeout_s=PATIENCE_S)
+    request.pool.add(TargetPeer(cast(TargetLink, second)))
+    task = await pending(request)
+    for _ in range(4):
+        await clock.pass_half()
+        named(first)
+    assert second.take() == [], "at work for twice as long as it may say nothing"
+    first.take()
+    for _ in range(3):
+        await clock.pass_half()
+        named(first, session=7)
+    assert first.take() == [Close(1)], "what it holds is freed when it hears of it"
+    assert [type(each) for each in second.take()] == [TargetOpen, Round]
+    request.answer(BASE)  # too late, from the first one
+    assert not task.done()
+    cast(Any, second).on_event(Verdict(1, BASE, (9,)))
+    assert (await task).verdict.token_ids == (9,)
+
+
+async def test_that_test_notices_a_watch_that_any_frame_reassures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it was: a link that shows life is waited for, whatever the session."""
+    monkeypatch.setattr(AnswerWatch, "_unheard_s", lambda watch, link: link.silent_s)
+    with pytest.raises(AssertionError, match="what it holds is freed"):
+        await test_a_session_that_no_sign_of_life_names_is_closed_and_goes_to_another_target(monkeypatch)
+
+
+async def test_the_error_names_peer_session_round_and_how_long() -> None:
+    request = Request(RecordingLink(), round_timeout_s=PATIENCE_S, wait_s=0.0)
+    task = await pending(request)
+    with pytest.raises(PeerUnavailable) as caught:
+        await task
+    assert f"target at nowhere is not at work on the session and sent nothing for it for {PATIENCE_S:g} s" in str(
+        caught.value
+    )
+    facts = caught.value.metadata
+    assert (facts["peer"], facts["session"], facts["base_length"]) == ("target", "1", str(BASE))
+    assert 0 <= float(facts["unanswered_s"]) < 10
+    task = await pending(request)
+    request.answer(BASE, session=2)
+    assert (await task).verdict.token_ids == (7,), "the next one is served"
+
+
+async def test_a_link_that_is_silent_as_a_whole_is_dropped() -> None:
+    link = DroppedLink()
+    link.silent_s = 2 * PATIENCE_S
+    request = Request(link, round_timeout_s=PATIENCE_S, wait_s=0.0)
+    with pytest.raises(PeerUnavailable, match="target at nowhere sent nothing for"):
+        await (await pending(request))
+    assert link.dropped is not None
+    assert Close(1) not in link.take(), "the link has told it"
+
+
+async def test_the_patience_with_a_dead_target_begins_with_its_death() -> None:
+    """However long a round has waited before, in a queue or for a prefix."""
+    request = Request(RecordingLink(), wait_s=PATIENCE_S)
+    task = await pending(request)
+    await asyncio.sleep(2 * PATIENCE_S)
+    request.lose()
+    await turns()
+    request.answer(BASE, session=2)
+    assert (await task).verdict.token_ids == (7,)
