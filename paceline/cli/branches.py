@@ -43,10 +43,11 @@ def branches(
     from benchmarks.planning.branches import kind_rows, summary, write_branching
     from benchmarks.planning.readers import load_readers
     from benchmarks.planning.run import read_all
-    from benchmarks.planning.wanted import PlanWanted, drafters_named, shown_name
+    from benchmarks.planning.wanted import PlanWanted, drafters_named
     from benchmarks.reporting.presentation import markdown_table
     from benchmarks.reporting.reports import describe
     from paceline.predict.branching import branching
+    from paceline.predict.reading import shown_name
     from paceline.predict.sample import SampleWanted
     from paceline.train.text_kinds import TextKinds
 
@@ -60,7 +61,7 @@ def branches(
     )
     readers = load_readers(wanted)
     read = read_all(wanted, readers, Console(stderr=True, soft_wrap=True))
-    (name,) = readers.drafters
+    (name,) = readers.models
     found = branching(read, name, TextKinds(readers.tokenizer))
     facts = {
         "target": shown_name(target),
