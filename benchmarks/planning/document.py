@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -12,11 +13,13 @@ _STYLE = """
 :root { color-scheme: light dark; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
 table { border-collapse: collapse; font-size: .85rem; display: block; overflow-x: auto; }
-th, td { border-bottom: 1px solid #8886; padding: .25rem .6rem; text-align: right; }
-th:first-child, td:first-child { text-align: left; }
+th, td { border-bottom: 1px solid #8886; padding: .25rem .6rem; text-align: right; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: Canvas; }
 .verdict { border-left: .3rem solid #2a7; padding: .2rem 1rem; font-size: 1.1rem; }
 .dont { border-color: #c52; }
-svg { max-width: 100%; height: auto; background: #fff; border-radius: .4rem; }
+.plot { overflow-x: auto; }
+svg { min-width: 34rem; max-width: 100%; height: auto; background: #fff; border-radius: .4rem; }
+li { overflow-wrap: anywhere; }
 """
 
 
@@ -64,10 +67,15 @@ def as_html(title: str, facts: Mapping[str, str], parts: Sequence[ReportPart]) -
 
 def _part_html(part: ReportPart) -> str:
     kind = "" if part.verdict is None else f' class="verdict{"" if part.verdict else " dont"}"'
-    sentences = "".join(f"<p{kind}>{html.escape(sentence)}</p>" for sentence in part.sentences)
+    sentences = "".join(f"<p{kind}>{_sentence_html(sentence)}</p>" for sentence in part.sentences)
     tables = "".join(_table_html(rows) for rows in part.tables if rows)
-    plots = "".join(svg[svg.index("<svg") :] for svg in part.plots.values())
+    plots = "".join(f'<div class="plot">{svg[svg.index("<svg") :]}</div>' for svg in part.plots.values())
     return f"<section><h2>{html.escape(part.title)}</h2>{sentences}{tables}{plots}{part.markup}</section>"
+
+
+def _sentence_html(sentence: str) -> str:
+    """Escaped; what stands in backticks is code, as in Markdown."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(sentence))
 
 
 def _table_html(rows: Sequence[Mapping[str, object]]) -> str:

@@ -61,6 +61,8 @@ def gain_by_load(gains: Mapping[str, Sequence[tuple[int, float]]], title: str) -
         for name, found in gains.items():
             axes.plot([load for load, _ in found], [gain for _, gain in found], label=name, marker="o", ms=3)
         axes.set_xscale("log", base=2)
+        loads = sorted({load for found in gains.values() for load, _ in found})
+        axes.set_xticks(loads, [str(load) for load in loads])
 
     return _svg(draw, title, "requests at once", "tokens per second over target-only, predicted")
 

@@ -283,7 +283,9 @@ def _line_rows(plan: PlanResult) -> list[dict[str, object]]:
     lines = {"target": plan.times.target, **plan.times.drafts}
     found: list[dict[str, object]] = []
     for name, line in lines.items():
-        found.append({"step": name, **{f"{count} rows": f"{line.ms(count):.2f}" for count in rows}})
+        found.append(
+            {"step": name, **{f"{count} row" + "s" * (count > 1): f"{line.ms(count):.2f}" for count in rows}}
+        )
     return found
 
 

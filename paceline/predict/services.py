@@ -66,11 +66,13 @@ class RunningDrafter:
     Attributes:
         served: its name there.
         model: what it runs.
+        target: what the target runs.
     """
 
     peer: DraftPeer
     served: str
     model: str
+    target: str
 
     @property
     def welcome(self) -> Welcome:
@@ -80,8 +82,8 @@ class RunningDrafter:
 
     @property
     def name(self) -> str:
-        """In reports."""
-        return shown_name(self.model)
+        """In reports: what it runs; a draft that is part of its target has the target's name, and goes by its own."""
+        return shown_name(self.served if self.model == self.target else self.model)
 
 
 class ServicePasses:
@@ -203,7 +205,7 @@ class ServicePasses:
     def _choose(self) -> None:
         """The wanted drafters of those on offer."""
         offered: dict[str, RunningDrafter] = {}
-        for each in (each for peer in self._drafts for each in _drafters_of(peer)):
+        for each in (each for peer in self._drafts for each in _drafters_of(peer, self.fingerprint.model)):
             offered.setdefault(each.name, each)
         by_name = {each.served: name for name, each in reversed(offered.items())} | {name: name for name in offered}
         for name in self._wanted.drafters:
@@ -227,12 +229,12 @@ class ServicePasses:
         self._runner.close()
 
 
-def _drafters_of(peer: DraftPeer) -> Iterator[RunningDrafter]:
+def _drafters_of(peer: DraftPeer, target: str) -> Iterator[RunningDrafter]:
     """The first is called after its service's model, the others after what their names say."""
     welcome = peer.link.welcome
     assert welcome is not None, "it was linked to"
     for place, served in enumerate(welcome.drafters):
-        yield RunningDrafter(peer, served, served.partition(":")[2] if place else welcome.fingerprint.model)
+        yield RunningDrafter(peer, served, served.partition(":")[2] if place else welcome.fingerprint.model, target)
 
 
 async def _patiently(ask: Callable[[], Awaitable[Said]]) -> Said:
