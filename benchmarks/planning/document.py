@@ -12,14 +12,18 @@ from benchmarks.reporting.presentation import cell_text, markdown_table
 _STYLE = """
 :root { color-scheme: light dark; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-table { border-collapse: collapse; font-size: .85rem; display: block; overflow-x: auto; }
-th, td { border-bottom: 1px solid #8886; padding: .25rem .6rem; text-align: right; white-space: nowrap; }
+table { border-spacing: 0; font-size: .85rem; display: block; overflow-x: auto; }
+th, td { border-bottom: 1px solid #8886; padding: .25rem .6rem; text-align: right; }
+td { white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: Canvas; }
+td:first-child span {
+  display: block; width: max-content; max-width: min(22rem, 42vw); white-space: normal; overflow-wrap: anywhere;
+}
 .verdict { border-left: .3rem solid #2a7; padding: .2rem 1rem; font-size: 1.1rem; }
 .dont { border-color: #c52; }
 .plot { overflow-x: auto; }
 svg { min-width: 34rem; max-width: 100%; height: auto; background: #fff; border-radius: .4rem; }
-li { overflow-wrap: anywhere; }
+h1, p, li { overflow-wrap: anywhere; }
 """
 
 
@@ -80,6 +84,7 @@ def _sentence_html(sentence: str) -> str:
 
 def _table_html(rows: Sequence[Mapping[str, object]]) -> str:
     head = "".join(f"<th>{html.escape(name)}</th>" for name in rows[0])
-    lines = ("".join(f"<td>{html.escape(cell_text(value))}</td>" for value in row.values()) for row in rows)
+    cells = ([html.escape(cell_text(value)) for value in row.values()] for row in rows)
+    lines = ("".join(f"<td><span>{cell}</span></td>" for cell in row) for row in cells)
     body = "".join(f"<tr>{line}</tr>" for line in lines)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
