@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -11,12 +12,18 @@ from benchmarks.reporting.presentation import cell_text, markdown_table
 _STYLE = """
 :root { color-scheme: light dark; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-table { border-collapse: collapse; font-size: .85rem; display: block; overflow-x: auto; }
+table { border-spacing: 0; font-size: .85rem; display: block; overflow-x: auto; }
 th, td { border-bottom: 1px solid #8886; padding: .25rem .6rem; text-align: right; }
-th:first-child, td:first-child { text-align: left; }
+td { white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: Canvas; }
+td:first-child span {
+  display: block; width: max-content; max-width: min(22rem, 42vw); white-space: normal; overflow-wrap: anywhere;
+}
 .verdict { border-left: .3rem solid #2a7; padding: .2rem 1rem; font-size: 1.1rem; }
 .dont { border-color: #c52; }
-svg { max-width: 100%; height: auto; background: #fff; border-radius: .4rem; }
+.plot { overflow-x: auto; }
+svg { min-width: 34rem; max-width: 100%; height: auto; background: #fff; border-radius: .4rem; }
+h1, p, li { overflow-wrap: anywhere; }
 """
 
 
@@ -64,14 +71,20 @@ def as_html(title: str, facts: Mapping[str, str], parts: Sequence[ReportPart]) -
 
 def _part_html(part: ReportPart) -> str:
     kind = "" if part.verdict is None else f' class="verdict{"" if part.verdict else " dont"}"'
-    sentences = "".join(f"<p{kind}>{html.escape(sentence)}</p>" for sentence in part.sentences)
+    sentences = "".join(f"<p{kind}>{_sentence_html(sentence)}</p>" for sentence in part.sentences)
     tables = "".join(_table_html(rows) for rows in part.tables if rows)
-    plots = "".join(svg[svg.index("<svg") :] for svg in part.plots.values())
+    plots = "".join(f'<div class="plot">{svg[svg.index("<svg") :]}</div>' for svg in part.plots.values())
     return f"<section><h2>{html.escape(part.title)}</h2>{sentences}{tables}{plots}{part.markup}</section>"
+
+
+def _sentence_html(sentence: str) -> str:
+    """Escaped; what stands in backticks is code, as in Markdown."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(sentence))
 
 
 def _table_html(rows: Sequence[Mapping[str, object]]) -> str:
     head = "".join(f"<th>{html.escape(name)}</th>" for name in rows[0])
-    lines = ("".join(f"<td>{html.escape(cell_text(value))}</td>" for value in row.values()) for row in rows)
+    cells = ([html.escape(cell_text(value)) for value in row.values()] for row in rows)
+    lines = ("".join(f"<td><span>{cell}</span></td>" for cell in row) for row in cells)
     body = "".join(f"<tr>{line}</tr>" for line in lines)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -11,6 +11,8 @@ from paceline.predict.positions import DrafterPositions
 from paceline.predict.rounds import ExpectedRounds, ProposalShape, expected_rounds, longest_depth
 
 BINS = 10
+LABEL_CHARACTERS = 36
+"""Of a name in a legend."""
 
 
 def _svg(draw: Any, title: str, x: str, y: str, size: tuple[float, float] = (7.0, 3.8)) -> str:
@@ -26,10 +28,16 @@ def _svg(draw: Any, title: str, x: str, y: str, size: tuple[float, float] = (7.0
         axes.set_ylabel(y)
         axes.grid(alpha=0.3)
         if axes.get_legend_handles_labels()[0]:
-            axes.legend(fontsize=8)
+            axes.legend(*_short_labels(*axes.get_legend_handles_labels()), fontsize=8)
         written = io.StringIO()
         figure.savefig(written, format="svg", metadata={"Date": None})
     return written.getvalue()
+
+
+def _short_labels(handles: Sequence[Any], names: Sequence[str]) -> tuple[Sequence[Any], list[str]]:
+    """Names without their middles where a plot has no room for them."""
+    half = LABEL_CHARACTERS // 2
+    return handles, [name if len(name) <= LABEL_CHARACTERS else f"{name[:half]}…{name[-half:]}" for name in names]
 
 
 def tokens_by_length(chains: Mapping[str, Sequence[ExpectedRounds]], title: str) -> str:
@@ -53,6 +61,8 @@ def gain_by_load(gains: Mapping[str, Sequence[tuple[int, float]]], title: str) -
         for name, found in gains.items():
             axes.plot([load for load, _ in found], [gain for _, gain in found], label=name, marker="o", ms=3)
         axes.set_xscale("log", base=2)
+        loads = sorted({load for found in gains.values() for load, _ in found})
+        axes.set_xticks(loads, [str(load) for load in loads])
 
     return _svg(draw, title, "requests at once", "tokens per second over target-only, predicted")
 

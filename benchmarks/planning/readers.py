@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 
-from benchmarks.planning.wanted import PlanWanted, shown_name
+from benchmarks.planning.wanted import PlanWanted
 from draft_service.drafters.catalogue import build_catalogue
 from draft_service.drafters.interface import AnyDrafter
 from draft_service.drafters.model import ModelDrafter
@@ -17,24 +18,63 @@ from paceline.engine.loading import load_engine
 from paceline.local.step_meter import PASSES
 from paceline.models.table_names import is_table
 from paceline.models.tokenizer import Tokenizer, load_tokenizer
+from paceline.predict.reading import EnginePasses, PassSource, shown_name
+from paceline.predict.services import ServicePasses
 from paceline.protocol.errors import require
 from paceline.protocol.proposal import NGRAM
 from paceline.runtime.config import DraftConfig
 from paceline.sampling.racing import warm_up
 
+MEASURED = "measured here"
+SAID = "as the running services say"
+"""Origins of lines."""
+
 
 @dataclass(frozen=True)
 class LoadedReaders:
-    """A target, its drafters by the names that reports use, and the lines that their services would state.
+    """A target and its drafters, and the lines that their services state, or would.
 
-    The target's has no points where times are stated or modelled.
+    Attributes:
+        models: what each drafter runs, by the names that reports use.
+        target_line: no points where times are stated or modelled.
+        origin: of the lines.
+        left_out: drafters that were not read.
     """
 
-    target: Engine
+    passes: PassSource
     tokenizer: Tokenizer
-    drafters: Mapping[str, Engine]
+    models: Mapping[str, str]
     target_line: CostLine
     draft_lines: Mapping[str, CostLine]
+    origin: str = MEASURED
+    left_out: tuple[str, ...] = ()
+
+
+@contextmanager
+def opened_readers(wanted: PlanWanted) -> Iterator[LoadedReaders]:
+    """Services that run, where the plan names any, else engines that are loaded here.
+
+    Raises:
+        PacelineError: as `load_readers` or `ServicePasses`.
+        InvalidInput: a service that doesn't say what its steps take, and no line is stated in its place.
+    """
+    if wanted.services is None:
+        yield load_readers(wanted)
+        return
+    tokenizer = load_tokenizer(wanted.target, trust_remote_code=wanted.engine.trust_remote_code)
+    with ServicePasses(wanted.services, tokenizer) as passes:
+        lines = passes.draft_lines
+        for name, line in {"target": passes.target_line, **lines}.items():
+            known = line.is_known or _otherwise_known(wanted, name)
+            require(known, f"step times of {name}", "not said", "said by its service, or stated as a line")
+        yield LoadedReaders(passes, tokenizer, passes.models, passes.target_line, lines, SAID, passes.left_out)
+
+
+def _otherwise_known(wanted: PlanWanted, name: str) -> bool:
+    asked = wanted.times
+    if name == "target":
+        return asked.target_line.is_known or bool(asked.gpu)
+    return asked.stated_line(name) is not None or bool(asked.draft_gpu)
 
 
 def load_readers(wanted: PlanWanted) -> LoadedReaders:
@@ -56,9 +96,10 @@ def load_readers(wanted: PlanWanted) -> LoadedReaders:
     names = [shown_name(each) for each in wanted.drafters]
     require(len({*names, NGRAM}) == len(names) + 1, "drafter", names, f"of different names, none of them {NGRAM}")
     drafters, lines = _drafters(wanted, names)
+    models = dict(zip(names, wanted.drafters, strict=True))
     unmeasured = wanted.times.gpu or wanted.times.target_line.is_known
     line = CostLine() if unmeasured else least_line([measured_line(target) for _ in range(PASSES)])
-    return LoadedReaders(target, tokenizer, drafters, line, lines)
+    return LoadedReaders(EnginePasses(target, drafters), tokenizer, models, line, lines)
 
 
 def _drafters(wanted: PlanWanted, names: list[str]) -> tuple[dict[str, Engine], dict[str, CostLine]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -10,9 +11,10 @@ import numpy as np
 
 from benchmarks.planning.document import ReportPart, as_html, as_markdown_text
 from benchmarks.planning.plots import calibration, chains_of, gain_by_load, tokens_by_length
+from benchmarks.planning.readers import MEASURED, SAID
 from benchmarks.planning.reasoning import reasoning_parts
 from benchmarks.planning.run import PlanResult
-from benchmarks.planning.times import MEASURED, STATED
+from benchmarks.planning.times import STATED
 from benchmarks.planning.traced import RECORDED
 from benchmarks.reporting.reports import describe
 from paceline.predict.cycle import PredictedSpeed
@@ -30,7 +32,9 @@ from paceline.predict.verdict import (
 )
 
 NAME = "plan"
-KNOWN = (MEASURED, STATED, RECORDED)
+ABSENT_CELL = "absent"
+"""Of a figure that nobody told."""
+KNOWN = (MEASURED, SAID, STATED, RECORDED)
 """Origins of times that are not modelled."""
 SHOWN_SETTINGS = 8
 PLOTTED_K = 8
@@ -60,6 +64,7 @@ def plan_facts(plan: PlanResult) -> dict[str, str]:
         "target": _name(plan.wanted.target),
         "drafters": ", ".join(plan.drafters),
         "sample": _sample_words(plan),
+        **_reader_facts(plan),
         "temperatures": ", ".join(f"{each:g}" for each in plan.candidates),
         "acceptance": "coupled",
         "seed": str(sample.seed),
@@ -82,6 +87,17 @@ def _sample_words(plan: PlanResult) -> str:
     )
 
 
+def _reader_facts(plan: PlanResult) -> dict[str, str]:
+    """Who read the texts, where that was not this machine."""
+    services = plan.wanted.services
+    if services is None or not plan.texts:
+        return {}
+    facts = {"read by": f"running services: {services.words}"}
+    if plan.left_out:
+        facts["not read"] = f"{', '.join(plan.left_out)}: they read the target's features"
+    return facts
+
+
 def report_parts(plan: PlanResult) -> Iterator[ReportPart]:
     """In the order in which they are read."""
     yield ReportPart("Verdict", list(_verdict_lines(plan)), verdict=_pays(plan))
@@ -91,7 +107,8 @@ def report_parts(plan: PlanResult) -> Iterator[ReportPart]:
     yield ReportPart("Tokens a round", [_TOKENS], [list(_token_rows(plan))], _token_plots(plan))
     yield from reasoning_parts(plan.texts)
     if plan.texts:
-        yield ReportPart("What the drafters say", [_FIGURES], [list(_figure_rows(plan))], _calibration_plots(plan))
+        explained = [_FIGURES] if plan.wanted.services is None else [_FIGURES, _DRAWN]
+        yield ReportPart("What the drafters say", explained, [list(_figure_rows(plan))], _calibration_plots(plan))
     yield ReportPart("Step times", list(_time_lines(plan)), [_line_rows(plan), _checks(plan)])
     yield ReportPart("What this leaves out", _LEFT_OUT)
 
@@ -118,6 +135,11 @@ _FIGURES = (
     "Read off two teacher-forced passes. First, 2, 4: chance that the target's token is the drafter's first choice, "
     "or among its first, under shared noise. Overlap is 1 - TV, KL is of the target from the draft, both and the "
     "entropies in nats at the temperature (at 0: at 1); the last column is the expected calibration error."
+)
+_DRAWN = (
+    "The texts were read by running services, which say draws and ranks and no whole distributions. A rank is that "
+    "of the one draw that text and noise have, not averaged over noise (the same at temperature 0); what would need "
+    f"distributions is {ABSENT_CELL}."
 )
 _LEFT_OUT = (
     "Prompts: the time to the first token, and prefills of other requests in a step.",
@@ -224,7 +246,7 @@ def _token_rows(plan: PlanResult) -> Iterator[dict[str, object]]:
 def _figure_rows(plan: PlanResult) -> Iterator[dict[str, object]]:
     for temperature, candidates in plan.candidates.items():
         target = [text.target.entropies for text in plan.texts if text.temperature == temperature]
-        entropy = float(np.concatenate(target).mean())
+        entropy = _told(float(np.concatenate(target).mean()))
         for drafter, positions in candidates.positions.items():
             reach = np.concatenate([each.reach[:, 0] for each in positions])
             yield {
@@ -233,12 +255,16 @@ def _figure_rows(plan: PlanResult) -> Iterator[dict[str, object]]:
                 "positions": len(reach),
                 "says something": _share(positions),
                 **{f"first {rank}" if rank > 1 else "first": float(reach[:, rank - 1].mean()) for rank in (1, 2, 4)},
-                "overlap": _mean(positions, "overlaps"),
-                "KL": _mean(positions, "divergences"),
-                "H(draft)": _mean(positions, "entropies"),
+                "overlap": _told(_mean(positions, "overlaps")),
+                "KL": _told(_mean(positions, "divergences")),
+                "H(draft)": _told(_mean(positions, "entropies")),
                 "H(target)": entropy,
                 "ECE": float(np.mean([each.calibration for each in positions])),
             }
+
+
+def _told(figure: float) -> float | str:
+    return ABSENT_CELL if math.isnan(figure) else figure
 
 
 def _share(positions: Sequence[DrafterPositions]) -> float:
@@ -257,7 +283,9 @@ def _line_rows(plan: PlanResult) -> list[dict[str, object]]:
     lines = {"target": plan.times.target, **plan.times.drafts}
     found: list[dict[str, object]] = []
     for name, line in lines.items():
-        found.append({"step": name, **{f"{count} rows": f"{line.ms(count):.2f}" for count in rows}})
+        found.append(
+            {"step": name, **{f"{count} row" + "s" * (count > 1): f"{line.ms(count):.2f}" for count in rows}}
+        )
     return found
 
 

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from benchmarks.planning.readers import LoadedReaders, load_readers
+from benchmarks.planning.readers import LoadedReaders, opened_readers
 from benchmarks.planning.times import step_times
 from benchmarks.planning.traced import is_trace, traced_candidates, traced_times
-from benchmarks.planning.wanted import PlanWanted, TimesWanted, shown_name
+from benchmarks.planning.wanted import PlanWanted, TimesWanted
 from benchmarks.reporting.progress import Advance, progress_bar
 from benchmarks.simulator.trace import read_trace
 from paceline.predict.cycle import StepTimes
 from paceline.predict.kept import KeptPositions
 from paceline.predict.positions import TextPositions
-from paceline.predict.reading import read_texts
+from paceline.predict.reading import read_texts, shown_name
 from paceline.predict.rounds import positions_of
 from paceline.predict.sample import read_sample, texts_at
 from paceline.predict.verdict import Candidates, PlanVerdict, TurningPoints, turning_points, verdict_of
@@ -37,6 +37,7 @@ class PlanResult:
         candidates: by temperature.
         verdicts, turns: by temperature, then by load.
         texts: read, at all temperatures; none of a trace.
+        left_out: drafters of running services that they can't be asked about.
     """
 
     wanted: PlanWanted
@@ -45,6 +46,7 @@ class PlanResult:
     verdicts: Mapping[float, Mapping[int, PlanVerdict]]
     turns: Mapping[float, TurningPoints]
     texts: Sequence[TextPositions] = ()
+    left_out: tuple[str, ...] = ()
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -60,16 +62,16 @@ def make_plan(wanted: PlanWanted, console: Console) -> PlanResult:
     """
     if is_trace(wanted.sample.file):
         return plan_of_trace(wanted)
-    readers = load_readers(wanted)
-    times = step_times(wanted, readers)
-    texts = read_all(wanted, readers, console)
+    with opened_readers(wanted) as readers:
+        times = step_times(wanted, readers)
+        texts = read_all(wanted, readers, console)
     candidates = {
         temperature: Candidates(
             {name: positions_of(texts, name, temperature) for name in texts[0].drafters}, wanted.shapes
         )
         for temperature in wanted.sample.temperatures
     }
-    return compared(wanted, candidates, times, texts)
+    return compared(wanted, candidates, times, texts, readers.left_out)
 
 
 def plan_of_trace(wanted: PlanWanted) -> PlanResult:
@@ -90,18 +92,18 @@ def plan_of_trace(wanted: PlanWanted) -> PlanResult:
 
 def read_all(wanted: PlanWanted, readers: LoadedReaders, console: Console) -> list[TextPositions]:
     """The sample at every temperature, as far as it is not kept already."""
-    data = read_sample(wanted.sample, readers.tokenizer, readers.target.info.max_length)
-    kept = KeptPositions(wanted.work / "positions", sample_facts(wanted, readers, data))
+    data = read_sample(wanted.sample, readers.tokenizer, readers.passes.max_length)
+    kept = KeptPositions(wanted.work / readers.passes.folder, sample_facts(wanted, readers, data))
     found: list[TextPositions] = []
     for temperature in wanted.sample.temperatures:
         most = len(data.prompts) * (wanted.sample.answer_tokens + 1)  # each end is told, too
         with progress_bar(console, ANSWER_BAR, max(1, most)) as advance:
             report = _TotalsBar(advance, f"{ANSWER_BAR} at temperature {temperature:g}")
-            texts = texts_at(wanted.sample, temperature, data, readers.target, readers.tokenizer, wanted.work, report)
+            texts = texts_at(wanted.sample, temperature, data, readers.passes, readers.tokenizer, wanted.work, report)
         limit = f"1 or more with a token of an answer, at temperature {temperature:g}"
         require(bool(texts), "sample texts", len(texts), limit)
         with progress_bar(console, READ_BAR, len(texts)) as advance:
-            found += read_texts(readers.target, readers.drafters, texts, kept, advance)
+            found += read_texts(readers.passes, texts, kept, advance)
     return found
 
 
@@ -109,7 +111,7 @@ def sample_facts(wanted: PlanWanted, readers: LoadedReaders, data: UserData) -> 
     """What all kept positions depend on."""
     rows = [row.token_ids.tolist() + row.roles.tolist() for row in data.rows]
     digest = hashlib.sha256(json.dumps([data.prompts, rows]).encode()).hexdigest()
-    fingerprint = readers.target.info.fingerprint
+    fingerprint = readers.passes.fingerprint
     return {
         "target": fingerprint.model,
         "numeric": fingerprint.numeric,
@@ -124,6 +126,7 @@ def compared(
     candidates: Mapping[float, Candidates],
     times: StepTimes,
     texts: Sequence[TextPositions] = (),
+    left_out: tuple[str, ...] = (),
 ) -> PlanResult:
     """Every setting at every temperature and load."""
     verdicts = {
@@ -131,7 +134,7 @@ def compared(
         for temperature, found in candidates.items()
     }
     turns = {temperature: turning_points(found, times, wanted.loads[0]) for temperature, found in candidates.items()}
-    return PlanResult(wanted, times, candidates, verdicts, turns, texts)
+    return PlanResult(wanted, times, candidates, verdicts, turns, texts, left_out)
 
 
 class _TotalsBar:

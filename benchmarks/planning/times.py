@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.planning.readers import LoadedReaders
@@ -15,7 +14,6 @@ from paceline.predict.roofline import ModelPlace, ModelSize
 from paceline.protocol.errors import require
 from paceline.protocol.given_files import read_json
 
-MEASURED = "measured here"
 STATED = "stated"
 TARGET_STEP = "target step"
 
@@ -31,8 +29,8 @@ def step_times(wanted: PlanWanted, readers: LoadedReaders) -> StepTimes:
     target, session_ms, origin = _target(wanted, readers)
     origins = {TARGET_STEP: origin}
     drafts: dict[str, CostLine] = {}
-    for model, name in zip(wanted.drafters, readers.drafters, strict=True):
-        drafts[name], origins[f"{name} step"] = _draft(wanted, model, name, readers.draft_lines)
+    for name, model in readers.models.items():
+        drafts[name], origins[f"{name} step"] = _draft(wanted, model, name, readers)
     return StepTimes(
         target,
         drafts,
@@ -50,20 +48,20 @@ def _target(wanted: PlanWanted, readers: LoadedReaders) -> tuple[CostLine, float
     if asked.target_line.is_known:
         return asked.target_line, 0.0, STATED
     if not asked.gpu:
-        return readers.target_line, 0.0, MEASURED
+        return readers.target_line, 0.0, readers.origin
     size = size_named("target_size", asked.target_size or wanted.target)
     place = ModelPlace(size, asked.gpu, asked.tensor_parallel, asked.weights)
     place.check_fits()
     return _without_context(place), place.kv_ms(asked.context), _modelled(place, asked.target_size, asked)
 
 
-def _draft(wanted: PlanWanted, model: str, name: str, measured: Mapping[str, CostLine]) -> tuple[CostLine, str]:
+def _draft(wanted: PlanWanted, model: str, name: str, readers: LoadedReaders) -> tuple[CostLine, str]:
     asked = wanted.times
     stated = asked.stated_line(name)
     if stated is not None:
         return stated, STATED
     if not asked.draft_gpu:
-        return measured[name], MEASURED
+        return readers.draft_lines[name], readers.origin
     size = size_named("draft_size", asked.draft_size or resolve_draft(model, wanted.target))
     place = ModelPlace(size, asked.draft_gpu)
     place.check_fits()

@@ -12,6 +12,7 @@ from paceline.predict.cycle import LOCAL_TRIP_MS
 from paceline.predict.prices import Prices
 from paceline.predict.rounds import ProposalShape
 from paceline.predict.sample import SampleWanted
+from paceline.predict.services import ServicesWanted
 from paceline.protocol.errors import InvalidInput, require
 from paceline.protocol.proposal import AUTO, NGRAM
 from paceline.runtime.config import EngineSettings
@@ -71,6 +72,7 @@ class PlanWanted:
         out: folder of the report, with the passes' work beside it.
         loads: requests at once, of one target.
         resume: whether to go on with earlier work in the folder.
+        services: who reads the sample, with its drafters; None: this machine does.
     """
 
     target: str
@@ -83,6 +85,7 @@ class PlanWanted:
     prices: Prices = field(default_factory=Prices)
     resume: bool = False
     engine: EngineSettings = field(default_factory=EngineSettings)
+    services: ServicesWanted | None = None
 
     def __post_init__(self) -> None:
         require(any(shape.depth for shape in self.shapes), "k", [each.name for each in self.shapes], "one above 0")
@@ -116,8 +119,3 @@ def drafters_named(names: list[str], target: str) -> tuple[str, ...]:
         elif name != NGRAM:
             models.append(rest if kind == MODEL and colon else name)
     return tuple(models)
-
-
-def shown_name(model: str) -> str:
-    """A drafter's name without the folders of this machine."""
-    return model.rstrip("/").rpartition("/")[2] or model

@@ -67,9 +67,9 @@ def predict_grid(wanted: GridWanted, advance: Advance) -> tuple[Predictions, Ste
             data = _prompts_of(prompts, readers.tokenizer, wanted.repeats if temperature > 0 else 1)
             folder = wanted.plan.work / kind / f"{temperature:g}"
             kept = KeptPositions(folder / "positions", sample_facts(wanted.plan, readers, data))
-            texts = texts_at(wanted.plan.sample, temperature, data, readers.target, readers.tokenizer, folder)
-            read = read_texts(readers.target, readers.drafters, texts, kept)
-            names = (NGRAM, *readers.drafters)
+            texts = texts_at(wanted.plan.sample, temperature, data, readers.passes, readers.tokenizer, folder)
+            read = read_texts(readers.passes, texts, kept)
+            names = (NGRAM, *readers.models)
             positions = {name: positions_of(read, name, temperature) for name in names}
             found[kind, temperature] = Candidates(positions, wanted.plan.shapes)
             advance(f"{kind} at temperature {temperature:g} is read")

@@ -18,7 +18,7 @@ from paceline.predict.branching import row_of
 from paceline.predict.kept import KeptPositions
 from paceline.predict.passes import SampleText
 from paceline.predict.positions import TextPositions
-from paceline.predict.reading import read_texts
+from paceline.predict.reading import EnginePasses, read_texts
 from paceline.predict.sample import SampleWanted, texts_at
 from paceline.protocol.errors import require
 from paceline.protocol.sampling import NoiseKey
@@ -84,7 +84,7 @@ def read_study(
     """Have the target answer, and all read; what `folder` has is not done again."""
     labels, prompts = _prompts(wanted, tokenizer)
     sample = SampleWanted(folder, (temperature,), len(prompts), wanted.answer_tokens, wanted.seed)
-    written = texts_at(sample, temperature, UserData((), prompts), target, tokenizer, folder)
+    written = texts_at(sample, temperature, UserData((), prompts), EnginePasses(target, {}), tokenizer, folder)
     require(len(written) == len(prompts), "answers", len(written), f"{len(prompts)}, none of them empty")
     facts = {
         "target": target.info.fingerprint.model,
@@ -94,9 +94,9 @@ def read_study(
         "seed": wanted.seed,
     }
     kept = {part: KeptPositions(folder / part, facts) for part in ("answers", "prompts")}
-    answers = read_texts(target, disturbed_drafters(draft), written, kept["answers"], advance)
+    answers = read_texts(EnginePasses(target, disturbed_drafters(draft)), written, kept["answers"], advance)
     asked = [_as_text(prompt, temperature, wanted.seed, number) for number, prompt in enumerate(prompts)]
-    read = read_texts(target, {AS_IT_IS: draft}, asked, kept["prompts"], advance)
+    read = read_texts(EnginePasses(target, {AS_IT_IS: draft}), asked, kept["prompts"], advance)
     kinds = TextKinds(tokenizer)
     return [
         StudiedText(*label, answer, prompt, *_cells(kinds, answer), _own_cells(kinds, prompt))

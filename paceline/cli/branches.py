@@ -44,10 +44,11 @@ def branches(
     from benchmarks.planning.readers import load_readers
     from benchmarks.planning.run import read_all
     from benchmarks.planning.traced import require_texts
-    from benchmarks.planning.wanted import PlanWanted, drafters_named, shown_name
+    from benchmarks.planning.wanted import PlanWanted, drafters_named
     from benchmarks.reporting.presentation import markdown_table
     from benchmarks.reporting.reports import describe
     from paceline.predict.branching import branching
+    from paceline.predict.reading import shown_name
     from paceline.predict.sample import SampleWanted
     from paceline.train.text_kinds import TextKinds
 
@@ -62,7 +63,7 @@ def branches(
     )
     readers = load_readers(wanted)
     read = read_all(wanted, readers, Console(stderr=True, soft_wrap=True))
-    (name,) = readers.drafters
+    (name,) = readers.models
     found = branching(read, name, TextKinds(readers.tokenizer))
     facts = {
         "target": shown_name(target),

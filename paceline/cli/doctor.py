@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import metadata
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import grpc
@@ -19,7 +18,17 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from rich.console import Console
 
 from paceline.cli.app import EXIT_ERROR, app
-from paceline.cli.support import ApiKeyFile, TlsCa, TlsCertificate, TlsKey, example, has_engine, read_api_key
+from paceline.cli.support import (
+    ApiKeyFile,
+    ShownTls,
+    TlsCa,
+    TlsCertificate,
+    TlsKey,
+    TlsRoles,
+    example,
+    has_engine,
+    read_api_key,
+)
 from paceline.client import DEFAULT_ADDRESS, Client
 from paceline.models.pullable import PULLABLE
 from paceline.models.resolve import is_pulled, model_home
@@ -60,21 +69,8 @@ class Addresses:
     draft: str | None = DEFAULT_DRAFT
     target: str = DEFAULT_TARGET
     timeout_s: float = 3.0
-    tls_ca: Path | None = None
-    tls_certificate: Path | None = None
-    tls_key: Path | None = None
-    tls_roles: bool = True
+    tls: ShownTls = field(default_factory=ShownTls)
     api_key: str | None = field(default=None, repr=False)
-
-    def peer(self, role: PeerRole, address: str) -> PeerSettings:
-        """How to reach one of them: where a certificate is shown, by the name of its role, if roles are in use."""
-        return PeerSettings(
-            address=address,
-            tls_ca=self.tls_ca,
-            tls_certificate=self.tls_certificate,
-            tls_key=self.tls_key,
-            server_name=role.server_name if self.tls_certificate is not None and self.tls_roles else None,
-        )
 
 
 @app.command(epilog=example("paceline doctor", f"paceline doctor --coordinator {DEFAULT_ADDRESS} --draft none"))
@@ -85,9 +81,7 @@ def doctor(
     tls_ca: TlsCa = None,
     tls_certificate: TlsCertificate = None,
     tls_key: TlsKey = None,
-    tls_roles: Annotated[
-        bool, typer.Option(help="Where a certificate is shown: whether the services' name roles, or hosts.")
-    ] = True,
+    tls_roles: TlsRoles = True,
     api_key_file: ApiKeyFile = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for each answer.")] = 3.0,
 ) -> None:
@@ -96,7 +90,8 @@ def doctor(
     marks = {True: "[green]ok[/green]  ", False: "[red]BAD[/red] ", None: "    "}
     well = True
     asked, key = None if draft == NONE else draft, read_api_key(api_key_file)
-    addresses = Addresses(coordinator, asked, target, timeout, tls_ca, tls_certificate, tls_key, tls_roles, key)
+    tls = ShownTls(tls_ca, tls_certificate, tls_key, tls_roles)
+    addresses = Addresses(coordinator, asked, target, timeout, tls, key)
     for finding in examine(addresses):
         well &= finding.ok is not False
         console.print(f"{marks[finding.ok]} [bold]{finding.subject:<22}[/bold]", end="")
@@ -173,7 +168,7 @@ def _worker(
     if not health[0].ok:
         return
     try:
-        status = service_status(name, addresses.peer(PeerRole(name), address), addresses.timeout_s)
+        status = service_status(name, addresses.tls.peer(PeerRole(name), address), addresses.timeout_s)
     except grpc.RpcError as error:
         yield Finding(f"{name} status", from_rpc_error(error).message, ok=False)
         return
@@ -181,7 +176,7 @@ def _worker(
     model, resident_mib = status.fingerprint.model or "no model", status.resident_bytes >> 20
     rows = f"{status.kv_rows} of {status.max_kv_rows} KV rows"
     yield Finding(f"{name} status", f"{model}, {status.sessions} sessions, {rows}, {resident_mib} MiB resident")
-    yield from _steps(name, addresses.peer(PeerRole(name), address), addresses.timeout_s)
+    yield from _steps(name, addresses.tls.peer(PeerRole(name), address), addresses.timeout_s)
 
 
 def _steps(name: Literal["target", "draft"], peer: PeerSettings, timeout_s: float) -> Iterator[Finding]:
@@ -200,7 +195,7 @@ def _steps(name: Literal["target", "draft"], peer: PeerSettings, timeout_s: floa
 
 
 def _health(name: str, addresses: Addresses, address: str) -> list[Finding]:
-    with open_sync_channel(addresses.peer(PeerRole(name), address)) as channel:
+    with open_sync_channel(addresses.tls.peer(PeerRole(name), address)) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         check = partial(stub.Check, health_pb2.HealthCheckRequest(), timeout=addresses.timeout_s)
         try:
@@ -227,7 +222,7 @@ def _coordinator(addresses: Addresses) -> Iterator[Finding]:
     if not health[0].ok:
         return
     try:
-        peer, timeout_s = addresses.peer(PeerRole.COORDINATOR, addresses.coordinator), addresses.timeout_s
+        peer, timeout_s = addresses.tls.peer(PeerRole.COORDINATOR, addresses.coordinator), addresses.timeout_s
         with Client(peer, timeout_s=timeout_s, api_key=addresses.api_key) as client:
             models = client.describe_models()
     except PacelineError as error:

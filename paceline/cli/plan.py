@@ -9,19 +9,31 @@ import typer
 from rich.console import Console
 
 from paceline.cli.app import app
-from paceline.cli.support import example, listed, need_benchmarks
+from paceline.cli.support import (
+    ShownTls,
+    TlsCa,
+    TlsCertificate,
+    TlsKey,
+    TlsRoles,
+    example,
+    listed,
+    need_benchmarks,
+)
 from paceline.protocol.errors import InvalidInput, require
 from paceline.runtime.config import DEFAULT_MODEL, EngineSettings, load_config
 from paceline.runtime.options import takes_settings
+from paceline.runtime.roles import PeerRole
 
 if TYPE_CHECKING:
     from paceline.costs.cost_line import CostLine
+    from paceline.predict.services import ServicesWanted
 
 EPILOG = example(
     "paceline plan smollm2-135m --sample prompts.jsonl",
     "paceline plan qwen2.5-coder-1.5b --drafter qwen2.5-coder-0.5b --drafter smollm2-135m --sample logs.jsonl",
     "paceline plan TARGET --drafter NAME --sample logs.jsonl --gpu h100 --tp 4 --draft-gpu l4 --traffic 5000 "
     "--target-price 40 --draft-price 0.8",
+    "paceline plan smollm2-135m --sample prompts.jsonl --target-url HOST:PORT --draft-url HOST:PORT",
 )
 
 
@@ -39,6 +51,16 @@ def plan(
         list[str] | None,
         typer.Option(help="A draft: NAME, folder, default, mtp; repeatable.", show_default="what auto serves"),
     ] = None,
+    target_url: Annotated[
+        str, typer.Option(help="HOST:PORT of a running target that reads the texts.", show_default="this machine")
+    ] = "",
+    draft_url: Annotated[
+        list[str] | None, typer.Option(help="HOST:PORT of its draft service; repeatable.", show_default="none")
+    ] = None,
+    tls_ca: TlsCa = None,
+    tls_certificate: TlsCertificate = None,
+    tls_key: TlsKey = None,
+    tls_roles: TlsRoles = True,
     out: Annotated[Path, typer.Option(help="Folder of the report and of the work behind it.")] = Path("plan"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the folder's work.")] = False,
     temperature: Annotated[str, typer.Option(help="Temperatures, with commas between.")] = "0,0.8",
@@ -84,11 +106,13 @@ def plan(
     from paceline.predict.rounds import ProposalShape
     from paceline.predict.sample import SampleWanted
 
+    tls = ShownTls(tls_ca, tls_certificate, tls_key, tls_roles)
+    services = _services(target_url, draft_url or [], drafter or [], tls)
     wanted = PlanWanted(
         target=target,
         sample=SampleWanted(sample, _numbers("temperature", temperature), texts, answer_tokens, seed),
         out=out,
-        drafters=drafters_named(drafter or [], target),
+        drafters=() if services else drafters_named(drafter or [], target),
         shapes=tuple(ProposalShape.parse(each) for each in listed(k)),
         loads=_whole_numbers("sessions", sessions),
         times=TimesWanted(
@@ -108,12 +132,27 @@ def plan(
         prices=Prices(target_price, draft_price, traffic, target_gpus=tp),
         resume=resume,
         engine=engine,
+        services=services,
     )
     made = make_plan(wanted, Console(stderr=True, soft_wrap=True))
     page = write_plan(made)
     for line in console_lines(made):
         typer.echo(line)
     typer.echo(f"written: {page} and {page.with_suffix('.md').name} beside it")
+
+
+def _services(target: str, drafts: list[str], drafters: list[str], tls: ShownTls) -> ServicesWanted | None:
+    """The running services that read the texts; None: this machine does."""
+    from paceline.predict.services import ServicesWanted
+
+    if not target:
+        limit = "left out without --target-url"
+        require(not drafts, "draft_url", drafts, limit)
+        require(tls == ShownTls(), "tls", "given", limit)
+        return None
+    return ServicesWanted(
+        tls.peer(PeerRole.TARGET, target), tuple(tls.peer(PeerRole.DRAFT, each) for each in drafts), tuple(drafters)
+    )
 
 
 def _numbers(field: str, text: str) -> tuple[float, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import util
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +15,8 @@ import typer
 from paceline.protocol.errors import InvalidInput, PacelineError, require
 from paceline.protocol.given_files import read_text
 from paceline.protocol.records import RoundRecord
+from paceline.runtime.config import PeerSettings
+from paceline.runtime.roles import PeerRole
 from paceline.timeline.chrome import chrome_trace
 
 API_KEY_VARIABLE = "PACELINE_API_KEY"
@@ -27,12 +30,35 @@ TlsCa = Annotated[Path | None, typer.Option(help="Trust this CA and use TLS.", s
 TlsCertificate = Annotated[
     Path | None, typer.Option(help="PEM certificate to show, where the services demand one.", show_default="none")
 ]
+TlsRoles = Annotated[
+    bool, typer.Option(help="Where a certificate is shown: whether the services' name roles, or hosts.")
+]
 TlsKey = Annotated[Path | None, typer.Option(help="PEM key of the certificate.", show_default="none")]
 
 
 def example(*commands: str) -> str:
     """A help page's last lines."""
     return "\n\n".join(["[bold]Example:[/bold]", *(f"[cyan]{command}[/cyan]" for command in commands)])
+
+
+@dataclass(frozen=True)
+class ShownTls:
+    """How services are reached over TLS, and what is shown to them; `roles`: their certificates name roles."""
+
+    ca: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+    roles: bool = True
+
+    def peer(self, role: PeerRole, address: str) -> PeerSettings:
+        """How to reach one of them: where a certificate is shown, by the name of its role, if roles are in use."""
+        return PeerSettings(
+            address=address,
+            tls_ca=self.ca,
+            tls_certificate=self.certificate,
+            tls_key=self.key,
+            server_name=role.server_name if self.certificate is not None and self.roles else None,
+        )
 
 
 def read_api_key(file: Path | None) -> str | None:

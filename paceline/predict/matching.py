@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.engine.interface import Logits
-from paceline.predict.figures import LEAST_Q, RANKS
-from paceline.predict.passes import SampleText, shown
-from paceline.predict.positions import DrafterPositions, TargetPositions
+from paceline.predict.figures import LEAST_Q, RANKS, Chances
+from paceline.predict.passes import SampleText
+from paceline.predict.positions import ABSENT, DrafterPositions, TargetPositions
 from paceline.sampling.match import Match
 from paceline.sampling.suffix import SuffixAutomaton
 
@@ -16,7 +17,9 @@ MATCH_DEPTHS = 32
 """Tokens of a match that are followed; a longer proposal is right to its end only in copied passages."""
 
 
-def match_positions(text: SampleText, target: TargetPositions, logits: Logits) -> DrafterPositions:
+def match_positions(
+    text: SampleText, target: TargetPositions, p_of: Callable[[int], Chances] | None
+) -> DrafterPositions:
     """The match before each position, and how far the target's draws go on with it.
 
     A match is certain of its one continuation: q is 1 there. Where there is none, `offered` and all figures are 0.
@@ -24,7 +27,7 @@ def match_positions(text: SampleText, target: TargetPositions, logits: Logits) -
     Args:
         text: searched up to each position.
         target: of the same text.
-        logits: [n, V] of the target before each position.
+        p_of: the target's distribution at a position, as it is shown; None: not known, and what needs it is absent.
     """
     count = target.places.size
     reach = np.zeros((count, MATCH_DEPTHS, RANKS))
@@ -39,12 +42,17 @@ def match_positions(text: SampleText, target: TargetPositions, logits: Logits) -
         right = following[: expected.size] == expected
         depths = np.arange(right.size)
         reach[place + depths, depths] = right[:, None]
-        p, guess = shown(logits[place], text.params), int(following[0])
+        guess = int(following[0])
         offered[place], ranks[place], choices[place] = following.size, right[0], guess
-        positive = p[p > 0]
-        divergence = float((positive * np.log(positive)).sum()) - (1 - p[guess]) * np.log(LEAST_Q)
-        figures[:, place] = match.score(), right[0], p[guess], divergence, 0.0
+        agreement = (ABSENT, ABSENT) if p_of is None else _agreement(p_of(place), guess)
+        figures[:, place] = match.score(), right[0], *agreement, 0.0
     return DrafterPositions(reach, offered, ranks, choices, choices.copy(), *figures)
+
+
+def _agreement(p: Chances, guess: int) -> tuple[float, float]:
+    """Overlap and KL of a distribution with certainty."""
+    positive = p[p > 0]
+    return float(p[guess]), float((positive * np.log(positive)).sum() - (1 - p[guess]) * np.log(LEAST_Q))
 
 
 def _matches(tokens: NDArray[np.int32], places: NDArray[np.int32]) -> list[Match | None]:

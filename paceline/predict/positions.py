@@ -4,7 +4,8 @@ A position is a token of the target's answer, in the text's order. Its token is 
 that the target wrote it is the text's token, in others what the target would have said in its place.
 
 Probabilities, entropies, KL and overlap are of the processed distributions at the temperature; at temperature 0,
-where those are single points, of the distributions at temperature 1, as a draft's confidence is.
+where those are single points, of the distributions at temperature 1, as a draft's confidence is. What nobody tells
+is `ABSENT`: services tell no whole distributions.
 """
 
 from __future__ import annotations
@@ -93,6 +94,8 @@ class DrafterPositions:
         return calibration_error(self.confidence[said], self.accepted[said])
 
 
+ABSENT = float("nan")
+"""A figure that is not known, and that nobody guesses."""
 ENDLESS = 1 << 16
 """`offered` of a drafter that always has a next token."""
 

@@ -9,14 +9,14 @@ from typing import TypeVar
 
 import numpy as np
 
-from paceline.engine.interface import Engine
 from paceline.models.tokenizer import Tokenizer
 from paceline.predict.passes import SampleText
+from paceline.predict.reading import PassSource
 from paceline.protocol.errors import require
 from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.train.corpus import Role, Row, TokenIds
 from paceline.train.user_data import UserData, read_data
-from paceline.train.writing import GenerationRecipe, Writer, self_generate
+from paceline.train.writing import GenerationRecipe, self_generate
 
 MOST_TEXTS = 1 << 16
 ANSWERED_AT_ONCE = 16
@@ -74,7 +74,7 @@ def texts_at(
     wanted: SampleWanted,
     temperature: float,
     data: UserData,
-    target: Engine,
+    source: PassSource,
     tokenizer: Tokenizer,
     folder: Path,
     report: Callable[[int], None] | None = None,
@@ -87,7 +87,7 @@ def texts_at(
     Raises:
         InvalidInput: the folder has answers to other prompts, or of another target.
     """
-    rows = _answers(wanted, temperature, data.prompts, target, tokenizer, folder, report) if data.prompts else []
+    rows = _answers(wanted, temperature, data.prompts, source, tokenizer, folder, report) if data.prompts else []
     own = [SampleText(row, NoiseKey(wanted.seed, number), own=True) for number, row in enumerate(rows)]
     finished = [
         SampleText(Row(row.token_ids, row.roles, temperature), NoiseKey(wanted.seed, len(rows) + number), own=False)
@@ -100,22 +100,22 @@ def _answers(
     wanted: SampleWanted,
     temperature: float,
     prompts: tuple[TokenIds, ...],
-    target: Engine,
+    source: PassSource,
     tokenizer: Tokenizer,
     folder: Path,
     report: Callable[[int], None] | None,
 ) -> list[Row]:
-    longest = min(max(map(len, prompts)) + wanted.answer_tokens, target.info.max_length)
+    longest = min(max(map(len, prompts)) + wanted.answer_tokens, source.max_length)
     recipe = GenerationRecipe(
         seed=wanted.seed,
         max_length=max(8, longest),
         shard_rows=ANSWERS_KEPT,
-        batch_rows=max(1, min(ANSWERED_AT_ONCE, target.info.max_kv_rows // longest)),
+        batch_rows=ANSWERED_AT_ONCE,
         temperature_mix=((temperature, 1.0),),
     )
-    writer = Writer(target, tokenizer, recipe, prompts)
+    author = source.author(tokenizer, recipe, prompts)
     answers = folder / f"answers-{temperature:g}"
-    rows = self_generate(writer, answers, _EVERY_TOKEN, target.info.fingerprint.model, report)
+    rows = self_generate(author, answers, _EVERY_TOKEN, source.fingerprint.model, report)
     return [_cut(row, wanted.answer_tokens) for row in rows]
 
 

@@ -322,8 +322,9 @@ class PeerLink(Generic[Command, Event]):
         writer.close()
         self._up.clear()
         self.last_error = error
-        logger.warning(
-            "link down: peer=%s address=%s reason=%s error=%s", self.name, self.address, error.reason, error
+        level = logging.INFO if self._runner is None else logging.WARNING  # closed by its owner, or lost
+        logger.log(
+            level, "link down: peer=%s address=%s reason=%s error=%s", self.name, self.address, error.reason, error
         )
         _call_back(self.on_down, self._lost(error))
         _call_back(self.on_change)

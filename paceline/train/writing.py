@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -133,9 +133,28 @@ class _Writing:
         return Row(tokens, mark_thinking(tokens, roles, tokenizer), self.temperature)
 
 
+class Author(Protocol):
+    """A target that writes rows by number: row i answers prompt i."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The target's."""
+
+    @property
+    def recipe(self) -> GenerationRecipe:
+        """What decides its text."""
+
+    @property
+    def prompts(self) -> tuple[TokenIds, ...]:
+        """Those that are answered; none: the target asks, too."""
+
+    def write(self, rows: range) -> Iterator[tuple[int, Row | None]]:
+        """Write rows at once, yielding (row, None) a token and (row, text) when one ends."""
+
+
 @dataclass(frozen=True)
 class Writer:
-    """The target as an author: writes rows by number."""
+    """The target as an author, on an engine of ours."""
 
     engine: Engine
     tokenizer: Tokenizer
@@ -144,7 +163,7 @@ class Writer:
     """Row i answers prompt i; none: the target asks, too."""
 
     def write(self, rows: range) -> Iterator[tuple[int, Row | None]]:
-        """Write rows in one running batch, yielding (row, None) a token and (row, text) when one ends."""
+        """As `Author`, in one running batch."""
         frame = ChatFrame((), ()) if self.prompts else ChatFrame.of(self.tokenizer)
         prompts = self.prompts
         waiting = [_Writing(i, self.recipe, frame, prompts[i] if prompts else None) for i in rows]
@@ -180,7 +199,7 @@ class Writer:
             yield writing.index, None
 
 
-def self_generate(writer: Writer, folder: Path, tokens: int, target: str, report: Report | None = None) -> list[Row]:
+def self_generate(writer: Author, folder: Path, tokens: int, target: str, report: Report | None = None) -> list[Row]:
     """Write shards until `tokens` learned tokens are there (or every prompt is answered).
 
     Args:
@@ -212,7 +231,7 @@ def self_generate(writer: Writer, folder: Path, tokens: int, target: str, report
     return rows
 
 
-def _write_shard(writer: Writer, numbers: range, file: Path, report: Report, before: int) -> None:
+def _write_shard(writer: Author, numbers: range, file: Path, report: Report, before: int) -> None:
     rows: dict[int, Row] = {}
     for written, (index, row) in enumerate(writer.write(numbers)):
         if row is not None:
@@ -222,7 +241,7 @@ def _write_shard(writer: Writer, numbers: range, file: Path, report: Report, bef
     save_shard(file, [rows[index] for index in numbers], vocab_size, seed=seed, first_row=numbers.start)
 
 
-def _check_recipe(file: Path, writer: Writer, target: str) -> None:
+def _check_recipe(file: Path, writer: Author, target: str) -> None:
     prompts = hashlib.sha256(json.dumps(writer.prompts).encode()).hexdigest() if writer.prompts else None
     wanted: dict[str, Any] = json.loads(
         json.dumps({**asdict(writer.recipe), "target": target, "prompts_sha256": prompts})

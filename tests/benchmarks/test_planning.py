@@ -15,11 +15,12 @@ from benchmarks.planning.document import ReportPart, as_html, as_markdown_text
 from benchmarks.planning.readers import least_line
 from benchmarks.planning.times import size_named
 from benchmarks.planning.traced import traced_draft, traced_matches
-from benchmarks.planning.wanted import PlanWanted, TimesWanted, drafters_named, shown_name
+from benchmarks.planning.wanted import PlanWanted, TimesWanted, drafters_named
 from benchmarks.simulator.trace import Trace, TracedRequest, TracedSetting, write_trace
 from paceline.cli.main import app
 from paceline.costs.cost_line import CostLine
 from paceline.predict.published import SIZES
+from paceline.predict.reading import shown_name
 from paceline.predict.rounds import ProposalShape, expected_rounds
 from paceline.predict.sample import SampleWanted
 from paceline.protocol.errors import InvalidInput

@@ -18,7 +18,7 @@ from paceline.engine.table.engine import load_table
 from paceline.models.tokenizer import load_tokenizer
 from paceline.predict.cycle import StepTimes
 from paceline.predict.kept import KeptPositions
-from paceline.predict.reading import read_texts
+from paceline.predict.reading import EnginePasses, read_texts
 from paceline.predict.rounds import ProposalShape, expected_rounds
 from paceline.predict.sample import SampleWanted, texts_at
 from paceline.protocol.generation import ChatMessage
@@ -112,8 +112,10 @@ def test_predicted_ranks_name_every_round_that_is_served(tmp_path: Path, tempera
     tokenizer = load_tokenizer(target)
     data = UserData((), (tokenizer.render_chat(prompt.chats[0]),))
     wanted = SampleWanted(tmp_path, (temperature,), answer_tokens=tokens, seed=7)
-    texts = texts_at(wanted, temperature, data, load_table(target), tokenizer, tmp_path / "work")
-    read = read_texts(load_table(target), {"d": load_table(draft)}, texts, KeptPositions(tmp_path / "kept", {}))
+    texts = texts_at(wanted, temperature, data, EnginePasses(load_table(target), {}), tokenizer, tmp_path / "work")
+    read = read_texts(
+        EnginePasses(load_table(target), {"d": load_table(draft)}), texts, KeptPositions(tmp_path / "kept", {})
+    )
     ranks = read[0].drafters["d"].ranks.tolist()
     at = 0
     for record in stats.records:

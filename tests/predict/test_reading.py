@@ -16,7 +16,7 @@ from paceline.models.tokenizer import load_tokenizer
 from paceline.predict.kept import KeptPositions
 from paceline.predict.passes import SampleText
 from paceline.predict.positions import TextPositions
-from paceline.predict.reading import read_texts
+from paceline.predict.reading import EnginePasses, read_texts
 from paceline.predict.sample import SampleWanted, read_sample, texts_at
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.sampling import NoiseKey
@@ -36,11 +36,13 @@ def sampled(folder: Path, temperature: float, *lines: object, texts: int = 16) -
     wanted = SampleWanted(sample_file(folder, *lines), (temperature,), texts, answer_tokens=24)
     tokenizer = load_tokenizer(TARGET)
     data = read_sample(wanted, tokenizer, 96)
-    return texts_at(wanted, temperature, data, load_table(TARGET), tokenizer, folder)
+    return texts_at(wanted, temperature, data, EnginePasses(load_table(TARGET), {}), tokenizer, folder)
 
 
 def predicted(folder: Path, texts: list[SampleText], target: str = TARGET, draft: str = DRAFT) -> list[TextPositions]:
-    return read_texts(load_table(target), {"draft": load_table(draft)}, texts, KeptPositions(folder / "kept", {}))
+    return read_texts(
+        EnginePasses(load_table(target), {"draft": load_table(draft)}), texts, KeptPositions(folder / "kept", {})
+    )
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -82,7 +84,9 @@ def test_matches_are_followed_token_by_token(tmp_path: Path) -> None:
     roles = np.array([0] * 5 + [Role.ANSWER] * 4, np.int8)
     row = Row(tokens, roles, 1.0)
     target = load_table("table:vocab=16,seed=1")
-    found = read_texts(target, {}, [SampleText(row, NoiseKey(0), own=True)], KeptPositions(tmp_path, {}))[0]
+    found = read_texts(
+        EnginePasses(target, {}), [SampleText(row, NoiseKey(0), own=True)], KeptPositions(tmp_path, {})
+    )[0]
     match = found.drafters["ngram"]
     assert match.choices.tolist() == [8, 9, 5, -1]  # behind 7; 7 8; 7 8 9; and 6, which is new
     assert match.reach[:, 0, 0].tolist() == [1, 1, 0, 0]
@@ -102,12 +106,12 @@ def test_what_is_kept_is_not_read_again_and_another_drafter_can_be_added(tmp_pat
     texts = sampled(tmp_path, 0.8, {"prompt": "one"})
     engine: Engine = CountedEngine(load_table(TARGET))
     kept = KeptPositions(tmp_path / "kept", {"target": TARGET})
-    first = read_texts(engine, {"a": load_table(DRAFT)}, texts, kept)[0]
+    first = read_texts(EnginePasses(engine, {"a": load_table(DRAFT)}), texts, kept)[0]
     read = CountedEngine.steps
-    again = read_texts(engine, {"a": load_table(DRAFT)}, texts, kept)[0]
+    again = read_texts(EnginePasses(engine, {"a": load_table(DRAFT)}), texts, kept)[0]
     assert CountedEngine.steps == read
     assert (again.drafters["a"].reach == first.drafters["a"].reach).all()
-    more = read_texts(engine, {"a": load_table(DRAFT), "b": load_table(TARGET)}, texts, kept)[0]
+    more = read_texts(EnginePasses(engine, {"a": load_table(DRAFT), "b": load_table(TARGET)}), texts, kept)[0]
     assert CountedEngine.steps > read and set(more.drafters) == {"ngram", "a", "b"}
     with pytest.raises(InvalidInput, match="target"):
         KeptPositions(tmp_path / "kept", {"target": "another"})
@@ -130,7 +134,9 @@ def test_wrong_samples_are_named(tmp_path: Path) -> None:
 def texts_of_shard(shard: Path, folder: Path) -> list[SampleText]:
     wanted = SampleWanted(shard, (1.0,), answer_tokens=48)
     tokenizer = load_tokenizer(TARGET)
-    return texts_at(wanted, 1.0, read_sample(wanted, tokenizer, 96), load_table(TARGET), tokenizer, folder)
+    return texts_at(
+        wanted, 1.0, read_sample(wanted, tokenizer, 96), EnginePasses(load_table(TARGET), {}), tokenizer, folder
+    )
 
 
 def test_a_sample_is_spread_over_the_file_and_cut(tmp_path: Path) -> None:
