@@ -11,10 +11,12 @@ import pytest
 from coordinator.sessions import unanswered
 from coordinator.sessions.target_pool import TargetPeer
 from coordinator.sessions.unanswered import AnswerWatch
-from paceline.protocol.errors import PacelineError, PeerUnavailable
+from paceline.protocol.errors import InvalidInput, PacelineError, PeerUnavailable
 from paceline.protocol.session import Close
-from paceline.protocol.target import AtWork, Round, TargetOpen, Verdict
+from paceline.protocol.target import MAX_AT_WORK, AtWork, Round, TargetOpen, Verdict
+from paceline.rpc.link_kinds import TARGET
 from paceline.rpc.peer_link import TargetLink
+from paceline.v1 import target_service_pb2 as target_pb
 from tests.coordinator.test_target_session import PROMPT, RecordingLink, Request, pending, turns
 
 PATIENCE_S = 0.02
@@ -114,3 +116,9 @@ async def test_the_patience_with_a_dead_target_begins_with_its_death() -> None:
     await turns()
     request.answer(BASE, session=2)
     assert (await task).verdict.token_ids == (7,)
+
+
+def test_signs_of_life_have_numbers_of_sessions_and_not_without_end() -> None:
+    assert [*TARGET.signs(target_pb.VerifyResponse(at_work=[3, 5]))] == [AtWork(3), AtWork(5)]
+    with pytest.raises(InvalidInput, match=f"at_work sessions = {MAX_AT_WORK + 1}: must be at most {MAX_AT_WORK}"):
+        TARGET.signs(target_pb.VerifyResponse(at_work=[1] * (MAX_AT_WORK + 1)))

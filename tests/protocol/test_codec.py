@@ -33,6 +33,7 @@ from paceline.protocol.records import StepTimings
 from paceline.protocol.session import Close, Failure, SessionSpec
 from paceline.protocol.target import (
     MAX_PIECE_ROWS,
+    AtWork,
     Prefetch,
     PromptPiece,
     Round,
@@ -574,6 +575,7 @@ def test_every_wire_type_has_a_round_trip() -> None:
     """A new domain type must get a strategy: its class name appears in one of the unions."""
     covered = {TargetOpen, Round, Prefetch, Close, TargetOpened, Verdict, Features, Failure, PromptPiece}
     covered |= {DraftOpen, Commit, Verifying, DraftOpened, DraftedProposal, Shadow}  # Features go to both
+    covered |= {AtWork}  # a number in its frame: `tests/coordinator/test_unanswered.py`
     unions = (TargetCommand, TargetEvent, DraftCommand, DraftEvent)
     assert {kind for union in unions for kind in union.__args__} == covered
     assert all("session_id" in {field.name for field in fields(kind)} for kind in covered)
