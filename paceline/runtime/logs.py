@@ -108,7 +108,14 @@ def log_to_stderr(speaker: str = "", log_format: LogFormat = "console") -> None:
     """Have this process log to stderr, from INFO on; `speaker` tells processes apart that share it."""
     handler = logging.StreamHandler()
     handler.setFormatter(_formatter(log_format, speaker))
+    handler.addFilter(_is_news)
     logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Not gRPC's error for a caller that left while its call's last status was written: what our methods raise
+    themselves, they log."""
+    return not (record.name == "grpc._cython.cygrpc" and record.getMessage().startswith("ExecuteBatchError raised"))
 
 
 def use_format(log_format: LogFormat) -> None:

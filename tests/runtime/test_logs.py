@@ -62,6 +62,16 @@ def test_services_log_through_it() -> None:
     assert done.stderr.endswith(" INFO root a\\nb\n")
 
 
+def test_a_caller_that_leaves_behind_its_text_is_no_error() -> None:
+    code = (
+        "import logging; from paceline.runtime.logs import log_to_stderr; log_to_stderr()\n"
+        "log = logging.getLogger('grpc._cython.cygrpc')\n"
+        "log.error('ExecuteBatchError raised in core by servicer method [%s]', '/m'); log.error('another')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert [line.rsplit(" ", 1)[-1] for line in done.stderr.splitlines()] == ["another"]
+
+
 def as_json(message: str, *arguments: object, error: Exception | None = None) -> dict[str, Any]:
     info = (type(error), error, None) if error else None
     record = logging.LogRecord("paceline.test", logging.WARNING, __file__, 1, message, arguments, info)
