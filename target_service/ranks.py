@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from paceline.engine.parallel.launch import RankProcesses
@@ -78,7 +79,7 @@ def engine_loader(config: TargetConfig, place: Place | None, watch: LossWatch) -
 
         racing.warm_up()
         if ranks is not None:
-            engine = lead(config.model, config.engine, ranks.place, ranks.listener, watch.lose)
+            engine = lead(config.model, config.engine, ranks.place, ranks.listener, partial(_lose, ranks, watch))
         else:
             assert place is not None
             engine = lead(config.model, config.engine, place, None, watch.lose)
@@ -94,6 +95,10 @@ def engine_loader(config: TargetConfig, place: Place | None, watch: LossWatch) -
             engine.stop()
         if ranks is not None:
             ranks.close(told=told)
+
+
+def _lose(ranks: RankProcesses, watch: LossWatch, error: str) -> None:
+    watch.lose(ranks.why_lost(error))
 
 
 def _load(config: TargetConfig) -> Engine:

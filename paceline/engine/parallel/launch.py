@@ -29,6 +29,8 @@ from paceline.runtime.stopping import stop_signals
 from paceline.sampling import racing
 
 logger = logging.getLogger(__name__)
+DEATH_SECONDS = 0.5
+"""From the moment in which a rank's connections break to its end: the kernel closes them first."""
 STOP_SECONDS = 5.0
 """How long told ranks may take to stop; this and the next two are chosen, not tuned."""
 REAP_SECONDS = 1.0
@@ -57,6 +59,7 @@ class RankProcesses:
         context = multiprocessing.get_context("spawn")
         self._ranks: dict[int, SpawnProcess] = {}
         self._closing = threading.Event()
+        self._reaping = threading.Lock()
         for rank in range(1, degree):
             place = Place(rank, degree, rank, degree, port=self.place.port)
             # Not a fork: gRPC and OpenMP threads don't survive one.
@@ -73,15 +76,25 @@ class RankProcesses:
         """Call `on_death` on a thread of its own, once, when a rank ends before `close`; then kill the others."""
 
         def wait() -> None:
-            ended = connection.wait([process.sentinel for process in self._ranks.values()])
+            ended = self._ended(None)
             if self._closing.is_set():
                 return
-            on_death(", ".join(_last_words(r, p) for r, p in self._ranks.items() if p.sentinel in ended))
+            on_death(ended)
             # A call that waits for them fails the sooner.
             for process in self._ranks.values():
                 process.kill()
 
         threading.Thread(target=wait, name="rank-watch", daemon=True).start()
+
+    def why_lost(self, error: str) -> str:
+        """Which rank ended, and how, when a call of all ranks fails with `error`; the call may notice first."""
+        return self._ended(DEATH_SECONDS) or error
+
+    def _ended(self, timeout_s: float | None) -> str:
+        """The last words of those that have ended, once one has; empty: none has in time."""
+        ended = connection.wait([process.sentinel for process in self._ranks.values()], timeout_s)
+        with self._reaping:  # one thread gets a child's exit code; the process object keeps it for the others
+            return ", ".join(_last_words(r, p) for r, p in self._ranks.items() if p.sentinel in ended)
 
     def close(self, *, told: bool) -> None:
         """End the ranks; those that were `told` to stop get `STOP_SECONDS` for it, all together."""
