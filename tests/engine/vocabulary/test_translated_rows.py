@@ -164,8 +164,8 @@ class Walk:
         return found
 
 
-def walk(direct: Direct, engine: TranslatedEngine, rounds: int = 40) -> int:
-    walked = Walk(direct, engine, seed=2)
+def walk(direct: Direct, engine: TranslatedEngine, rounds: int = 40, seed: int = 2) -> int:
+    walked = Walk(direct, engine, seed)
     walked.run(rounds)
     return walked.compared
 
@@ -224,7 +224,8 @@ def test_mutants_are_given_away(mutant: Callable[[Direct, Tokenizer], Translated
     draft = DRAFTS["byte-level"]
     direct = Direct(draft)
     with pytest.raises((AssertionError, IndexError)):
-        walk(direct, mutant(direct, draft))
+        for seed in range(8):  # trained tokenizers differ from run to run, and so does where walks lead
+            walk(direct, mutant(direct, draft), seed=seed)
 
 
 def ids_of(*texts: str | bytes) -> list[int]:
