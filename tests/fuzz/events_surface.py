@@ -39,7 +39,7 @@ MUTATED = 0.3
 REQUEST_S, LIED_S = 20.0, 1.0
 """A request whose target is right ends in some 50 ms; one whose target lies may be asked again and again."""
 UNEXPECTED = unexpected(ValueError()).message.split()[0]
-"""How the coordinator's own defects begin. A failure that a target sends under a name of nobody's is internal, too."""
+"""How the coordinator's own defects begin; what a target sends under a name of nobody's is internal, too."""
 FLAGS: Flags = {"draft_timeout_ms": 20.0, "round_timeout_ms": 500.0, "reconnect_max_ms": 60.0}
 
 
