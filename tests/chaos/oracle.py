@@ -14,8 +14,8 @@ from tests.chaos.requests import HTTP, LAW_ONLY, LENGTH, Asked
 from tests.e2e.cluster import eventually
 
 MOST_DESCRIPTORS = 10
-"""More than before: connections that are being closed, and those that clients open anew. A coordinator that has
-just started holds 25, the same one 27 to 32 while faults fall, without a trend (docs/reports/soak-faults-2026-11-23.md)."""
+"""More than before: connections that are being closed, and those that clients open anew. A coordinator that has just
+started holds 25, and 27 to 32 while faults fall, without a trend (docs/reports/soak-faults-2026-11-23.md)."""
 MOST_THREADS = 8
 """More than before: gRPC keeps some for its work, as many as it lately had need of."""
 MOST_BYTES = 48 << 20
