@@ -1,7 +1,8 @@
 """Which of several drafters serves a request best: the one whose rounds would be fastest by what is known.
 
-What nobody has tried yet is believed to be good (`seen.PRIOR_CHANCE`), so each drafter is tried before it is passed
-over, and the account bounds what that costs. A request that knows its own drafter better than the average of other
+Each is judged by the best that it may turn out to be (`Seen.hoped`; an upper confidence bound, as bandits are played:
+Auer, Cesa-Bianchi and Fischer 2002, §2), so each is tried before it is passed over, and the account bounds what that
+costs. A request that knows its own drafter better than the average of other
 requests did leaves it where the text that is left would be written sooner, the time to catch up included.
 """
 
@@ -36,7 +37,7 @@ class Offered:
 
 @dataclass(frozen=True)
 class Offer:
-    """What drafting with one of them would take, and what is known of its tokens."""
+    """What drafting with one of them would take, and what may be hoped of its tokens."""
 
     offered: Offered
     draft: DraftTimes
@@ -104,8 +105,8 @@ class Choosing:
         for name, model, peer in self._on_offer():
             if name not in found:
                 offered = Offered(name, known_as(AUTO if name == DEFAULT else f"{AUTO} {name}", model, self._text))
-                seen = self._request.seen_of(offered.known_as)
-                found[name] = Offer(offered, self._planner.draft(peer, name), seen)
+                hoped = self._request.hoped_of(offered.known_as)
+                found[name] = Offer(offered, self._planner.draft(peer, name), hoped)
         return list(found.values())
 
 

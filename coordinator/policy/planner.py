@@ -127,6 +127,11 @@ class RequestPlanner:
             return self._seen
         return self._left.get(drafter) or self._planner.seen(drafter, self._acceptance, greedy=self._greedy)
 
+    def hoped_of(self, drafter: str) -> Seen:
+        """What the request may hope for of a drafter: the less any request has tried it, the more."""
+        tried = self._planner.seen(drafter, self._acceptance, greedy=self._greedy).positions
+        return self.seen_of(drafter).hoped(tried)
+
     def draft_with(self, drafter: str) -> None:
         """Another drafter's tokens are planned with and learned of from now on; what is known of the texts stays."""
         self._left[self._drafter] = before = self._seen

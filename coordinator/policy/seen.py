@@ -13,7 +13,7 @@ import math
 import operator
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from coordinator.policy.ngram_shadow import NgramShadow
 from paceline.costs.acceptance import AcceptanceRates
@@ -28,6 +28,10 @@ PRIOR_CHANCE = 0.7
 """Acceptance before anything is known: drafts are made to be accepted. The account bounds what trying one costs."""
 PRIOR_WEIGHT = 4.0
 """Observations that what is believed beforehand counts, in a pool and of a pool in a new request."""
+HOPED_WEIGHT = 4.0
+"""Observations that hope counts as right: what is untried is then judged halfway from its prior to perfect (.85). A
+dear drafter at its prior may look no better than what is known of a cheap one, and would never be tried
+(docs/reports/drafters-pair-2026-11-23.md: 1.6 × where the untried one brings 3.2 ×)."""
 Q_EDGES = (0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9, 0.97)
 """Bins of the probability that a drafter gives to its first choice."""
 
@@ -101,6 +105,16 @@ class Seen:
             _inherited(self.hits),
             _inherited(self.hit_length),
         )
+
+    def hoped(self, tried: int) -> Seen:
+        """What this drafter may turn out to be: its upper bound, which comes down to the mean as it is tried.
+
+        Args:
+            tried: positions that any request has seen it at.
+        """
+        share = HOPED_WEIGHT / (HOPED_WEIGHT + PRIOR_WEIGHT + tried)
+        by_depth = [replace(mean, value=mean.value + share * (1 - mean.value)) for mean in self.by_depth]
+        return replace(self, by_depth=by_depth)
 
     def take_rank(self, rank: int, q: float, run: int) -> None:
         """A committed token stood at this rank; 0: beyond the ranked ones.

@@ -109,7 +109,7 @@ class RenderWatch:
         """Nothing is raised behind this. May itself be stopped: it is then called again."""
         with self._lock:
             if rendering.beyond and not rendering.over:
-                _raise_in(rendering.thread, None)
+                _raise_here()
             rendering.over = True
             self._running.discard(rendering)
 
@@ -147,9 +147,23 @@ def _runs_template(thread: int) -> bool:
     return file == TEMPLATE_FILE or file.startswith(str(Path(jinja2.__file__).parent))
 
 
-def _raise_in(thread: int, error: type[BaseException] | None) -> None:
-    """Have a thread raise an exception between two of its operations; None: take back one that it has not raised."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error) if error else None)
+def _raise_in(thread: int, error: type[BaseException]) -> None:
+    """Have a thread raise an exception between two of its operations, in place of one that it has not raised yet."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
+
+
+def _raise_here() -> None:
+    """Have what this thread has not raised yet be raised here, where it ends.
+
+    Taking it back (NULL) would leave up CPython's flag that a thread has something to raise, which only a raise
+    takes down. Before 3.13 all threads have one flag: each call would stop to look, and on 3.11 a traced one hangs.
+    """
+    try:
+        _raise_in(threading.get_ident(), RenderStopped)
+        while True:
+            pass
+    except RenderStopped:
+        return
 
 
 def _resident_bytes() -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -209,3 +211,42 @@ def test_mutant_a_watch_that_sleeps_lets_a_template_go_on(monkeypatch: pytest.Mo
     until = time.monotonic() + 0.2
     watch.bounded(lambda: counting(until))
     assert time.monotonic() >= until, "it ends by itself"
+
+
+TRACED = """
+import sys, time
+from paceline.models import rendering
+from tests.models.test_rendering import counting
+
+watch = rendering.RenderWatch(max_ms=20)
+{mutation}
+try:
+    watch.bounded(lambda: counting(time.monotonic() + 60))
+except rendering.RenderStopped:
+    sys.settrace(lambda frame, event, argument: None)
+    watch.bounded(int)
+    print("traced")
+"""
+TAKEN_BACK = """
+import ctypes
+rendering._raise_here = lambda: ctypes.pythonapi.PyThreadState_SetAsyncExc(
+    ctypes.c_ulong(rendering.threading.get_ident()), None
+)
+"""
+
+
+def traced(mutation: str = "", seconds: float = 60.0) -> str:
+    """What a process says that traces its calls after a rendering was stopped."""
+    code = TRACED.format(mutation=mutation)
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=True).stdout
+
+
+def test_a_stopped_rendering_leaves_the_interpreter_as_it_was() -> None:
+    assert traced() == "traced\n"
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="traced calls look at the flag but once")
+def test_mutant_an_exception_that_is_taken_back_hangs_a_traced_call() -> None:
+    with pytest.raises(subprocess.TimeoutExpired):
+        traced(TAKEN_BACK, seconds=15.0)
