@@ -33,7 +33,7 @@ LOOK_S = 0.02
 """How often memory is looked at."""
 AGAIN_S = 0.5
 """When what did not stop is stopped again (the thread may have moved on between the look at where it runs and the
-raise): far longer than a rendering takes to unwind."""
+raise, or begun a call of the collector's, where the raise is lost): far longer than a rendering takes to unwind."""
 TEMPLATE_FILE = "<template>"
 """What Jinja names the code of a template that came from no file."""
 
@@ -139,7 +139,7 @@ class RenderWatch:
 
 
 def _runs_template(thread: int) -> bool:
-    """Whether the innermost call of a thread is the template's or Jinja's."""
+    """Whether the innermost call of a thread is the template's or Jinja's; one that only begins isn't seen yet."""
     import jinja2
 
     frame = sys._current_frames().get(thread)
