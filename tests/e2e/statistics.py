@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from scipy import stats
 
@@ -33,3 +33,13 @@ def chi_square_p(samples: Sequence[Tokens], distribution: Mapping[Tokens, float]
         expected = [value * scale for value in expected]
     p_value: float = stats.chisquare(seen, expected).pvalue
     return p_value
+
+
+def is_given_away(text: Callable[[int], Tokens], distribution: Mapping[Tokens, float], samples: int) -> bool:
+    """Whether a mutant's texts by seed part from the distribution. One that is far off shows in an eighth of them."""
+    texts: list[Tokens] = []
+    for share in (8, 4, 2, 1):
+        texts += [text(seed) for seed in range(len(texts), samples // share)]
+        if chi_square_p(texts, distribution) < LEVEL:
+            return True
+    return False

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.protocol.target import Round
 from paceline.train.vocabulary import DraftVocabulary
-from tests.e2e.statistics import LEVEL, chi_square_p
+from tests.e2e.statistics import LEVEL, chi_square_p, is_given_away
 from tests.mutants.rounds import MIDDLING, VOCAB, BlockRounds, Rounds, Scores, enumerate_distribution
 
 REDUCED = DraftVocabulary(np.array([1, 3], np.int32), VOCAB)
@@ -47,4 +47,4 @@ def test_the_distribution_is_the_targets(algorithm: type[Rounds]) -> None:
 
 
 def test_a_confined_target_is_given_away() -> None:
-    assert chi_square_p([RenormalisedTarget(seed).text(LENGTH) for seed in range(SAMPLES)], DISTRIBUTION) < LEVEL
+    assert is_given_away(lambda seed: RenormalisedTarget(seed).text(LENGTH), DISTRIBUTION, SAMPLES)
