@@ -9,6 +9,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -117,11 +118,10 @@ def file_digest(file: Path) -> str:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Size of all files below a folder."""
+    """Size of all files below a folder; what is moved away meanwhile, as pip does, counts nothing."""
     total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size
-        except FileNotFoundError:  # pip moves its temporary files
-            continue
+    for place, _, names in os.walk(folder):  # passes over folders that have gone
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += Path(place, name).stat().st_size
     return total

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -22,7 +23,7 @@ from paceline.models.pull import kept_wheels, pull
 from paceline.models.pullable import PULLABLE, PullableModel
 from paceline.models.resolve import is_pulled, pulled_path, resolve
 from paceline.models.tokenizer import load_tokenizer
-from paceline.models.wheels import file_digest
+from paceline.models.wheels import file_digest, folder_bytes
 from paceline.protocol.errors import InternalError, InvalidInput, PeerUnavailable
 from paceline.protocol.generation import ChatMessage
 from paceline.runtime.config import EngineSettings
@@ -231,3 +232,19 @@ def test_a_disk_without_room_is_refused_before_anything_is_fetched(index: Packag
 def test_unknown_names_are_refused() -> None:
     with pytest.raises(InvalidInput, match="one of: smollm2-135m"):
         pull("gpt-9")
+
+
+def test_folders_that_vanish_while_they_are_measured_count_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "moved").mkdir()
+    (tmp_path / "kept").write_bytes(b"12345")
+    scandir = os.scandir
+
+    def removed_first(path: Any) -> Any:
+        if Path(path).name == "moved":
+            Path(path).rmdir()
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", removed_first)
+    assert folder_bytes(tmp_path) == 5
