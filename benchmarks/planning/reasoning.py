@@ -34,7 +34,7 @@ def _rows(texts: Sequence[TextPositions]) -> Iterator[dict[str, object]]:
             for part, role in PARTS.items():
                 chosen = [kept(text.drafters[drafter], text.target.roles == role) for text in read]
                 positions = sum(each.ranks.size for each in chosen)
-                if max(each.ranks.size for each in chosen) >= SHAPE.depth:
+                if positions:
                     rounds = expected_rounds(chosen, SHAPE)
                     yield {
                         "temperature": f"{temperature:g}",

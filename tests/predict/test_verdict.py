@@ -20,22 +20,23 @@ from paceline.predict.verdict import (
 from paceline.protocol.errors import InvalidInput
 from tests.predict.made_positions import made_positions
 
-POSITIONS = made_positions([0.8] * 80, 0.9, 0.95)
+POSITIONS = made_positions([0.8] * 800, 0.9, 0.95)
 TARGET = CostLine(((1, 20.0), (11, 30.0)))  # 1 ms for each row more
 DRAFT = CostLine(((1, 2.0), (101, 2.0)))
 TIMES = StepTimes(TARGET, {"d": DRAFT}, target_trip_ms=1.0, draft_trip_ms=1.0)
 DEPTHS = tuple(ProposalShape(k) for k in (0, 1, 2, 4, 8))
 
 
-def geometric(k: int, chance: float = 0.8) -> float:
-    return (1 - chance ** (k + 1)) / (1 - chance)
+def tokens(k: int) -> float:
+    """A round's (tests/predict/test_rounds.py)."""
+    return expected_rounds([POSITIONS], ProposalShape(k)).tokens
 
 
 def test_a_round_drafted_just_in_time_by_hand() -> None:
     expected = expected_rounds([POSITIONS], ProposalShape(4))
     speed = just_in_time(TIMES, "d", expected, 1)
     assert speed.round_ms == pytest.approx(24 + 4 * 2 + 2)
-    assert speed.tokens_per_second == pytest.approx(1e3 * geometric(4) / 34)
+    assert speed.tokens_per_second == pytest.approx(1e3 * tokens(4) / 34)
     assert speed.draft_busy == pytest.approx(8 / 34)
     assert target_only(TIMES, 1).ms_per_token == pytest.approx(20)
     shared = just_in_time(TIMES, "d", expected, 3)  # all wait for the same hardware, and step together
@@ -70,16 +71,16 @@ def test_ahead_hits_wait_for_nothing_and_misses_for_everything() -> None:
     whole = expected_rounds([POSITIONS], ProposalShape(4))
     speed = ahead(apart, "d", lambda depth: expected_rounds([POSITIONS], ProposalShape(depth)), 4, 1)
     assert speed.round_ms == pytest.approx(24 + (1 - whole.hits) * (8 + 2))
-    assert speed.tokens == pytest.approx(geometric(4))
-    slow = replace(apart, drafts={"d": CostLine(((1, 6.0),))})  # 4 levels in a step: 3 tokens ahead
+    assert speed.tokens == pytest.approx(tokens(4))
+    slow = replace(apart, drafts={"d": CostLine(((1, 5.5),))})  # 4 levels in a step: 3 tokens ahead
     fewer = ahead(slow, "d", lambda depth: expected_rounds([POSITIONS], ProposalShape(depth)), 4, 1)
-    assert fewer.tokens == pytest.approx(whole.hits * geometric(3) + (1 - whole.hits) * geometric(4))
+    assert fewer.tokens == pytest.approx(whole.hits * tokens(3) + (1 - whole.hits) * tokens(4))
 
 
 def test_the_verdict_takes_the_fastest_and_says_dont_where_nothing_pays() -> None:
     candidates = Candidates({"d": [POSITIONS]}, DEPTHS)
     found = verdict_of(candidates, TIMES, 1)
-    by_hand = {k: 20 * geometric(k) / (20 + k + 2 * k + 2) for k in (1, 2, 4, 8)}
+    by_hand = {k: 20 * tokens(k) / (20 + k + 2 * k + 2) for k in (1, 2, 4, 8)}
     assert found.gain == pytest.approx(max(by_hand.values()))
     assert found.best.setting == f"k={max(by_hand, key=lambda k: by_hand[k])}"
     assert found.pays and "with d" in found.words
@@ -102,7 +103,7 @@ def test_the_inequality_is_the_gain_of_just_in_time() -> None:
     expected = expected_rounds([POSITIONS], ProposalShape(4))
     found = profit_inequality(TIMES, "d", expected)
     assert (found.trip_ms, found.draft_ms, found.verify_ms) == pytest.approx((2, 8, 24))
-    assert found.right_ms / found.left_ms == pytest.approx(20 * geometric(4) / 34)
+    assert found.right_ms / found.left_ms == pytest.approx(20 * tokens(4) / 34)
     assert found.holds
     assert not profit_inequality(TIMES.slower(trip_ms=100), "d", expected).holds
 
@@ -111,12 +112,12 @@ def test_turning_points_by_hand() -> None:
     candidates = Candidates({"d": [POSITIONS]}, (ProposalShape(1),))
     turns = turning_points(candidates, TIMES, 1)
     # gain = 20 (1 + a) / (23 + 2 trip): 1.03 at these
-    assert turns.trip_ms == pytest.approx((20 * 1.8 / LEAST_GAIN - 23) / 2, rel=1e-2)
+    assert turns.trip_ms == pytest.approx((20 * tokens(1) / LEAST_GAIN - 23) / 2, rel=1e-2)
     assert turns.acceptance == pytest.approx((LEAST_GAIN * 25 / 20 - 1) / 0.8, rel=1e-2)
-    assert turns.draft == pytest.approx((20 * 1.8 / LEAST_GAIN - 23) / 2, rel=1e-2)
+    assert turns.draft == pytest.approx((20 * tokens(1) / LEAST_GAIN - 23) / 2, rel=1e-2)
     # gain(S) = 1.8 T(S) / (T(2S) + 4): the first power of two at which it is below
     loads = [1 << power for power in range(11)]
-    gains = [1.8 * TARGET.ms(load) / (TARGET.ms(2 * load) + 4) for load in loads]
+    gains = [tokens(1) * TARGET.ms(load) / (TARGET.ms(2 * load) + 4) for load in loads]
     assert turns.sessions == next(load for load, gain in zip(loads, gains, strict=True) if gain < LEAST_GAIN)
 
 
@@ -131,7 +132,7 @@ def test_what_never_turns_is_said_so() -> None:
 
 def test_prices_count_whole_services_and_busy_shares() -> None:
     speed = just_in_time(TIMES, "d", expected_rounds([POSITIONS], ProposalShape(4)), 1)
-    per_second = 1e3 * geometric(4) / 34
+    per_second = 1e3 * tokens(4) / 34
     alone = fleet_of(speed, Prices(target_hour=10.0, draft_hour=1.0), apart=True)
     assert alone.cost_per_million == pytest.approx((10 + 8 / 34) / (3600 * per_second) * 1e6)
     assert fleet_of(speed, Prices(target_hour=10.0, draft_hour=1.0), apart=False).drafts == 0
@@ -149,3 +150,15 @@ def test_ahead_is_offered_only_where_drafts_are_apart() -> None:
     assert ways == {DraftingWay.NONE, DraftingWay.WAIT}
     apart = [each for each in candidates.speeds(replace(TIMES, apart=True), 1) if each.way is DraftingWay.AHEAD]
     assert {each.drafter for each in apart} == {"d"} and all("tree" not in each.setting for each in apart)
+
+
+def test_long_proposals_are_not_praised_for_the_few_long_texts() -> None:
+    """40 answers of 7 tokens that the draft misses, 2 of 40 that it knows: a round of 8 is bought for all 42."""
+    texts = [made_positions([0.1] * 7) for _ in range(40)]
+    texts += [made_positions([chance] * 40) for chance in (0.9, 0.85)]
+    times = StepTimes(CostLine(((1, 20.0),)), {"d": CostLine(((1, 2.0),))})
+    candidates = Candidates({"d": texts}, DEPTHS)
+    found = verdict_of(candidates, times, 1)
+    assert found.best.setting == "k=1" and not found.pays
+    gains = {speed.setting: speed.gain(found.plain) for speed in candidates.speeds(times, 1)}
+    assert gains["k=8"] < 0.8 < gains["k=1"] < 1.03
