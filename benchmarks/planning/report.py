@@ -143,8 +143,8 @@ _DRAWN = (
 )
 _LEFT_OUT = (
     "Prompts: the time to the first token, and prefills of other requests in a step.",
-    "What starts with a request's first round. Each text's end cuts its last round: answers longer than what was read "
-    "of them gain a little more.",
+    "What starts with a request's first round. Each text's end cuts its last round: answers that are longer than what "
+    "was read of them gain a little more.",
     "Mixed drafting: matches and a model in one request, and lengths that change, as `--drafter auto` has them.",
     "Contexts longer than those that steps were measured behind, unless times are modelled for a context.",
 )

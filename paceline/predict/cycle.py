@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from coordinator.policy.cycles import AHEAD_ROWS
+from coordinator.policy.prefetch import LAST_MS
 from paceline.costs.cost_line import CostLine
 from paceline.predict.rounds import ExpectedRounds
 from paceline.protocol.errors import require
@@ -147,21 +148,40 @@ def ahead(
 ) -> PredictedSpeed:
     """Chains of so many tokens, drafted for a round's likely outcomes while the target verifies it.
 
-    To guess the token behind a proposal needs the row of its last token: n tokens ahead take n + 1 steps. A miss
-    waits as `just_in_time` does. The draft works all the time.
+    A miss waits as `just_in_time` does, and so does every round where nothing is drafted soon enough. The draft works
+    all the time.
     """
     whole = expected_of(depth)
-    draft_ms = proposal_ms(times, drafter, whole, sessions)
-    missed_away_ms = draft_ms + times.draft_trip_ms + times.target_trip_ms
-    away_ms = (1 - whole.hits) * missed_away_ms
-    step_ms = _step_ms(times, whole, sessions, away_ms)
+    waiting = just_in_time(times, drafter, whole, sessions)
+    missed_away_ms = waiting.draft_ms + times.draft_trip_ms + times.target_trip_ms
+    step_ms = _step_ms(times, whole, sessions, (1 - whole.hits) * missed_away_ms)
+    drafted, hit_away_ms = _drafted_ahead(times, drafter, step_ms, depth, sessions)
+    if not drafted:
+        return replace(waiting, way=DraftingWay.AHEAD, draft_busy=1.0)
+    away_ms = whole.hits * hit_away_ms + (1 - whole.hits) * missed_away_ms
+    return replace(
+        waiting,
+        way=DraftingWay.AHEAD,
+        tokens=whole.hits * expected_of(drafted).tokens + (1 - whole.hits) * whole.tokens,
+        round_ms=_step_ms(times, whole, sessions, away_ms) + away_ms,
+        draft_busy=1.0,
+    )
+
+
+def _drafted_ahead(times: StepTimes, drafter: str, step_ms: float, depth: int, sessions: int) -> tuple[int, float]:
+    """Tokens of an outcome's proposal that are there when the outcome is, and what the round then waits for.
+
+    They are prefetched, if that leaves time for one: there and back to draft and target, and the margin before the
+    verdict. What comes later waits at the coordinator, and its round goes to the target. To guess the token behind a
+    proposal needs the row of its last token: n tokens take n + 1 steps.
+    """
     level_ms = times.drafts[drafter].ms(AHEAD_ROWS * sessions)
-    drafted = min(depth, max(0, int(step_ms / level_ms) - 1)) if level_ms > 0 else depth
-    hits = whole.hits if drafted else 0.0
-    tokens = hits * expected_of(drafted).tokens + (1 - hits) * whole.tokens
-    round_ms = step_ms + (1 - hits) * missed_away_ms
-    name = whole.shape.name
-    return PredictedSpeed(drafter, name, DraftingWay.AHEAD, sessions, tokens, round_ms, draft_ms, 1.0, whole.error)
+    at_coordinator_ms = step_ms + times.target_trip_ms - times.draft_trip_ms
+    at_target_ms = at_coordinator_ms - 2 * times.target_trip_ms - LAST_MS
+    prefetched, known = (
+        min(depth, max(0, int(room_ms / level_ms) - 1)) for room_ms in (at_target_ms, at_coordinator_ms)
+    )
+    return (prefetched, 0.0) if prefetched else (known, times.target_trip_ms)
 
 
 def proposal_ms(times: StepTimes, drafter: str, expected: ExpectedRounds, sessions: int) -> float:

@@ -6,6 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.planning.traced import traced_draft, traced_times
+from benchmarks.simulator.policies import ConstantPolicy
+from benchmarks.simulator.run import simulate
+from benchmarks.simulator.synthetic import PAIRS, synthetic_requests
+from benchmarks.simulator.trace import TracedSetting
 from paceline.costs.cost_line import LEAST_STEP_MS, CostLine
 from paceline.predict.cycle import DraftingWay, StepTimes, ahead, just_in_time, target_only
 from paceline.predict.prices import Prices, fleet_of
@@ -72,7 +77,7 @@ def test_ahead_hits_wait_for_nothing_and_misses_for_everything() -> None:
     speed = ahead(apart, "d", lambda depth: expected_rounds([POSITIONS], ProposalShape(depth)), 4, 1)
     assert speed.round_ms == pytest.approx(24 + (1 - whole.hits) * (8 + 2))
     assert speed.tokens == pytest.approx(tokens(4))
-    slow = replace(apart, drafts={"d": CostLine(((1, 5.5),))})  # 4 levels in a step: 3 tokens ahead
+    slow = replace(apart, drafts={"d": CostLine(((1, 4.9),))})  # 4 levels before ways and prefetch: 3 tokens ahead
     fewer = ahead(slow, "d", lambda depth: expected_rounds([POSITIONS], ProposalShape(depth)), 4, 1)
     assert fewer.tokens == pytest.approx(whole.hits * tokens(3) + (1 - whole.hits) * tokens(4))
 
@@ -162,3 +167,36 @@ def test_long_proposals_are_not_praised_for_the_few_long_texts() -> None:
     assert found.best.setting == "k=1" and not found.pays
     gains = {speed.setting: speed.gain(found.plain) for speed in candidates.speeds(times, 1)}
     assert gains["k=8"] < 0.8 < gains["k=1"] < 1.03
+
+
+@pytest.mark.parametrize("one_way_ms", [0.0, 5.0, 20.0])
+def test_ahead_is_as_fast_as_simulated_rounds_however_far_the_drafts_are(one_way_ms: float) -> None:
+    """By the same ranks: what differs is what the closed form leaves out."""
+    setting = TracedSetting(
+        alone=CostLine(((1.0, 20.0), (257.0, 32.8))),
+        draft=CostLine(((1.0, 2.0), (257.0, 7.12))),
+        draft_one_way_ms=one_way_ms,
+        concurrency=1,
+    )
+    requests = synthetic_requests(PAIRS["good"], 2, 1200, seed=3)
+    drafts = [traced_draft(request) for request in requests]
+    times = replace(traced_times(setting, "d"), apart=True)
+    speed = ahead(times, "d", lambda depth: expected_rounds(drafts, ProposalShape(depth)), 4, 1)
+    served, plain = (simulate(setting, requests, policy) for policy in (ConstantPolicy(4, 4), ConstantPolicy(0)))
+    gain = served.tokens_per_second / plain.tokens_per_second
+    assert speed.gain(target_only(times, 1)) == pytest.approx(gain, rel=0.15)
+
+
+def test_nothing_is_drafted_ahead_by_a_draft_that_is_too_far() -> None:
+    far = replace(TIMES, apart=True, draft_trip_ms=200.0)
+    found = verdict_of(Candidates({"d": [POSITIONS]}, DEPTHS), far, 1)
+    assert found.best.way is DraftingWay.WAIT and not found.pays
+
+
+def test_what_comes_too_late_to_be_prefetched_pays_the_targets_way() -> None:
+    """24 ms, of which 21 are ways and 2 the prefetch's: no level of 2 fits. At the coordinator 24 + 20 - 1 do."""
+    away = replace(TIMES, apart=True, target_trip_ms=20.0)
+    whole = expected_rounds([POSITIONS], ProposalShape(4))
+    speed = ahead(away, "d", lambda depth: expected_rounds([POSITIONS], ProposalShape(depth)), 4, 1)
+    assert speed.round_ms == pytest.approx(24 + whole.hits * 20 + (1 - whole.hits) * (8 + 21))
+    assert speed.tokens == pytest.approx(tokens(4))
