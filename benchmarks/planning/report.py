@@ -143,8 +143,8 @@ _DRAWN = (
 )
 _LEFT_OUT = (
     "Prompts: the time to the first token, and prefills of other requests in a step.",
-    "What starts with a request's first round. Each text's end cuts its last round: answers that are longer than what "
-    "was read of them gain a little more.",
+    "What starts with a request's first round. Each text's end cuts its last round: where answers were read in part, "
+    "whole ones gain a little more.",
     "Mixed drafting: matches and a model in one request, and lengths that change, as `--drafter auto` has them.",
     "Contexts longer than those that steps were measured behind, unless times are modelled for a context.",
 )
@@ -294,8 +294,9 @@ def _time_lines(plan: PlanResult) -> Iterator[str]:
     yield "Milliseconds of a step by its rows."
     for name, origin in plan.times.origins.items():
         yield f"{name}: {origin}."
-    if plan.times.session_ms:
-        yield f"Keys and values of each session add {plan.times.session_ms:.3g} ms to a target step (modelled)."
+    for name, ms in {"target": plan.times.session_ms, **plan.times.draft_session_ms}.items():
+        if ms:
+            yield f"Keys and values of each session add {ms:.3g} ms to a step of {name} (modelled)."
 
 
 def _checks(plan: PlanResult) -> list[dict[str, object]]:

@@ -44,6 +44,7 @@ class StepTimes:
         drafts: a draft's step by its rows, by drafter; matches need none.
         session_ms: that each session in a target step adds beside its rows: its keys and values, where the line has
             none; measured lines have a short context's.
+        draft_session_ms: the same of a draft's step, by drafter; none: 0.
         target_trip_ms, draft_trip_ms: there and back, messages included.
         apart: whether drafts have hardware of their own; else nothing is drafted ahead.
         origins: what each of the above is from, for reports.
@@ -52,6 +53,7 @@ class StepTimes:
     target: CostLine
     drafts: Mapping[str, CostLine] = field(default_factory=dict)
     session_ms: float = 0.0
+    draft_session_ms: Mapping[str, float] = field(default_factory=dict)
     target_trip_ms: float = LOCAL_TRIP_MS
     draft_trip_ms: float = LOCAL_TRIP_MS
     apart: bool = False
@@ -66,11 +68,16 @@ class StepTimes:
         """A target step with so many rows of each of so many sessions."""
         return self.target.ms(sessions * rows) + sessions * self.session_ms
 
+    def draft_ms(self, drafter: str, sessions: float, rows: float) -> float:
+        """A draft's step with so many rows of each of so many sessions."""
+        return self.drafts[drafter].ms(sessions * rows) + sessions * self.draft_session_ms.get(drafter, 0.0)
+
     def slower(self, *, trip_ms: float | None = None, draft: float = 1.0) -> StepTimes:
         """The same with other ways (both of them), or with drafts that take so many times as long."""
         return replace(
             self,
             drafts={name: line.scaled(draft) for name, line in self.drafts.items()},
+            draft_session_ms={name: draft * ms for name, ms in self.draft_session_ms.items()},
             target_trip_ms=self.target_trip_ms if trip_ms is None else trip_ms,
             draft_trip_ms=self.draft_trip_ms if trip_ms is None else trip_ms,
         )
@@ -175,7 +182,7 @@ def _drafted_ahead(times: StepTimes, drafter: str, step_ms: float, depth: int, s
     verdict. What comes later waits at the coordinator, and its round goes to the target. To guess the token behind a
     proposal needs the row of its last token: n tokens take n + 1 steps.
     """
-    level_ms = times.drafts[drafter].ms(AHEAD_ROWS * sessions)
+    level_ms = times.draft_ms(drafter, sessions, AHEAD_ROWS)
     at_coordinator_ms = step_ms + times.target_trip_ms - times.draft_trip_ms
     at_target_ms = at_coordinator_ms - 2 * times.target_trip_ms - LAST_MS
     prefetched, known = (
@@ -192,8 +199,8 @@ def proposal_ms(times: StepTimes, drafter: str, expected: ExpectedRounds, sessio
     """
     if drafter == NGRAM or not expected.shape.depth:
         return 0.0
-    line, shape = times.drafts[drafter], expected.shape
-    return line.ms(2 * sessions) + sum(line.ms(sessions * shape.level(depth)) for depth in range(1, shape.depth))
+    rows = (2, *(expected.shape.level(depth) for depth in range(1, expected.shape.depth)))
+    return sum(times.draft_ms(drafter, sessions, each) for each in rows)
 
 
 def _step_ms(times: StepTimes, expected: ExpectedRounds, sessions: int, away_ms: float) -> float:

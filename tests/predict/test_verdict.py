@@ -127,7 +127,7 @@ def test_turning_points_by_hand() -> None:
 
 
 def test_what_never_turns_is_said_so() -> None:
-    free = StepTimes(CostLine(((1, 20.0),)), {"d": CostLine(((1, LEAST_STEP_MS),))}, 0.0, 0.0)
+    free = StepTimes(CostLine(((1, 20.0),)), {"d": CostLine(((1, LEAST_STEP_MS),))}, target_trip_ms=0.0)
     turns = turning_points(Candidates({"d": [POSITIONS]}, (ProposalShape(2),)), free, 1)
     assert turns.sessions is None and turns.draft is None
     useless = Candidates({"d": [made_positions([0.0] * 40)]}, (ProposalShape(2),))
