@@ -2,7 +2,8 @@
 
 Times add up as the coordinator's planner has them (`coordinator.policy.cycles`), with what was replayed in place of
 what it learns. A round that is drafted just in time waits for the draft and both ways; one whose outcome was drafted
-for waits for nothing. Target-only rounds need no way: under a lease the target starts them by itself.
+for waits for nothing. Target-only requests need no way: under a lease the target starts their rounds by itself. A
+request of a fixed length has no lease: each of its rounds is sent, those without a match, too.
 
 Of S sessions those in a target step are S less those that wait elsewhere. Their number m decides the step's rows and
 so its time, and that decides m: a fixed point. Where draft and target share hardware all wait for the same one.
@@ -138,10 +139,9 @@ def target_only(times: StepTimes, sessions: int) -> PredictedSpeed:
 
 
 def just_in_time(times: StepTimes, drafter: str, expected: ExpectedRounds, sessions: int) -> PredictedSpeed:
-    """Each round waits for its proposal; a match costs no wait, and rounds without one no way."""
+    """Each round waits for its proposal and the way to the target; matches are at hand."""
     draft_ms = proposal_ms(times, drafter, expected, sessions)
-    proposes = sum(share for nodes, share in expected.proposed if nodes)
-    away_ms = draft_ms + proposes * times.target_trip_ms + (0.0 if drafter == NGRAM else times.draft_trip_ms)
+    away_ms = draft_ms + times.target_trip_ms + (0.0 if drafter == NGRAM else times.draft_trip_ms)
     step_ms = _step_ms(times, expected, sessions, away_ms)
     round_ms = step_ms + away_ms
     busy = min(1.0, draft_ms / round_ms)

@@ -11,6 +11,8 @@ from benchmarks.simulator.policies import ConstantPolicy
 from benchmarks.simulator.run import simulate
 from benchmarks.simulator.synthetic import PAIRS, synthetic_requests
 from benchmarks.simulator.trace import TracedSetting
+from coordinator.policy.fixed import fixed_plan
+from coordinator.policy.plan import Source
 from paceline.costs.cost_line import LEAST_STEP_MS, CostLine
 from paceline.predict.cycle import DraftingWay, StepTimes, ahead, just_in_time, target_only
 from paceline.predict.prices import Prices, fleet_of
@@ -23,6 +25,7 @@ from paceline.predict.verdict import (
     verdict_of,
 )
 from paceline.protocol.errors import InvalidInput
+from paceline.protocol.proposal import NGRAM
 from tests.predict.made_positions import made_positions
 
 POSITIONS = made_positions([0.8] * 800, 0.9, 0.95)
@@ -54,10 +57,13 @@ def test_the_first_draft_step_has_two_rows_and_a_trees_levels_have_theirs() -> N
     assert just_in_time(steep, "d", tree, 1).draft_ms == pytest.approx(2 + 3 + 6)
 
 
-def test_matches_wait_for_nothing_and_pay_a_way_only_where_there_are_some() -> None:
+def test_matches_wait_for_no_draft_and_pay_the_way_in_every_round_that_has_no_lease() -> None:
     expected = replace(expected_rounds([POSITIONS], ProposalShape(2)), proposed=((0, 0.75), (2, 0.25)))
-    speed = just_in_time(TIMES, "ngram", expected, 1)
-    assert speed.round_ms == pytest.approx(0.75 * 20 + 0.25 * (22 + 1))
+    speed = just_in_time(TIMES, NGRAM, expected, 1)
+    without = fixed_plan(2, None, None, (), fan_out=0, model=False)
+    assert without.source is Source.NONE
+    ways_ms = TIMES.target_trip_ms * (0.25 + 0.75 / (1 + without.lease))  # a lease has more rounds than the one sent
+    assert speed.round_ms == pytest.approx(0.75 * 20 + 0.25 * 22 + ways_ms)
     assert speed.draft_ms == speed.draft_busy == 0
 
 
