@@ -119,9 +119,9 @@ _INEQUALITY = (
 )
 _TURNS = (
     "At these values the best setting's gain passes "
-    f"{LEAST_GAIN:g}, everything else as it is and the setting chosen anew. Looked for in acceptance up to "
-    f"{MOST_SCALE:g} times, ways of 0 to {MOST_TRIP_MS:g} ms, up to {MOST_SESSIONS} requests, and draft steps of 0 "
-    "to 100 times theirs. Predicted."
+    f"{LEAST_GAIN:g}, everything else as it is and the setting chosen anew; of ways, how much more or less on both. "
+    f"Looked for in acceptance up to {MOST_SCALE:g} times, {MOST_TRIP_MS:g} ms more on each way down to none, up to "
+    f"{MOST_SESSIONS} requests, and draft steps of 0 to 100 times theirs. Predicted."
 )
 _SPEEDS = (
     "Predicted. Tokens per second are of one target with all its requests; without prices the cost is 0. "
@@ -194,14 +194,14 @@ def _turn_rows(plan: PlanResult) -> Iterator[dict[str, object]]:
             "T": f"{temperature:g}",
             "now": "pays" if plan.verdicts[temperature][load].pays else "does not pay",
             "acceptance times": _shown(turns.acceptance),
-            "both ways, ms": _shown(turns.trip_ms),
+            "ms on both ways": _shown(turns.trips_ms, "+"),
             "requests at once": _shown(turns.sessions),
             "draft steps times": _shown(turns.draft),
         }
 
 
-def _shown(value: float | None) -> str:
-    return "never" if value is None else f"{value:.3g}"
+def _shown(value: float | None, sign: str = "") -> str:
+    return "never" if value is None else f"{value:{sign}.3g}"
 
 
 def _speed_rows(plan: PlanResult) -> Iterator[dict[str, object]]:

@@ -73,14 +73,14 @@ class StepTimes:
         """A draft's step with so many rows of each of so many sessions."""
         return self.drafts[drafter].ms(sessions * rows) + sessions * self.draft_session_ms.get(drafter, 0.0)
 
-    def slower(self, *, trip_ms: float | None = None, draft: float = 1.0) -> StepTimes:
-        """The same with other ways (both of them), or with drafts that take so many times as long."""
+    def slower(self, *, trips_ms: float = 0.0, draft: float = 1.0) -> StepTimes:
+        """The same with so much more on both ways (less: down to none), or drafts that take so many times as long."""
         return replace(
             self,
             drafts={name: line.scaled(draft) for name, line in self.drafts.items()},
             draft_session_ms={name: draft * ms for name, ms in self.draft_session_ms.items()},
-            target_trip_ms=self.target_trip_ms if trip_ms is None else trip_ms,
-            draft_trip_ms=self.draft_trip_ms if trip_ms is None else trip_ms,
+            target_trip_ms=max(0.0, self.target_trip_ms + trips_ms),
+            draft_trip_ms=max(0.0, self.draft_trip_ms + trips_ms),
         )
 
 

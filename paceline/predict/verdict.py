@@ -126,13 +126,13 @@ class TurningPoints:
 
     Attributes:
         acceptance: factor on every chance of acceptance; up to `MOST_SCALE`.
-        trip_ms: of both ways; up to `MOST_TRIP_MS`.
+        trips_ms: more on each of both ways, from where they are; up to `MOST_TRIP_MS`. Below 0: so much less.
         sessions: requests at once; up to `MOST_SESSIONS`, in powers of two.
         draft: factor on the draft's steps, down to 0 or up to 100.
     """
 
     acceptance: float | None
-    trip_ms: float | None
+    trips_ms: float | None
     sessions: int | None
     draft: float | None
 
@@ -144,12 +144,11 @@ def turning_points(candidates: Candidates, times: StepTimes, sessions: int) -> T
         return candidates.best(at, load, scale)[1] >= LEAST_GAIN
 
     now = pays()
+    nearest_ms = -max(times.target_trip_ms, times.draft_trip_ms)
     loads = [1 << power for power in range(MOST_SESSIONS.bit_length()) if (1 << power) >= sessions or not now]
     return TurningPoints(
         acceptance=_turn(lambda scale: pays(scale), 1.0, 0.0 if now else MOST_SCALE),
-        trip_ms=_turn(
-            lambda trip: pays(at=times.slower(trip_ms=trip)), times.target_trip_ms, MOST_TRIP_MS if now else 0.0
-        ),
+        trips_ms=_turn(lambda more: pays(at=times.slower(trips_ms=more)), 0.0, MOST_TRIP_MS if now else nearest_ms),
         sessions=next((load for load in loads if pays(load=load) != now), None),
         draft=_turn(lambda factor: pays(at=times.slower(draft=factor)), 1.0, 100.0 if now else 0.0),
     )

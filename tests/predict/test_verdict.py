@@ -116,14 +116,14 @@ def test_the_inequality_is_the_gain_of_just_in_time() -> None:
     assert (found.trip_ms, found.draft_ms, found.verify_ms) == pytest.approx((2, 8, 24))
     assert found.right_ms / found.left_ms == pytest.approx(20 * tokens(4) / 34)
     assert found.holds
-    assert not profit_inequality(TIMES.slower(trip_ms=100), "d", expected).holds
+    assert not profit_inequality(TIMES.slower(trips_ms=99), "d", expected).holds
 
 
 def test_turning_points_by_hand() -> None:
     candidates = Candidates({"d": [POSITIONS]}, (ProposalShape(1),))
     turns = turning_points(candidates, TIMES, 1)
     # gain = 20 (1 + a) / (23 + 2 trip): 1.03 at these
-    assert turns.trip_ms == pytest.approx((20 * tokens(1) / LEAST_GAIN - 23) / 2, rel=1e-2)
+    assert turns.trips_ms == pytest.approx((20 * tokens(1) / LEAST_GAIN - 23) / 2 - 1, rel=1e-2)
     assert turns.acceptance == pytest.approx((LEAST_GAIN * 25 / 20 - 1) / 0.8, rel=1e-2)
     assert turns.draft == pytest.approx((20 * tokens(1) / LEAST_GAIN - 23) / 2, rel=1e-2)
     # gain(S) = 1.8 T(S) / (T(2S) + 4): the first power of two at which it is below
@@ -132,13 +132,24 @@ def test_turning_points_by_hand() -> None:
     assert turns.sessions == next(load for load, gain in zip(loads, gains, strict=True) if gain < LEAST_GAIN)
 
 
+@pytest.mark.parametrize(("target_ms", "draft_ms"), [(1.0, 60.0), (10.0, 0.0), (0.0, 10.0), (60.0, 1.0)])
+def test_ways_that_differ_turn_the_verdict_from_where_they_are(target_ms: float, draft_ms: float) -> None:
+    """Drafting pays where both ways together take so long or less: 20 E / 1.03 - 23 ms."""
+    bound_ms = 20 * tokens(1) / LEAST_GAIN - 23
+    apart = replace(TIMES, target_trip_ms=target_ms, draft_trip_ms=draft_ms)
+    candidates = Candidates({"d": [POSITIONS]}, (ProposalShape(1),))
+    more_ms = turning_points(candidates, apart, 1).trips_ms
+    assert more_ms is not None and (more_ms > 0) == (target_ms + draft_ms < bound_ms)
+    assert max(0, target_ms + more_ms) + max(0, draft_ms + more_ms) == pytest.approx(bound_ms, abs=0.05)
+
+
 def test_what_never_turns_is_said_so() -> None:
     free = StepTimes(CostLine(((1, 20.0),)), {"d": CostLine(((1, LEAST_STEP_MS),))}, target_trip_ms=0.0)
     turns = turning_points(Candidates({"d": [POSITIONS]}, (ProposalShape(2),)), free, 1)
     assert turns.sessions is None and turns.draft is None
     useless = Candidates({"d": [made_positions([0.0] * 40)]}, (ProposalShape(2),))
     turns = turning_points(useless, TIMES, 1)
-    assert turns.acceptance is None and turns.trip_ms is None and turns.draft is None
+    assert turns.acceptance is None and turns.trips_ms is None and turns.draft is None
 
 
 def test_prices_count_whole_services_and_busy_shares() -> None:
