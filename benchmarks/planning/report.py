@@ -18,7 +18,7 @@ from benchmarks.planning.times import STATED
 from benchmarks.planning.traced import RECORDED
 from benchmarks.reporting.reports import describe
 from paceline.predict.cycle import PredictedSpeed
-from paceline.predict.positions import DrafterPositions
+from paceline.predict.positions import DrafterPositions, calibration_of
 from paceline.predict.prices import fleet_of
 from paceline.predict.published import check_rows
 from paceline.predict.rounds import ProposalShape
@@ -134,7 +134,8 @@ _TOKENS = (
 _FIGURES = (
     "Read off two teacher-forced passes. First, 2, 4: chance that the target's token is the drafter's first choice, "
     "or among its first, under shared noise. Overlap is 1 - TV, KL is of the target from the draft, both and the "
-    "entropies in nats at the temperature (at 0: at 1); the last column is the expected calibration error."
+    "entropies in nats at the temperature (at 0: at 1); the last column is the expected calibration error over all "
+    "positions together."
 )
 _DRAWN = (
     "The texts were read by running services, which say draws and ranks and no whole distributions. A rank is that "
@@ -261,7 +262,7 @@ def _figure_rows(plan: PlanResult) -> Iterator[dict[str, object]]:
                 "KL": _told(_mean(positions, "divergences")),
                 "H(draft)": _told(_mean(positions, "entropies")),
                 "H(target)": entropy,
-                "ECE": float(np.mean([each.calibration for each in positions])),
+                "ECE": calibration_of(positions),
             }
 
 

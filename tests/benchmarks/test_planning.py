@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from typer.testing import CliRunner
 
 from benchmarks.planning.document import ReportPart, as_html, as_markdown_text
 from benchmarks.planning.readers import LoadedReaders, least_line
+from benchmarks.planning.report import report_parts
+from benchmarks.planning.run import compared
 from benchmarks.planning.times import size_named, step_times
 from benchmarks.planning.traced import traced_draft, traced_matches
 from benchmarks.planning.wanted import PlanWanted, TimesWanted, drafters_named
@@ -21,12 +24,14 @@ from paceline.cli.main import app
 from paceline.costs.cost_line import CostLine
 from paceline.engine.table.engine import load_table
 from paceline.models.tokenizer import load_tokenizer
-from paceline.predict.cycle import proposal_ms
+from paceline.predict.cycle import StepTimes, proposal_ms
+from paceline.predict.positions import TargetPositions, TextPositions
 from paceline.predict.published import SIZES
 from paceline.predict.reading import EnginePasses, shown_name
 from paceline.predict.roofline import ModelPlace
 from paceline.predict.rounds import ProposalShape, expected_rounds
 from paceline.predict.sample import SampleWanted
+from paceline.predict.verdict import Candidates
 from paceline.protocol.errors import InvalidInput
 from paceline.train.corpus import Role, Row, save_shard
 from tests.predict.made_positions import made_positions
@@ -212,3 +217,19 @@ def test_a_page_escapes_what_users_wrote() -> None:
     assert "<script>" not in page and "&lt;script&gt;" in page and "a &lt; b" in page
     assert "<svg></svg>" in page and "<?xml" not in page and "dont" in page
     assert "![p](p.svg)" in as_markdown_text("t", {}, [part])
+
+
+def test_calibration_is_of_all_texts_together() -> None:
+    """One text is righter than the drafter says by as much as the other is less right."""
+    texts = [
+        replace(made_positions([right] * 8), confidence=np.full(8, 0.55), offered=np.ones(8, np.int32))
+        for right in (0.85, 0.25)
+    ]
+    none = np.zeros(8)
+    target = TargetPositions(none, none, none, none, none, none, none, none, none)  # type: ignore[arg-type]
+    read = [TextPositions(0.0, True, none, target, {"d": each}) for each in texts]  # type: ignore[arg-type]
+    wanted = PlanWanted("t", SampleWanted(Path("s")), Path("nowhere"))
+    times = StepTimes(CostLine(((1, 20.0),)), {"d": CostLine(((1, 1.0),))})
+    made = compared(wanted, {0.0: Candidates({"d": texts}, wanted.shapes)}, times, read)
+    figures = next(part for part in report_parts(made) if part.title == "What the drafters say")
+    assert figures.tables[0][0]["ECE"] == pytest.approx(0)
