@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -43,7 +44,7 @@ def _rows(texts: Sequence[TextPositions]) -> Iterator[dict[str, object]]:
                         "positions": positions,
                         "first": float(np.concatenate([each.accepted for each in chosen]).mean()),
                         "tokens a round": rounds.tokens,
-                        "±": rounds.error,
+                        "±": "" if math.isnan(rounds.error) else rounds.error,
                     }
 
 

@@ -21,7 +21,7 @@ from paceline.predict.cycle import PredictedSpeed
 from paceline.predict.positions import DrafterPositions, calibration_of
 from paceline.predict.prices import fleet_of
 from paceline.predict.published import check_rows
-from paceline.predict.rounds import ProposalShape
+from paceline.predict.rounds import ProposalShape, plus_minus
 from paceline.predict.verdict import (
     LEAST_GAIN,
     MOST_SCALE,
@@ -114,8 +114,9 @@ def report_parts(plan: PlanResult) -> Iterator[ReportPart]:
 
 
 _INEQUALITY = (
-    "Drafting one request just in time pays if ways + drafting + t(rows) < E[tokens] · t(1) (arXiv 2606.25091). "
-    "The best setting of each drafter; milliseconds; predicted."
+    "Drafting one request just in time pays if ways + drafting + t(rows) < E[tokens] · t(1) (arXiv 2606.25091), the "
+    f"right side being {LEAST_GAIN:g} times the left one or more. The best setting of each drafter; milliseconds; "
+    "predicted."
 )
 _TURNS = (
     "At these values the best setting's gain passes "
@@ -174,7 +175,7 @@ def _inequality_rows(plan: PlanResult) -> Iterator[dict[str, object]]:
                 for shape in candidates.shapes_of(drafter)
             ]
             if found:
-                shape, best = max(found, key=lambda each: each[1].right_ms / each[1].left_ms)
+                shape, best = max(found, key=lambda each: each[1].gain)
                 yield {
                     "drafter": drafter,
                     "T": f"{temperature:g}",
@@ -242,7 +243,7 @@ def _token_rows(plan: PlanResult) -> Iterator[dict[str, object]]:
             row: dict[str, object] = {"drafter": drafter, "T": f"{temperature:g}"}
             for shape in shapes:
                 found = candidates.expected(drafter, shape) if shape in told else None
-                row[shape.name] = "" if found is None else f"{found.tokens:.2f} ± {found.error:.2f}"
+                row[shape.name] = "" if found is None else f"{found.tokens:.2f}{plus_minus(found.error)}"
             yield row
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from statistics import median
 
+from paceline.predict.rounds import plus_minus
 from paceline.protocol.records import GenerationStats
 
 TOKENS_BAR = 0.05
@@ -129,7 +130,7 @@ class GridCell:
             "requests": self.load,
             "rounds": self.served.rounds,
             "served tokens a round": f"{self.served.tokens_a_round:.3f} ± {self.served.noise:.3f}",
-            "predicted": f"{self.predicted_tokens:.3f} ± {self.predicted_error:.3f}",
+            "predicted": f"{self.predicted_tokens:.3f}{plus_minus(self.predicted_error, 3)}",
             "off by": f"{self.tokens_off:+.1%}",
             "served ms a token": f"{self.served.ms_per_token:.2f}",
             "predicted ms": f"{self.stated_ms:.2f}",

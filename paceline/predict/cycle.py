@@ -91,7 +91,7 @@ class PredictedSpeed:
     Attributes:
         sessions: requests at once.
         tokens: a round commits.
-        error: standard error of that from one sample of texts to another; 0: not known.
+        error: standard error of that from one sample of texts to another; NaN: not known.
         round_ms: from one round of a session to its next.
         draft_ms: of it the draft's own steps for this session's proposal.
         draft_busy: share of a draft service's time that one target's sessions take.

@@ -10,6 +10,7 @@ accepted if it is among the drafter's first w_d choices.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from coordinator.policy.settings import DraftingSettings
 from paceline.predict.figures import RANKS
-from paceline.predict.positions import DrafterPositions, TextPositions
+from paceline.predict.positions import ABSENT, DrafterPositions, TextPositions
 from paceline.protocol.errors import InvalidInput, require
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES
 from paceline.train.evaluate import round_flow
@@ -90,7 +91,7 @@ class ExpectedRounds:
 
     Attributes:
         tokens: committed by a round, the target's own included; one that its text's end cuts commits what is left.
-        error: standard error of `tokens` from one sample of texts to another, by bootstrap; 0 of a single text.
+        error: standard error of `tokens` from one sample of texts to another, by bootstrap; NaN of a single text.
         reached: shares of rounds whose first 1 … depth tokens are accepted.
         proposed: (nodes, share of the rounds that propose so many).
         hits: share of rounds whose outcome is among those that a fan-out of `FAN_OUT` drafts for; chains alone.
@@ -191,13 +192,18 @@ def _hits(reach: NDArray[np.float64], survival: NDArray[np.float64]) -> NDArray[
 
 
 def _standard_error(committed: NDArray[np.float64], rounds: NDArray[np.float64]) -> float:
-    """Of Σ committed / Σ rounds, texts drawn again with replacement."""
+    """Of Σ committed / Σ rounds, texts drawn again with replacement; a single text does not tell."""
     told = rounds > 0
     committed, rounds = committed[told], rounds[told]
     if rounds.size < 2:
-        return 0.0
+        return ABSENT
     drawn = np.random.default_rng(0).integers(0, rounds.size, (RESAMPLES, rounds.size))
     return float((committed[drawn].sum(axis=1) / rounds[drawn].sum(axis=1)).std())
+
+
+def plus_minus(error: float, digits: int = 2) -> str:
+    """A standard error as it stands behind its figure; nothing where it is not known."""
+    return "" if math.isnan(error) else f" ± {error:.{digits}f}"
 
 
 def positions_of(texts: Sequence[TextPositions], drafter: str, temperature: float) -> list[DrafterPositions]:

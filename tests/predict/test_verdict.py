@@ -110,6 +110,24 @@ def test_a_gain_within_two_errors_of_none_is_in_doubt() -> None:
     assert "too near" not in alone and "not known of so few" in alone and "±" not in alone
 
 
+def test_texts_that_agree_wholly_are_known_to() -> None:
+    texts = [made_positions([1.0] * 40)] * 16
+    found = verdict_of(Candidates({"d": texts}, DEPTHS), TIMES, 1)
+    assert found.error == 0 and found.is_sure
+    assert "not known" not in found.words and "± 0.00" in found.words
+
+
+def test_the_inequality_holds_where_the_verdict_pays() -> None:
+    """A round of k = 1 takes 21 + 2 ms and the ways: its gain is 1.02 and 1.04."""
+    candidates = Candidates({"d": [POSITIONS]}, (ProposalShape(1),))
+    for gain, pays in ((1.02, False), (1.04, True)):
+        trips_ms = (20 * tokens(1) / gain - 23) / 2 - 1
+        times = TIMES.slower(trips_ms=trips_ms)
+        found = profit_inequality(times, "d", candidates.expected("d", ProposalShape(1)))
+        assert found.gain == pytest.approx(gain)
+        assert found.holds == verdict_of(candidates, times, 1).pays == pays
+
+
 def test_the_inequality_is_the_gain_of_just_in_time() -> None:
     expected = expected_rounds([POSITIONS], ProposalShape(4))
     found = profit_inequality(TIMES, "d", expected)
