@@ -148,6 +148,7 @@ _LEFT_OUT = (
     "What starts with a request's first round. Each text's end cuts its last round: where answers were read in part, "
     "whole ones gain a little more.",
     "Matches that go on behind a whole proposal: they are prefetched, which saves their round the way to the target.",
+    "Outcomes that a draft has no rows left for, where it drafts ahead for many requests at once.",
     "Mixed drafting: matches and a model in one request, and lengths that change, as `--drafter auto` has them.",
     "Contexts longer than those that steps were measured behind, unless times are modelled for a context.",
 )
