@@ -86,6 +86,5 @@ def calibration(positions: Mapping[str, Sequence[DrafterPositions]], title: str)
 
 
 def chains_of(positions: Sequence[DrafterPositions], most: int) -> list[ExpectedRounds]:
-    """Chains of 1 … `most` tokens, as far as the drafter was replayed and texts are long."""
-    longest = min(most, longest_depth(positions), max(len(each.ranks) for each in positions))
-    return [expected_rounds(positions, ProposalShape(k)) for k in range(1, longest + 1)]
+    """Chains of 1 … `most` tokens, as far as the drafter was replayed."""
+    return [expected_rounds(positions, ProposalShape(k)) for k in range(1, min(most, longest_depth(positions)) + 1)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -34,7 +35,7 @@ def _rows(texts: Sequence[TextPositions]) -> Iterator[dict[str, object]]:
             for part, role in PARTS.items():
                 chosen = [kept(text.drafters[drafter], text.target.roles == role) for text in read]
                 positions = sum(each.ranks.size for each in chosen)
-                if max(each.ranks.size for each in chosen) >= SHAPE.depth:
+                if positions:
                     rounds = expected_rounds(chosen, SHAPE)
                     yield {
                         "temperature": f"{temperature:g}",
@@ -43,7 +44,7 @@ def _rows(texts: Sequence[TextPositions]) -> Iterator[dict[str, object]]:
                         "positions": positions,
                         "first": float(np.concatenate([each.accepted for each in chosen]).mean()),
                         "tokens a round": rounds.tokens,
-                        "±": rounds.error,
+                        "±": "" if math.isnan(rounds.error) else rounds.error,
                     }
 
 

@@ -18,10 +18,10 @@ from benchmarks.planning.times import STATED
 from benchmarks.planning.traced import RECORDED
 from benchmarks.reporting.reports import describe
 from paceline.predict.cycle import PredictedSpeed
-from paceline.predict.positions import DrafterPositions
+from paceline.predict.positions import DrafterPositions, calibration_of
 from paceline.predict.prices import fleet_of
 from paceline.predict.published import check_rows
-from paceline.predict.rounds import ProposalShape
+from paceline.predict.rounds import ProposalShape, plus_minus
 from paceline.predict.verdict import (
     LEAST_GAIN,
     MOST_SCALE,
@@ -114,14 +114,15 @@ def report_parts(plan: PlanResult) -> Iterator[ReportPart]:
 
 
 _INEQUALITY = (
-    "Drafting one request just in time pays if ways + drafting + t(rows) < E[tokens] · t(1) (arXiv 2606.25091). "
-    "The best setting of each drafter; milliseconds; predicted."
+    "Drafting one request just in time pays if ways + drafting + t(rows) < E[tokens] · t(1) (arXiv 2606.25091), the "
+    f"right side being {LEAST_GAIN:g} times the left one or more. The best setting of each drafter; milliseconds; "
+    "predicted."
 )
 _TURNS = (
     "At these values the best setting's gain passes "
-    f"{LEAST_GAIN:g}, everything else as it is and the setting chosen anew. Looked for in acceptance up to "
-    f"{MOST_SCALE:g} times, ways of 0 to {MOST_TRIP_MS:g} ms, up to {MOST_SESSIONS} requests, and draft steps of 0 "
-    "to 100 times theirs. Predicted."
+    f"{LEAST_GAIN:g}, everything else as it is and the setting chosen anew; of ways, how much more or less on both. "
+    f"Looked for in acceptance up to {MOST_SCALE:g} times, {MOST_TRIP_MS:g} ms more on each way down to none, up to "
+    f"{MOST_SESSIONS} requests, and draft steps of 0 to 100 times theirs. Predicted."
 )
 _SPEEDS = (
     "Predicted. Tokens per second are of one target with all its requests; without prices the cost is 0. "
@@ -134,7 +135,8 @@ _TOKENS = (
 _FIGURES = (
     "Read off two teacher-forced passes. First, 2, 4: chance that the target's token is the drafter's first choice, "
     "or among its first, under shared noise. Overlap is 1 - TV, KL is of the target from the draft, both and the "
-    "entropies in nats at the temperature (at 0: at 1); the last column is the expected calibration error."
+    "entropies in nats at the temperature (at 0: at 1); the last column is the expected calibration error over all "
+    "positions together."
 )
 _DRAWN = (
     "The texts were read by running services, which say draws and ranks and no whole distributions. A rank is that "
@@ -143,7 +145,10 @@ _DRAWN = (
 )
 _LEFT_OUT = (
     "Prompts: the time to the first token, and prefills of other requests in a step.",
-    "Rounds cut short by an answer's end, and what starts with a request's first round.",
+    "What starts with a request's first round. Each text's end cuts its last round: where answers were read in part, "
+    "whole ones gain a little more.",
+    "Matches that go on behind a whole proposal: they are prefetched, which saves their round the way to the target.",
+    "Outcomes that a draft has no rows left for, where it drafts ahead for many requests at once.",
     "Mixed drafting: matches and a model in one request, and lengths that change, as `--drafter auto` has them.",
     "Contexts longer than those that steps were measured behind, unless times are modelled for a context.",
 )
@@ -171,7 +176,7 @@ def _inequality_rows(plan: PlanResult) -> Iterator[dict[str, object]]:
                 for shape in candidates.shapes_of(drafter)
             ]
             if found:
-                shape, best = max(found, key=lambda each: each[1].right_ms / each[1].left_ms)
+                shape, best = max(found, key=lambda each: each[1].gain)
                 yield {
                     "drafter": drafter,
                     "T": f"{temperature:g}",
@@ -192,14 +197,14 @@ def _turn_rows(plan: PlanResult) -> Iterator[dict[str, object]]:
             "T": f"{temperature:g}",
             "now": "pays" if plan.verdicts[temperature][load].pays else "does not pay",
             "acceptance times": _shown(turns.acceptance),
-            "both ways, ms": _shown(turns.trip_ms),
+            "ms on both ways": _shown(turns.trips_ms, "+"),
             "requests at once": _shown(turns.sessions),
             "draft steps times": _shown(turns.draft),
         }
 
 
-def _shown(value: float | None) -> str:
-    return "never" if value is None else f"{value:.3g}"
+def _shown(value: float | None, sign: str = "") -> str:
+    return "never" if value is None else f"{value:{sign}.3g}"
 
 
 def _speed_rows(plan: PlanResult) -> Iterator[dict[str, object]]:
@@ -239,7 +244,7 @@ def _token_rows(plan: PlanResult) -> Iterator[dict[str, object]]:
             row: dict[str, object] = {"drafter": drafter, "T": f"{temperature:g}"}
             for shape in shapes:
                 found = candidates.expected(drafter, shape) if shape in told else None
-                row[shape.name] = "" if found is None else f"{found.tokens:.2f} ± {found.error:.2f}"
+                row[shape.name] = "" if found is None else f"{found.tokens:.2f}{plus_minus(found.error)}"
             yield row
 
 
@@ -259,7 +264,7 @@ def _figure_rows(plan: PlanResult) -> Iterator[dict[str, object]]:
                 "KL": _told(_mean(positions, "divergences")),
                 "H(draft)": _told(_mean(positions, "entropies")),
                 "H(target)": entropy,
-                "ECE": float(np.mean([each.calibration for each in positions])),
+                "ECE": calibration_of(positions),
             }
 
 
@@ -293,8 +298,9 @@ def _time_lines(plan: PlanResult) -> Iterator[str]:
     yield "Milliseconds of a step by its rows."
     for name, origin in plan.times.origins.items():
         yield f"{name}: {origin}."
-    if plan.times.session_ms:
-        yield f"Keys and values of each session add {plan.times.session_ms:.3g} ms to a target step (modelled)."
+    for name, ms in {"target": plan.times.session_ms, **plan.times.draft_session_ms}.items():
+        if ms:
+            yield f"Keys and values of each session add {ms:.3g} ms to a step of {name} (modelled)."
 
 
 def _checks(plan: PlanResult) -> list[dict[str, object]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.planning.readers import LoadedReaders
@@ -26,50 +27,59 @@ def step_times(wanted: PlanWanted, readers: LoadedReaders) -> StepTimes:
         Unsupported: a model whose steps are not modelled.
     """
     asked = wanted.times
-    target, session_ms, origin = _target(wanted, readers)
-    origins = {TARGET_STEP: origin}
-    drafts: dict[str, CostLine] = {}
-    for name, model in readers.models.items():
-        drafts[name], origins[f"{name} step"] = _draft(wanted, model, name, readers)
+    target = _target(wanted, readers)
+    drafts = {name: _draft(wanted, model, name, readers) for name, model in readers.models.items()}
     return StepTimes(
-        target,
-        drafts,
-        session_ms,
+        target.line,
+        {name: step.line for name, step in drafts.items()},
+        target.session_ms,
+        {name: step.session_ms for name, step in drafts.items()},
         asked.target_trip_ms,
         asked.draft_trip_ms,
         apart=asked.apart or bool(asked.draft_gpu),
-        origins=origins,
+        origins={TARGET_STEP: target.origin} | {f"{name} step": step.origin for name, step in drafts.items()},
     )
 
 
-def _target(wanted: PlanWanted, readers: LoadedReaders) -> tuple[CostLine, float, str]:
-    """Line, milliseconds of a session beside its rows, and origin."""
+@dataclass(frozen=True)
+class _SourcedStep:
+    """A step by its rows, what each session adds beside them, and where that is from."""
+
+    line: CostLine
+    origin: str
+    session_ms: float = 0.0
+
+    @classmethod
+    def modelled(cls, place: ModelPlace, size: str, asked: TimesWanted) -> _SourcedStep:
+        """By roofline.
+
+        Raises:
+            InvalidInput: the GPUs can't hold the model.
+        """
+        place.check_fits()
+        return cls(place.line(), _modelled(place, size, asked), place.kv_ms(asked.context))
+
+
+def _target(wanted: PlanWanted, readers: LoadedReaders) -> _SourcedStep:
     asked = wanted.times
     if asked.target_line.is_known:
-        return asked.target_line, 0.0, STATED
+        return _SourcedStep(asked.target_line, STATED)
     if not asked.gpu:
-        return readers.target_line, 0.0, readers.origin
+        return _SourcedStep(readers.target_line, readers.origin)
     size = size_named("target_size", asked.target_size or wanted.target)
     place = ModelPlace(size, asked.gpu, asked.tensor_parallel, asked.weights)
-    place.check_fits()
-    return _without_context(place), place.kv_ms(asked.context), _modelled(place, asked.target_size, asked)
+    return _SourcedStep.modelled(place, asked.target_size, asked)
 
 
-def _draft(wanted: PlanWanted, model: str, name: str, readers: LoadedReaders) -> tuple[CostLine, str]:
+def _draft(wanted: PlanWanted, model: str, name: str, readers: LoadedReaders) -> _SourcedStep:
     asked = wanted.times
     stated = asked.stated_line(name)
     if stated is not None:
-        return stated, STATED
+        return _SourcedStep(stated, STATED)
     if not asked.draft_gpu:
-        return readers.draft_lines[name], readers.origin
+        return _SourcedStep(readers.draft_lines[name], readers.origin)
     size = size_named("draft_size", asked.draft_size or resolve_draft(model, wanted.target))
-    place = ModelPlace(size, asked.draft_gpu)
-    place.check_fits()
-    return _without_context(place), _modelled(place, asked.draft_size, asked)
-
-
-def _without_context(place: ModelPlace) -> CostLine:
-    return place.line(0.0)
+    return _SourcedStep.modelled(ModelPlace(size, asked.draft_gpu), asked.draft_size, asked)
 
 
 def _modelled(place: ModelPlace, size: str, asked: TimesWanted) -> str:

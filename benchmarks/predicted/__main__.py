@@ -32,11 +32,12 @@ from paceline.runtime.config import DEFAULT_MODEL, EngineSettings
 UNSEEN_SEED = 9001
 """Of the texts that prediction reads; requests have seeds from 0 on."""
 NOTES = """
-Served: whole rounds behind the first of each request, ± one standard error as if rounds were independent. Predicted
-tokens: ± one standard error over texts. `speed off by` is predicted ÷ served tokens per second - 1 with the lines
-that the services stated while they ran; `by lines from before` with lines measured in one process before they
-started; both with ways of 1 ms to each service. `by its own rounds` has steps and ways of the cell's own records, so
-what is off is the formula. `gain off by` is the predicted speed-up over target-only ÷ the served one, less 1.
+Served: rounds behind the first of each request, the last cut by the answer's end, ± one standard error as if rounds
+were independent. Predicted tokens: ± one standard error over texts. `speed off by` is predicted ÷ served tokens per
+second - 1 with the lines that the services stated while they ran; `by lines from before` with lines measured in one
+process before they started; both with ways of 1 ms to each service. `by its own rounds` has steps and ways of the
+cell's own records, so what is off is the formula. `gain off by` is the predicted speed-up over target-only ÷ the
+served one, less 1.
 """
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from statistics import median
 
+from paceline.predict.rounds import plus_minus
 from paceline.protocol.records import GenerationStats
 
 TOKENS_BAR = 0.05
@@ -19,8 +21,8 @@ class ServedRounds:
     """What requests of one cell did.
 
     Attributes:
-        rounds, tokens: whole rounds behind the first of each request, and what they committed; a round is whole if
-            the answer has room for its proposal and one token more.
+        rounds, tokens: rounds behind the first of each request, and what they committed; the last is cut by the
+            answer's end, as a prediction's is.
         squares: of those tokens, summed.
         decoded, decode_s: tokens behind the first round of each request, and the time that they took.
     """
@@ -32,9 +34,9 @@ class ServedRounds:
     decode_s: float
 
     @classmethod
-    def of(cls, stats: Sequence[GenerationStats], k: int) -> ServedRounds:
-        """Fold requests that were asked for k tokens a round."""
-        committed = [tokens for each in stats for tokens in _whole(each, k)]
+    def of(cls, stats: Sequence[GenerationStats]) -> ServedRounds:
+        """Fold requests of one setting."""
+        committed = [tokens for each in stats for tokens in _committed(each)]
         timed = [each for each in stats if each.tokens_per_second > 0]
         decoded = [each.committed - each.records[0].accepted - 1 for each in timed]
         seconds = sum(tokens / each.tokens_per_second for tokens, each in zip(decoded, timed, strict=True))
@@ -59,15 +61,10 @@ class ServedRounds:
         return 1e3 * self.decode_s / self.decoded if self.decoded else 0.0
 
 
-def _whole(stats: GenerationStats, k: int) -> list[int]:
-    """Tokens of the rounds behind the first that were not cut short by the answer's end."""
-    found: list[int] = []
-    done = 0
-    for number, record in enumerate(stats.records):
-        if number and done + k + 1 <= stats.committed:
-            found.append(record.accepted + 1)
-        done += record.accepted + 1
-    return found
+def _committed(stats: GenerationStats) -> list[int]:
+    """Tokens of the rounds behind the first."""
+    ends = [0, *accumulate(record.accepted + 1 for record in stats.records)]
+    return [min(end, stats.committed) - begin for begin, end in pairwise(ends)][1:]
 
 
 @dataclass(frozen=True)
@@ -133,7 +130,7 @@ class GridCell:
             "requests": self.load,
             "rounds": self.served.rounds,
             "served tokens a round": f"{self.served.tokens_a_round:.3f} ± {self.served.noise:.3f}",
-            "predicted": f"{self.predicted_tokens:.3f} ± {self.predicted_error:.3f}",
+            "predicted": f"{self.predicted_tokens:.3f}{plus_minus(self.predicted_error, 3)}",
             "off by": f"{self.tokens_off:+.1%}",
             "served ms a token": f"{self.served.ms_per_token:.2f}",
             "predicted ms": f"{self.stated_ms:.2f}",

@@ -124,7 +124,7 @@ def _settings(candidates: Candidates) -> Iterator[tuple[str, ProposalShape]]:
 
 
 def cells_of(runs: Sequence[ServedRun], predictions: Predictions, times: StepTimes) -> list[GridCell]:
-    """Predicted beside served; settings without a whole round are left out."""
+    """Predicted beside served; settings without a round behind the first are left out."""
     timed = [run for run in runs if any(len(each.records) > 1 for each in run.stats)]
     cells = [_cell(run, predictions[run.kind, run.temperature], times) for run in timed]
     return [cell for cell in cells if cell.served.rounds and cell.served.ms_per_token and cell.plain.ms_per_token]
@@ -145,8 +145,8 @@ def _cell(run: ServedRun, candidates: Candidates, times: StepTimes) -> GridCell:
         stated_ms=_speed(stated, run, expected).ms_per_token,
         own_ms=_speed(own_times(times, run), run, expected).ms_per_token,
         plain_ms=target_only(times, run.load).ms_per_token,
-        served=ServedRounds.of(run.stats, run.shape.depth),
-        plain=ServedRounds.of(run.plain, 0),
+        served=ServedRounds.of(run.stats),
+        plain=ServedRounds.of(run.plain),
     )
 
 

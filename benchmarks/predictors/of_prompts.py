@@ -11,7 +11,7 @@ from benchmarks.predictors.correlation import RankAgreement, bootstrapped, spear
 from benchmarks.predictors.drafters import AS_IT_IS
 from benchmarks.predictors.of_drafters import entropy_overlap, tokens_a_round
 from benchmarks.predictors.reading import StudiedText
-from paceline.predict.positions import DrafterPositions
+from paceline.predict.positions import DrafterPositions, calibration_of
 from paceline.protocol.proposal import NGRAM
 
 EARLY = 16
@@ -64,7 +64,7 @@ def of_prompt(text: StudiedText) -> dict[str, float]:
         "overlap on the prompt": float(draft.overlaps.mean()),
         "KL on the prompt": -float(draft.divergences.mean()),
         "entropy overlap on the prompt": float(entropy_overlap(target, draft).mean()),
-        "calibration error on the prompt": -draft.calibration,
+        "calibration error on the prompt": -calibration_of([draft]),
         "coupled acceptance on the prompt": float(draft.accepted.mean()),
         "first tokens accepted": float(early.mean()),
         "first tokens matched": early_matches,

@@ -2,7 +2,8 @@
 
 Times add up as the coordinator's planner has them (`coordinator.policy.cycles`), with what was replayed in place of
 what it learns. A round that is drafted just in time waits for the draft and both ways; one whose outcome was drafted
-for waits for nothing. Target-only rounds need no way: under a lease the target starts them by itself.
+for waits for nothing. Target-only requests need no way: under a lease the target starts their rounds by itself. A
+request of a fixed length has no lease: each of its rounds is sent, those without a match, too.
 
 Of S sessions those in a target step are S less those that wait elsewhere. Their number m decides the step's rows and
 so its time, and that decides m: a fixed point. Where draft and target share hardware all wait for the same one.
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from coordinator.policy.cycles import AHEAD_ROWS
+from coordinator.policy.prefetch import LAST_MS
 from paceline.costs.cost_line import CostLine
 from paceline.predict.rounds import ExpectedRounds
 from paceline.protocol.errors import require
@@ -43,6 +45,7 @@ class StepTimes:
         drafts: a draft's step by its rows, by drafter; matches need none.
         session_ms: that each session in a target step adds beside its rows: its keys and values, where the line has
             none; measured lines have a short context's.
+        draft_session_ms: the same of a draft's step, by drafter; none: 0.
         target_trip_ms, draft_trip_ms: there and back, messages included.
         apart: whether drafts have hardware of their own; else nothing is drafted ahead.
         origins: what each of the above is from, for reports.
@@ -51,6 +54,7 @@ class StepTimes:
     target: CostLine
     drafts: Mapping[str, CostLine] = field(default_factory=dict)
     session_ms: float = 0.0
+    draft_session_ms: Mapping[str, float] = field(default_factory=dict)
     target_trip_ms: float = LOCAL_TRIP_MS
     draft_trip_ms: float = LOCAL_TRIP_MS
     apart: bool = False
@@ -65,13 +69,18 @@ class StepTimes:
         """A target step with so many rows of each of so many sessions."""
         return self.target.ms(sessions * rows) + sessions * self.session_ms
 
-    def slower(self, *, trip_ms: float | None = None, draft: float = 1.0) -> StepTimes:
-        """The same with other ways (both of them), or with drafts that take so many times as long."""
+    def draft_ms(self, drafter: str, sessions: float, rows: float) -> float:
+        """A draft's step with so many rows of each of so many sessions."""
+        return self.drafts[drafter].ms(sessions * rows) + sessions * self.draft_session_ms.get(drafter, 0.0)
+
+    def slower(self, *, trips_ms: float = 0.0, draft: float = 1.0) -> StepTimes:
+        """The same with so much more on both ways (less: down to none), or drafts that take so many times as long."""
         return replace(
             self,
             drafts={name: line.scaled(draft) for name, line in self.drafts.items()},
-            target_trip_ms=self.target_trip_ms if trip_ms is None else trip_ms,
-            draft_trip_ms=self.draft_trip_ms if trip_ms is None else trip_ms,
+            draft_session_ms={name: draft * ms for name, ms in self.draft_session_ms.items()},
+            target_trip_ms=max(0.0, self.target_trip_ms + trips_ms),
+            draft_trip_ms=max(0.0, self.draft_trip_ms + trips_ms),
         )
 
 
@@ -82,7 +91,7 @@ class PredictedSpeed:
     Attributes:
         sessions: requests at once.
         tokens: a round commits.
-        error: standard error of that from one sample of texts to another; 0: not known.
+        error: standard error of that from one sample of texts to another; NaN: not known.
         round_ms: from one round of a session to its next.
         draft_ms: of it the draft's own steps for this session's proposal.
         draft_busy: share of a draft service's time that one target's sessions take.
@@ -130,10 +139,9 @@ def target_only(times: StepTimes, sessions: int) -> PredictedSpeed:
 
 
 def just_in_time(times: StepTimes, drafter: str, expected: ExpectedRounds, sessions: int) -> PredictedSpeed:
-    """Each round waits for its proposal; a match costs no wait, and rounds without one no way."""
+    """Each round waits for its proposal and the way to the target; matches are at hand."""
     draft_ms = proposal_ms(times, drafter, expected, sessions)
-    proposes = sum(share for nodes, share in expected.proposed if nodes)
-    away_ms = draft_ms + proposes * times.target_trip_ms + (0.0 if drafter == NGRAM else times.draft_trip_ms)
+    away_ms = draft_ms + times.target_trip_ms + (0.0 if drafter == NGRAM else times.draft_trip_ms)
     step_ms = _step_ms(times, expected, sessions, away_ms)
     round_ms = step_ms + away_ms
     busy = min(1.0, draft_ms / round_ms)
@@ -147,21 +155,40 @@ def ahead(
 ) -> PredictedSpeed:
     """Chains of so many tokens, drafted for a round's likely outcomes while the target verifies it.
 
-    To guess the token behind a proposal needs the row of its last token: n tokens ahead take n + 1 steps. A miss
-    waits as `just_in_time` does. The draft works all the time.
+    A miss waits as `just_in_time` does, and so does every round where nothing is drafted soon enough. The draft works
+    all the time.
     """
     whole = expected_of(depth)
-    draft_ms = proposal_ms(times, drafter, whole, sessions)
-    missed_away_ms = draft_ms + times.draft_trip_ms + times.target_trip_ms
-    away_ms = (1 - whole.hits) * missed_away_ms
-    step_ms = _step_ms(times, whole, sessions, away_ms)
-    level_ms = times.drafts[drafter].ms(AHEAD_ROWS * sessions)
-    drafted = min(depth, max(0, int(step_ms / level_ms) - 1)) if level_ms > 0 else depth
-    hits = whole.hits if drafted else 0.0
-    tokens = hits * expected_of(drafted).tokens + (1 - hits) * whole.tokens
-    round_ms = step_ms + (1 - hits) * missed_away_ms
-    name = whole.shape.name
-    return PredictedSpeed(drafter, name, DraftingWay.AHEAD, sessions, tokens, round_ms, draft_ms, 1.0, whole.error)
+    waiting = just_in_time(times, drafter, whole, sessions)
+    missed_away_ms = waiting.draft_ms + times.draft_trip_ms + times.target_trip_ms
+    step_ms = _step_ms(times, whole, sessions, (1 - whole.hits) * missed_away_ms)
+    drafted, hit_away_ms = _drafted_ahead(times, drafter, step_ms, depth, sessions)
+    if not drafted:
+        return replace(waiting, way=DraftingWay.AHEAD, draft_busy=1.0)
+    away_ms = whole.hits * hit_away_ms + (1 - whole.hits) * missed_away_ms
+    return replace(
+        waiting,
+        way=DraftingWay.AHEAD,
+        tokens=whole.hits * expected_of(drafted).tokens + (1 - whole.hits) * whole.tokens,
+        round_ms=_step_ms(times, whole, sessions, away_ms) + away_ms,
+        draft_busy=1.0,
+    )
+
+
+def _drafted_ahead(times: StepTimes, drafter: str, step_ms: float, depth: int, sessions: int) -> tuple[int, float]:
+    """Tokens of an outcome's proposal that are there when the outcome is, and what the round then waits for.
+
+    They are prefetched, if that leaves time for one: there and back to draft and target, and the margin before the
+    verdict. What comes later waits at the coordinator, and its round goes to the target. To guess the token behind a
+    proposal needs the row of its last token: n tokens take n + 1 steps.
+    """
+    level_ms = times.draft_ms(drafter, sessions, AHEAD_ROWS)
+    at_coordinator_ms = step_ms + times.target_trip_ms - times.draft_trip_ms
+    at_target_ms = at_coordinator_ms - 2 * times.target_trip_ms - LAST_MS
+    prefetched, known = (
+        min(depth, max(0, int(room_ms / level_ms) - 1)) for room_ms in (at_target_ms, at_coordinator_ms)
+    )
+    return (prefetched, 0.0) if prefetched else (known, times.target_trip_ms)
 
 
 def proposal_ms(times: StepTimes, drafter: str, expected: ExpectedRounds, sessions: int) -> float:
@@ -172,8 +199,8 @@ def proposal_ms(times: StepTimes, drafter: str, expected: ExpectedRounds, sessio
     """
     if drafter == NGRAM or not expected.shape.depth:
         return 0.0
-    line, shape = times.drafts[drafter], expected.shape
-    return line.ms(2 * sessions) + sum(line.ms(sessions * shape.level(depth)) for depth in range(1, shape.depth))
+    rows = (2, *(expected.shape.level(depth) for depth in range(1, expected.shape.depth)))
+    return sum(times.draft_ms(drafter, sessions, each) for each in rows)
 
 
 def _step_ms(times: StepTimes, expected: ExpectedRounds, sessions: int, away_ms: float) -> float:

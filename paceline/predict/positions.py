@@ -10,7 +10,7 @@ is `ABSENT`: services tell no whole distributions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -87,11 +87,14 @@ class DrafterPositions:
         """[n] chance that the first drafted token of a round is accepted, in a chain."""
         return self.reach[:, 0, 0]
 
-    @property
-    def calibration(self) -> float:
-        """Expected calibration error of the confidence in first choices."""
-        said = self.offered > 0
-        return calibration_error(self.confidence[said], self.accepted[said])
+
+def calibration_of(texts: Sequence[DrafterPositions]) -> float:
+    """Expected calibration error of a drafter's confidence in first choices, over all texts' positions together: bins
+    of a text alone are noise."""
+    said = [each.offered > 0 for each in texts]
+    confidence = [each.confidence[chosen] for each, chosen in zip(texts, said, strict=True)]
+    accepted = [each.accepted[chosen] for each, chosen in zip(texts, said, strict=True)]
+    return calibration_error(np.concatenate(confidence), np.concatenate(accepted))
 
 
 ABSENT = float("nan")

@@ -242,8 +242,6 @@ class ModelPlace:
         sent = 2 * (ranks - 1) / ranks * rows * self.size.hidden * ACTIVATION_BYTES
         return self.kind.all_reduce_us / 1e3 + sent / (1e6 * self.kind.link_gb_s)
 
-    def line(self, context: float = 0.0, rows_per_session: float = 1.0) -> CostLine:
-        """Steps by their rows, for sessions of so much context that have so many rows each. Modelled."""
-        return CostLine(
-            tuple((float(rows), self.step_ms(rows, max(1.0, rows / rows_per_session), context)) for rows in LINE_ROWS)
-        )
+    def line(self) -> CostLine:
+        """Steps by their rows, without keys and values: each session adds its `kv_ms`. Modelled."""
+        return CostLine(tuple((float(rows), self.step_ms(rows)) for rows in LINE_ROWS))

@@ -1,14 +1,16 @@
 """Replay: what rounds of any length or static tree would have brought in texts that were read. Pure.
 
 Positions draw noise of their own, so with the text given each is accepted independently of the others, with the
-chance that the passes found (docs/exactness.md §7). A round of depth k ends at its first failure or after k + 1
-tokens; where the next begins is a Markov chain along the text, whose expectation is computed, not drawn. In a static
-tree the path that goes on is the text's own, so a tree of widths w is a chain whose token at depth d is accepted if
-it is among the drafter's first w_d choices.
+chance that the passes found (docs/exactness.md §7). A round of depth k ends at its first failure, after k + 1 tokens
+or where the text ends; where the next begins is a Markov chain along the text, whose expectation is computed, not
+drawn. Every text counts for every shape, however short it is, so that shapes are compared on the same texts. In a
+static tree the path that goes on is the text's own, so a tree of widths w is a chain whose token at depth d is
+accepted if it is among the drafter's first w_d choices.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ from numpy.typing import NDArray
 
 from coordinator.policy.settings import DraftingSettings
 from paceline.predict.figures import RANKS
-from paceline.predict.positions import DrafterPositions, TextPositions
+from paceline.predict.positions import ABSENT, DrafterPositions, TextPositions
 from paceline.protocol.errors import InvalidInput, require
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES
 from paceline.train.evaluate import round_flow
@@ -88,8 +90,8 @@ class ExpectedRounds:
     """What rounds of one shape bring.
 
     Attributes:
-        tokens: committed by a round, the target's own included.
-        error: standard error of `tokens` from one sample of texts to another, by bootstrap; 0 of a single text.
+        tokens: committed by a round, the target's own included; one that its text's end cuts commits what is left.
+        error: standard error of `tokens` from one sample of texts to another, by bootstrap; NaN of a single text.
         reached: shares of rounds whose first 1 … depth tokens are accepted.
         proposed: (nodes, share of the rounds that propose so many).
         hits: share of rounds whose outcome is among those that a fan-out of `FAN_OUT` drafts for; chains alone.
@@ -110,8 +112,9 @@ class ExpectedRounds:
 
 @dataclass(frozen=True, eq=False)
 class _TextRounds:
-    """One text's expected sums over its rounds."""
+    """One text's expected sums over its rounds, which commit all its positions."""
 
+    positions: int
     rounds: float
     reached: NDArray[np.float64]  # [depth]
     hits: float
@@ -133,30 +136,26 @@ def expected_rounds(drafters: Sequence[DrafterPositions], shape: ProposalShape, 
         scale: multiplies every chance of acceptance, which stays at most 1: "what if it were so much better".
 
     Raises:
-        InvalidInput: deeper than the drafter was replayed, or no text as long as a round.
+        InvalidInput: deeper than the drafter was replayed, or no text with a position.
     """
     if shape.depth == 0:
         return ExpectedRounds(shape, 1.0)
     most = longest_depth(drafters)
     require(shape.depth <= most, "k", shape.depth, f"at most {most}, as deep as the drafter was replayed")
-    found = [_text_rounds(each, shape, scale) for each in drafters if len(each.ranks) >= shape.depth]
-    require(bool(found), "longest text", max(map(_length, drafters), default=0), f"at least k = {shape.depth} tokens")
+    require(any(len(each.ranks) for each in drafters), "positions", 0, "at least 1, over all texts")
+    found = [_text_rounds(each, shape, scale) for each in drafters]
     rounds = np.array([each.rounds for each in found])
-    accepted = np.array([each.reached.sum() for each in found])
+    committed = np.array([each.positions for each in found], np.float64)
     total = float(rounds.sum())
     counted = sum((each.proposed for each in found), Counter[int]())
     return ExpectedRounds(
         shape,
-        float(1 + accepted.sum() / total),
-        _standard_error(accepted, rounds),
+        float(committed.sum() / total),
+        _standard_error(committed, rounds),
         tuple((np.sum([each.reached for each in found], axis=0) / total).tolist()),
         tuple((nodes, share / total) for nodes, share in sorted(counted.items())),
         sum(each.hits for each in found) / total,
     )
-
-
-def _length(drafter: DrafterPositions) -> int:
-    return len(drafter.ranks)
 
 
 def _text_rounds(drafter: DrafterPositions, shape: ProposalShape, scale: float) -> _TextRounds:
@@ -166,12 +165,12 @@ def _text_rounds(drafter: DrafterPositions, shape: ProposalShape, scale: float) 
     widths = np.array([shape.width(int(depth) + 1) for depth in depths])
     accepted = reach[:, columns, widths - 1]  # [n, depth]
     begins, survival = round_flow(accepted, shape.depth)
-    sizes = np.array([_nodes_of(shape, int(offered)) for offered in drafter.offered[: begins.size]])
+    sizes = np.array([_nodes_of(shape, int(offered)) for offered in drafter.offered])
     proposed: Counter[int] = Counter()
     for size, chance in zip(sizes.tolist(), begins.tolist(), strict=True):
         proposed[size] += chance
     hits = 0.0 if shape.widths else float(begins @ _hits(reach, survival))
-    return _TextRounds(float(begins.sum()), begins @ survival, hits, proposed)
+    return _TextRounds(begins.size, float(begins.sum()), begins @ survival, hits, proposed)
 
 
 def _nodes_of(shape: ProposalShape, offered: int) -> int:
@@ -180,25 +179,31 @@ def _nodes_of(shape: ProposalShape, offered: int) -> int:
 
 
 def _hits(reach: NDArray[np.float64], survival: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[starts] chance that a round's outcome was among those drafted for: after a mismatch one of the next `FAN_OUT`
-    ranks, after a whole proposal one of the first."""
-    starts, k = survival.shape
-    before = np.concatenate([np.ones((starts, 1)), survival[:, :-1]], axis=1)  # [starts, k] chance to get to a depth
-    at = np.arange(starts)[:, None] + np.arange(k)
+    """[positions] chance that the outcome of a round that begins there was among those drafted for: after a mismatch
+    one of the next `FAN_OUT` ranks, after a whole proposal one of the first. A text's last round has none."""
+    positions, k = survival.shape
+    before = np.concatenate([np.ones((positions, 1)), survival[:, :-1]], axis=1)  # chance to get to each depth
+    inside = np.concatenate([reach, np.zeros((k + 1, *reach.shape[1:]))])
+    at = np.arange(positions)[:, None] + np.arange(k)
     columns = np.minimum(np.arange(k), reach.shape[1] - 1)
-    beside = reach[at, columns, FAN_OUT] - reach[at, columns, 0]
-    bonus = np.zeros(starts)
-    inside = starts if starts + k <= len(reach) else starts - 1  # the last round's bonus is behind the text
-    bonus[:inside] = reach[k : k + inside, min(k, reach.shape[1] - 1), FAN_OUT - 1]
+    beside = inside[at, columns, FAN_OUT] - inside[at, columns, 0]
+    bonus = inside[k : k + positions, min(k, reach.shape[1] - 1), FAN_OUT - 1]
     return np.asarray((before * beside).sum(axis=1) + survival[:, -1] * bonus)
 
 
-def _standard_error(accepted: NDArray[np.float64], rounds: NDArray[np.float64]) -> float:
-    """Of Σ accepted / Σ rounds, texts drawn again with replacement."""
+def _standard_error(committed: NDArray[np.float64], rounds: NDArray[np.float64]) -> float:
+    """Of Σ committed / Σ rounds, texts drawn again with replacement; a single text does not tell."""
+    told = rounds > 0
+    committed, rounds = committed[told], rounds[told]
     if rounds.size < 2:
-        return 0.0
+        return ABSENT
     drawn = np.random.default_rng(0).integers(0, rounds.size, (RESAMPLES, rounds.size))
-    return float((accepted[drawn].sum(axis=1) / rounds[drawn].sum(axis=1)).std())
+    return float((committed[drawn].sum(axis=1) / rounds[drawn].sum(axis=1)).std())
+
+
+def plus_minus(error: float, digits: int = 2) -> str:
+    """A standard error as it stands behind its figure; nothing where it is not known."""
+    return "" if math.isnan(error) else f" ± {error:.{digits}f}"
 
 
 def positions_of(texts: Sequence[TextPositions], drafter: str, temperature: float) -> list[DrafterPositions]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,11 +82,13 @@ def texts_at(
 ) -> list[SampleText]:
     """The sample at one temperature; prompts are answered, which is kept in `folder` and not done twice.
 
+    Targets of one name whose numbers differ may answer differently: each has answers of its own.
+
     Args:
         report: called with the tokens that the target has written.
 
     Raises:
-        InvalidInput: the folder has answers to other prompts, or of another target.
+        InvalidInput: the folder has answers to other prompts.
     """
     rows = _answers(wanted, temperature, data.prompts, source, tokenizer, folder, report) if data.prompts else []
     own = [SampleText(row, NoiseKey(wanted.seed, number), own=True) for number, row in enumerate(rows)]
@@ -114,8 +117,9 @@ def _answers(
         temperature_mix=((temperature, 1.0),),
     )
     author = source.author(tokenizer, recipe, prompts)
-    answers = folder / f"answers-{temperature:g}"
-    rows = self_generate(author, answers, _EVERY_TOKEN, source.fingerprint.model, report)
+    target = f"{source.fingerprint.model} {source.fingerprint.numeric}"
+    digest = hashlib.sha256(target.encode()).hexdigest()[:12]
+    rows = self_generate(author, folder / f"answers-{temperature:g}-{digest}", _EVERY_TOKEN, target, report)
     return [_cut(row, wanted.answer_tokens) for row in rows]
 
 

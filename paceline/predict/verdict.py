@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -15,7 +16,7 @@ from paceline.predict.cycle import (
     target_only,
 )
 from paceline.predict.positions import DrafterPositions
-from paceline.predict.rounds import ExpectedRounds, ProposalShape, expected_rounds, longest_depth
+from paceline.predict.rounds import ExpectedRounds, ProposalShape, expected_rounds, longest_depth, plus_minus
 from paceline.protocol.errors import require
 from paceline.protocol.proposal import NGRAM
 
@@ -26,6 +27,11 @@ MOST_TRIP_MS = 1000.0
 MOST_SESSIONS = 1024
 _HALVINGS = 16
 """Of an interval that holds a turning point: 1 in 65,536 of it."""
+
+
+def is_gain(gain: float) -> bool:
+    """Whether a setting pays: its speed over target-only's is a gain."""
+    return gain >= LEAST_GAIN
 
 
 @dataclass(frozen=True)
@@ -86,7 +92,8 @@ class Candidates:
 class ProfitInequality:
     """A round must take less than target-only takes for its tokens: ways + drafting + t(1 + k) < E · t(1).
 
-    The condition of synchronous remote drafting (arXiv 2606.25091), of one session.
+    The condition of synchronous remote drafting (arXiv 2606.25091), of one session. It holds where the right side is
+    greater by a gain, as everywhere else.
     """
 
     trip_ms: float
@@ -98,7 +105,12 @@ class ProfitInequality:
     @property
     def holds(self) -> bool:
         """Whether drafting pays."""
-        return self.left_ms < self.right_ms
+        return is_gain(self.gain)
+
+    @property
+    def gain(self) -> float:
+        """The right side over the left one."""
+        return self.right_ms / self.left_ms
 
     @property
     def left_ms(self) -> float:
@@ -126,13 +138,13 @@ class TurningPoints:
 
     Attributes:
         acceptance: factor on every chance of acceptance; up to `MOST_SCALE`.
-        trip_ms: of both ways; up to `MOST_TRIP_MS`.
+        trips_ms: more on each of both ways, from where they are; up to `MOST_TRIP_MS`. Below 0: so much less.
         sessions: requests at once; up to `MOST_SESSIONS`, in powers of two.
         draft: factor on the draft's steps, down to 0 or up to 100.
     """
 
     acceptance: float | None
-    trip_ms: float | None
+    trips_ms: float | None
     sessions: int | None
     draft: float | None
 
@@ -141,15 +153,14 @@ def turning_points(candidates: Candidates, times: StepTimes, sessions: int) -> T
     """What acceptance, ways, load or draft speed would turn the verdict at the given times and load."""
 
     def pays(scale: float = 1.0, at: StepTimes = times, load: int = sessions) -> bool:
-        return candidates.best(at, load, scale)[1] >= LEAST_GAIN
+        return is_gain(candidates.best(at, load, scale)[1])
 
     now = pays()
+    nearest_ms = -max(times.target_trip_ms, times.draft_trip_ms)
     loads = [1 << power for power in range(MOST_SESSIONS.bit_length()) if (1 << power) >= sessions or not now]
     return TurningPoints(
         acceptance=_turn(lambda scale: pays(scale), 1.0, 0.0 if now else MOST_SCALE),
-        trip_ms=_turn(
-            lambda trip: pays(at=times.slower(trip_ms=trip)), times.target_trip_ms, MOST_TRIP_MS if now else 0.0
-        ),
+        trips_ms=_turn(lambda more: pays(at=times.slower(trips_ms=more)), 0.0, MOST_TRIP_MS if now else nearest_ms),
         sessions=next((load for load in loads if pays(load=load) != now), None),
         draft=_turn(lambda factor: pays(at=times.slower(draft=factor)), 1.0, 100.0 if now else 0.0),
     )
@@ -177,25 +188,25 @@ class PlanVerdict:
 
     @property
     def error(self) -> float:
-        """Standard error of the gain, from one sample of texts to another."""
+        """Standard error of the gain, from one sample of texts to another; NaN: not known."""
         return self.best.gain_error(self.plain)
 
     @property
     def pays(self) -> bool:
         """Whether the gain is one."""
-        return self.gain >= LEAST_GAIN
+        return is_gain(self.gain)
 
     @property
     def is_sure(self) -> bool:
-        """Whether another sample of as many texts would hardly turn it: two standard errors."""
+        """Whether another sample of as many texts would hardly turn it: two standard errors, which are known."""
         return abs(self.gain - LEAST_GAIN) > 2 * self.error
 
     @property
     def words(self) -> str:
         """The recommendation."""
-        gain = f"{self.gain:.2f}×{f' ± {self.error:.2f}' if self.error else ''} target-only"
+        gain = f"{self.gain:.2f}×{plus_minus(self.error)} target-only"
         doubt = "" if self.is_sure else "; too near to call with these texts"
-        if not self.error:
+        if math.isnan(self.error):
             doubt = "; how much texts differ is not known of so few"
         if self.pays:
             return f"{self.best.name}: {gain}{doubt}"

@@ -180,6 +180,8 @@ def read_text(engine: Engine, row: Row, wanted: NDArray[np.intp], need: FeatureN
 def rounds_of(accepted: NDArray[np.float64], k: int) -> tuple[float, NDArray[np.float64]]:
     """Expected rounds that replay a text, and how many of them accept at least 1 … k tokens.
 
+    Rounds that the text's end cuts short are left out: they say nothing of the depths that it has no token for.
+
     Args:
         accepted: [positions, depths] probability that each token, if it is drafted at a depth, is accepted.
         k: tokens proposed in each round.
@@ -188,30 +190,31 @@ def rounds_of(accepted: NDArray[np.float64], k: int) -> tuple[float, NDArray[np.
         Rounds, and [k] expected rounds in which the first d tokens are accepted.
     """
     begins, survival = round_flow(accepted, k)
-    return float(begins.sum()), begins @ survival
+    whole = max(0, len(accepted) - k + 1)
+    return float(begins[:whole].sum()), begins[:whole] @ survival[:whole]
 
 
 def round_flow(accepted: NDArray[np.float64], k: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Where rounds begin that replay a text, and how far they get.
 
-    Rounds that the text's end would cut short are left out: it cuts accepted tokens, not offered ones.
+    The text's end cuts accepted tokens, not offered ones: a token behind it is not accepted.
 
     Args:
         accepted, k: as `rounds_of` has them; one depth: the same at every depth.
 
     Returns:
-        [starts] chance that a round begins with each token, and [starts, k] chance that its first d are accepted.
+        [positions] chance that a round begins with each token, [positions, k] chance that its first d are accepted.
     """
-    depths = np.arange(k)
-    whole = max(0, len(accepted) - k + 1)
+    positions, depths = len(accepted), np.arange(k)
+    inside = np.concatenate([accepted, np.zeros((k, accepted.shape[1]))])
     columns = np.minimum(depths, accepted.shape[1] - 1)
-    survival = np.cumprod(accepted[np.arange(whole)[:, None] + depths, columns], axis=1)
-    ends = -np.diff(survival, axis=1, prepend=1.0, append=0.0)  # [starts, k + 1] chance that 0 … k are accepted
-    begins = np.zeros(len(accepted) + k + 1)
+    survival = np.cumprod(inside[np.arange(positions)[:, None] + depths, columns], axis=1)
+    ends = -np.diff(survival, axis=1, prepend=1.0, append=0.0)  # [positions, k + 1] chance that 0 … k are accepted
+    begins = np.zeros(positions + k + 1)
     begins[0] = 1.0
-    for at in range(whole):
+    for at in range(positions):
         begins[at + 1 : at + k + 2] += begins[at] * ends[at]
-    return begins[:whole], survival
+    return begins[:positions], survival
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,10 @@ def test_each_part_has_rounds_of_its_own() -> None:
     (part,) = reasoning_parts([first, other])
     thinking, answer = part.tables[0]
     assert (thinking["part"], thinking["positions"], thinking["first"]) == ("reasoning", 20, 1.0)
-    assert thinking["tokens a round"] == pytest.approx(5)
+    assert thinking["tokens a round"] == pytest.approx(20 / (2 + 3)), "6 sure tokens take two rounds, 14 take three"
     assert (answer["part"], answer["positions"]) == ("answer", 14)
     assert answer["first"] == pytest.approx(1 / 14)
-    assert answer["tokens a round"] == pytest.approx(1), (
-        "a text of two answer tokens is too short for a round of four"
-    )
+    assert answer["tokens a round"] == pytest.approx(14 / (12 + 1.5)), "two tokens of .5 take one round or two"
 
 
 def test_without_reasoning_nothing_is_told() -> None:

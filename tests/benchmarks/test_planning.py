@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +13,28 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.planning.document import ReportPart, as_html, as_markdown_text
-from benchmarks.planning.readers import least_line
-from benchmarks.planning.times import size_named
+from benchmarks.planning.readers import LoadedReaders, least_line
+from benchmarks.planning.report import report_parts
+from benchmarks.planning.run import compared
+from benchmarks.planning.times import size_named, step_times
 from benchmarks.planning.traced import traced_draft, traced_matches
 from benchmarks.planning.wanted import PlanWanted, TimesWanted, drafters_named
 from benchmarks.simulator.trace import Trace, TracedRequest, TracedSetting, write_trace
 from paceline.cli.main import app
 from paceline.costs.cost_line import CostLine
+from paceline.engine.table.engine import load_table
+from paceline.models.tokenizer import load_tokenizer
+from paceline.predict.cycle import StepTimes, proposal_ms
+from paceline.predict.positions import TargetPositions, TextPositions
 from paceline.predict.published import SIZES
-from paceline.predict.reading import shown_name
+from paceline.predict.reading import EnginePasses, shown_name
+from paceline.predict.roofline import ModelPlace
 from paceline.predict.rounds import ProposalShape, expected_rounds
 from paceline.predict.sample import SampleWanted
+from paceline.predict.verdict import Candidates
 from paceline.protocol.errors import InvalidInput
 from paceline.train.corpus import Role, Row, save_shard
+from tests.predict.made_positions import made_positions
 
 TARGET = "table:vocab=300,seed=1,sharpness=6,max_length=200"
 DRAFT = "table:vocab=300,seed=1,sharpness=6,noise=0.15,noise_seed=2,max_length=200"
@@ -159,6 +169,21 @@ def test_modelled_times_are_marked_wherever_they_are_shown(tmp_path: Path) -> No
     assert ", ahead" in text  # drafts have hardware of their own
 
 
+@pytest.mark.parametrize("sessions", [1, 16, 32])
+def test_a_modelled_draft_reads_its_sessions_keys_and_values(tmp_path: Path, sessions: int) -> None:
+    asked = TimesWanted(CostLine(((1, 20.0),)), draft_gpu="l4", draft_size="qwen3-0.6b", context=2000)
+    wanted = PlanWanted(TARGET, SampleWanted(tmp_path), tmp_path / "out", times=asked)
+    target = load_table(TARGET)
+    readers = LoadedReaders(EnginePasses(target, {}), load_tokenizer(TARGET), {"d": DRAFT}, CostLine(), {})
+    times = step_times(wanted, readers)
+    assert "2000 tokens of context" in times.origins["d step"]
+    place = ModelPlace(SIZES["qwen3-0.6b"], "l4")
+    expected = expected_rounds([made_positions([0.8] * 40)], ProposalShape(2))
+    first, second = (place.step_ms(rows * sessions, sessions, 2000) for rows in (2, 1))
+    assert proposal_ms(times, "d", expected, sessions) == pytest.approx(first + second)
+    assert proposal_ms(times.slower(draft=2), "d", expected, sessions) == pytest.approx(2 * (first + second))
+
+
 def test_a_line_is_the_least_of_what_was_measured_and_rises() -> None:
     lines = [
         CostLine(((1, 600.0), (8, 600.0))),
@@ -192,3 +217,19 @@ def test_a_page_escapes_what_users_wrote() -> None:
     assert "<script>" not in page and "&lt;script&gt;" in page and "a &lt; b" in page
     assert "<svg></svg>" in page and "<?xml" not in page and "dont" in page
     assert "![p](p.svg)" in as_markdown_text("t", {}, [part])
+
+
+def test_calibration_is_of_all_texts_together() -> None:
+    """One text is righter than the drafter says by as much as the other is less right."""
+    texts = [
+        replace(made_positions([right] * 8), confidence=np.full(8, 0.55), offered=np.ones(8, np.int32))
+        for right in (0.85, 0.25)
+    ]
+    none = np.zeros(8)
+    target = TargetPositions(none, none, none, none, none, none, none, none, none)  # type: ignore[arg-type]
+    read = [TextPositions(0.0, True, none, target, {"d": each}) for each in texts]  # type: ignore[arg-type]
+    wanted = PlanWanted("t", SampleWanted(Path("s")), Path("nowhere"))
+    times = StepTimes(CostLine(((1, 20.0),)), {"d": CostLine(((1, 1.0),))})
+    made = compared(wanted, {0.0: Candidates({"d": texts}, wanted.shapes)}, times, read)
+    figures = next(part for part in report_parts(made) if part.title == "What the drafters say")
+    assert figures.tables[0][0]["ECE"] == pytest.approx(0)

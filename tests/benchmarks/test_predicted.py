@@ -47,14 +47,16 @@ def stats_of(*accepted: int, tokens_per_second: float = 100.0) -> GenerationStat
     return GenerationStats(len(records), committed, tokens_per_second=tokens_per_second, records=records)
 
 
-def test_whole_rounds_are_counted_and_cut_ones_are_not() -> None:
-    """Rounds commit 1, 3, 2, 1 and 1 of 8 tokens. Behind 4 and 6 there is room for 3 more; behind 7 there is not."""
-    found = ServedRounds.of([stats_of(0, 2, 1, 0, 0)], 2)
-    assert (found.rounds, found.tokens) == (2, 5)
-    assert found.tokens_a_round == 2.5
-    assert found.noise == pytest.approx((0.25 / 2) ** 0.5)
+def test_rounds_behind_the_first_are_counted_the_last_as_the_end_cuts_it() -> None:
+    """Rounds commit 1, 3, 2, 1 and 1 of 8 tokens."""
+    found = ServedRounds.of([stats_of(0, 2, 1, 0, 0)])
+    assert (found.rounds, found.tokens) == (4, 7)
+    assert found.tokens_a_round == 1.75
+    assert found.noise == pytest.approx((0.6875 / 4) ** 0.5)
     assert found.decoded == 7 and found.decode_s == pytest.approx(0.07)
     assert found.ms_per_token == pytest.approx(10)
+    cut = ServedRounds.of([replace(stats_of(0, 2, 2), committed=5)])
+    assert (cut.rounds, cut.tokens, cut.squares) == (2, 4, 10)
 
 
 def cell(**changes: float) -> GridCell:
@@ -123,6 +125,6 @@ def test_predicted_ranks_name_every_round_that_is_served(tmp_path: Path, tempera
         assert record.accepted == right
         at += record.accepted + 1
     assert at == stats.committed == len(ranks)
-    served = ServedRounds.of([stats], k)
+    served = ServedRounds.of([stats])
     expected = expected_rounds([read[0].drafters["d"]], ProposalShape(k))
     assert abs(served.tokens_a_round - expected.tokens) < 5 * served.noise + 1e-9

@@ -19,6 +19,7 @@ from paceline.predict.positions import TextPositions
 from paceline.predict.reading import EnginePasses, read_texts
 from paceline.predict.sample import SampleWanted, read_sample, texts_at
 from paceline.protocol.errors import InvalidInput
+from paceline.protocol.handshake import Fingerprint
 from paceline.protocol.sampling import NoiseKey
 from paceline.train.corpus import Role, Row, save_shard
 
@@ -144,3 +145,31 @@ def test_a_sample_is_spread_over_the_file_and_cut(tmp_path: Path) -> None:
     texts = sampled(tmp_path, 1.0, *lines, texts=3)
     assert [chr(text.row.token_ids[-1]) for text in texts] == ["a", "d", "g"]
     assert [int(text.row.learned.sum()) for text in texts] == [24, 24, 24]
+
+
+class _SameName(EnginePasses):
+    """A target by a name that others have, too."""
+
+    def __init__(self, target: str, numeric: str) -> None:
+        super().__init__(load_table(target), {})
+        self._numeric = numeric
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        return replace(super().fingerprint, model="t", numeric=self._numeric)
+
+
+def test_targets_of_one_name_and_other_bits_keep_their_answers_apart(tmp_path: Path) -> None:
+    wanted = SampleWanted(sample_file(tmp_path, {"prompt": "one"}), (0.0,), answer_tokens=24)
+    tokenizer = load_tokenizer(TARGET)
+    data = read_sample(wanted, tokenizer, 96)
+    first, other, again = (
+        texts_at(wanted, 0.0, data, source, tokenizer, tmp_path)[0].row.token_ids.tolist()
+        for source in (
+            _SameName(TARGET, "float32"),
+            _SameName(TARGET.replace("seed=1", "seed=2"), "bfloat16"),
+            _SameName(TARGET.replace("seed=1", "seed=3"), "float32"),
+        )
+    )
+    assert first != other
+    assert first == again, "the answers of the same bits are kept"

@@ -56,8 +56,9 @@ def test_experts_are_read_as_far_as_rows_reach_them() -> None:
 
 def test_lines_rise_and_memory_bounds_the_context() -> None:
     place = ModelPlace(SIZES["llama-3.1-8b"], "h100")
-    line = place.line(context=1000, rows_per_session=5)
-    assert line.ms(5) == pytest.approx(place.step_ms(5, 1, 1000))
+    line = place.line()
+    assert line.ms(5) == pytest.approx(place.step_ms(5))
+    assert line.ms(5) + 2 * place.kv_ms(1000) == pytest.approx(place.step_ms(5, 2, 1000))
     assert line.ms(64) < 2 * line.ms(1) < line.ms(4096)
     # 72 GB less 16.06 of weights, at 131,072 bytes a token
     assert place.kv_tokens == pytest.approx((72e9 - 16.06e9) / 131_072, rel=1e-3)
