@@ -259,8 +259,11 @@ def _reserve(engine: Engine, session: Session) -> int | PacelineError:
         if session.features is not None:
             feature_source(engine).keep_features(session.key, session.features.need)
         return reused
-    except PacelineError as error:
-        return error
-    except Exception as error:
+    except PacelineError as refusal:
+        error = refusal
+    except Exception as failure:
         logger.exception("open failed: session=%d", session.id)
-        return session.defect(error)
+        error = session.defect(failure)
+    # What failed may have come behind the reservation, and nobody closes a session that was not admitted.
+    _free(engine, session)
+    return error

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from paceline.engine.interface import NO_PREFIX, Prefix
 from paceline.models.table_names import TableSpec
 from paceline.protocol.features import FeatureNeed, FeatureRequest
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES, ROOT, Acceptance, Proposal, SparseDistribution
@@ -163,6 +164,41 @@ async def test_a_session_that_the_kv_budget_cannot_hold_is_refused_at_its_open()
         events.link.send(target_open(2, PREFIX, max_length=20))
         fits = chain([7] * (20 - len(PREFIX)))
         assert len((await verdict_of(events, first_round(2, PREFIX, fits))).token_ids) == len(fits) + 1
+
+
+class FailsOnce(RecordingEngine):
+    """Has reserved the rows of the first session when one of its methods fails."""
+
+    def __init__(self, spec: TableSpec, method: str) -> None:
+        super().__init__(spec)
+        self.fails = method
+
+    def open(self, session: int, max_rows: int, prefix: Prefix = NO_PREFIX) -> int:
+        held = super().open(session, max_rows, prefix)
+        self._fail_at("open")
+        return held
+
+    def keep_features(self, session: int, need: FeatureNeed) -> None:
+        super().keep_features(session, need)
+        self._fail_at("keep_features")
+
+    def _fail_at(self, method: str) -> None:
+        if self.fails == method:
+            self.fails = ""
+            raise MemoryError("no memory for its rows")
+
+
+@pytest.mark.parametrize("method", ["open", "keep_features"])
+async def test_a_session_whose_open_failed_holds_no_rows(method: str) -> None:
+    """Each session wants the whole budget."""
+    engine = FailsOnce(TableSpec(vocab=32, seed=3, max_length=64, max_kv_rows=100), method)
+    async with target_service(engine) as (servicer, address), linked(target_link(address)) as events:
+        events.link.send(target_open(1, PREFIX, features=FeatureRequest(FeatureNeed((1,)))))
+        failure = await events.of(Failure, 1)
+        assert (failure.reason, failure.session_closed) == ("INTERNAL", True)
+        assert engine.kv_rows == 0
+        await still_serves(events)
+        assert servicer.scheduler.waiting == 0
 
 
 @pytest.mark.parametrize("limited", ["kv", "sessions"])
