@@ -71,6 +71,7 @@ class Admission:
         """What the admitted sessions of each link hold."""
         self._turns = Turns()
         self._no_room = False
+        """Whether one that waits found no room, and nobody has left since: then nobody is tried."""
         self.prefixes = PendingPrefixes()
 
     def __len__(self) -> int:
@@ -124,6 +125,8 @@ class Admission:
             self._closing.append(session)
         elif session in self._waiting:
             self._waiting.remove(session)
+            # It may be the one that found no room; those behind it may want less.
+            self._no_room = False
 
     def stop(self) -> None:
         """Follow no grammars any more."""
@@ -165,7 +168,7 @@ class Admission:
             self.prefixes.end(session)
             session.claimed = 0
             if isinstance(result, Overloaded):
-                self._no_room = True
+                self._no_room = not session.closed
             elif result is not None:
                 self._on_failed(session, result)
         return sum(result for result in results if isinstance(result, int))

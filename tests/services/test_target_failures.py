@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -239,6 +240,47 @@ async def test_a_session_that_waits_can_be_closed_and_others_move_up() -> None:
         events.link.send(Close(2))
         events.link.send(Close(1))
         assert await events.of(TargetOpened, 3)
+
+
+class HeldOpens(RecordingEngine):
+    """Notes the rows that sessions want, and can be held while it looks whether they are there."""
+
+    def __init__(self, spec: TableSpec) -> None:
+        super().__init__(spec)
+        self.wanted: list[int] = []
+        self.may_open = threading.Event()
+        self.may_open.set()
+
+    def open(self, session: int, max_rows: int, prefix: Prefix = NO_PREFIX) -> int:
+        self.wanted.append(max_rows)
+        assert self.may_open.wait(10)
+        return super().open(session, max_rows, prefix)
+
+
+@pytest.mark.parametrize("leaves", ["once it has found no room", "while it is tried"])
+async def test_whoever_found_no_room_and_leaves_holds_nobody_up(leaves: str) -> None:
+    """Of 500 rows 264 are held. 320 are too many beside them, 164 are not."""
+    engine = HeldOpens(TableSpec(vocab=32, seed=3, max_length=256, max_kv_rows=500))
+    async with (
+        target_service(engine) as (servicer, address),
+        linked(target_link(address)) as holds,
+        linked(target_link(address)) as events,
+    ):
+        holds.link.send(target_open(1, PREFIX, max_length=200))
+        await holds.of(TargetOpened, 1)
+        if leaves == "while it is tried":
+            engine.may_open.clear()
+        events.link.send(target_open(2, PREFIX, max_length=256))
+        await eventually(lambda: engine.wanted == [264, 320], "it is tried")
+        if leaves == "once it has found no room":
+            assert await signed(events) == {2}
+        events.link.send(Close(2))
+        await eventually(lambda: servicer.status().sessions == 1, "it has left")
+        engine.may_open.set()
+        events.link.send(target_open(3, PREFIX, max_length=100))
+        await events.of(TargetOpened, 3)
+        assert engine.kv_rows == 264 + 164
+        assert servicer.scheduler.waiting == 0
 
 
 async def test_a_target_shows_life_while_a_step_lasts() -> None:
