@@ -101,14 +101,16 @@ class Admission:
     def enter(self, session: Session) -> None:
         """Wait for room; before that for the grammar, which another process compiles."""
         facts = session.facts
+        session.processors = make_processors(facts, session.foreseen)
+        if facts.sampling.grammar is not None and self._grammars is not None:
+            session.grammar = self._grammars.open(facts.sampling.grammar, facts.end_token_ids, facts.prompt_length)
+        # Only now: a session that did not come this far never leaves.
         self._places.take(facts.tenant)
         self._queued.add(session.key)
-        session.processors = make_processors(facts, session.foreseen)
-        if facts.sampling.grammar is None or self._grammars is None:
+        if session.grammar is None:
             self._waiting.append(session)
             self._wake()
             return
-        session.grammar = self._grammars.open(facts.sampling.grammar, facts.end_token_ids, facts.prompt_length)
         task = asyncio.create_task(self._await_grammar(session, session.grammar))
         self._compiling[session.key] = task
         task.add_done_callback(lambda _: self._compiling.pop(session.key))
