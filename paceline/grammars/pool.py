@@ -266,8 +266,12 @@ class WorkerPool:
 
     def _watch(self, host: HostProcess) -> None:
         """Read what comes from the host and the workers until the pool is closed or the host has ended."""
-        while self._read(host, host.selector.select(self._time_left())):
-            pass
+        try:
+            while self._read(host, host.selector.select(self._time_left())):
+                pass
+        except Exception:
+            # A host that nobody reads any more would keep waiting whoever follows a grammar.
+            logger.exception("grammar host ended")
         with self._settling():
             self._end_all()
             self._host = None
@@ -320,17 +324,23 @@ class WorkerPool:
                 # The host says how it ended.
                 self._disconnect(worker)
                 return
-            for frame in worker.frames.feed(piece):
-                if worker.id in self._workers:
-                    self._answered(worker, frame)
+            try:
+                for frame in worker.frames.feed(piece):
+                    if worker.id in self._workers:
+                        self._answered(worker, frame)
+            except Exception:
+                # Who follows grammars that strangers wrote may say anything.
+                logger.exception("grammar worker ended: it said what it may not")
+                self._end(worker, worker.lost())
         if worker.id in self._workers:
             self._go_on(worker)
 
     def _answered(self, worker: WorkerHandle, frame: Frame) -> None:
-        before, request = worker.taken_bytes, worker.answered(frame)
-        self._grown = self._grown or not worker.is_compiled or worker.taken_bytes > before
+        # First what fails where the frame is not as it should be: the request is still the worker's then.
         error = frame[0].get("error")
         refusal = InvalidInput(error, metadata=frame[0]["facts"]) if error is not None else None
+        before, request = worker.taken_bytes, worker.answered(frame)
+        self._grown = self._grown or not worker.is_compiled or worker.taken_bytes > before
         self._due.append((request.answer, refusal or frame))
         if not request.session and refusal is not None:
             self._end(worker, refusal)

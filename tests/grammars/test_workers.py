@@ -6,19 +6,14 @@ import json
 import random
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
-from paceline.grammars import pool
-from paceline.grammars.host_process import HostProcess
 from paceline.grammars.pool import LONG_S
 from paceline.grammars.sessions import Awaited, Grammars, GrammarSession
 from paceline.models.tokenizer import TableTokenizer, Tokenizer
@@ -346,56 +341,6 @@ def test_a_host_that_does_not_start_fails_its_grammars_and_the_next_one_tries_ag
             broken.setenv("PYTHONHOME", "/nowhere")
             assert isinstance(failure_of(followed, regex("a")), PeerUnavailable)
         assert opened(followed, regex("a"))
-
-
-def test_a_host_for_which_there_is_no_process_leaves_no_file_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_process(*args: Any, **kwargs: Any) -> None:
-        raise BlockingIOError("Resource temporarily unavailable")
-
-    with grammars() as followed:
-        with monkeypatch.context() as limited:
-            limited.setattr(subprocess, "Popen", no_process)
-            before = psutil.Process().num_fds()
-            error = followed.open(regex("a"), (END,), 0).compiled.exception(WAIT_S)
-            assert isinstance(error, BlockingIOError)
-            assert psutil.Process().num_fds() == before
-        assert opened(followed, regex("a"))
-
-
-@pytest.mark.parametrize("place", [0, 1])
-def test_without_a_thread_its_grammars_fail_and_the_next_one_tries_again(
-    monkeypatch: pytest.MonkeyPatch, place: int
-) -> None:
-    started: list[threading.Thread] = []
-    start = threading.Thread.start
-
-    def fails_once(thread: threading.Thread) -> None:
-        started.append(thread)
-        if len(started) == place + 1:
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", fails_once)
-    with grammars() as followed:
-        error = followed.open(regex("a"), (END,), 0).compiled.exception(WAIT_S)
-        assert error is None or isinstance(error, Overloaded)
-        assert opened(followed, regex("ab")).ask([], [[]]).result(WAIT_S)[0]
-
-
-def test_a_host_that_is_no_longer_wanted_once_it_has_started_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    may_go_on = threading.Event()
-
-    def host(vocabulary: Vocabulary) -> HostProcess:
-        assert may_go_on.wait(WAIT_S)
-        return HostProcess(vocabulary)
-
-    monkeypatch.setattr(pool, "HostProcess", host)
-    with grammars() as followed:
-        waiting = followed.open(regex("a"), (END,), 0)
-    assert isinstance(waiting.compiled.exception(WAIT_S), UnknownSession)
-    may_go_on.set()
-    eventually(lambda: bool(hosts()), "it starts")
-    eventually(lambda: not hosts(), "it has ended")
 
 
 SERVICE = """
