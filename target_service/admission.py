@@ -71,6 +71,7 @@ class Admission:
         """What the admitted sessions of each link hold."""
         self._turns = Turns()
         self._no_room = False
+        """Whether one that waits found no room, and nobody has left since: then nobody is tried."""
         self.prefixes = PendingPrefixes()
 
     def __len__(self) -> int:
@@ -100,14 +101,16 @@ class Admission:
     def enter(self, session: Session) -> None:
         """Wait for room; before that for the grammar, which another process compiles."""
         facts = session.facts
+        session.processors = make_processors(facts, session.foreseen)
+        if facts.sampling.grammar is not None and self._grammars is not None:
+            session.grammar = self._grammars.open(facts.sampling.grammar, facts.end_token_ids, facts.prompt_length)
+        # Only now: a session that did not come this far never leaves.
         self._places.take(facts.tenant)
         self._queued.add(session.key)
-        session.processors = make_processors(facts, session.foreseen)
-        if facts.sampling.grammar is None or self._grammars is None:
+        if session.grammar is None:
             self._waiting.append(session)
             self._wake()
             return
-        session.grammar = self._grammars.open(facts.sampling.grammar, facts.end_token_ids, facts.prompt_length)
         task = asyncio.create_task(self._await_grammar(session, session.grammar))
         self._compiling[session.key] = task
         task.add_done_callback(lambda _: self._compiling.pop(session.key))
@@ -124,6 +127,8 @@ class Admission:
             self._closing.append(session)
         elif session in self._waiting:
             self._waiting.remove(session)
+            # It may be the one that found no room; those behind it may want less.
+            self._no_room = False
 
     def stop(self) -> None:
         """Follow no grammars any more."""
@@ -165,7 +170,7 @@ class Admission:
             self.prefixes.end(session)
             session.claimed = 0
             if isinstance(result, Overloaded):
-                self._no_room = True
+                self._no_room = not session.closed
             elif result is not None:
                 self._on_failed(session, result)
         return sum(result for result in results if isinstance(result, int))
@@ -259,8 +264,11 @@ def _reserve(engine: Engine, session: Session) -> int | PacelineError:
         if session.features is not None:
             feature_source(engine).keep_features(session.key, session.features.need)
         return reused
-    except PacelineError as error:
-        return error
-    except Exception as error:
+    except PacelineError as refusal:
+        error = refusal
+    except Exception as failure:
         logger.exception("open failed: session=%d", session.id)
-        return session.defect(error)
+        error = session.defect(failure)
+    # What failed may have come behind the reservation, and nobody closes a session that was not admitted.
+    _free(engine, session)
+    return error

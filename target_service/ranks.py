@@ -50,7 +50,11 @@ class LossWatch:
         self.stop.set()
         last_resort = threading.Timer(EXIT_SECONDS, os._exit, (FAILED,))
         last_resort.daemon = True
-        last_resort.start()
+        try:
+            last_resort.start()
+        except RuntimeError:
+            # Without a thread to wait on, nothing would end a process that still waits for a broken collective.
+            os._exit(FAILED)
 
     def check(self) -> None:
         """Raise `PeerUnavailable` if the engine was lost."""

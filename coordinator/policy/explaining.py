@@ -39,14 +39,17 @@ def explained(
         positions=positions,
         acceptance=tuple(survival(seen.chances(MAX_DEPTH))),
         ngram_acceptance=tuple(seen.texts.ngrams.reached(EXPLAINED_MATCH, MAX_DEPTH)),
-        candidates=(*_modelled(cycles, around, chosen), _copied(cycles, around, chosen)),
+        candidates=(*_modelled(cycles, around, chosen), _copied(cycles, chosen)),
         account_ms=account.over_ms,
         account_bound_ms=account.limit_ms,
     )
 
 
 def _modelled(cycles: Cycles, around: Surroundings, chosen: Mapping[Way, int]) -> list[CandidateExplanation]:
-    """A cached proposal of any round counts as drafted ahead."""
+    """A cached proposal of any round counts as drafted ahead.
+
+    Target-only is its one token: what matches bring to rounds without a model is a way of its own here.
+    """
     counts: dict[tuple[Source, int], int] = {}
     for way, rounds in chosen.items():
         counts[way.source, way.depth] = counts.get((way.source, way.depth), 0) + rounds
@@ -54,7 +57,7 @@ def _modelled(cycles: Cycles, around: Surroundings, chosen: Mapping[Way, int]) -
         CandidateExplanation(
             _NAMES[cycle.way.source],
             cycle.way.depth,
-            cycle.tokens,
+            cycle.tokens if cycle.way.depth else 1.0,
             cycle.ms,
             counts.get((cycle.way.source, cycle.way.depth), 0),
         )
@@ -62,10 +65,9 @@ def _modelled(cycles: Cycles, around: Surroundings, chosen: Mapping[Way, int]) -
     ]
 
 
-def _copied(cycles: Cycles, around: Surroundings, chosen: Mapping[Way, int]) -> CandidateExplanation:
-    rounds = {way: count for way, count in chosen.items() if way.source is Source.NGRAM}
-    longest = max((way.depth for way in rounds), default=0)
-    ms = cycles.target.step_ms(around.rows + 1 + longest)
-    return CandidateExplanation(
-        _NAMES[Source.NGRAM], longest, 1 + cycles.seen.texts.copied.value, ms, sum(rounds.values())
-    )
+def _copied(cycles: Cycles, chosen: Mapping[Way, int]) -> CandidateExplanation:
+    """Matches differ in length and worth: what their rounds gave and took tells more than what one should."""
+    copies = cycles.seen.texts.copies
+    rounds = sum(count for way, count in chosen.items() if way.source is Source.NGRAM)
+    proposed, tokens, ms = round(copies.proposed.value), copies.tokens.value, copies.ms.value
+    return CandidateExplanation(_NAMES[Source.NGRAM], proposed, tokens, ms, rounds)

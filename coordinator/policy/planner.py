@@ -248,6 +248,8 @@ class RequestPlanner:
         """
         self._rounds += 1
         self._pool.texts.elapsed_ms += record.round_ms
+        for seen in self._both:
+            seen.texts.take_round(plan.source, record)
         if self._target is None:
             return
         waited = plan.source is Source.WAIT

@@ -16,9 +16,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from coordinator.policy.ngram_shadow import NgramShadow
+from coordinator.policy.plan import Source
+from coordinator.policy.round_times import OUTLIER
 from paceline.costs.acceptance import AcceptanceRates
 from paceline.costs.running_mean import RunningMean
 from paceline.protocol.proposal import ROOT, Proposal
+from paceline.protocol.records import RoundRecord
 
 MAX_DEPTH = 16
 """Longest path that a model is asked for, and the depths that are told apart."""
@@ -51,23 +54,49 @@ def _by_q() -> AcceptanceRates:
 
 
 @dataclass
+class CopiedRounds:
+    """Means of the rounds that proposed what followed a match: tokens proposed and committed, and milliseconds."""
+
+    proposed: RunningMean = field(default_factory=lambda: RunningMean(0.0, 0.0))
+    tokens: RunningMean = field(default_factory=lambda: RunningMean(1.0, 0.0))
+    ms: RunningMean = field(default_factory=lambda: RunningMean(0.0, 0.0))
+
+    def take(self, record: RoundRecord) -> None:
+        """A round is over; a pause of the machine is no match's price."""
+        self.proposed.add(record.proposed)
+        self.tokens.add(record.accepted + 1)
+        self.ms.add(min(record.round_ms, OUTLIER * self.ms.value) if self.ms.weight else record.round_ms)
+
+    def child(self) -> CopiedRounds:
+        """What one request begins with."""
+        return CopiedRounds(_inherited(self.proposed), _inherited(self.tokens), _inherited(self.ms))
+
+
+@dataclass
 class SeenOfTexts:
     """What is known of texts whoever drafts beside: of several drafters all share it.
 
     Attributes:
         ngrams: how often n-gram matches are right.
-        copied: tokens that a round's n-gram match is worth; 0 of rounds without one.
+        copied: tokens that a round's n-gram match is worth, less what they cost; 0 of rounds without one.
+        copies: what the rounds gave and took that had one proposed.
         elapsed_ms, shadow_ms: of all requests: their time, and of drafts at work for shadow alone.
     """
 
     ngrams: NgramShadow = field(default_factory=NgramShadow)
     copied: RunningMean = field(default_factory=lambda: RunningMean(0.0, PRIOR_WEIGHT))
+    copies: CopiedRounds = field(default_factory=CopiedRounds)
     elapsed_ms: float = 0.0
     shadow_ms: float = 0.0
 
     def child(self) -> SeenOfTexts:
         """What one request begins with."""
-        return SeenOfTexts(self.ngrams.child(PRIOR_WEIGHT), _inherited(self.copied))
+        return SeenOfTexts(self.ngrams.child(PRIOR_WEIGHT), _inherited(self.copied), self.copies.child())
+
+    def take_round(self, source: Source, record: RoundRecord) -> None:
+        """A round is over whose proposal, if there was one, came from there."""
+        if source is Source.NGRAM and record.proposed:
+            self.copies.take(record)
 
 
 @dataclass

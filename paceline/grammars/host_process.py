@@ -24,6 +24,7 @@ class HostProcess:
     Raises:
         Unsupported: the library is not installed, or can't read the tokenizer.
         PeerUnavailable: the process ended before it was ready.
+        OSError: there is no process to be had.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -33,13 +34,12 @@ class HostProcess:
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         for file in (self.control, self._wake_read):
             self.selector.register(file, selectors.EVENT_READ)
-        # Allocators that give each thread a region of its own reserve more address space than a worker may have.
-        environment = {**os.environ, "MALLOC_ARENA_MAX": "1"}
         with theirs:
-            command = [sys.executable, "-m", "paceline.grammars.host", str(theirs.fileno())]
-            self._process = subprocess.Popen(  # noqa: S603
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[theirs.fileno()], env=environment
-            )
+            try:
+                self._process = _started(theirs)
+            except OSError:
+                self._close_files()
+                raise
         said = self._tell(json.dumps([vocabulary.size, vocabulary.ends, vocabulary.fast]).encode())
         error = json.loads(said).get("error") if said else "ended while it started; the log has its last words"
         if error is not None:
@@ -105,8 +105,21 @@ class HostProcess:
 
     def close(self) -> None:
         """Let the host end, and every worker with it."""
+        self._close_files()
+        self._process.wait()
+
+    def _close_files(self) -> None:
         self.selector.close()
         self.control.close()
         os.close(self._wake_read)
         os.close(self._wake_write)
-        self._process.wait()
+
+
+def _started(control: socket.socket) -> subprocess.Popen[bytes]:
+    """A host that is told of workers over `control`."""
+    command = [sys.executable, "-m", "paceline.grammars.host", str(control.fileno())]
+    # Allocators that give each thread a region of its own reserve more address space than a worker may have.
+    environment = {**os.environ, "MALLOC_ARENA_MAX": "1"}
+    return subprocess.Popen(  # noqa: S603
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[control.fileno()], env=environment
+    )

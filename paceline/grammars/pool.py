@@ -36,11 +36,11 @@ T = TypeVar("T")
 class WorkerPool:
     """Grammar workers over one tokenizer. May be called from any thread; no call blocks.
 
-    A thread of its own reads what workers answer and ends those that take too long. Futures are
-    settled with no lock held, on that thread or on a caller's.
+    A thread of its own starts their host, reads what workers answer and ends those that take too long. Futures
+    are settled with no lock held, on that thread or on a caller's.
 
     Args:
-        load: the tokenizer; called by the first grammar, on a thread of its own.
+        load: the tokenizer; called by the first grammar, on that thread.
         settings: what grammars may take.
     """
 
@@ -132,14 +132,28 @@ class WorkerPool:
         """Fork what there is a place for; end what there is no memory for."""
         if self._host is None:
             if self._to_fork and not self._starting and not self._closed:
-                self._starting = True
-                threading.Thread(target=self._start, name="grammar-start", daemon=True).start()
+                self._begin()
             return
         while self._to_fork and self._has_place():
             self._fork(self._host, self._to_fork.popleft())
         if self._grown:
             self._grown = False
             self._trim()
+
+    def _begin(self) -> None:
+        """Have a thread start the host; where there is none to be had, the grammars that wait for it fail."""
+        try:
+            threading.Thread(target=self._run, name="grammars", daemon=True).start()
+        except RuntimeError as error:
+            self._fail_waiting(Overloaded(f"grammars: {error}", retry_after_ms=RETRY_AFTER_MS))
+        else:
+            self._starting = True
+
+    def _fail_waiting(self, error: Exception) -> None:
+        """The host was not started."""
+        logger.warning("grammar host not started: error=%s", error)
+        for worker in [*self._to_fork]:
+            self._end(worker, error)
 
     def _has_place(self) -> bool:
         """Whether another grammar may be compiled; those that take long make room for others, which seldom do."""
@@ -231,28 +245,33 @@ class WorkerPool:
         worker.connection.close()
         worker.connection = None
 
-    # On threads of the pool.
+    # On the pool's thread.
 
-    def _start(self) -> None:
-        """Load the tokenizer and start the host; if that fails, so do the grammars that wait for it."""
+    def _run(self) -> None:
+        """Load the tokenizer and start the host, then read what it says; if it can't start, those who wait fail."""
         try:
             vocabulary = Vocabulary.of(self._load())
             host = HostProcess(vocabulary)
         except Exception as error:  # noqa: BLE001  whatever it is, it is for those who wait
             with self._settling():
                 self._starting = False
-                for worker in [*self._to_fork]:
-                    self._end(worker, error)
+                self._fail_waiting(error)
             return
         with self._settling():
             self._starting = False
             self.vocabulary, self._host = vocabulary, host
-        threading.Thread(target=self._watch, args=[host], name="grammar-answers", daemon=True).start()
+            if self._closed:
+                host.wake()
+        self._watch(host)
 
     def _watch(self, host: HostProcess) -> None:
         """Read what comes from the host and the workers until the pool is closed or the host has ended."""
-        while self._read(host, host.selector.select(self._time_left())):
-            pass
+        try:
+            while self._read(host, host.selector.select(self._time_left())):
+                pass
+        except Exception:
+            # A host that nobody reads any more would keep waiting whoever follows a grammar.
+            logger.exception("grammar host ended")
         with self._settling():
             self._end_all()
             self._host = None
@@ -305,17 +324,23 @@ class WorkerPool:
                 # The host says how it ended.
                 self._disconnect(worker)
                 return
-            for frame in worker.frames.feed(piece):
-                if worker.id in self._workers:
-                    self._answered(worker, frame)
+            try:
+                for frame in worker.frames.feed(piece):
+                    if worker.id in self._workers:
+                        self._answered(worker, frame)
+            except Exception:
+                # Who follows grammars that strangers wrote may say anything.
+                logger.exception("grammar worker ended: it said what it may not")
+                self._end(worker, worker.lost())
         if worker.id in self._workers:
             self._go_on(worker)
 
     def _answered(self, worker: WorkerHandle, frame: Frame) -> None:
-        before, request = worker.taken_bytes, worker.answered(frame)
-        self._grown = self._grown or not worker.is_compiled or worker.taken_bytes > before
+        # First what fails where the frame is not as it should be: the request is still the worker's then.
         error = frame[0].get("error")
         refusal = InvalidInput(error, metadata=frame[0]["facts"]) if error is not None else None
+        before, request = worker.taken_bytes, worker.answered(frame)
+        self._grown = self._grown or not worker.is_compiled or worker.taken_bytes > before
         self._due.append((request.answer, refusal or frame))
         if not request.session and refusal is not None:
             self._end(worker, refusal)

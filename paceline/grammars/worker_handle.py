@@ -119,9 +119,9 @@ class WorkerHandle:
 
     def answered(self, frame: Frame) -> Request:
         """The request that a frame answers."""
+        self.taken_bytes = WORKER_BYTES + int(frame[0]["bytes"])
         done = self.in_flight.popleft()
         self._start_clock()
-        self.taken_bytes = WORKER_BYTES + int(frame[0]["bytes"])
         self.used = time.monotonic()
         return done
 

@@ -19,9 +19,9 @@ class CandidateExplanation:
     Attributes:
         name: `none`, `ngram`, `wait` (drafted just in time) or `ahead` (drafted before its outcome was known). No
             enum: a newer coordinator may know more ways than the client that shows them.
-        draft_tokens: longest path that it proposes; 0 for `none`.
-        tokens: expected committed tokens of a round.
-        ms: expected milliseconds of a round.
+        draft_tokens: longest path that it proposes; 0 for `none`, and of matches, whose lengths differ, the mean.
+        tokens: expected committed tokens of a round; of matches the mean of those that were proposed.
+        ms: expected milliseconds of a round; of matches the same mean, 0 where none was proposed yet.
         rounds: rounds of this request that ran so.
     """
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from paceline.engine.interface import NO_PREFIX, Prefix
 from paceline.models.table_names import TableSpec
 from paceline.protocol.features import FeatureNeed, FeatureRequest
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES, ROOT, Acceptance, Proposal, SparseDistribution
@@ -165,6 +167,41 @@ async def test_a_session_that_the_kv_budget_cannot_hold_is_refused_at_its_open()
         assert len((await verdict_of(events, first_round(2, PREFIX, fits))).token_ids) == len(fits) + 1
 
 
+class FailsOnce(RecordingEngine):
+    """Has reserved the rows of the first session when one of its methods fails."""
+
+    def __init__(self, spec: TableSpec, method: str) -> None:
+        super().__init__(spec)
+        self.fails = method
+
+    def open(self, session: int, max_rows: int, prefix: Prefix = NO_PREFIX) -> int:
+        held = super().open(session, max_rows, prefix)
+        self._fail_at("open")
+        return held
+
+    def keep_features(self, session: int, need: FeatureNeed) -> None:
+        super().keep_features(session, need)
+        self._fail_at("keep_features")
+
+    def _fail_at(self, method: str) -> None:
+        if self.fails == method:
+            self.fails = ""
+            raise MemoryError("no memory for its rows")
+
+
+@pytest.mark.parametrize("method", ["open", "keep_features"])
+async def test_a_session_whose_open_failed_holds_no_rows(method: str) -> None:
+    """Each session wants the whole budget."""
+    engine = FailsOnce(TableSpec(vocab=32, seed=3, max_length=64, max_kv_rows=100), method)
+    async with target_service(engine) as (servicer, address), linked(target_link(address)) as events:
+        events.link.send(target_open(1, PREFIX, features=FeatureRequest(FeatureNeed((1,)))))
+        failure = await events.of(Failure, 1)
+        assert (failure.reason, failure.session_closed) == ("INTERNAL", True)
+        assert engine.kv_rows == 0
+        await still_serves(events)
+        assert servicer.scheduler.waiting == 0
+
+
 @pytest.mark.parametrize("limited", ["kv", "sessions"])
 async def test_sessions_wait_for_room_and_then_are_overloaded(limited: str) -> None:
     one = 64 + MAX_PROPOSAL_NODES
@@ -203,6 +240,47 @@ async def test_a_session_that_waits_can_be_closed_and_others_move_up() -> None:
         events.link.send(Close(2))
         events.link.send(Close(1))
         assert await events.of(TargetOpened, 3)
+
+
+class HeldOpens(RecordingEngine):
+    """Notes the rows that sessions want, and can be held while it looks whether they are there."""
+
+    def __init__(self, spec: TableSpec) -> None:
+        super().__init__(spec)
+        self.wanted: list[int] = []
+        self.may_open = threading.Event()
+        self.may_open.set()
+
+    def open(self, session: int, max_rows: int, prefix: Prefix = NO_PREFIX) -> int:
+        self.wanted.append(max_rows)
+        assert self.may_open.wait(10)
+        return super().open(session, max_rows, prefix)
+
+
+@pytest.mark.parametrize("leaves", ["once it has found no room", "while it is tried"])
+async def test_whoever_found_no_room_and_leaves_holds_nobody_up(leaves: str) -> None:
+    """Of 500 rows 264 are held. 320 are too many beside them, 164 are not."""
+    engine = HeldOpens(TableSpec(vocab=32, seed=3, max_length=256, max_kv_rows=500))
+    async with (
+        target_service(engine) as (servicer, address),
+        linked(target_link(address)) as holds,
+        linked(target_link(address)) as events,
+    ):
+        holds.link.send(target_open(1, PREFIX, max_length=200))
+        await holds.of(TargetOpened, 1)
+        if leaves == "while it is tried":
+            engine.may_open.clear()
+        events.link.send(target_open(2, PREFIX, max_length=256))
+        await eventually(lambda: engine.wanted == [264, 320], "it is tried")
+        if leaves == "once it has found no room":
+            assert await signed(events) == {2}
+        events.link.send(Close(2))
+        await eventually(lambda: servicer.status().sessions == 1, "it has left")
+        engine.may_open.set()
+        events.link.send(target_open(3, PREFIX, max_length=100))
+        await events.of(TargetOpened, 3)
+        assert engine.kv_rows == 264 + 164
+        assert servicer.scheduler.waiting == 0
 
 
 async def test_a_target_shows_life_while_a_step_lasts() -> None:

@@ -12,6 +12,7 @@ import torch
 from transformers import LogitsProcessorList, PreTrainedModel
 
 from paceline.engine.decoder import build_engine
+from paceline.grammars.pool import WorkerPool
 from paceline.grammars.sessions import Grammars
 from paceline.models.table_names import TableSpec
 from paceline.models.tokenizer import TableTokenizer, Tokenizer
@@ -244,6 +245,32 @@ async def test_a_tokenizer_that_cannot_be_loaded_is_a_defect_of_one_session() ->
         events.link.send(constrained(1))
         assert (await events.of(Failure, 1)).reason == "INTERNAL"
         events.link.send(target_open(2, PREFIX))
+        assert (await verdict_of(events, first_round(2, PREFIX))).token_ids
+
+
+@pytest.mark.parametrize("broken", [(WorkerPool, "join"), (threading.Thread, "start")])
+async def test_a_grammar_that_finds_no_thread_keeps_no_place_in_the_queue(
+    monkeypatch: pytest.MonkeyPatch, broken: tuple[type[Any], str]
+) -> None:
+    async with (
+        target_service(RecordingEngine(SPEC), max_queue=1, grammars=Grammars(lambda: TableTokenizer(32, 31))) as (
+            servicer,
+            address,
+        ),
+        linked(target_link(address)) as events,
+    ):
+        events.link.send(target_open(9, PREFIX))
+        assert (await verdict_of(events, first_round(9, PREFIX))).token_ids, "all threads of the service run"
+        with monkeypatch.context() as limited:
+
+            def fails(*args: Any) -> None:
+                raise RuntimeError("can't start new thread")
+
+            limited.setattr(*broken, fails)
+            events.link.send(constrained(1))
+            assert (await events.of(Failure, 1)).session_closed
+        assert servicer.scheduler.waiting == 0
+        events.link.send(constrained(2))
         assert (await verdict_of(events, first_round(2, PREFIX))).token_ids
 
 

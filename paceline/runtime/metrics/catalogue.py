@@ -248,7 +248,7 @@ REQUESTS_OVER_BOUND = _counter(
 PLANNED = _counter(
     "paceline.planner.rounds",
     _ASKING,
-    "Planned rounds by way and longest path of the proposal",
+    "Planned rounds by way and longest path of the proposal, of ngram the mean",
     MetricLabel("way", ("none", "ngram", "wait", "ahead")),
     MetricLabel("draft_tokens", LENGTH_RANGES, shown=False),
 )
