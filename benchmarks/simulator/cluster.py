@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from benchmarks.simulator.placed import RETRY_MS
 from benchmarks.simulator.rounds import RequestTotals
 from benchmarks.simulator.scenario import Autoscaling, Scenario, Traffic
 from benchmarks.simulator.services import SimulatedServices
@@ -103,10 +104,11 @@ class CellRun:
             if meter is not None:
                 meter.begin()
                 meter.take_prompt(request.prompt_tokens)
-        except Overloaded:
+        except Overloaded as error:
             session.totals.refused = True
             session.totals.limited = True
             self._record.totals.append(session.totals)
+            self._follow(group, error.retry_after_ms or RETRY_MS)
         else:
             session.arrive(None)
         if arrivals is not None:
@@ -118,8 +120,13 @@ class CellRun:
         if meter is not None:
             meter.take_generated(totals.tokens)
             meter.end()
-        if self._scenario.traffic[totals.group].sessions and self._agenda.now < self._end:
-            self._agenda.at(self._agenda.now, self._arrive, (totals.group, None))
+        self._follow(totals.group, RETRY_MS if totals.refused else 0.0)
+
+    def _follow(self, group: int, pause_ms: float) -> None:
+        """The next request of sessions comes; behind a refusal after a pause, as clients do."""
+        at = self._agenda.now + pause_ms
+        if self._scenario.traffic[group].sessions and at < self._end:
+            self._agenda.at(at, self._arrive, (group, None))
 
     def _meter(self, traffic: Traffic) -> Meter | None:
         tokens, requests = traffic.tokens_per_minute or None, traffic.requests_per_minute or None

@@ -172,8 +172,8 @@ class Traffic(Settings):
     """Requests that are alike.
 
     Attributes:
-        requests_per_second: Poisson arrivals; or `sessions` at once, each followed by the next; or `arrivals`, a file
-            with the seconds of one arrival a line.
+        requests_per_second: Poisson arrivals; or `sessions` at once, each followed by the next, behind a
+            refusal after a pause; or `arrivals`, a file with the seconds of one arrival a line.
         pair: how the draft does: a name of `benchmarks.simulator.synthetic`; or `acceptance`, the same everywhere; or
             `trace`, a recorded run's texts.
         prefix_tokens, prefixes: length of the prompts' common beginnings, and how many different ones there are.

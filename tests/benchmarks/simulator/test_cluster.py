@@ -220,6 +220,40 @@ def test_a_tenant_beyond_its_limit_is_refused_as_keys_are() -> None:
     assert sum(each.limited for each in totals) > 150
 
 
+@pytest.mark.parametrize(
+    "refused",
+    [
+        {"traffic": {"sessions": 6}, "coordinators": {"round_ms": 0, "max_requests": 4}},
+        {
+            "traffic": {"sessions": 4, "answer_tokens": {"median": 60}},
+            "failures": [{"service": "target", "at_seconds": 0.3, "down_seconds": 1}],
+        },
+    ],
+    ids=["full", "down"],
+)
+@pytest.mark.timeout(30)
+def test_a_refused_session_comes_again_after_a_pause(refused: dict[str, Any]) -> None:
+    """A pause of 100 ms: 10 refusals a second of each of the sessions that find no place."""
+    totals = simulated(scenario(**refused, seconds=3.0)).totals
+    came = [each.arrival_ms for each in totals if each.refused]
+    assert 5 <= len(came) <= 2 * 10 * 3 + 4 * 10
+    assert len({*came}) == len(came), "none comes at the moment at which it was refused"
+    assert max(each.arrival_ms for each in totals) > 2500
+    assert max(each.end_ms for each in totals if not each.refused) > 2900
+
+
+@pytest.mark.timeout(30)
+def test_a_session_beyond_its_tenants_limit_comes_again_when_there_is_room() -> None:
+    """20 at once and one each 3 s: 20 + 60 ÷ 3 within a minute, to the end of it."""
+    found = scenario(traffic={"sessions": 4, "requests_per_minute": 20}, seconds=60.0)
+    totals = simulated(found).totals
+    served = [each.arrival_ms for each in totals if not each.limited]
+    assert len(served) == pytest.approx(20 + 20, abs=1)
+    assert max(served) > 55_000
+    # Each of the others waits as long as the error says, so it asks a few times for each request that is served.
+    assert sum(each.limited for each in totals) <= 4 * len(served)
+
+
 def test_targets_come_when_load_is_high_and_are_paid_for() -> None:
     found = scenario(
         target={"count": 3},
