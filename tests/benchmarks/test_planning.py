@@ -117,6 +117,19 @@ def test_a_trace_of_running_services_is_a_sample(tmp_path: Path) -> None:
     assert matches.offered.tolist() == [0] * 47 + [32] and matches.reach.sum() == matches.reach[47, 0].sum() == 8
 
 
+@pytest.mark.parametrize("beside", [CostLine(), CostLine(((1, 20.0),)), CostLine(((1, 25.0),))])
+def test_drafts_of_a_trace_have_hardware_of_their_own_only_if_that_is_said(tmp_path: Path, beside: CostLine) -> None:
+    """A target says `beside` as `alone` until a draft was at work beside a step, on whatever cores."""
+    setting = TracedSetting(CostLine(((1, 20.0),)), beside=beside, draft=CostLine(((1, 1.0),)))
+    write_trace(tmp_path / "run.jsonl", Trace(setting, (TracedRequest((1,) * 9, (0.9,) * 9, (0,) * 9, (0,) * 9),)))
+    for said, options in (("drafts share the target's", ()), ("drafts on hardware of their own", ("--apart",))):
+        made = plan(tmp_path, *options, sample=tmp_path / "run.jsonl")
+        assert made.exit_code == 0, made.stderr
+        text = (tmp_path / "out" / "plan.md").read_text()
+        assert said in text
+        assert (", ahead |" in text) == bool(options)
+
+
 def test_what_has_no_texts_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
     setting = TracedSetting(CostLine(((1, 20.0),)))
     write_trace(tmp_path / "run.jsonl", Trace(setting, (TracedRequest((1,), (0.9,), (0,), (0,)),)))
