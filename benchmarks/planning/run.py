@@ -82,6 +82,7 @@ def plan_of_trace(wanted: PlanWanted) -> PlanResult:
     """
     limit = "left out with a trace, which has its drafter and its times"
     require(not wanted.drafters, "drafter", wanted.drafters, limit)
+    require(wanted.services is None, "target_url", "given", limit)
     apart = wanted.times.apart
     require(wanted.times == TimesWanted(apart=apart), "times", "stated or modelled", limit)
     trace = read_trace(wanted.sample.file)
