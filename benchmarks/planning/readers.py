@@ -63,6 +63,7 @@ def opened_readers(wanted: PlanWanted) -> Iterator[LoadedReaders]:
         return
     tokenizer = load_tokenizer(wanted.target, trust_remote_code=wanted.engine.trust_remote_code)
     with ServicePasses(wanted.services, tokenizer) as passes:
+        wanted.times.check_drafters([*passes.models])
         lines = passes.draft_lines
         for name, line in {"target": passes.target_line, **lines}.items():
             known = line.is_known or _otherwise_known(wanted, name)

@@ -82,12 +82,14 @@ def plan_of_trace(wanted: PlanWanted) -> PlanResult:
     """
     limit = "left out with a trace, which has its drafter and its times"
     require(not wanted.drafters, "drafter", wanted.drafters, limit)
-    require(wanted.times == TimesWanted(), "times", "stated or modelled", limit)
+    require(wanted.services is None, "target_url", "given", limit)
+    apart = wanted.times.apart
+    require(wanted.times == TimesWanted(apart=apart), "times", "stated or modelled", limit)
     trace = read_trace(wanted.sample.file)
     drafter = shown_name(trace.setting.notes.get("drafter", "draft"))
     temperature = float(trace.setting.notes.get("temperature", 0.0))
     candidates = {temperature: traced_candidates(trace, drafter, wanted.shapes)}
-    return compared(wanted, candidates, traced_times(trace.setting, drafter))
+    return compared(wanted, candidates, traced_times(trace.setting, drafter, apart=apart))
 
 
 def read_all(wanted: PlanWanted, readers: LoadedReaders, console: Console) -> list[TextPositions]:

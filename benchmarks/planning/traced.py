@@ -86,14 +86,18 @@ def _positions(
     return DrafterPositions(reach, offered, ranks, unknown, unknown, said, nothing, nothing, nothing, nothing)
 
 
-def traced_times(setting: TracedSetting, drafter: str) -> StepTimes:
-    """What steps and ways took in the trace."""
+def traced_times(setting: TracedSetting, drafter: str, *, apart: bool) -> StepTimes:
+    """What steps and ways took in the trace.
+
+    Services say nothing of their hardware, and a target's steps beside a draft are said as those alone until a draft
+    was at work beside one: whether drafts are `apart` has to be told.
+    """
     drafts = {drafter: setting.draft} if setting.draft.is_known else {}
     return StepTimes(
         setting.alone,
         drafts,
         target_trip_ms=2 * setting.target_one_way_ms + setting.coordinator_ms,
         draft_trip_ms=2 * setting.draft_one_way_ms,
-        apart=not setting.shares_cores,
+        apart=apart,
         origins={"all times": RECORDED},
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from paceline.costs.cost_line import CostLine
 from paceline.local.drafter_choice import MODEL, DrafterChoice
 from paceline.predict.cycle import LOCAL_TRIP_MS
 from paceline.predict.prices import Prices
+from paceline.predict.reading import shown_name
 from paceline.predict.rounds import ProposalShape
 from paceline.predict.sample import SampleWanted
 from paceline.predict.services import ServicesWanted
@@ -19,6 +20,8 @@ from paceline.runtime.config import EngineSettings
 
 WORK_FOLDER = "work"
 MOST_LOAD = 1 << 16
+WEIGHTS = "bf16"
+CONTEXT = 1024
 
 
 @dataclass(frozen=True)
@@ -41,10 +44,10 @@ class TimesWanted:
     gpu: str = ""
     draft_gpu: str = ""
     tensor_parallel: int = 1
-    weights: str = "bf16"
+    weights: str = WEIGHTS
     target_size: str = ""
     draft_size: str = ""
-    context: int = 1024
+    context: int = CONTEXT
     target_trip_ms: float = LOCAL_TRIP_MS
     draft_trip_ms: float = LOCAL_TRIP_MS
     apart: bool = False
@@ -56,7 +59,24 @@ class TimesWanted:
         require(
             bool(self.draft_gpu) or not self.draft_size, "draft_size", self.draft_size, "left out without --draft-gpu"
         )
+        for name, value, default in (("tp", self.tensor_parallel, 1), ("weights", self.weights, WEIGHTS)):
+            require(bool(self.gpu) or value == default, name, value, "left out without --gpu")
+        modelled = bool(self.gpu or self.draft_gpu) or self.context == CONTEXT
+        require(modelled, "context", self.context, "left out without --gpu or --draft-gpu")
         require(0 <= self.context <= 1 << 24, "context", self.context, f"in [0, {1 << 24}]")
+
+    def check_drafters(self, names: Sequence[str]) -> None:
+        """Refuse a stated line of a drafter that isn't there.
+
+        Raises:
+            InvalidInput: naming the line's drafter, and those that are there.
+        """
+        known = f"one of: {', '.join(names)}" if names else "left out without a drafter"
+        for name in self.draft_lines:
+            require(not name or name in names, "draft_line", name, known)
+        others = any(name not in self.draft_lines for name in names)
+        idle = "" in self.draft_lines and not others
+        require(not idle, "draft_line", "", "left out, or NAME=ROWS:MS: every drafter has a line of its own")
 
     def stated_line(self, drafter: str) -> CostLine | None:
         """A drafter's line as stated; None: not stated."""
@@ -93,6 +113,8 @@ class PlanWanted:
         for load in self.loads:
             require(1 <= load <= MOST_LOAD, "sessions", load, f"in [1, {MOST_LOAD}]")
         require(len(set(self.drafters)) == len(self.drafters), "drafter", self.drafters, "each named once")
+        if self.services is None:
+            self.times.check_drafters([shown_name(each) for each in self.drafters])
         begun = self.work.exists() and any(self.work.iterdir())
         limit = "a folder without earlier work, or --resume to go on from it"
         require(self.resume or not begun, "out", str(self.out), limit)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from benchmarks.simulator.placed import RETRY_MS
 from benchmarks.simulator.rounds import RequestTotals
 from benchmarks.simulator.scenario import Autoscaling, Scenario, Traffic
 from benchmarks.simulator.services import SimulatedServices
@@ -23,7 +24,7 @@ class CellRecord:
     Attributes:
         totals: of all requests that have ended or were refused.
         tokens, rows, steps: within the counted time; rows and steps of targets.
-        running: requests that had not ended when the run did.
+        running: of requests that had not ended when the run did.
         target_busy, draft_busy, coordinator_busy: shares of the counted time, mean over those that ran.
         kv_share: of the targets' KV rows, reserved on average over the run.
         waited_for_rows: how often a session found none.
@@ -35,7 +36,7 @@ class CellRecord:
     tokens: int = 0
     rows: int = 0
     steps: int = 0
-    running: int = 0
+    running: list[RequestTotals] = field(default_factory=list)
     target_busy: float = 0.0
     draft_busy: float = 0.0
     coordinator_busy: float = 0.0
@@ -71,7 +72,7 @@ class CellRun:
         ]
         self._meters = [self._meter(each) for each in scenario.traffic]
         self._record = CellRecord()
-        self._numbers = 0
+        self._begun: list[RequestTotals] = []
         self._scaler: _Autoscaler | None = None
 
     def run(self) -> CellRecord:
@@ -96,17 +97,18 @@ class CellRun:
         group, arrivals = arriving
         now, meter = self._agenda.now, self._meters[group]
         request = self._sources[group].request(now)
-        self._numbers += 1
         home = self._world.another_home() or self._world.coordinators[0]
-        session = SimulatedSession(self._numbers, request, home, self._world)
+        session = SimulatedSession(len(self._begun) + 1, request, home, self._world)
+        self._begun.append(session.totals)
         try:
             if meter is not None:
                 meter.begin()
                 meter.take_prompt(request.prompt_tokens)
-        except Overloaded:
+        except Overloaded as error:
             session.totals.refused = True
             session.totals.limited = True
             self._record.totals.append(session.totals)
+            self._follow(group, error.retry_after_ms or RETRY_MS)
         else:
             session.arrive(None)
         if arrivals is not None:
@@ -118,8 +120,13 @@ class CellRun:
         if meter is not None:
             meter.take_generated(totals.tokens)
             meter.end()
-        if self._scenario.traffic[totals.group].sessions and self._agenda.now < self._end:
-            self._agenda.at(self._agenda.now, self._arrive, (totals.group, None))
+        self._follow(totals.group, RETRY_MS if totals.refused else 0.0)
+
+    def _follow(self, group: int, pause_ms: float) -> None:
+        """The next request of sessions comes; behind a refusal after a pause, as clients do."""
+        at = self._agenda.now + pause_ms
+        if self._scenario.traffic[group].sessions and at < self._end:
+            self._agenda.at(at, self._arrive, (group, None))
 
     def _meter(self, traffic: Traffic) -> Meter | None:
         tokens, requests = traffic.tokens_per_minute or None, traffic.requests_per_minute or None
@@ -153,7 +160,7 @@ class CellRun:
         record.kv_share = sum(each.mean_share(self._agenda.now) for each in admissions) / len(admissions)
         record.waited_for_rows = sum(each.waited_for_rows for each in admissions)
         record.most_waiting = max(each.most_waiting for each in admissions)
-        record.running = self._numbers - len(record.totals)
+        record.running = [each for each in self._begun if not each.has_ended]
 
 
 class _Autoscaler:

@@ -78,6 +78,11 @@ class DraftedSession:
         """Rows of prompt and committed tokens that are not computed."""
         return self.prompt_left + max(0, self.committed - self.rows)
 
+    @property
+    def context(self) -> int:
+        """Tokens whose keys and values a step with a row of it reads."""
+        return self.session.prompt_tokens - self.prompt_left + self.committed
+
 
 class SimulatedDraft:
     """Serves the drafts of all sessions, one level a step."""
@@ -88,6 +93,7 @@ class SimulatedDraft:
         self._chunk = spec.prefill_chunk
         self._line = TrueLine(spec.line)
         self._known = spec.line
+        self._context_ms = spec.context_ms
         self.stated = StatedLine(spec.line, lie)
         self._calibration = Calibration()
         self._held: dict[int, DraftedSession] = {}
@@ -95,7 +101,7 @@ class SimulatedDraft:
         self._shadows: dict[int, DraftedSession] = {}
         self._speculations: dict[int, DraftedSession] = {}
         self._step: list[tuple[DraftedSession, int, int]] = []
-        self._guesses: list[OutcomeDrafting] = []
+        self._guesses: list[tuple[DraftedSession, OutcomeDrafting]] = []
         self._deferred: dict[int, list[Callable[[], None]]] = {}
         """By session, what came while a step ran."""
         self._busy = False
@@ -213,7 +219,8 @@ class SimulatedDraft:
             return
         self._busy, self._begun, self.rows = True, self._agenda.now, rows
         self._works(True)
-        self._agenda.at(self._begun + self._line.ms(rows), self._end, self._lives)
+        took_ms = self._line.ms(rows) + self._context_ms * self._line.factor * self._read() / 1e3
+        self._agenda.at(self._begun + took_ms, self._end, self._lives)
 
     def _gather(self) -> int:
         """What a step computes: lags and waited-for levels of everyone, then the most probable nodes of outcomes."""
@@ -227,12 +234,17 @@ class SimulatedDraft:
                 step.append((held, taken, held.turn))
                 rows += taken + level
             if held.outcomes is not None and not lag and held.outcomes.best:
-                guesses.append(held.outcomes)
+                guesses.append((held, held.outcomes))
         self._caught_up = any(taken for _, taken, _ in step)
         self._step = step
         self._guesses = guesses
         self.in_step = len(step)
-        return self._fill(guesses, rows) if guesses else rows
+        return self._fill([guess for _, guess in guesses], rows) if guesses else rows
+
+    def _read(self) -> int:
+        """Tokens whose keys and values the step reads: each session's that has a row in it, once."""
+        waited_for = sum(held.context for held, _, _ in self._step)
+        return waited_for + sum(held.context for held, guess in self._guesses if guess.has_taken)
 
     def _work(self) -> dict[int, DraftedSession]:
         if not self._shadows and not self._speculations:
@@ -270,7 +282,7 @@ class SimulatedDraft:
         self._step, self._guesses = [], []
         for held, taken, turn in step:
             self._advance(held, taken, turn)
-        for guess in guesses:
+        for _, guess in guesses:
             guess.absorb(now)
         deferred, self._deferred = self._deferred, {}
         for news in itertools.chain.from_iterable(deferred.values()):

@@ -24,7 +24,7 @@ class GroupOutcome:
 
     Attributes:
         refused, limited: by services without room, and by the tenant's own limits.
-        unfinished: that had not ended when the run did.
+        unfinished: of `requests`, that had not ended when the run did.
         ttft: time to the first tokens; `tpot`: time per token behind them, of each request.
     """
 
@@ -192,18 +192,21 @@ def _cost(scenario: Scenario, cells: Sequence[CellRecord], speed: float) -> floa
 
 
 def _group(scenario: Scenario, cells: Sequence[CellRecord], number: int) -> GroupOutcome:
-    mine = [each for cell in cells for each in cell.totals if each.group == number and _is_counted(scenario, each)]
+    ended = (each for cell in cells for each in cell.totals)
+    running = (each for cell in cells for each in cell.running)
+    mine, left = (
+        [each for each in found if each.group == number and _is_counted(scenario, each)] for found in (ended, running)
+    )
     served = [each for each in mine if each.rounds]
     first = [each.first_ms - each.arrival_ms for each in served]
     token = [each.ms_per_token for each in served if each.tokens > each.first_tokens]
-    unfinished = sum(cell.running for cell in cells) if len(scenario.traffic) == 1 else 0
     return GroupOutcome(
         name=scenario.traffic[number].name,
-        requests=len(mine),
+        requests=len(mine) + len(left),
         refused=sum(each.refused and not each.limited for each in mine),
         limited=sum(each.limited for each in mine),
-        unfinished=unfinished,
-        reopened=sum(each.reopened for each in mine),
+        unfinished=len(left),
+        reopened=sum(each.reopened for each in (*mine, *left)),
         ttft_p50_ms=percentile(first, 50),
         ttft_p99_ms=percentile(first, 99),
         tpot_p50_ms=percentile(token, 50),

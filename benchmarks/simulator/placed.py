@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from benchmarks.simulator.ways import Route
 
 RETRY_MS = 100.0
-"""How long a session without a target waits before it looks for one again."""
+"""How long a session without a target waits before it looks for one again, and a client before it asks again."""
 
 
 class PlacedSession:

@@ -64,6 +64,8 @@ class RequestTotals:
         else:
             self.queue_ms += round_.queue_ms
             self.step_ms += round_.step_ms
+            if not round_.self_started and round_.sent > decided:
+                self.waited_ms += round_.sent - decided
         self.rounds += 1
         self.tokens += round_.committed
         self.self_started += round_.self_started
@@ -72,8 +74,11 @@ class RequestTotals:
             self.proposed += round_.depth
             self.accepted += round_.accepted
             self.hits += round_.source is Source.CACHED
-        if not round_.self_started and round_.sent > decided:
-            self.waited_ms += round_.sent - decided
+
+    @property
+    def has_ended(self) -> bool:
+        """Or was refused."""
+        return self.refused or self.end_ms > 0
 
     @property
     def ms_per_token(self) -> float:

@@ -44,6 +44,8 @@ class ModelledServices(Settings):
 
     Attributes:
         step: (rows, ms) points; else a GPU and a model, of which steps and KV rows are modelled.
+        context_ms: a step takes so much longer for each 1000 tokens that its sessions have behind them; 0: as
+            modelled, or nothing where steps are stated.
         price_per_hour: of one service with all its GPUs.
     """
 
@@ -55,6 +57,7 @@ class ModelledServices(Settings):
     weights: str = "bf16"
     link: LinkDelay = LinkDelay()
     prefill_chunk: int = Field(2048, ge=1)
+    context_ms: NotNegative = 0.0
     price_per_hour: NotNegative = 0.0
 
     @model_validator(mode="after")
@@ -74,8 +77,13 @@ class ModelledServices(Settings):
 
     @property
     def line(self) -> CostLine:
-        """A step by its rows."""
+        """A step by its rows, without a context."""
         return CostLine(self.step) if self.step else self.place.line()
+
+    @property
+    def read_ms(self) -> float:
+        """That each 1000 tokens behind a session of a step take."""
+        return self.context_ms or (self.place.kv_ms(1000) if self.gpu else 0.0)
 
     @property
     def gpus(self) -> int:
@@ -90,7 +98,6 @@ class TargetGroup(ModelledServices):
     max_queue: int = Field(1024, ge=1)
     max_step_rows: int = Field(1024, ge=0)
     kv_rows: int = Field(0, ge=0)
-    context_ms: NotNegative = 0.0
     prefix_cache: bool = True
     gap_ms: NotNegative = 0.0
 
@@ -102,16 +109,13 @@ class TargetGroup(ModelledServices):
     @property
     def spec(self) -> TargetSpec:
         """For the simulator."""
-        context_ms = self.context_ms
-        if self.gpu and not context_ms:
-            context_ms = self.place.step_ms(1, 1, 1000) - self.place.step_ms(1)
         return TargetSpec(
             alone=self.line,
             gap_ms=self.gap_ms,
             max_sessions=self.max_sessions,
             prefill_chunk=self.prefill_chunk,
             kv_rows=self.rows,
-            context_ms=context_ms,
+            context_ms=self.read_ms,
             max_queue=self.max_queue,
             max_step_rows=self.max_step_rows,
             prefix_cache=self.prefix_cache,
@@ -124,7 +128,7 @@ class DraftGroup(ModelledServices):
     @property
     def spec(self) -> DraftSpec:
         """For the simulator."""
-        return DraftSpec(self.line, self.prefill_chunk)
+        return DraftSpec(self.line, self.prefill_chunk, self.read_ms)
 
 
 class CoordinatorGroup(Settings):
@@ -172,8 +176,8 @@ class Traffic(Settings):
     """Requests that are alike.
 
     Attributes:
-        requests_per_second: Poisson arrivals; or `sessions` at once, each followed by the next; or `arrivals`, a file
-            with the seconds of one arrival a line.
+        requests_per_second: Poisson arrivals; or `sessions` at once, each followed by the next, behind a
+            refusal after a pause; or `arrivals`, a file with the seconds of one arrival a line.
         pair: how the draft does: a name of `benchmarks.simulator.synthetic`; or `acceptance`, the same everywhere; or
             `trace`, a recorded run's texts.
         prefix_tokens, prefixes: length of the prompts' common beginnings, and how many different ones there are.

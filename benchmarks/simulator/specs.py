@@ -65,10 +65,11 @@ class TargetSpec:
 
 @dataclass(frozen=True)
 class DraftSpec:
-    """A draft service."""
+    """A draft service. `context_ms` as a target's."""
 
     line: CostLine
     prefill_chunk: int = 256
+    context_ms: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,11 @@ class OutcomeDrafting:
         """Worth of the row that comes next; 0: there is none."""
         return -self._queue[0][0] if self._queue else 0.0
 
+    @property
+    def has_taken(self) -> bool:
+        """Whether the step that runs, or begins, has a row of it."""
+        return bool(self._taken)
+
     def take(self) -> None:
         """The next row is computed in this step."""
         self._taken.append(heapq.heappop(self._queue))

@@ -133,11 +133,6 @@ class TracedSetting:
         """The same services with other settings of a run."""
         return replace(self, **changes)
 
-    @property
-    def shares_cores(self) -> bool:
-        """Whether a draft slows the target's steps."""
-        return self.beside.is_known and self.beside != self.alone
-
 
 @dataclass(frozen=True)
 class Trace:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from benchmarks.simulator.trace import TracedSetting
     from paceline.costs.cost_line import CostLine
 
+LENGTHS, FAN_OUT = "auto,0,1,2,4,8", 4
 EPILOG = example(
     "paceline simulate --trace run.jsonl",
     "paceline simulate --trace run.jsonl --sessions 1,8,64 --k 0,2,4,4+ahead",
@@ -43,8 +45,8 @@ def simulate(
         typer.Option(
             help="Tokens proposed: auto, numbers, N+ahead (outcomes drafted meanwhile), with commas between."
         ),
-    ] = "auto,0,1,2,4,8",
-    fan_out: Annotated[int, typer.Option(help="Of N+ahead: next tokens for each node.")] = 4,
+    ] = LENGTHS,
+    fan_out: Annotated[int, typer.Option(help="Of N+ahead: next tokens for each node.")] = FAN_OUT,
     target_line: Annotated[
         str, typer.Option(help="ROWS:MS, with commas between: a target step.", show_default="the trace's")
     ] = "",
@@ -58,26 +60,46 @@ def simulate(
     """Simulate on a virtual clock: a recorded run at each setting, a cluster that a file describes, or a study."""
     given = sum((trace is not None, scenario is not None, bool(study)))
     require(given == 1, "trace, scenario, study", given, "exactly one of them")
+    ways = {"target_one_way_ms": target_one_way_ms, "draft_one_way_ms": draft_one_way_ms}
+    lines = {"target_line": target_line, "beside_line": beside_line, "draft_line": draft_line}
     if trace is None:
+        lengths = {"k": None if k == LENGTHS else k, "fan_out": None if fan_out == FAN_OUT else fan_out}
+        _left_out("with --study" if study else "with --scenario", sessions=sessions, **lengths, **lines, **ways)
         typer.echo(_cluster(scenario, study, out, seed))
         return
+    _left_out("with --trace", seed=seed, out=None if out is None else str(out))
+    if "+ahead" not in k:
+        _left_out("without N+ahead in k", fan_out=None if fan_out == FAN_OUT else fan_out)
+    stated = {name: _line(name, text) for name, text in lines.items()}
+    _replay(trace, {**ways, **stated}, k, fan_out, [_whole("sessions", text) for text in listed(sessions)])
+
+
+def _left_out(limit: str, **options: object) -> None:
+    """Refuse what can't have an effect; None or empty: not given.
+
+    Raises:
+        InvalidInput: naming the first option that was given.
+    """
+    for name, value in options.items():
+        require(value is None or value == "", name, value, f"left out {limit}")
+
+
+def _replay(trace: Path, changes: Mapping[str, object], k: str, fan_out: int, sessions: list[int]) -> None:
+    """Show a recorded run at its own settings, and at others with these changes to its services."""
     from benchmarks.simulator.report import compare, comparison_text, replay_trace
     from benchmarks.simulator.trace import read_trace
 
     read = read_trace(trace)
+    named = {"target_line": "alone", "beside_line": "beside", "draft_line": "draft"}
+    given = {named.get(name, name): value for name, value in changes.items() if value is not None}
+    setting = read.setting.of_run(**given)
+    if not setting.draft.is_known:
+        of_drafts = {name: changes[name] for name in ("beside_line", "draft_one_way_ms")}
+        _left_out("since the trace has no draft; or give --draft-line", **of_drafts)
     replayed = replay_trace(read)
     if replayed is not None:
         typer.echo(comparison_text([replayed.row()]))
-    changes: dict[str, object] = {
-        "target_one_way_ms": target_one_way_ms,
-        "draft_one_way_ms": draft_one_way_ms,
-        "alone": _line("target_line", target_line),
-        "beside": _line("beside_line", beside_line),
-        "draft": _line("draft_line", draft_line),
-    }
-    setting = read.setting.of_run(**{name: value for name, value in changes.items() if value is not None})
-    counts = [_whole("sessions", text) for text in listed(sessions)]
-    typer.echo(comparison_text(compare(setting, read.requests, _policies(k, fan_out, setting), counts)))
+    typer.echo(comparison_text(compare(setting, read.requests, _policies(k, fan_out, setting), sessions)))
 
 
 def _cluster(file: Path | None, study: str, out: Path | None, seed: int | None) -> str:

@@ -91,6 +91,12 @@ def test_a_plan_is_written_resumed_and_stands_alone(tmp_path: Path) -> None:
         (("--gpu", "l4", "--target-size", "llama-3.3-70b"), "weights GB"),
         (("--target-size", "qwen3-8b"), "without --gpu"),
         (("--traffic", "-1"), "traffic"),
+        (("--tp", "4"), "tp = 4: must be left out without --gpu"),
+        (("--weights", "4-bit"), "weights = '4-bit': must be left out without --gpu"),
+        (("--context", "2000"), "context = 2000: must be left out without --gpu or --draft-gpu"),
+        (("--drafter", DRAFT, "--draft-line", "TYPO=1:5"), "draft_line = 'TYPO': must be one of: table:"),
+        (("--drafter", DRAFT, "--draft-line", "1:5", "--draft-line", f"{DRAFT}=1:5"), "draft_line = ''"),
+        (("--drafter", "ngram", "--draft-line", "1:5"), "draft_line = '': must be left out"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, options: tuple[str, ...], named: str) -> None:
@@ -120,11 +126,25 @@ def test_a_trace_of_running_services_is_a_sample(tmp_path: Path) -> None:
     text = (tmp_path / "out" / "plan.md").read_text()
     assert "a trace of 1 requests" in text and "What the drafters say" not in text
     assert "Temperature 0.8" in made.stdout and "model:small" in made.stdout
-    assert "left out with a trace" in plan(tmp_path, "--gpu", "h100", sample=tmp_path / "run.jsonl").stderr
+    for option in (("--gpu", "h100"), ("--target-url", "127.0.0.1:1", "--draft-url", "127.0.0.1:2")):
+        assert "left out with a trace" in plan(tmp_path, *option, sample=tmp_path / "run.jsonl").stderr
     expected = expected_rounds([traced_draft(request)], ProposalShape(1))
     assert expected.tokens == pytest.approx(simulated_tokens(request.ranks, 1), abs=0.05)
     matches = traced_matches(request)
     assert matches.offered.tolist() == [0] * 47 + [32] and matches.reach.sum() == matches.reach[47, 0].sum() == 8
+
+
+@pytest.mark.parametrize("beside", [CostLine(), CostLine(((1, 20.0),)), CostLine(((1, 25.0),))])
+def test_drafts_of_a_trace_have_hardware_of_their_own_only_if_that_is_said(tmp_path: Path, beside: CostLine) -> None:
+    """A target says `beside` as `alone` until a draft was at work beside a step, on whatever cores."""
+    setting = TracedSetting(CostLine(((1, 20.0),)), beside=beside, draft=CostLine(((1, 1.0),)))
+    write_trace(tmp_path / "run.jsonl", Trace(setting, (TracedRequest((1,) * 9, (0.9,) * 9, (0,) * 9, (0,) * 9),)))
+    for said, options in (("drafts share the target's", ()), ("drafts on hardware of their own", ("--apart",))):
+        made = plan(tmp_path, *options, sample=tmp_path / "run.jsonl")
+        assert made.exit_code == 0, made.stderr
+        text = (tmp_path / "out" / "plan.md").read_text()
+        assert said in text
+        assert (", ahead |" in text) == bool(options)
 
 
 def test_what_has_no_texts_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:

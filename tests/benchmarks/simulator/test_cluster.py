@@ -220,6 +220,77 @@ def test_a_tenant_beyond_its_limit_is_refused_as_keys_are() -> None:
     assert sum(each.limited for each in totals) > 150
 
 
+@pytest.mark.parametrize(
+    "refused",
+    [
+        {"traffic": {"sessions": 6}, "coordinators": {"round_ms": 0, "max_requests": 4}},
+        {
+            "traffic": {"sessions": 4, "answer_tokens": {"median": 60}},
+            "failures": [{"service": "target", "at_seconds": 0.3, "down_seconds": 1}],
+        },
+    ],
+    ids=["full", "down"],
+)
+@pytest.mark.timeout(30)
+def test_a_refused_session_comes_again_after_a_pause(refused: dict[str, Any]) -> None:
+    """A pause of 100 ms: 10 refusals a second of each of the sessions that find no place."""
+    totals = simulated(scenario(**refused, seconds=3.0)).totals
+    came = [each.arrival_ms for each in totals if each.refused]
+    assert 5 <= len(came) <= 2 * 10 * 3 + 4 * 10
+    assert len({*came}) == len(came), "none comes at the moment at which it was refused"
+    assert max(each.arrival_ms for each in totals) > 2500
+    assert max(each.end_ms for each in totals if not each.refused) > 2900
+
+
+@pytest.mark.timeout(30)
+def test_a_session_beyond_its_tenants_limit_comes_again_when_there_is_room() -> None:
+    """20 at once and one each 3 s: 20 + 60 ÷ 3 within a minute, to the end of it."""
+    found = scenario(traffic={"sessions": 4, "requests_per_minute": 20}, seconds=60.0)
+    totals = simulated(found).totals
+    served = [each.arrival_ms for each in totals if not each.limited]
+    assert len(served) == pytest.approx(20 + 20, abs=1)
+    assert max(served) > 55_000
+    # Each of the others waits as long as the error says, so it asks a few times for each request that is served.
+    assert sum(each.limited for each in totals) <= 4 * len(served)
+
+
+def test_shares_of_requests_time_are_of_the_time_behind_their_first_rounds() -> None:
+    """The draft computes 6000 rows of each prompt while 16 tokens take some 5 rounds."""
+    found = scenario(
+        target={"prefill_chunk": 8192},
+        traffic={"sessions": 2, "prompt_tokens": {"median": 6000}, "answer_tokens": {"median": 16}},
+        drafts=[{**QUICK_DRAFT, "prefill_chunk": 256}],
+        speculation={"k": "4"},
+        seconds=4.0,
+    )
+    cells = run_cells(found)
+    result = outcome(found, cells)
+    assert sum(each.drafted_rounds for each in cells[0].totals) > 20
+    assert result.waiting_for_drafts + result.queueing + result.stepping <= 1.001
+    for each in cells[0].totals:
+        assert each.waited_ms + each.queue_ms + each.step_ms <= each.end_ms - each.first_ms + 1e-6
+
+
+@pytest.mark.parametrize("kinds", [1, 2])
+def test_unfinished_requests_are_told_of_each_kind_of_traffic(kinds: int) -> None:
+    """A target does 10 requests of 100 ms a second, one by one, and 20 come: half are left when time is over."""
+    each = {"requests_per_second": 20.0 / kinds}
+    found = scenario(
+        target={"max_sessions": 1, "max_queue": 1000},
+        traffic=[{"name": str(kind), **each} for kind in range(kinds)],
+        seconds=6.0,
+        warmup_seconds=2.0,
+        drain_seconds=0.1,
+    )
+    cells = run_cells(found)
+    result = outcome(found, cells)
+    left = [sum(totals.group == kind for totals in cells[0].running) for kind in range(kinds)]
+    assert sum(left) == pytest.approx(60, abs=20) and min(left) > 10
+    # Those are counted that came within the counted time, as all other requests are.
+    assert all(0 < group.unfinished < group.requests for group in result.groups)
+    assert 0 < result.unfinished <= sum(left)
+
+
 def test_targets_come_when_load_is_high_and_are_paid_for() -> None:
     found = scenario(
         target={"count": 3},

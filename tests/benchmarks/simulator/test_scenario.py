@@ -109,3 +109,26 @@ def test_one_thing_is_simulated_at_a_time(options: list[str]) -> None:
     ran = runner.invoke(app, ["simulate", *options])
     assert ran.exit_code == 2
     assert "must be exactly one of them" in ran.output
+
+
+@pytest.mark.parametrize("what", ["--scenario", "--study"])
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--sessions", "64"),
+        ("--k", "0"),
+        ("--fan-out", "2"),
+        ("--target-line", "1:500"),
+        ("--beside-line", "own"),
+        ("--draft-line", "1:2"),
+        ("--target-one-way-ms", "0"),
+        ("--draft-one-way-ms", "5"),
+    ],
+)
+def test_what_a_trace_alone_takes_is_refused_by_name(tmp_path: Path, what: str, option: str, value: str) -> None:
+    file = tmp_path / "small.toml"
+    file.write_text(SMALL)
+    ran = runner.invoke(app, ["simulate", what, str(file) if what == "--scenario" else "zones", option, value])
+    assert ran.exit_code == 2
+    assert f"{option[2:].replace('-', '_')} = " in ran.output
+    assert f"must be left out with {what}" in ran.output

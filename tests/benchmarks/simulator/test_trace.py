@@ -152,6 +152,14 @@ def test_the_command_shows_the_replay_and_every_setting(tmp_path: Path) -> None:
         pytest.param(["--target-line", "1-20"], "target_line = '1-20': must be ROWS:MS", id="line"),
         pytest.param(["--draft-line", "own"], "must be 0 or auto, since the trace has no draft", id="no draft"),
         pytest.param(["--sessions", "0"], "sessions = '0': must be whole numbers, at least 1", id="sessions"),
+        pytest.param(["--seed", "1"], "seed = 1: must be left out with --trace", id="seed"),
+        pytest.param(["--out", "x"], "out = 'x': must be left out with --trace", id="out"),
+        pytest.param(["--k", "2", "--fan-out", "3"], "fan_out = 3: must be left out without N+ahead", id="fan-out"),
+        pytest.param(
+            ["--draft-line", "own", "--k", "0", "--draft-one-way-ms", "5"],
+            "draft_one_way_ms = 5.0: must be left out since the trace has no draft",
+            id="way to no draft",
+        ),
     ],
 )
 def test_the_command_refuses_by_name(tmp_path: Path, options: list[str], said: str) -> None:
