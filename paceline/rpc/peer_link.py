@@ -37,7 +37,7 @@ from paceline.rpc.link_kinds import (
     check_version,
 )
 from paceline.rpc.retries import Backoff
-from paceline.rpc.statuses import from_rpc_error, unexpected
+from paceline.rpc.statuses import from_rpc_error, is_of_the_call, unexpected
 from paceline.runtime.config import PeerSettings
 
 logger = logging.getLogger(__name__)
@@ -192,7 +192,7 @@ class PeerLink(Generic[Command, Event]):
         """What the service says it is doing, asked beside the link's stream.
 
         Raises:
-            PeerUnavailable: there is no link.
+            PeerUnavailable: there is no link, or it ended meanwhile.
             PacelineError: it did not answer in time.
         """
         if self._channel is None:
@@ -201,16 +201,24 @@ class PeerLink(Generic[Command, Event]):
             return await self.kind.ask_status(self.kind.stub(self._channel), timeout_s)
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error, self._where) from error
+        except asyncio.CancelledError as error:
+            if not is_of_the_call():
+                raise
+            raise self._unavailable() from error
 
     async def _run(self) -> None:
         while True:
-            error = await self._link()
+            try:
+                error = await self._link()
+            except Exception as defect:  # whatever it is, its sessions hear of it, and the peer is asked again
+                logger.exception("link failed: peer=%s address=%s", self.name, self.address)
+                error = unexpected(defect)
             self._note(error)
             self._set_down(error)
             await asyncio.sleep(self._backoff.next_s(error.retry_after_ms, longest=self._refused.is_set()))
 
     async def _link(self) -> PacelineError:
-        """Live through one link; returns why it ended."""
+        """Live through one link; returns why it ended. What it raises is a defect."""
         channel: grpc.aio.Channel | None = None
         try:
             channel = self._channel = open_channel(self._settings, self._keepalive, section=f"{self.name}.")
@@ -222,14 +230,9 @@ class PeerLink(Generic[Command, Event]):
         except grpc.aio.AioRpcError as error:
             return from_rpc_error(error, self._where)
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+            if not is_of_the_call():
                 raise
-            # gRPC cancels a read of a call that it has cancelled itself.
             return PeerUnavailable(f"the call to {self._where} was cancelled", metadata=self._facts)
-        except Exception as error:
-            logger.exception("link failed: peer=%s address=%s", self.name, self.address)
-            return unexpected(error)
         finally:
             self._channel = None
             if channel is not None:

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from coordinator.sessions import membership as membership_module
 from coordinator.sessions import pool as pool_module
 from coordinator.sessions.draft_pool import DraftPeer, DraftPool
 from coordinator.sessions.membership import Membership
@@ -21,7 +22,7 @@ from paceline.protocol.handshake import Fingerprint, ServiceStatus, Welcome
 from paceline.rpc.endpoints import Endpoint, EndpointSource
 from paceline.rpc.peer_link import TargetLink
 from paceline.rpc.retries import Retries
-from tests.rpc.harness import until
+from tests.rpc.harness import Client, silent_listener, until
 
 PREFIX = tuple(range(3 * BLOCK_TOKENS))
 
@@ -301,6 +302,29 @@ async def test_an_idle_peer_that_vanishes_is_closed_at_once() -> None:
     await members.become("a", "b")
     await members.become("b")
     await until(lambda: members.links["a"].closed)
+    await members.membership.close()
+
+
+async def test_a_question_whose_link_ends_meanwhile_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership_module, "LOAD_PERIOD_S", 0.001)
+    members, asked = Members(), asyncio.Event()
+    async with silent_listener() as port, Client(port) as hung:
+        await until(lambda: hung.link._channel)
+
+        async def ask(link: FakeLink, timeout_s: float) -> ServiceStatus:
+            if link.address == "b":
+                return ServiceStatus("1", Fingerprint(), link.sessions, 0, 0, 0, 0, 0, 0)
+            asked.set()
+            return await hung.link.status(60)
+
+        monkeypatch.setattr(FakeLink, "status", ask)
+        members.membership.start()
+        await members.become("a", "b")
+        await asyncio.wait_for(asked.wait(), 5)
+        await hung.link.close()
+        members.links["b"].sessions = 3
+        second = members.pool.peers[1]
+        await until(lambda: second.of_others == 3, 5)
     await members.membership.close()
 
 

@@ -113,6 +113,24 @@ async def serving(servicer: pb_grpc.TargetServiceServicer, port: int = 0) -> Asy
         await server.stop(None)
 
 
+@asynccontextmanager
+async def silent_listener() -> AsyncIterator[int]:
+    """A port that takes connections and never says anything."""
+    over = asyncio.Event()
+
+    async def swallow(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await over.wait()
+        writer.close()
+
+    listener = await asyncio.start_server(swallow, "127.0.0.1", 0)
+    try:
+        yield listener.sockets[0].getsockname()[1]
+    finally:
+        over.set()
+        listener.close()
+        await listener.wait_closed()
+
+
 class Client:
     """A target link and what its callbacks were told."""
 
