@@ -271,7 +271,7 @@ class TargetSession:
         self_started, ahead = base_length in self._answers, len(self._answers) - 1
         fresh = self._id is None and not self_started
         if fresh:
-            self._id = self._open(committed, traceparent)
+            self._open(committed, traceparent)
         round_ = Round(
             session_id=self._id or 0,
             base_length=base_length,
@@ -315,17 +315,17 @@ class TargetSession:
             if base_length not in self._answers:
                 self._answers[base_length] = loop.create_future()
 
-    def _open(self, committed: Sequence[int], traceparent: str) -> int:
+    def _open(self, committed: Sequence[int], traceparent: str) -> None:
+        """Place the session; `close` detaches it even if it can't be sent."""
         peer = self._pool.place(committed, self._fits, self._task.tenant)
         if peer is None:
             raise self._pool.why_none(self._fits)
         self._peer = peer
-        session_id = peer.attach(self)
+        self._id = peer.attach(self)
         features = self.features.request(peer.link.welcome, len(committed))
-        opening = TargetOpen(session_id, self._task.spec(committed, traceparent), features=features)
+        opening = TargetOpen(self._id, self._task.spec(committed, traceparent), features=features)
         peer.link.send(self.prompt.asked(opening), urgent=False)
         self._awaits_grammar = self._task.sampling.grammar is not None
-        return session_id
 
     async def _verdict(self, round_: Round, answer: asyncio.Future[Verdict]) -> Verdict:
         """Wait for the answer, as long as the target is at work on it."""
