@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from coordinator.sessions.feature_feed import FeatureFeed
 from coordinator.sessions.left_proposals import LeftProposals
+from coordinator.sessions.loss_patience import LossPatience
 from coordinator.sessions.prompt_report import NobodyReads, PromptReport
 from coordinator.sessions.target_pool import TargetPeer, TargetPool
 from coordinator.sessions.unanswered import AnswerWatch
@@ -158,7 +158,7 @@ class TargetSession:
             PacelineError: the target refused the session, or the round as it is.
         """
         self._committed = committed
-        deadline, refusals, deaths, lost = math.inf, 0, 0, False
+        patience, refusals, deaths, lost = LossPatience(self._pool.wait_s), 0, 0, False
         while True:
             try:
                 self_started = len(committed) - 1 in self._answers
@@ -175,14 +175,15 @@ class TargetSession:
                 lost = True
                 self.close()
                 await self.prompt.read()
-                deadline = math.inf
+                patience = LossPatience(self._pool.wait_s)
             except (PeerUnavailable, Overloaded, PrefixMismatch, UnknownSession) as error:
-                lost, deadline = True, min(deadline, time.monotonic() + self._pool.wait_s)
+                lost = True
+                patience.lost(self._watch.take_worked_s())
                 refusals += isinstance(error, PrefixMismatch | UnknownSession)
                 deaths += isinstance(error, PeerUnavailable) and self._awaits_grammar
                 self._awaits_grammar = False
                 hopeless = self._is_final(error) or refusals > MAX_REFUSALS or deaths > MAX_DEATHS
-                if hopeless or time.monotonic() >= deadline:
+                if hopeless or patience.left_s <= 0:
                     raise
                 metrics.fell_back("target_lost")
                 logger.warning(
@@ -190,7 +191,7 @@ class TargetSession:
                     self._peer and self._peer.link.address, self._id, len(committed) - 1, error.for_log,
                 )  # fmt: skip
                 self.close()
-                await self._pool.wait_to_retry(error, self._retries, deadline - time.monotonic(), self._fits)
+                await self._pool.wait_to_retry(error, self._retries, patience.left_s, self._fits)
 
     def close(self) -> None:
         """End the session on its target, and its lease; the next round opens it anew."""
