@@ -59,6 +59,8 @@ _HUNG_UP = (
 _BROKEN = ("RST_STREAM", "Stream removed", "Internal error from Core")
 """What gRPC says, under codes that mean a defect, where a stream has ended: reset by the peer, damaged, or over
 before what was written had left."""
+_CANCELLED_HERE = ("Locally cancelled", "Channel closed", "Stream removed (Channel closed")
+"""How gRPC begins what it says of a call that this side has cancelled, or whose channel it has closed."""
 _GRPC_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -182,8 +184,7 @@ def _kind_of(code: grpc.StatusCode, details: str) -> type[PacelineError]:
         return InvalidInput if "larger than max" in details else Overloaded
     if code is grpc.StatusCode.CANCELLED:
         # A peer that is stopped at once cancels its calls: for the caller it is gone.
-        ours = details.startswith(("Locally cancelled", "Channel closed"))
-        return Cancelled if ours else PeerUnavailable
+        return Cancelled if details.startswith(_CANCELLED_HERE) else PeerUnavailable
     if code is grpc.StatusCode.UNAVAILABLE and any(said in details for said in _DISTRUST):
         return UntrustedPeer
     if code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN):
