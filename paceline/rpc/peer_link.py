@@ -52,10 +52,10 @@ class PeerLink(Generic[Command, Event]):
 
     Set the callbacks before `start`; they are called on the event loop, must
     not block, and an exception of theirs is logged and goes no further:
-    `on_up(welcome)` once a link stands, `on_event(event)` for each event (all
-    those of a frame in one go, before anything is written), `on_down(error)`
-    exactly once for each `on_up`, always with a `PeerUnavailable`, `on_change()`
-    after each of these two and whenever a handshake was refused. An event that
+    `on_change()` once a link stands, when it is down and whenever a handshake was
+    refused, `on_event(event)` for each event (all those of a frame in one go,
+    before anything is written), `on_down(error)` exactly once for each link that
+    stood, before `on_change()`, always with a `PeerUnavailable`. An event that
     can't be decoded reaches its session as a `Failure`.
 
     A refused handshake (`VocabularyMismatch`, `ProtocolMismatch`) is kept as
@@ -86,7 +86,6 @@ class PeerLink(Generic[Command, Event]):
         self._hello = hello
         self._backoff = Backoff(reconnect_min_ms / 1e3, reconnect_max_ms / 1e3)
         self._keepalive = keepalive
-        self.on_up: Callable[[Welcome], None] = _ignore
         self.on_event: Callable[[Event], None] = _ignore
         self.on_down: Callable[[PacelineError], None] = _ignore
         self.on_change: Callable[[], None] = _ignore
@@ -122,11 +121,6 @@ class PeerLink(Generic[Command, Event]):
     def silent_s(self) -> float:
         """Seconds since the last frame arrived (or the link came up)."""
         return time.monotonic() - self._last_frame
-
-    @property
-    def frames_sent(self) -> int:
-        """Frames written on the standing link; 0 when there is none."""
-        return self._writer.frames_sent if self._writer else 0
 
     async def start(self) -> None:
         """Begin to connect; returns at once."""
@@ -314,7 +308,6 @@ class PeerLink(Generic[Command, Event]):
         self._backoff.reset()
         self._up.set()
         logger.info("link up: peer=%s address=%s incarnation=%s", self.name, self.address, welcome.incarnation)
-        _call_back(self.on_up, welcome)
         _call_back(self.on_change)
 
     def _set_down(self, error: PacelineError) -> None:

@@ -139,9 +139,19 @@ class Client:
         self.ups: list[Welcome] = []
         self.downs: list[PacelineError] = []
         self.events: list[TargetEvent] = []
-        self.link.on_up = self.ups.append
+        self.link.on_change = self._changed
         self.link.on_down = self.downs.append
         self.link.on_event = self.events.append
+
+    @property
+    def frames_sent(self) -> int:
+        """Frames written on the standing link."""
+        assert self.link._writer is not None
+        return self.link._writer.frames_sent
+
+    def _changed(self) -> None:
+        if self.link.is_up and self.link.welcome is not None:
+            self.ups.append(self.link.welcome)
 
     async def __aenter__(self) -> Client:
         await self.link.start()
