@@ -7,11 +7,14 @@ tokens stood in the draft's order, and what the services say that their steps ta
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 from paceline.costs.cost_line import CostLine
+
+logger = logging.getLogger(__name__)
 
 FILE = "requests.jsonl"
 """In the folder that `record_to` names; one line a request, appended as it ends."""
@@ -55,7 +58,7 @@ class RequestRecorder:
         self._lines |= {name: line for name, line in lines.items() if line.is_known}
 
     def close(self) -> None:
-        """The request has ended; may be called again."""
+        """The request has ended; may be called again. A record that can't be written costs the record alone."""
         folder, self._folder = self._folder, None
         if folder is None:
             return
@@ -67,5 +70,8 @@ class RequestRecorder:
             "chances": [chance for _, chance in self._shadows.values()],
             "lines": {name: line.points for name, line in self._lines.items()},
         }
-        with (folder / FILE).open("a") as file:
-            file.write(f"{json.dumps(line)}\n")
+        try:
+            with (folder / FILE).open("a") as file:
+                file.write(f"{json.dumps(line)}\n")
+        except OSError as error:
+            logger.warning("the record of a request was not written: folder=%s error=%s", folder, error)

@@ -71,19 +71,21 @@ async def run_rounds(
         drafted = await drafting.take(partial(_settle_all, unsettled))
         sent = time.perf_counter()
         lease = min(drafting.lease, outbox.room)
-        answer = await target.verify(
-            sequence.ids,
-            accepted_node,
-            drafted.proposal,
-            lease,
-            round_trace.traceparent,
-            dispatched,
-            drafting=drafting.drafts_outcomes,
-        )
+        try:
+            answer = await target.verify(
+                sequence.ids,
+                accepted_node,
+                drafted.proposal,
+                lease,
+                round_trace.traceparent,
+                dispatched,
+                drafting=drafting.drafts_outcomes,
+            )
+        finally:
+            prefetching.end()
         verified = time.perf_counter()
         if answer.self_started:
             clock = sent = decided + (clock - free)  # it started with the verdict before it
-        prefetching.end()
         round_, verdict = answer.round_, answer.verdict
         decision = acceptance.decide(task.acceptance, round_, verdict, task.noise)
         reasoning = sequence.reasoning

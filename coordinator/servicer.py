@@ -143,9 +143,9 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
 
         def free() -> None:
             recorder.take_lines(alone=target.costs.alone, beside=target.costs.beside, draft=drafting.draft_line)
-            recorder.close()
             target.close()
             drafting.close()
+            recorder.close()
 
         async def rounds(outbox: Outbox) -> None:
             await run_rounds(task, sequence, target, drafting, outbox, stats, trace, observer)

@@ -7,8 +7,9 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from paceline.client.shared import is_sendable
+
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
-_KEY = re.compile(r"[!-~]{1,1024}")
 
 
 @dataclass(frozen=True)
@@ -37,5 +38,5 @@ def caller_of(headers: Mapping[str, str]) -> HttpCaller:
         request_id if _REQUEST_ID.fullmatch(request_id) else secrets.token_hex(16),
         key or None,
         {name: headers[name] for name in ("traceparent", "tracestate") if name in headers},
-        not key or _KEY.fullmatch(key) is not None,
+        not key or is_sendable(key),
     )

@@ -17,8 +17,10 @@ from paceline.client import AsyncClient
 from paceline.protocol.errors import (
     DeadlineExceeded,
     Overloaded,
+    PacelineError,
     PeerUnavailable,
     Unauthenticated,
+    UntrustedPeer,
     VocabularyMismatch,
 )
 from paceline.protocol.generation import ModelDescription
@@ -34,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 KNOWN_FOR_S = 1.0
 """How long a description counts as new: a target of other weights is noticed that late; and how long a coordinator
-that did not answer is asked last, or one that had no room and did not say for how long."""
+that failed is asked last, or one that had no room and did not say for how long."""
 MAX_KNOWN = 1024
 """Keys that a coordinator's answers are kept for: nothing is read for a caller that it has not let in."""
 DESCRIBE_TIMEOUT_S = 2.0
@@ -96,7 +98,7 @@ class Coordinator:
         self._idle.clear()
         try:
             yield self._generating.calling(api_key=caller.api_key, request_id=caller.request_id)
-        except PeerUnavailable:
+        except (PeerUnavailable, UntrustedPeer):
             self.failed_at = time.monotonic()
             self._known.clear()
             raise
@@ -132,13 +134,18 @@ class Coordinator:
             PacelineError: it doesn't answer, or refuses the caller.
             VocabularyMismatch: its target's tokenizer is not this gateway's.
         """
+        asking = self._asking.calling(api_key=caller.api_key)
         try:
             with self._hanging.asking():
-                described = (await self._asking.calling(api_key=caller.api_key).describe_models())[0]
-        except (PeerUnavailable, DeadlineExceeded) as error:
+                described = (await asking.describe_models())[0]
+            self._check_tokenizer(described)
+        except Unauthenticated:
+            raise  # which says nothing of the coordinator
+        except PacelineError as error:
             self.failed_at = time.monotonic()
-            raise PeerUnavailable(f"coordinator at {self.address}: {error.message}") from error
-        self._check_tokenizer(described)
+            if isinstance(error, PeerUnavailable | DeadlineExceeded):
+                raise PeerUnavailable(f"coordinator at {self.address}: {error.message}") from error
+            raise
         self.failed_at = 0.0
         if len(self._known) >= MAX_KNOWN:
             self._known.clear()
@@ -221,7 +228,8 @@ class Coordinators:
 
         Raises:
             PeerUnavailable: none has one, for as long as the configuration allows.
-            PacelineError: it refuses the caller.
+            Unauthenticated: one refuses the caller, for all.
+            PacelineError: none serves, for reasons that waiting doesn't mend: the last one's.
         """
         deadline = time.monotonic() + self.wait_s
         backoff = Backoff()
@@ -249,7 +257,9 @@ class Coordinators:
 
         try:
             return (await self._first(caller, ask, _any)).description
-        except PeerUnavailable:
+        except Unauthenticated:
+            raise
+        except PacelineError:
             if not heard:
                 raise
             return heard[-1]
@@ -258,7 +268,7 @@ class Coordinators:
         """Return if a request would find a target, as far as anybody may know.
 
         Raises:
-            PeerUnavailable: it would not.
+            PacelineError: it would not.
         """
         try:
             described = await self.models(HttpCaller(""))
@@ -298,20 +308,27 @@ class Coordinators:
         ask: Callable[[Coordinator], Awaitable[ModelDescription]],
         fits: Callable[[Serving], bool],
     ) -> Serving:
-        """The first, in the order of preference, that answers, has a target and fits. Raises as `serving`."""
-        failure = PeerUnavailable(self._missing)
+        """The first, in the order of preference, that answers, has a target and fits; without waiting.
+
+        One that fails in whatever way takes nothing from the others. Raises as `serving`: the last reason, of
+        those that may pass if there are any.
+        """
+        failures: list[PacelineError] = []
         for coordinator in self._in_order(caller):
             try:
                 serving = Serving(coordinator, await ask(coordinator))
-            except PeerUnavailable as error:
-                failure = error
+            except Unauthenticated:
+                raise
+            except PacelineError as error:
+                failures.append(error)
                 continue
             ready = serving.description.target_ready
             if ready and fits(serving):
                 return serving
             lacks = "its target is another one" if ready else "no link to its target yet"
-            failure = PeerUnavailable(f"coordinator at {coordinator.address}: {lacks}")
-        raise failure
+            failures.append(PeerUnavailable(f"coordinator at {coordinator.address}: {lacks}"))
+        passing = [failure for failure in failures if isinstance(failure, PeerUnavailable)]
+        raise (passing or failures or [PeerUnavailable(self._missing)])[-1]
 
     def _in_order(self, caller: HttpCaller) -> list[Coordinator]:
         now = time.monotonic()

@@ -154,8 +154,9 @@ class DraftSession:
             peer.send(DraftOpen(self._id, spec, self._drafter, computed, takes_shadows=True))
             self._reads, self._fed = peer.need_of(self._drafter), 0
             self._send_features()
-        except PeerUnavailable as error:
-            self._give_up(error.for_log)
+        except (PeerUnavailable, InvalidInput) as error:
+            # What is too large for a frame only grows.
+            self._give_up(error.for_log, for_good=isinstance(error, InvalidInput))
 
     def settle(self, outcome: Outcome | None) -> Drafted | None:
         """Record the round's outcome; returns the proposal that was prepared for it, if there is one."""
@@ -310,7 +311,7 @@ class DraftSession:
     def _send(self, peer: DraftPeer, command: DraftCommand) -> None:
         try:
             peer.send(command)
-        except PeerUnavailable as error:
+        except (PeerUnavailable, InvalidInput) as error:
             self._give_up(error.for_log)
 
     def _send_features(self) -> None:

@@ -31,7 +31,7 @@ class DraftPeer(Peer[DraftCommand, DraftEvent]):
         return NO_FEATURES if welcome is None else welcome.need_of(drafter)
 
     def send(self, command: DraftCommand) -> None:
-        """Queue a command; raises `PeerUnavailable` when the link is down."""
+        """Queue a command. Raises as the link's `send`."""
         self.link.send(command, urgent=isinstance(command, Commit | Verifying))
 
 

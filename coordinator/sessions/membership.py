@@ -93,7 +93,7 @@ class Membership(Generic[AnyPeer]):
         except PacelineError as error:
             logger.debug("no status: peer=%s address=%s error=%s", self._pool.role, peer.link.address, error)
         else:
-            peer.of_others = max(0, status.sessions + status.queue_length - peer.sessions)
+            peer.of_others = max(0, status.sessions - peer.sessions)
 
     def _broken(self, error: BaseException) -> None:
         logger.error("keeping the pool failed: peer=%s", self._pool.role, exc_info=error)

@@ -50,7 +50,7 @@ class Peer(Generic[Command, Event]):
 
     @property
     def load(self) -> int:
-        """Sessions that the service has or that wait there, of all coordinators, as far as is known."""
+        """Open sessions of all coordinators there, those that wait among them, as far as is known."""
         return self.sessions + self.of_others
 
     def attach(self, session: PeerSession[Event]) -> int:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from coordinator.sessions.feature_feed import FeatureFeed
 from coordinator.sessions.left_proposals import LeftProposals
+from coordinator.sessions.loss_patience import LossPatience
 from coordinator.sessions.prompt_report import NobodyReads, PromptReport
 from coordinator.sessions.target_pool import TargetPeer, TargetPool
 from coordinator.sessions.unanswered import AnswerWatch
@@ -158,7 +158,7 @@ class TargetSession:
             PacelineError: the target refused the session, or the round as it is.
         """
         self._committed = committed
-        deadline, refusals, deaths, lost = math.inf, 0, 0, False
+        patience, refusals, deaths, lost = LossPatience(self._pool.wait_s), 0, 0, False
         while True:
             try:
                 self_started = len(committed) - 1 in self._answers
@@ -175,14 +175,15 @@ class TargetSession:
                 lost = True
                 self.close()
                 await self.prompt.read()
-                deadline = math.inf
+                patience = LossPatience(self._pool.wait_s)
             except (PeerUnavailable, Overloaded, PrefixMismatch, UnknownSession) as error:
-                lost, deadline = True, min(deadline, time.monotonic() + self._pool.wait_s)
+                lost = True
+                patience.lost(self._watch.take_worked_s())
                 refusals += isinstance(error, PrefixMismatch | UnknownSession)
                 deaths += isinstance(error, PeerUnavailable) and self._awaits_grammar
                 self._awaits_grammar = False
                 hopeless = self._is_final(error) or refusals > MAX_REFUSALS or deaths > MAX_DEATHS
-                if hopeless or time.monotonic() >= deadline:
+                if hopeless or patience.left_s <= 0:
                     raise
                 metrics.fell_back("target_lost")
                 logger.warning(
@@ -190,7 +191,7 @@ class TargetSession:
                     self._peer and self._peer.link.address, self._id, len(committed) - 1, error.for_log,
                 )  # fmt: skip
                 self.close()
-                await self._pool.wait_to_retry(error, self._retries, deadline - time.monotonic(), self._fits)
+                await self._pool.wait_to_retry(error, self._retries, patience.left_s, self._fits)
 
     def close(self) -> None:
         """End the session on its target, and its lease; the next round opens it anew."""
@@ -271,7 +272,7 @@ class TargetSession:
         self_started, ahead = base_length in self._answers, len(self._answers) - 1
         fresh = self._id is None and not self_started
         if fresh:
-            self._id = self._open(committed, traceparent)
+            self._open(committed, traceparent)
         round_ = Round(
             session_id=self._id or 0,
             base_length=base_length,
@@ -315,17 +316,17 @@ class TargetSession:
             if base_length not in self._answers:
                 self._answers[base_length] = loop.create_future()
 
-    def _open(self, committed: Sequence[int], traceparent: str) -> int:
+    def _open(self, committed: Sequence[int], traceparent: str) -> None:
+        """Place the session; `close` detaches it even if it can't be sent."""
         peer = self._pool.place(committed, self._fits, self._task.tenant)
         if peer is None:
             raise self._pool.why_none(self._fits)
         self._peer = peer
-        session_id = peer.attach(self)
+        self._id = peer.attach(self)
         features = self.features.request(peer.link.welcome, len(committed))
-        opening = TargetOpen(session_id, self._task.spec(committed, traceparent), features=features)
+        opening = TargetOpen(self._id, self._task.spec(committed, traceparent), features=features)
         peer.link.send(self.prompt.asked(opening), urgent=False)
         self._awaits_grammar = self._task.sampling.grammar is not None
-        return session_id
 
     async def _verdict(self, round_: Round, answer: asyncio.Future[Verdict]) -> Verdict:
         """Wait for the answer, as long as the target is at work on it."""

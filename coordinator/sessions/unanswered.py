@@ -40,6 +40,11 @@ class AnswerWatch:
         """The target sent something for the session, or named it."""
         self._heard = time.monotonic()
 
+    def take_worked_s(self) -> float:
+        """For how long the target was seen at work on the round, up to the last that was heard; once for each."""
+        worked_s, self._began = self._heard - self._began, self._heard
+        return worked_s
+
     def end(self) -> None:
         """The round is answered, or nobody waits for it any more."""
         if self._timer is not None:

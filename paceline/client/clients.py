@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -22,9 +22,7 @@ from paceline.client.shared import (
     request_of,
 )
 from paceline.protocol import codec
-from paceline.protocol.errors import (
-    PacelineError,
-)
+from paceline.protocol.errors import Cancelled, PacelineError
 from paceline.protocol.generation import (
     GenerateEvent,
     GenerateRequest,
@@ -32,7 +30,7 @@ from paceline.protocol.generation import (
     Started,
 )
 from paceline.rpc.channel import open_channel, open_sync_channel
-from paceline.rpc.statuses import from_rpc_error
+from paceline.rpc.statuses import from_rpc_error, is_of_the_call
 
 
 class Client(ClientBase):
@@ -203,7 +201,8 @@ class AsyncClient(ClientBase):
 
     async def _describe(self, timeout_s: float | None) -> tuple[ModelDescription, ...]:
         try:
-            return models_of(await self._ask(timeout_s))
+            with _told_of_closing():
+                return models_of(await self._ask(timeout_s))
         except grpc.RpcError as error:
             raise from_rpc_error(error) from error
 
@@ -222,9 +221,10 @@ class AsyncClient(ClientBase):
             while True:
                 call = self._begin(progress)
                 try:
-                    async for response in call:
-                        if (event := progress.take(codec.decode_generate_event(response))) is not None:
-                            yield event
+                    with _told_of_closing():
+                        async for response in call:
+                            if (event := progress.take(codec.decode_generate_event(response))) is not None:
+                                yield event
                     return
                 except grpc.RpcError as error:
                     pauses = progress.broke(from_rpc_error(error), self._patience)
@@ -234,3 +234,14 @@ class AsyncClient(ClientBase):
                     call.cancel()
                 for pause_s in pauses:
                     await asyncio.sleep(pause_s)
+
+
+@contextmanager
+def _told_of_closing() -> Iterator[None]:
+    """Who waits for a call hears by a typed error, as from `Client`, that its channel was closed."""
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        if not is_of_the_call():
+            raise
+        raise Cancelled("the client was closed") from error

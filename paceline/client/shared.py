@@ -39,6 +39,7 @@ from paceline.v1 import generation_service_pb2_grpc as pb_grpc
 
 DEFAULT_ADDRESS = f"{LOCALHOST}:{COORDINATOR_PORT}"
 RESUME_WAIT_S = 60.0
+_SENDABLE_KEY = re.compile(r"[!-~]{1,1024}")
 READY_PAUSE_S = 0.1
 """Bound of the first pause between two questions whether a coordinator is ready."""
 
@@ -305,6 +306,11 @@ class ClientBase:
         return self._stub.DescribeModels(pb.DescribeModelsRequest(), timeout=timeout_s, metadata=self._metadata)
 
 
+def is_sendable(api_key: str) -> bool:
+    """Whether a text can be an API key: a header takes it as it is."""
+    return _SENDABLE_KEY.fullmatch(api_key) is not None
+
+
 def bearer(api_key: str | None) -> tuple[tuple[str, str], ...]:
     """The metadata of every call with an API key; without one there is none.
 
@@ -313,8 +319,12 @@ def bearer(api_key: str | None) -> tuple[tuple[str, str], ...]:
     """
     if api_key is None:
         return ()
-    sendable = re.fullmatch("[!-~]{1,1024}", api_key) is not None
-    require(sendable, "api_key", f"{len(api_key)} characters", "1 to 1024 characters of ASCII without white space")
+    require(
+        is_sendable(api_key),
+        "api_key",
+        f"{len(api_key)} characters",
+        "1 to 1024 characters of ASCII without white space",
+    )
     return (("authorization", f"Bearer {api_key}"),)
 
 

@@ -37,7 +37,7 @@ from paceline.rpc.link_kinds import (
     check_version,
 )
 from paceline.rpc.retries import Backoff
-from paceline.rpc.statuses import from_rpc_error, unexpected
+from paceline.rpc.statuses import from_rpc_error, is_of_the_call, unexpected
 from paceline.runtime.config import PeerSettings
 
 logger = logging.getLogger(__name__)
@@ -52,10 +52,10 @@ class PeerLink(Generic[Command, Event]):
 
     Set the callbacks before `start`; they are called on the event loop, must
     not block, and an exception of theirs is logged and goes no further:
-    `on_up(welcome)` once a link stands, `on_event(event)` for each event (all
-    those of a frame in one go, before anything is written), `on_down(error)`
-    exactly once for each `on_up`, always with a `PeerUnavailable`, `on_change()`
-    after each of these two and whenever a handshake was refused. An event that
+    `on_change()` once a link stands, when it is down and whenever a handshake was
+    refused, `on_event(event)` for each event (all those of a frame in one go,
+    before anything is written), `on_down(error)` exactly once for each link that
+    stood, before `on_change()`, always with a `PeerUnavailable`. An event that
     can't be decoded reaches its session as a `Failure`.
 
     A refused handshake (`VocabularyMismatch`, `ProtocolMismatch`) is kept as
@@ -86,7 +86,6 @@ class PeerLink(Generic[Command, Event]):
         self._hello = hello
         self._backoff = Backoff(reconnect_min_ms / 1e3, reconnect_max_ms / 1e3)
         self._keepalive = keepalive
-        self.on_up: Callable[[Welcome], None] = _ignore
         self.on_event: Callable[[Event], None] = _ignore
         self.on_down: Callable[[PacelineError], None] = _ignore
         self.on_change: Callable[[], None] = _ignore
@@ -122,11 +121,6 @@ class PeerLink(Generic[Command, Event]):
     def silent_s(self) -> float:
         """Seconds since the last frame arrived (or the link came up)."""
         return time.monotonic() - self._last_frame
-
-    @property
-    def frames_sent(self) -> int:
-        """Frames written on the standing link; 0 when there is none."""
-        return self._writer.frames_sent if self._writer else 0
 
     async def start(self) -> None:
         """Begin to connect; returns at once."""
@@ -192,7 +186,7 @@ class PeerLink(Generic[Command, Event]):
         """What the service says it is doing, asked beside the link's stream.
 
         Raises:
-            PeerUnavailable: there is no link.
+            PeerUnavailable: there is no link, or it ended meanwhile.
             PacelineError: it did not answer in time.
         """
         if self._channel is None:
@@ -201,16 +195,24 @@ class PeerLink(Generic[Command, Event]):
             return await self.kind.ask_status(self.kind.stub(self._channel), timeout_s)
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error, self._where) from error
+        except asyncio.CancelledError as error:
+            if not is_of_the_call():
+                raise
+            raise self._unavailable() from error
 
     async def _run(self) -> None:
         while True:
-            error = await self._link()
+            try:
+                error = await self._link()
+            except Exception as defect:  # whatever it is, its sessions hear of it, and the peer is asked again
+                logger.exception("link failed: peer=%s address=%s", self.name, self.address)
+                error = unexpected(defect)
             self._note(error)
             self._set_down(error)
             await asyncio.sleep(self._backoff.next_s(error.retry_after_ms, longest=self._refused.is_set()))
 
     async def _link(self) -> PacelineError:
-        """Live through one link; returns why it ended."""
+        """Live through one link; returns why it ended. What it raises is a defect."""
         channel: grpc.aio.Channel | None = None
         try:
             channel = self._channel = open_channel(self._settings, self._keepalive, section=f"{self.name}.")
@@ -222,14 +224,9 @@ class PeerLink(Generic[Command, Event]):
         except grpc.aio.AioRpcError as error:
             return from_rpc_error(error, self._where)
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+            if not is_of_the_call():
                 raise
-            # gRPC cancels a read of a call that it has cancelled itself.
             return PeerUnavailable(f"the call to {self._where} was cancelled", metadata=self._facts)
-        except Exception as error:
-            logger.exception("link failed: peer=%s address=%s", self.name, self.address)
-            return unexpected(error)
         finally:
             self._channel = None
             if channel is not None:
@@ -311,7 +308,6 @@ class PeerLink(Generic[Command, Event]):
         self._backoff.reset()
         self._up.set()
         logger.info("link up: peer=%s address=%s incarnation=%s", self.name, self.address, welcome.incarnation)
-        _call_back(self.on_up, welcome)
         _call_back(self.on_change)
 
     def _set_down(self, error: PacelineError) -> None:

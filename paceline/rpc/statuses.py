@@ -6,12 +6,14 @@ deadline, a cancelled call); `from_rpc_error` maps those by code.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
 from paceline.protocol.errors import (
@@ -57,6 +59,8 @@ _HUNG_UP = (
 _BROKEN = ("RST_STREAM", "Stream removed", "Internal error from Core")
 """What gRPC says, under codes that mean a defect, where a stream has ended: reset by the peer, damaged, or over
 before what was written had left."""
+_CANCELLED_HERE = ("Locally cancelled", "Channel closed", "Stream removed (Channel closed")
+"""How gRPC begins what it says of a call that this side has cancelled, or whose channel it has closed."""
 _GRPC_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -90,18 +94,23 @@ def from_status(status: status_pb2.Status) -> PacelineError | None:
 
 def from_rpc_error(error: grpc.RpcError, peer: str = "") -> PacelineError:
     """The typed error of a failed call, sync or async; `peer` names the other side in the message."""
-    metadata: Any = error.trailing_metadata() or ()
-    for key, value in metadata:
-        if key == DETAILS_KEY:
-            typed = from_status(status_pb2.Status.FromString(value))
-            if typed is not None:
-                return typed
+    if (typed := _sent_with(error)) is not None:
+        return typed
     kind = _kind_of(error.code(), error.details() or "")
     details = error.details() or error.code().name
     meaning = _meaning_of(details)
     told = f"{meaning} ({details})" if meaning else details
     message = f"{peer}: {told}" if peer else told
     return kind(message, metadata={"peer": peer} if peer else None)
+
+
+def is_of_the_call() -> bool:
+    """Whether a `CancelledError` that was just caught is that of a call, and nobody has cancelled the task.
+
+    gRPC tells so whoever waits for a call that it has cancelled itself, as it does when its channel is closed.
+    """
+    task = asyncio.current_task()
+    return task is not None and not task.cancelling()
 
 
 async def abort_with(context: Context, error: PacelineError) -> NoReturn:
@@ -146,6 +155,22 @@ def unexpected(error: Exception) -> PacelineError:
     return InternalError(f"unexpected {type(error).__name__}; the service's log has the stack")
 
 
+def _sent_with(error: grpc.RpcError) -> PacelineError | None:
+    """The error that came with a failed call; None: none of ours, or details that nobody can read."""
+    metadata: Any = error.trailing_metadata() or ()
+    for key, value in metadata:
+        if key != DETAILS_KEY:
+            continue
+        try:
+            typed = from_status(status_pb2.Status.FromString(value))
+        except DecodeError as malformed:
+            logger.warning("malformed details of a status: code=%s error=%s", error.code(), malformed)
+            continue
+        if typed is not None:
+            return typed
+    return None
+
+
 def _meaning_of(details: str) -> str:
     """What a failed connection means to whoever set it up; empty: gRPC's details say it."""
     distrust = next((meaning for said, meaning in _DISTRUST.items() if said in details), "")
@@ -159,8 +184,7 @@ def _kind_of(code: grpc.StatusCode, details: str) -> type[PacelineError]:
         return InvalidInput if "larger than max" in details else Overloaded
     if code is grpc.StatusCode.CANCELLED:
         # A peer that is stopped at once cancels its calls: for the caller it is gone.
-        ours = details.startswith(("Locally cancelled", "Channel closed"))
-        return Cancelled if ours else PeerUnavailable
+        return Cancelled if details.startswith(_CANCELLED_HERE) else PeerUnavailable
     if code is grpc.StatusCode.UNAVAILABLE and any(said in details for said in _DISTRUST):
         return UntrustedPeer
     if code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN):

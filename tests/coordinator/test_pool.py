@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from coordinator.sessions import membership as membership_module
 from coordinator.sessions import pool as pool_module
 from coordinator.sessions.draft_pool import DraftPeer, DraftPool
 from coordinator.sessions.membership import Membership
@@ -21,7 +22,7 @@ from paceline.protocol.handshake import Fingerprint, ServiceStatus, Welcome
 from paceline.rpc.endpoints import Endpoint, EndpointSource
 from paceline.rpc.peer_link import TargetLink
 from paceline.rpc.retries import Retries
-from tests.rpc.harness import until
+from tests.rpc.harness import Client, silent_listener, until
 
 PREFIX = tuple(range(3 * BLOCK_TOKENS))
 
@@ -37,7 +38,7 @@ class FakeLink:
         self.is_up = is_up
         self.closed = False
         self.welcome: Welcome | None = Welcome("1", Fingerprint(model, numeric=numeric), 256, 8) if is_up else None
-        self.sessions = 0
+        self.sessions = self.queue = 0
         self._last_id = 0
 
     async def start(self) -> None:
@@ -49,7 +50,7 @@ class FakeLink:
         self.closed, self.is_up = True, False
 
     async def status(self, timeout_s: float) -> ServiceStatus:
-        return ServiceStatus("1", Fingerprint(), self.sessions, 0, 0, 0, 0, 0, 0)
+        return ServiceStatus("1", Fingerprint(), self.sessions, 0, 0, self.queue, 0, 0, 0)
 
     def next_session_id(self) -> int:
         self._last_id += 1
@@ -301,6 +302,47 @@ async def test_an_idle_peer_that_vanishes_is_closed_at_once() -> None:
     await members.become("a", "b")
     await members.become("b")
     await until(lambda: members.links["a"].closed)
+    await members.membership.close()
+
+
+async def test_a_session_that_waits_is_counted_once_and_our_own_not_among_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(membership_module, "LOAD_PERIOD_S", 0.001)
+    members = Members()
+    members.membership.start()
+    await members.become("a", "b")
+    first, second = members.pool.peers
+    first.attach(Session())
+    first.attach(Session())
+    link = members.links["a"]
+    link.sessions, link.queue = 5, 4  # of the five, ours too, four wait
+    members.links["b"].sessions = 9  # asked beside or behind it
+    await until(lambda: second.of_others == 9)
+    assert (first.of_others, first.load) == (3, 5)
+    await members.membership.close()
+
+
+async def test_a_question_whose_link_ends_meanwhile_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership_module, "LOAD_PERIOD_S", 0.001)
+    members, asked = Members(), asyncio.Event()
+    async with silent_listener() as port, Client(port) as hung:
+        await until(lambda: hung.link._channel)
+
+        async def ask(link: FakeLink, timeout_s: float) -> ServiceStatus:
+            if link.address == "b":
+                return ServiceStatus("1", Fingerprint(), link.sessions, 0, 0, 0, 0, 0, 0)
+            asked.set()
+            return await hung.link.status(60)
+
+        monkeypatch.setattr(FakeLink, "status", ask)
+        members.membership.start()
+        await members.become("a", "b")
+        await asyncio.wait_for(asked.wait(), 5)
+        await hung.link.close()
+        members.links["b"].sessions = 3
+        second = members.pool.peers[1]
+        await until(lambda: second.of_others == 3, 5)
     await members.membership.close()
 
 

@@ -10,6 +10,7 @@ import pytest
 from coordinator.observer import RequestObserver
 from coordinator.policy.drafting import Drafting
 from coordinator.policy.planner import Planner
+from coordinator.policy.prefetch import Prefetching
 from coordinator.policy.settings import DraftingSettings
 from coordinator.round import run_rounds
 from coordinator.sessions.target import TargetSession
@@ -19,6 +20,7 @@ from coordinator.text import outbox as outbox_module
 from coordinator.text.outbox import MOST_BYTES_PER_TOKEN, Outbox
 from coordinator.text.sequence import GenerationTask, Sequence
 from paceline.models.tokenizer import TableTokenizer
+from paceline.protocol.errors import PeerUnavailable
 from paceline.protocol.generation import PromptLogprobs, SpeculationSettings, Tokens
 from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import NoiseKey, SamplingParams
@@ -109,6 +111,23 @@ async def test_a_client_that_does_not_read_bounds_the_run(monkeypatch: pytest.Mo
     await asyncio.wait_for(rounds, 10)
     assert len(sequence.ids) == len(PROMPT) + LENGTH
     writer.cancel()
+
+
+async def test_nothing_is_left_to_prefetch_for_a_round_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[Prefetching] = []
+    monkeypatch.setattr(Prefetching, "end", lambda prefetching: ended.append(prefetching))
+    task, sequence, target, drafting = request(RecordingLink())
+
+    async def fails(*_: Any, **__: Any) -> Any:
+        raise PeerUnavailable("the target is dead")
+
+    async def write(tokens: PromptLogprobs | Tokens) -> None:
+        return
+
+    monkeypatch.setattr(target, "verify", fails)
+    with pytest.raises(PeerUnavailable):
+        await observed_rounds(task, sequence, target, drafting, Outbox(write, target.close), StatsBuilder(0.0))
+    assert len(ended) == 1
 
 
 async def test_a_whole_text_takes_few_messages() -> None:

@@ -8,12 +8,13 @@ from typing import Any, cast
 
 import pytest
 
-from coordinator.sessions import unanswered
+from coordinator.sessions import loss_patience, unanswered
+from coordinator.sessions.loss_patience import MAX_SPARED
 from coordinator.sessions.target_pool import TargetPeer
 from coordinator.sessions.unanswered import AnswerWatch
 from paceline.protocol.errors import InvalidInput, PacelineError, PeerUnavailable
 from paceline.protocol.session import Close
-from paceline.protocol.target import MAX_AT_WORK, AtWork, Round, TargetOpen, Verdict
+from paceline.protocol.target import MAX_AT_WORK, AtWork, Round, TargetOpen, TargetOpened, Verdict
 from paceline.rpc.link_kinds import TARGET
 from paceline.rpc.peer_link import TargetLink
 from paceline.v1 import target_service_pb2 as target_pb
@@ -43,7 +44,8 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        monkeypatch.setattr(unanswered, "time", SimpleNamespace(monotonic=lambda: self.now))
+        for module in (unanswered, loss_patience):
+            monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
 
     async def pass_half(self) -> None:
         """Half of the patience goes by, and whoever looks at the clock has looked."""
@@ -116,6 +118,55 @@ async def test_the_patience_with_a_dead_target_begins_with_its_death() -> None:
     await turns()
     request.answer(BASE, session=2)
     assert (await task).verdict.token_ids == (7,)
+
+
+async def held_and_lost(request: Request, clock: Clock, session: int) -> None:
+    """A session is at work for longer than the patience, and then its target dies."""
+    cast(Any, request.link).on_event(TargetOpened(session))
+    for _ in range(4):
+        clock.now += PATIENCE_S / 2
+        named(request.link, session)
+    request.lose()
+    await turns()
+
+
+async def test_the_time_at_another_target_is_not_of_the_patience_with_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock(monkeypatch)
+    request = Request(RecordingLink(), wait_s=PATIENCE_S)
+    task = await pending(request)
+    request.lose()
+    await turns()
+    await held_and_lost(request, clock, session=2)
+    assert len([each for each in request.link.take() if isinstance(each, TargetOpen)]) == 3
+    request.answer(BASE, session=3)
+    assert (await task).verdict.token_ids == (7,)
+
+
+async def test_a_round_does_not_kill_targets_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    request = Request(RecordingLink(), wait_s=PATIENCE_S)
+    task = await pending(request)
+    for session in range(1, MAX_SPARED + 1):
+        await held_and_lost(request, clock, session)
+        assert not task.done()
+    await held_and_lost(request, clock, MAX_SPARED + 1)
+    with pytest.raises(PeerUnavailable):
+        await asyncio.wait_for(task, 5)
+
+
+async def test_a_target_that_is_not_at_work_spares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    request = Request(RecordingLink(), wait_s=PATIENCE_S)
+    task = await pending(request)
+    request.lose()
+    await turns()
+    cast(Any, request.link).on_event(TargetOpened(2))
+    clock.now += 2 * PATIENCE_S
+    request.lose()
+    with pytest.raises(PeerUnavailable):
+        await asyncio.wait_for(task, 5)
 
 
 def test_signs_of_life_have_numbers_of_sessions_and_not_without_end() -> None:

@@ -154,3 +154,19 @@ def check_genai(span: Any, generation: Generation) -> None:
     }
     assert expected.items() <= attributes.items()
     assert 0.012 <= attributes["gen_ai.response.time_to_first_chunk"] < length_ms(span) / 1e3
+
+
+def test_a_text_is_whole_and_leaves_nothing_where_its_record_cannot_be_written(tmp_path: Path) -> None:
+    """As on a full disk."""
+    folder = tmp_path / "removed"
+    folder.mkdir()
+    flags: dict[str, object] = {"record_to": str(folder)}
+    with (
+        Cluster(tmp_path / "logs", drafters=(), coordinator_flags=flags) as cluster,
+        cluster.client(timeout_s=20, resume_wait_s=0) as client,
+    ):
+        folder.rmdir()
+        generation = client.generate(GenerateRequest(token_ids=(1, 2, 3), seed=4, max_new_tokens=8))
+        assert len(generation.token_ids) == 8
+        cluster.wait_idle()
+        assert "the record of a request was not written" in cluster.processes["coordinator"].log_file.read_text()

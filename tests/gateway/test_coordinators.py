@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from gateway.caller import HttpCaller
 from gateway.coordinators import Coordinator, Coordinators
-from paceline.protocol.errors import Overloaded, PeerUnavailable
+from paceline.protocol.errors import (
+    InternalError,
+    InvalidInput,
+    Overloaded,
+    PacelineError,
+    PeerUnavailable,
+    PermissionDenied,
+    Unauthenticated,
+    UntrustedPeer,
+    VocabularyMismatch,
+)
 from paceline.protocol.generation import ModelDescription
 from paceline.protocol.handshake import Fingerprint
 from paceline.rpc.endpoints import Endpoint
@@ -23,11 +33,19 @@ TARGET = Fingerprint("m", "t", 99, "n")
 class Answering:
     """A coordinator that describes itself under its address; `ready`: whether it has a target, None: no answer."""
 
-    def __init__(self, address: str, ready: bool | None) -> None:
+    failed_at = 0.0
+
+    def __init__(self, address: str, ready: bool | PacelineError | None, running: int = 0) -> None:
         self.address = address
+        self.running = running
         self._ready = ready
 
+    def is_full(self, caller: HttpCaller) -> bool:
+        return False
+
     async def ask(self, caller: HttpCaller) -> ModelDescription:
+        if isinstance(self._ready, PacelineError):
+            raise self._ready
         if self._ready is None:
             raise PeerUnavailable(f"{self.address} is gone")
         return ModelDescription(self.address, TARGET, TARGET, 99, (), self._ready, True)
@@ -73,6 +91,106 @@ async def test_the_model_is_not_told_where_nobody_answers() -> None:
     async with gateway_of(None, None) as known:
         with pytest.raises(PeerUnavailable, match="c1:1 is gone"):
             await known.models(CALLER)
+
+
+UNFIT = [
+    UntrustedPeer("its certificate has expired"),
+    VocabularyMismatch("another tokenizer"),
+    InternalError("a defect"),
+    Overloaded("gRPC's own"),
+    PermissionDenied("of another role"),
+    InvalidInput("what it says is malformed"),
+]
+
+
+@asynccontextmanager
+async def gateway_beside(failure: PacelineError, other: bool | None) -> AsyncIterator[Coordinators]:
+    """Two coordinators in the gateway's own order: one that fails comes first, since nothing runs there."""
+    known = Coordinators(GatewayConfig(coordinator_wait_ms=0), "t")
+    await known._tasks.close()  # nobody looks for others
+    several: Any = [Answering("good:1", other, running=3), Answering("bad:1", failure)]
+    known.all = several
+    yield known
+
+
+@pytest.mark.parametrize("failure", UNFIT, ids=lambda failure: type(failure).__name__)
+async def test_one_that_is_unfit_takes_no_request_from_one_that_serves(failure: PacelineError) -> None:
+    async with gateway_beside(failure, True) as known:
+        assert [each.address for each in known._in_order(CALLER)] == ["bad:1", "good:1"]
+        assert (await known.serving(CALLER)).description.name == "good:1"
+        assert (await known.models(CALLER)).name == "good:1"
+        await known.check()
+
+
+async def test_one_that_refuses_the_caller_speaks_for_all() -> None:
+    async with gateway_beside(Unauthenticated("no such key"), True) as known:
+        with pytest.raises(Unauthenticated):
+            await known.serving(CALLER)
+
+
+@pytest.mark.parametrize("failure", UNFIT, ids=lambda failure: type(failure).__name__)
+async def test_what_may_pass_is_told_before_what_is_unfit(failure: PacelineError) -> None:
+    async with gateway_beside(failure, None) as known:
+        with pytest.raises(PeerUnavailable, match="good:1 is gone"):
+            await known.serving(CALLER)
+        known.all = known.all[1:]
+        with pytest.raises(type(failure), match=failure.message):
+            await known.serving(CALLER)
+
+
+@pytest.mark.parametrize("failure", UNFIT, ids=lambda failure: type(failure).__name__)
+async def test_the_model_is_told_by_one_without_a_target_beside_one_that_is_unfit(failure: PacelineError) -> None:
+    async with gateway_beside(failure, False) as known:
+        assert (await known.models(CALLER)).name == "good:1"
+
+
+class Failing:
+    """What a coordinator is asked by."""
+
+    def __init__(self, failure: PacelineError) -> None:
+        self._failure = failure
+
+    def calling(self, api_key: str | None) -> Failing:
+        return self
+
+    async def describe_models(self) -> tuple[ModelDescription, ...]:
+        raise self._failure
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("failure", UNFIT, ids=lambda failure: type(failure).__name__)
+async def test_one_that_is_unfit_is_asked_last_for_a_while(failure: PacelineError) -> None:
+    async with gateway_of() as known:
+        del known._in_order
+        known._update([Endpoint("127.0.0.1:1"), Endpoint("127.0.0.1:2")])
+        first, second = known.all
+        first._asking = cast(Any, Failing(failure))
+        with pytest.raises(type(failure)):
+            await first.ask(CALLER)
+        assert known._in_order(CALLER) == [second, first]
+
+
+async def test_one_that_refuses_a_key_is_asked_as_before() -> None:
+    async with gateway_of() as known:
+        del known._in_order
+        known._update([Endpoint("127.0.0.1:1"), Endpoint("127.0.0.1:2")])
+        first, second = known.all
+        first._asking = cast(Any, Failing(Unauthenticated("no such key")))
+        with pytest.raises(Unauthenticated):
+            await first.ask(CALLER)
+        assert known._in_order(CALLER) == [first, second]
+
+
+async def test_one_whose_certificate_ends_while_a_text_begins_is_asked_last() -> None:
+    async with gateway_of() as known:
+        del known._in_order
+        known._update([Endpoint("127.0.0.1:1"), Endpoint("127.0.0.1:2")])
+        first, second = known.all
+        with pytest.raises(UntrustedPeer), first.client(CALLER):
+            raise UntrustedPeer("its certificate has expired")
+        assert known._in_order(CALLER) == [second, first]
 
 
 class TheTime:

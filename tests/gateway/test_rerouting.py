@@ -12,7 +12,7 @@ import pytest
 from gateway.caller import HttpCaller
 from gateway.coordinators import Coordinators, Serving
 from gateway.rerouting import Rerouting
-from paceline.protocol.errors import InternalError, Overloaded, PacelineError, PeerUnavailable
+from paceline.protocol.errors import InternalError, Overloaded, PacelineError, PeerUnavailable, UntrustedPeer
 from paceline.protocol.generation import (
     Finished,
     FinishReason,
@@ -39,6 +39,8 @@ class Losing:
 
     running = 0
     failed_at = 0.0
+    unfit: PacelineError | None = None
+    """What it raises when it is asked what it serves."""
 
     def __init__(self, target: Fingerprint, lasts: int | None, failure: PacelineError | None = None) -> None:
         self.address = "c:1"
@@ -48,6 +50,8 @@ class Losing:
         self._failure = failure or PeerUnavailable("gone")
 
     async def described(self, caller: HttpCaller) -> ModelDescription:
+        if self.unfit is not None:
+            raise self.unfit
         return ModelDescription("m", self._target, SAME, 99, (), True, True)
 
     @contextmanager
@@ -99,6 +103,13 @@ async def test_a_text_never_goes_on_at_another_target() -> None:
     with pytest.raises(PeerUnavailable):
         await read(lost, other)
     assert other.asked == []
+
+
+async def test_a_lost_text_goes_past_one_that_is_unfit() -> None:
+    lost, unfit, other = Losing(SAME, 2), Losing(SAME, 4), Losing(SAME, 4)
+    unfit.unfit = UntrustedPeer("its certificate has expired")
+    assert tokens_of(await read(lost, unfit, other)) == list(TEXT)
+    assert unfit.asked == []
 
 
 async def test_another_failure_than_a_loss_ends_the_text() -> None:

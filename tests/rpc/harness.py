@@ -113,6 +113,24 @@ async def serving(servicer: pb_grpc.TargetServiceServicer, port: int = 0) -> Asy
         await server.stop(None)
 
 
+@asynccontextmanager
+async def silent_listener() -> AsyncIterator[int]:
+    """A port that takes connections and never says anything."""
+    over = asyncio.Event()
+
+    async def swallow(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await over.wait()
+        writer.close()
+
+    listener = await asyncio.start_server(swallow, "127.0.0.1", 0)
+    try:
+        yield listener.sockets[0].getsockname()[1]
+    finally:
+        over.set()
+        listener.close()
+        await listener.wait_closed()
+
+
 class Client:
     """A target link and what its callbacks were told."""
 
@@ -121,9 +139,19 @@ class Client:
         self.ups: list[Welcome] = []
         self.downs: list[PacelineError] = []
         self.events: list[TargetEvent] = []
-        self.link.on_up = self.ups.append
+        self.link.on_change = self._changed
         self.link.on_down = self.downs.append
         self.link.on_event = self.events.append
+
+    @property
+    def frames_sent(self) -> int:
+        """Frames written on the standing link."""
+        assert self.link._writer is not None
+        return self.link._writer.frames_sent
+
+    def _changed(self) -> None:
+        if self.link.is_up and self.link.welcome is not None:
+            self.ups.append(self.link.welcome)
 
     async def __aenter__(self) -> Client:
         await self.link.start()

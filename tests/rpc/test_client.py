@@ -13,7 +13,7 @@ import pytest
 
 from paceline.client import AsyncClient, Client, Generation
 from paceline.protocol import codec
-from paceline.protocol.errors import Overloaded, PeerUnavailable
+from paceline.protocol.errors import Cancelled, Overloaded, PeerUnavailable
 from paceline.protocol.generation import (
     Finished,
     FinishReason,
@@ -26,6 +26,7 @@ from paceline.protocol.generation import (
 from paceline.protocol.records import GenerationStats
 from paceline.rpc.statuses import typed_errors
 from paceline.v1 import generation_service_pb2_grpc as pb_grpc
+from tests.rpc.harness import silent_listener
 
 REQUEST = GenerateRequest(token_ids=(1, 2), max_new_tokens=8)
 WAIT_S = 0.35
@@ -207,3 +208,55 @@ def _streamed(address: str) -> list[GenerateEvent]:
 async def _streamed_async(address: str) -> list[GenerateEvent]:
     async with AsyncClient(address, timeout_s=10, resume_wait_s=WAIT_S) as client:
         return [event async for event in client.stream(REQUEST)]
+
+
+@pytest.mark.parametrize("threads", [False, True])
+async def test_a_stream_whose_client_is_closed_ends_with_cancelled(threads: bool) -> None:
+    begun = asyncio.Event()
+
+    async def waits(request: GenerateRequest, number: int, put: Put) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    async with serving(waits) as (_, address):
+        client = Client(address, timeout_s=10) if threads else AsyncClient(address, timeout_s=10)
+        reading = asyncio.create_task(_read(client))
+        await begun.wait()
+        if isinstance(client, Client):
+            await asyncio.to_thread(client.close)
+        else:
+            await client.close()
+        with pytest.raises(Cancelled):
+            await reading
+
+
+async def test_a_question_whose_client_is_closed_ends_with_cancelled() -> None:
+    async with silent_listener() as port:
+        client = AsyncClient(f"127.0.0.1:{port}", timeout_s=10)
+        asked = asyncio.create_task(client.describe_models())
+        await asyncio.sleep(0.05)
+        await client.close()
+        with pytest.raises(Cancelled):
+            await asked
+
+
+async def test_a_reader_that_is_cancelled_is_told_so() -> None:
+    begun = asyncio.Event()
+
+    async def waits(request: GenerateRequest, number: int, put: Put) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    async with serving(waits) as (_, address), AsyncClient(address, timeout_s=10) as client:
+        reading = asyncio.create_task(_read(client))
+        await begun.wait()
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+
+
+async def _read(client: Client | AsyncClient) -> Generation:
+    async with asyncio.timeout(20):
+        if isinstance(client, Client):
+            return await asyncio.to_thread(client.generate, REQUEST)
+        return await client.generate(REQUEST)

@@ -159,6 +159,8 @@ class Status(grpc.RpcError):
         (grpc.StatusCode.INTERNAL, "Internal error from Core", PeerUnavailable),
         (grpc.StatusCode.INTERNAL, "Exception deserializing response!", InternalError),
         (grpc.StatusCode.CANCELLED, "Locally cancelled by application!", Cancelled),
+        (grpc.StatusCode.CANCELLED, "Channel closed!", Cancelled),
+        (grpc.StatusCode.CANCELLED, "Stream removed (Channel closed!)", Cancelled),
         (grpc.StatusCode.CANCELLED, "CANCELLED", PeerUnavailable),
         (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded", DeadlineExceeded),
         (grpc.StatusCode.UNIMPLEMENTED, "Method not found!", Unsupported),

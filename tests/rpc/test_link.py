@@ -71,7 +71,7 @@ async def test_many_sessions_of_one_moment_travel_in_one_frame_each_way() -> Non
         for session in range(1, 65):
             client.link.send(a_round(session), urgent=True)
         await until(lambda: len(client.events) == 64)
-        assert client.link.frames_sent == 1
+        assert client.frames_sent == 1
         assert servicer.handlers[0].writer.frames_sent == 1
         assert [event.session_id for event in client.events] == list(range(1, 65))
 
@@ -93,7 +93,7 @@ async def test_events_of_a_frame_are_all_delivered_before_anything_is_written() 
             client.link.send(a_round(session, base_length=0), urgent=True)
         await until(lambda: len(client.events) == 16 * 11)
         assert rounds == 160
-        assert client.link.frames_sent == 11
+        assert client.frames_sent == 11
 
 
 async def test_session_ids_are_never_used_twice() -> None:
@@ -276,7 +276,7 @@ async def test_a_frame_of_as_many_events_as_may_be_is_delivered_in_one_go() -> N
         for session in range(1, MAX_FRAME_MESSAGES + 1):
             client.link.send(a_round(session), urgent=True)
         await until(lambda: len(client.events) == MAX_FRAME_MESSAGES)
-        assert client.link.frames_sent == 1
+        assert client.frames_sent == 1
 
 
 async def test_no_hello_in_time_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,7 +303,7 @@ async def test_backlog_larger_than_a_frame_is_split() -> None:
         for session in range(1, 11):
             client.link.send(an_open(session, tokens=100_000))
         await until(lambda: len(client.events) == 10)
-        assert client.link.frames_sent == 4
+        assert client.frames_sent == 4
         assert [command.session_id for command in servicer.handlers[0].commands] == list(range(1, 11))
 
 
