@@ -95,6 +95,16 @@ def test_the_search_finds_a_mistake_in_the_product(mutant: ProductMutant) -> Non
     assert re.search(mutant.shows, str(failed.value)), failed.value
 
 
+FOUND = {"a link breaks under a round that may still prefetch": ("drafters change", ":01000001000001:0.0,55.10")}
+"""Schedules of defects that the search found."""
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_what_was_found_holds(name: str) -> None:
+    setup, schedule = FOUND[name]
+    run(SETUPS[setup], Schedule.parse(schedule))
+
+
 def test_a_schedule_is_replayed_by_its_text() -> None:
     schedule = seeded(3)
     assert Schedule.parse(str(schedule)) == schedule

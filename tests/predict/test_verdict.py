@@ -215,7 +215,7 @@ def test_ahead_is_as_fast_as_simulated_rounds_however_far_the_drafts_are(one_way
     )
     requests = synthetic_requests(PAIRS["good"], 2, 1200, seed=3)
     drafts = [traced_draft(request) for request in requests]
-    times = replace(traced_times(setting, "d"), apart=True)
+    times = traced_times(setting, "d", apart=True)
     speed = ahead(times, "d", lambda depth: expected_rounds(drafts, ProposalShape(depth)), 4, 1)
     served, plain = (simulate(setting, requests, policy) for policy in (ConstantPolicy(4, 4), ConstantPolicy(0)))
     gain = served.tokens_per_second / plain.tokens_per_second
