@@ -18,11 +18,12 @@ BENCH_FLAGS ?= --drafter ngram --kind copy,code-edit
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: make setup PYTHON=/path/to/python" >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[engine,grammar,http,otel,ray,bench,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		-e '.[engine,grammar,http,otel,ray,bench,dev]'
 	$(BIN)/python -m tools.kubectl
 	@touch $(STAMP)
 

@@ -1,7 +1,8 @@
-"""`python -m tools.constraints`: pin what the images install to the versions of this environment.
+"""`python -m tools.constraints`: pin what `make setup` and the images install to the versions of this environment.
 
-They are what the tests have run with. The file names every distribution that Paceline's extras need here; what an
-image needs beyond (torch's own CUDA packages) torch pins itself.
+They are what the tests have run with: a release of another project can't break a clone of this one. The file names
+every distribution that Paceline's extras need here; what an image needs beyond (torch's own CUDA packages) torch pins
+itself. To follow new releases: `pip install --upgrade --upgrade-strategy eager -e .[…]`, `make test`, then this.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-FILE = Path(__file__).parents[1] / "deploy" / "docker" / "constraints.txt"
-EXTRAS = ("engine", "grammar", "http", "otel")
+FILE = Path(__file__).parents[1] / "constraints.txt"
+EXTRAS = ("engine", "grammar", "http", "otel", "ray", "bench", "dev")
 HEADER = "# Written by `python -m tools.constraints`: the versions that the tests have run with.\n"
 
 

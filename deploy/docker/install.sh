@@ -26,7 +26,7 @@ build_system() {
 environment() {
     source=$1
     python3 -m venv "$ENVIRONMENT"
-    set -- --disable-pip-version-check --constraint "$source/deploy/docker/constraints.txt"
+    set -- --disable-pip-version-check --constraint "$source/constraints.txt"
     "$ENVIRONMENT/bin/pip" install "$@" ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "${TORCH:-torch==2.13.0}"
     # Requirements are words, and there may be none.
     # shellcheck disable=SC2086

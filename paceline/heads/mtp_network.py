@@ -111,7 +111,6 @@ class MtpNetwork(nn.Module):
             joined,
             attention_mask=None,
             position_ids=positions[None],
-            past_key_values=None,
             position_embeddings=rotation,
         )
         normed: torch.Tensor = self.norms[depth](out[0] if isinstance(out, tuple) else out)

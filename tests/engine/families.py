@@ -156,8 +156,8 @@ FAMILIES = (
     Family("Bloom", "BloomConfig", {"n_layer": 2, "n_head": 4}, ("ALiBi",), _NO_INTERFACE, _OWN_CODE),
     Family("MPT", "MptConfig", {"d_model": 32, "n_heads": 4, "n_layers": 2}, ("ALiBi",), _NO_INTERFACE, _OWN_CODE),
     Family("Falcon", "FalconConfig", {"head_dim": None}, (), _NO_INTERFACE, _OWN_CODE),
-    Family("GPT-J", "GPTJConfig", {**_SMALL_GPT, "rotary_dim": 4}, (), _NO_INTERFACE, _OWN_CODE),
-    Family("CodeGen", "CodeGenConfig", {**_SMALL_GPT, "rotary_dim": 4}, (), _NO_INTERFACE, _OWN_CODE),
+    Family("GPT-J", "GPTJConfig", {**_SMALL_GPT, "rotary_dim": 4}),
+    Family("CodeGen", "CodeGenConfig", {**_SMALL_GPT, "rotary_dim": 4}),
     Family("Qwen 3 Next", "Qwen3NextConfig", {
         **_EXPERTS, "num_experts": 4, "layer_types": ["linear_attention", "full_attention"],
     }, ("linear attention",), "layers of type linear_attention", _STATE),

@@ -61,6 +61,7 @@ def theirs(params: SamplingParams, prompt_length: int) -> LogitsProcessorList:
     config = GenerationConfig(
         do_sample=False,
         num_beams=1,
+        num_return_sequences=1,
         sequence_bias=[[[token], bias] for token, bias in params.logit_bias] or None,
         repetition_penalty=params.repetition_penalty,
         bad_words_ids=[list(word) for word in params.bad_words] or None,
