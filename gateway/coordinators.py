@@ -228,7 +228,7 @@ class Coordinators:
 
         Raises:
             PeerUnavailable: none has one, for as long as the configuration allows.
-            Unauthenticated: one refuses the caller, for all.
+            Unauthenticated: none serves, and one at least refuses the caller.
             PacelineError: none serves, for reasons that waiting doesn't mend: the last one's.
         """
         deadline = time.monotonic() + self.wait_s
@@ -257,8 +257,6 @@ class Coordinators:
 
         try:
             return (await self._first(caller, ask, _any)).description
-        except Unauthenticated:
-            raise
         except PacelineError:
             if not heard:
                 raise
@@ -310,15 +308,14 @@ class Coordinators:
     ) -> Serving:
         """The first, in the order of preference, that answers, has a target and fits; without waiting.
 
-        One that fails in whatever way takes nothing from the others. Raises as `serving`: the last reason, of
-        those that may pass if there are any.
+        One that fails in whatever way takes nothing from the others: while keys are changed, some know a new one
+        and some don't. Raises as `serving`: that a key is refused, for which waiting is no remedy, else the last
+        reason, of those that may pass if there are any.
         """
         failures: list[PacelineError] = []
         for coordinator in self._in_order(caller):
             try:
                 serving = Serving(coordinator, await ask(coordinator))
-            except Unauthenticated:
-                raise
             except PacelineError as error:
                 failures.append(error)
                 continue
@@ -327,8 +324,9 @@ class Coordinators:
                 return serving
             lacks = "its target is another one" if ready else "no link to its target yet"
             failures.append(PeerUnavailable(f"coordinator at {coordinator.address}: {lacks}"))
+        refused = [failure for failure in failures if isinstance(failure, Unauthenticated)]
         passing = [failure for failure in failures if isinstance(failure, PeerUnavailable)]
-        raise (passing or failures or [PeerUnavailable(self._missing)])[-1]
+        raise (refused or passing or failures or [PeerUnavailable(self._missing)])[-1]
 
     def _in_order(self, caller: HttpCaller) -> list[Coordinator]:
         now = time.monotonic()

@@ -20,7 +20,7 @@ from paceline.predict.kept import KeptPositions
 from paceline.predict.positions import TextPositions
 from paceline.predict.reading import read_texts, shown_name
 from paceline.predict.rounds import positions_of
-from paceline.predict.sample import read_sample, texts_at
+from paceline.predict.sample import SampleWanted, read_sample, texts_at
 from paceline.predict.verdict import Candidates, PlanVerdict, TurningPoints, turning_points, verdict_of
 from paceline.protocol.errors import require
 from paceline.train.user_data import UserData
@@ -80,9 +80,12 @@ def plan_of_trace(wanted: PlanWanted) -> PlanResult:
     Raises:
         InvalidInput: a damaged trace, or options that only passes have.
     """
-    limit = "left out with a trace, which has its drafter and its times"
+    limit = "left out with a trace, which has its drafter, texts and times"
     require(not wanted.drafters, "drafter", wanted.drafters, limit)
     require(wanted.services is None, "target_url", "given", limit)
+    for name, default in vars(SampleWanted(wanted.sample.file)).items():
+        given = getattr(wanted.sample, name)
+        require(given == default, name.removesuffix("s") if name == "temperatures" else name, given, limit)
     apart = wanted.times.apart
     require(wanted.times == TimesWanted(apart=apart), "times", "stated or modelled", limit)
     trace = read_trace(wanted.sample.file)

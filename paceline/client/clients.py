@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 
 from paceline.client.shared import (
+    CLOSED,
     ClientBase,
     Generation,
     Progress,
@@ -59,7 +60,8 @@ class Client(ClientBase):
         self.close()
 
     def close(self) -> None:
-        """Close the channel; running streams end with CANCELLED."""
+        """Close the channel; running streams end with CANCELLED, and so does each call from now on."""
+        self._closed.set()
         self._channel.close()
 
     def stream(self, request: GenerateRequest | None = None, **fields: Any) -> Iterator[GenerateEvent]:
@@ -155,6 +157,7 @@ class AsyncClient(ClientBase):
 
     async def close(self) -> None:
         """As `Client.close`."""
+        self._closed.set()
         await self._channel.close()
 
     async def stream(
@@ -244,4 +247,4 @@ def _told_of_closing() -> Iterator[None]:
     except asyncio.CancelledError as error:
         if not is_of_the_call():
             raise
-        raise Cancelled("the client was closed") from error
+        raise Cancelled(CLOSED) from error

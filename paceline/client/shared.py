@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import copy
 import re
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
+
+import grpc
 
 from paceline.client.tracing import CallTrace, start_call
 from paceline.protocol import codec
 from paceline.protocol.errors import (
+    Cancelled,
     DeadlineExceeded,
     Overloaded,
     PacelineError,
     PeerUnavailable,
+    ProtocolMismatch,
     require,
 )
 from paceline.protocol.generation import (
@@ -40,6 +45,7 @@ from paceline.v1 import generation_service_pb2_grpc as pb_grpc
 DEFAULT_ADDRESS = f"{LOCALHOST}:{COORDINATOR_PORT}"
 RESUME_WAIT_S = 60.0
 _SENDABLE_KEY = re.compile(r"[!-~]{1,1024}")
+CLOSED = "the client was closed"
 READY_PAUSE_S = 0.1
 """Bound of the first pause between two questions whether a coordinator is ready."""
 
@@ -272,6 +278,7 @@ class ClientBase:
     ) -> None:
         peer = address if isinstance(address, PeerSettings) else PeerSettings(address=address)
         self._channel = self._open(peer)
+        self._closed = threading.Event()
         self._stub: Any = pb_grpc.GenerationServiceStub(self._channel)
         self._timeout_s = timeout_s
         self._patience = Patience(resume_wait_s, overload_wait_s)
@@ -298,12 +305,24 @@ class ClientBase:
 
     def _begin(self, progress: Progress) -> Any:
         metadata = (*self._metadata, *progress.trace.metadata)
-        return self._stub.Generate(
-            codec.encode_generate_request(progress.rest), timeout=self._timeout_s, metadata=metadata
-        )
+        message = codec.encode_generate_request(progress.rest)
+        return self._call(self._stub.Generate, message, self._timeout_s, metadata)
 
     def _ask(self, timeout_s: float | None) -> Any:
-        return self._stub.DescribeModels(pb.DescribeModelsRequest(), timeout=timeout_s, metadata=self._metadata)
+        return self._call(self._stub.DescribeModels, pb.DescribeModelsRequest(), timeout_s, self._metadata)
+
+    def _call(self, method: Callable[..., Any], message: Any, timeout_s: float | None, metadata: object) -> Any:
+        """Begin a call. gRPC's own errors of a closed channel have no type of their own.
+
+        Raises:
+            Cancelled: the client was closed.
+        """
+        try:
+            return method(message, timeout=timeout_s, metadata=metadata)
+        except (ValueError, grpc.aio.UsageError) as error:
+            if not self._closed.is_set():
+                raise
+            raise Cancelled(CLOSED) from error
 
 
 def is_sendable(api_key: str) -> bool:
@@ -353,5 +372,11 @@ def other_samples(n: int, request: GenerateRequest, seed: int) -> list[GenerateR
 
 
 def models_of(response: pb.DescribeModelsResponse) -> tuple[ModelDescription, ...]:
-    """What a coordinator says it serves."""
+    """What a coordinator says it serves.
+
+    Raises:
+        ProtocolMismatch: it serves one model at least, and names none.
+    """
+    if not response.models:
+        raise ProtocolMismatch("the coordinator describes no model")
     return tuple(codec.decode_model_description(model) for model in response.models)

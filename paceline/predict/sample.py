@@ -41,7 +41,7 @@ class SampleWanted:
     """
 
     file: Path
-    temperatures: tuple[float, ...] = (0.0,)
+    temperatures: tuple[float, ...] = (0.0, 0.8)
     texts: int = 16
     answer_tokens: int = 128
     seed: int = 0

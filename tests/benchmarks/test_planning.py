@@ -37,6 +37,7 @@ from paceline.train.corpus import Role, Row, save_shard
 from tests.predict.made_positions import made_positions
 
 TARGET = "table:vocab=300,seed=1,sharpness=6,max_length=200"
+TRACE = "run.jsonl"
 DRAFT = "table:vocab=300,seed=1,sharpness=6,noise=0.15,noise_seed=2,max_length=200"
 
 
@@ -48,8 +49,9 @@ def sample_of(folder: Path, *prompts: str) -> Path:
 
 def plan(folder: Path, *options: str, target: str = TARGET, sample: Path | None = None) -> Any:
     file = sample or sample_of(folder, "one", "two")
-    arguments = ["plan", target, "--sample", str(file), "--out", str(folder / "out"), "--answer-tokens", "24"]
-    return CliRunner().invoke(app, [*arguments, "--k", "1,2,3:2", *options])
+    arguments = ["plan", target, "--sample", str(file), "--out", str(folder / "out"), "--k", "1,2,3:2"]
+    of_texts = () if sample is not None and sample.name == TRACE else ("--answer-tokens", "24")
+    return CliRunner().invoke(app, [*arguments, *of_texts, *options])
 
 
 def test_a_plan_is_written_resumed_and_stands_alone(tmp_path: Path) -> None:
@@ -120,14 +122,22 @@ def test_a_trace_of_running_services_is_a_sample(tmp_path: Path) -> None:
     request = TracedRequest((1, 1, 2, 1) * 12, (0.9,) * 48, (0,) * 47 + (3,), (0,) * 47 + (1,))
     notes = {"drafter": "model:small", "temperature": "0.8"}
     setting = TracedSetting(CostLine(((1, 20.0),)), draft=CostLine(((1, 1.0),)), coordinator_ms=0.5, notes=notes)
-    write_trace(tmp_path / "run.jsonl", Trace(setting, (request,)))
-    made = plan(tmp_path, sample=tmp_path / "run.jsonl")
+    write_trace(tmp_path / TRACE, Trace(setting, (request,)))
+    made = plan(tmp_path, sample=tmp_path / TRACE)
     assert made.exit_code == 0, made.stderr
     text = (tmp_path / "out" / "plan.md").read_text()
     assert "a trace of 1 requests" in text and "What the drafters say" not in text
     assert "Temperature 0.8" in made.stdout and "model:small" in made.stdout
-    for option in (("--gpu", "h100"), ("--target-url", "127.0.0.1:1", "--draft-url", "127.0.0.1:2")):
-        assert "left out with a trace" in plan(tmp_path, *option, sample=tmp_path / "run.jsonl").stderr
+    for option, named in (
+        (("--gpu", "h100"), "times"),
+        (("--target-url", "127.0.0.1:1", "--draft-url", "127.0.0.1:2"), "target_url"),
+        (("--temperature", "0"), "temperature"),
+        (("--texts", "3"), "texts"),
+        (("--answer-tokens", "9"), "answer_tokens"),
+        (("--seed", "1"), "seed"),
+    ):
+        said = plan(tmp_path, *option, sample=tmp_path / TRACE).stderr
+        assert "left out with a trace" in said and f"error: {named} = " in said
     expected = expected_rounds([traced_draft(request)], ProposalShape(1))
     assert expected.tokens == pytest.approx(simulated_tokens(request.ranks, 1), abs=0.05)
     matches = traced_matches(request)
@@ -138,9 +148,9 @@ def test_a_trace_of_running_services_is_a_sample(tmp_path: Path) -> None:
 def test_drafts_of_a_trace_have_hardware_of_their_own_only_if_that_is_said(tmp_path: Path, beside: CostLine) -> None:
     """A target says `beside` as `alone` until a draft was at work beside a step, on whatever cores."""
     setting = TracedSetting(CostLine(((1, 20.0),)), beside=beside, draft=CostLine(((1, 1.0),)))
-    write_trace(tmp_path / "run.jsonl", Trace(setting, (TracedRequest((1,) * 9, (0.9,) * 9, (0,) * 9, (0,) * 9),)))
+    write_trace(tmp_path / TRACE, Trace(setting, (TracedRequest((1,) * 9, (0.9,) * 9, (0,) * 9, (0,) * 9),)))
     for said, options in (("drafts share the target's", ()), ("drafts on hardware of their own", ("--apart",))):
-        made = plan(tmp_path, *options, sample=tmp_path / "run.jsonl")
+        made = plan(tmp_path, *options, sample=tmp_path / TRACE)
         assert made.exit_code == 0, made.stderr
         text = (tmp_path / "out" / "plan.md").read_text()
         assert said in text
@@ -149,8 +159,8 @@ def test_drafts_of_a_trace_have_hardware_of_their_own_only_if_that_is_said(tmp_p
 
 def test_what_has_no_texts_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
     setting = TracedSetting(CostLine(((1, 20.0),)))
-    write_trace(tmp_path / "run.jsonl", Trace(setting, (TracedRequest((1,), (0.9,), (0,), (0,)),)))
-    refused = CliRunner().invoke(app, ["branches", "no-such-model", "--sample", str(tmp_path / "run.jsonl")])
+    write_trace(tmp_path / TRACE, Trace(setting, (TracedRequest((1,), (0.9,), (0,), (0,)),)))
+    refused = CliRunner().invoke(app, ["branches", "no-such-model", "--sample", str(tmp_path / TRACE)])
     said = " ".join(refused.stderr.split())
     assert "neither its id" in said and "nor their probabilities" in said
     assert "paceline branches TARGET --drafter DRAFT --sample PROMPTS.jsonl" in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
@@ -122,10 +123,19 @@ async def test_one_that_is_unfit_takes_no_request_from_one_that_serves(failure: 
         await known.check()
 
 
-async def test_one_that_refuses_the_caller_speaks_for_all() -> None:
+async def test_a_key_that_one_refuses_is_asked_of_the_others() -> None:
     async with gateway_beside(Unauthenticated("no such key"), True) as known:
-        with pytest.raises(Unauthenticated):
-            await known.serving(CALLER)
+        assert [each.address for each in known._in_order(CALLER)] == ["bad:1", "good:1"]
+        assert (await known.serving(CALLER)).description.name == "good:1"
+        assert (await known.models(CALLER)).name == "good:1"
+
+
+async def test_a_refused_key_is_told_at_once_where_nobody_else_serves() -> None:
+    async with gateway_beside(Unauthenticated("no such key"), None) as known:
+        known.wait_s = 60
+        async with asyncio.timeout(10):
+            with pytest.raises(Unauthenticated):
+                await known.serving(CALLER)
 
 
 @pytest.mark.parametrize("failure", UNFIT, ids=lambda failure: type(failure).__name__)

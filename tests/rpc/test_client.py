@@ -12,8 +12,9 @@ import grpc
 import pytest
 
 from paceline.client import AsyncClient, Client, Generation
+from paceline.client.shared import models_of
 from paceline.protocol import codec
-from paceline.protocol.errors import Cancelled, Overloaded, PeerUnavailable
+from paceline.protocol.errors import Cancelled, Overloaded, PeerUnavailable, ProtocolMismatch
 from paceline.protocol.generation import (
     Finished,
     FinishReason,
@@ -25,6 +26,7 @@ from paceline.protocol.generation import (
 )
 from paceline.protocol.records import GenerationStats
 from paceline.rpc.statuses import typed_errors
+from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1 import generation_service_pb2_grpc as pb_grpc
 from tests.rpc.harness import silent_listener
 
@@ -228,6 +230,25 @@ async def test_a_stream_whose_client_is_closed_ends_with_cancelled(threads: bool
             await client.close()
         with pytest.raises(Cancelled):
             await reading
+
+
+@pytest.mark.parametrize("threads", [False, True])
+async def test_a_client_that_was_closed_says_so_at_the_next_try(threads: bool) -> None:
+    """As it finds between two tries of a stream that broke; gRPC's errors of a closed channel have two types."""
+    client = Client("127.0.0.1:1", timeout_s=10) if threads else AsyncClient("127.0.0.1:1", timeout_s=10)
+    if isinstance(client, Client):
+        client.close()
+    else:
+        await client.close()
+    with pytest.raises(Cancelled, match="the client was closed"):
+        await _read(client)
+    with pytest.raises(Cancelled, match="the client was closed"):
+        await (asyncio.to_thread(client.describe_models) if isinstance(client, Client) else client.describe_models())
+
+
+def test_a_coordinator_that_names_no_model_breaks_the_protocol() -> None:
+    with pytest.raises(ProtocolMismatch, match="describes no model"):
+        models_of(pb.DescribeModelsResponse())
 
 
 async def test_a_question_whose_client_is_closed_ends_with_cancelled() -> None:
