@@ -239,8 +239,8 @@ class SteppedDeployment:
             raise Stuck(f"no end after {self.turns} turns, {self.loop.now - self._deadline + LONGEST_S:g} s")
         if self.given_up:
             raise Stuck(self.given_up)
-        if not self._fair:
-            self._fail_what_is_due()
+        if not self._fair and self._fail_what_is_due():
+            idle = False  # what it set off comes before more time passes
         moves = self.moves()
         order: MoveOrder = FAIR if self._fair else self._order
         chosen = order.next([*moves], idle=idle) if moves else None
@@ -289,13 +289,16 @@ class SteppedDeployment:
         if self.told is not None:
             self.told(f"    {kind} {' '.join(str(said).split())[:200]}")
 
-    def _fail_what_is_due(self) -> None:
+    def _fail_what_is_due(self) -> bool:
+        """Inject the faults of this turn; says whether there were any."""
+        due = bool(self._faults) and self._faults[0][0] <= self.turns
         while self._faults and self._faults[0][0] <= self.turns:
             which = self._faults.pop(0)[1]
             possible = [*self.faults()]
             fault, act = possible[which % len(possible)]
             self._note(fault)
             act()
+        return due
 
     def faults(self) -> Iterator[tuple[str, Callable[[], None]]]:
         """What may go wrong now."""
