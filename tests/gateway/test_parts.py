@@ -23,6 +23,7 @@ from gateway.params import sampling_params
 from gateway.responses import EventStream
 from paceline.client import AsyncClient, GenerateRequest, Started, Tokens
 from paceline.models.tokenizer import TableTokenizer
+from paceline.protocol import codec
 from paceline.protocol.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -119,7 +120,7 @@ class Metadata(pb_grpc.GenerationServiceServicer):
         self, request: pb.DescribeModelsRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.DescribeModelsResponse:
         self.seen.append(dict(context.invocation_metadata() or ()))
-        return pb.DescribeModelsResponse()
+        return pb.DescribeModelsResponse(models=[codec.encode_model_description(described().description)])
 
 
 async def test_one_channel_serves_many_callers() -> None:
@@ -127,11 +128,13 @@ async def test_one_channel_serves_many_callers() -> None:
     pb_grpc.add_GenerationServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    async with AsyncClient(f"127.0.0.1:{port}", api_key="own") as client:
-        await client.calling(api_key="theirs", request_id="r-1").describe_models()
-        await client.calling().describe_models()
-        await client.describe_models()
-    await server.stop(None)
+    try:
+        async with AsyncClient(f"127.0.0.1:{port}", api_key="own") as client:
+            await client.calling(api_key="theirs", request_id="r-1").describe_models()
+            await client.calling().describe_models()
+            await client.describe_models()
+    finally:
+        await server.stop(None)
     said = [(each.get("authorization"), each.get("x-request-id")) for each in servicer.seen]
     assert said == [("Bearer theirs", "r-1"), (None, None), ("Bearer own", None)]
 
