@@ -16,13 +16,14 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 FILE = Path(__file__).parents[1] / "constraints.txt"
-EXTRAS = ("engine", "grammar", "http", "otel", "ray", "bench", "dev")
 HEADER = "# Written by `python -m tools.constraints`: the versions that the tests have run with.\n"
 
 
-def pinned(root: str = "paceline", extras: tuple[str, ...] = EXTRAS) -> dict[str, str]:
-    """Name and version of each distribution that `root` with `extras` needs here, itself left out."""
+def pinned(root: str = "paceline", extras: tuple[str, ...] | None = None) -> dict[str, str]:
+    """Name and version of each distribution that `root` with `extras` needs here (None: all), itself left out."""
     found: dict[str, str] = {}
+    if extras is None:
+        extras = tuple(distribution(root).metadata.get_all("Provides-Extra") or ())
     waiting = [(root, extras)]
     while waiting:
         name, wanted = waiting.pop()

@@ -291,14 +291,15 @@ class SteppedDeployment:
 
     def _fail_what_is_due(self) -> bool:
         """Inject the faults of this turn; says whether there were any."""
-        due = bool(self._faults) and self._faults[0][0] <= self.turns
+        injected = False
         while self._faults and self._faults[0][0] <= self.turns:
             which = self._faults.pop(0)[1]
             possible = [*self.faults()]
             fault, act = possible[which % len(possible)]
             self._note(fault)
             act()
-        return due
+            injected = True
+        return injected
 
     def faults(self) -> Iterator[tuple[str, Callable[[], None]]]:
         """What may go wrong now."""
