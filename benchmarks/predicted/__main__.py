@@ -3,8 +3,9 @@
     python -m benchmarks.predicted smollm2-135m --drafter default --kind chat,code-edit --temperature 0,0.8 --k 1,2,4
     python -m benchmarks.predicted qwen2.5-coder-1.5b --drafter qwen2.5-coder-0.5b --kind code,chat --tokens 64
 
-Passes and times come first, while nothing is served: prediction knows the prompts, not the answers' seeds. Then the
-services run every setting with a fixed length and no outcome drafting, which is what is predicted.
+Passes and times come first, while nothing is served: prediction knows the prompts, not the answers' seeds (greedy
+answers have none: those are read as they will be served). Then the services run every setting in turns with a fixed
+length and no outcome drafting, which is what is predicted.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 from benchmarks import REPORTS
 from benchmarks.planning.wanted import PlanWanted, drafters_named
 from benchmarks.predicted.cells import GridCell, summary_rows
-from benchmarks.predicted.grid import GridWanted, ServedRun, cells_of, predict_grid, serve_grid
+from benchmarks.predicted.grid import GridWanted, cells_of, predict_grid, serve_grid, settings_of
 from benchmarks.predicted.serving import grid_services
 from benchmarks.prompts import load_prompts
 from benchmarks.reporting.presentation import markdown_table
@@ -52,17 +53,13 @@ def main() -> None:
         console = stderr_console()
         with progress_bar(console, "texts are read", len(wanted.prompts) * len(args.temperature)) as advance:
             predictions, times = predict_grid(wanted, advance)
-        most = sum(
-            1 + sum(len(each.shapes_of(name)) for name in each.positions) for each in predictions.values()
-        ) * len(wanted.plan.loads)
+        steps = wanted.turns * len(list(settings_of(wanted, predictions)))
         with (
             grid_services(args.target, wanted.plan.drafters, Path(folder), args.cores) as services,
-            progress_bar(console, "requests are served", most) as advance,
+            progress_bar(console, "requests are served", steps) as advance,
         ):
-            runs: list[ServedRun] = []
-            for run in serve_grid(wanted, services, predictions, advance):
-                runs.append(run)
-                _write(args, facts, cells_of(runs, predictions, times))
+            for served in serve_grid(wanted, services, predictions, advance):
+                _write(args, facts, cells_of(served, predictions, times))
                 if time.monotonic() > until:
                     break
     print(f"written: {args.out}")
@@ -96,7 +93,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=4, help="of each cell")
     parser.add_argument("--tokens", type=int, default=96, help="most of each answer")
     parser.add_argument("--repeats", type=int, default=2, help="draws of each prompt that are read, above T = 0")
-    parser.add_argument("--minutes", type=float, default=0.0, help="end behind the cell that is served then; 0: all")
+    parser.add_argument("--turns", type=int, default=2, help="in which they are served, all cells in each")
+    parser.add_argument("--minutes", type=float, default=0.0, help="end behind the turn that is served then; 0: all")
     parser.add_argument("--threads", type=int, default=0, help="of the passes and of the lines measured before")
     parser.add_argument("--cores", help="of the services, as `paceline serve --cores`")
     parser.add_argument("--name", default="predicted", help="of the report")
@@ -126,7 +124,7 @@ def _wanted(args: argparse.Namespace, folder: Path) -> GridWanted:
         loads=tuple(int(each) for each in listed(args.sessions)),
         engine=EngineSettings(threads=args.threads),
     )
-    return GridWanted(plan, prompts, args.requests, args.tokens, args.repeats)
+    return GridWanted(plan, prompts, args.requests, args.tokens, args.repeats, args.turns)
 
 
 if __name__ == "__main__":

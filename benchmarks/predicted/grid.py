@@ -1,10 +1,12 @@
-"""The grid: passes and times first, with nothing served; then the same settings served."""
+"""The grid: passes and times first, with nothing served; then the same settings served in turns."""
 
 from __future__ import annotations
 
 import gc
+import math
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from benchmarks.planning.readers import load_readers
 from benchmarks.planning.run import sample_facts
@@ -16,10 +18,10 @@ from benchmarks.prompts import Prompt
 from benchmarks.simulator.measured import measured_setting
 from paceline.costs.cost_line import CostLine
 from paceline.models.tokenizer import Tokenizer
-from paceline.predict.cycle import PredictedSpeed, StepTimes, just_in_time, target_only
+from paceline.predict.cycle import StepTimes, just_in_time, target_only
 from paceline.predict.kept import KeptPositions
 from paceline.predict.reading import read_texts
-from paceline.predict.rounds import ExpectedRounds, ProposalShape, positions_of
+from paceline.predict.rounds import ProposalShape, positions_of
 from paceline.predict.sample import texts_at
 from paceline.predict.verdict import Candidates
 from paceline.protocol.proposal import NGRAM, NONE
@@ -38,6 +40,7 @@ class GridWanted:
         prompts: by kind.
         requests: of each cell.
         tokens: most of each answer.
+        turns: in which each cell's requests are served, all cells in each.
         repeats: draws of each prompt that prediction reads at temperatures above 0; with seeds of their own.
     """
 
@@ -46,6 +49,7 @@ class GridWanted:
     requests: int
     tokens: int
     repeats: int = 2
+    turns: int = 2
 
     @property
     def shapes(self) -> list[ProposalShape]:
@@ -84,80 +88,117 @@ def _prompts_of(prompts: Sequence[Prompt], tokenizer: Tokenizer, repeats: int) -
 
 
 @dataclass(frozen=True)
-class ServedRun:
-    """A setting's requests and their target-only twins, with the lines that the services stated then."""
+class GridSetting:
+    """What is served in turn: a drafter's shape, or target-only."""
 
     kind: str
     temperature: float
     load: int
-    drafter: str
-    shape: ProposalShape
-    stats: Sequence[GenerationStats]
-    plain: Sequence[GenerationStats]
-    lines: Mapping[str, CostLine]
+    drafter: str = NONE
+    shape: ProposalShape | None = None
+
+    @property
+    def plain(self) -> GridSetting:
+        """Its target-only twin."""
+        return GridSetting(self.kind, self.temperature, self.load)
+
+    def plan(self, wanted: GridWanted, names: Mapping[str, str], turn: int) -> FixedPlan:
+        """Its requests of one turn: other prompts and seeds in each."""
+        requests = max(self.load, math.ceil(wanted.requests / wanted.turns))
+        plan = FixedPlan(
+            wanted.prompts[self.kind],
+            requests=requests,
+            sessions=self.load,
+            tokens=wanted.tokens,
+            temperature=self.temperature,
+            first=turn * requests,
+        )
+        if self.shape is None:
+            return plan
+        return replace(plan, drafter=names[self.drafter], num_draft_tokens=self.shape.depth, widths=self.shape.widths)
+
+
+@dataclass(frozen=True)
+class ServedRun:
+    """A setting's requests so far, and the lines that the services stated behind the last of them."""
+
+    stats: tuple[GenerationStats, ...] = ()
+    lines: Mapping[str, CostLine] = field(default_factory=dict)
+
+
+Served = Mapping[GridSetting, ServedRun]
+
+
+def settings_of(wanted: GridWanted, predictions: Predictions) -> Iterator[GridSetting]:
+    """All that are served: whatever was predicted, and target-only beside each kind, temperature and load."""
+    for (kind, temperature), candidates in predictions.items():
+        for load in wanted.plan.loads:
+            yield GridSetting(kind, temperature, load)
+            for drafter in candidates.positions:
+                for shape in candidates.shapes_of(drafter):
+                    yield GridSetting(kind, temperature, load, drafter, shape)
 
 
 def serve_grid(
     wanted: GridWanted, services: GridServices, predictions: Predictions, advance: Advance
-) -> Iterator[ServedRun]:
-    """Every setting that was predicted, target-only before each kind, temperature and load."""
+) -> Iterator[Served]:
+    """Every setting in turns, each turn in an order of its own: what the machine does meanwhile meets all alike.
+
+    Yields what was served so far, behind each turn.
+    """
     names = drafter_names([name for name in next(iter(predictions.values())).positions if name != NGRAM])
-    for (kind, temperature), candidates in predictions.items():
-        base = FixedPlan(
-            wanted.prompts[kind], requests=wanted.requests, tokens=wanted.tokens, temperature=temperature
-        )
-        for load in wanted.plan.loads:
-            loaded = replace(base, sessions=load, requests=max(load, wanted.requests))
-            plain = services.serve(replace(loaded, drafter=NONE))
-            advance(f"{kind} at temperature {temperature:g}, {load} at once: target-only")
-            for drafter, shape in _settings(candidates):
-                plan = replace(loaded, drafter=names[drafter], num_draft_tokens=shape.depth, widths=shape.widths)
-                stats = services.serve(plan)
-                advance(f"{kind} at temperature {temperature:g}, {load} at once: {drafter} {shape.name}")
-                yield ServedRun(kind, temperature, load, drafter, shape, stats, plain, services.lines())
+    settings = list(settings_of(wanted, predictions))
+    found = {setting: ServedRun() for setting in settings}
+    for turn in range(wanted.turns):
+        random.Random(turn).shuffle(settings)  # noqa: S311 - an order, no secret
+        for setting in settings:
+            stats = services.serve(setting.plan(wanted, names, turn))
+            found[setting] = ServedRun((*found[setting].stats, *stats), services.lines())
+            shape = setting.shape.name if setting.shape else ""
+            advance(f"{setting.kind} at {setting.temperature:g}, {setting.load} at once: {setting.drafter} {shape}")
+        yield found
 
 
-def _settings(candidates: Candidates) -> Iterator[tuple[str, ProposalShape]]:
-    for drafter in candidates.positions:
-        for shape in candidates.shapes_of(drafter):
-            yield drafter, shape
-
-
-def cells_of(runs: Sequence[ServedRun], predictions: Predictions, times: StepTimes) -> list[GridCell]:
+def cells_of(served: Served, predictions: Predictions, times: StepTimes) -> list[GridCell]:
     """Predicted beside served; settings without a round behind the first are left out."""
-    timed = [run for run in runs if any(len(each.records) > 1 for each in run.stats)]
-    cells = [_cell(run, predictions[run.kind, run.temperature], times) for run in timed]
+    cells = [
+        _cell(setting, shape, served, predictions[setting.kind, setting.temperature], times)
+        for setting, run in served.items()
+        if (shape := setting.shape) is not None and any(len(each.records) > 1 for each in run.stats)
+    ]
     return [cell for cell in cells if cell.served.rounds and cell.served.ms_per_token and cell.plain.ms_per_token]
 
 
-def _cell(run: ServedRun, candidates: Candidates, times: StepTimes) -> GridCell:
-    expected = candidates.expected(run.drafter, run.shape)
-    stated = stated_times(times, run.lines)
+def _cell(
+    setting: GridSetting, shape: ProposalShape, served: Served, candidates: Candidates, times: StepTimes
+) -> GridCell:
+    run, plain = served[setting], served[setting.plain]
+    expected = candidates.expected(setting.drafter, shape)
+
+    def ms_per_token(by: StepTimes) -> float:
+        return just_in_time(by, setting.drafter, expected, setting.load).ms_per_token
+
     return GridCell(
-        kind=run.kind,
-        temperature=run.temperature,
-        drafter=run.drafter,
-        setting=run.shape.name,
-        load=run.load,
+        kind=setting.kind,
+        temperature=setting.temperature,
+        drafter=setting.drafter,
+        setting=shape.name,
+        load=setting.load,
         predicted_tokens=expected.tokens,
         predicted_error=expected.error,
-        predicted_ms=_speed(times, run, expected).ms_per_token,
-        stated_ms=_speed(stated, run, expected).ms_per_token,
-        own_ms=_speed(own_times(times, run), run, expected).ms_per_token,
-        plain_ms=target_only(times, run.load).ms_per_token,
+        predicted_ms=ms_per_token(times),
+        stated_ms=ms_per_token(stated_times(times, run.lines)),
+        own_ms=ms_per_token(own_times(times, setting.drafter, run.stats)),
+        plain_ms=target_only(times, setting.load).ms_per_token,
         served=ServedRounds.of(run.stats),
-        plain=ServedRounds.of(run.plain),
+        plain=ServedRounds.of(plain.stats),
     )
 
 
-def _speed(times: StepTimes, run: ServedRun, expected: ExpectedRounds) -> PredictedSpeed:
-    return just_in_time(times, run.drafter, expected, run.load)
-
-
-def own_times(times: StepTimes, run: ServedRun) -> StepTimes:
-    """The same with what this very run's rounds took: then the formula alone is left to be wrong."""
-    found = measured_setting(run.stats, {})
-    draft = {run.drafter: found.draft} if found.draft.is_known else {}
+def own_times(times: StepTimes, drafter: str, stats: Sequence[GenerationStats]) -> StepTimes:
+    """The same with what these very requests' rounds took: then the formula alone is left to be wrong."""
+    found = measured_setting(stats, {})
+    draft = {drafter: found.draft} if found.draft.is_known else {}
     return replace(
         times,
         target=found.alone,

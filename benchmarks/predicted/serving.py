@@ -29,10 +29,12 @@ class FixedPlan(RecordPlan):
     Attributes:
         drafter: as requests name it; `none`: target-only.
         widths: of a static tree.
+        first: number of the first request: prompts and seeds go on from there.
     """
 
     drafter: str = NONE
     widths: tuple[int, ...] = ()
+    first: int = 0
 
     def request(self, number: int) -> GenerateRequest:
         """One of the requests."""
@@ -41,7 +43,7 @@ class FixedPlan(RecordPlan):
             asked = SpeculationSettings(
                 drafter=self.drafter, num_draft_tokens=self.num_draft_tokens, tree_widths=self.widths
             )
-        return replace(super().request(number), ignore_eos=False, speculation=asked)
+        return replace(super().request(self.first + number), ignore_eos=False, speculation=asked)
 
 
 @dataclass(frozen=True)

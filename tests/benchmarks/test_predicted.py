@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.planning.wanted import PlanWanted
 from benchmarks.predicted.__main__ import report_text
 from benchmarks.predicted.cells import GridCell, ServedRounds, summary_rows
-from benchmarks.predicted.grid import ServedRun, own_times, stated_times
+from benchmarks.predicted.grid import GridSetting, GridWanted, own_times, serve_grid, settings_of, stated_times
 from benchmarks.predicted.serving import FixedPlan, GridServices, drafter_names
 from benchmarks.prompts import Prompt
 from benchmarks.simulated.services import ModelServices
@@ -21,6 +22,7 @@ from paceline.predict.kept import KeptPositions
 from paceline.predict.reading import EnginePasses, read_texts
 from paceline.predict.rounds import ProposalShape, expected_rounds
 from paceline.predict.sample import SampleWanted, texts_at
+from paceline.predict.verdict import Candidates
 from paceline.protocol.generation import ChatMessage
 from paceline.protocol.records import GenerationStats, RoundRecord, StepTimings
 from paceline.train.user_data import UserData
@@ -81,8 +83,7 @@ def test_lines_of_services_and_of_rounds_replace_those_from_before() -> None:
     stated = stated_times(times, {"alone": CostLine(((1, 7.0),)), "draft": CostLine(((1, 2.0),))})
     assert stated.target.ms(1) == 7 and stated.drafts["d"].ms(1) == 2
     stats = [stats_of(0, 2, 1, 0, 0)]
-    run = ServedRun("chat", 0.8, 1, "d", ProposalShape(2), stats, stats, {})
-    own = own_times(times, run)
+    own = own_times(times, "d", stats)
     assert own.target.ms(3) == 10 and own.drafts["d"].ms(1) == 2  # 4 ms for two tokens
     assert own.draft_trip_ms == 1
 
@@ -93,6 +94,44 @@ def test_requests_name_drafters_as_their_service_does() -> None:
     asked = FixedPlan([prompt], num_draft_tokens=3, drafter="model", widths=(2,)).request(0).speculation
     assert (asked.drafter, asked.num_draft_tokens, asked.tree_widths) == ("model", 3, (2,))
     assert FixedPlan([prompt]).request(0).speculation.off
+
+
+def test_every_setting_is_served_in_each_turn_beside_target_only(tmp_path: Path) -> None:
+    prompts = [Prompt("chat", name, ((ChatMessage("user", name),),)) for name in "abcd"]
+    plan = PlanWanted("t", SampleWanted(Path("chat"), (0.8,), 4, 8, 1), tmp_path, loads=(1, 3))
+    wanted = GridWanted(plan, {"chat": prompts}, requests=4, tokens=8, turns=2)
+    predictions = {("chat", 0.8): Candidates({"ngram": [], "d": []}, (ProposalShape(0), ProposalShape(2)))}
+    settings = list(settings_of(wanted, predictions))
+    assert len(settings) == len(set(settings)) == 2 * 3  # target-only, matches and the draft at both loads
+    assert all(setting.plain in settings for setting in settings)
+    services = ServedPlans()
+    turns = list(serve_grid(wanted, services, predictions, lambda done: None))  # type: ignore[arg-type]
+    assert len(turns) == 2 and len(services.plans) == 12
+    assert {setting: len(run.stats) for setting, run in turns[-1].items()} == {
+        setting: 2 * max(2, setting.load) for setting in settings
+    }
+    first, second = services.plans[:6], services.plans[6:]
+    assert {each.first for each in first} == {0} and {each.first for each in second} == {2, 3}
+    key = lambda each: (each.sessions, each.drafter)  # noqa: E731
+    assert [*map(key, first)] != [*map(key, second)] and sorted(map(key, first)) == sorted(map(key, second))
+    plain = GridSetting("chat", 0.8, 1).plan(wanted, {}, 1)
+    assert plain.request(0).seed == 2 and plain.request(0).messages == prompts[2].chats[0]
+
+
+class ServedPlans:
+    """Services that note what they are asked."""
+
+    def __init__(self) -> None:
+        self.plans: list[FixedPlan] = []
+
+    def serve(self, plan: FixedPlan) -> list[GenerationStats]:
+        """As many requests as the plan has."""
+        self.plans.append(plan)
+        return [stats_of(1)] * plan.requests
+
+    def lines(self) -> dict[str, CostLine]:
+        """None were stated."""
+        return {}
 
 
 @pytest.mark.full
