@@ -9,8 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.planning.document import ReportPart
+from paceline.predict.cycle import StepTimes
 from paceline.predict.positions import DrafterPositions, TextPositions, as_arrays
 from paceline.predict.rounds import ProposalShape, expected_rounds
+from paceline.predict.verdict import Candidates
 from paceline.train.corpus import Role
 
 SHAPE = ProposalShape(4)
@@ -18,17 +20,22 @@ SHAPE = ProposalShape(4)
 PARTS: Mapping[str, Role] = {"reasoning": Role.THINKING, "answer": Role.ANSWER}
 EXPLAINED = (
     "Positions between the tokens with which the model marks reasoning, apart from the others: chance that the first "
-    f"choice is the target's, and tokens a round of {SHAPE.name}, its own included. Replayed on the texts, predicted."
+    f"choice is the target's, and tokens a round of {SHAPE.name}, its own included; the fastest setting "
+    "on this part alone, and its gain over target-only, one request at once. Replayed on the texts, predicted."
 )
 
 
-def reasoning_parts(texts: Sequence[TextPositions]) -> Iterator[ReportPart]:
+def reasoning_parts(
+    texts: Sequence[TextPositions], shapes: tuple[ProposalShape, ...], times: StepTimes
+) -> Iterator[ReportPart]:
     """One part where some of the texts is reasoning; none where nothing is."""
     if any((text.target.roles == Role.THINKING).any() for text in texts):
-        yield ReportPart("Reasoning and answers", [EXPLAINED], [list(_rows(texts))])
+        yield ReportPart("Reasoning and answers", [EXPLAINED], [list(_rows(texts, shapes, times))])
 
 
-def _rows(texts: Sequence[TextPositions]) -> Iterator[dict[str, object]]:
+def _rows(
+    texts: Sequence[TextPositions], shapes: tuple[ProposalShape, ...], times: StepTimes
+) -> Iterator[dict[str, object]]:
     for temperature in sorted({text.temperature for text in texts}):
         read = [text for text in texts if text.temperature == temperature]
         for drafter in read[0].drafters:
@@ -37,6 +44,7 @@ def _rows(texts: Sequence[TextPositions]) -> Iterator[dict[str, object]]:
                 positions = sum(each.ranks.size for each in chosen)
                 if positions:
                     rounds = expected_rounds(chosen, SHAPE)
+                    best, gain = Candidates({drafter: chosen}, shapes).best(times, sessions=1)
                     yield {
                         "temperature": f"{temperature:g}",
                         "drafter": drafter,
@@ -45,6 +53,8 @@ def _rows(texts: Sequence[TextPositions]) -> Iterator[dict[str, object]]:
                         "first": float(np.concatenate([each.accepted for each in chosen]).mean()),
                         "tokens a round": rounds.tokens,
                         "±": "" if math.isnan(rounds.error) else rounds.error,
+                        "fastest": best.setting,
+                        "gain": gain,
                     }
 
 

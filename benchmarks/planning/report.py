@@ -105,7 +105,7 @@ def report_parts(plan: PlanResult) -> Iterator[ReportPart]:
     yield ReportPart("What would turn the verdict", [_TURNS], [list(_turn_rows(plan))])
     yield ReportPart("The fastest settings", [_SPEEDS], [list(_speed_rows(plan))], _load_plots(plan))
     yield ReportPart("Tokens a round", [_TOKENS], [list(_token_rows(plan))], _token_plots(plan))
-    yield from reasoning_parts(plan.texts)
+    yield from reasoning_parts(plan.texts, plan.wanted.shapes, plan.times)
     if plan.texts:
         explained = [_FIGURES] if plan.wanted.services is None else [_FIGURES, _DRAWN]
         yield ReportPart("What the drafters say", explained, [list(_figure_rows(plan))], _calibration_plots(plan))
