@@ -24,29 +24,9 @@ from paceline.predict.rounds import ProposalShape, expected_rounds
 from paceline.predict.sample import SampleWanted, texts_at
 from paceline.predict.verdict import Candidates
 from paceline.protocol.generation import ChatMessage
-from paceline.protocol.records import GenerationStats, RoundRecord, StepTimings
+from paceline.protocol.records import GenerationStats
 from paceline.train.user_data import UserData
-
-
-def stats_of(*accepted: int, tokens_per_second: float = 100.0) -> GenerationStats:
-    records = tuple(
-        RoundRecord(
-            base_length=1,
-            accept_ms=0.0,
-            cache_hit=False,
-            proposed=2,
-            accepted=each,
-            target=StepTimings(rows=3, forward_ms=10.0, service_ms=10.0),
-            draft=StepTimings(rows=1, forward_ms=4.0, service_ms=4.0),
-            drafter="model",
-            round_ms=16.0,
-            wire_ms=1.0,
-            draft_wait_ms=5.0,
-        )
-        for each in accepted
-    )
-    committed = sum(each + 1 for each in accepted)
-    return GenerationStats(len(records), committed, tokens_per_second=tokens_per_second, records=records)
+from tests.benchmarks.made_stats import stats_of
 
 
 def test_rounds_behind_the_first_are_counted_the_last_as_the_end_cuts_it() -> None:
