@@ -24,15 +24,17 @@ from benchmarks.speed.groups import MeasuredServices, running_groups
 from paceline.models.tokenizer import load_tokenizer
 from paceline.protocol.errors import require
 from paceline.protocol.proposal import NONE
+from paceline.runtime.config import NOT_QUANTIZED
 
 
 @dataclass(frozen=True)
 class Lineup:
-    """Who takes part: our drafters, what they propose (None: the policy chooses), the peers."""
+    """Who takes part: our drafters, what they propose (None: the policy chooses), our target's bits, the peers."""
 
     drafters: Sequence[str]
     num_draft_tokens: int | None
     peers: Sequence[str]
+    quantization: str = ""
 
 
 def use_cores(cores: int) -> int:
@@ -57,6 +59,9 @@ def measure_peers(settings: PeerRunSettings, plan: ContestPlan, lineup: Lineup, 
         "passes": str(plan.passes),
         "tokens of each generation": str(plan.tokens),
         "cores of every system": str(settings.threads),
+        "quantization of ours": lineup.quantization or NOT_QUANTIZED,
+        "files of llama-cpp": settings.precision,
+        "draft of peers": settings.draft or "none",
         "peers propose": f"{settings.num_draft_tokens} tokens",
         "load average before": load_average(),
     }
@@ -73,7 +78,9 @@ def _hold_contest(settings: PeerRunSettings, plan: ContestPlan, lineup: Lineup, 
     console = stderr_console()
     modes = modes_of(lineup.peers, settings)
     with (
-        running_groups(MeasuredServices(settings.model), (NONE, *lineup.drafters), console) as groups,
+        running_groups(
+            MeasuredServices(settings.model, quantization=lineup.quantization), (NONE, *lineup.drafters), console
+        ) as groups,
         start_peers(modes, settings, contest, lambda line: console.print(line, style="dim")) as started,
     ):
         ours = [OurContestant(group, lineup.num_draft_tokens) for group in groups.values()]

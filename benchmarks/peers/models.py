@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.process import PeerFailed
 from paceline.models.pull import fetch_gguf
 from paceline.models.pullable import PULLABLE
-from paceline.models.resolve import resolve, resolve_draft
+from paceline.models.resolve import MANIFEST_FILE, resolve, resolve_draft
 
 CONVERT_SECONDS = 600.0
+FLOAT32, EIGHT_BITS, FOUR_BITS = "float32", "q8_0", "q4_k_m"
+PRECISIONS = (FLOAT32, EIGHT_BITS, FOUR_BITS)
+"""Of the files that llama.cpp reads."""
 _SKIPPED_FIELDS = ("GGUF.", "general.architecture", "general.file_type", "general.quantization_version")
 
 
@@ -54,8 +58,60 @@ def float32_gguf(model: str, home: Path) -> Path:
     return out
 
 
+def gguf_of(model: str, precision: str, home: Path) -> Path:
+    """The model in a precision of `PRECISIONS`, made once and kept in `home`.
+
+    Raises:
+        PeerFailed: no GGUF is known for this model, or the published one has another precision.
+    """
+    if precision == FLOAT32:
+        return float32_gguf(model, home)
+    out = home / "models" / f"{Path(model).stem}-{precision}.gguf"
+    if not out.is_file():
+        (write_eight_bits if precision == EIGHT_BITS else fetch_four_bits)(model, out, home)
+    return out
+
+
+def write_eight_bits(model: str, out: Path, home: Path) -> None:
+    """From the float32 file: matrices in blocks of 32 with a scale each, as llama.cpp's own tool writes them."""
+    import gguf
+
+    def pack(values: Any) -> tuple[Any, Any]:
+        matrix = values.ndim > 1
+        kind = gguf.GGMLQuantizationType.Q8_0 if matrix else gguf.GGMLQuantizationType.F32
+        return (gguf.quants.quantize(values, kind) if matrix else values), kind
+
+    _rewrite(float32_gguf(model, home), out, gguf.LlamaFileType.MOSTLY_Q8_0, pack)
+
+
+def fetch_four_bits(model: str, out: Path, home: Path) -> None:
+    """The published file.
+
+    Raises:
+        PeerFailed: the model isn't published so.
+    """
+    import gguf
+
+    if model not in PULLABLE:
+        raise PeerFailed(f"{model}: no {FOUR_BITS} file is known (a pulled model has one, or none has)")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    source = fetch_gguf(model, out.parent)
+    kind = gguf.LlamaFileType(gguf.GGUFReader(source).fields["general.file_type"].contents())
+    if kind != gguf.LlamaFileType.MOSTLY_Q4_K_M:
+        source.unlink()
+        raise PeerFailed(f"{model}: published as {kind.name}, not as {FOUR_BITS}")
+    source.replace(out)
+
+
 def write_float32(source: Path, out: Path) -> None:
     """Copy a GGUF with every tensor dequantised: the values that our own loading gives the target."""
+    import gguf
+
+    _rewrite(source, out, gguf.LlamaFileType.ALL_F32, lambda values: (values, gguf.GGMLQuantizationType.F32))
+
+
+def _rewrite(source: Path, out: Path, file_type: Any, pack: Callable[[Any], tuple[Any, Any]]) -> None:
+    """Copy a GGUF, each tensor's float32 values packed anew."""
     import gguf
 
     reader = gguf.GGUFReader(source)
@@ -66,10 +122,10 @@ def write_float32(source: Path, out: Path) -> None:
         if not field.name.startswith(_SKIPPED_FIELDS):
             inner = field.types[-1] if len(field.types) > 1 else None
             writer.add_key_value(field.name, field.contents(), field.types[0], inner)
-    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    writer.add_file_type(file_type)
     for tensor in reader.tensors:
-        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-        writer.add_tensor(tensor.name, values.astype("float32"))
+        packed, kind = pack(gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype("float32"))
+        writer.add_tensor(tensor.name, packed, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -78,16 +134,25 @@ def write_float32(source: Path, out: Path) -> None:
 
 
 def assistant_folder(draft: str, target: str, out: Path) -> Path:
-    """Our draft as a transformers checkpoint with the target's whole vocabulary, in a process of its own.
+    """A draft as a transformers checkpoint: a model as it is, ours with the target's whole vocabulary.
+
+    Ours is written in a process of its own.
 
     Raises:
         PeerFailed: with the exporter's last line.
     """
+    if is_model(draft):
+        return Path(hf_folder(draft))
     command = [sys.executable, "-m", "benchmarks.peers.models", draft, target, str(out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=CONVERT_SECONDS, check=False)
     if done.returncode != 0:
         raise PeerFailed(f"draft {draft}: not exported: {' '.join(done.stderr.strip().splitlines()[-1:])}")
     return out
+
+
+def is_model(draft: str) -> bool:
+    """Whether a draft is a model by itself, which any system loads, and no draft that we trained."""
+    return draft in PULLABLE or ((folder := Path(draft)).is_dir() and not (folder / MANIFEST_FILE).is_file())
 
 
 def export_draft(draft: Path, target_model: str, out: Path) -> None:

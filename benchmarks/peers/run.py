@@ -20,7 +20,7 @@ from typing import Protocol, TypeVar
 
 from benchmarks.peers import models as peer_models
 from benchmarks.peers import worker as peer_worker
-from benchmarks.peers.install import PEERS, clean_environment, interpreter, is_installed
+from benchmarks.peers.install import DRAFTED, PEERS, clean_environment, interpreter, is_installed
 from benchmarks.peers.process import Answer, PeerFailed, PeerProcess, WaveAnswer
 from benchmarks.prompts import Prompt
 from benchmarks.speed.groups import GenerationRunner, cpu_seconds
@@ -245,8 +245,9 @@ class PeerRunSettings:
     """How peers are started.
 
     Attributes:
-        draft: our trained draft's folder, for transformers' assisted generation; None: that mode is left out.
+        draft: a draft model, or our trained draft's folder; None: modes that need one are left out.
         num_draft_tokens: what each speculating mode proposes.
+        precision: of the files that llama.cpp reads, of `PRECISIONS`.
     """
 
     model: str
@@ -255,12 +256,17 @@ class PeerRunSettings:
     threads: int
     draft: str | None = None
     num_draft_tokens: int = 8
+    precision: str = peer_models.FLOAT32
+
+    def __post_init__(self) -> None:
+        known = peer_models.PRECISIONS
+        require(self.precision in known, "gguf", self.precision, f"one of {', '.join(known)}")
 
 
 def modes_of(names: Sequence[str], settings: PeerRunSettings) -> list[tuple[str, str]]:
     """(peer, mode) of every mode of the peers that can run with these settings."""
     listed = [(name, mode) for name in names for mode in PEERS[name].modes]
-    return [(name, mode) for name, mode in listed if mode != "assisted" or settings.draft is not None]
+    return [(name, mode) for name, mode in listed if mode not in DRAFTED or settings.draft is not None]
 
 
 @contextmanager
@@ -299,10 +305,10 @@ def _worker(name: str, mode: str, settings: PeerRunSettings) -> PeerProcess:
         "model": _peer_model(name, settings),
         "threads": settings.threads,
         "num_draft_tokens": settings.num_draft_tokens,
+        "precision": settings.precision,
     }
-    if mode == "assisted" and settings.draft is not None:
-        folder = settings.folder / "assistant"
-        options["assistant"] = str(peer_models.assistant_folder(settings.draft, settings.model, folder))
+    if mode in DRAFTED and settings.draft is not None:
+        options["draft"] = _peer_draft(name, settings.draft, settings)
     command = [str(interpreter(name, settings.home)), str(peer_worker.__file__), json.dumps(options)]
     log = settings.folder / f"{name}-{mode}.log"
     return PeerProcess(f"{name} {mode}", command, _environment(name, settings.threads), log)
@@ -310,8 +316,14 @@ def _worker(name: str, mode: str, settings: PeerRunSettings) -> PeerProcess:
 
 def _peer_model(name: str, settings: PeerRunSettings) -> str:
     if name == "llama-cpp":
-        return str(peer_models.float32_gguf(settings.model, settings.home))
+        return str(peer_models.gguf_of(settings.model, settings.precision, settings.home))
     return peer_models.hf_folder(settings.model)
+
+
+def _peer_draft(name: str, draft: str, settings: PeerRunSettings) -> str:
+    if name == "llama-cpp":
+        return str(peer_models.gguf_of(draft, settings.precision, settings.home))
+    return str(peer_models.assistant_folder(draft, settings.model, settings.folder / "assistant"))
 
 
 def _environment(name: str, threads: int) -> dict[str, str]:

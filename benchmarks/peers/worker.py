@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import version
+from itertools import islice
 from typing import Any
 
 Generate = Callable[[list[int], int, list[int]], tuple[list[int], int]]
@@ -62,7 +63,7 @@ def load_transformers(options: dict[str, Any]) -> tuple[Generate, dict[str, str]
     if options["mode"] == "lookup":
         extra = {"prompt_lookup_num_tokens": options["num_draft_tokens"], "max_matching_ngram_size": LOOKUP_NGRAM}
     elif options["mode"] == "assisted":
-        extra = {"assistant_model": load(options["assistant"])}
+        extra = {"assistant_model": load(options["draft"])}
         extra["assistant_model"].generation_config.num_assistant_tokens = options["num_draft_tokens"]
     steps = [0]
 
@@ -90,24 +91,39 @@ def load_transformers(options: dict[str, Any]) -> tuple[Generate, dict[str, str]
 
 
 def load_llama_cpp(options: dict[str, Any]) -> tuple[Generate, dict[str, str]]:
-    """llama-cpp-python: `plain`, `lookup` (LlamaPromptLookupDecoding)."""
+    """llama-cpp-python: `plain`, `lookup` (LlamaPromptLookupDecoding), `draft` (a model, as a LlamaDraftModel)."""
     llama_cpp: Any = import_module("llama_cpp")
+    speculative: Any = import_module("llama_cpp.llama_speculative")
+    count = options["num_draft_tokens"]
+
+    def load(file: str, draft: Any = None) -> Any:
+        return llama_cpp.Llama(
+            model_path=file,
+            n_ctx=CONTEXT_TOKENS,
+            n_threads=options["threads"],
+            n_threads_batch=options["threads"],
+            type_k=llama_cpp.GGML_TYPE_F32,
+            type_v=llama_cpp.GGML_TYPE_F32,
+            draft_model=draft,
+            verbose=False,
+        )
+
+    class ModelDraft(speculative.LlamaDraftModel):  # type: ignore[misc]  # of an interpreter that isn't ours
+        """Greedy proposals of a model that keeps what it has read; called with the text behind each round."""
+
+        def __init__(self) -> None:
+            self.model = load(options["draft"])
+
+        def __call__(self, input_ids: Any, /, **_: Any) -> Any:
+            written = self.model.generate(input_ids.tolist(), temp=0.0)
+            return import_module("numpy").fromiter(islice(written, count), dtype="intc")
+
     draft = None
     if options["mode"] == "lookup":
-        speculative: Any = import_module("llama_cpp.llama_speculative")
-        draft = speculative.LlamaPromptLookupDecoding(
-            max_ngram_size=LOOKUP_NGRAM, num_pred_tokens=options["num_draft_tokens"]
-        )
-    llama = llama_cpp.Llama(
-        model_path=options["model"],
-        n_ctx=CONTEXT_TOKENS,
-        n_threads=options["threads"],
-        n_threads_batch=options["threads"],
-        type_k=llama_cpp.GGML_TYPE_F32,
-        type_v=llama_cpp.GGML_TYPE_F32,
-        draft_model=draft,
-        verbose=False,
-    )
+        draft = speculative.LlamaPromptLookupDecoding(max_ngram_size=LOOKUP_NGRAM, num_pred_tokens=count)
+    elif options["mode"] == "draft":
+        draft = ModelDraft()
+    llama = load(options["model"], draft)
     steps = [0]
     evaluate = llama.eval
 
@@ -127,7 +143,7 @@ def load_llama_cpp(options: dict[str, Any]) -> tuple[Generate, dict[str, str]]:
                 break
         return written, steps[0]
 
-    return generate, {"version": version("llama-cpp-python"), "precision": "float32"}
+    return generate, {"version": version("llama-cpp-python"), "precision": options["precision"]}
 
 
 def load_vllm_cpu(options: dict[str, Any]) -> tuple[Generate, dict[str, str]]:

@@ -136,6 +136,7 @@ def speed(
     epilog=example(
         "paceline bench peers --install",
         "paceline bench peers --drafter ngram,auto --draft draft --kind code-edit,chat --out reports",
+        "paceline bench peers qwen2.5-coder-1.5b --peers llama-cpp --drafter auto --draft qwen2.5-coder-0.5b",
     )
 )
 def peers(
@@ -151,8 +152,9 @@ def peers(
         str, typer.Option(help="Our drafters: ngram, model:PATH, auto, with commas between.")
     ] = "ngram",
     draft: Annotated[
-        str | None, typer.Option(help="A trained draft's folder, for transformers' assisted generation.")
+        str | None, typer.Option(help="For peers' assisted generation: a draft model, or a trained draft's folder.")
     ] = None,
+    gguf: Annotated[str, typer.Option(help="What llama-cpp reads: float32, q8_0 or q4_k_m.")] = "float32",
     num_draft_tokens: Annotated[str, typer.Option(help="What ours propose: auto or a number.")] = AUTO,
     peer_draft_tokens: Annotated[int, typer.Option(help="What the peers' speculating modes propose.")] = 8,
     kind: Kinds = None,
@@ -161,6 +163,9 @@ def peers(
     per_category: PerCategory = 8,
     passes: Annotated[int, typer.Option(help="Prompts of each kind that every contestant gets.")] = 8,
     tokens: TokensOption = 128,
+    quantization: Annotated[
+        str, typer.Option(help="Of our target, as for paceline serve.", show_default="none")
+    ] = "",
     cores: Annotated[int, typer.Option(help="Cores that every system may use; 0: all.")] = 0,
     out: Out = REPORTS,
     name: Name = "peers",
@@ -180,10 +185,10 @@ def peers(
 
     plan = ContestPlan(_prompts(kind, prompts, category, per_category), passes, tokens)
     require(1 <= peer_draft_tokens <= 64, "peer_draft_tokens", peer_draft_tokens, "in [1, 64]")
-    lineup = Lineup(split_drafters(drafter), _draft_tokens(num_draft_tokens), names)
+    lineup = Lineup(split_drafters(drafter), _draft_tokens(num_draft_tokens), names, quantization)
     threads = use_cores(cores)
     with tempfile.TemporaryDirectory(prefix="paceline-peers-") as folder:
-        settings = PeerRunSettings(model, home, Path(folder), threads, draft, peer_draft_tokens)
+        settings = PeerRunSettings(model, home, Path(folder), threads, draft, peer_draft_tokens, gguf)
         report = measure_peers(settings, plan, lineup, out, name)
     typer.echo(f"report: {report}")
 

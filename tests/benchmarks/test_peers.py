@@ -17,9 +17,10 @@ from typer.testing import CliRunner
 
 from benchmarks.peers import command
 from benchmarks.peers import install as peer_install
+from benchmarks.peers import models as peer_models
 from benchmarks.peers import run as peers
 from benchmarks.peers.install import PEERS, install_peer, is_installed
-from benchmarks.peers.models import write_float32
+from benchmarks.peers.models import assistant_folder, gguf_of, is_model, write_float32
 from benchmarks.peers.process import PeerFailed, PeerProcess
 from benchmarks.peers.report import duels, peer_rows, peers_json, peers_markdown
 from benchmarks.peers.run import Contest, ContestPlan, OurContestant, PeerContestant, PeerRunSettings, run_contest
@@ -192,9 +193,47 @@ def test_a_float32_gguf_has_the_quantised_files_values_and_settings(tmp_path: Pa
     assert np.array_equal(tensor.data, gguf.quants.dequantize(packed, gguf.GGMLQuantizationType.Q4_1))
 
 
+def test_eight_bits_are_the_float32_files_values_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.random.default_rng(0).normal(size=(4, 64)).astype(np.float32)
+    writer = gguf.GGUFWriter(tmp_path / "f.gguf", "llama")
+    writer.add_tensor("token_embd.weight", values)
+    writer.add_tensor("output_norm.weight", values[0])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    monkeypatch.setattr(peer_models, "float32_gguf", lambda model, home: tmp_path / "f.gguf")
+    (tmp_path / "models").mkdir()
+    written = gguf_of("m", "q8_0", tmp_path)
+    matrix, norm = gguf.GGUFReader(written).tensors
+    assert matrix.tensor_type == gguf.GGMLQuantizationType.Q8_0
+    eight = gguf.quants.dequantize(matrix.data, matrix.tensor_type)
+    assert eight.shape == values.shape and np.abs(eight - values).max() < np.abs(values).max() / 127
+    assert norm.tensor_type == gguf.GGMLQuantizationType.F32 and np.array_equal(norm.data, values[0])
+    assert gguf_of("m", "q8_0", tmp_path) == written
+    with pytest.raises(PeerFailed, match="no q4_k_m file is known"):
+        gguf_of("m", "q4_k_m", tmp_path)
+
+
+def test_a_draft_that_is_a_model_is_what_other_systems_load(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert is_model(str(tmp_path)) and is_model("qwen2.5-coder-0.5b") and not is_model("default")
+    assert assistant_folder(str(tmp_path), "t", tmp_path / "out") == tmp_path
+    (tmp_path / "manifest.json").write_text("{}")
+    assert not is_model(str(tmp_path)), "ours needs its head written out"
+
+
+def test_modes_of_a_draft_need_one(tmp_path: Path) -> None:
+    plain = PeerRunSettings(TARGET, tmp_path, tmp_path, 1)
+    drafted = PeerRunSettings(TARGET, tmp_path, tmp_path, 1, draft="d")
+    more = set(peers.modes_of([*PEERS], drafted)) - set(peers.modes_of([*PEERS], plain))
+    assert more == {("transformers", "assisted"), ("llama-cpp", "draft")}
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
+        (["--gguf", "q2"], ("gguf", "'q2'", "float32, q8_0, q4_k_m")),
         (["--peers", "oracle"], ("peer", "'oracle'", "transformers")),
         (["--cores", "4096"], ("cores", "4096", "[0, ")),
         (["--passes", "0"], ("passes", "0", "at least 1")),
