@@ -77,10 +77,12 @@ def _row(cell: str, rate: float, each: ClusterOutcome) -> dict[str, object]:
 
 
 def _said(cell: str, by_rate: Mapping[float, ClusterOutcome]) -> str:
-    first = next(((rate, each) for rate, each in by_rate.items() if not each.bottleneck.startswith("none")), None)
-    if first is None:
-        return f"{cell}: nothing up to {max(by_rate):g} requests per second"
-    return f"{cell}: from {first[0]:g} requests per second on, {first[1].bottleneck}"
+    bound = [
+        f"at {rate:g} requests per second {each.bottleneck}"
+        for rate, each in by_rate.items()
+        if not each.bottleneck.startswith("none")
+    ]
+    return f"{cell}: {'; '.join(bound) or f'nothing up to {max(by_rate):g} requests per second'}"
 
 
 def _said_failure(what: str, each: ClusterOutcome) -> str:
