@@ -1,6 +1,6 @@
 """What a target gains if its drafts are made elsewhere, measured on a real pair.
 
-`python -m benchmarks.simulator.pair_capacity qwen2.5-coder-1.5b --out docs/reports`. Target and draft have one thread
+`python -m benchmarks.pair_capacity qwen2.5-coder-1.5b --out docs/reports`. Target and draft have one thread
 each. The target's process is kept on one core; the draft's is on the same core (the target drafts itself) or on
 another (drafts are made elsewhere), and is moved between settings: the services, prompts and seeds are the same. The
 coordinators and the client are on the other core both times. Settings are served in turns, each in an order of its

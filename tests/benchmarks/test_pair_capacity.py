@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.simulator.pair_capacity import AHEAD, WAITED, CapacitySetting, keep_on, rows_of, settings_of
+from benchmarks.pair_capacity import AHEAD, WAITED, CapacitySetting, keep_on, rows_of, settings_of
 from paceline.protocol.proposal import NONE
 from tests.benchmarks.made_stats import stats_of
 
