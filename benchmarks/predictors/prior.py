@@ -13,8 +13,7 @@ from benchmarks.predictors.drafters import AS_IT_IS
 from benchmarks.predictors.reading import StudiedText
 from benchmarks.simulator.coordinator import CoordinatorProcess
 from benchmarks.simulator.grid import GridCase
-from benchmarks.simulator.planned import PlannedPolicy, SimulatedPlanner
-from benchmarks.simulator.policies import SessionPolicy
+from benchmarks.simulator.planned import PlannedPolicy, PlannedSession, SimulatedPlanner
 from benchmarks.simulator.run import simulate
 from benchmarks.simulator.trace import TracedRequest
 from coordinator.policy.seen import Seen
@@ -80,7 +79,7 @@ class PriorPolicy(PlannedPolicy):
         self._requests = iter(requests)
         self._prior = prior
 
-    def session(self, home: CoordinatorProcess) -> SessionPolicy:
+    def session(self, home: CoordinatorProcess) -> PlannedSession:
         """Of a new request."""
         planner = self._planners.setdefault(home, SimulatedPlanner(home)).planner
         pool = planner.seen(AUTO, Acceptance.COUPLED, greedy=self._greedy)

@@ -1,6 +1,7 @@
 """Pairs, costs and loads on which a policy is judged: beside target-only request by request, and the best constant.
 
-`python -m benchmarks.simulator.grid` runs all of it and prints where the planner misses a bar.
+`python -m benchmarks.simulator.grid` runs all of it and prints where the planner misses a bar. Every case is a fresh
+coordinator with simulated services in virtual time, so a figure is the same on every machine.
 """
 
 from __future__ import annotations
@@ -9,8 +10,11 @@ import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 
 from benchmarks.reporting.presentation import markdown_table
+from benchmarks.reporting.reports import describe, write_report
+from benchmarks.simulator.known_misses import Miss, renew_misses
 from benchmarks.simulator.planned import PlannedPolicy
 from benchmarks.simulator.policies import AHEAD_FAN_OUT, ConstantPolicy, Policy
 from benchmarks.simulator.run import TARGET_ONLY_POLICY, SimulatedRun, best_of, simulate
@@ -19,6 +23,8 @@ from benchmarks.simulator.synthetic import PAIRS, synthetic_requests
 from benchmarks.simulator.trace import TracedRequest, TracedSetting
 from paceline.costs.cost_line import CostLine
 
+LOADS = (1, 8, 32)
+"""Sessions at once: all cases of 256 would take a core the better part of an hour."""
 TOKENS = 128
 LEAST_REQUEST = 0.97
 """Of target-only's speed: what every request must reach."""
@@ -110,6 +116,11 @@ class Judgement:
         """Whether both bars are met."""
         return self.worst_request >= LEAST_REQUEST and self.goodput >= LEAST_GOODPUT
 
+    @property
+    def miss(self) -> Miss | None:
+        """What was reached, as tables show it; None: both bars are met."""
+        return None if self.holds else Miss(round(self.worst_request, 3), round(self.goodput, 3))
+
     def row(self) -> dict[str, object]:
         """A table's line: what the policy did, and what would have been best."""
         run = self.run
@@ -135,13 +146,18 @@ def judge(
     policy: Policy,
     constants: Sequence[Policy] = CONSTANTS,
     disturbance: Disturbance = UNDISTURBED,
+    coordinators: int = 1,
 ) -> Judgement:
-    """Run a policy, target-only, and constants on one case."""
+    """Run a policy, target-only, and constants on one case. Coordinators share the services, and nothing else."""
     setting, requests = case.setting, case.requests
-    plain = simulate(setting, requests, TARGET_ONLY_POLICY, disturbance)
+
+    def run(each: Policy) -> SimulatedRun:
+        return simulate(setting, requests, [each] * coordinators, disturbance)
+
+    plain = run(TARGET_ONLY_POLICY)
     others = (each for each in constants if each.name != TARGET_ONLY_POLICY.name)
-    best = best_of([plain, *(simulate(setting, requests, each, disturbance) for each in others)])
-    return Judgement(case, simulate(setting, requests, policy, disturbance), plain, best)
+    best = best_of([plain, *(run(each) for each in others)])
+    return Judgement(case, run(policy), plain, best)
 
 
 def cases(sessions: Sequence[int]) -> Iterator[GridCase]:
@@ -150,19 +166,41 @@ def cases(sessions: Sequence[int]) -> Iterator[GridCase]:
         yield GridCase(pair, count, rows, draft, shared)
 
 
+ABOUT = f"""# The planner in the simulator
+
+Every case is a fresh coordinator with simulated services in virtual time: {len(PAIRS)} kinds of synthetic texts of
+{TOKENS} tokens, a target's step of 20 ms with rows cheap (.05 ms) or dear (.5 ms), a draft's step quick (2 ms) or
+slow (5 ms), on cores of its own or beside the target (whose steps then take {SHARED} times as long). The bars:
+every request at {LEAST_REQUEST} of itself under target-only, and goodput at {LEAST_GOODPUT} of the best of
+{len(CONSTANTS)} constants.
+"""
+
+
+def grid_text(judged: Sequence[Judgement], *, everything: bool) -> str:
+    """The report: what misses a bar, or everything."""
+    missed = [each for each in judged if not each.holds]
+    rows = [each.row() for each in (judged if everything else missed)]
+    return f"{ABOUT}\n{markdown_table(rows)}\n{len(missed)} of {len(judged)} cases miss a bar.\n"
+
+
 def main() -> None:
     """Print where the planner misses a bar."""
     parser = argparse.ArgumentParser(description="Where the planner misses a bar, and what would have been best.")
-    parser.add_argument("--sessions", default="1,4,16,64", help="loads, with commas between")
+    parser.add_argument("--sessions", default=",".join(map(str, LOADS)), help="loads, with commas between")
     parser.add_argument("--pairs", default=",".join(PAIRS), help="names of pairs, with commas between")
     parser.add_argument("--all", action="store_true", help="print what holds, too")
+    parser.add_argument("--record", type=Path, help="a file of known misses, to be renewed by what runs")
+    parser.add_argument("--out", type=Path, help="folder of the report")
     given = parser.parse_args()
     wanted = given.pairs.split(",")
     chosen = [case for case in cases([int(count) for count in given.sessions.split(",")]) if case.pair in wanted]
     judged = [judge(case, PlannedPolicy()) for case in chosen]
-    missed = [each for each in judged if not each.holds]
-    print(markdown_table([each.row() for each in (judged if given.all else missed)]))
-    print(f"{len(missed)} of {len(judged)} cases miss a bar")
+    text = grid_text(judged, everything=given.all)
+    if given.record is not None:
+        renew_misses(given.record, {each.case.name: each.miss for each in judged})
+    if given.out is not None:
+        write_report(given.out, "planner-grid", describe(), {"cases": [each.row() for each in judged]}, text)
+    print(text)
 
 
 if __name__ == "__main__":

@@ -9,11 +9,12 @@ from functools import cache
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from benchmarks.simulator.policies import RoundFacts, SessionPolicy, Situation
+from benchmarks.simulator.policies import RoundFacts, Situation
 from coordinator.policy.plan import Options, Plan
 from coordinator.policy.planner import Planner, RequestPlanner
 from paceline.costs.service_costs import DraftCosts, TargetCosts
 from paceline.protocol.draft import Shadow
+from paceline.protocol.explanation import PlanExplanation
 from paceline.protocol.proposal import AUTO, NGRAM, Acceptance, Proposal
 from paceline.protocol.records import RoundRecord, StepTimings
 from paceline.sampling.match import MAX_FOLLOWING, Match
@@ -75,7 +76,7 @@ class PlannedPolicy:
         self._greedy = greedy
         self._planners: WeakKeyDictionary[CoordinatorProcess, SimulatedPlanner] = WeakKeyDictionary()
 
-    def session(self, home: CoordinatorProcess) -> SessionPolicy:
+    def session(self, home: CoordinatorProcess) -> PlannedSession:
         """Of a new request."""
         planner = self._planners.get(home)
         if planner is None:
@@ -198,6 +199,10 @@ class PlannedSession:
         first = facts.draft_ms > 0 and not self._drafted
         self._drafted = self._drafted or facts.draft_ms > 0
         self._planner.learn(plan, record, proposal, range(facts.accepted), first_draft=first)
+
+    def explain(self) -> PlanExplanation:
+        """Why it was drafted for as it was."""
+        return self._planner.explain()
 
     def close(self) -> None:
         """The request has ended."""

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from coordinator.policy.cycles import Cycles
-from coordinator.policy.planner import DraftPeerCosts, Planner, RequestPlanner
+from coordinator.policy.planner import RATES_KEPT, DraftPeerCosts, Planner, RequestPlanner
 from coordinator.policy.round_times import DraftTimes, TargetTimes
 from coordinator.policy.seen import MAX_DEPTH, Seen
 from paceline.costs.service_costs import DEFAULT
 from paceline.protocol.proposal import AUTO
 
-ROUNDS_BETWEEN = 8
-"""Rounds from one look at the other drafters to the next: as long as a request's rates are kept."""
+ROUNDS_BETWEEN = RATES_KEPT
+"""Rounds from one look at the other drafters to the next."""
 
 
 @dataclass(frozen=True)

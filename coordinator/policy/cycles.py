@@ -9,9 +9,11 @@ out, the one of greatest goodput is taken, and each session then chooses for its
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
+from typing import NamedTuple
 
 from coordinator.policy.plan import Source
 from coordinator.policy.round_times import DraftTimes, TargetTimes
@@ -40,8 +42,7 @@ WAITING = tuple(Way(Source.WAIT, depth) for depth in range(1, MAX_DEPTH + 1))
 AHEAD = tuple(Way(Source.CACHED, depth, ahead=True) for depth in range(1, MAX_DEPTH + 1))
 
 
-@dataclass(frozen=True)
-class Cycle:
+class Cycle(NamedTuple):
     """From one round to the next: tokens committed, and milliseconds: all, those not in a step, those of a draft."""
 
     way: Way
@@ -53,7 +54,7 @@ class Cycle:
     @property
     def rate(self) -> float:
         """Tokens a millisecond; 0 before any time is known."""
-        return self.tokens / self.ms if self.ms > 0 else 0.0
+        return _rate(self.tokens, self.ms)
 
 
 @dataclass(frozen=True)
@@ -95,9 +96,9 @@ class Cycles:
     most: int = MAX_DEPTH
     can_ahead: bool = False
 
-    def all(self, around: Surroundings = ALONE) -> Iterator[Cycle]:
+    def all(self, around: Surroundings = ALONE) -> list[Cycle]:
         """Every way, in surroundings that stay as they are."""
-        return (self._cycle(way, around) for way in self._ways())
+        return self._cycles([around.rows] * (1 + MAX_DEPTH), around.drafting)
 
     def balanced(self, sessions: int) -> Surroundings:
         """What the others do where all of so many do what is best for all together."""
@@ -111,21 +112,27 @@ class Cycles:
         return Surroundings(sessions, rows, others * best.rate, drafting, best.way.ahead)
 
     def together(self, sessions: int) -> Cycle:
-        """A session's cycle where all of so many do what is best for all together."""
-        return max((self._together(way, sessions) for way in self._ways()), key=lambda cycle: cycle.rate)
+        """A session's cycle where all of so many do what is best for all together: they share every step."""
+        others = sessions - 1
+        rows = [others * (1 + depth) for depth in range(1 + MAX_DEPTH)]
+        return max(self._cycles(rows, sessions), key=attrgetter("rate"))
 
-    def _ways(self) -> Iterator[Way]:
-        yield TARGET_ONLY
+    def _cycles(self, others: Sequence[float], drafting: float) -> list[Cycle]:
+        """Every way.
+
+        Args:
+            others: rows of the others in a step, by the depth of the way.
+            drafting: sessions that draft at once.
+        """
+        copied = self.seen.texts.copied.value
+        found = [Cycle(TARGET_ONLY, 1.0 + copied, self._alone_ms(others[0] + 1))]
         if self.draft is not None and self.draft.is_known:
-            most = min(self.most, MAX_DEPTH)
-            yield from WAITING[:most]
+            waits = self.draft.waits(drafting)
+            waits_ms = [waits(depth) for depth in range(1, min(self.most, MAX_DEPTH) + 1)]
+            found += self._waiting(others[1:], waits_ms)
             if self.can_ahead:
-                yield from AHEAD[:most]
-
-    def _together(self, way: Way, sessions: int) -> Cycle:
-        """A session's cycle where all follow the same way and share every step."""
-        around = Surroundings(sessions, (sessions - 1) * way.rows, 0.0, sessions)
-        return self._cycle(way, around)
+                found += self._ahead(others[1:], waits_ms, self.draft.step_ms(AHEAD_ROWS * drafting))
+        return found
 
     @cached_property
     def _tokens(self) -> list[float]:
@@ -141,53 +148,34 @@ class Cycles:
     def _beside_ms(self) -> Callable[[float], float]:
         return self.target.steps(beside=True)
 
-    @cached_property
-    def _of_drafting(self) -> dict[float, tuple[Callable[[int], float], float]]:
-        """By how many draft at once: waits by depth, and a step that drafts for outcomes."""
-        return {}
+    def _waiting(self, others: Sequence[float], waits_ms: Sequence[float]) -> Iterator[Cycle]:
+        tokens, alone_ms, sent_ms = self._tokens, self._alone_ms, self.target.sent_late.value
+        for way, rows, draft_ms in zip(WAITING, others, waits_ms, strict=False):
+            away_ms = draft_ms + sent_ms
+            yield Cycle(way, tokens[way.depth], away_ms + alone_ms(rows + 1 + way.depth), away_ms, draft_ms)
 
-    def _drafting(self, draft: DraftTimes, drafting: float) -> tuple[Callable[[int], float], float]:
-        found = self._of_drafting.get(drafting)
-        if found is None:
-            found = self._of_drafting[drafting] = draft.waits(drafting), draft.step_ms(AHEAD_ROWS * drafting)
-        return found
-
-    def _cycle(self, way: Way, around: Surroundings) -> Cycle:
-        if self.draft is None or way.source is Source.NONE:
-            return self._none(around)
-        if way.ahead:
-            return self._ahead(self.draft, way, self._tokens, around)
-        return self._waiting(self.draft, way, self._tokens[way.depth], around)
-
-    def _none(self, around: Surroundings) -> Cycle:
-        return Cycle(TARGET_ONLY, 1.0 + self.seen.texts.copied.value, self._alone_ms(around.rows + 1))
-
-    def _waiting(self, draft: DraftTimes, way: Way, tokens: float, around: Surroundings) -> Cycle:
-        draft_ms = self._drafting(draft, around.drafting)[0](way.depth)
-        away_ms = draft_ms + self.target.sent_late.value
-        step_ms = self._alone_ms(around.rows + 1 + way.depth)
-        return Cycle(way, tokens, away_ms + step_ms, away_ms, draft_ms)
-
-    def _ahead(self, draft: DraftTimes, way: Way, tokens: list[float], around: Surroundings) -> Cycle:
+    def _ahead(self, others: Sequence[float], waits_ms: Sequence[float], level_ms: float) -> Iterator[Cycle]:
         """Hits wait for nothing, misses for the draft, or go without where that is faster.
 
         To guess the token behind a proposal needs the row of its last token, so n tokens ahead take n + 1 steps.
         """
-        depth, step_ms = way.depth, self._beside_ms(around.rows + 1 + way.depth)
-        level_ms = self._drafting(draft, around.drafting)[1]
-        drafted = min(depth, max(0, int(step_ms / level_ms) - 1)) if level_ms > 0 else depth
-        if self.seen.hit_length.weight:
-            drafted = min(depth, round(self.seen.hit_length.value))
-        hits = self.seen.hits.value if drafted else 0.0
-        wait_ms = self._drafting(draft, around.drafting)[0](depth) + self.target.sent_late.value
-        missed_tokens, missed_ms = max(
-            (1.0, self._beside_ms(around.rows + 1) + self.target.sent.value),
-            (tokens[depth], wait_ms + step_ms),
-            key=lambda each: each[0] / each[1] if each[1] > 0 else 0.0,
-        )
-        return Cycle(
-            way,
-            hits * tokens[drafted] + (1 - hits) * missed_tokens,
-            hits * step_ms + (1 - hits) * missed_ms,
-            (1 - hits) * max(0.0, missed_ms - step_ms),
-        )
+        tokens, beside_ms, target = self._tokens, self._beside_ms, self.target
+        sent_ms, late_ms, hit_length = target.sent.value, target.sent_late.value, self.seen.hit_length
+        for way, rows, draft_ms in zip(AHEAD, others, waits_ms, strict=False):
+            depth = way.depth
+            step_ms = beside_ms(rows + 1 + depth)
+            drafted = min(depth, max(0, int(step_ms / level_ms) - 1)) if level_ms > 0 else depth
+            if hit_length.weight:
+                drafted = min(depth, round(hit_length.value))
+            hits = self.seen.hits.value if drafted else 0.0
+            missed, missed_ms = 1.0, beside_ms(rows + 1) + sent_ms
+            waited_ms = draft_ms + late_ms + step_ms
+            if _rate(tokens[depth], waited_ms) > _rate(missed, missed_ms):
+                missed, missed_ms = tokens[depth], waited_ms
+            cycle_tokens = hits * tokens[drafted] + (1 - hits) * missed
+            cycle_ms = hits * step_ms + (1 - hits) * missed_ms
+            yield Cycle(way, cycle_tokens, cycle_ms, (1 - hits) * max(0.0, missed_ms - step_ms))
+
+
+def _rate(tokens: float, ms: float) -> float:
+    return tokens / ms if ms > 0 else 0.0

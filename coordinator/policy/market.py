@@ -102,18 +102,21 @@ class Market:
         prices = self._prices(rows_ms)
         sent_ms = self.target.sent_late.value if options.lease else 0.0
         first_ms = self.draft.catch_up_ms(options.lag, options.open_ms)
-        best = Choice(-math.inf)
-        waits = self.draft.waits(self.rates.around.drafting)
+        best, chosen = -math.inf, (0, 0, 0.0, 0.0)
+        waits, wait_price = self.draft.waits(self.rates.around.drafting), self.rates.own + self.rates.disturbed
+        sent_price, way_ms = self.rates.own * sent_ms, self.target.sent.value
         for depth, (chain, tree) in enumerate(zip(chains, trees, strict=False), 1):
             wait_ms = waits(depth) + first_ms
             # As many nodes as steps are a chain.
             for nodes, expected in enumerate((*chain, *tree[1:]), depth):
-                value = expected - prices[nodes] - wait_ms * (self.rates.own + self.rates.disturbed)
-                value -= self.rates.own * sent_ms
-                risk_ms = wait_ms + self.target.sent.value + rows_ms[nodes]
-                if value > best.value and (2 * risk_ms <= left_ms or nodes == 1):
-                    best = Choice(value, risk_ms, Plan(Source.WAIT, nodes, depth, patience_ms=wait_ms))
-        return best
+                value = expected - prices[nodes] - wait_ms * wait_price - sent_price
+                risk_ms = wait_ms + way_ms + rows_ms[nodes]
+                if value > best and (2 * risk_ms <= left_ms or nodes == 1):
+                    best, chosen = value, (nodes, depth, wait_ms, risk_ms)
+        nodes, depth, wait_ms, risk_ms = chosen
+        if not nodes:
+            return NOTHING
+        return Choice(best, risk_ms, Plan(Source.WAIT, nodes, depth, patience_ms=wait_ms))
 
     def open_ended(self, plan: Plan, room: int, left_ms: float) -> Plan:
         """A plan that waits, with its ends: as long again as it should take, or half of what may be lost.

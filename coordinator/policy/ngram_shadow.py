@@ -14,7 +14,8 @@ SCORE_EDGES = (0.06, 0.12, 0.2, 0.3, 0.42, 0.5, 0.6, 0.7, 0.8, 0.9)
 MOST_BELIEVED = 0.95
 """Chance of the surest match before anything is known."""
 PRIOR_WEIGHT = 4.0
-"""Observations that the prior of a bin is worth: one copied passage overrules it."""
+"""Observations that what is believed beforehand counts, of matches as of drafters, in a pool and of a pool in a new
+request: one copied passage, or a round or two of a draft, overrules it."""
 
 
 class NgramShadow:

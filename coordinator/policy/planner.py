@@ -21,6 +21,7 @@ from coordinator.policy.market import MESSAGE_MS, NOTHING, Choice, Market, Rates
 from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.round_times import DraftTimes, TargetTimes
 from coordinator.policy.seen import MAX_DEPTH, Seen
+from coordinator.sessions.drafted import MAX_PENDING_TOKENS
 from paceline.costs.service_costs import DEFAULT, UNKNOWN, DraftCosts, TargetCosts
 from paceline.protocol.draft import Shadow
 from paceline.protocol.explanation import PlanExplanation
@@ -29,9 +30,8 @@ from paceline.protocol.records import RoundRecord
 from paceline.sampling.match import Match
 
 SHADOW_SHARE = 0.02
-"""Most of the time that drafts are at work for shadow alone, all together: their cores may be the target's."""
-SHADOW_TOKENS = 16
-"""Committed tokens that a draft hears of together while nothing is proposed."""
+"""Most of the time that drafts are at work for shadow alone, all together: their cores may be the target's. No
+account counts it, so it stays below what an account allows (`ALLOWED_SHARE`)."""
 RATES_KEPT = 8
 """Rounds for which a request's rates are kept once it has run as many: chances hardly move meanwhile."""
 
@@ -169,13 +169,13 @@ class RequestPlanner:
         if self._drafted_ahead:
             for seen in self._both:
                 seen.take_ahead(options.cached)
-        market, self._leases = self._market, options.lease > 0
-        if options.room <= 0 or market is None:
+        target, self._leases = self._target, options.lease > 0
+        if options.room <= 0 or target is None:
             plan = Plan()
-        elif not market.target.is_known:
+        elif not target.is_known:
             plan = Plan(lease=options.lease)
         else:
-            plan = self._best(market, options)
+            plan = self._best(target, options)
         self._drafted_ahead = plan.fan_out > 0
         return plan
 
@@ -291,11 +291,11 @@ class RequestPlanner:
             return None
         return Market(self._target, self._draft, self._seen, self._rates, coupled=self._coupled)
 
-    def _best(self, market: Market, options: Options) -> Plan:
+    def _best(self, target: TargetTimes, options: Options) -> Plan:
         if self._rounds <= RATES_KEPT or self._rounds % RATES_KEPT == 0:
-            self._rates = self._rates_now(market, options)
-            market = replace(market, rates=self._rates)
-        self._account.expect(options.room, market.target.step_ms(1 + self._rates.around.rows))
+            self._rates = self._rates_now(target, options)
+        market = Market(target, self._draft, self._seen, self._rates, coupled=self._coupled)
+        self._account.expect(options.room, target.step_ms(1 + self._rates.around.rows))
         if options.leased > 1:
             return self._running_on(market, options)
         fan_out, branch = self._ahead(market, options)
@@ -315,7 +315,7 @@ class RequestPlanner:
             plan = market.open_ended(plan, options.room, self._account.left_ms)
         if options.leased:
             plan = Plan()
-        return replace(plan, fan_out=fan_out, branch_depth=branch, branch_nodes=nodes)
+        return replace(plan, fan_out=fan_out, branch_depth=branch, branch_nodes=nodes) if fan_out else plan
 
     def _running_on(self, market: Market, options: Options) -> Plan:
         """The target starts the next round by itself, and the one behind it: there is nothing to choose."""
@@ -323,16 +323,16 @@ class RequestPlanner:
         self._take_match(market.match(options))
         return Plan(shadow=options.drafts and self._may_shadow(options))
 
-    def _rates_now(self, market: Market, options: Options) -> Rates:
+    def _rates_now(self, target: TargetTimes, options: Options) -> Rates:
         """The rates of the best way, where the others do what is best for all."""
-        target, draft = market.target, market.draft if options.drafts else None
+        draft = self._draft if options.drafts else None
         most, can_ahead = min(options.room, MAX_DEPTH), options.fan_out > 0
         around = Cycles(target, draft, self._pool, most, can_ahead=can_ahead).balanced(target.sessions)
-        alone_ms = target.step_ms(around.rows + 1)
-        slowed = target.slowed(around.rows + 1)
+        step_ms, slowed = target.steps(), target.slowed(around.rows + 1)
+        alone_ms = step_ms(around.rows + 1)
 
         def net_rate(cycle: Cycle) -> float:
-            lost = around.rate * (target.step_ms(around.rows + cycle.way.rows) - alone_ms + slowed * cycle.draft_ms)
+            lost = around.rate * (step_ms(around.rows + cycle.way.rows) - alone_ms + slowed * cycle.draft_ms)
             return (cycle.tokens - lost) / cycle.ms if cycle.ms > 0 else 0.0
 
         best = max(Cycles(target, draft, self._seen, most, can_ahead=can_ahead).all(around), key=net_rate)
@@ -391,7 +391,7 @@ class RequestPlanner:
         if self._draft is None:
             return False
         opening_ms = 0.0 if options.open_ms else self._draft.step_ms(options.lag)
-        cost_ms = self._draft.step_ms(SHADOW_TOKENS) / SHADOW_TOKENS + opening_ms
+        cost_ms = self._draft.step_ms(MAX_PENDING_TOKENS) / MAX_PENDING_TOKENS + opening_ms
         texts = self._pool.texts
         if texts.shadow_ms + cost_ms > SHADOW_SHARE * texts.elapsed_ms:
             return False

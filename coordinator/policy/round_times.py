@@ -15,13 +15,14 @@ from paceline.costs.service_costs import TargetCosts
 from paceline.protocol.records import RoundRecord
 
 OUTLIER = 4.0
-"""A time that is this many times what was expected counts as so many: pauses of a machine are no one's price."""
-
-
+"""A time that is this many times what was expected counts as so many: pauses of a machine are no one's price. A round
+that just misses a step takes twice as long, which is a price: half of 4 loses goodput (`2026-11-23-one-planner`)."""
 NEARLY_ALL = 0.9
-"""Share of the sessions in a step in which nobody drafts: some have just come, or are about to go."""
+"""Share of the sessions in a step in which nobody drafts: some have just come, or are about to go. Of fewer than ten
+that is all of them."""
 FACTOR_WEIGHT = 16.0
-"""Rounds that a factor remembers: a service that becomes slower is known to be after a few."""
+"""Rounds that a factor remembers, as services remember steps (`SPEED_STEPS` of `paceline/costs/cost_meter.py`): both
+follow the speed of one machine."""
 
 
 def _factor() -> RunningMean:

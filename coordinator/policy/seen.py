@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from coordinator.policy.ngram_shadow import NgramShadow
+from coordinator.policy.ngram_shadow import PRIOR_WEIGHT, NgramShadow
 from coordinator.policy.plan import Source
 from coordinator.policy.round_times import OUTLIER
 from paceline.costs.acceptance import AcceptanceRates
@@ -28,10 +28,10 @@ MAX_DEPTH = 16
 MAX_RANK = 5
 """Places in a drafter's order that are told apart."""
 PRIOR_CHANCE = 0.7
-"""Acceptance before anything is known: drafts are made to be accepted. The account bounds what trying one costs."""
-PRIOR_WEIGHT = 4.0
-"""Observations that what is believed beforehand counts, in a pool and of a pool in a new request."""
-HOPED_WEIGHT = 4.0
+"""Acceptance before anything is known: drafts are made to be accepted, and one that isn't tried stays unknown. On
+Spec-Bench the real pair's k = 4 accepts .8 to 2.7 tokens a round, chances of .47 to .84 a token
+(docs/reports/spec-bench-pair-2026-11-24.md). The account bounds what trying costs."""
+HOPED_WEIGHT = PRIOR_WEIGHT
 """Observations that hope counts as right: what is untried is then judged halfway from its prior to perfect (.85). A
 dear drafter at its prior may look no better than what is known of a cheap one, and would never be tried
 (docs/reports/drafters-pair-2026-11-23.md: 1.6 × where the untried one brings 3.2 ×)."""
@@ -49,7 +49,8 @@ def _by_rank() -> list[RunningMean]:
 
 
 def _by_q() -> AcceptanceRates:
-    # Under shared noise even a token of small q often is the target's (`exactness` §1a).
+    # Under shared noise even a token of small q often is the target's (`exactness` §1a), and the surest is believed
+    # as far as the surest match. A guess between these ends: four tokens of a bin weigh as much.
     return AcceptanceRates.of(Q_EDGES, lambda q: 0.3 + 0.65 * q, PRIOR_WEIGHT)
 
 

@@ -130,13 +130,13 @@ def _load_by_kind(folder: Path, config: DraftConfig) -> Engine | None:
 
 def _load_own_mtp(config: DraftConfig) -> Engine:
     """The multi-token prediction of the target's own checkpoint."""
-    from paceline.formats.mtp import load_own_mtp
+    from paceline.formats.kinds import load_own
     from paceline.formats.target_weights import TargetWeights
 
     target = config.target_model
     if target is None:
         raise InvalidInput.of("target_model", target, f"given: model:{OWN_MTP} is in the target's own checkpoint")
-    return load_own_mtp(TargetWeights.of(target, config.engine), config.engine)
+    return load_own(TargetWeights.of(target, config.engine), config.engine)
 
 
 def _load_trained(folder: str, config: DraftConfig) -> Engine:

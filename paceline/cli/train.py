@@ -6,7 +6,7 @@ import functools
 import inspect
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -15,6 +15,9 @@ from paceline.cli.support import example, need_engine
 from paceline.protocol.errors import require
 from paceline.runtime.config import DEFAULT_MODEL, EngineSettings, load_config
 from paceline.runtime.options import takes_settings
+
+if TYPE_CHECKING:
+    from paceline.train.recipe import JointRecipe
 
 train = typer.Typer(help="Make models for this system.", no_args_is_help=True)
 
@@ -63,6 +66,12 @@ def train_kind(
         Path | None,
         typer.Option(help="JSON of paceline branches: more where the draft parts.", show_default="all counts alike"),
     ] = None,
+    joint: Annotated[
+        bool, typer.Option("--joint", help="Train the target, too: OUT gets a target of its own, with its own text.")
+    ] = False,
+    target_learning_rate: Annotated[
+        float | None, typer.Option(help="The target's own peak, with --joint.", show_default="2e-5")
+    ] = None,
     **flags: object,
 ) -> None:
     """Train a network that drafts for a target, with text that the target writes itself."""
@@ -73,13 +82,15 @@ def train_kind(
     engine = load_config(EngineSettings, None, flags)
     from paceline.models.resolve import resolve_draft
     from paceline.train import make_draft as command
-    from paceline.train import recipe
+    from paceline.train import make_joint, recipe
     from paceline.train.checkpoint import TrainedKind
     from paceline.train.kinds import TraineeShape
     from paceline.train.losses import Loss
     from paceline.train.writing import GenerationRecipe, parse_temperature_mix
 
     mix = parse_temperature_mix(temperature_mix)
+    both = _joint(joint, target_learning_rate)
+    fast = "float32" if joint else recipe.fast_dtype(engine.device)
     wanted = command.TrainDraft(
         target=target,
         out=out,
@@ -96,15 +107,31 @@ def train_kind(
             learning_rate=learning_rate,
             batch_rows=batch_rows,
             seed=seed,
-            dtype=recipe.fast_dtype(engine.device) if dtype == "auto" else dtype,
+            dtype=fast if dtype == "auto" else dtype,
+            joint=both,
         ),
         resume=resume,
         evaluation_rows=evaluation_rows,
         focus=focus,
         engine=engine,
     )
-    command.train_draft(wanted, Console(soft_wrap=True))
-    typer.echo(f"use it: paceline serve {target} --drafter model:{out}")
+    served, drafter = target, str(out)
+    if both is None:
+        command.train_draft(wanted, Console(soft_wrap=True))
+    else:
+        make_joint.train_joint(wanted, Console(soft_wrap=True))
+        served, drafter = str(make_joint.target_folder(wanted)), str(make_joint.drafter_folder(wanted))
+    typer.echo(f"use it: paceline serve {served} --drafter model:{drafter}")
+
+
+def _joint(asked: bool, rate: float | None) -> JointRecipe | None:
+    """How the target is trained, too, if it is."""
+    from paceline.train.recipe import JointRecipe
+
+    require(asked or rate is None, "target_learning_rate", rate, "left out without --joint")
+    if not asked:
+        return None
+    return JointRecipe() if rate is None else JointRecipe(rate)
 
 
 @dataclass(frozen=True)
@@ -116,6 +143,7 @@ class _KindCommand:
     examples: tuple[str, ...]
 
 
+_JOINT = ("joint", "target_learning_rate")
 _COMMANDS = {
     "draft": _KindCommand(
         "Distil a small draft model from a target, with text that the target writes itself.",
@@ -132,8 +160,11 @@ _COMMANDS = {
     ),
     "medusa": _KindCommand(
         "Train Medusa's heads: residual blocks in front of the target's own head, one for each token of a round.",
-        ("depth", "draft_vocab"),
-        ("paceline train medusa --target smollm2-135m --out medusa --minutes 15",),
+        ("depth", "draft_vocab", *_JOINT),
+        (
+            "paceline train medusa --target smollm2-135m --out medusa --minutes 15",
+            "paceline train medusa --target smollm2-135m --out both --joint --minutes 60",
+        ),
     ),
     "eagle": _KindCommand(
         "Train EAGLE-1: one layer that goes on from the target's last hidden state.",
@@ -147,7 +178,7 @@ _COMMANDS = {
     ),
     "mtp": _KindCommand(
         "Train multi-token prediction for a target that carries none.",
-        ("depth",),
+        ("depth", *_JOINT),
         ("paceline train mtp --target smollm2-135m --out mtp --minutes 60",),
     ),
     "block": _KindCommand(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cached_property
@@ -55,20 +56,23 @@ class CostLine:
 
     def ms(self, rows: float) -> float:
         """Milliseconds of a step of so many rows; straight on beyond the points, the first one's below them."""
-        points, ends = self.points, self._ends
-        place = bisect_left(ends, rows)
-        if not place or len(ends) == 1:
-            return points[0][1] if points else 0.0
-        if place == len(ends):
-            place -= 1
-        low, low_ms = points[place - 1]
-        high, high_ms = points[place]
-        return low_ms + (high_ms - low_ms) * (rows - low) / (high - low)
+        first, first_ms, more_ms, more = self._pieces[bisect_left(self._ends, rows)]
+        return first_ms + more_ms * (rows - first) / more
 
     @cached_property
     def _ends(self) -> tuple[float, ...]:
-        """Rows of the points: planners ask for thousands of times a second."""
+        """Rows of the points: planners ask for tens of thousands of times a second."""
         return tuple(rows for rows, _ in self.points)
+
+    @cached_property
+    def _pieces(self) -> tuple[tuple[float, float, float, float], ...]:
+        """By how many points lie below: rows and ms where the piece begins, and what it has of both."""
+        points = self.points
+        if not points:
+            return ((0.0, 0.0, 0.0, 1.0),)
+        level = (0.0, points[0][1], 0.0, 1.0)
+        between = [(low, ms, more_ms - ms, high - low) for (low, ms), (high, more_ms) in itertools.pairwise(points)]
+        return (level, *between, between[-1] if between else level)
 
     def per_row(self, rows: float, more: float = 1.0) -> float:
         """Milliseconds that each of `more` rows adds to a step of `rows`."""

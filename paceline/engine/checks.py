@@ -11,10 +11,12 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from paceline.engine.attention import AttentionFacts
+from paceline.engine.features import feature_source
 from paceline.engine.forward import ATTENTION_NAME
 from paceline.engine.interface import Engine, EngineInfo, StepItem, StepPlan
 from paceline.engine.probe import probe_attention
 from paceline.protocol.errors import InvalidInput, Unsupported
+from paceline.protocol.features import NO_FEATURES, FeatureNeed
 
 SELF_CHECK_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 """Largest difference from the plain forward pass, as a share of the largest logit; chosen, not tuned."""
@@ -124,14 +126,16 @@ def refuse_row_counting(config: Any, max_length: int, step_rows: int) -> None:
         )
 
 
-def self_check(engine: Engine, reference: PlainReference) -> None:
+def self_check(engine: Engine, reference: PlainReference, need: FeatureNeed = NO_FEATURES) -> None:
     """Compare packed steps (ragged chunks, a tree, rollback, compaction) with the plain forward pass.
+
+    `need`: hidden states that are kept meanwhile, which must change nothing.
 
     Raises:
         Unsupported: they differ by more than `SELF_CHECK_TOLERANCE`.
     """
     tolerance = SELF_CHECK_TOLERANCE.get(reference.dtype, 5e-2)
-    for mine, theirs in zip(_run_schedule(engine, reference.texts), reference.logits, strict=True):
+    for mine, theirs in zip(_run_schedule(engine, reference.texts, need), reference.logits, strict=True):
         share = float((mine - theirs).abs().max() / theirs.abs().max().clamp(min=1e-6))
         if not share <= tolerance:
             raise Unsupported(
@@ -140,7 +144,9 @@ def self_check(engine: Engine, reference: PlainReference) -> None:
             )
 
 
-def _run_schedule(engine: Engine, texts: tuple[tuple[int, ...], tuple[int, ...]]) -> list[torch.Tensor]:
+def _run_schedule(
+    engine: Engine, texts: tuple[tuple[int, ...], tuple[int, ...]], need: FeatureNeed
+) -> list[torch.Tensor]:
     """Logits [length, V] of two texts, the first by chunks and a rolled-back tree, the second by ragged chunks."""
     first, second = texts
     end = len(first)
@@ -160,6 +166,8 @@ def _run_schedule(engine: Engine, texts: tuple[tuple[int, ...], tuple[int, ...]]
     try:
         for session in sessions:
             engine.open(session, end + 4)
+            if need.any:
+                feature_source(engine).keep_features(session, need)
         for items in steps:
             for session, logits in enumerate(engine.step(StepPlan(items))):
                 rows[session].append(torch.from_numpy(logits.copy()))

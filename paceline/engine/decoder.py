@@ -35,6 +35,7 @@ from paceline.engine.cuda.buckets import PAGE_ROWS
 from paceline.engine.cuda.graphs import GraphRunner, runner_for
 from paceline.engine.cuda.static_engine import StaticEngine
 from paceline.engine.fingerprint import RAGGED, STATIC, numeric_fingerprint
+from paceline.engine.hidden_states import offered
 from paceline.engine.interface import Engine, EngineInfo
 from paceline.engine.memory import MemoryPlan, plan_memory
 from paceline.engine.probe import probe_attention
@@ -47,6 +48,7 @@ from paceline.engine.weights import chosen_device, chosen_dtype, load_decoder, s
 from paceline.models.resolve import ResolvedModel
 from paceline.models.tokenizer import Tokenizer, load_tokenizer
 from paceline.protocol.errors import InvalidInput, Unsupported, require
+from paceline.protocol.features import EMBEDDING, FINAL, NO_FEATURES, FeatureNeed, FeatureOffer
 from paceline.protocol.handshake import Fingerprint
 from paceline.runtime.config import FAST_DTYPE, NOT_QUANTIZED, EngineSettings
 
@@ -80,7 +82,10 @@ def build_engine(
     """
     facts = examine(model, tokenizer, settings, name, reduced_head=reduced_head, static=static)
     static = facts.static
-    memory = plan_memory(model, settings, facts.attention, facts.max_length, packs=can_pack(model), static=static)
+    packs, features = can_pack(model), facts.features
+    memory = plan_memory(
+        model, settings, facts.attention, facts.max_length, packs=packs, static=static, features=features
+    )
     logger.info("%s", memory)
     info = facts.info(_kv_rows(memory, settings, static=static))
     panels, decoding = None if static else panel_dtype(model, settings), None
@@ -156,15 +161,16 @@ def _checked_static(served: ServedDecoder, reference: PlainReference) -> Engine:
 
 
 def _check_captured(engine: StaticEngine, reference: PlainReference) -> None:
-    """The same steps while they are captured, and replayed."""
+    """The same steps while they are captured, and replayed; then all three with hidden states kept."""
+    watching = FeatureNeed((EMBEDDING, FINAL)) if engine.info.features is not None else NO_FEATURES
     try:
-        self_check(engine, reference)
+        for need in (NO_FEATURES, NO_FEATURES, watching, watching, watching):
+            self_check(engine, reference, need)
     except RuntimeError as error:
         raise Unsupported(
             f"{reference.model}: its forward pass can't be captured as a CUDA graph ({error}); "
             "set cuda_graphs = false"
         ) from error
-    self_check(engine, reference)
 
 
 @dataclass(frozen=True)
@@ -175,10 +181,11 @@ class DecoderFacts:
     max_length: int
     attention: AttentionFacts
     static: bool
+    features: FeatureOffer | None
 
     def info(self, max_kv_rows: int) -> EngineInfo:
         """What an engine of it is, given room for so many KV rows."""
-        return EngineInfo(self.fingerprint, self.max_length, max_kv_rows)
+        return EngineInfo(self.fingerprint, self.max_length, max_kv_rows, self.features)
 
 
 def examine(
@@ -215,7 +222,7 @@ def examine(
     panels = None if static or ranks > 1 else panel_dtype(model, settings)
     numeric = numeric_fingerprint(model, max_length, row_shapes, ranks=ranks, device=device, panels=panels)
     fingerprint = Fingerprint(quantized_name(name, settings), tokenizer.fingerprint, vocab_size, numeric)
-    return DecoderFacts(fingerprint, max_length, attention, static)
+    return DecoderFacts(fingerprint, max_length, attention, static, offered(model))
 
 
 def _kv_rows(memory: MemoryPlan, settings: EngineSettings, *, static: bool) -> int:

@@ -13,6 +13,7 @@ from paceline.engine.attention import PRODUCT_COPIES, AttentionFacts
 from paceline.engine.cuda.footprint import static_bytes
 from paceline.engine.prompt_rows import prompt_logit_rows
 from paceline.protocol.errors import InvalidInput
+from paceline.protocol.features import FeatureOffer
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES
 from paceline.runtime.config import EngineSettings
 
@@ -61,6 +62,7 @@ def plan_memory(
     *,
     packs: bool,
     static: bool = False,
+    features: FeatureOffer | None = None,
 ) -> MemoryPlan:
     """Divide what is available between workspace and KV.
 
@@ -71,6 +73,7 @@ def plan_memory(
         max_length: the longest session.
         packs: whether linear layers get a layout of their own.
         static: whether steps have few shapes and buffers of their own, and on a GPU graphs.
+        features: hidden states that such steps may keep.
 
     Raises:
         InvalidInput: the KV budget that was asked for, or any at all, doesn't fit; with the arithmetic.
@@ -85,7 +88,7 @@ def plan_memory(
         available=_available_bytes(shape.device, settings),
         kv=settings.kv_bytes,
         row_bytes=shape.row_bytes,
-        static=static_bytes(settings, attention, max_length, head.shape[0]) if static else 0,
+        static=static_bytes(settings, attention, max_length, head.shape[0], features) if static else 0,
     )
     if not plan.kv:
         chosen = plan.room if shape.device.type == "cuda" else min(DEFAULT_CPU_KV_BYTES, plan.room)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,7 +21,7 @@ from paceline.engine.cpu.row_attention import DTYPE as ROW_DTYPE
 from paceline.engine.cpu.row_attention import EVERY_KEY, FEW_KEYS, RowAttention, is_few
 from paceline.engine.features import FeatureRows
 from paceline.engine.forward import Attender, AttentionCall, packed_forward
-from paceline.engine.hidden_states import KeptStates, States, offered, watched
+from paceline.engine.hidden_states import KeptStates, States, watched
 from paceline.engine.interface import NO_PREFIX, EngineInfo, Logits, Prefix, StepItem, StepPlan
 from paceline.engine.kv import KVRows, KVShape, SessionKV
 from paceline.engine.ledger import LedgerEngine, depths
@@ -121,7 +121,7 @@ class ServedDecoder:
 
 
 class DecoderEngine(LedgerEngine[Rows]):
-    """What all engines of transformers decoders have: the model, and its compute threads."""
+    """What all engines of transformers decoders have: the model, its hidden states, and its compute threads."""
 
     def __init__(self, decoder: ServedDecoder, blocks: BlockStore[Rows] | None = None) -> None:
         super().__init__(decoder.info, decoder.settings, blocks)
@@ -130,13 +130,22 @@ class DecoderEngine(LedgerEngine[Rows]):
         self.attention = decoder.attention
         """What its layers ask of attention; a check may have it see less while it runs."""
         self._threads = ComputeThreads()
+        self._kept = KeptStates()
+
+    def keep_features(self, session: int, need: FeatureNeed) -> None:
+        """As `FeatureSource`."""
+        self._kept.want(session, need)
+
+    def features(self, session: int) -> FeatureRows:
+        """As `FeatureSource`."""
+        return self._kept.rows(session)
 
 
 class TransformerEngine(DecoderEngine[KVRows]):
     """A decoder behind the engine interface; `Engine` says what its methods promise."""
 
     def __init__(self, decoder: ServedDecoder, row_decoder: RowDecoder | None = None) -> None:
-        super().__init__(replace(decoder, info=replace(decoder.info, features=offered(decoder.model))))
+        super().__init__(decoder)
         self.row_decoder = row_decoder
         """Computes whole steps of models whose shape it knows."""
         on_cpu = self._kv_shape.device.type == "cpu" and self._kv_shape.dtype == ROW_DTYPE
@@ -144,7 +153,6 @@ class TransformerEngine(DecoderEngine[KVRows]):
         self.few_keys = EVERY_KEY if row_decoder is not None else FEW_KEYS if compiles else 0
         """What `is_few` takes."""
         self._kv: dict[int, SessionKV] = {}
-        self._kept = KeptStates()
 
     @torch.inference_mode()
     def open(self, session: int, max_rows: int, prefix: Prefix = NO_PREFIX) -> int:  # noqa: D102
@@ -160,14 +168,6 @@ class TransformerEngine(DecoderEngine[KVRows]):
         self._ledger.close(session)
         self._kv.pop(session, None)
         self._kept.close(session)
-
-    def keep_features(self, session: int, need: FeatureNeed) -> None:
-        """As `FeatureSource`."""
-        self._kept.want(session, need)
-
-    def features(self, session: int) -> FeatureRows:
-        """As `FeatureSource`."""
-        return self._kept.rows(session)
 
     @torch.inference_mode()
     def step(self, plan: StepPlan) -> Sequence[Logits]:  # noqa: D102
@@ -205,8 +205,7 @@ class TransformerEngine(DecoderEngine[KVRows]):
         else:
             attender = _StepAttention(tuple(segments), by_kind, self.attention.of_layer)
             logits, states = self._watched_forward(attender, tokens, positions, wanted, layers)
-        if states:
-            self._keep(plan, states)
+        self._kept.take_packed(plan, states)
         return self._split(logits, plan)
 
     def _watched_forward(
@@ -218,8 +217,6 @@ class TransformerEngine(DecoderEngine[KVRows]):
         layers: frozenset[int],
     ) -> tuple[torch.Tensor, States]:
         """Logits [len(wanted), tensor width], and the hidden states of all rows."""
-        if not layers:
-            return self._forward(attender, tokens, positions, wanted), {}
         with watched(self._model, layers) as states:
             return self._forward(attender, tokens, positions, wanted), states
 
@@ -228,13 +225,6 @@ class TransformerEngine(DecoderEngine[KVRows]):
     ) -> torch.Tensor:
         """Logits [len(wanted), tensor width] of the packed rows of a step."""
         return packed_forward(self._model, attender, tokens, positions, wanted)
-
-    def _keep(self, plan: StepPlan, states: States) -> None:
-        low = 0
-        for item in plan.items:
-            high = low + len(item.token_ids)
-            self._kept.take(item.session, 0, states, slice(low, high))
-            low = high
 
     def _segment(self, item: StepItem, kv: SessionKV, low: int) -> _Segment:
         causal = not self.attention.terms

@@ -5,6 +5,7 @@ Neither is trusted: of PyTorch's pickles tensors alone are read.
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -22,15 +23,25 @@ CONFIG_FILE = "config.json"
 PICKLED_FILES = ("pytorch_model.bin", "medusa_lm_head.pt", "hydra_lm_head.pt")
 """What such a file may be called; a folder has one."""
 _SAFE_FILES = "*.safetensors"
+_NESTED = ("transformer_layer_config", "text_config")
+MOST = {"num_hidden_layers": 512, "head_dim": 1 << 14, "qk_rope_head_dim": 1 << 14}
+"""Of settings; chosen: the deepest models have some 130 layers, the widest heads 576 values. Libraries make as many
+layers and rotations before anybody compares them with the tensors."""
 
 
 def read_config(folder: Path) -> Mapping[str, Any]:
     """A folder's configuration.
 
     Raises:
-        InvalidInput: there is none.
+        InvalidInput: there is none, or one with more layers or wider heads than any model has.
     """
-    return read_json("model", folder / CONFIG_FILE)
+    config = read_json("model", folder / CONFIG_FILE)
+    parts = [part for part in (config, *map(config.get, _NESTED)) if isinstance(part, dict)]
+    for part, (name, most) in itertools.product(parts, MOST.items()):
+        value = part.get(name)
+        fits = not isinstance(value, int) or value <= most
+        require(fits, f"model {folder.name}: {name}", value, f"at most {most}")
+    return config
 
 
 def read_config_if_any(folder: Path) -> Mapping[str, Any]:

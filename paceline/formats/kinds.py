@@ -96,6 +96,12 @@ def load_onto(kind: DraftKind, path: Path, target: TargetWeights, settings: Engi
         return kind.load(path, target, settings)
 
 
+def load_own(target: TargetWeights, settings: EngineSettings) -> FeatureEngine:
+    """The multi-token prediction of a target's own checkpoint. Raises as `load_kind`."""
+    with _refusing(Path(target.resolved.location), "a target's"):
+        return mtp.load_own_mtp(target, settings)
+
+
 @contextmanager
 def _refusing(path: Path, wanted: str) -> Iterator[None]:
     """Refuse a folder for whatever its configuration and tensors lead the libraries to.

@@ -21,7 +21,7 @@ is where those engines count the first pair of a token and the hidden state befo
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,8 @@ _SAME_LAYERS = {"mimo": "qwen2"}
 """Model types that transformers doesn't know, whose layers are those of one that it knows."""
 _EMBEDDINGS = ("model.embed_tokens.weight", "model.language_model.embed_tokens.weight")
 _HEAD = "lm_head.weight"
+_MOST_WANTED = 2
+"""Weights that a configuration may speak of over those that there are: up to there, each that is missing is named."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,18 @@ class MtpCheckpoint:
             for name, rest in inside.items()
             if not rest.startswith(skipped) and not rest.endswith("rotary_emb.inv_freq")
         }
+
+    def decoder_tensors(self) -> dict[str, torch.Tensor]:
+        """Those of a decoder whose layers are the depths, by its names."""
+        tensors = {
+            "model.embed_tokens.weight": self.embedding(),
+            "lm_head.weight": self.head(),
+            "model.norm.weight": self.part(self.layout.norm, 0),
+        }
+        for depth in range(self.depths):
+            named = self.layer_tensors(depth)
+            tensors |= {f"model.layers.{depth}.{name}": tensor for name, tensor in named.items()}
+        return tensors
 
     def part(self, part: str, depth: int) -> torch.Tensor:
         """One matrix or norm of a depth's own."""
@@ -255,19 +269,14 @@ def _load_decoder(checkpoint: MtpCheckpoint, dtype: torch.dtype) -> PreTrainedMo
     # Layers of linear attention keep a class from the library's attention interface; there are none of them here.
     own = {"_supports_attention_backend": True, "__module__": base.__module__}
     kind: Any = type(base.__name__, (base,), own)
-    tensors = {
-        "model.embed_tokens.weight": checkpoint.embedding(),
-        "lm_head.weight": checkpoint.head(),
-        "model.norm.weight": checkpoint.part(checkpoint.layout.norm, 0),
-    }
-    for depth in range(checkpoint.depths):
-        named = checkpoint.layer_tensors(depth)
-        tensors |= {f"model.layers.{depth}.{name}": tensor for name, tensor in named.items()}
+    tensors = checkpoint.decoder_tensors()
+    config = _depths_config(checkpoint.config, checkpoint.depths)
+    _refuse_larger(kind, config, tensors, checkpoint.layout.name)
     decoder: PreTrainedModel
     with quiet_loading():
         decoder, found = kind.from_pretrained(
             None,
-            config=_depths_config(checkpoint.config, checkpoint.depths),
+            config=config,
             state_dict=tensors,
             dtype=dtype,
             attn_implementation="eager",
@@ -283,6 +292,22 @@ def _load_decoder(checkpoint: MtpCheckpoint, dtype: torch.dtype) -> PreTrainedMo
         )
     decoder.train(False)
     return decoder
+
+
+def _refuse_larger(
+    kind: Callable[[PreTrainedConfig], PreTrainedModel],
+    config: PreTrainedConfig,
+    tensors: Mapping[str, torch.Tensor],
+    layout: str,
+) -> None:
+    """Refuse a configuration of far more weights than there are: the library would make them all, then tell which."""
+    with torch.device("meta"):
+        wanted = sum(each.numel() for each in kind(config).parameters())
+    held = sum(each.numel() for each in tensors.values())
+    most = _MOST_WANTED * held
+    require(
+        wanted <= most, f"weights of config.json's {layout} layers", wanted, f"at most {most}: the files have {held}"
+    )
 
 
 def _promised(raw: Mapping[str, Any]) -> int | None:

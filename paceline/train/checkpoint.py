@@ -49,6 +49,11 @@ class TargetFingerprint:
     tokenizer: str
     weights: str
 
+    @classmethod
+    def of(cls, target: Target) -> TargetFingerprint:
+        """A loaded target's."""
+        return cls(target.name, target.tokenizer.fingerprint, target.weights)
+
 
 class TrainedKind(StrEnum):
     """What a draft's folder holds: layers of ours, or what others publish as this."""

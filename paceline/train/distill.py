@@ -61,7 +61,9 @@ class Distiller:
         split: Split,
         recipe: TrainRecipe,
         position_weights: Mapping[Row, NDArray[np.float32]] = MappingProxyType({}),
+        rate_shares: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
+        """`rate_shares`: of the learning rate, by a weight's name; 1 for those that it doesn't name."""
         self.trainee = trainee
         self._position_weights = position_weights
         self.recipe = recipe
@@ -75,8 +77,11 @@ class Distiller:
         self._weights = dict(trainee.weights())
         for weight in self._weights.values():
             weight.requires_grad_(True)
+        groups = _by_share(self._weights, rate_shares)
+        self._rate_shares = tuple(groups)
+        params = [{"params": weights} for weights in groups.values()]
         self._optimizer = torch.optim.AdamW(
-            self._weights.values(), lr=recipe.learning_rate, betas=_BETAS, weight_decay=recipe.weight_decay
+            params, lr=recipe.learning_rate, betas=_BETAS, weight_decay=recipe.weight_decay
         )
         self._held_out = self._label_held_out(split.held_out)
         self.seconds = 0.0
@@ -92,8 +97,8 @@ class Distiller:
         began = time.monotonic()
         rows = self._batch(self.step_number)
         rate = self._learning_rate()
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
+        for group, share in zip(self._optimizer.param_groups, self._rate_shares, strict=True):
+            group["lr"] = rate * share
         self._optimizer.zero_grad(set_to_none=True)
         count = count_learned(rows)
         lost = accepted = 0.0
@@ -239,6 +244,15 @@ class Distiller:
             if positions >= HELD_OUT_TOKENS:
                 break
         return lessons
+
+
+def _by_share(
+    weights: Mapping[str, torch.nn.Parameter], shares: Mapping[str, float]
+) -> dict[float, list[torch.nn.Parameter]]:
+    groups: dict[float, list[torch.nn.Parameter]] = {}
+    for name, weight in weights.items():
+        groups.setdefault(shares.get(name, 1.0), []).append(weight)
+    return groups
 
 
 def _permutation(seed: int, epoch: int, rows: int) -> list[int]:

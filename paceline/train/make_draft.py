@@ -6,7 +6,7 @@ The folder keeps the work beside the draft: `work/corpus` (shards) and
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -100,10 +100,53 @@ def train_draft(wanted: TrainDraft, console: Console) -> DraftManifest:
     wanted.work.mkdir(parents=True, exist_ok=True)
     set_threads(wanted.engine.threads)
     warm_up()
+    ready = prepare(wanted, console)
+    target, recipe = ready.target, ready.recipe
+    trainee = make_trainee(ready.shape, target, ready.vocabulary)
+    if wanted.init is not None and isinstance(trainee, Stack):
+        copy_weights(wanted.init, trainee)
+    distiller = Distiller(target.model, trainee, ready.split, recipe, ready.position_weights)
+    if resumes:
+        go_on(distiller, wanted.checkpoint, console)
+    manifest = manifest_of(ready.shape, TargetFingerprint.of(target), trainee, ready.facts)
+
+    def save() -> None:
+        made = replace(manifest, training=training_facts(wanted, distiller), versions=measure.versions())
+        save_draft(wanted.out, trainee, made)
+
+    run_shown(wanted, distiller, save, console)
+    save()
+    return measure_saved(wanted, ready.split.held_out, console)
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """What a run learns from, and what it makes of it.
+
+    Attributes:
+        recipe: the wanted one, with the weights of its report where positions are weighed by one.
+        facts: of the texts, for the manifest.
+    """
+
+    target: Target
+    shape: TraineeShape
+    split: Split
+    vocabulary: DraftVocabulary
+    recipe: TrainRecipe
+    position_weights: Mapping[Row, NDArray[np.float32]]
+    facts: Mapping[str, Any]
+
+
+def prepare(wanted: TrainDraft, console: Console) -> Prepared:
+    """Load the target, and read or write the texts.
+
+    Raises:
+        PacelineError: bad settings, a target that drafts can't be made from, unreadable data.
+    """
     target = Target.load(wanted.target, wanted.engine)
+    recipe = wanted.recipe
     if wanted.focus is not None:
-        focus = read_focus(wanted.focus, target.tokenizer)
-        wanted = replace(wanted, recipe=replace(wanted.recipe, focus=focus))
+        recipe = replace(recipe, focus=read_focus(wanted.focus, target.tokenizer))
     shape = _shape(wanted, target)
     data = UserData(())  # the target asks and answers
     if wanted.data is not None:
@@ -112,17 +155,19 @@ def train_draft(wanted: TrainDraft, console: Console) -> DraftManifest:
     size, ends = target.tokenizer.vocab_size, target.tokenizer.eos_token_ids
     most = min(wanted.draft_vocab, size) if shape.kind.reduces else size
     vocabulary = choose_vocabulary(split.train, most, size, always=ends)
-    trainee = make_trainee(shape, target, vocabulary)
-    if wanted.init is not None and isinstance(trainee, Stack):
-        copy_weights(wanted.init, trainee)
-    distiller = Distiller(target.model, trainee, split, wanted.recipe, _position_weights(wanted, split, target))
-    if resumes:
-        distiller.restore(load_state(wanted.checkpoint))
-        console.print(f"resumed at step {distiller.step_number} of {distiller.total_steps or '?'}")
     facts = _data_facts(wanted, data, split, vocabulary)
-    made_for = TargetFingerprint(target.name, target.tokenizer.fingerprint, target.weights)
-    _train(wanted, distiller, manifest_of(shape, made_for, trainee, facts), console)
-    return _measure(wanted, split.held_out, console)
+    counts = _position_weights(recipe, split, target)
+    return Prepared(target, shape, split, vocabulary, recipe, counts, facts)
+
+
+def go_on(distiller: Distiller, checkpoint: Path, console: Console) -> None:
+    """Go on where a run was stopped.
+
+    Raises:
+        InvalidInput: the checkpoint is another run's, or can't be read.
+    """
+    distiller.restore(load_state(checkpoint))
+    console.print(f"resumed at step {distiller.step_number} of {distiller.total_steps or '?'}")
 
 
 def _shape(wanted: TrainDraft, target: Target) -> TraineeShape:
@@ -138,10 +183,10 @@ def _shape(wanted: TrainDraft, target: Target) -> TraineeShape:
     return replace(shape, layers=manifest.layers)
 
 
-def _position_weights(wanted: TrainDraft, split: Split, target: Target) -> Mapping[Row, NDArray[np.float32]]:
-    if not wanted.recipe.focus:
+def _position_weights(recipe: TrainRecipe, split: Split, target: Target) -> Mapping[Row, NDArray[np.float32]]:
+    if not recipe.focus:
         return {}
-    return position_weights(split.train, wanted.recipe.focus, TextKinds(target.tokenizer))
+    return position_weights(split.train, recipe.focus, TextKinds(target.tokenizer))
 
 
 def _all_rows(wanted: TrainDraft, target: Target, data: UserData, console: Console) -> list[Row]:
@@ -160,27 +205,24 @@ def _all_rows(wanted: TrainDraft, target: Target, data: UserData, console: Conso
         return [*data.rows, *self_generate(writer, wanted.work / "corpus", tokens, target.weights, show)]
 
 
-def _train(wanted: TrainDraft, distiller: Distiller, manifest: DraftManifest, console: Console) -> None:
-    def save() -> None:
-        made = replace(manifest, training=_training_facts(wanted, distiller), versions=measure.versions())
-        save_draft(wanted.out, distiller.trainee, made)
-
+def run_shown(wanted: TrainDraft, distiller: Distiller, saved: Callable[[], None], console: Console) -> None:
+    """Train to the end, progress shown; `saved` is called after each checkpoint."""
     with measure.bar(console) as progress:
         task = progress.add_task("training", total=None)
-        for report in run(distiller, wanted.checkpoint, wanted.pace, save):
+        for report in run(distiller, wanted.checkpoint, wanted.pace, saved):
             line, total = _step_line(report), report.total_steps or None
             progress.update(task, completed=report.step, total=total, description=line)
             if not console.is_terminal and report.step % wanted.pace.measure_steps == 0:
                 console.print(line)
-    save()
 
 
-def _training_facts(wanted: TrainDraft, distiller: Distiller) -> dict[str, Any]:
+def training_facts(wanted: TrainDraft, distiller: Distiller) -> dict[str, Any]:
+    """What a manifest says of the training so far."""
     start = {} if wanted.init is None else {"init_sha256": file_digest(wanted.init / WEIGHTS_FILE)}
     return {
         "command": measure.command_line(),
         **start,
-        **recipe_facts(wanted.recipe),
+        **recipe_facts(distiller.recipe),
         "steps": distiller.step_number,
         "total_steps": distiller.total_steps,
         "tokens_seen": distiller.tokens_seen,
@@ -189,7 +231,7 @@ def _training_facts(wanted: TrainDraft, distiller: Distiller) -> dict[str, Any]:
     }
 
 
-def _measure(wanted: TrainDraft, held_out: Sequence[Row], console: Console) -> DraftManifest:
+def measure_saved(wanted: TrainDraft, held_out: Sequence[Row], console: Console) -> DraftManifest:
     """Evaluate the saved draft through the serving path, print the tables, and keep them in its manifest."""
     target = load_engine(wanted.target, wanted.engine)
     draft = load_draft_engine(str(wanted.out), wanted.engine, wanted.target)

@@ -16,6 +16,27 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
+class JointRecipe:
+    """How the target is trained beside its drafter (`paceline.train.joint`). All chosen, not tuned.
+
+    Attributes:
+        target_learning_rate: peak of the target's own schedule, far below the drafter's.
+        drafter_weight: of the drafter's loss beside 1, that of the distance from the target as it was.
+        alone_share: of the budget, in which the drafter is trained alone, before its gradients reach the target.
+    """
+
+    target_learning_rate: float = 2e-5
+    drafter_weight: float = 0.2
+    alone_share: float = 1 / 3
+
+    def __post_init__(self) -> None:
+        rate, weight, share = self.target_learning_rate, self.drafter_weight, self.alone_share
+        require(0 < rate < 1, "target_learning_rate", rate, "in (0, 1)")
+        require(weight > 0, "drafter_weight", weight, "above 0")
+        require(0 < share < 1, "alone_share", share, "in (0, 1)")
+
+
+@dataclass(frozen=True)
 class TrainRecipe:
     """What decides the weights, beside target, rows and vocabulary.
 
@@ -29,6 +50,7 @@ class TrainRecipe:
         batch_rows: texts per step; each is computed alone, so memory follows the longest text.
         dtype: precision of the matrix products, `float32` or `bfloat16`; the student's weights stay float32.
         focus: weight of a position's loss by its cell of text (`paceline.train.focus`); empty: all count alike.
+        joint: how the target is trained, too; None: it is left as it is.
     """
 
     loss: Loss = Loss.LK
@@ -45,6 +67,7 @@ class TrainRecipe:
     seed: int = 0
     dtype: str = "float32"
     focus: Mapping[str, float] = field(default_factory=dict)
+    joint: JointRecipe | None = None
 
     def __post_init__(self) -> None:
         require(self.tokens >= 0, "tokens", self.tokens, "at least 0")
@@ -52,6 +75,8 @@ class TrainRecipe:
         require(0 < self.learning_rate < 1, "learning_rate", self.learning_rate, "in (0, 1)")
         require(self.batch_rows >= 1, "batch_rows", self.batch_rows, "at least 1")
         require(self.dtype in _DTYPES, "dtype", self.dtype, " or ".join(_DTYPES))
+        exact = self.joint is None or self.dtype == "float32"
+        require(exact, "dtype", self.dtype, "float32 with --joint: the target's small steps are lost in others")
 
     @property
     def torch_dtype(self) -> torch.dtype:

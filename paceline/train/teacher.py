@@ -43,6 +43,19 @@ def _check_need(model: PreTrainedModel, need: FeatureNeed) -> None:
         offer.check(need)
 
 
+def read_row(model: PreTrainedModel, row: Row, need: FeatureNeed) -> tuple[torch.Tensor, torch.Tensor]:
+    """One pass over a text, with gradients where the model has them.
+
+    Returns:
+        [learned tokens, head width] logits; [tokens - 1, layers · hidden] what is needed, layers joined.
+    """
+    watching: AbstractContextManager[States] = watched(model, set(need.layers)) if need.any else nullcontext({})
+    with watching as states:
+        logits = learned_logits(model, row)
+    parts = [states[layer] for layer in need.layers]
+    return logits, torch.cat(parts, dim=-1) if parts else torch.empty(len(row.token_ids) - 1, 0)
+
+
 @dataclass(frozen=True, eq=False)
 class _ReadText:
     """What is kept of a text that the teacher has read: its lesson can be had from these without its layers."""
@@ -110,15 +123,8 @@ class Teacher:
         # A copy of the output: what is done to it in place behind the head must show.
         hook = self._head.register_forward_hook(lambda _, inputs, output: heads.append((inputs[0], output.clone())))
         try:
-            with self._watching() as states:
-                logits = learned_logits(self._model, row)
+            logits, features = read_row(self._model, row, self._need)
         finally:
             hook.remove()
         hidden, output = (each.reshape(-1, each.shape[-1]) for each in heads[0])
-        parts = [states[layer] for layer in self._need.layers]
-        features = torch.cat(parts, dim=-1) if parts else torch.empty(len(row.token_ids) - 1, 0)
         return hidden if torch.equal(output, logits) else None, logits[:, : self._width].float(), features
-
-    def _watching(self) -> AbstractContextManager[States]:
-        """Within, what a pass computes of the needed layers is left there."""
-        return watched(self._model, set(self._need.layers)) if self._need.any else nullcontext({})

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from coordinator.policy.account import ALLOWED_TOKENS, Account
+from coordinator.policy.account import ALLOWED_SHARE, ALLOWED_TOKENS, Account
 from coordinator.policy.cycles import ALONE, Cycles, Way
 from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.planner import Planner, RequestPlanner
@@ -132,13 +132,18 @@ def test_whether_the_next_request_opens_its_draft_is_what_all_requests_know() ->
 
 
 def test_a_draft_that_turns_useless_is_left_and_taken_again_when_it_is_good() -> None:
-    world = World()
-    _, plans = world.run(lambda at: 0.9 if at < 200 or at >= 600 else 0.0, tokens=900)
-    sources = [plan.source for plan in plans]
-    assert Source.WAIT in sources[:40]
-    middle = sources[len(sources) // 2 - 60 : len(sources) // 2]
-    assert middle.count(Source.WAIT) < 10
-    assert sources[-20:].count(Source.WAIT) >= 15, "its shadow says so while it is not used"
+    useless = range(200, 600)
+    for seed in range(6):
+        world = World()
+        over, plans = world.run(lambda at: 0.0 if at in useless else 0.9, tokens=900, seed=seed)
+        assert over <= 1 / 0.95
+        turns, returns = (next(ms for written, ms in world.over_ms if written >= at) for at in (200, 600))
+        assert returns - turns <= ALLOWED_SHARE * len(useless) * STEP_MS, "what was gained before pays for nothing"
+        sources = [plan.source for plan in plans]
+        assert Source.WAIT in sources[:40]
+        middle = sources[len(sources) // 2 - 60 : len(sources) // 2]
+        assert middle.count(Source.WAIT) < 10
+        assert sources[-20:].count(Source.WAIT) >= 15, "its shadow says so while it is not used"
 
 
 def test_rows_are_dearer_where_others_share_the_step() -> None:

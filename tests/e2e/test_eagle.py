@@ -46,7 +46,9 @@ class NotingDrafter(ModelDrafter):
 
 
 @asynccontextmanager
-async def _services(folder: Path, target_folder: Path) -> AsyncIterator[tuple[AsyncClient, NotingDrafter]]:
+async def _services(
+    folder: Path, target_folder: Path, *, static: bool
+) -> AsyncIterator[tuple[AsyncClient, NotingDrafter]]:
     tokenizer = load_tokenizer(TOKENIZER)
     target = eagle_files.write_target(target_folder)
     kind = kind_of(folder)
@@ -56,7 +58,7 @@ async def _services(folder: Path, target_folder: Path) -> AsyncIterator[tuple[As
     drafter.taken.clear()
     model = tiny.random_model(eagle_files.target_config(), seed=7)
     async with (
-        target_service(build_engine(model, tokenizer, SETTINGS, "tiny")) as (_, target_address),
+        target_service(build_engine(model, tokenizer, SETTINGS, "tiny", static=static)) as (_, target_address),
         draft_service(drafter._engine, drafter=drafter) as (_, draft_address),
         coordinator(target_address, draft_address, model=TOKENIZER) as client,
     ):
@@ -82,14 +84,17 @@ def _expected(text: Sequence[int], inputs: Sequence[int]) -> np.ndarray[Any, Any
     return torch.cat([states[each][0] for each in inputs], dim=-1).numpy()
 
 
-@pytest.mark.parametrize(("third", "temperature"), [(True, 0.8), (False, 0.0)])
+@pytest.mark.parametrize(
+    ("third", "temperature", "static"), [(True, 0.8, False), (False, 0.0, False), (True, 0.8, True)]
+)
 async def test_drafts_read_the_targets_own_states_and_change_no_text(
-    third: bool, temperature: float, tmp_path: Path
+    third: bool, temperature: float, static: bool, tmp_path: Path
 ) -> None:
+    """`static`: the target's engine is the one that GPUs have."""
     tensors = eagle_files.eagle3_tensors() if third else eagle_files.eagle1_tensors()
     config = {**LLAMA, "draft_vocab_size": len(DRAFT_IDS)} if third else LLAMA
     folder = eagle_files.write_draft(tmp_path / "draft", config, tensors)
-    async with _services(folder, tmp_path / "target") as (client, drafter):
+    async with _services(folder, tmp_path / "target", static=static) as (client, drafter):
         alone = await client.generate(_request(OFF, temperature))
         for speculation in (CHAIN, TREE):
             one = await client.generate(_request(speculation, temperature))

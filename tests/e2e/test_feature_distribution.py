@@ -1,68 +1,31 @@
-"""Under rejection and block acceptance the text has the target's distribution, whatever reads its hidden states."""
+"""Under rejection and block acceptance the text has the target's distribution, whatever kind of drafter drafts."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from draft_service.drafters.model import ModelDrafter
-from paceline.engine.decoder import build_engine
-from paceline.engine.features import FeatureEngine
-from paceline.formats.kinds import kind_of, load_kind
-from paceline.models.tokenizer import load_tokenizer
 from paceline.protocol.generation import GenerateRequest, SpeculationSettings
 from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import SamplingParams
-from paceline.runtime.config import EngineSettings
+from paceline.sampling import acceptance as rules
 from tests.e2e.statistics import LEVEL, Tokens, chi_square_p
-from tests.e2e.test_features import coordinator
-from tests.e2e.test_mtp_and_blocks import NAME, _block, _mtp
-from tests.engine import tiny
-from tests.formats import eagle_files
-from tests.heads.lookahead_files import own_tensors, write
-from tests.models.saving import save_with_tokenizer
-from tests.services.harness import draft_service, target_service
+from tests.e2e.tiny_drafters import DRAFTERS, services, target_model
 
-SETTINGS = EngineSettings(threads=1, device="cpu", kv_bytes=1 << 24)
 PROMPT = tuple(range(1, 12))
 LENGTH, CHOICES, SAMPLES, AT_ONCE = 4, 3, 600, 4
 SAMPLING = SamplingParams(temperature=1.2, top_k=CHOICES)
 
 
-def _eagle(folder: Path, *, third: bool) -> FeatureEngine:
-    tensors = eagle_files.eagle3_tensors() if third else eagle_files.eagle1_tensors()
-    changes = {"draft_vocab_size": len(eagle_files.DRAFT_IDS)} if third else {}
-    draft = eagle_files.write_draft(folder / "draft", {**eagle_files.LLAMA, **changes}, tensors)
-    kind = kind_of(draft)
-    assert kind is not None
-    return kind.load(draft, eagle_files.write_target(folder / "target"), SETTINGS)
-
-
-def _medusa(folder: Path) -> FeatureEngine:
-    save_with_tokenizer(tiny.random_model(eagle_files.target_config(), seed=7), folder / "target")
-    heads = write(folder / "heads", own_tensors(outputs=False), "medusa_lm_head.pt")
-    kind = kind_of(heads)
-    assert kind is not None
-    return load_kind(kind, heads, str(folder / "target"), SETTINGS)
-
-
-DRAFTERS: dict[str, Callable[[Path], FeatureEngine]] = {
-    "eagle1": lambda folder: _eagle(folder, third=False),
-    "eagle3": lambda folder: _eagle(folder, third=True),
-    "medusa": _medusa,
-    "mtp": _mtp,
-    "block": _block,
-}
-
-
 def enumerate_texts(temperature: float) -> dict[Tokens, float]:
     """The chance of every text, as transformers computes it."""
-    model = tiny.random_model(eagle_files.target_config(), seed=7)
+    model: Any = target_model()
     texts: dict[Tokens, float] = {(): 1.0}
     for _ in range(LENGTH):
         with torch.no_grad():
@@ -76,17 +39,10 @@ def enumerate_texts(temperature: float) -> dict[Tokens, float]:
     return texts
 
 
-async def _sampled(engine: FeatureEngine, acceptance: Acceptance) -> Sequence[Tokens]:
+async def _sampled(drafter: str, folder: Path, acceptance: Acceptance) -> Sequence[Tokens]:
     speculation = SpeculationSettings(drafter="model", num_draft_tokens=2)
-    target = build_engine(
-        tiny.random_model(eagle_files.target_config(), seed=7), load_tokenizer(NAME), SETTINGS, "tiny"
-    )
     slots = asyncio.Semaphore(AT_ONCE)
-    async with (
-        target_service(target) as (_, target_address),
-        draft_service(engine, drafter=ModelDrafter(engine, prefill_chunk=16)) as (_, draft_address),
-        coordinator(target_address, draft_address, model=NAME) as client,
-    ):
+    async with services(drafter, folder) as (client, _):
 
         async def one(seed: int) -> tuple[Tokens, int]:
             async with slots:
@@ -113,6 +69,16 @@ async def _sampled(engine: FeatureEngine, acceptance: Acceptance) -> Sequence[To
 async def test_the_text_has_the_distribution_that_transformers_computes(
     drafter: str, acceptance: Acceptance, tmp_path: Path
 ) -> None:
-    texts = await _sampled(DRAFTERS[drafter](tmp_path), acceptance)
+    texts = await _sampled(drafter, tmp_path, acceptance)
     assert chi_square_p(texts, enumerate_texts(SAMPLING.temperature)) > LEVEL
     assert chi_square_p(texts, enumerate_texts(0.3)) < LEVEL, "the samples suffice to tell another distribution"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("drafter", ["hydra", "exit"])
+async def test_proposals_that_are_accepted_unseen_are_noticed(
+    drafter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules, "rejection_length", lambda draws, p, q: len(draws))
+    texts = await _sampled(drafter, tmp_path, Acceptance.REJECTION)
+    assert chi_square_p(texts, enumerate_texts(SAMPLING.temperature)) < LEVEL

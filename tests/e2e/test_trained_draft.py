@@ -1,4 +1,4 @@
-"""A trained draft behind real services: the target's own text, and no start for another target's draft."""
+"""Trained drafts and exits behind real services: the target's own text, and no start for another target's draft."""
 
 from __future__ import annotations
 
@@ -11,19 +11,25 @@ from paceline.protocol.generation import ChatMessage, GenerateRequest, Speculati
 from paceline.protocol.sampling import SamplingParams
 from paceline.train.checkpoint import load_draft
 from tests.e2e.cluster import Cluster
-from tests.train.conftest import draft_folder, target_folder
+from tests.train.conftest import draft_folder, exit_folder, target_folder
 from tests.train.tiny_target import load_target, save_target
 
-__all__ = ["draft_folder", "target_folder"]
+__all__ = ["draft_folder", "exit_folder", "target_folder"]
 THREADS: dict[str, object] = {"engine.threads": 1}
 
 
+@pytest.fixture(scope="module", params=["draft_folder", pytest.param("exit_folder", marks=pytest.mark.full)])
+def drafter(request: pytest.FixtureRequest) -> Path:
+    found: Path = request.getfixturevalue(request.param)
+    return found
+
+
 @pytest.fixture(scope="module")
-def trained(draft_folder: Path, target_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def trained(drafter: Path, target_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with Cluster(
         tmp_path_factory.mktemp("trained"),
         target_model=str(target_folder),
-        drafters=(f"model:{draft_folder}",),
+        drafters=(f"model:{drafter}",),
         target_flags=THREADS,
         draft_flags=THREADS | {"target_model": str(target_folder)},
         coordinator_flags={"draft_timeout_ms": 5000.0},
@@ -32,9 +38,7 @@ def trained(draft_folder: Path, target_folder: Path, tmp_path_factory: pytest.Te
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_text_is_the_targets_own(
-    trained: Cluster, draft_folder: Path, target_folder: Path, temperature: float
-) -> None:
+def test_text_is_the_targets_own(trained: Cluster, drafter: Path, target_folder: Path, temperature: float) -> None:
     written: set[int] = set()
     with trained.client() as client:
         accepted = 0
@@ -55,7 +59,7 @@ def test_text_is_the_targets_own(
             accepted += drafted.stats.num_accepted_draft_tokens
             written |= set(drafted.token_ids)
     assert accepted > 0
-    known = load_draft(draft_folder, load_target(target_folder)).vocabulary.d2t.tolist()
+    known = load_draft(drafter, load_target(target_folder)).vocabulary.d2t.tolist()
     assert temperature == 0 or written - set(known), "what the draft can't propose is written all the same"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.engine import hidden_states
 from paceline.engine.decoder import build_engine
 from paceline.engine.feature_rows import decoded, encoded
 from paceline.engine.features import FeatureRows
@@ -17,10 +19,14 @@ from paceline.engine.parallel.engine import ParallelEngine
 from paceline.engine.table.engine import TABLE_FEATURES, load_table, table_features
 from paceline.engine.transformer import TransformerEngine
 from paceline.models.tokenizer import TableTokenizer
+from paceline.protocol.errors import Unsupported
 from paceline.protocol.features import EMBEDDING, FINAL, MAX_FEATURE_BYTES, FeatureNeed, FeatureType
 from paceline.protocol.proposal import ROOT
 from paceline.runtime.config import EngineSettings
+from paceline.train.teacher import Teacher
+from paceline.train.vocabulary import DraftVocabulary
 from tests.engine import tiny
+from tests.engine.families import SERVED, WINDOW, Family
 from tests.engine.parallel.test_parallel_engine import in_parallel
 
 NEED = FeatureNeed((1, FINAL, EMBEDDING, 0, 2))
@@ -33,10 +39,22 @@ STEPS = (
     (StepItem(1, 4, TEXT[4:6], logit_rows=(0, 1)),),
     (StepItem(2, 3, (1,), logit_rows=(0,)), TREE),
 )
+LONG = (*TEXT, 3, 12, 60, 23, 71, 90)
+"""Longer than the tiny models' windows."""
+LONG_TREE = StepItem(1, 14, (11, 12, 13, 14, 15), (ROOT, ROOT, 0, 1, 0), logit_rows=(0, 1, 2, 3, 4))
+LONG_STEPS = (
+    (StepItem(1, 0, LONG[:10], logit_rows=(9,)), OTHER),
+    (StepItem(1, 10, LONG[10:], logit_rows=(3,)),),
+    (StepItem(2, 3, (1,), logit_rows=(0,)), LONG_TREE),
+)
+LONG_PATHS = [*(LONG[: end + 1] for end in range(14)), *((*LONG, *path) for path in PATHS)]
+LONG_NEED = FeatureNeed((0, FINAL, EMBEDDING, 1))
 
 
 def run(
-    engine: TransformerEngine | ParallelEngine, need: FeatureNeed | None
+    engine: TransformerEngine | ParallelEngine,
+    need: FeatureNeed | None,
+    steps: Sequence[tuple[StepItem, ...]] = STEPS,
 ) -> tuple[list[Logits], list[FeatureRows]]:
     """Logits of all steps; features of session 1's rows, where they are wanted."""
     logits, features = [], []
@@ -44,7 +62,7 @@ def run(
         engine.open(session, 40)
     if need is not None:
         engine.keep_features(1, need)
-    for items in STEPS:
+    for items in steps:
         logits += [rows.copy() for rows in engine.step(StepPlan(items))]
         if need is not None:
             features.append(engine.features(1).copy())
@@ -75,23 +93,113 @@ def test_states_are_the_models_own_and_logits_stay_as_they_are(family: str, repr
     assert not np.allclose(np.concatenate(features), np.stack(wrong), rtol=1e-1, atol=1e-1), "a layer further"
 
 
-def own_states(model: Any, tokens: Sequence[int], need: FeatureNeed = NEED) -> FeatureRows:
-    """Of the last token, as transformers tells them: entry i + 1 is layer i's output, the last one is normed."""
+def inner_of(model: Any) -> tuple[Any, Any]:
+    """The module that has the layers, and those, as families call them."""
+    for inner in model.modules():
+        for name in ("layers", "h"):
+            stack = getattr(inner, name, None)
+            if (
+                isinstance(stack, torch.nn.ModuleList)
+                and len(stack) == model.config.get_text_config().num_hidden_layers
+            ):
+                return inner, stack
+    raise AssertionError("layers of another name")
+
+
+def own_states(model: Any, tokens: Sequence[int], need: FeatureNeed = NEED, stream: int = 0) -> FeatureRows:
+    """Of the last token, as transformers tells them: entry i + 1 is layer i's output, the last one is normed.
+
+    Of layers that carry several streams, one: [streams, batch, rows, hidden].
+    """
     states: list[torch.Tensor] = []
-    stack: Any = model.base_model.layers
+    inner, stack = inner_of(model)
     hooks = [
-        each.register_forward_hook(lambda _m, _a, out: states.append((out[0] if isinstance(out, tuple) else out)[0]))
+        each.register_forward_hook(lambda _m, _a, out: states.append(out[0] if isinstance(out, tuple) else out))
         for each in stack
     ]
+    final: list[torch.Tensor] = []
+    hooks.append(inner.register_forward_hook(lambda _m, _a, out: final.append(out[0])))
     with torch.inference_mode():
         out = model(torch.tensor([list(tokens)]), output_hidden_states=True, use_cache=False)
     for hook in hooks:
         hook.remove()
-    by_layer = {EMBEDDING: out.hidden_states[0][0], FINAL: out.hidden_states[-1][0], **dict(enumerate(states))}
+    by_layer = {EMBEDDING: out.hidden_states[0], FINAL: final[0], **dict(enumerate(states))}
     for layer in range(len(states) - 1):
-        torch.testing.assert_close(by_layer[layer], out.hidden_states[layer + 1][0])
-    joined: FeatureRows = torch.cat([by_layer[layer][-1] for layer in need.layers]).float().numpy()
+        torch.testing.assert_close(by_layer[layer], out.hidden_states[layer + 1])
+    last = final[0] if out.hidden_states[-1].dim() == 3 else states[-1]
+    torch.testing.assert_close(last, out.hidden_states[-1])
+    rows = {layer: (each[stream] if each.dim() > 3 else each)[0, -1] for layer, each in by_layer.items()}
+    joined: FeatureRows = torch.cat([rows[layer] for layer in need.layers]).float().numpy()
     return joined
+
+
+def engine_of(family: Family) -> tuple[TransformerEngine, Any]:
+    """An engine, and the same model as transformers made it."""
+    tokenizer, settings = TableTokenizer(tiny.VOCAB, None), EngineSettings(threads=1, kv_bytes=1 << 22)
+    engine = build_engine(tiny.random_model(family.config()), tokenizer, settings, family.name)
+    assert isinstance(engine, TransformerEngine)
+    return engine, tiny.random_model(family.config()).eval()
+
+
+BY_NAME = {family.name: family for family in SERVED}
+STREAMS = "Gemma 3n"
+OTHERS = ("Mistral 7B v0.1", "Qwen 3 MoE", "DeepSeek-V3, R1, Kimi K2", STREAMS, "Llama 4")
+"""In every run: windows; experts; latent attention and experts; layers that carry four streams; another base."""
+
+
+def marked(family: Family) -> Any:
+    return pytest.param(family, id=family.name, marks=() if family.name in OTHERS else pytest.mark.full)
+
+
+@pytest.mark.parametrize("family", [*map(marked, SERVED)])
+def test_states_of_every_family_are_those_that_transformers_tells(family: Family) -> None:
+    engine, reference = engine_of(family)
+    offer, text = engine.info.features, reference.config.get_text_config()
+    assert offer is not None
+    assert (offer.layers, offer.hidden) == (text.num_hidden_layers, text.hidden_size)
+    without, _ = run(engine, None, LONG_STEPS)
+    kept, features = run(engine, LONG_NEED, LONG_STEPS)
+    for one, same in zip(kept, without, strict=True):
+        np.testing.assert_array_equal(one, same)
+    found = np.concatenate(features)
+    right = np.stack([own_states(reference, path, LONG_NEED) for path in LONG_PATHS])
+    np.testing.assert_allclose(found, right, rtol=1e-3, atol=1e-3)
+    shifted = FeatureNeed((1, FINAL, EMBEDDING, 0))
+    wrong = np.stack([own_states(reference, path, shifted) for path in LONG_PATHS])
+    assert not np.allclose(found, wrong, rtol=1e-1, atol=1e-1), "a layer further"
+
+
+def test_that_comparison_notices_a_window() -> None:
+    """The same weights without one: rows behind its end have other states, those before it the same."""
+    engine, _ = engine_of(BY_NAME["Mistral 7B v0.1"])
+    _, features = run(engine, LONG_NEED, LONG_STEPS)
+    whole = tiny.random_model(BY_NAME["Mistral Small, Nemo"].config()).eval()
+    right = np.stack([own_states(whole, path, LONG_NEED) for path in LONG_PATHS])
+    same = np.isclose(np.concatenate(features), right, rtol=1e-3, atol=1e-3)
+    assert same[:WINDOW].all()
+    assert not same[WINDOW:].all(axis=1).any()
+
+
+def test_that_comparison_notices_another_stream() -> None:
+    engine, reference = engine_of(BY_NAME[STREAMS])
+    _, features = run(engine, LONG_NEED, LONG_STEPS)
+    other = np.stack([own_states(reference, path, LONG_NEED, stream=1) for path in LONG_PATHS])
+    assert not np.isclose(np.concatenate(features), other, rtol=1e-1, atol=1e-1).all(axis=1).any()
+
+
+def test_layers_that_yield_more_than_a_vector_a_row_are_known_at_loading(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Streams that nothing is known of: no features are offered, and none are kept in a step."""
+    monkeypatch.setattr(hidden_states, "_STREAM", "nobody's")
+    with caplog.at_level(logging.WARNING):
+        engine, reference = engine_of(BY_NAME[STREAMS])
+    assert engine.info.features is None
+    assert "Gemma3nForCausalLM offers no hidden states: layer -1 yields (1, 1, 32) a row, not 32" in caplog.text
+    run(engine, None, LONG_STEPS)
+    whole = DraftVocabulary(np.arange(tiny.VOCAB, dtype=np.int32), tiny.VOCAB)
+    with pytest.raises(Unsupported, match="Gemma3nForCausalLM: its layers"):
+        Teacher(reference, whole, torch.float32, LONG_NEED)
 
 
 def test_compiled_steps_give_the_bits_that_the_layers_give() -> None:
@@ -113,11 +221,6 @@ def test_ranks_that_share_a_model_have_its_states_whole() -> None:
     _, alone = run(whole, NEED)
     _, together = in_parallel(lambda: config, 2, lambda engine, _: run(engine, NEED))
     np.testing.assert_allclose(np.concatenate(together), np.concatenate(alone), rtol=1e-3, atol=1e-3)
-
-
-def test_static_engines_offer_none() -> None:
-    model, tokenizer = tiny.random_model(tiny.llama()), TableTokenizer(tiny.VOCAB, None)
-    assert build_engine(model, tokenizer, EngineSettings(threads=1), "tiny", static=True).info.features is None
 
 
 def test_a_table_models_features_are_a_function_of_the_tokens_so_far() -> None:

@@ -7,15 +7,20 @@ import json
 import random
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paceline.formats.kinds import kind_of, load_onto
+from safetensors.torch import load_file
+
+from paceline.formats.kinds import kind_of, load_onto, load_own
 from paceline.formats.target_weights import TargetWeights
+from paceline.models.resolve import resolve
+from tests.engine.tiny import VOCAB
 from tests.formats import eagle_files
 from tests.fuzz.byte_mutations import mutated_bytes
 from tests.fuzz.odd_values import mutated_json
-from tests.heads import lookahead_files
+from tests.heads import lookahead_files, tiny_block, tiny_mtp
 
 CONFIG = "config.json"
 
@@ -29,12 +34,43 @@ def checkpoints() -> Mapping[str, dict[str, bytes]]:
         eagle_files.write_draft(root / "eagle3", eagle_files.LLAMA, eagle_files.eagle3_tensors(), pickled=True)
         config, tensors = eagle_files.speculators_config(), eagle_files.eagle3_tensors("layers.0")
         eagle_files.write_draft(root / "speculators", config, tensors)
-        lookahead_files.write(root / "medusa", _medusa(), "medusa_lm_head.pt", {"medusa_num_heads": 2})
-        return {kind.name: {file.name: file.read_bytes() for file in kind.iterdir()} for kind in root.iterdir()}
+        medusa = lookahead_files.own_tensors(hidden=eagle_files.HIDDEN)
+        lookahead_files.write(root / "medusa", medusa, "medusa_lm_head.pt", {"medusa_num_heads": 2})
+        hydra = {"hydra_head_arch": "mlp", "grounded_heads": True, "hidden_state_offset": 1}
+        lookahead_files.write(root / "hydra", lookahead_files.hydra_tensors(), "hydra_lm_head.pt", hydra)
+        _write_predictions(root)
+        _write_blocks(root)
+        return {kind.name: _files(kind) for kind in root.iterdir()}
 
 
-def _medusa() -> lookahead_files.Tensors:
-    return lookahead_files.own_tensors(hidden=eagle_files.HIDDEN)
+def _write_predictions(root: Path) -> None:
+    """One that speculators wrote, and what targets of two layouts carry themselves."""
+    for name in ("speculators", "deepseek_v3", "qwen3_next"):
+        folder = root / f"mtp {name}"
+        folder.mkdir()
+        tiny_mtp.write(folder, name)
+    file = root / "mtp speculators" / CONFIG
+    method = {"proposal_type": "greedy", "speculative_tokens": 3}
+    facts = {
+        "speculators_model_type": "mtp",
+        "transformer_layer_config": json.loads(file.read_text()),
+        "num_nextn_predict_layers": 1,
+        "speculators_config": {"algorithm": "mtp", "proposal_methods": [method]},
+    }
+    file.write_text(json.dumps(facts))
+
+
+def _write_blocks(root: Path) -> None:
+    folder, _ = tiny_target()
+    target = load_file(Path(folder.name) / "model.safetensors")
+    layers = tiny_block.config(vocab_size=VOCAB).to_dict()
+    facts = {"num_target_layers": eagle_files.TARGET_LAYERS, "vocab_size": VOCAB}
+    tiny_block.write_block(root / "block z-lab", target, "z-lab", **facts)
+    tiny_block.write_block(root / "block speculators", target, "own vocabulary", transformer_layer_config=layers)
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
 
 
 @functools.cache
@@ -65,8 +101,10 @@ def _others() -> Any:
 
 
 def load_checkpoint(folder: Path) -> None:
-    """Load it onto the tiny target as the draft service does. Raises what that raises."""
+    """Load it onto the tiny target as the draft service does, or as a target's own. Raises what that raises."""
+    _, target = tiny_target()
     kind = kind_of(folder)
     if kind is not None:
-        _, target = tiny_target()
         load_onto(kind, folder, target, eagle_files.SETTINGS)
+        return
+    load_own(replace(target, resolved=resolve(str(folder))), eagle_files.SETTINGS)

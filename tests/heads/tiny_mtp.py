@@ -24,9 +24,11 @@ from transformers import (
 )
 
 from tests.engine.tiny import VOCAB, biased, random_model
+from tests.models.saving import save_with_tokenizer
 
 HIDDEN = 32
 OWN_LAYERS = 2
+FAINT = 0.01
 _SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": HIDDEN,
@@ -209,6 +211,35 @@ def write(folder: Path, name: str, depths: int = 1, seed: int = 0) -> Definition
     config = written.config(OWN_LAYERS).to_dict() | dict.fromkeys(written.promise, depths)
     (folder / "config.json").write_text(json.dumps(config | ({"model_type": "mimo"} if written.model_type else {})))
     return Definition(written, made, embedding, head)
+
+
+def save_target(folder: Path, name: str) -> Path:
+    """Write a whole target that carries its prediction in a layout, with a tokenizer.
+
+    Its layers add little to the embedding, and the prediction goes on from the token more than from the hidden state:
+    so it is right now and then.
+    """
+    written = LAYOUTS[name]
+    target = biased(random_model(written.config(OWN_LAYERS), seed=3))
+    with torch.no_grad():
+        for each, weight in target.named_parameters():
+            if "o_proj" in each or "down_proj" in each:
+                weight.mul_(FAINT)
+    save_with_tokenizer(target, folder)
+    tensors: dict[str, torch.Tensor] = load_file(folder / "model.safetensors")
+    last, behind = f"model.layers.{OWN_LAYERS - 1}.", _prefix(written.layer, 0)
+    own = {key.replace(last, behind): each.clone() for key, each in tensors.items() if key.startswith(last)}
+    noise = torch.randn((HIDDEN, HIDDEN), generator=torch.Generator().manual_seed(5))
+    pair = (torch.eye(HIDDEN), FAINT * noise)
+    projection = torch.cat(pair if written.embedding_first else pair[::-1], dim=1)
+    parts = (torch.ones(HIDDEN), torch.ones(HIDDEN), projection, tensors["model.norm.weight"].clone())
+    own |= {f"{behind}{part}.weight": each for part, each in zip(written.names, parts, strict=True)}
+    own[f"{behind}shared_head.head.weight"] = tensors["lm_head.weight"].clone()
+    own[f"{behind}embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors | own, folder / "model.safetensors", {"format": "pt"})
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | dict.fromkeys(written.promise, 1)))
+    return folder
 
 
 def change(folder: Path, keep: Callable[[str], bool], add: Mapping[str, torch.Tensor] | None = None) -> None:

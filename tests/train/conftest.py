@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from paceline.train.checkpoint import TrainedKind
+from paceline.train.kinds import TraineeShape
 from paceline.train.make_draft import train_draft
 from tests.train.tiny_target import save_target, wanted
 
@@ -19,4 +22,13 @@ def draft_folder(target_folder: Path, tmp_path_factory: pytest.TempPathFactory) 
     """A draft made by the command, from nothing but the target."""
     out = tmp_path_factory.mktemp("draft") / "draft"
     train_draft(wanted(target_folder, out), Console(quiet=True))
+    return out
+
+
+@pytest.fixture(scope="session")
+def exit_folder(draft_folder: Path, target_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An early exit behind the target's first layer."""
+    out = tmp_path_factory.mktemp("exit") / "exit"
+    asked = replace(wanted(target_folder, out, tokens=6000), data=draft_folder / "work" / "corpus")
+    train_draft(replace(asked, shape=TraineeShape(TrainedKind.EXIT, exit_layer=1)), Console(quiet=True))
     return out

@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 from safetensors.torch import load_file
 
 from paceline.engine.interface import StepItem, StepPlan
 from paceline.protocol.errors import InvalidInput
 from paceline.train.checkpoint import WEIGHTS_FILE, TrainedKind, load_draft, load_manifest
 from paceline.train.kinds import TraineeShape
-from paceline.train.make_draft import train_draft
 from paceline.train.served import load_draft_engine
-from tests.train.tiny_target import SETTINGS, load_target, save_target, wanted
-
-QUIET = Console(quiet=True)
-EXIT = TraineeShape(TrainedKind.EXIT, exit_layer=1)
-
-
-@pytest.fixture(scope="module")
-def exit_folder(draft_folder: Path, target_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("exit") / "exit"
-    corpus = draft_folder / "work" / "corpus"
-    train_draft(replace(wanted(target_folder, out, tokens=6000), data=corpus, shape=EXIT), QUIET)
-    return out
+from tests.train.tiny_target import SETTINGS, load_target, save_target
 
 
 def test_only_the_exit_is_stored_and_it_learned(exit_folder: Path, target_folder: Path) -> None:

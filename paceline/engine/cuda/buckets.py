@@ -69,7 +69,8 @@ class GroupShape:
 class StepShape:
     """All that a graph depends on. `raced` rows are drawn, `plain` rows' logits are wanted.
 
-    `kinds`: of layers, by how far back their rows see.
+    `kinds`: of layers, by how far back their rows see. `watched`: layers whose hidden states are wanted, ascending; a
+    shape has a graph for each such set, so that steps that nobody watches copy nothing.
     """
 
     rows: int
@@ -78,11 +79,17 @@ class StepShape:
     plain: int
     candidates: int
     kinds: int = 1
+    watched: tuple[int, ...] = ()
 
     @property
     def wanted(self) -> int:
         """Rows with logits."""
         return self.raced + self.plain
+
+    @property
+    def states(self) -> int:
+        """Hidden states that are kept, of all rows and watched layers."""
+        return self.rows * len(self.watched)
 
     @property
     def graphed(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from paceline.engine.attention import PRODUCT_COPIES, AttentionFacts
 from paceline.engine.cuda.buckets import FEW_ROWS, GATHERED_ROWS, PAGE_ROWS, count_bucket, length_bucket
 from paceline.engine.cuda.graphs import MAX_GRAPHS
+from paceline.protocol.features import MAX_FEATURE_LAYERS, FeatureOffer
 from paceline.runtime.config import EngineSettings
 
 INPUT_INTEGERS = 1 << 20
@@ -17,6 +18,8 @@ STATIC_ROWS = 256
 """Rows with logits up to which a step has static outputs, and so a graph."""
 STATIC_FOUND = STATIC_ROWS * (2 + 3 * 128)
 """Numbers of the static buffer of candidates."""
+STATIC_STATES = STATIC_ROWS * MAX_FEATURE_LAYERS
+"""Hidden states, of all rows and watched layers, up to which a step has static buffers for them, and so a graph."""
 RACED_AT_ONCE = 32
 """Rows that race together; more would only need more memory."""
 _RACE_BYTES = 96
@@ -27,13 +30,22 @@ _GRAPH_BYTES = 2 << 20
 """Of one graph's own launches."""
 
 
-def static_bytes(settings: EngineSettings, attention: AttentionFacts, max_length: int, vocab_size: int) -> int:
+def static_bytes(
+    settings: EngineSettings,
+    attention: AttentionFacts,
+    max_length: int,
+    vocab_size: int,
+    features: FeatureOffer | None,
+) -> int:
     """An upper bound of the static buffers, the padding page, and one step's gathered keys, mask and race.
 
-    Graphs take as much again, one pool as large as a step, which they share, and their launches.
+    Graphs take as much again, one pool as large as a step, which they share, and their launches. Hidden states that
+    the static buffers have no room for go to the host.
     """
     shape = attention.shape
     buffers = 8 * INPUT_INTEGERS + 4 * STATIC_ROWS * vocab_size + 8 * STATIC_FOUND + shape.row_bytes * PAGE_ROWS
+    if features is not None:
+        buffers += STATIC_STATES * features.hidden * shape.dtype.itemsize
     longest = length_bucket(max_length)
     gathered = max(GATHERED_ROWS, longest) * shape.row_bytes // len(shape.layers)
     chunk = count_bucket(max(settings.prefill_chunk, FEW_ROWS))

@@ -40,6 +40,11 @@ def download(tensors: Sequence[torch.Tensor]) -> list[NDArray[Any]]:
     return [host.numpy() for host in hosts]
 
 
+def host_buffer(size: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Memory of the host that a device writes without being waited for: what it says holds after a download."""
+    return torch.empty(*size, dtype=dtype, pin_memory=device.type == "cuda")
+
+
 class StepRunner(Protocol):
     """Runs steps. `body` must be a function of buffers whose addresses stay, and of the shape alone."""
 

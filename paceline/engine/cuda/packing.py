@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,6 +42,7 @@ def pack(
     pool: PagePool,
     vocab_size: int,
     horizons: Sequence[Horizon | None] = (None,),
+    watched: Collection[int] = (),
 ) -> PackedStep:
     """Lay a checked plan out.
 
@@ -51,6 +52,7 @@ def pack(
         pool: where rows are.
         vocab_size: bounds the candidates of a row.
         horizons: how far back rows see, by kind of layer.
+        watched: layers whose hidden states are wanted.
     """
     items = plan.items
     groups = groups_of(items)
@@ -65,6 +67,7 @@ def pack(
         plain=count_bucket(len(plain)),
         candidates=candidates,
         kinds=len(horizons),
+        watched=tuple(sorted(watched)),
     )
     layout = layout_of(shape)
     integers = np.zeros(layout.size, np.int64)

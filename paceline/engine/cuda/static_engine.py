@@ -13,13 +13,14 @@ from paceline.engine.blocks import BlockStore
 from paceline.engine.cuda.attention import static_attention
 from paceline.engine.cuda.buckets import StepShape
 from paceline.engine.cuda.candidates import RacedRows
-from paceline.engine.cuda.footprint import INPUT_INTEGERS, RACED_AT_ONCE, STATIC_FOUND, STATIC_ROWS
-from paceline.engine.cuda.graphs import DirectRunner, StepRunner, download, upload
+from paceline.engine.cuda.footprint import INPUT_INTEGERS, RACED_AT_ONCE, STATIC_FOUND, STATIC_ROWS, STATIC_STATES
+from paceline.engine.cuda.graphs import DirectRunner, StepRunner, download, host_buffer, upload
 from paceline.engine.cuda.layout import layout_of, part
 from paceline.engine.cuda.noise import check_words, race_candidates
 from paceline.engine.cuda.packing import PackedStep, pack
 from paceline.engine.cuda.pages import PagePool, whole_pages
 from paceline.engine.forward import forward
+from paceline.engine.hidden_states import watched
 from paceline.engine.interface import (
     NO_PREFIX,
     Draw,
@@ -44,11 +45,12 @@ class _PageBlock(NamedTuple):
 
 @dataclass(frozen=True)
 class _Buffers:
-    """What a step reads and writes on the device."""
+    """What a step reads and writes: on the device, but for `states` where there is no room for them."""
 
     inputs: torch.Tensor  # [layout.size] int64
     logits: torch.Tensor  # [wanted, V] float32; the raced rows first
     found: torch.Tensor  # [raced, 2 + 3 · candidates] float64
+    states: torch.Tensor  # [watched layers, rows, hidden]; unless cut to a shape, [states, hidden]
 
 
 class StaticEngine(DecoderEngine[_PageBlock]):
@@ -63,14 +65,17 @@ class StaticEngine(DecoderEngine[_PageBlock]):
         Raises:
             Unsupported: the device's integers are not the reference's.
         """
-        check_words(decoder.kv_shape.device)
+        device = decoder.kv_shape.device
+        check_words(device)
         blocks: BlockStore[_PageBlock] = BlockStore(paged=True, release=lambda block: self._pool.release(block.page))
         super().__init__(decoder, blocks)
         self._runner = runner
         self._direct: StepRunner = DirectRunner()
+        self._hidden = 0 if self.info.features is None else self.info.features.hidden
         with torch.inference_mode():
             self._pool = PagePool(decoder.kv_shape, self.info.max_kv_rows)
-            self._static = self._make_buffers(INPUT_INTEGERS, STATIC_ROWS, STATIC_FOUND)
+            states = torch.empty((STATIC_STATES, self._hidden), dtype=decoder.kv_shape.dtype, device=device)
+            self._static = self._make_buffers(INPUT_INTEGERS, STATIC_ROWS, STATIC_FOUND, states)
 
     @torch.inference_mode()
     def open(self, session: int, max_rows: int, prefix: Prefix = NO_PREFIX) -> int:  # noqa: D102
@@ -82,6 +87,7 @@ class StaticEngine(DecoderEngine[_PageBlock]):
     def close(self, session: int) -> None:  # noqa: D102
         self._ledger.close(session)
         self._pool.close(session)
+        self._kept.close(session)
 
     def step(self, plan: StepPlan) -> Sequence[Logits]:  # noqa: D102
         answers = self._step(plan, [None] * len(plan.items))
@@ -103,12 +109,14 @@ class StaticEngine(DecoderEngine[_PageBlock]):
         self._pool.keep([(item.session, item.base_length, item.kept_rows) for item in plan.items])
         self._ledger.apply(plan)
         horizons = [kind.horizon for kind in self.attention.kinds]
-        packed = pack(plan, rankings, self._pool, self.info.fingerprint.vocab_size, horizons)
+        layers = self._kept.begin(plan)
+        packed = pack(plan, rankings, self._pool, self.info.fingerprint.vocab_size, horizons, layers)
         buffers = self._run(packed)
         raced = packed.shape.raced
         found, logits = download(
             (buffers.found[: packed.raced_rows], buffers.logits[raced : raced + packed.plain_rows])
         )
+        self._kept.take_packed(plan, dict(zip(packed.shape.watched, buffers.states, strict=True)))
         self._ledger.share(plan, self._copy_block)
         answers: list[Logits | RacedRows] = []
         for item, ranking, start in zip(plan.items, rankings, packed.starts, strict=True):
@@ -121,12 +129,15 @@ class StaticEngine(DecoderEngine[_PageBlock]):
         return answers
 
     def _run(self, packed: PackedStep) -> _Buffers:
-        """Compute a step in the static buffers, as a graph, or where it has no room there in its own."""
+        """Compute a step in the static buffers, as a graph, or where it has no room there in its own.
+
+        Those have hidden states on the host, since the budget of the device has no room for as many.
+        """
         shape, integers = packed.shape, packed.integers
-        fits = shape.wanted <= STATIC_ROWS and _found_size(shape) <= STATIC_FOUND and len(integers) <= INPUT_INTEGERS
         runner, room = self._runner, self._static
-        if not (shape.graphed and fits):
-            runner, room = self._direct, self._make_buffers(len(integers), shape.wanted, _found_size(shape))
+        if not (shape.graphed and _fits(shape) and len(integers) <= INPUT_INTEGERS):
+            states = host_buffer((shape.states, self._hidden), self._kv_shape.dtype, self._kv_shape.device)
+            runner, room = self._direct, self._make_buffers(len(integers), shape.wanted, _found_size(shape), states)
         buffers = _of_shape(room, shape)
         upload(integers, self._kv_shape.device, into=buffers.inputs)
         runner.run(shape, lambda: self._compute(shape, buffers))
@@ -139,7 +150,8 @@ class StaticEngine(DecoderEngine[_PageBlock]):
             inputs, layout, shape.groups, self._pool.rows, self._pool.zero_row, self.attention
         )
         ids, positions = part(inputs, layout.token_ids), part(inputs, layout.positions)
-        logits = forward(self._model, attention, ids[None], positions[None], part(inputs, layout.wanted))
+        with watched(self._model, shape.watched, into=dict(zip(shape.watched, buffers.states, strict=True))):
+            logits = forward(self._model, attention, ids[None], positions[None], part(inputs, layout.wanted))
         buffers.logits.copy_(logits[:, : buffers.logits.shape[1]])
         counters = part(inputs, layout.counters)
         temperatures = part(inputs, layout.temperatures).to(torch.int32).view(torch.float32)
@@ -148,12 +160,13 @@ class StaticEngine(DecoderEngine[_PageBlock]):
             raced = race_candidates(buffers.logits[rows], counters[rows], temperatures[rows], shape.candidates)
             buffers.found[rows].copy_(raced)
 
-    def _make_buffers(self, integers: int, rows: int, found: int) -> _Buffers:
+    def _make_buffers(self, integers: int, rows: int, found: int, states: torch.Tensor) -> _Buffers:
         device = self._kv_shape.device
         return _Buffers(
             torch.empty(integers, dtype=torch.int64, device=device),
             torch.empty((rows, self.info.fingerprint.vocab_size), dtype=torch.float32, device=device),
             torch.empty(found, dtype=torch.float64, device=device),
+            states,
         )
 
     def _copy_block(self, session: int, start: int, end: int) -> _PageBlock:
@@ -169,12 +182,18 @@ def _found_size(shape: StepShape) -> int:
     return shape.raced * (2 + 3 * shape.candidates)
 
 
+def _fits(shape: StepShape) -> bool:
+    """Whether the static outputs have room for a step."""
+    return shape.wanted <= STATIC_ROWS and _found_size(shape) <= STATIC_FOUND and shape.states <= STATIC_STATES
+
+
 def _of_shape(buffers: _Buffers, shape: StepShape) -> _Buffers:
     """The parts that a shape uses; always the same addresses."""
     return _Buffers(
         buffers.inputs[: layout_of(shape).size],
         buffers.logits[: shape.wanted],
         buffers.found[: _found_size(shape)].view(shape.raced, 2 + 3 * shape.candidates),
+        buffers.states[: shape.states].view(len(shape.watched), shape.rows, buffers.states.shape[1]),
     )
 
 

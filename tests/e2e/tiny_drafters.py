@@ -1,0 +1,127 @@
+"""Every kind of drafter, tiny, of one tiny target: each reads its hidden states or begins as its layers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, Qwen3Config
+
+from draft_service.drafters.model import ModelDrafter
+from paceline.client import AsyncClient
+from paceline.engine.decoder import build_engine
+from paceline.engine.interface import Engine
+from paceline.formats.kinds import kind_of, load_onto
+from paceline.formats.mtp import find_mtp, load_mtp
+from paceline.formats.target_weights import TargetWeights
+from paceline.heads.block import BlockDraft, build_block_engine
+from paceline.heads.block_network import BlockForm, BlockNetwork, Sight
+from paceline.heads.mtp import build_mtp_engine
+from paceline.protocol.features import FeatureNeed
+from paceline.runtime.config import EngineSettings
+from paceline.train.checkpoint import TargetFingerprint, TrainedKind, save_draft
+from paceline.train.kinds import TraineeShape, make_trainee, manifest_of
+from paceline.train.served import load_draft_engine
+from paceline.train.student import Target
+from paceline.train.vocabulary import DraftVocabulary
+from tests.e2e.test_features import coordinator
+from tests.engine import tiny
+from tests.formats import eagle_files
+from tests.heads import tiny_mtp
+from tests.heads.lookahead_files import hydra_tensors, own_tensors, write
+from tests.models.saving import save_with_tokenizer
+from tests.services.harness import draft_service, target_service
+
+SETTINGS = EngineSettings(threads=1, device="cpu", kv_bytes=1 << 24)
+EXIT_LAYER = 5
+"""Of eight: near enough to the target to be right now and then."""
+SHARPENED = 30.0
+"""By how much heads of random weights are: what is all but even is not worth proposing."""
+
+
+def target_model() -> PreTrainedModel:
+    return tiny.random_model(eagle_files.target_config(), seed=7)
+
+
+@asynccontextmanager
+async def services(drafter: str, folder: Path) -> AsyncIterator[tuple[AsyncClient, Engine]]:
+    """All three, with a drafter of this kind, and its engine; what is loaded is written to the folder."""
+    name = str(folder / "target")
+    save_with_tokenizer(target_model(), folder / "target")
+    weights = TargetWeights.of(name, SETTINGS)
+    engine = DRAFTERS[drafter](folder / "draft", weights)
+    target = build_engine(target_model(), weights.tokenizer, SETTINGS, "tiny")
+    async with (
+        target_service(target) as (_, target_address),
+        draft_service(engine, drafter=ModelDrafter(engine, prefill_chunk=16)) as (_, draft_address),
+        coordinator(target_address, draft_address, model=name) as client,
+    ):
+        yield client, engine
+
+
+def _loaded(folder: Path, target: TargetWeights) -> Engine:
+    kind = kind_of(folder)
+    assert kind is not None
+    return load_onto(kind, folder, target, SETTINGS)
+
+
+def _eagle1(folder: Path, target: TargetWeights) -> Engine:
+    return _loaded(eagle_files.write_draft(folder, eagle_files.LLAMA, eagle_files.eagle1_tensors()), target)
+
+
+def _eagle3(folder: Path, target: TargetWeights) -> Engine:
+    config = {**eagle_files.LLAMA, "draft_vocab_size": len(eagle_files.DRAFT_IDS)}
+    return _loaded(eagle_files.write_draft(folder, config, eagle_files.eagle3_tensors()), target)
+
+
+def _medusa(folder: Path, target: TargetWeights) -> Engine:
+    return _loaded(write(folder, own_tensors(outputs=False), "medusa_lm_head.pt"), target)
+
+
+def _hydra(folder: Path, target: TargetWeights) -> Engine:
+    tensors = hydra_tensors()
+    for name in [name for name in tensors if name.startswith("hydra_lm_head")]:
+        tensors[name] = tensors[name] * SHARPENED
+    return _loaded(write(folder, tensors, "hydra_lm_head.pt"), target)
+
+
+def _mtp(folder: Path, target: TargetWeights) -> Engine:
+    folder.mkdir()
+    tiny_mtp.write(folder, "speculators")
+    return build_mtp_engine(load_mtp(find_mtp(folder), SETTINGS), target.tokenizer, SETTINGS, "mtp")
+
+
+def _block(_folder: Path, target: TargetWeights) -> Engine:
+    shape = {"hidden_size": 32, "intermediate_size": 48, "head_dim": 8, "max_position_embeddings": tiny.CONTEXT}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": tiny.VOCAB}
+    config = Qwen3Config.from_dict({**shape, **heads})
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        network = BlockNetwork(config, tiny.VOCAB, BlockForm(4, 0, False, 2, (Sight(),)))
+    network.lm_head.weight.data *= SHARPENED
+    return build_block_engine(BlockDraft(network, FeatureNeed((0, 2))), target.tokenizer, SETTINGS, "block")
+
+
+def _exit(folder: Path, target: TargetWeights) -> Engine:
+    """As it is before its first step: the target's own first layers, and its last one as the exit."""
+    name = target.resolved.location
+    loaded = Target.load(name, SETTINGS)
+    shape = TraineeShape(TrainedKind.EXIT, exit_layer=EXIT_LAYER).on(loaded)
+    trainee = make_trainee(shape, loaded, DraftVocabulary(np.arange(0, tiny.VOCAB, 2, dtype=np.int32), tiny.VOCAB))
+    made_for = TargetFingerprint(loaded.name, loaded.tokenizer.fingerprint, loaded.weights)
+    save_draft(folder, trainee, manifest_of(shape, made_for, trainee, {}))
+    return load_draft_engine(str(folder), SETTINGS, name)
+
+
+DRAFTERS: dict[str, Callable[[Path, TargetWeights], Engine]] = {
+    "eagle1": _eagle1,
+    "eagle3": _eagle3,
+    "medusa": _medusa,
+    "hydra": _hydra,
+    "mtp": _mtp,
+    "block": _block,
+    "exit": _exit,
+}
