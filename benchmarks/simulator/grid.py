@@ -23,7 +23,7 @@ from benchmarks.simulator.synthetic import PAIRS, synthetic_requests
 from benchmarks.simulator.trace import TracedRequest, TracedSetting
 from paceline.costs.cost_line import CostLine
 
-LOADS = (1, 8, 32)
+LOADS = (1, 8, 32, 64)
 """Sessions at once: all cases of 256 would take a core the better part of an hour."""
 TOKENS = 128
 LEAST_REQUEST = 0.97

@@ -120,7 +120,7 @@ def train_draft(wanted: TrainDraft, console: Console) -> DraftManifest:
 
 
 @dataclass(frozen=True, eq=False)
-class Prepared:
+class PreparedTraining:
     """What a run learns from, and what it makes of it.
 
     Attributes:
@@ -137,7 +137,7 @@ class Prepared:
     facts: Mapping[str, Any]
 
 
-def prepare(wanted: TrainDraft, console: Console) -> Prepared:
+def prepare(wanted: TrainDraft, console: Console) -> PreparedTraining:
     """Load the target, and read or write the texts.
 
     Raises:
@@ -157,7 +157,7 @@ def prepare(wanted: TrainDraft, console: Console) -> Prepared:
     vocabulary = choose_vocabulary(split.train, most, size, always=ends)
     facts = _data_facts(wanted, data, split, vocabulary)
     counts = _position_weights(recipe, split, target)
-    return Prepared(target, shape, split, vocabulary, recipe, counts, facts)
+    return PreparedTraining(target, shape, split, vocabulary, recipe, counts, facts)
 
 
 def go_on(distiller: Distiller, checkpoint: Path, console: Console) -> None:

@@ -35,7 +35,7 @@ from paceline.train.distill import Distiller
 from paceline.train.joint import JointTrainee, TargetChange, joint_trainee, target_change
 from paceline.train.kinds import make_trainee, manifest_of
 from paceline.train.make_draft import (
-    Prepared,
+    PreparedTraining,
     TrainDraft,
     go_on,
     measure_saved,
@@ -159,7 +159,7 @@ def _together(recipe: TrainRecipe, joint: JointRecipe) -> TrainRecipe:
 
 
 @torch.no_grad()
-def _trained_alone(first: TrainDraft, ready: Prepared) -> Trainee:
+def _trained_alone(first: TrainDraft, ready: PreparedTraining) -> Trainee:
     """The drafter as its folder has it, so that what was measured is where the common steps begin."""
     drafter = make_trainee(ready.shape, ready.target, ready.vocabulary)
     written = load_file(first.out / WEIGHTS_FILE)
@@ -169,7 +169,7 @@ def _trained_alone(first: TrainDraft, ready: Prepared) -> Trainee:
 
 
 def _write(
-    wanted: TrainDraft, ready: Prepared, distiller: Distiller, trainee: JointTrainee, alone: DraftManifest
+    wanted: TrainDraft, ready: PreparedTraining, distiller: Distiller, trainee: JointTrainee, alone: DraftManifest
 ) -> TargetChange:
     """Write the target, then its drafter, which so never names a target that isn't there."""
     folder = target_folder(wanted)

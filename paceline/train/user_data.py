@@ -31,7 +31,8 @@ def read_data(path: Path, tokenizer: Tokenizer, max_length: int) -> UserData:
     """
     if path.suffix == ".jsonl":
         return read_jsonl(path, tokenizer, max_length)
-    known = path.suffix == ".npz" or not path.is_file()
+    require(path.exists(), "data", str(path), "a file or folder that is there")
+    known = path.suffix == ".npz" or path.is_dir()
     require(known, "data", str(path), "a .jsonl of prompt, messages or text, an .npz shard or a folder of them")
     rows = read_shards(path)
     largest = max(int(row.token_ids.max(initial=0)) for row in rows)

@@ -13,7 +13,7 @@ from paceline.models.tokenizer import TransformersTokenizer
 from paceline.protocol.errors import InvalidInput
 from paceline.train.chat import ChatFrame, mark_thinking
 from paceline.train.corpus import Role, Row, count_learned, read_shards, save_shard, split_rows
-from paceline.train.user_data import read_jsonl
+from paceline.train.user_data import read_data, read_jsonl
 from paceline.train.writing import GenerationRecipe, parse_temperature_mix, self_generate
 from tests.gateway.templates import OPENED
 from tests.models.saving import byte_level_tokenizer
@@ -230,3 +230,14 @@ def test_mixes_are_parsed() -> None:
         parse_temperature_mix("1,0")
     with pytest.raises(InvalidInput, match="sum to 1"):
         GenerationRecipe(temperature_mix=((1.0, 0.5),))
+
+
+def test_a_file_that_is_not_there_or_of_another_kind_is_named(tmp_path: Path) -> None:
+    for name, limit in (
+        ("none.txt", "that is there"),
+        ("none.jsonl", "none.jsonl"),
+        ("text.txt", "a .jsonl of prompt"),
+    ):
+        (tmp_path / "text.txt").write_text("hello")
+        with pytest.raises(InvalidInput, match=limit):
+            read_data(tmp_path / name, TOKENIZER, 64)
