@@ -10,7 +10,6 @@ own. Lyu, Irukulapati and Champati (arXiv 2606.25091) expect 1 + γ·t_d ÷ t_v 
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import random
 import tempfile
@@ -19,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
+from statistics import fmean
 
 from benchmarks import REPORTS
 from benchmarks.predicted.cells import ServedRounds
@@ -70,7 +70,7 @@ class CapacityRow:
     @property
     def gain(self) -> float:
         """Of drafts elsewhere, over all turns."""
-        return math.fsum(self.elsewhere) / math.fsum(self.itself)
+        return fmean(self.elsewhere) / fmean(self.itself)
 
     def row(self) -> dict[str, object]:
         """A table's line."""
@@ -78,17 +78,13 @@ class CapacityRow:
         return {
             "clients": self.clients,
             "proposals": self.way,
-            "target-only tokens/s": _mean(self.plain),
-            "target drafts itself": _mean(self.itself),
-            "drafts elsewhere": _mean(self.elsewhere),
+            "target-only tokens/s": round(fmean(self.plain), 2),
+            "target drafts itself": round(fmean(self.itself), 2),
+            "drafts elsewhere": round(fmean(self.elsewhere), 2),
             "gain": round(self.gain, 3),
             "by turn": ", ".join(f"{each:.2f}" for each in by_turn),
             "1 + γ·t_d ÷ t_v": round(self.claimed, 3),
         }
-
-
-def _mean(values: Sequence[float]) -> float:
-    return round(math.fsum(values) / len(values), 2)
 
 
 def keep_on(process: int, core: int) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.peers.process import PeerFailed
 from paceline.models.pull import fetch_gguf
 from paceline.models.pullable import PULLABLE
-from paceline.models.resolve import MANIFEST_FILE, resolve, resolve_draft
+from paceline.models.resolve import is_draft, resolve, resolve_draft
 
 CONVERT_SECONDS = 600.0
 FLOAT32, EIGHT_BITS, FOUR_BITS = "float32", "q8_0", "q4_k_m"
@@ -152,7 +152,7 @@ def assistant_folder(draft: str, target: str, out: Path) -> Path:
 
 def is_model(draft: str) -> bool:
     """Whether a draft is a model by itself, which any system loads, and no draft that we trained."""
-    return draft in PULLABLE or ((folder := Path(draft)).is_dir() and not (folder / MANIFEST_FILE).is_file())
+    return draft in PULLABLE or (Path(draft).is_dir() and not is_draft(draft))
 
 
 def export_draft(draft: Path, target_model: str, out: Path) -> None:

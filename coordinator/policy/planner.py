@@ -287,14 +287,15 @@ class RequestPlanner:
 
     @property
     def _market(self) -> Market | None:
-        if self._target is None:
-            return None
-        return Market(self._target, self._draft, self._seen, self._rates, coupled=self._coupled)
+        return None if self._target is None else self._market_on(self._target)
+
+    def _market_on(self, target: TargetTimes) -> Market:
+        return Market(target, self._draft, self._seen, self._rates, coupled=self._coupled)
 
     def _best(self, target: TargetTimes, options: Options) -> Plan:
         if self._rounds <= RATES_KEPT or self._rounds % RATES_KEPT == 0:
             self._rates = self._rates_now(target, options)
-        market = Market(target, self._draft, self._seen, self._rates, coupled=self._coupled)
+        market = self._market_on(target)
         self._account.expect(options.room, target.step_ms(1 + self._rates.around.rows))
         if options.leased > 1:
             return self._running_on(market, options)

@@ -157,6 +157,8 @@ class KeptStates:
 
     def take_packed(self, plan: StepPlan, states: States) -> None:
         """Keep the new rows of all sessions of a step, which the states have one after another."""
+        if not states:
+            return
         low = 0
         for item in plan.items:
             high = low + len(item.token_ids)

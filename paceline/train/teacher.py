@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from paceline.engine.hidden_states import States, offered, watched
+from paceline.engine.hidden_states import offered, watched
 from paceline.protocol.errors import Unsupported
 from paceline.protocol.features import NO_FEATURES, FeatureNeed
 from paceline.train.corpus import Row
@@ -49,8 +48,7 @@ def read_row(model: PreTrainedModel, row: Row, need: FeatureNeed) -> tuple[torch
     Returns:
         [learned tokens, head width] logits; [tokens - 1, layers · hidden] what is needed, layers joined.
     """
-    watching: AbstractContextManager[States] = watched(model, set(need.layers)) if need.any else nullcontext({})
-    with watching as states:
+    with watched(model, set(need.layers)) as states:
         logits = learned_logits(model, row)
     parts = [states[layer] for layer in need.layers]
     return logits, torch.cat(parts, dim=-1) if parts else torch.empty(len(row.token_ids) - 1, 0)
