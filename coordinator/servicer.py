@@ -165,8 +165,10 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         told = stats.build(explanation, target.cached_prompt_tokens, target.features.total)
         finished = Finished(sequence.finish_reason, sequence.flush(), told)
         trace.describe(genai.response_attributes(finished, self._model, len(task.prompt)))
-        await write(finished)
+        # A client may leave with its last message, which cancels what follows here.
+        trace.end()
         observer.done(told, sequence.finish_reason.value, drafting.explain() if observer.explains else None)
+        await write(finished)
 
     def close(self) -> None:
         """Let go of the threads that read prompts."""

@@ -57,7 +57,7 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
             with pytest.raises(PacelineError):
                 client.generate(GenerateRequest(token_ids=(10_000,), max_new_tokens=1))
         cluster.wait_idle()
-        # A request's end is counted behind its last message, and a step behind its verdicts.
+        # A refusal is counted behind its status, and a step behind its verdicts.
         ended, steps = len(asked) + 1, sum(stats.rounds for stats in finished)
         eventually(
             lambda: Exposition.at(ports["coordinator"]).value("paceline_requests_ended_total") == ended, "ends count"
