@@ -45,7 +45,7 @@ async def test_a_request_whose_client_leaves_with_its_end_has_not_failed(caplog:
         pools.start()
         client = Leaving()
         asked = codec.encode_generate_request(GenerateRequest(token_ids=(1, 2), max_new_tokens=4))
-        client.call = asyncio.ensure_future(servicer.Generate(asked, client))  # type: ignore[arg-type]
+        client.call = asyncio.ensure_future(servicer.Generate(asked, client))
         with pytest.raises(asyncio.CancelledError):
             await client.call
         servicer.close()
