@@ -6,7 +6,8 @@
 - predicted: with the models' stated times, the stated delay, and what one session on one target without delay took
   beyond them.
 
-Both take each token's rank in the draft's order from what the draft service said of the run. The speed is that of a
+Both take each token's rank in the draft's order from what the draft service said of the run. The first request in
+each place is run and simulated too, and not counted: it is what a fresh planner learns from. The speed is that of a
 request behind its first round. Table models wait where a real one computes, but all processes share this machine's
 cores: where those are busy the prediction is of a machine that has enough of them.
 """
@@ -18,7 +19,7 @@ import asyncio
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 
@@ -50,7 +51,7 @@ WAYS: Mapping[str, tuple[SpeculationSettings, int]] = {
 }
 """Of `paceline simulate --k`: what a request asks for, and the coordinator's fan-out."""
 WAVES = 2
-"""Requests one after the other in each place."""
+"""Requests one after the other in each place, behind the first, which makes links, caches and costs known."""
 
 
 @dataclass(frozen=True)
@@ -141,15 +142,13 @@ class ReplicaServices(LocalServices):
 def run_cell(cell: ValidationCell, tokens: int, pair: SimulatedPair = PAIR) -> Trace:
     """Run one cell on services of its own."""
     settings, fan_out = WAYS[cell.k]
-    warming = [request(1000 + number, 8, settings) for number in range(cell.sessions)]
-    asked = [request(number, tokens, settings) for number in range(WAVES * cell.sessions)]
+    asked = [request(number, tokens, settings) for number in range((1 + WAVES) * cell.sessions)]
     with tempfile.TemporaryDirectory(prefix="paceline-validation-") as name:
         folder = Path(name)
         with (
             ReplicaServices(folder / "services", pair, cell.replicas, cell.one_way_ms) as services,
             services.coordinator("recording", {"record_to": str(folder), "fan_out": fan_out}) as address,
         ):
-            asyncio.run(run_requests(address, warming, cell.sessions, _nobody))  # links, caches, costs
             runs = asyncio.run(run_requests(address, asked, cell.sessions, _nobody))
         kept = read_kept(folder / FILE)
     return trace_of(runs, kept, concurrency=cell.sessions, fan_out=fan_out)
@@ -158,11 +157,14 @@ def run_cell(cell: ValidationCell, tokens: int, pair: SimulatedPair = PAIR) -> T
 def deviation(cell: ValidationCell, trace: Trace, alone: Trace, load: str) -> Deviation:
     """Simulate a cell with its own costs, and with those of the cell alone."""
 
+    first = cell.sessions
+
     def speed(setting: TracedSetting) -> float:
-        return simulate(setting, trace.requests, cell.policy, replicas=cell.replicas).decode_tokens_per_second
+        run = simulate(setting, trace.requests, cell.policy, replicas=cell.replicas)
+        return replace(run, requests=run.requests[first:]).decode_tokens_per_second
 
     predicted = speed(predicted_setting(cell, trace.setting, alone.setting))
-    return Deviation(cell, measured_speed(trace.requests), speed(trace.setting), predicted, load)
+    return Deviation(cell, measured_speed(trace.requests[first:]), speed(trace.setting), predicted, load)
 
 
 def predicted_setting(
