@@ -16,7 +16,7 @@ from typing import Protocol
 from benchmarks.simulator.events import Agenda
 from benchmarks.simulator.lines import StatedLine, TrueLine
 from benchmarks.simulator.specs import DraftSpec
-from benchmarks.simulator.speculating import OutcomeDrafting
+from benchmarks.simulator.speculating import DraftedBefore, OutcomeDrafting
 from draft_service.drafters.calibration import Calibration
 from draft_service.drafters.model import ROWS_PER_STEP
 
@@ -52,12 +52,12 @@ class DraftedSession:
         told: positions whose shadow has left.
         wanted, least, got, reached: a proposal in the making: its length, the least chance of a node of it, its
             tokens so far, and the chance of the last one.
-        drafted: tokens of the outcome that came true that were drafted before it was known.
+        kept: what was drafted behind the last committed token before it was known.
         shadow: the rows of committed tokens are to be computed in any case.
     """
 
     __slots__ = (
-        "committed", "drafted", "got", "least", "outcomes", "prompt_left", "reached", "rows", "session", "shadow",
+        "committed", "got", "kept", "least", "outcomes", "prompt_left", "reached", "rows", "session", "shadow",
         "started", "told", "turn", "wanted",
     )  # fmt: skip
 
@@ -65,13 +65,14 @@ class DraftedSession:
         self.session = session
         self.prompt_left = prompt_tokens
         self.committed = self.rows = self.told = 0
-        self.wanted = self.got = self.drafted = 0
+        self.wanted = self.got = 0
         self.least, self.reached = 0.0, 1.0
         self.shadow = False
         self.started = 0.0
         self.turn = 0
         """Counts commits and rounds: what a step began for an earlier one is not for this one."""
         self.outcomes: OutcomeDrafting | None = None
+        self.kept: DraftedBefore | None = None
 
     @property
     def lag(self) -> int:
@@ -93,7 +94,7 @@ class SimulatedDraft:
         self._chunk = spec.prefill_chunk
         self._line = TrueLine(spec.line)
         self._known = spec.line
-        self._context_ms = spec.context_ms
+        self._context_ms, self._gap_ms = spec.context_ms, spec.gap_ms
         self.stated = StatedLine(spec.line, lie)
         self._calibration = Calibration()
         self._held: dict[int, DraftedSession] = {}
@@ -150,10 +151,10 @@ class SimulatedDraft:
             return  # it has ended, or was sent before its coordinator knew that the service has failed
         self._drafts.pop(key, None)
         self._speculations.pop(key, None)
-        held.drafted = 0
-        if held.outcomes is not None:
-            held.rows = max(held.rows, held.outcomes.true_rows(held.session.ranks))
-            held.drafted = held.outcomes.drafted_behind(committed)
+        held.kept, outcomes = None, held.outcomes
+        if outcomes is not None:
+            held.rows = max(held.rows, outcomes.true_rows(held.session.ranks))
+            held.kept = outcomes.kept if outcomes.comes_to(committed) else None
         held.turn += 1
         held.committed, held.shadow, held.outcomes = committed, shadow, None
         held.wanted, held.least, held.got, held.reached = wanted, least, 0, 1.0
@@ -188,6 +189,7 @@ class SimulatedDraft:
         self._drafts.pop(key, None)
         held.turn += 1
         held.wanted, held.outcomes = 0, outcomes
+        outcomes.begin(held.kept, self._agenda.now)
         self._speculations[key] = held
 
     def chance(self, best: float, rank: int) -> float:
@@ -219,7 +221,7 @@ class SimulatedDraft:
             return
         self._busy, self._begun, self.rows = True, self._agenda.now, rows
         self._works(True)
-        took_ms = self._line.ms(rows) + self._context_ms * self._line.factor * self._read() / 1e3
+        took_ms = self._line.ms(rows) + self._context_ms * self._line.factor * self._read() / 1e3 + self._gap_ms
         self._agenda.at(self._begun + took_ms, self._end, self._lives)
 
     def _gather(self) -> int:
@@ -277,7 +279,7 @@ class SimulatedDraft:
         self.steps += 1
         self.busy_ms += took_ms
         if not self._caught_up:
-            self.stated.took(took_ms, self._line.ms(self.rows) / self._line.factor)
+            self.stated.took(took_ms - self._gap_ms, self._line.ms(self.rows) / self._line.factor)
         step, guesses = self._step, self._guesses
         self._step, self._guesses = [], []
         for held, taken, turn in step:
@@ -313,7 +315,8 @@ class SimulatedDraft:
 
     def _take_first(self, held: DraftedSession) -> None:
         """The root's row is computed, and with it those of nodes drafted before that hang from it."""
-        self._grow(held, max(held.drafted, 1 + max(0, held.rows - held.committed)))
+        self._grow(held, max(held.kept.rows if held.kept else 0, 1 + max(0, held.rows - held.committed)))
+        held.kept = None
 
     def _grow(self, held: DraftedSession, more: int) -> None:
         chances, end = held.session.chances, held.session.tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 from benchmarks.simulator.trace import TracedSetting
@@ -35,10 +35,12 @@ def measured_setting(runs: Sequence[GenerationStats], stated: Mapping[str, Any])
     started = [record for record in records if record.self_started]
     drafted = [record for record in records if record.draft_wait_ms > 0 and record.draft.forward_ms > 0]
     drafted = [record for record in drafted if not record.cache_hit and record.proposed]
+    draft = lines.get("draft") or line_of((max(1, each.draft.rows), _level_ms(each)) for each in drafted)
     return TracedSetting(
         alone=lines.get("alone") or line_of((record.target.rows, _step_ms(record)) for record in records),
         beside=lines.get("beside", CostLine()),
-        draft=lines.get("draft") or line_of((max(1, each.draft.rows), _level_ms(each)) for each in drafted),
+        draft=draft,
+        draft_gap_ms=_average(_beyond_ms(each, draft) for each in drafted if draft.is_known),
         target_one_way_ms=_half(record.wire_ms for record in sent),
         draft_one_way_ms=_half(max(0.0, each.draft_wait_ms - each.draft.service_ms) for each in drafted),
         coordinator_ms=_between_ms(runs),
@@ -68,6 +70,12 @@ def _level_ms(record: RoundRecord) -> float:
     return record.draft.forward_ms / max(1, record.proposed)
 
 
+def _beyond_ms(record: RoundRecord, line: CostLine) -> float:
+    """What a step of the draft took beyond its line, where a round waited for it."""
+    steps = max(1, record.proposed)
+    return max(0.0, (record.draft.service_ms - record.draft.queue_ms) / steps - line.ms(max(1, record.draft.rows)))
+
+
 def _between_ms(runs: Sequence[GenerationStats]) -> float:
     """The coordinator's time for a round that it sends: the rule, the plan, and what is in no record."""
     sent = sum(not record.self_started for stats in runs for record in stats.records[1:])
@@ -84,6 +92,12 @@ def _between_ms(runs: Sequence[GenerationStats]) -> float:
 def _middle(values: Iterable[float]) -> float:
     found = [*values]
     return median(found) if found else 0.0
+
+
+def _average(values: Iterable[float]) -> float:
+    """Of what adds up, and differs from step to step."""
+    found = [*values]
+    return mean(found) if found else 0.0
 
 
 def _half(values: Iterable[float]) -> float:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from benchmarks.simulator.coordinator import CoordinatorProcess
     from benchmarks.simulator.draft import SimulatedDraft
     from benchmarks.simulator.target import SimulatedTarget
+    from benchmarks.simulator.trees import ProposedTree
 
 DRAFTER = "model"
 UNKNOWN_TOKENS = (0,) * MAX_FOLLOWING
@@ -136,7 +137,7 @@ class PlannedSession:
             Options(
                 room=situation.room,
                 match=_match(situation),
-                cached=None if situation.cached is None else _cached(situation.cached),
+                cached=_proposal(situation.cached, situation.chances) if situation.cached else None,
                 drafts=situation.drafts,
                 lag=situation.lag,
                 open_ms=situation.open_ms,
@@ -155,9 +156,9 @@ class PlannedSession:
             return self._planner.worth_copying(Match(length + proposed + 1, UNKNOWN_TOKENS), room)
         return self._planner.worth_prefetching(Match(length, UNKNOWN_TOKENS), room)
 
-    def worth(self, chances: tuple[float, ...]) -> int:
+    def worth(self, drafted: ProposedTree, chances: tuple[float, ...]) -> int:
         """How much of a prefetched proposal is worth verifying."""
-        worth = self._planner.worth_verifying(_cached(chances))
+        worth = self._planner.worth_verifying(_proposal(drafted, chances))
         return len(worth) if worth is not None else 0
 
     def took_shadow(self, ranks: tuple[int, ...], chances: tuple[float, ...]) -> None:
@@ -217,9 +218,11 @@ def _match(situation: Situation) -> Match | None:
     return Match(situation.match, (*range(first, first + right), *(0,) * (MAX_FOLLOWING - right)))
 
 
-def _cached(chances: tuple[float, ...]) -> Proposal:
-    probabilities = tuple(max(LEAST_CHANCE, chance) for chance in chances[:MAX_FOLLOWING])
-    return Proposal(1, (0,) * len(probabilities), probabilities, drafter=DRAFTER)
+def _proposal(drafted: ProposedTree, chances: tuple[float, ...]) -> Proposal:
+    """Of the choices beside the first ones a planner looks at the rank alone."""
+    q = (chances[depth - 1] if rank == 1 else 0.0 for rank, depth in zip(drafted.ranks, drafted.depths, strict=True))
+    probabilities = tuple(max(LEAST_CHANCE, each) for each in q)
+    return Proposal(1, (0,) * len(drafted), probabilities, drafted.parents, drafter=DRAFTER)
 
 
 @cache

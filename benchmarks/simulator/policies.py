@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from benchmarks.simulator.draft import SimulatedDraft
     from benchmarks.simulator.rounds import RoundAtTarget
     from benchmarks.simulator.target import SimulatedTarget
+    from benchmarks.simulator.trees import ProposedTree
 
 MAX_CONSTANT = 16
 """Longest proposal of a constant policy."""
@@ -35,7 +36,8 @@ class Situation:
         room: most tokens that a proposal may have.
         match: length of the n-gram match; 0: none.
         match_right: how much of its continuation is right. No policy may look at it: the match's tokens hold it.
-        cached: the draft's probabilities of the tokens that were drafted for this outcome; None: there is none.
+        cached: what was drafted for this outcome; None: nothing.
+        chances: with it, the draft's probability of its first choice from the next token on.
         drafts: whether a draft service could be asked.
         leased: rounds, this one included, that the target may have started.
         self_started: whether it has started this one with a prefetched proposal.
@@ -48,7 +50,8 @@ class Situation:
     room: int = 0
     match: int = 0
     match_right: int = 0
-    cached: tuple[float, ...] | None = None
+    cached: ProposedTree | None = None
+    chances: tuple[float, ...] = ()
     drafts: bool = False
     leased: int = 0
     self_started: bool = False
@@ -136,8 +139,8 @@ class SessionPolicy(Protocol):
     def copied(self, length: int, proposed: int, room: int) -> int:
         """How far to follow a match of this length behind a round that has its first tokens; 0: don't prefetch."""
 
-    def worth(self, chances: tuple[float, ...]) -> int:
-        """How many tokens of a proposal for an outcome are worth prefetching; by the draft's probabilities."""
+    def worth(self, drafted: ProposedTree, chances: tuple[float, ...]) -> int:
+        """How many nodes of a proposal for an outcome are worth prefetching, by the draft's probabilities."""
 
     def took_shadow(self, ranks: tuple[int, ...], chances: tuple[float, ...]) -> None:
         """The draft says where committed tokens stood."""
@@ -201,8 +204,8 @@ class _Constant:
     def copied(self, length: int, proposed: int, room: int) -> int:
         return 0
 
-    def worth(self, chances: tuple[float, ...]) -> int:
-        return len(chances)
+    def worth(self, drafted: ProposedTree, chances: tuple[float, ...]) -> int:
+        return len(drafted)
 
     def took_shadow(self, ranks: tuple[int, ...], chances: tuple[float, ...]) -> None:
         """Nothing is learned."""

@@ -1,9 +1,10 @@
-"""What a simulated round is, what a request adds up to, and how far a proposal is right."""
+"""What a simulated round is, and what a request adds up to."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from benchmarks.simulator.trees import NO_TREE, ProposedTree
 from coordinator.policy.plan import Source
 
 
@@ -13,8 +14,7 @@ class RoundAtTarget:
 
     position: int
     source: Source
-    depth: int = 0
-    nodes: int = 0
+    tree: ProposedTree = NO_TREE
     lease: int = 0
     sent: float = 0.0
     self_started: bool = False
@@ -30,6 +30,12 @@ class RoundAtTarget:
     """Which of the request's sessions on targets it is of."""
     next: RoundAtTarget | None = None
     """What the target has started behind it."""
+    depth: int = field(init=False)
+    nodes: int = field(init=False)
+    """Of the tree."""
+
+    def __post_init__(self) -> None:
+        self.depth, self.nodes = self.tree.depth, len(self.tree)
 
 
 @dataclass(slots=True)
@@ -84,23 +90,3 @@ class RequestTotals:
     def ms_per_token(self) -> float:
         """Behind the first round."""
         return (self.end_ms - self.first_ms) / max(1, self.tokens - self.first_tokens)
-
-
-def first_choices(ranks: tuple[int, ...], position: int, depth: int) -> int:
-    """Tokens of a chain of the draft's first choices that are right."""
-    accepted = 0
-    end = min(depth, len(ranks) - position)
-    while accepted < end and ranks[position + accepted] == 1:
-        accepted += 1
-    return accepted
-
-
-def accepted_of(ranks: tuple[int, ...], position: int, depth: int, nodes: int) -> int:
-    """The same of a tree: the nodes beyond its depth are second choices beside its first ones, then third ones."""
-    accepted = first_choices(ranks, position, depth)
-    beside = nodes - depth
-    if beside > 0 and accepted < depth and position + accepted < len(ranks):
-        rank = ranks[position + accepted]
-        if rank > 1 and (rank - 2) * depth + accepted < beside:
-            return accepted + 1
-    return accepted

@@ -46,6 +46,7 @@ class ModelledServices(Settings):
         step: (rows, ms) points; else a GPU and a model, of which steps and KV rows are modelled.
         context_ms: a step takes so much longer for each 1000 tokens that its sessions have behind them; 0: as
             modelled, or nothing where steps are stated.
+        gap_ms: what lies between a step of a target and the next; what a step of a draft takes beyond its line.
         price_per_hour: of one service with all its GPUs.
     """
 
@@ -58,6 +59,7 @@ class ModelledServices(Settings):
     link: LinkDelay = LinkDelay()
     prefill_chunk: int = Field(2048, ge=1)
     context_ms: NotNegative = 0.0
+    gap_ms: NotNegative = 0.0
     price_per_hour: NotNegative = 0.0
 
     @model_validator(mode="after")
@@ -99,7 +101,6 @@ class TargetGroup(ModelledServices):
     max_step_rows: int = Field(1024, ge=0)
     kv_rows: int = Field(0, ge=0)
     prefix_cache: bool = True
-    gap_ms: NotNegative = 0.0
 
     @property
     def rows(self) -> int:
@@ -128,7 +129,7 @@ class DraftGroup(ModelledServices):
     @property
     def spec(self) -> DraftSpec:
         """For the simulator."""
-        return DraftSpec(self.line, self.prefill_chunk, self.read_ms)
+        return DraftSpec(self.line, self.prefill_chunk, self.read_ms, self.gap_ms)
 
 
 class CoordinatorGroup(Settings):

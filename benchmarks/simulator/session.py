@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 from benchmarks.simulator.placed import PlacedSession
 from benchmarks.simulator.policies import TARGET_ONLY, RoundFacts, Situation
-from benchmarks.simulator.rounds import RoundAtTarget, accepted_of, first_choices
+from benchmarks.simulator.rounds import RoundAtTarget
 from benchmarks.simulator.speculating import OutcomeDrafting
 from benchmarks.simulator.trace import TracedRequest
+from benchmarks.simulator.trees import NO_TREE, Growth, ProposedTree, chain
 from coordinator.policy.plan import Plan, Source
 from coordinator.policy.prefetch import LAST_MS
 from coordinator.sessions.drafted import MAX_PENDING_TOKENS
-from paceline.protocol.proposal import MAX_PROPOSAL_NODES
+from paceline.protocol.proposal import MAX_PROPOSAL_NODES, ROOT
 
 if TYPE_CHECKING:
     from benchmarks.simulator.coordinator import CoordinatorProcess
@@ -86,14 +87,18 @@ class SimulatedSession(PlacedSession):
         return True
 
     def _decide(self, round_: RoundAtTarget) -> None:
-        position, depth = round_.position, round_.depth
-        accepted = 0
-        if round_.source is Source.NGRAM:
-            accepted = min(depth, self.right[position])
-        elif depth:
-            accepted = accepted_of(self.ranks, position, depth, round_.nodes)
-        round_.accepted = accepted
+        position = round_.position
+        round_.accepted = accepted = self._last_accepted(round_)[1]
         round_.committed = min(accepted + 1, self.tokens - position)
+
+    def _last_accepted(self, round_: RoundAtTarget) -> tuple[int, int]:
+        """The last accepted node, `ROOT`: none; and how many are."""
+        tree, position = round_.tree, round_.position
+        if round_.source is Source.NGRAM:
+            accepted = min(round_.depth, self.right[position])
+            return accepted - 1, accepted
+        node = tree.accepted(self.ranks, position)
+        return node, 0 if node == ROOT else tree.depths[node]
 
     def _prefetched(self, round_: RoundAtTarget, now: float) -> RoundAtTarget | None:
         """The round that a prefetched proposal starts, if what was left with the target fits the outcome."""
@@ -103,17 +108,16 @@ class SimulatedSession(PlacedSession):
         room = self.tokens - position - 1
         copied = self._copied_behind(round_, room)
         if copied:
-            return RoundAtTarget(position, Source.NGRAM, copied, copied)
+            return RoundAtTarget(position, Source.NGRAM, chain(copied))
         outcomes = self._outcomes
         if not round_.fan_out or outcomes is None or outcomes.base != round_.position:
             return None
         came = now - self._target_route.ms - self._draft_ms_away - LAST_MS
-        drafted = sum(at <= came for at in outcomes.grown)
-        drafted = min(drafted, room)
-        drafted = self._policy.worth(self.chances[position : position + drafted]) if drafted > 0 else 0
-        if not drafted:
+        drafted = outcomes.drafted(came, room)
+        nodes = self._policy.worth(drafted, self._chances_from(position)) if drafted else 0
+        if not nodes or drafted is None:
             return None
-        return RoundAtTarget(position, Source.CACHED, drafted, drafted, fan_out=round_.fan_out)
+        return RoundAtTarget(position, Source.CACHED, drafted.first(nodes), fan_out=round_.fan_out)
 
     def _copied_behind(self, round_: RoundAtTarget, room: int) -> int:
         """Tokens of the match behind a round that went as the match said, and one token more."""
@@ -168,18 +172,20 @@ class SimulatedSession(PlacedSession):
         self._choose(self._situation_now(cached, prefetched, leased))
         self._act(now)
 
-    def _prepared(self, round_: RoundAtTarget, now: float) -> tuple[float, ...] | None:
+    def _prepared(self, round_: RoundAtTarget, now: float) -> ProposedTree | None:
         """What was drafted for the outcome, as far as it is here; None: nothing."""
         outcomes, self._outcomes = self._outcomes, None
         self._missed = False
         if outcomes is None or outcomes.base != round_.position:
             return None
-        came = now - self._draft_ms_away
-        drafted = min(sum(at <= came for at in outcomes.grown), self.tokens - self.done)
-        self._missed = not drafted
-        return self.chances[self.done : self.done + drafted] if drafted else None
+        drafted = outcomes.drafted(now - self._draft_ms_away, self.tokens - self.done)
+        self._missed = drafted is None
+        return drafted
 
-    def _situation_now(self, cached: tuple[float, ...] | None, self_started: bool, leased: int) -> Situation:
+    def _chances_from(self, position: int) -> tuple[float, ...]:
+        return self.chances[position : position + MAX_PROPOSAL_NODES]
+
+    def _situation_now(self, cached: ProposedTree | None, self_started: bool, leased: int) -> Situation:
         place, room = self.done, self.tokens - self.done - 1
         self._situation = Situation(
             position=place,
@@ -187,6 +193,7 @@ class SimulatedSession(PlacedSession):
             match=self.matches[place],
             match_right=self.right[place],
             cached=cached,
+            chances=self._chances_from(place) if cached else (),
             drafts=self._held is not None and not self._is_late,
             leased=leased,
             self_started=self_started,
@@ -217,18 +224,20 @@ class SimulatedSession(PlacedSession):
             self._extend_lease(plan)
             self._round_left(self._started)
         else:
-            self._send(plan.source, plan.depth, plan.nodes)
+            self._send(plan.source, self._planned_tree(plan))
 
-    def _send(self, source: Source, depth: int, nodes: int) -> None:
+    def _planned_tree(self, plan: Plan) -> ProposedTree:
+        """What a plan proposes that waits for nothing."""
+        situation = self._situation
+        if plan.source is Source.CACHED and situation.cached is not None:
+            return situation.cached.within(situation.room).first(plan.nodes)
+        return chain(plan.depth) if plan.source is Source.NGRAM and situation.match else NO_TREE
+
+    def _send(self, source: Source, tree: ProposedTree) -> None:
         plan, now = self._plan, self._agenda.now
-        if source is Source.CACHED and self._situation.cached is not None:
-            depth = nodes = min(nodes, len(self._situation.cached), self._situation.room)
-        elif source is Source.NGRAM and not self._situation.match:
-            source = Source.NONE
-        if source is Source.NONE or not depth:
-            source, depth, nodes = Source.NONE, 0, 0
+        source = source if tree else Source.NONE
         lease = plan.lease if source is Source.NONE else 0
-        round_ = RoundAtTarget(self.done, source, depth, nodes, lease, now, fan_out=plan.fan_out, life=self.lives)
+        round_ = RoundAtTarget(self.done, source, tree, lease, now, fan_out=plan.fan_out, life=self.lives)
         if lease:
             self._leased_until = self.done + lease + 1
         self._agenda.at(self._target_route.there.arrives(), self._at_target, round_)
@@ -305,17 +314,15 @@ class SimulatedSession(PlacedSession):
     def _announce(self, round_: RoundAtTarget) -> None:
         """Have the draft prepare for a round's outcomes. What comes true is known here, and hidden from policies."""
         assert self._draft is not None and self._draft_route is not None, "that is who drafts"
-        plan, place = self._plan, round_.position
-        own = round_.source is not Source.NGRAM
-        accepted = min(round_.depth, self.right[place]) if not own else first_choices(self.ranks, place, round_.depth)
-        after = place + accepted
-        by_sibling = own and accepted_of(self.ranks, place, round_.depth, round_.nodes) > accepted
-        rank = self.ranks[after] if after < self.tokens and not by_sibling else 0
-        known = max(0, round_.depth - 1) if own else 0
+        plan, own = self._plan, round_.source is not Source.NGRAM
+        true_node, accepted = self._last_accepted(round_)
+        after = round_.position + accepted
+        rank = self.ranks[after] if after < self.tokens else 0
         depth = min(plan.branch_depth, self._situation.room)
         self._outcomes = OutcomeDrafting(
-            place, round_.depth, own, known, accepted, rank, plan.fan_out, depth, self.chances, self._draft.chance
-        )
+            round_.position, round_.tree, own, true_node, rank, plan.fan_out, depth,
+            min(plan.branch_nodes, MAX_PROPOSAL_NODES), self.chances, self._draft.chance,
+        )  # fmt: skip
         self._agenda.at(self._draft_route.there.arrives(), self._verifying, self._outcomes)
 
     def _verifying(self, outcomes: OutcomeDrafting) -> None:
@@ -337,8 +344,12 @@ class SimulatedSession(PlacedSession):
             return
         self._waiting = False
         self._patience += 1
+        self._send(Source.WAIT, self._drafted(tokens))
+
+    def _drafted(self, steps: int) -> ProposedTree:
+        """What so many steps of the draft have made."""
         beside = max(0, self._plan.nodes - self._plan.depth)
-        self._send(Source.WAIT if tokens else Source.NONE, tokens, tokens + beside if tokens else 0)
+        return Growth(self.chances, self.done, steps, steps + beside).grown(steps) if steps else NO_TREE
 
     def _lose_patience(self, turn: int) -> None:
         if not self._waiting or turn != self._patience:
@@ -346,7 +357,7 @@ class SimulatedSession(PlacedSession):
         self._waiting, self._late, self._is_late = False, True, True
         depth = min(self._plan.depth, self._situation.room)
         self._policy.took_late(self._agenda.now - self._asked_at, self._plan.depth)
-        self._send(Source.NGRAM if self._situation.match else Source.NONE, depth, depth)
+        self._send(Source.NGRAM, chain(depth) if self._situation.match else NO_TREE)
 
     def shadow_leaves(self, first: int, end: int) -> None:
         """The draft says where committed tokens stood in its order."""

@@ -65,11 +65,12 @@ class TargetSpec:
 
 @dataclass(frozen=True)
 class DraftSpec:
-    """A draft service. `context_ms` as a target's."""
+    """A draft service. `context_ms` as a target's; `gap_ms`: what each step takes beyond its line."""
 
     line: CostLine
     prefill_chunk: int = 256
     context_ms: float = 0.0
+    gap_ms: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class CellLayout:
         target = TargetSpec(
             setting.alone, setting.beside, setting.gap_ms, setting.max_sessions, setting.prefill_chunk
         )  # fmt: skip
-        draft = DraftSpec(setting.draft, setting.prefill_chunk)
+        draft = DraftSpec(setting.draft, setting.prefill_chunk, gap_ms=setting.draft_gap_ms)
         drafts = ((draft, Delay(setting.draft_one_way_ms)),) if setting.draft.is_known else ()
         return cls(
             targets=((target, Delay(setting.target_one_way_ms)),) * replicas,

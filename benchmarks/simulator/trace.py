@@ -3,8 +3,8 @@
 A trace is a file of JSON lines. The first is the header, each other one a request:
 
     {"format": "paceline-trace", "version": 1, "alone": [[rows, ms], …], "beside": […], "draft": […],
-     "target_one_way_ms": …, "draft_one_way_ms": …, "coordinator_ms": …, "gap_ms": …, "num_draft_tokens": k or null,
-     "fan_out": …, "lease": …, "max_prefetched": …, "concurrency": …, "notes": {…}}
+     "target_one_way_ms": …, "draft_one_way_ms": …, "coordinator_ms": …, "gap_ms": …, "draft_gap_ms": …,
+     "num_draft_tokens": k or null, "fan_out": …, "lease": …, "max_prefetched": …, "concurrency": …, "notes": {…}}
     {"arrival_ms": …, "prompt_tokens": …, "ranks": […], "chances": […], "match_lengths": […], "match_right": […],
      "rounds": [{"at_ms": …, "committed": …, "proposed": …, "accepted": …, "round_ms": …, "draft_wait_ms": …,
                  "drafter": "…", "hit": …, "self_started": …}, …]}
@@ -100,6 +100,7 @@ class TracedSetting:
         draft: a draft step by its rows; empty: there is no draft.
         coordinator_ms: the coordinator's own time for a round, one after the other for all sessions.
         gap_ms: between a step of the target and the next where that needs nothing of a coordinator.
+        draft_gap_ms: what a step of the draft takes beyond its line: the choice of rows, draws, answers.
         concurrency: requests that run at once, the next beginning when one has ended; 0: each comes at its arrival.
         num_draft_tokens: None: the planner chose.
         max_sessions, prefill_chunk: of the target.
@@ -112,6 +113,7 @@ class TracedSetting:
     draft_one_way_ms: float = 0.0
     coordinator_ms: float = 0.0
     gap_ms: float = 0.0
+    draft_gap_ms: float = 0.0
     num_draft_tokens: int | None = None
     fan_out: int = 0
     lease: int = 16
@@ -123,7 +125,7 @@ class TracedSetting:
 
     def __post_init__(self) -> None:
         require(self.alone.is_known, "alone", self.alone.points, "a line of one point or more")
-        times = ("target_one_way_ms", "draft_one_way_ms", "coordinator_ms", "gap_ms")
+        times = ("target_one_way_ms", "draft_one_way_ms", "coordinator_ms", "gap_ms", "draft_gap_ms")
         for name in (*times, "lease", "max_prefetched", "fan_out", "concurrency"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
         for name in ("max_sessions", "prefill_chunk"):

@@ -179,6 +179,7 @@ def predicted_setting(
         draft=draft if own.draft.is_known else CostLine(),
         coordinator_ms=alone.coordinator_ms,
         gap_ms=alone.gap_ms,
+        draft_gap_ms=alone.draft_gap_ms,
         target_one_way_ms=alone.target_one_way_ms + cell.one_way_ms,
         draft_one_way_ms=alone.draft_one_way_ms + cell.one_way_ms,
     )

@@ -10,6 +10,8 @@ from benchmarks.simulator.draft import SimulatedDraft
 from benchmarks.simulator.events import Agenda
 from benchmarks.simulator.scenario import DraftGroup
 from benchmarks.simulator.speculating import OutcomeDrafting
+from benchmarks.simulator.trees import NO_TREE
+from paceline.protocol.proposal import ROOT
 
 CONTEXT = 2000
 WANTED = 4
@@ -66,7 +68,7 @@ def test_what_is_drafted_for_outcomes_reads_the_context_too() -> None:
     client = ClientOfDraft(0, agenda)
     held = draft.open(client, computes=False)
     held.prompt_left = 0
-    outcomes = OutcomeDrafting(0, 0, False, 0, 0, 1, 4, 1, client.chances, draft.chance)
+    outcomes = OutcomeDrafting(0, NO_TREE, False, ROOT, 1, 4, 1, 1, client.chances, draft.chance)
     draft.verifying(held, outcomes)
     agenda.run()
     assert outcomes.grown == [pytest.approx(MODELLED.place.step_ms(draft.rows, 1, CONTEXT))]
