@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.simulator.trace import FORMAT, Trace, TracedRequest, TracedSetting
+from benchmarks.simulator.trace import FORMAT, Trace, TracedRequest, TracedSetting, read_trace
 from paceline.predict.cycle import StepTimes
 from paceline.predict.figures import RANKS
 from paceline.predict.matching import MATCH_DEPTHS
@@ -32,6 +32,19 @@ def is_trace(file: Path) -> bool:
             return f'"format": "{FORMAT}"'.encode() in opened.read(_READ_BYTES)
     except OSError:
         return False
+
+
+def target_of(sample: Path, named: str) -> str:
+    """The model that a trace was recorded of; empty: the sample is none, or its trace doesn't say.
+
+    Raises:
+        InvalidInput: a damaged trace, or one of another model than the one that is named (empty: none is).
+    """
+    if not is_trace(sample):
+        return ""
+    recorded = read_trace(sample).setting.notes.get("model", "")
+    require(not named or not recorded or named == recorded, "target", named, f"{recorded}, of which the trace is")
+    return recorded
 
 
 def require_texts(file: Path) -> None:

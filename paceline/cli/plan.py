@@ -46,7 +46,9 @@ def plan(
             help="Your prompts, texts or logs: JSONL with prompt, messages or text; or a trace of running services."
         ),
     ],
-    target: Annotated[str, typer.Argument(help="The model that will be served.")] = DEFAULT_MODEL,
+    target: Annotated[
+        str, typer.Argument(help="The model that will be served.", show_default=f"{DEFAULT_MODEL}, or a trace's")
+    ] = "",
     drafter: Annotated[
         list[str] | None,
         typer.Option(help="A draft: NAME, folder, default, mtp; repeatable.", show_default="what auto serves"),
@@ -100,12 +102,14 @@ def plan(
     engine = load_config(EngineSettings, None, flags)
     from benchmarks.planning.report import console_lines, write_plan
     from benchmarks.planning.run import make_plan
+    from benchmarks.planning.traced import target_of
     from benchmarks.planning.wanted import PlanWanted, TimesWanted, drafters_named
     from paceline.costs.cost_line import CostLine
     from paceline.predict.prices import Prices
     from paceline.predict.rounds import ProposalShape
     from paceline.predict.sample import SampleWanted
 
+    target = target_of(sample, target) or target or DEFAULT_MODEL
     tls = ShownTls(tls_ca, tls_certificate, tls_key, tls_roles)
     services = _services(target_url, draft_url or [], drafter or [], tls)
     wanted = PlanWanted(

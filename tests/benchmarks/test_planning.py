@@ -120,12 +120,13 @@ def test_wrong_samples_are_named(tmp_path: Path) -> None:
 
 def test_a_trace_of_running_services_is_a_sample(tmp_path: Path) -> None:
     request = TracedRequest((1, 1, 2, 1) * 12, (0.9,) * 48, (0,) * 47 + (3,), (0,) * 47 + (1,))
-    notes = {"drafter": "model:small", "temperature": "0.8"}
+    notes = {"model": TARGET, "drafter": "model:small", "temperature": "0.8"}
     setting = TracedSetting(CostLine(((1, 20.0),)), draft=CostLine(((1, 1.0),)), coordinator_ms=0.5, notes=notes)
     write_trace(tmp_path / TRACE, Trace(setting, (request,)))
-    made = plan(tmp_path, sample=tmp_path / TRACE)
+    made = plan(tmp_path, target="", sample=tmp_path / TRACE)
     assert made.exit_code == 0, made.stderr
     text = (tmp_path / "out" / "plan.md").read_text()
+    assert f"Plan for {TARGET}" in text
     assert "a trace of 1 requests" in text and "What the drafters say" not in text
     assert "Temperature 0.8" in made.stdout and "model:small" in made.stdout
     for option, named in (
@@ -138,6 +139,8 @@ def test_a_trace_of_running_services_is_a_sample(tmp_path: Path) -> None:
     ):
         said = plan(tmp_path, *option, sample=tmp_path / TRACE).stderr
         assert "left out with a trace" in said and f"error: {named} = " in said
+    other = plan(tmp_path, target="table:vocab=9", sample=tmp_path / TRACE)
+    assert f"target = 'table:vocab=9': must be {TARGET}, of which the trace is" in other.stderr
     expected = expected_rounds([traced_draft(request)], ProposalShape(1))
     assert expected.tokens == pytest.approx(simulated_tokens(request.ranks, 1), abs=0.05)
     matches = traced_matches(request)
