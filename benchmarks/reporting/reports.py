@@ -113,10 +113,16 @@ def _program() -> list[str]:
 
 
 def _commit() -> str:
-    command = ["git", "describe", "--always", "--dirty"]
-    here = Path(__file__).parent
+    """The commit; `-dirty` if a tracked file differs from it that is no report: those change nothing that runs."""
     try:
-        found = subprocess.run(command, capture_output=True, text=True, check=False, cwd=here)
+        commit = _git("describe", "--always")
+        changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(exclude,top)docs/reports")
     except OSError:
         return "unknown"
-    return found.stdout.strip() or "unknown"
+    return (commit and commit + ("-dirty" if changed else "")) or "unknown"
+
+
+def _git(*command: str) -> str:
+    asked = ["git", *command]
+    found = subprocess.run(asked, capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
+    return found.stdout.strip()
