@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.simulator.trees import NO_TREE, ProposedTree
 from coordinator.policy.plan import Source
+from paceline.protocol.proposal import ROOT
 
 
 @dataclass(slots=True)
@@ -36,6 +38,14 @@ class RoundAtTarget:
 
     def __post_init__(self) -> None:
         self.depth, self.nodes = self.tree.depth, len(self.tree)
+
+    def last_accepted(self, ranks: Sequence[int], right: Sequence[int]) -> tuple[int, int]:
+        """The last accepted node, `ROOT`: none; and how many are; by the ranks, or by what is right of the matches."""
+        if self.source is Source.NGRAM:
+            accepted = min(self.depth, right[self.position])
+            return accepted - 1, accepted
+        node = self.tree.accepted(ranks, self.position)
+        return node, 0 if node == ROOT else self.tree.depths[node]
 
 
 @dataclass(slots=True)

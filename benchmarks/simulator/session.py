@@ -18,7 +18,7 @@ from benchmarks.simulator.trees import NO_TREE, Growth, ProposedTree, chain
 from coordinator.policy.plan import Plan, Source
 from coordinator.policy.prefetch import LAST_MS
 from coordinator.sessions.drafted import MAX_PENDING_TOKENS
-from paceline.protocol.proposal import MAX_PROPOSAL_NODES, ROOT
+from paceline.protocol.proposal import MAX_PROPOSAL_NODES
 
 if TYPE_CHECKING:
     from benchmarks.simulator.coordinator import CoordinatorProcess
@@ -88,17 +88,8 @@ class SimulatedSession(PlacedSession):
 
     def _decide(self, round_: RoundAtTarget) -> None:
         position = round_.position
-        round_.accepted = accepted = self._last_accepted(round_)[1]
+        round_.accepted = accepted = round_.last_accepted(self.ranks, self.right)[1]
         round_.committed = min(accepted + 1, self.tokens - position)
-
-    def _last_accepted(self, round_: RoundAtTarget) -> tuple[int, int]:
-        """The last accepted node, `ROOT`: none; and how many are."""
-        tree, position = round_.tree, round_.position
-        if round_.source is Source.NGRAM:
-            accepted = min(round_.depth, self.right[position])
-            return accepted - 1, accepted
-        node = tree.accepted(self.ranks, position)
-        return node, 0 if node == ROOT else tree.depths[node]
 
     def _prefetched(self, round_: RoundAtTarget, now: float) -> RoundAtTarget | None:
         """The round that a prefetched proposal starts, if what was left with the target fits the outcome."""
@@ -315,7 +306,7 @@ class SimulatedSession(PlacedSession):
         """Have the draft prepare for a round's outcomes. What comes true is known here, and hidden from policies."""
         assert self._draft is not None and self._draft_route is not None, "that is who drafts"
         plan, own = self._plan, round_.source is not Source.NGRAM
-        true_node, accepted = self._last_accepted(round_)
+        true_node, accepted = round_.last_accepted(self.ranks, self.right)
         after = round_.position + accepted
         rank = self.ranks[after] if after < self.tokens else 0
         depth = min(plan.branch_depth, self._situation.room)
@@ -344,12 +335,8 @@ class SimulatedSession(PlacedSession):
             return
         self._waiting = False
         self._patience += 1
-        self._send(Source.WAIT, self._drafted(tokens))
-
-    def _drafted(self, steps: int) -> ProposedTree:
-        """What so many steps of the draft have made."""
-        beside = max(0, self._plan.nodes - self._plan.depth)
-        return Growth(self.chances, self.done, steps, steps + beside).grown(steps) if steps else NO_TREE
+        nodes = tokens + max(0, self._plan.nodes - self._plan.depth)
+        self._send(Source.WAIT, Growth(self.chances, base, tokens, nodes).grown(tokens) if tokens else NO_TREE)
 
     def _lose_patience(self, turn: int) -> None:
         if not self._waiting or turn != self._patience:
