@@ -40,7 +40,7 @@ class RoundAtTarget:
         self.depth, self.nodes = self.tree.depth, len(self.tree)
 
     def last_accepted(self, ranks: Sequence[int], right: Sequence[int]) -> tuple[int, int]:
-        """The last accepted node, `ROOT`: none; and how many are; by the ranks, or by what is right of the matches."""
+        """The last accepted node, `ROOT`: none; and how many are: by the ranks, or what is right of the matches."""
         if self.source is Source.NGRAM:
             accepted = min(self.depth, right[self.position])
             return accepted - 1, accepted
