@@ -371,7 +371,7 @@ def test_off_needs_no_opentelemetry() -> None:
 def test_a_round_pays_little_on_its_critical_path(
     sampler: str, most_us: float, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The least of ten runs of 200 rounds. It takes an eighth of this: machines differ, and no export is waited for."""
+    """The least of ten runs of 200 rounds. An eighth of this is usual: machines differ, but nothing waits."""
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", sampler)
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "60000")
     telemetry.configure("coordinator")
