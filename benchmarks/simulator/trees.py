@@ -64,9 +64,9 @@ NO_TREE = ProposedTree()
 
 
 @cache
-def chain(nodes: int, computed: int = 0) -> ProposedTree:
+def chain(nodes: int) -> ProposedTree:
     """First choices alone."""
-    return ProposedTree(tuple(range(ROOT, nodes - 1)), (1,) * nodes, tuple(range(1, nodes + 1)), computed)
+    return ProposedTree(tuple(range(ROOT, nodes - 1)), (1,) * nodes, tuple(range(1, nodes + 1)))
 
 
 class Growth:
@@ -78,11 +78,11 @@ class Growth:
         depth, nodes: the longest path, and most nodes; no more nodes than the former make a chain.
     """
 
-    __slots__ = ("_candidates", "_chances", "_depth", "_position", "depths", "parents", "ranks", "steps", "total")
+    __slots__ = ("_candidates", "_chances", "_position", "depths", "parents", "ranks", "steps", "total")
 
     def __init__(self, chances: Sequence[float], position: int, depth: int, nodes: int) -> None:
         self.steps, self.total = depth, max(depth, nodes)
-        self._chances, self._position, self._depth = chances, position, depth
+        self._chances, self._position = chances, position
         self.parents: Sequence[int] = _CHAIN.parents
         self.ranks: Sequence[int] = _CHAIN.ranks
         self.depths: Sequence[int] = _CHAIN.depths
@@ -116,7 +116,7 @@ class Growth:
 
     def _offer(self, node: int, depth: int, above: float) -> None:
         place = self._position + depth
-        if depth >= self._depth or place >= len(self._chances) or self._candidates is None:
+        if depth >= self.steps or place >= len(self._chances) or self._candidates is None:
             return
         for rank in range(1, DYNAMIC_WIDTH + 1):
             candidate = (-above * prior_chance(self._chances[place], rank), node, rank, depth + 1)
