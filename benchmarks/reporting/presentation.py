@@ -1,4 +1,4 @@
-"""How figures are shown: Markdown tables, and grouped bars as SVG and PNG (matplotlib, of `paceline[bench]`)."""
+"""How figures are shown: Markdown tables, and grouped bars as SVG (matplotlib, of `paceline[bench]`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any
 
 from benchmarks.reporting.figures import Spread
 
-FORMATS = ("svg", "png")
 _GROUP_WIDTH = 0.8
 _SPECIAL = re.compile(r"[\\`*_{}\[\]()<>|#~$&!+.-]")
 """What Markdown may read as more than itself."""
@@ -90,8 +89,8 @@ class Plot:
     line: float | None = None
 
 
-def draw(plot: Plot, stem: Path) -> list[Path]:
-    """Write `stem`.svg and .png, both the same for the same figures; returns their paths."""
+def draw(plot: Plot, file: Path) -> None:
+    """Write an SVG, the same for the same figures."""
     matplotlib: Any = import_module("matplotlib")
     figures: Any = import_module("matplotlib.figure")
     width = max(6.0, 0.3 * len(plot.groups) * max(1, len(plot.bars)) + 2)
@@ -105,10 +104,7 @@ def draw(plot: Plot, stem: Path) -> list[Path]:
         lows = [each.low for bars in plot.bars for each in bars.values if each is not None]
         axes.set_ylim(bottom=1.05 * min([0.0, *lows]))
         axes.legend(loc="upper left", fontsize=8)
-        written = [stem.with_name(f"{stem.name}.{form}") for form in FORMATS]
-        for file in written:
-            figure.savefig(file, dpi=150, metadata={"Date": None} if file.suffix == ".svg" else None)
-    return written
+        figure.savefig(file, metadata={"Date": None})
 
 
 def _draw_bars(axes: Any, plot: Plot) -> None:

@@ -89,8 +89,9 @@ def write_report(
     title, _, body = text.partition("\n")
     markdown = f"{title}\n\n{as_markdown(facts)}{body}"
     for number, plot in enumerate(plots, 1):
-        files = draw(plot, folder / f"{_dated(name)}-{number}")
-        markdown += f"\n![{plot.title}]({files[-1].name})\n"
+        file = folder / f"{_dated(name)}-{number}.svg"
+        draw(plot, file)
+        markdown += f"\n![{plot.title}]({file.name})\n"
     written = report_file(folder, name, "md")
     written.write_text(markdown)
     return written

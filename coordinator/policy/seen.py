@@ -34,7 +34,7 @@ Spec-Bench the real pair's k = 4 accepts .8 to 2.7 tokens a round, chances of .4
 HOPED_WEIGHT = PRIOR_WEIGHT
 """Observations that hope counts as right: what is untried is then judged halfway from its prior to perfect (.85). A
 dear drafter at its prior may look no better than what is known of a cheap one, and would never be tried
-(docs/reports/drafters-pair-2026-11-23.md: 1.6 × where the untried one brings 3.2 ×)."""
+(docs/decisions/2026-11-23-which-drafter-is-found-out.md: 1.6 × where the untried one brings 3.2 ×)."""
 Q_EDGES = (0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9, 0.97)
 """Bins of the probability that a drafter gives to its first choice."""
 

@@ -10,7 +10,7 @@ best exact values so far and computes only ids whose bound reaches the worst of 
 reads log2 u off the float32 bits of x.
 
 Cost at 49,152 ids on one core: 0.03 ms for a fresh row of ceilings
-(docs/decisions/2026-11-22-rows-are-ranked-in-one-call.md), 0.03 ms for the race (docs/reports/noise-2026-11-21.md).
+(docs/decisions/2026-11-22-rows-are-ranked-in-one-call.md), 0.03 ms for the race.
 Ceilings are kept for a few rows, since a position is visited again after a rejection and by every branch of a tree.
 Rows with few survivors compute theirs directly.
 """

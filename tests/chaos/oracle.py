@@ -15,7 +15,7 @@ from tests.e2e.cluster import eventually
 
 MOST_DESCRIPTORS = 10
 """More than before: connections that are being closed, and those that clients open anew. A coordinator that has just
-started holds 25, and 27 to 32 while faults fall, without a trend (docs/reports/soak-faults-2026-11-23.md)."""
+started holds 25, and 27 to 32 while faults fall, without a trend."""
 MOST_THREADS = 8
 """More than before: gRPC keeps some for its work, as many as it lately had need of."""
 MOST_BYTES = 48 << 20

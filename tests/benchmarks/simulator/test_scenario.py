@@ -101,7 +101,7 @@ def test_the_command_writes_a_report_with_plots(tmp_path: Path) -> None:
     found = json.loads(report.read_text())["outcome"]
     # 36 an hour is a cent a second.
     assert found["cost_per_million"] == pytest.approx(1e6 * 0.01 / found["tokens_per_second"])
-    assert len([*(tmp_path / "out").glob("*.png")]) == 2
+    assert len([*(tmp_path / "out").glob("*.svg")]) == 2
 
 
 @pytest.mark.parametrize("options", [[], ["--study", "drafts", "--scenario", "x.toml"]])
