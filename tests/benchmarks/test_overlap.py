@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import round_bytes
 from benchmarks.reporting.figures import median_with_lower_bound
 from benchmarks.reporting.presentation import markdown_table
 from benchmarks.simulated.analytic import expected_hit_rate
@@ -20,9 +19,7 @@ from benchmarks.simulated.remote import DelayedPlace, Remote
 from benchmarks.simulated.replay import SPECULATION, losses, pooled, replay, run_pair
 from benchmarks.simulated.services import ModelServices, SimulatedPair, request
 from paceline.client import Client
-from paceline.local.service_process import write_config
 from paceline.protocol.records import GenerationStats, RoundRecord, StepTimings
-from paceline.runtime.config import CoordinatorConfig, load_config
 
 FAST = SimulatedPair("distribution=middling", 6.0, 0.5)
 
@@ -131,22 +128,6 @@ def test_overlap_changes_no_text_and_its_replay_is_faster_than_the_run(services:
     assert with_overlap.hits > without.hits == 0
     match, bonus, after_mismatch = guess_chances("distribution=middling", fan_out=4)
     assert 0.8 < expected_hit_rate(match, 4, bonus, after_mismatch) < 1
-
-
-def test_bytes_of_a_round_are_weighed_by_message(services: ModelServices, tmp_path: Path) -> None:
-    file = tmp_path / "coordinator.toml"
-    write_config(CoordinatorConfig, file, services.coordinator_flags() | {"fan_out": 2})
-    config = load_config(CoordinatorConfig, file, {})
-    asked = [request(1, 24, SPECULATION)]
-    chain, flat = (
-        round_bytes.measure(config, case, 1.0, asked) for case in ("chain of 8, coupled", "chain of 8, rejection")
-    )
-    assert chain.rounds >= 2
-    # A round and its commit each carry the trace context.
-    for message in (chain.round, chain.commit):
-        assert len(round_bytes.TRACEPARENT) < message < 500
-    assert chain.proposals_per_round > 1
-    assert flat.proposals > chain.proposals, "supports are sent"
 
 
 def test_a_cell_at_a_distance_has_the_same_text_and_slower_rounds(services: ModelServices) -> None:

@@ -166,8 +166,8 @@ def test_plots_have_a_bar_for_each_drafter_and_kind_with_its_ceiling(tmp_path: P
     assert [bars.label for bars in cold.bars] == ["ngram", "model:x"]
     assert [value.median for bars in warm.bars for value in bars.values if value] == [2.5, 2.5]
     assert list(cold.bars[0].marks) == [3.0]
-    files = draw(cold, tmp_path / "speed")
-    assert files[0].read_text().startswith("<?xml") and files[1].read_bytes().startswith(b"\x89PNG")
+    draw(cold, tmp_path / "speed.svg")
+    assert (tmp_path / "speed.svg").read_text().startswith("<?xml")
 
 
 def test_every_kind_has_eight_prompts_with_names_and_texts_of_their_own() -> None:

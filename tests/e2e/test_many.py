@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.many_services import COORDINATORS, PEERS, ManyServices
 from paceline.client import AsyncClient
 from paceline.protocol.generation import Finished, GenerateRequest, SpeculationSettings, Tokens
 from tests.e2e.cluster import eventually
+from tests.e2e.many_services import COORDINATORS, PEERS, ManyServices
 
 TIMED = "table:vocab=300,seed=1,eos=299,step_ms=4"
 NEAR = "table:vocab=300,seed=1,eos=299,noise=0.2,step_ms=1"

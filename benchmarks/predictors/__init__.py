@@ -1,1 +1,0 @@
-"""What predicts acceptance on traffic not yet seen: drafters, positions and prompts, ranked."""
