@@ -10,7 +10,6 @@ from __future__ import annotations
 from paceline.cli import (  # noqa: F401 - they add commands
     branches,
     certs,
-    chaos,
     doctor,
     explain,
     generate,

@@ -16,8 +16,6 @@ from typing import Any
 
 import psutil
 
-from paceline.chaos.proxy import Address, Proxy
-from paceline.chaos.trigger import Trigger, proxy_before
 from paceline.client import AsyncClient, Client
 from paceline.local.certificates import write_certificates
 from paceline.local.service_process import Flags, ProcessName
@@ -25,8 +23,10 @@ from paceline.local.tls import peer_tls, server_tls
 from paceline.protocol.errors import PacelineError
 from paceline.runtime.roles import PeerRole
 from tests.chaos.guest import GuestDraft
+from tests.chaos.proxy import Address, Proxy
 from tests.chaos.shapes import BEHIND_GATEWAY, GUEST, PLAIN, Shape
 from tests.chaos.shim import Shim
+from tests.chaos.trigger import Trigger, proxy_before
 from tests.e2e.cluster import Cluster, eventually, free_port
 from tests.metrics.scrape import Exposition
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from paceline.chaos.blows import Blow, Moment
-from paceline.chaos.states import State
+from tests.chaos.blows import Blow, Moment
+from tests.chaos.states import State
 
 PEERS = ("target", "draft", "coordinator", "gateway")
 LINK_STATES: dict[str, tuple[State, ...]] = {

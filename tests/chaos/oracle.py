@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from paceline.chaos.asking import LEFT, Ended
 from paceline.protocol.errors import PeerUnavailable
+from tests.chaos.asking import LEFT, Ended
 from tests.chaos.cluster import ChaosCluster, Held
 from tests.chaos.faults import Fault, Kind
 from tests.chaos.requests import HTTP, LAW_ONLY, LENGTH, Asked

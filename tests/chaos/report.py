@@ -11,9 +11,9 @@ from typing import Any
 from benchmarks.reporting.figures import percentile
 from benchmarks.reporting.presentation import markdown_table
 from benchmarks.reporting.reports import describe, report_file, write_report
-from paceline.chaos.states import State
 from tests.chaos.cluster import FLAGS, NEAR, TARGET
 from tests.chaos.runner import Outcome
+from tests.chaos.states import State
 
 NAME = "chaos"
 WRONG = ("lost", "changed", "leaked")

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from paceline.chaos.asking import HANGS, Ended
 from paceline.protocol.errors import PeerUnavailable
 from paceline.protocol.generation import GenerateRequest, SpeculationSettings
 from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import SamplingParams
 from tests.chaos import guest
+from tests.chaos.asking import HANGS, Ended
 from tests.chaos.shapes import GUEST, SHAPES
 
 LENGTH = 48

@@ -8,19 +8,19 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from paceline.chaos.asking import Ended, Manner, ask, recovered_s
-from paceline.chaos.blows import Aim, Blow
-from paceline.chaos.lies import COST_LIES, DRAFT_LIES, without_verdicts
-from paceline.chaos.states import State
-from paceline.chaos.trigger import Armed
+from tests.chaos.asking import Ended, Manner, ask, recovered_s
+from tests.chaos.blows import Aim, Blow
 from tests.chaos.cluster import ChaosCluster
 from tests.chaos.doomed import GRPC, DoomedClient
 from tests.chaos.faults import BLOWS, CLIENT_KINDS, Fault, Kind
 from tests.chaos.hurting import hurt, victim_of
+from tests.chaos.lies import COST_LIES, DRAFT_LIES, without_verdicts
 from tests.chaos.notice import LogPlaces
 from tests.chaos.oracle import Holdings, Judged, judge
 from tests.chaos.requests import HTTP, VARIANTS, WAIT_S, Asked, all_requests, ask_http
 from tests.chaos.shapes import BEHIND_GATEWAY
+from tests.chaos.states import State
+from tests.chaos.trigger import Armed
 
 AT_ONCE = 4
 """Requests under way when a fault falls."""

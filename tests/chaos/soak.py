@@ -22,7 +22,6 @@ from random import Random
 from benchmarks.reporting.presentation import markdown_table
 from benchmarks.reporting.reports import describe, load_average, write_report
 from benchmarks.resources import KINDS, Drift, ResourceWatch, Samples
-from paceline.chaos.states import State
 from paceline.local.service_process import Flags, ProcessName
 from paceline.runtime.stopping import signals_interrupt
 from tests.chaos.cluster import NEAR, TARGET, ChaosCluster
@@ -31,6 +30,7 @@ from tests.chaos.oracle import same_text
 from tests.chaos.report import as_record, as_text
 from tests.chaos.requests import Asked, all_requests
 from tests.chaos.runner import Outcome, Runner
+from tests.chaos.states import State
 
 SHAPE = "plain"
 ENDING = (Kind.KILL, Kind.RESTART, Kind.MEMORY)

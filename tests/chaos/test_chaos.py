@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import random
 import signal
-from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from paceline.chaos.blows import Moment
-from paceline.chaos.states import State
-from paceline.cli.main import app
 from paceline.protocol.target import TargetOpened
 from paceline.v1 import target_service_pb2 as target_pb
 from tests.chaos import runner as runner_module
+from tests.chaos.blows import Moment
 from tests.chaos.cluster import ChaosCluster
 from tests.chaos.doomed import DoomedClient
 from tests.chaos.faults import Fault, Kind
 from tests.chaos.requests import VOCABULARY
 from tests.chaos.runner import Outcome, Runner, chosen
 from tests.chaos.shapes import SMALL
+from tests.chaos.states import State
 from tests.services.harness import linked, target_link, target_open
 
 SMOKE = (
@@ -66,20 +63,6 @@ async def test_ten_faults_lose_change_and_leak_nothing(hurt: ChaosCluster) -> No
     assert wrong(outcomes) == []
     assert [each.fault.kind for each in outcomes if not each.struck] == []
     assert outcomes[8].notice_s is not None, "a dead target is noticed"
-
-
-def test_an_operator_hurts_a_deployment_by_a_seed(hurt: ChaosCluster, tmp_path: Path) -> None:
-    hit = tmp_path / "hit"
-    command = ["chaos", "--url", hurt.address, "--faults", "4", "--prompt", "a", "--max-new-tokens", "24"]
-    command += ["--fault-command", "touch {file}", "--fault-value", f"file={hit}", "--seed", "8"]
-    dry = CliRunner().invoke(app, command)
-    assert "Nothing was done" in dry.stdout
-    assert f"run `touch {hit}`" in dry.stdout
-    assert not hit.exists()
-    done = CliRunner().invoke(app, [*command, "--run", "--out", str(tmp_path / "reports")])
-    assert done.exit_code == 0, done.output
-    assert hit.exists(), "the operator's command was run"
-    assert len(list((tmp_path / "reports").iterdir())) == 2, "Markdown and JSON"
 
 
 async def test_a_target_that_writes_other_tokens_is_told_by_the_oracle(

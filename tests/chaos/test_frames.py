@@ -1,4 +1,4 @@
-"""The proxy's eyes and hands: frames of bytes, states of frames, what a blow leaves of one; an operator's plans."""
+"""The proxy's eyes and hands: frames of bytes, states of frames, what a blow leaves of one."""
 
 from __future__ import annotations
 
@@ -10,17 +10,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from paceline.chaos.blows import Aim, Blow, Moment
-from paceline.chaos.framing import PREFACE, Direction, Frame, GrpcSplitter
-from paceline.chaos.lies import COST_LIES, DRAFT_LIES
-from paceline.chaos.operation import InPath, Operation, fault_commands, operator_plan
-from paceline.chaos.states import State, TargetLinkStates, draft_link_states, generation_states
-from paceline.chaos.trigger import Armed, Trigger, proxy_before
-from paceline.protocol.errors import InvalidInput
 from paceline.v1 import draft_service_pb2 as draft_pb
 from paceline.v1 import generation_service_pb2 as generation_pb
 from paceline.v1 import target_service_pb2 as target_pb
 from paceline.v1 import types_pb2
+from tests.chaos.blows import Aim, Blow, Moment
+from tests.chaos.framing import PREFACE, Direction, Frame, GrpcSplitter
+from tests.chaos.lies import COST_LIES, DRAFT_LIES
+from tests.chaos.states import State, TargetLinkStates, draft_link_states, generation_states
+from tests.chaos.trigger import Armed, Trigger, proxy_before
 
 MESSAGES = [b"", b"a", b"b" * 300, b"c" * 20_000]
 WAIT_S = 5.0
@@ -181,33 +179,3 @@ def test_a_blow_that_cannot_be_dealt_is_told(error: Exception) -> None:
             client.sendall(PREFACE)
             assert armed.over.wait(WAIT_S)
     assert armed.failure is error
-
-
-@pytest.mark.parametrize(
-    ("call", "named"),
-    [
-        (lambda: InPath.parse("gateway@a:1=b:2"), "proxy"),
-        (lambda: InPath.parse("target@a:1"), "proxy"),
-        (lambda: fault_commands(["kill {pod}"], []), "pod"),
-        (lambda: fault_commands(["kill {pod}"], ["pod"]), "fault_value"),
-        (lambda: fault_commands([""], []), "fault_command"),
-    ],
-)
-def test_what_an_operator_says_wrongly_is_named(call: Callable[[], object], named: str) -> None:
-    with pytest.raises(InvalidInput, match=named):
-        call()
-
-
-def test_an_operators_plan_has_what_was_allowed_and_nothing_else() -> None:
-    commands = fault_commands(["kill {pod}", "touch 'a b'"], ["pod=x; rm y", "pod=z"])
-    assert commands == (("kill", "x; rm y"), ("kill", "z"), ("touch", "a b"))
-    proxy = InPath.parse("draft@0.0.0.0:70=d:80")
-    plain = operator_plan(Operation(), 1, 200)
-    assert not any(fault.command for fault in plain)
-    assert {fault.label for fault in plain} == {"coordinator"}
-    allowed = operator_plan(Operation((proxy,), commands), 1, 400)
-    assert allowed == operator_plan(Operation((proxy,), commands), 1, 400)
-    assert {fault.command for fault in allowed} == {(), *commands}
-    assert {fault.label for fault in allowed} == {"coordinator", proxy.label}
-    secured = operator_plan(Operation((proxy,), tls=True), 1, 400)
-    assert Blow.CORRUPT not in {fault.kind for fault in secured}, "it needs frames"

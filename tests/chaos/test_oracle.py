@@ -7,10 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from paceline.chaos.asking import Ended
-from paceline.chaos.blows import Moment
-from paceline.chaos.states import State
 from tests.chaos import oracle
+from tests.chaos.asking import Ended
+from tests.chaos.blows import Moment
 from tests.chaos.cluster import ChaosCluster, Held
 from tests.chaos.faults import POINTS, Fault, Kind, cells, plan
 from tests.chaos.oracle import LIMITS, Holdings, Judged, judge
@@ -18,6 +17,7 @@ from tests.chaos.report import as_record, as_text
 from tests.chaos.requests import HTTP, Asked
 from tests.chaos.runner import Outcome
 from tests.chaos.shapes import PLAIN
+from tests.chaos.states import State
 
 FAULT = Fault(1, Kind.CUT, "target", "target", State.VERDICT, Moment.BEFORE, 0, 0.0, 0)
 COUPLED, LAW, OVER_HTTP = Asked("model", 0), Asked("rejection", 0), Asked(HTTP, 0)

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from benchmarks.resources import KINDS, Samples
-from paceline.chaos.states import State
 from tests.chaos.faults import cells
 from tests.chaos.oracle import Judged
 from tests.chaos.runner import Outcome
 from tests.chaos.soak import ENDING, SHAPE, Soaked, faults_of, report_of
+from tests.chaos.states import State
 
 
 def outcome(**judged: Any) -> Outcome:

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from paceline.chaos.blows import Aim, Blow
-from paceline.chaos.lies import without_verdicts
-from paceline.chaos.states import State
-from paceline.chaos.trigger import Armed, Trigger, proxy_before
 from paceline.client import Client
 from paceline.protocol.errors import PeerUnavailable
 from paceline.protocol.generation import GenerateRequest
+from tests.chaos.blows import Aim, Blow
+from tests.chaos.lies import without_verdicts
+from tests.chaos.states import State
+from tests.chaos.trigger import Armed, Trigger, proxy_before
 from tests.e2e.cluster import Cluster
 
 PATIENCE_MS = 1000.0

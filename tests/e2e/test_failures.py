@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.chaos.proxy import Proxy
 from paceline.protocol.errors import InvalidInput, PeerUnavailable
 from paceline.protocol.generation import Finished, GenerateRequest, Provenance, SpeculationSettings, Started, Tokens
+from tests.chaos.proxy import Proxy
 from tests.e2e.cluster import Cluster, eventually
 
 TIMED = "table:vocab=300,seed=1,eos=299,step_ms=4"

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.chaos.proxy import Proxy
 from paceline.client import Generation
 from paceline.protocol.generation import FinishReason, GenerateRequest, Provenance, SpeculationSettings, Tokens
 from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import Grammar, GrammarKind, SamplingParams
+from tests.chaos.proxy import Proxy
 from tests.e2e.cluster import Cluster
 
 VOCAB = 64

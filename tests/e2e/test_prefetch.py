@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.chaos.proxy import Proxy
 from paceline.client import AsyncClient, Generation
 from paceline.local.service_process import ServiceName
 from paceline.protocol.generation import FinishReason, GenerateRequest, SpeculationSettings, Tokens
 from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import SamplingParams
+from tests.chaos.proxy import Proxy
 from tests.e2e.cluster import Cluster
 from tests.e2e.repeated import first_that
 from tests.e2e.test_lease import SAMPLINGS, TARGET

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
-from paceline.chaos.framing import ChunkSplitter, Direction, Frame, Splitter
+from tests.chaos.framing import ChunkSplitter, Direction, Frame, Splitter
 
 Address = tuple[str, int]
 Result = TypeVar("Result")

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from paceline.chaos.blows import Aim, Blow, Lasting, strike
-from paceline.chaos.framing import ChunkSplitter, Direction, Frame, GrpcSplitter
-from paceline.chaos.proxy import Address, Proxy, Wire
-from paceline.chaos.states import (
+from tests.chaos.blows import Aim, Blow, Lasting, strike
+from tests.chaos.framing import ChunkSplitter, Direction, Frame, GrpcSplitter
+from tests.chaos.proxy import Address, Proxy, Wire
+from tests.chaos.states import (
     Recognise,
     State,
     TargetLinkStates,

@@ -8,10 +8,10 @@ from enum import Enum
 
 from google.protobuf.message import DecodeError
 
-from paceline.chaos.framing import Direction
 from paceline.v1 import draft_service_pb2 as draft_pb
 from paceline.v1 import generation_service_pb2 as generation_pb
 from paceline.v1 import target_service_pb2 as target_pb
+from tests.chaos.framing import Direction
 
 
 class State(Enum):

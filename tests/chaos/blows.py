@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from paceline.chaos.framing import TYPE_AT, Direction, Frame
-from paceline.chaos.proxy import Wire
+from tests.chaos.framing import TYPE_AT, Direction, Frame
+from tests.chaos.proxy import Wire
 
 SETTINGS = 4
 """The type of a frame that is an error on any stream but 0, where no messages are."""

@@ -1,1 +1,0 @@
-"""Faults on purpose: a proxy that sees the frames of a round, and what it can do to them."""
