@@ -15,7 +15,6 @@ from draft_service.drafters.names import MODEL
 from paceline.costs.cost_line import CostLine
 from paceline.engine.interface import Engine
 from paceline.engine.loading import load_engine
-from paceline.local.step_meter import PASSES
 from paceline.models.table_names import is_table
 from paceline.models.tokenizer import Tokenizer, load_tokenizer
 from paceline.predict.reading import EnginePasses, PassSource, shown_name
@@ -26,6 +25,8 @@ from paceline.runtime.config import DraftConfig
 from paceline.sampling.racing import warm_up
 
 MEASURED = "measured here"
+PASSES = 3
+"""Measurements of each line: another program's burst falls into one of them."""
 SAID = "as the running services say"
 """Origins of lines."""
 

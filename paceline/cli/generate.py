@@ -231,7 +231,7 @@ def _local_services(settings: ServeSettings, *, quiet: bool) -> Iterator[Supervi
 
     with (
         tempfile.TemporaryDirectory(prefix="paceline-") as folder,
-        SupervisedServices(settings, Path(folder), announce, keeps_logs=False, measures=False) as running,
+        SupervisedServices(settings, Path(folder), announce, keeps_logs=False) as running,
     ):
         yield running
 

@@ -72,7 +72,7 @@ class ServeSettings(ModelSettings, RankSettings, RequestSettings, StopSettings):
         None, description="Folder of role certificates (paceline certs): mutual TLS on every edge."
     )
     cores: str | None = Field(
-        None, description="Threads: target=N,draft=M, the draft's where there is one; unset: by measured steps."
+        None, description="Threads: target=N,draft=M, the draft's where there is one; unset: all and 1."
     )
     max_restarts: int = Field(
         5, ge=0, le=1000, description="Times in a row that a service which ends is started again."

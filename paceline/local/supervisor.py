@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from paceline.local.cores import Cores
-from paceline.local.division import divide
+from paceline.local.cores import Cores, by_rule
 from paceline.local.http_extra import missing_packages
 from paceline.local.service_process import STOP_SECONDS, ServiceFailed, ServiceProcess, ServiceRefused
 from paceline.local.services import POLL_SECONDS, START_SECONDS, LocalServices
@@ -55,7 +54,6 @@ class SupervisedServices(LocalServices):
     """The services of `ServeSettings`, the machine's cores divided among them; otherwise as `LocalServices`.
 
     Args:
-        measures: whether the division may measure what steps take, if that is not known yet.
         opens_http: whether a gateway stands in front of the coordinator.
 
     Raises (when made):
@@ -70,7 +68,6 @@ class SupervisedServices(LocalServices):
         *,
         start_timeout_s: float = START_SECONDS,
         keeps_logs: bool = True,
-        measures: bool = True,
         opens_http: bool = False,
     ) -> None:
         check_settings(settings)
@@ -83,7 +80,6 @@ class SupervisedServices(LocalServices):
             tls=settings.tls,
         )
         self.settings = settings
-        self._measures = measures
         self._opens_http = opens_http
         self._restarts: dict[str, Restarts] = {}
         self._returning: set[str] = set()
@@ -127,15 +123,11 @@ class SupervisedServices(LocalServices):
             self._announce(f"{'gateway':<12} no HTTP: {error.message.splitlines()[0]}")
 
     def _divide(self) -> Cores:
-        """The division of the cores; its reasons are announced and kept beside the logs."""
-        reasons: list[str] = []
-
-        def say(line: str) -> None:
-            reasons.append(line)
-            self._announce(f"{'cores':<12} {line}")
-
-        cores = divide(self.settings, available_cores(os.environ), self.folder, say, measures=self._measures)
-        (self.folder / "cores.log").write_text("".join(f"{line}\n" for line in reasons))
+        """The division of the cores, as the setting says or by rule; announced where there is a draft."""
+        total, setting = available_cores(os.environ), self.settings.cores
+        cores = Cores.parse(setting) if setting else by_rule(total, drafts=bool(self.settings.draft_models))
+        if setting or cores.draft:
+            self._announce(f"{'cores':<12} {cores.says(total)}{': as the setting cores says' if setting else ''}")
         return cores
 
     def wait(self) -> None:

@@ -99,10 +99,8 @@ def test_each_service_is_announced_once_healthy(services: SupervisedServices, li
         assert is_serving(process.address)
 
 
-def test_the_division_of_the_cores_is_announced_and_logged(services: SupervisedServices, lines: list[str]) -> None:
-    reason = f"target {available_cores(os.environ)} + draft 1 shared: a table model computes nothing"
-    assert lines[0].split(maxsplit=1) == ["cores", reason]
-    assert (services.folder / "cores.log").read_text() == f"{reason}\n"
+def test_the_division_of_the_cores_is_announced(lines: list[str]) -> None:
+    assert lines[0].split(maxsplit=1) == ["cores", f"target {available_cores(os.environ)} + draft 1 shared"]
 
 
 def test_the_first_request_is_drafted_for(services: SupervisedServices) -> None:
