@@ -20,7 +20,7 @@ from paceline.protocol.errors import DamagedFile, InvalidInput, require
 from paceline.protocol.given_files import read_json
 
 CONFIG_FILE = "config.json"
-PICKLED_FILES = ("pytorch_model.bin", "medusa_lm_head.pt", "hydra_lm_head.pt")
+PICKLED_FILES = ("pytorch_model.bin", "medusa_lm_head.pt")
 """What such a file may be called; a folder has one."""
 _SAFE_FILES = "*.safetensors"
 _NESTED = ("transformer_layer_config", "text_config")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.engine.features import FeatureEngine
-from paceline.formats import dflash, eagle, hydra, medusa, mtp, speculators_eagle3
+from paceline.formats import dflash, eagle, medusa, mtp, speculators_eagle3
 from paceline.formats.draft_files import read_config_if_any, tensor_names
 from paceline.formats.target_weights import TargetWeights
 from paceline.protocol.errors import InvalidInput, PacelineError
@@ -52,7 +52,6 @@ class DraftKind:
 
 KINDS = (
     DraftKind(medusa.KIND, lambda folder: medusa.is_medusa(folder.names), medusa.load_medusa),
-    DraftKind(hydra.KIND, lambda folder: hydra.is_hydra(folder.names), hydra.load_hydra),
     DraftKind(mtp.KIND, lambda folder: mtp.is_speculators_mtp(folder.config), mtp.load_mtp_engine),
     # Before EAGLE-1, whose tensors have the same names.
     DraftKind(dflash.KIND, lambda folder: dflash.is_dflash(folder.config), dflash.load_dflash_engine),

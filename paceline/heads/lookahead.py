@@ -1,7 +1,7 @@
-"""Engines whose heads look several tokens ahead of one feature of the target: Medusa, Hydra.
+"""Engines whose heads look several tokens ahead of one feature of the target, as Medusa's do.
 
-No row holds keys or values. A row reads the last given feature before it and, where the network wants them, the
-tokens since; how far that feature lies back is which head tells what follows.
+No row holds keys or values. A row reads the last feature before it; how far back that lies is which
+head tells what follows.
 """
 
 from __future__ import annotations
@@ -19,11 +19,8 @@ from paceline.engine.interface import NO_PREFIX, EngineInfo, Logits, Prefix, Ste
 from paceline.engine.ledger import LedgerEngine, depths
 from paceline.engine.transformer import ComputeThreads
 from paceline.heads.given import NOTHING, GivenBySession
-from paceline.heads.paths import RowList
 from paceline.protocol.features import FeatureNeed
 from paceline.runtime.config import EngineSettings
-
-Tokens = tuple[int, ...]
 
 
 class LookaheadNetwork(Protocol):
@@ -41,29 +38,23 @@ class LookaheadNetwork(Protocol):
     def heads(self) -> int:
         """Constant; how many there are."""
 
-    @property
-    def reads_tokens(self) -> bool:
-        """Constant; whether logits depend on the tokens between the feature and what follows."""
-
-    def logits(self, head: int, features: torch.Tensor, paths: Sequence[Tokens]) -> torch.Tensor:
-        """What one head says [n, V or wider] of features [n, width] and the `head + 1` tokens behind each."""
+    def logits(self, head: int, features: torch.Tensor) -> torch.Tensor:
+        """One head's logits [n, V or wider] of features [n, width]."""
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """A distribution that rows want: one head's, of one position's feature, behind some tokens if it reads them."""
+    """A distribution that rows want: one head's, of one position's feature."""
 
     session: int
     origin: int
     head: int
-    path: Tokens = ()
 
 
 @dataclass
 class _HeadRows:
-    """`rows`: the last tokens of each row's path. `told`: what heads said of the feature at `origin`."""
+    """`told`: what heads said of the feature at `origin`."""
 
-    rows: RowList[Tokens] = field(default_factory=RowList)
     origin: int = NOTHING
     told: dict[_Asked, NDArray[np.float32]] = field(default_factory=dict)
 
@@ -71,8 +62,8 @@ class _HeadRows:
 class LookaheadEngine(LedgerEngine[None]):
     """Such heads as a `FeatureEngine`.
 
-    A head is run when a row first asks for it, for all sessions of the step at once, and what heads that read no
-    tokens say is remembered for the session's later rows: so a round runs each head that its tree reaches once.
+    A head is run when a row first asks for it, for all sessions of the step at once, and what it says is remembered
+    for the session's later rows: so a round runs each head that its tree reaches once.
     """
 
     def __init__(self, network: LookaheadNetwork, info: EngineInfo, settings: EngineSettings) -> None:
@@ -109,30 +100,24 @@ class LookaheadEngine(LedgerEngine[None]):
     def step(self, plan: StepPlan) -> Sequence[Logits]:  # noqa: D102
         self._ledger.check(plan)
         self._threads.bind()
-        asked = [self._take(item) for item in plan.items]
+        asked = [self._asked_by(item) for item in plan.items]
         self._ledger.apply(plan)
         told = self._tell([each for wants in asked for each in wants if each is not None])
         for item in plan.items:
             self._given.stepped(item)
         return [self._logits([self._unknown if each is None else told[each] for each in wants]) for wants in asked]
 
-    def _take(self, item: StepItem) -> list[_Asked | None]:
-        """Take a session's rows in; what those whose logits are wanted ask for, None: nothing can be known."""
-        session = self._sessions[item.session]
-        session.rows.keep(item)
-        found: list[_Asked | None] = []
-        for row, (token, depth) in enumerate(zip(item.token_ids, depths(item), strict=True)):
-            path = (*(session.rows.parent(item, row) or ()), token)[-self.reach :]
-            session.rows.add(path)
-            found.append(self._asked(item.session, item.trunk + depth - 1, path))
-        return [found[row] for row in item.logit_rows]
+    def _asked_by(self, item: StepItem) -> list[_Asked | None]:
+        """What the rows whose logits are wanted ask for; None: nothing can be known."""
+        levels = depths(item)
+        return [self._asked(item.session, item.trunk + levels[row] - 1) for row in item.logit_rows]
 
-    def _asked(self, session: int, position: int, path: Tokens) -> _Asked | None:
+    def _asked(self, session: int, position: int) -> _Asked | None:
         origin = self._given[session].nearest(position - 1)
         head = position - 1 - origin
         if origin == NOTHING or head >= self._network.heads:
             return None
-        return _Asked(session, origin, head, path[-head - 1 :] if self._network.reads_tokens else ())
+        return _Asked(session, origin, head)
 
     def _tell(self, asked: Sequence[_Asked]) -> dict[_Asked, NDArray[np.float32]]:
         """The logits [V] of each, from what was told before and from one pass of each head for all others."""
@@ -146,11 +131,10 @@ class LookaheadEngine(LedgerEngine[None]):
                 told[each] = known
         for head, wanted in by_head.items():
             features = torch.cat([self._given[each.session].at([each.origin]) for each in wanted])
-            rows = self._network.logits(head, features, [each.path for each in wanted])
+            rows = self._network.logits(head, features)
             on_host = rows[:, : len(self._unknown)].float().cpu().numpy()
             told.update(zip(wanted, on_host, strict=True))
-        if not self._network.reads_tokens:
-            self._remember(told)
+        self._remember(told)
         return told
 
     def _remember(self, told: dict[_Asked, NDArray[np.float32]]) -> None:

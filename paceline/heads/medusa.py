@@ -8,7 +8,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from paceline.heads.lookahead import Tokens
 from paceline.protocol.features import FINAL, FeatureNeed
 
 
@@ -40,7 +39,6 @@ class MedusaHeads(nn.Module):
     """
 
     need = FeatureNeed((FINAL,))
-    reads_tokens = False
     ids: torch.Tensor | None
 
     def __init__(
@@ -75,7 +73,7 @@ class MedusaHeads(nn.Module):
         found: torch.Tensor = self.outputs[head](self.blocks[head](features))
         return found * self._logit_scale
 
-    def logits(self, head: int, features: torch.Tensor, paths: Sequence[Tokens]) -> torch.Tensor:
+    def logits(self, head: int, features: torch.Tensor) -> torch.Tensor:
         """One head's logits [n, V or wider]; the lowest for ids that it has none for."""
         own: torch.Tensor = self(features, head)
         if self.ids is None:

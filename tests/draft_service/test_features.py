@@ -23,7 +23,7 @@ from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.protocol.session import SessionSpec
 from tests.draft_service.driving import PathEngine
 from tests.heads.sum_network import SumNetwork
-from tests.heads.test_lookahead import Given, by_definition, engine_of, hydra, medusa
+from tests.heads.test_lookahead import Given, by_definition, engine_of, medusa
 
 PREFIX = (3, 1, 4, 1, 5)
 KEY = NoiseKey(11)
@@ -47,7 +47,6 @@ def _own() -> tuple[FeatureEngine, Defined]:
 
 KINDS: dict[str, Callable[[], tuple[FeatureEngine, Defined]]] = {
     "medusa": lambda: _heads(medusa),
-    "hydra": lambda: _heads(hydra),
     "own features": _own,
 }
 

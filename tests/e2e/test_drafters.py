@@ -60,7 +60,7 @@ def walk_to_any_child(proposal: Proposal, target_tokens: Sequence[int]) -> int:
     return 0 if len(proposal) else ROOT
 
 
-@pytest.mark.parametrize(("drafter", "temperature"), [("hydra", 0.0), ("exit", 0.8)])
+@pytest.mark.parametrize(("drafter", "temperature"), [("medusa", 0.0), ("exit", 0.8)])
 async def test_a_text_that_is_not_the_targets_is_noticed(
     drafter: str, temperature: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

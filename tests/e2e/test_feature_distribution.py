@@ -75,7 +75,7 @@ async def test_the_text_has_the_distribution_that_transformers_computes(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("drafter", ["hydra", "exit"])
+@pytest.mark.parametrize("drafter", ["medusa", "exit"])
 async def test_proposals_that_are_accepted_unseen_are_noticed(
     drafter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,7 +31,7 @@ from tests.e2e.test_features import coordinator
 from tests.engine import tiny
 from tests.formats import eagle_files
 from tests.heads import tiny_mtp
-from tests.heads.lookahead_files import hydra_tensors, own_tensors, write
+from tests.heads.lookahead_files import own_tensors, write
 from tests.models.saving import save_with_tokenizer
 from tests.services.harness import draft_service, target_service
 
@@ -81,13 +81,6 @@ def _medusa(folder: Path, target: TargetWeights) -> Engine:
     return _loaded(write(folder, own_tensors(outputs=False), "medusa_lm_head.pt"), target)
 
 
-def _hydra(folder: Path, target: TargetWeights) -> Engine:
-    tensors = hydra_tensors()
-    for name in [name for name in tensors if name.startswith("hydra_lm_head")]:
-        tensors[name] = tensors[name] * SHARPENED
-    return _loaded(write(folder, tensors, "hydra_lm_head.pt"), target)
-
-
 def _mtp(folder: Path, target: TargetWeights) -> Engine:
     folder.mkdir()
     tiny_mtp.write(folder, "speculators")
@@ -120,7 +113,6 @@ DRAFTERS: dict[str, Callable[[Path, TargetWeights], Engine]] = {
     "eagle1": _eagle1,
     "eagle3": _eagle3,
     "medusa": _medusa,
-    "hydra": _hydra,
     "mtp": _mtp,
     "block": _block,
     "exit": _exit,

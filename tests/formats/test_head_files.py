@@ -1,4 +1,4 @@
-"""Medusa's two layouts and Hydra's: the same heads from each, and what is refused, by name."""
+"""Medusa's two layouts: the same heads from each, and what is refused, by name."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ from tests.heads.lookahead_files import (
     HEADS,
     HIDDEN,
     Tensors,
-    hydra_says,
-    hydra_tensors,
     medusa_says,
     own_tensors,
     seeded,
@@ -131,15 +129,6 @@ def test_original_head_is_the_targets(tmp_path: Path, target: SavedTarget) -> No
     assert_same(said(engine), medusa_wanted(own_tensors() | outputs))
 
 
-@pytest.mark.parametrize(("offset", "layer"), [(0, FINAL), (1, 1), (2, 0)])
-def test_hydra(tmp_path: Path, target: SavedTarget, offset: int, layer: int) -> None:
-    config = {"hydra_head_arch": "mlp", "grounded_heads": True, "hidden_state_offset": offset}
-    engine = load(write(tmp_path / "heads", hydra_tensors(), "hydra_lm_head.pt", config), target)
-    assert engine.need == FeatureNeed((layer,))
-    says = lambda head: hydra_says(hydra_tensors(), head, FEATURE, PATH[: head + 1], target.embedding)  # noqa: E731
-    assert_same(said(engine), wanted(says))
-
-
 def _without(tensors: Tensors, *names: str) -> Tensors:
     return {name: each for name, each in tensors.items() if name not in names}
 
@@ -174,19 +163,6 @@ REFUSED: dict[str, tuple[Tensors, Mapping[str, Any], type[PacelineError], str]] 
         {"truncated_vocab_size": 2},
         InvalidInput,
         f"token_map.*{VOCAB}",
-    ),
-    "hydra++": (hydra_tensors(), {"hydra_head_arch": "prefix-mlp"}, Unsupported, "hydra_head_arch = prefix-mlp"),
-    "hydra's join": (
-        _without(hydra_tensors(), "hydra_mlp.1.0.res_connection.weight"),
-        {},
-        InvalidInput,
-        r"missing: 1 \(hydra_mlp\.1\.0\.res_connection\.weight",
-    ),
-    "hydra without tokens": (
-        {name: each for name, each in hydra_tensors().items() if "res_connection" not in name},
-        {},
-        Unsupported,
-        "grounded_heads",
     ),
 }
 

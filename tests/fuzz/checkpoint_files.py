@@ -36,8 +36,6 @@ def checkpoints() -> Mapping[str, dict[str, bytes]]:
         eagle_files.write_draft(root / "speculators", config, tensors)
         medusa = lookahead_files.own_tensors(hidden=eagle_files.HIDDEN)
         lookahead_files.write(root / "medusa", medusa, "medusa_lm_head.pt", {"medusa_num_heads": 2})
-        hydra = {"hydra_head_arch": "mlp", "grounded_heads": True, "hidden_state_offset": 1}
-        lookahead_files.write(root / "hydra", lookahead_files.hydra_tensors(), "hydra_lm_head.pt", hydra)
         _write_predictions(root)
         _write_blocks(root)
         return {kind.name: _files(kind) for kind in root.iterdir()}

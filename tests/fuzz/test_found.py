@@ -97,7 +97,6 @@ def test_arrays_that_are_not_whole_are_refused(tmp_path: Path, content: bytes) -
         ("speculators", {"transformer_layer_config": 5}),
         ("speculators", {"speculators_config": True}),
         ("speculators", {"speculators_config": {"proposal_methods": [{"accept_tolerance": "x"}]}}),
-        ("hydra", {"hidden_state_offset": "x"}),
         ("block z-lab", {"block_size": []}),
         ("block speculators", {"sample_from_anchor": 5}),
         ("mtp speculators", {"num_nextn_predict_layers": "x"}),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,21 +44,6 @@ def vllm_tensors(layers: int = 2, heads: int = HEADS) -> Tensors:
     return found
 
 
-def hydra_tensors(layers: int = 2, heads: int = HEADS) -> Tensors:
-    found: Tensors = {}
-    for head in range(heads):
-        joined = (head + 2) * HIDDEN
-        for place, part in enumerate(("linear", "res_connection")):
-            found[f"hydra_mlp.{head}.0.{part}.weight"] = seeded(HIDDEN, joined, seed=200 + 10 * head + place)
-            found[f"hydra_mlp.{head}.0.{part}.bias"] = seeded(HIDDEN, seed=300 + 10 * head + place)
-        for layer in range(1, layers):
-            found[f"hydra_mlp.{head}.{layer}.linear.weight"] = seeded(HIDDEN, HIDDEN, seed=400 + head)
-            found[f"hydra_mlp.{head}.{layer}.linear.bias"] = seeded(HIDDEN, seed=500 + head)
-        found[f"hydra_lm_head.{head}.weight"] = seeded(VOCAB, HIDDEN, seed=600 + head)
-        found[f"hydra_lm_head.{head}.bias"] = seeded(VOCAB, seed=700 + head)
-    return found
-
-
 def write(folder: Path, tensors: Tensors, file: str, config: Mapping[str, Any] | None = None) -> Path:
     folder.mkdir(parents=True)
     if file.endswith(".safetensors"):
@@ -77,20 +62,3 @@ def medusa_says(tensors: Tensors, head: int, feature: torch.Tensor) -> torch.Ten
         weight, bias = tensors[f"{head}.{layer}.linear.weight"], tensors[f"{head}.{layer}.linear.bias"]
         feature = feature + torch.nn.functional.silu(weight @ feature + bias)
     return tensors[f"{head}.{layers}.weight"] @ feature
-
-
-def hydra_says(
-    tensors: Tensors, head: int, feature: torch.Tensor, path: Sequence[int], embedding: torch.Tensor
-) -> torch.Tensor:
-    """Logits [V] of one head behind the tokens of `path`."""
-    joined = torch.cat([feature, *(embedding[token] for token in path)])
-    stem = f"hydra_mlp.{head}"
-    mixed = tensors[f"{stem}.0.linear.weight"] @ joined + tensors[f"{stem}.0.linear.bias"]
-    hidden = tensors[f"{stem}.0.res_connection.weight"] @ joined + tensors[f"{stem}.0.res_connection.bias"]
-    hidden = hidden + torch.nn.functional.silu(mixed)
-    layer = 1
-    while f"{stem}.{layer}.linear.weight" in tensors:
-        weight, bias = tensors[f"{stem}.{layer}.linear.weight"], tensors[f"{stem}.{layer}.linear.bias"]
-        hidden = hidden + torch.nn.functional.silu(weight @ hidden + bias)
-        layer += 1
-    return tensors[f"hydra_lm_head.{head}.weight"] @ hidden + tensors[f"hydra_lm_head.{head}.bias"]

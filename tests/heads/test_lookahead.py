@@ -1,4 +1,4 @@
-"""Medusa's and Hydra's heads as engines: every row's logits are those of a direct computation."""
+"""Medusa's heads as an engine: every row's logits are those of a direct computation."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from torch import nn
 from paceline.engine.features import FeatureEngine
 from paceline.engine.interface import EngineInfo, Logits, StepItem, StepPlan
 from paceline.heads.given import KEPT_POSITIONS, GivenFeatures
-from paceline.heads.hydra import HydraHeads
 from paceline.heads.lookahead import LookaheadEngine, LookaheadNetwork
 from paceline.heads.medusa import MedusaHeads
 from paceline.protocol.errors import InvalidInput
-from paceline.protocol.features import FINAL, FeatureNeed
 from paceline.protocol.handshake import Fingerprint
 from paceline.runtime.config import EngineSettings
 from tests.engine.tiny import VOCAB
@@ -24,17 +22,13 @@ from tests.heads.lookahead_files import (
     HEADS,
     HIDDEN,
     Tensors,
-    hydra_says,
-    hydra_tensors,
     medusa_says,
     own_tensors,
-    seeded,
 )
 
 TOKENS = (3, 1, 4, 1, 5, 9, 2, 6)
-EMBEDDING = seeded(VOCAB, HIDDEN, seed=9) * 3
 Given = Mapping[int, np.ndarray]
-Says = Callable[[int, torch.Tensor, Sequence[int]], torch.Tensor]
+Says = Callable[[int, torch.Tensor], torch.Tensor]
 
 
 def features(count: int, seed: int = 0) -> np.ndarray:
@@ -52,18 +46,7 @@ def medusa() -> tuple[LookaheadNetwork, Says]:
     network = MedusaHeads(HIDDEN, 2, [_output(tensors[f"{head}.2.weight"]) for head in range(HEADS)])
     layers = {f"blocks.{name}": tensor for name, tensor in tensors.items() if "linear" in name}
     network.load_state_dict(layers, strict=False)
-    return network, lambda head, feature, _: medusa_says(tensors, head, feature)
-
-
-def hydra() -> tuple[LookaheadNetwork, Says]:
-    tensors: Tensors = hydra_tensors()
-    outputs = [
-        _output(*(tensors[f"hydra_lm_head.{head}.{part}"] for part in ("weight", "bias"))) for head in range(3)
-    ]
-    network = HydraHeads(nn.Embedding.from_pretrained(EMBEDDING), FeatureNeed((FINAL,)), 2, outputs)
-    layers = {name.replace("hydra_mlp", "blocks"): each for name, each in tensors.items() if "mlp" in name}
-    network.load_state_dict(layers, strict=False)
-    return network, lambda head, feature, path: hydra_says(tensors, head, feature, path, EMBEDDING)
+    return network, lambda head, feature: medusa_says(tensors, head, feature)
 
 
 class CountedHeads:
@@ -72,12 +55,11 @@ class CountedHeads:
     def __init__(self, inner: LookaheadNetwork) -> None:
         self._inner = inner
         self.need, self.empty_feature, self.heads = inner.need, inner.empty_feature, inner.heads
-        self.reads_tokens = inner.reads_tokens
         self.runs: list[tuple[int, int]] = []
 
-    def logits(self, head: int, features: torch.Tensor, paths: Sequence[tuple[int, ...]]) -> torch.Tensor:
-        self.runs.append((head, len(paths)))
-        return self._inner.logits(head, features, paths)
+    def logits(self, head: int, features: torch.Tensor) -> torch.Tensor:
+        self.runs.append((head, len(features)))
+        return self._inner.logits(head, features)
 
 
 def engine_of(network: LookaheadNetwork) -> LookaheadEngine:
@@ -96,7 +78,7 @@ def by_definition(says: Says, path: Sequence[int], given: Given) -> np.ndarray:
         return np.zeros(VOCAB, np.float32)
     head = before - origin
     feature = torch.from_numpy(given[origin])
-    return says(head, feature, path[origin + 1 :]).detach().numpy()
+    return says(head, feature).detach().numpy()
 
 
 def step(engine: LookaheadEngine, item: StepItem) -> Logits:
@@ -107,10 +89,9 @@ def chain(tokens: Sequence[int], base: int = 0, session: int = 1) -> StepItem:
     return StepItem(session, base, tuple(tokens), logit_rows=tuple(range(len(tokens))))
 
 
-@pytest.fixture(params=[medusa, hydra])
-def kind(request: pytest.FixtureRequest) -> tuple[LookaheadNetwork, Says]:
-    made: tuple[LookaheadNetwork, Says] = request.param()
-    return made
+@pytest.fixture
+def kind() -> tuple[LookaheadNetwork, Says]:
+    return medusa()
 
 
 def assert_rows(found: Logits, wanted: Sequence[np.ndarray]) -> None:
