@@ -11,6 +11,7 @@ from paceline.engine.checks import refuse_config
 from paceline.engine.cpu.linear import cpu_has_bfloat16
 from paceline.engine.cpu.row_products import has_wide_vectors
 from paceline.engine.memory import available_ram, refuse_weights_beyond
+from paceline.models.quantized import unpacking
 from paceline.models.resolve import ResolvedModel
 from paceline.models.whole import load_whole, quiet_loading, refusing_files
 from paceline.protocol.errors import InvalidInput, Unsupported
@@ -85,7 +86,7 @@ def load_decoder(resolved: ResolvedModel, settings: EngineSettings, *, on_host: 
         Unsupported: not a decoder that can be packed.
     """
     device = chosen_device(settings.device)
-    load_decoder_config(resolved, settings)  # refuses what it can before weights are read
+    config = load_decoder_config(resolved, settings)  # refuses what it can before weights are read
     if device.type == "cpu":
         refuse_weights_beyond(resolved.location, available_ram())
     dtype: Any = chosen_dtype(settings.dtype, device)
@@ -97,6 +98,7 @@ def load_decoder(resolved: ResolvedModel, settings: EngineSettings, *, on_host: 
             attn_implementation="eager",
             trust_remote_code=settings.trust_remote_code,
             **resolved.arguments,
+            **unpacking(resolved.name, config.to_dict()),
         )
     if resolved.layers is not None:
         keep_layers(model, resolved.layers)
@@ -107,13 +109,14 @@ def load_decoder_config(resolved: ResolvedModel, settings: EngineSettings) -> Pr
     """A decoder's configuration, without its weights.
 
     Raises:
-        InvalidInput: nothing that transformers loads as a decoder.
+        InvalidInput: nothing that transformers loads as a decoder, or quantized in a way that isn't unpacked.
         Unsupported: not a decoder that can be packed.
     """
     remote = settings.trust_remote_code
     with refusing_files(resolved, resolved.name, LOADABLE):
         config = AutoConfig.from_pretrained(resolved.location, trust_remote_code=remote, **resolved.arguments)
     assert isinstance(config, PreTrainedConfig)
+    unpacking(resolved.name, config.to_dict())
     refuse_config(config)
     brings_code = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not brings_code:

@@ -17,6 +17,7 @@ from paceline.engine.features import FeatureEngine
 from paceline.formats import dflash, eagle, medusa, mtp, speculators_eagle3
 from paceline.formats.draft_files import read_config_if_any, tensor_names
 from paceline.formats.target_weights import TargetWeights
+from paceline.models.quantized import refuse_quantized
 from paceline.protocol.errors import InvalidInput, PacelineError
 from paceline.runtime.config import EngineSettings
 
@@ -92,6 +93,7 @@ def load_kind(kind: DraftKind, path: Path, target: str | None, settings: EngineS
 def load_onto(kind: DraftKind, path: Path, target: TargetWeights, settings: EngineSettings) -> FeatureEngine:
     """The engine of a folder on a target's weights. Raises as `load_kind`."""
     with _refusing(path, f"a {kind.name} draft's"):
+        refuse_quantized(path.name, read_config_if_any(path))
         return kind.load(path, target, settings)
 
 
