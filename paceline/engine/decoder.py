@@ -27,7 +27,7 @@ from paceline.engine.checks import (
     self_check,
 )
 from paceline.engine.cpu.fused import fuse_layers
-from paceline.engine.cpu.linear import can_pack, pack_linears
+from paceline.engine.cpu.linear import can_pack, outside_reads, pack_linears
 from paceline.engine.cpu.row_decoder import RowDecoder, can_decode
 from paceline.engine.cpu.row_products import PanelLinear, has_wide_vectors
 from paceline.engine.cpu.thread_pool import ThreadPool
@@ -97,7 +97,7 @@ def build_engine(
     if panels is not None:
         decoding = in_panels(model, panels, facts)
     elif can_pack(model):
-        pack_linears(model)
+        pack_linears(model, kept=facts.read_outside)
     served = ServedDecoder(model, info, facts.attention, settings)
     if static:
         return _checked_static(served, reference)
@@ -137,7 +137,7 @@ def panel_dtype(model: PreTrainedModel, settings: EngineSettings) -> torch.dtype
 def in_panels(model: PreTrainedModel, stored: torch.dtype, facts: DecoderFacts) -> RowDecoder | None:
     """Lay a fused model's weights out in panels, and compile its steps if its shape is known."""
     pool = ThreadPool(torch.get_num_threads())
-    pack_linears(model, lambda linear: PanelLinear(linear, pool, stored))
+    pack_linears(model, lambda linear: PanelLinear(linear, pool, stored), facts.read_outside)
     one_kind = len(facts.attention.kinds) == 1 and facts.attention.compilable
     return RowDecoder(model, pool, facts.max_length) if one_kind and can_decode(model) else None
 
@@ -182,6 +182,8 @@ class DecoderFacts:
     attention: AttentionFacts
     static: bool
     features: FeatureOffer | None
+    read_outside: frozenset[str]
+    """Linear layers whose weights other code of the model reads: they stay what they are."""
 
     def info(self, max_kv_rows: int) -> EngineInfo:
         """What an engine of it is, given room for so many KV rows."""
@@ -211,7 +213,8 @@ def examine(
     refuse_rope(config, max_length)
     refuse_row_counting(config, max_length, settings.max_step_rows + settings.prefill_chunk)
     vocab_size = tokenizer.vocab_size if reduced_head else _vocab_size(model, tokenizer)
-    attention = probe_attention(model, max_length)
+    with outside_reads(model) as read_outside:
+        attention = probe_attention(model, max_length)
     if settings.reproducible and not attention.compilable:
         raise Unsupported(f"{type(model).__name__} in reproducible mode: {attention.uncompilable}")
     if static is None:
@@ -222,7 +225,7 @@ def examine(
     panels = None if static or ranks > 1 else panel_dtype(model, settings)
     numeric = numeric_fingerprint(model, max_length, row_shapes, ranks=ranks, device=device, panels=panels)
     fingerprint = Fingerprint(quantized_name(name, settings), tokenizer.fingerprint, vocab_size, numeric)
-    return DecoderFacts(fingerprint, max_length, attention, static, offered(model))
+    return DecoderFacts(fingerprint, max_length, attention, static, offered(model), frozenset(read_outside))
 
 
 def _kv_rows(memory: MemoryPlan, settings: EngineSettings, *, static: bool) -> int:

@@ -82,7 +82,7 @@ def _fp8(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _mxfp4(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
-    from transformers import Mxfp4Config
+    from transformers.utils.quantization_config import Mxfp4Config
 
     return {"quantization_config": Mxfp4Config(dequantize=True)}
 

@@ -134,6 +134,11 @@ FAMILIES = (
     }, (WINDOWS, SINKS, UNEVEN), core=True),
     Family("MiniCPM 3", "MiniCPM3Config", _LATENT, (LATENT,)),
     Family("MiniMax-M2", "MiniMaxM2Config", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    Family("Hunyuan A13B", "HunYuanMoEV1Config", {"num_experts": 4, "moe_topk": 2}, core=True),
+    Family("LongCat-Flash", "LongcatFlashConfig", {
+        **_LATENT, "num_hidden_layers": None, "num_layers": 2, "moe_topk": 2, "ffn_hidden_size": 48,
+        "expert_ffn_hidden_size": 16, "n_routed_experts": 4, "zero_expert_num": 2,
+    }, (LATENT,)),
     Family("Phi", "PhiConfig"),
     Family("Phi 3", "Phi3Config", {"sliding_window": WINDOW}, (WINDOWS,)),
     Family("OLMo 2", "Olmo2Config"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline.engine.cpu.linear import PackedLinear, can_pack, cpu_has_bfloat16, pack_linears
+from paceline.engine.cpu.linear import PackedLinear, can_pack, cpu_has_bfloat16, outside_reads, pack_linears
 from tests.engine import tiny
 
 pytestmark = pytest.mark.skipif(not can_pack(torch.nn.Linear(2, 2)), reason="this torch has no packed products")
@@ -42,3 +42,33 @@ def test_every_plain_layer_is_replaced_and_a_tied_embedding_kept() -> None:
 def test_other_dtypes_stay_plain() -> None:
     assert not can_pack(torch.nn.Linear(2, 2).to(torch.float16))
     assert can_pack(torch.nn.Linear(2, 2).to(torch.bfloat16)) == cpu_has_bfloat16()
+
+
+class _Router(torch.nn.Module):
+    """Reads its layer's weights itself, where a row is chosen; `bias` says which of the two."""
+
+    def __init__(self, reads: str) -> None:
+        super().__init__()
+        self.reads = reads
+        self.read = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(3))
+        self.called = torch.nn.Linear(4, 4)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        chosen: torch.Tensor = getattr(self.read[1], self.reads)
+        product: torch.Tensor = self.called(rows) + chosen.sum()
+        return product
+
+
+@pytest.mark.parametrize("reads", ["weight", "bias"])
+def test_layers_whose_weights_other_code_reads_stay_what_they_are(reads: str) -> None:
+    router, rows = _Router(reads), torch.randn(2, 4)
+    with torch.inference_mode():
+        before = router(rows)
+        with outside_reads(router) as read:
+            torch.testing.assert_close(router(rows), before, rtol=0, atol=0)
+        assert read == {"read.*"}
+        assert all(type(linear) is torch.nn.Linear for linear in (*router.read, router.called))
+        pack_linears(router, kept=read)
+        torch.testing.assert_close(router(rows), before, rtol=1e-5, atol=1e-5)
+    assert all(type(linear) is torch.nn.Linear for linear in router.read), "one that was not chosen, too"
+    assert isinstance(router.called, PackedLinear)

@@ -9,10 +9,14 @@ plain one (a tied embedding keeps its own copy).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 PACKED_FOR_ROWS = 8
 """Rows that oneDNN optimises the layout for; chosen, not tuned. It decides speed alone."""
@@ -83,9 +87,53 @@ def cpu_has_bfloat16() -> bool:
 
 
 @torch.inference_mode()
-def pack_linears(model: torch.nn.Module, packed: Callable[[torch.nn.Linear], torch.nn.Module] = PackedLinear) -> None:
-    """Replace every plain `nn.Linear` of a model by `packed` of it; subclasses are left alone."""
-    for parent in list(model.modules()):
+def pack_linears(
+    model: torch.nn.Module,
+    packed: Callable[[torch.nn.Linear], torch.nn.Module] = PackedLinear,
+    kept: Collection[str] = (),
+) -> None:
+    """Replace every plain `nn.Linear` of a model by `packed` of it; subclasses and those of `kept` are left alone.
+
+    `kept`: as `outside_reads` names them.
+    """
+    for parent_path, parent in list(model.named_modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is torch.nn.Linear:
+            if type(child) is torch.nn.Linear and like(f"{parent_path}.{name}") not in kept:
                 setattr(parent, name, packed(child))
+
+
+def like(path: str) -> str:
+    """A module's path, the same for all layers and experts."""
+    return re.sub(r"\d+", "*", path.lstrip("."))
+
+
+class _WatchedLinear(torch.nn.Linear):
+    """A plain layer that notes who reads its weights or its bias, other than its own forward pass."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("weight", "bias"):
+            self._note()
+        return super().__getattr__(name)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  # as the base class calls it
+        return functional.linear(input, self._parameters["weight"], self._parameters["bias"])  # type: ignore[arg-type]
+
+
+@contextmanager
+def outside_reads(model: torch.nn.Module) -> Iterator[set[str]]:
+    """Note the plain layers whose weights or biases a model's code reads itself while it runs, as some routers do.
+
+    Yields:
+        Their paths, as `like` has them: an expert that wasn't chosen is read as the chosen ones are.
+    """
+    read: set[str] = set()
+    watched = [(path, each) for path, each in model.named_modules() if type(each) is torch.nn.Linear]
+    for path, linear in watched:
+        linear.__class__ = _WatchedLinear
+        linear.__dict__["_note"] = partial(read.add, like(path))
+    try:
+        yield read
+    finally:
+        for _, linear in watched:
+            linear.__class__ = torch.nn.Linear
+            del linear.__dict__["_note"]

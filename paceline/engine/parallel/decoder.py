@@ -71,14 +71,14 @@ def build_share(
     # How many rows fit is known once the weights are in place; what the check needs always fits.
     reference = _reference(model, facts) if group.rank == 0 else None
     vocab_size = facts.fingerprint.vocab_size
-    shard_model(model, group, vocabulary_shares(vocab_size, group.size)[group.rank])
+    shard_model(model, group, vocabulary_shares(vocab_size, group.size)[group.rank], facts.read_outside)
     torch.nn.Module.to(model, device)  # what transformers annotates of `to` is not its own
     attention = replace(facts.attention, shape=shard_shape(facts.attention.shape, group.size, device))
     memory = plan_memory(model, settings, attention, facts.max_length, packs=can_pack(model))
     logger.info("rank %d: %s", group.rank, memory)
     if can_pack(model):
         fuse_layers(model)
-        pack_linears(model)
+        pack_linears(model, kept=facts.read_outside)
     same = json.dumps([facts.fingerprint.tokenizer, vocab_size, facts.max_length, str(model.dtype), digest])
     rows = group.agree(same, memory.kv // attention.shape.row_bytes)
     return TransformerEngine(ServedDecoder(model, facts.info(rows), attention, settings)), reference

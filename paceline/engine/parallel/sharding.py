@@ -8,7 +8,7 @@ the packed products of `paceline.engine.cpu.linear` replace layers, and its hook
 
 from __future__ import annotations
 
-import re
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from paceline.engine.cpu.linear import SummedLinear, frozen_linear
+from paceline.engine.cpu.linear import SummedLinear, frozen_linear, like
 from paceline.engine.kv import KVShape
 from paceline.engine.parallel.draws import Share
 from paceline.engine.parallel.group import RankGroup
@@ -60,8 +60,10 @@ def shard_shape(shape: KVShape, degree: int, device: torch.device) -> KVShape:
 
 
 @torch.inference_mode()
-def shard_model(model: PreTrainedModel, group: RankGroup, share: Share) -> None:
+def shard_model(model: PreTrainedModel, group: RankGroup, share: Share, read_outside: Collection[str] = ()) -> None:
     """Replace every layer that is split by this rank's part of it; the rest stays whole on every rank.
+
+    `read_outside`: the layers whose weights other code of the model reads.
 
     Raises:
         Unsupported: transformers has no plan for this model, or one with a split that isn't built.
@@ -76,12 +78,16 @@ def shard_model(model: PreTrainedModel, group: RankGroup, share: Share) -> None:
             f"model type {name}: {type(head).__name__} makes its logits; tensor parallelism needs a Linear"
         )
     for path, module in list(model.named_modules()):
-        style = plan.get(re.sub(r"\d+", "*", path))
+        style = plan.get(like(path))
         # A row of an embedding is looked up, not computed: every rank keeps all of them.
         if module is head or style is None or style in WHOLE or isinstance(module, nn.Embedding):
             continue
         if style not in (COLUMNS, ROWS) or type(module) is not nn.Linear:
             raise Unsupported(f"model type {name}: {path} is {type(module).__name__}, split {style}; not built")
+        if like(path) in read_outside:
+            raise Unsupported(
+                f"model type {name}: {path} is split {style}, and other code reads its weights; not built"
+            )
         _replace(model, path, _columns(module, group) if style == COLUMNS else _rows(module, group))
     model.set_output_embeddings(_sliced(head, slice(share.start, share.stop), slice(None)))
 

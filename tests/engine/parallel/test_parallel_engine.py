@@ -251,3 +251,14 @@ def test_a_split_that_is_not_built_is_refused() -> None:
 
     with pytest.raises(Unsupported, match=r"layers\.0\.mlp\.up_proj is Linear, split packed_colwise"):
         run_ranks(1, leader, lambda group: None)
+
+
+def test_a_layer_whose_weights_other_code_reads_is_not_split() -> None:
+    model = tiny.random_model(four_heads())
+    mlp: Any = model.model.layers[0].mlp
+    plain = mlp.forward
+    mlp.forward = lambda hidden: plain(hidden.to(mlp.up_proj.weight.dtype))
+    with pytest.raises(
+        Unsupported, match=r"layers\.0\.mlp\.up_proj is split colwise, and other code reads its weights"
+    ):
+        run_ranks(1, lambda group: share_of(model, group), lambda group: None)
