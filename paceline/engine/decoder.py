@@ -41,6 +41,7 @@ from paceline.engine.memory import MemoryPlan, plan_memory
 from paceline.engine.probe import probe_attention
 from paceline.engine.quantization import quantized_name, refuse_quantization, round_linears
 from paceline.engine.reproducible.engine import ReproducibleEngine
+from paceline.engine.reproducible.experts import tile_experts
 from paceline.engine.reproducible.isolation import isolation_check
 from paceline.engine.reproducible.shapes import BUCKET_ROWS, describe_shapes
 from paceline.engine.transformer import DecoderEngine, ServedDecoder, TransformerEngine
@@ -102,6 +103,7 @@ def build_engine(
     if static:
         return _checked_static(served, reference)
     if settings.reproducible:
+        tile_experts(model)
         exact = ReproducibleEngine(served)
         with _attending(exact, reference.attention):
             self_check(exact, reference)
