@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel
 
 from paceline.engine.checks import refuse_config
 from paceline.engine.cpu.linear import cpu_has_bfloat16
@@ -13,6 +13,7 @@ from paceline.engine.cpu.row_products import has_wide_vectors
 from paceline.engine.memory import available_ram, refuse_weights_beyond
 from paceline.models.quantized import unpacking
 from paceline.models.resolve import ResolvedModel
+from paceline.models.text_part import read_config
 from paceline.models.whole import load_whole, quiet_loading, refusing_files
 from paceline.protocol.errors import InvalidInput, Unsupported
 from paceline.runtime.config import FAST_DTYPE, EngineSettings
@@ -86,7 +87,7 @@ def load_decoder(resolved: ResolvedModel, settings: EngineSettings, *, on_host: 
         Unsupported: not a decoder that can be packed.
     """
     device = chosen_device(settings.device)
-    config = load_decoder_config(resolved, settings)  # refuses what it can before weights are read
+    config, arguments = _read_config(resolved, settings)  # refuses what it can before weights are read
     if device.type == "cpu":
         refuse_weights_beyond(resolved.location, available_ram())
     dtype: Any = chosen_dtype(settings.dtype, device)
@@ -99,6 +100,7 @@ def load_decoder(resolved: ResolvedModel, settings: EngineSettings, *, on_host: 
             trust_remote_code=settings.trust_remote_code,
             **resolved.arguments,
             **unpacking(resolved.name, config.to_dict()),
+            **arguments,
         )
     if resolved.layers is not None:
         keep_layers(model, resolved.layers)
@@ -112,16 +114,19 @@ def load_decoder_config(resolved: ResolvedModel, settings: EngineSettings) -> Pr
         InvalidInput: nothing that transformers loads as a decoder, or quantized in a way that isn't unpacked.
         Unsupported: not a decoder that can be packed.
     """
-    remote = settings.trust_remote_code
+    return _read_config(resolved, settings)[0]
+
+
+def _read_config(resolved: ResolvedModel, settings: EngineSettings) -> tuple[PreTrainedConfig, dict[str, Any]]:
     with refusing_files(resolved, resolved.name, LOADABLE):
-        config = AutoConfig.from_pretrained(resolved.location, trust_remote_code=remote, **resolved.arguments)
+        config, arguments = read_config(resolved, trust_remote_code=settings.trust_remote_code)
     assert isinstance(config, PreTrainedConfig)
     unpacking(resolved.name, config.to_dict())
     refuse_config(config)
     brings_code = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not brings_code:
         raise InvalidInput.of("model", resolved.name, f"{LOADABLE} (model type {config.model_type} is none)")
-    return config
+    return config, arguments
 
 
 def chosen_device(name: str) -> torch.device:

@@ -37,6 +37,7 @@ from paceline.formats.target_weights import TargetWeights
 from paceline.formats.tensor_files import TensorFiles
 from paceline.heads.mtp import build_mtp_engine
 from paceline.heads.mtp_network import MtpForm, MtpNetwork
+from paceline.models.text_part import SAME_LAYERS
 from paceline.models.whole import quiet_loading, refuse_incomplete
 from paceline.protocol.errors import InvalidInput, Unsupported, require
 from paceline.runtime.config import EngineSettings
@@ -44,8 +45,6 @@ from paceline.runtime.config import EngineSettings
 KIND = "mtp"
 _PROMISES = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
 """How configurations call the number of depths."""
-_SAME_LAYERS = {"mimo": "qwen2"}
-"""Model types that transformers doesn't know, whose layers are those of one that it knows."""
 _EMBEDDINGS = ("model.embed_tokens.weight", "model.language_model.embed_tokens.weight")
 _HEAD = "lm_head.weight"
 _MOST_WANTED = 2
@@ -323,7 +322,7 @@ def _layer_config(raw: Mapping[str, Any], folder: Path) -> PreTrainedConfig:
     """The configuration of the target's decoder."""
     raw = dict(raw.get("transformer_layer_config") or raw)
     name = raw.get("model_type", "")
-    name = _SAME_LAYERS.get(name, name)
+    name = SAME_LAYERS.get(name, name)
     if name not in CONFIG_MAPPING:
         raise Unsupported(f"model {folder.name}: model type {name}, which transformers doesn't have")
     kind: Any = CONFIG_MAPPING[name]

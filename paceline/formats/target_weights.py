@@ -16,8 +16,11 @@ from paceline.models.tokenizer import Tokenizer, load_tokenizer
 from paceline.protocol.errors import Unsupported
 from paceline.runtime.config import EngineSettings
 
-_EMBEDDINGS = ("model.embed_tokens.weight", "model.language_model.embed_tokens.weight")
-_HEADS = ("lm_head.weight", "model.language_model.lm_head.weight")
+_EMBEDDINGS = tuple(
+    f"{prefix}embed_tokens.weight"
+    for prefix in ("model.", "model.language_model.", "language_model.model.", "model.text_model.")
+)
+_HEADS = ("lm_head.weight", "model.language_model.lm_head.weight", "language_model.lm_head.weight")
 
 
 @dataclass(frozen=True, eq=False)

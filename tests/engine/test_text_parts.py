@@ -1,0 +1,170 @@
+"""Folders as they are published: a text model held by one of text and images, and model types of others' layers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import (
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    DeepseekV3ForCausalLM,
+    PreTrainedConfig,
+    Qwen2ForCausalLM,
+)
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from paceline.engine.loading import load_engine
+from paceline.formats.target_weights import TargetWeights
+from paceline.models.text_part import HOLDERS
+from paceline.protocol.errors import InvalidInput
+from tests.engine import tiny
+from tests.engine.families import _SHAPE, FAMILIES
+from tests.engine.test_families import LENGTH, PROMPT, SETTINGS, greedy
+from tests.models.saving import letter_tokenizer
+
+_SMALL = {
+    "hidden_size": 16,
+    "embed_dim": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "depth": 1,
+    "num_attention_heads": 2,
+    "num_heads": 2,
+    "head_dim": 8,
+    "image_size": 28,
+    "patch_size": 14,
+    "out_hidden_size": 32,
+}
+"""Of whatever tower stands beside the text model."""
+_HOLDING: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+_IMAGE = 95
+"""The token that stands for an image; no text here has it."""
+
+
+def holder_of(name: str, text: PreTrainedConfig) -> PreTrainedConfig:
+    """The configuration of a model that holds the text model, its towers small."""
+    kind: Any = CONFIG_MAPPING[name]
+    towers: dict[str, Any] = {}
+    for part in kind().sub_configs.keys() - {"text_config"}:
+        whole = getattr(kind(), part).to_dict()
+        towers[part] = whole | {key: value for key, value in _SMALL.items() if key in whole}
+    config: PreTrainedConfig = kind(text_config=text.to_dict(), **towers)
+    for each in ("image_token_id", "image_token_index", "video_token_id", "video_token_index"):
+        if getattr(config, each, None) is not None:
+            setattr(config, each, _IMAGE)
+    return config
+
+
+def generated(model: Any) -> list[int]:
+    text = model.eval().generate(
+        torch.tensor([PROMPT]),
+        attention_mask=torch.ones((1, len(PROMPT)), dtype=torch.long),
+        do_sample=False,
+        max_length=LENGTH,
+        min_length=LENGTH,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    found: list[int] = text[0].tolist()
+    return found
+
+
+def save(model: Any, folder: Path, **changes: Any) -> str:
+    """Write a model as it is published, `config.json` changed."""
+    model.save_pretrained(folder)
+    letter_tokenizer(tiny.VOCAB).save_pretrained(folder)
+    file = folder / "config.json"
+    raw = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps({key: value for key, value in raw.items() if value is not None}))
+    return str(folder)
+
+
+def text_config(name: str, **changes: Any) -> PreTrainedConfig:
+    kind: Any = type(CONFIG_MAPPING[name]().get_text_config())
+    config: PreTrainedConfig = kind(**{**_SHAPE, **changes})
+    return config
+
+
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "llama_4_scaling_beta": 0.1,
+}
+"""As published folders of Ministral 3 have it, the context short."""
+HELD = [
+    ("mistral3", transformers.MistralConfig(**_SHAPE, sliding_window=None), False),
+    ("mistral3", transformers.Ministral3Config(**_SHAPE, rope_parameters=_YARN), True),
+    *((name, None, None) for name in sorted(HOLDERS - {"mistral3"})),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "tied"),
+    [
+        pytest.param(*each, id=f"{each[0]} {'' if each[1] is None else each[1].model_type}", marks=mark)
+        for each in HELD
+        for mark in ([] if each[0] in ("mistral3", "smolvlm") else [pytest.mark.full],)
+    ],
+)
+def test_the_text_of_a_model_with_images_is_its_own(
+    tmp_path: Path, name: str, text: PreTrainedConfig | None, tied: bool | None
+) -> None:
+    config = holder_of(name, text or text_config(name))
+    if tied is not None:
+        config.tie_word_embeddings = tied
+    torch.manual_seed(0)
+    model = _HOLDING[type(config)](config).float()
+    for weight in model.parameters():
+        if weight.ndim > 1:
+            torch.nn.init.normal_(weight, std=0.3)
+    model.tie_weights()
+    folder = save(model, tmp_path)
+    engine = load_engine(folder, SETTINGS)
+    assert greedy(engine) == generated(model)
+    target = TargetWeights.of(folder, SETTINGS)
+    torch.testing.assert_close(target.head(), model.get_output_embeddings().weight.detach())
+    torch.testing.assert_close(target.embedding(), model.get_input_embeddings().weight.detach())
+
+
+def test_a_head_of_its_own_is_read_where_the_holder_says_tied(tmp_path: Path) -> None:
+    """Published folders of this type have a head, and leave the library's default, which is tied."""
+    config = holder_of("mistral3", transformers.MistralConfig(**_SHAPE, sliding_window=None))
+    config.tie_word_embeddings = False
+    model = _HOLDING[type(config)](config).float()
+    folder = save(model, tmp_path, tie_word_embeddings=None)
+    assert greedy(load_engine(folder, SETTINGS)) == generated(model)
+
+
+DEEPSEEK = next(family for family in FAMILIES if family.config_class == "DeepseekV3Config")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "kind", "config"),
+    [
+        ("kimi_k2", DeepseekV3ForCausalLM, DEEPSEEK.config()),
+        ("mimo", Qwen2ForCausalLM, transformers.Qwen2Config(**_SHAPE)),
+    ],
+)
+def test_a_model_type_of_other_layers_needs_no_code_of_its_own(
+    tmp_path: Path, model_type: str, kind: Any, config: PreTrainedConfig
+) -> None:
+    model = tiny.random_model(config)
+    assert isinstance(model, kind)
+    own = {"AutoConfig": "configuration.Config", "AutoModelForCausalLM": "modeling.Model"}
+    folder = save(model, tmp_path, model_type=model_type, auto_map=own)
+    for trusted in (False, True):
+        engine = load_engine(folder, SETTINGS.model_copy(update={"trust_remote_code": trusted}))
+        assert greedy(engine) == generated(model)
+
+
+def test_a_holder_that_is_not_known_is_refused_by_its_type(tmp_path: Path) -> None:
+    config = holder_of("qwen2_5_vl", text_config("qwen2_5_vl"))
+    config.save_pretrained(tmp_path)
+    with pytest.raises(InvalidInput, match="model type qwen2_5_vl is none"):
+        load_engine(str(tmp_path), SETTINGS)
