@@ -80,13 +80,13 @@ async def run_http(app: Any, config: GatewayConfig, listening: socket.socket, ru
         stopped = asyncio.create_task(stop.wait())
         try:
             await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
-            logger.info("draining: drain_seconds=%g running=%d", settings.drain_seconds, running.count)
-            running.draining = server.should_exit = True
-            await serving
         finally:
             stopped.cancel()
+            logger.info("draining: drain_seconds=%g running=%d", settings.drain_seconds, running.count)
+            running.draining = server.should_exit = True
             if settings.port_file is not None:
                 settings.port_file.unlink(missing_ok=True)
+            await serving
     logger.info("stopped: address=%s", address)
 
 

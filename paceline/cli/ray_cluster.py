@@ -8,13 +8,17 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from importlib import util
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.cli.support import example, need_engine
+from paceline.local.http_extra import missing_packages
+from paceline.local.service_process import ProcessName
 from paceline.protocol.errors import PacelineError, require
+from paceline.ray_cluster.records import WITHOUT_ROOM
 from paceline.ray_cluster.settings import DEFAULT_NAME, NOT_ON_RAY, ConfigFiles, RaySettings, plan_deployment
 from paceline.runtime.config import DEFAULT_MODEL
 from paceline.runtime.options import takes_settings
@@ -59,21 +63,22 @@ def up(
     block: Annotated[bool, typer.Option(help="Stay, and take the deployment down on Ctrl-C or SIGTERM.")] = False,
     **flags: Any,
 ) -> None:
-    """Deploy targets, draft services and coordinators, and wait until they serve."""
+    """Deploy targets, draft services, coordinators and HTTP, and wait until what finds room serves."""
     need_ray("up")
-    settings = RaySettings(model=model, **flags)
+    settings = _with_http(RaySettings(model=model, **flags))
     files = ConfigFiles(target_config, draft_config, coordinator_config)
     plan_deployment(settings, files, cluster_has_gpus=False)
     from paceline.ray_cluster.deployments import LOCAL, RunningDeployment, cluster_has_gpus, connected
 
+    own = address in (None, LOCAL)
     with connected(address) as cluster, _interruptible():
         typer.echo(f"cluster {cluster}")
-        deployment = plan_deployment(settings, files, cluster_has_gpus=cluster_has_gpus())
+        deployment = plan_deployment(settings, files, cluster_has_gpus=cluster_has_gpus(), on_one_machine=own)
         running = RunningDeployment.start(deployment)
         # A local cluster ends with this process.
-        stays = block or address in (None, LOCAL)
+        stays = block or own
         with _taken_down(running, always=stays):
-            _show(running.await_serving(wait_seconds, _announce))
+            _show(running.await_serving(wait_seconds, _announce, room_may_come=not own))
             if stays:
                 typer.echo("Ctrl-C takes it down")
                 with contextlib.suppress(KeyboardInterrupt):
@@ -99,17 +104,18 @@ def status(
 def scale(
     drafts: Annotated[int | None, typer.Option(help="Draft services to have.")] = None,
     coordinators: Annotated[int | None, typer.Option(help="Coordinators to have.")] = None,
+    gateways: Annotated[int | None, typer.Option(help="HTTP gateways to have.")] = None,
     address: Address = "auto",
     name: Name = DEFAULT_NAME,
     wait_seconds: Wait = START_SECONDS,
 ) -> None:
     """Add services, or drain and remove some; running requests go on."""
-    require(drafts is not None or coordinators is not None, "drafts", drafts, "given, or --coordinators")
+    counts: dict[ProcessName, int | None] = {"draft": drafts, "coordinator": coordinators, "gateway": gateways}
+    asked = {role: count for role, count in counts.items() if count is not None}
+    require(bool(asked), "drafts", drafts, "given, or --coordinators or --gateways")
     with _found(address, name) as running:
-        if drafts is not None:
-            running.scale("draft", drafts)
-        if coordinators is not None:
-            running.scale("coordinator", coordinators)
+        for role, count in asked.items():
+            running.scale(role, count)
         _show(running.await_serving(wait_seconds, lambda line: None))
 
 
@@ -130,6 +136,18 @@ def need_ray(command: str) -> None:
     need_engine(f"ray {command}")
     if util.find_spec("ray") is None:
         raise PacelineError(f"`paceline ray {command}` needs Ray: pip install 'paceline[engine,ray]'")
+
+
+def _with_http(settings: RaySettings) -> RaySettings:
+    """As set, without HTTP where it can't be had and was not asked for by name."""
+    missing = missing_packages() if settings.http else []
+    if not missing:
+        return settings
+    lack = f"HTTP needs {', '.join(missing)}: pip install 'paceline[http]'"
+    if settings.insists_on_http:
+        raise PacelineError(lack)
+    typer.echo(f"no HTTP: {lack}")
+    return settings.model_copy(update={"http": False})
 
 
 @contextlib.contextmanager
@@ -176,17 +194,28 @@ def _watch(running: RunningDeployment) -> None:
 
 
 def _announce(line: ActorStatus) -> None:
-    parts = (line.name, line.state, line.address, line.node, f"pid {line.pid}", line.detail)
+    parts = (line.name, line.state, line.address, line.node, f"pid {line.pid}" if line.pid else "", line.detail)
     typer.echo("  ".join(part for part in parts if part))
 
 
 def _show(lines: Sequence[ActorStatus]) -> None:
     for line in lines:
+        where = f"{line.address or '-':<24} {line.node:<16} pid {line.pid or '-'}"
         restarts = f"  {line.restarts} restarts" if line.restarts else ""
-        typer.echo(
-            f"{line.name:<32} {line.state:<9} {line.address or '-':<24} {line.node:<16} pid {line.pid}{restarts}"
-            + (f"  {line.detail}" if line.detail else "")
-        )
+        typer.echo(f"{line.name:<32} {line.state:<12} {where}{restarts}{f'  {line.detail}' if line.detail else ''}")
+    for role, those in groupby(lines, lambda line: line.role):
+        _show_lack(role, list(those))
     for line in lines:
         if line.role == "coordinator" and line.address:
             typer.echo(f'ready: paceline generate --prompt "Once upon a time" --coordinator {line.address}')
+        if line.role == "gateway" and line.address:
+            typer.echo(f"OpenAI's API: http://{line.address}/v1")
+
+
+def _show_lack(role: ProcessName, lines: Sequence[ActorStatus]) -> None:
+    """Say how many services of a role wait for room, and for what."""
+    lacks = [line for line in lines if line.state == WITHOUT_ROOM]
+    if lacks:
+        number = f"{len(lacks)} of {len(lines)} {role}{' services' if role == 'draft' else 's'}"
+        each = f"{'waits' if len(lacks) == 1 else 'each wait'}{lacks[-1].detail.removeprefix('waits')}"
+        typer.echo(f"{number} {each}")

@@ -15,7 +15,7 @@ from typing import Any
 
 import ray
 
-from paceline.local.service_process import ServiceName
+from paceline.local.service_process import ProcessName
 from paceline.protocol.errors import require
 from paceline.ray_cluster.deployed_service import DeployedService, RankActor
 from paceline.ray_cluster.placement import place, role_and_index, services_of
@@ -26,12 +26,15 @@ logger = logging.getLogger(__name__)
 
 BEAT_SECONDS = 0.5
 NOTICE_SECONDS = 2.0
-"""Between a draft's leaving the lists and its drain: coordinators read their lists each second."""
+"""Between a service's leaving the lists and its drain: they are read each second."""
 STOP_SECONDS = 20.0
 """What a service may take to end beyond its drain, and the other ranks once rank 0 has let them go."""
 MAX_SERVICES = 1024
 """Of one role."""
-SCALED: tuple[ServiceName, ...] = ("draft", "coordinator")
+SCALED: tuple[ProcessName, ...] = ("draft", "coordinator", "gateway")
+NOTICED: tuple[ProcessName, ...] = ("draft", "coordinator")
+"""Those that others find in lists."""
+FIRST_TO_END: tuple[tuple[ProcessName, ...], ...] = (("gateway",), ("coordinator",), ("target", "draft"))
 
 
 class DeploymentController:
@@ -46,9 +49,7 @@ class DeploymentController:
         """Held by the one call that adds or removes services."""
         self._ended = threading.Event()
         self._services: dict[str, DeployedService] = {}
-        plans = deployment.plans.items()
-        wanted = [f"{role}-{index}" for role, plan in plans for index in range(plan.count)]
-        for name in services_of(deployment.name) or wanted:
+        for name in services_of(deployment.name) or in_order_of_room(deployment):
             self._add(name)
         threading.Thread(target=self._keep_beating, name="beats", daemon=True).start()
 
@@ -59,28 +60,29 @@ class DeploymentController:
                 line for name in sorted(self._services, key=role_and_index) for line in self._services[name].status()
             ]
 
-    def scale(self, role: ServiceName, count: int) -> None:
+    def scale(self, role: ProcessName, count: int) -> None:
         """Have `count` services of a role: returns once new ones are made and those that leave have drained.
 
         Raises:
             InvalidInput: not a role that is scaled, or a count out of its limits.
         """
         require(role in SCALED, "role", role, f"one of {', '.join(SCALED)}")
-        require(role in self._deployment.plans, f"{role}s", count, "left out: the deployment has no draft model")
-        least = 1 if role == "coordinator" else 0
+        lacks = "HTTP" if role == "gateway" else "draft model"
+        require(role in self._deployment.plans, f"{role}s", count, f"left out: the deployment has no {lacks}")
+        least = 0 if role == "draft" else 1
         require(least <= count <= MAX_SERVICES, f"{role}s", count, f"in [{least}, {MAX_SERVICES}]")
         with self._changing:
             self._scale(role, count)
 
     def down(self) -> None:
-        """Drain and end every service, coordinators first; returns when none is left."""
+        """Drain and end every service, what clients talk to first; returns when none is left."""
         with self._changing:
             every = list(self._services.values())
-            self._remove([service for service in every if service.role == "coordinator"])
-            self._remove([service for service in every if service.role != "coordinator"])
+            for roles in FIRST_TO_END:
+                self._remove([service for service in every if service.role in roles])
         self._ended.set()
 
-    def _scale(self, role: ServiceName, count: int) -> None:
+    def _scale(self, role: ProcessName, count: int) -> None:
         with self._lock:
             known = sorted(self._services.values(), key=lambda service: role_and_index(service.name))
             staying = [service for service in known if service.role == role and not service.leaving]
@@ -88,7 +90,7 @@ class DeploymentController:
             for _ in range(count - len(staying)):
                 self._add(next(free))
             leaving = staying[count:]
-        self._remove(leaving, NOTICE_SECONDS if role == "draft" else 0.0)
+        self._remove(leaving, NOTICE_SECONDS if role in NOTICED else 0.0)
 
     def _add(self, name: str) -> None:
         role, _ = role_and_index(name)
@@ -122,12 +124,17 @@ class DeploymentController:
                 # A coordinator without a target would refuse its requests.
                 service.settle(may_begin=service.role != "coordinator" or bool(peers.targets), claims=claims)
                 claims.add(service.claim)
+        for service in services:
+            service.look_for_room()
 
     @staticmethod
     def _peers(services: Iterable[DeployedService]) -> Peers:
         known = [service for service in services if service.address and not service.leaving]
-        targets = tuple(service.address for service in known if service.role == "target")
-        return Peers(targets, tuple(service.address for service in known if service.role == "draft"))
+
+        def of(role: ProcessName) -> tuple[str, ...]:
+            return tuple(service.address for service in known if service.role == role)
+
+        return Peers(of("target"), of("draft"), of("coordinator"))
 
     def _remove(self, services: list[DeployedService], notice_s: float = 0.0) -> None:
         if not services:
@@ -146,6 +153,12 @@ class DeploymentController:
                 logger.info("service ends: name=%s/%s", self._deployment.name, service.name)
                 service.remove()
                 del self._services[service.name]
+
+
+def in_order_of_room(deployment: Deployment) -> list[str]:
+    """The services to begin with, those first without which the others are of no use; Ray looks for room in order."""
+    places = [(index, role) for role, plan in deployment.plans.items() for index in range(plan.count)]
+    return [f"{role}-{index}" for index, role in sorted(places, key=lambda place: place[0])]
 
 
 def _await(calls: Iterable[Any], timeout_s: float) -> None:

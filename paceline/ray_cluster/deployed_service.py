@@ -11,9 +11,10 @@ import ray
 from ray.exceptions import RayActorError, RayError
 from ray.util.placement_group import PlacementGroup
 
-from paceline.local.service_process import ServiceName
-from paceline.ray_cluster.placement import remove
+from paceline.local.service_process import ProcessName
+from paceline.ray_cluster.placement import lacks_room, remove, what_it_waits_for
 from paceline.ray_cluster.records import (
+    WITHOUT_ROOM,
     ActorReport,
     ActorState,
     ActorStatus,
@@ -85,28 +86,31 @@ class DeployedService:
     def __init__(
         self,
         name: str,
-        role: ServiceName,
+        role: ProcessName,
         plan: ServicePlan,
         handles: Mapping[str, Any],
         placement: PlacementGroup | None,
     ) -> None:
         self.name = name
-        self.role: ServiceName = role
+        self.role: ProcessName = role
         self.actors = [RankActor(each, handle) for each, handle in handles.items()]
         self.drain_seconds = plan.drain_seconds
         self.address = ""
         self.leaving = False
         self._needs = plan.needs
         self._placement = placement
-        self._wish = ""
+        self._node = ""
+        self._port = plan.serving_port
+        """Where it serves, served last, or was told to."""
         self._first_port = plan.serving_port
+        self._lack = ""
         self.meeting: Meeting | None = None
         self._refused_since: float | None = None
 
     @property
     def claim(self) -> str:
-        """The HOST:PORT that it has, had, or was told to take; empty: none yet. Where it was, all know it."""
-        return self.address or self._wish
+        """The node and port that it has, had, or was told to take; empty: none yet. Where it was, all know it."""
+        return address_of(self._node, self._port) if self._node else ""
 
     def ask(self, peers: Peers) -> None:
         """Give every actor its order."""
@@ -126,6 +130,7 @@ class DeployedService:
         first = reports[0]
         if first is not None and first.address:
             self.address = first.address
+            self._node, self._port = first.node, int(first.address.rpartition(":")[2])
         self._forget_broken_meeting(reports)
         for actor, report in zip(self.actors, reports, strict=True):
             if report and report.state is not ActorState.WAITING and report.meeting != self.meeting:
@@ -146,6 +151,14 @@ class DeployedService:
         """A line an actor."""
         return [self._status(actor) for actor in self.actors]
 
+    def look_for_room(self) -> None:
+        """Note what it waits for, if Ray has no place for it."""
+        absent = self._placement is not None and any(actor.present is None for actor in self.actors)
+        if absent and lacks_room(self._placement):
+            self._lack = f"waits for {what_it_waits_for(self._needs, ray.available_resources())}"
+        else:
+            self._lack = ""
+
     def _forget_broken_meeting(self, reports: list[ActorReport | None]) -> None:
         known = self.meeting.incarnations if self.meeting is not None else ()
         if any(each and each.state is ActorState.WAITING and each.incarnation not in known for each in reports):
@@ -156,13 +169,10 @@ class DeployedService:
 
     def _meet(self, waiting: list[ActorReport], claims: Container[str]) -> Meeting:
         first = waiting[0]
-        wish = self.claim
-        if wish.rpartition(":")[0].strip("[]") != first.node:
-            wish = address_of(first.node, self._first_port)
-            wish = address_of(first.node, 0) if wish in claims else wish
-        self._wish = wish
-        port = int(wish.rpartition(":")[2])
-        return Meeting(tuple(each.incarnation for each in waiting), first.node, first.free_port, port)
+        if first.node != self._node:
+            taken = address_of(first.node, self._first_port) in claims
+            self._node, self._port = first.node, 0 if taken else self._first_port
+        return Meeting(tuple(each.incarnation for each in waiting), first.node, first.free_port, self._port)
 
     def _retry_refused(self, reports: list[ActorReport | None]) -> None:
         if not any(each and each.state is ActorState.REFUSED for each in reports):
@@ -176,8 +186,10 @@ class DeployedService:
 
     def _status(self, actor: RankActor) -> ActorStatus:
         report = actor.report
+        if self._lack and actor.present is None:
+            return ActorStatus(actor.name, self.role, WITHOUT_ROOM, restarts=actor.restarts, detail=self._lack)
         if report is None:
-            return ActorStatus(actor.name, self.role, "starting", detail=f"needs {self._needs.bundle}")
+            return ActorStatus(actor.name, self.role, "starting")
         state = "lost" if actor.lost else "leaving" if self.leaving else report.state.value
         return ActorStatus(
             actor.name, self.role, state, report.address, report.node, report.pid, actor.restarts, report.detail

@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from paceline.local.service_process import ServiceFailed, ServiceName, ServiceRefused
+from paceline.local.service_process import ProcessName, ServiceFailed, ServiceRefused
 from paceline.protocol.errors import InvalidInput, PacelineError, PeerUnavailable
 from paceline.ray_cluster.controller import DeploymentController
 from paceline.ray_cluster.placement import NAMESPACE, controller_name, remove_leftovers
-from paceline.ray_cluster.records import ActorState, ActorStatus, Deployment
+from paceline.ray_cluster.records import WITHOUT_ROOM, ActorState, ActorStatus, Deployment
 
 LOCAL = "local"
 OBJECT_STORE_BYTES = 100_000_000
@@ -112,7 +112,7 @@ class RunningDeployment:
         found: list[ActorStatus] = self._call(self._controller.status.remote(), CALL_SECONDS)
         return found
 
-    def scale(self, role: ServiceName, count: int) -> None:
+    def scale(self, role: ProcessName, count: int) -> None:
         """Have `count` services of a role; returns once those that leave have drained, before new ones serve.
 
         Raises:
@@ -129,28 +129,40 @@ class RunningDeployment:
             ray.kill(self._controller, no_restart=True)
             remove_leftovers(self.name)
 
-    def await_serving(self, timeout_s: float, progress: Callable[[ActorStatus], None]) -> list[ActorStatus]:
-        """Wait until every actor serves; `progress` is told of each once it does.
+    def await_serving(
+        self, timeout_s: float, progress: Callable[[ActorStatus], None], *, room_may_come: bool = True
+    ) -> list[ActorStatus]:
+        """Wait until whatever has room serves; `progress` is told of each once it does, or once Ray has no room.
+
+        What no request can do without is waited for: a target, a coordinator, a gateway if there is to be one.
+
+        Args:
+            timeout_s: for all of them.
+            progress: is told of each.
+            room_may_come: whether the cluster may grow.
 
         Raises:
             ServiceRefused: a service refuses its model or a setting; says why.
-            ServiceFailed: not all serve after `timeout_s`; says which, and what Ray has.
+            ServiceFailed: not all serve after `timeout_s`, or what is needed finds no room, which can't come; says
+                which, and what Ray has free.
         """
         deadline = time.monotonic() + timeout_s
-        told: set[str] = set()
+        told: set[tuple[str, str]] = set()
         while True:
             found = self.status()
             for line in found:
                 if line.state == ActorState.REFUSED:
                     raise ServiceRefused(f"{line.name} on {line.node} refused: {line.detail}")
-                if line.state == _READY and line.name not in told:
-                    told.add(line.name)
+                if line.state in (_READY, WITHOUT_ROOM) and (line.name, line.state) not in told:
+                    told.add((line.name, line.state))
                     progress(line)
-            missing = [line for line in found if line.state != _READY]
+            missing = _missing(found)
             if not missing:
                 return found
+            if not room_may_come and all(line.state == WITHOUT_ROOM for line in missing):
+                raise ServiceFailed(f"no room: {_what_is_missing(missing)}; ask for less (--target-cpus, …)")
             if time.monotonic() > deadline:
-                raise ServiceFailed(_what_is_missing(missing, timeout_s))
+                raise ServiceFailed(f"not serving after {timeout_s:g} s: {_what_is_missing(missing)}")
             time.sleep(POLL_SECONDS)
 
     def _call(self, answer: Any, timeout_s: float | None = None) -> Any:
@@ -171,7 +183,13 @@ def _find(name: str) -> Any:
         return None
 
 
-def _what_is_missing(missing: list[ActorStatus], timeout_s: float) -> str:
-    lines = [f"{each.name} is {each.state}{f' ({each.detail})' if each.detail else ''}" for each in missing]
-    free = {name: amount for name, amount in ray.available_resources().items() if ":" not in name}
-    return f"not serving after {timeout_s:g} s: {'; '.join(lines)}; the cluster has free: {free}"
+def _missing(lines: Sequence[ActorStatus]) -> list[ActorStatus]:
+    """What doesn't serve and must, or is about to."""
+    serving = {line.role for line in lines if line.state == _READY}
+    without_room = [line for line in lines if line.state == WITHOUT_ROOM]
+    needed = [line for line in without_room if line.role != "draft" and line.role not in serving]
+    return needed + [line for line in lines if line.state not in (_READY, WITHOUT_ROOM)]
+
+
+def _what_is_missing(missing: Sequence[ActorStatus]) -> str:
+    return "; ".join(f"{each.name} is {each.state}{f' ({each.detail})' if each.detail else ''}" for each in missing)

@@ -12,18 +12,22 @@ from typing import Any, get_args
 
 import ray
 import ray.util
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from paceline.local.service_process import ServiceName
+from paceline.local.service_process import ProcessName
 from paceline.ray_cluster.records import ServiceNeeds, ServicePlan
 from paceline.ray_cluster.service_actor import ServiceActor
 
 NAMESPACE = "paceline"
 THREADS = 4
 """Of one actor: a beat is answered while the service drains."""
-LEAST_CPUS = 0.001
-_ACTOR = re.compile(rf"(?P<service>({'|'.join(get_args(ServiceName))})-\d+)/rank-\d+")
+_ACTOR = re.compile(rf"(?P<service>({'|'.join(get_args(ProcessName))})-\d+)/rank-\d+")
 
 
 def controller_name(deployment: str) -> str:
@@ -36,10 +40,10 @@ def actor_name(deployment: str, service: str, rank: int) -> str:
     return f"{deployment}/{service}/rank-{rank}"
 
 
-def role_and_index(service: str) -> tuple[ServiceName, int]:
+def role_and_index(service: str) -> tuple[ProcessName, int]:
     """Of a service by its name, such as `draft-1`."""
     role, _, index = service.rpartition("-")
-    return next(name for name in get_args(ServiceName) if name == role), int(index)
+    return next(name for name in get_args(ProcessName) if name == role), int(index)
 
 
 def services_of(deployment: str) -> list[str]:
@@ -51,13 +55,15 @@ def services_of(deployment: str) -> list[str]:
 def place(deployment: str, service: str, plan: ServicePlan) -> tuple[dict[str, Any], PlacementGroup | None]:
     """Have a service's actors made, or find those that exist; returns before Ray has found room for them.
 
+    The group keeps the room while a process is started again: whatever waits for room can't take it.
+
     Returns:
-        The actors' handles by name, in the order of ranks; the group that holds the room of a target's.
+        The actors' handles by name, in the order of ranks; the group that holds their room, if they need any.
     """
     role, _ = role_and_index(service)
-    group = (
-        (_find_room(deployment, service) or _make_room(deployment, service, plan.needs)) if role == "target" else None
-    )
+    group = None
+    if plan.needs.bundle:
+        group = _find_room(deployment, service) or _make_room(deployment, service, plan.needs)
     actors = {}
     for rank in range(plan.needs.ranks):
         name = actor_name(deployment, service, rank)
@@ -79,6 +85,21 @@ def remove_leftovers(deployment: str) -> None:
     for service in services_of(deployment):
         names = (name for name in _names(deployment) if name.startswith(f"{deployment}/{service}/"))
         remove((ray.get_actor(name, namespace=NAMESPACE) for name in names), _find_room(deployment, service))
+
+
+def lacks_room(group: PlacementGroup) -> bool:
+    """Whether Ray has looked for the room of a group and found none."""
+    return bool(placement_group_table(group)["stats"]["scheduling_state"] in ("NO_RESOURCES", "INFEASIBLE"))
+
+
+def what_it_waits_for(needs: ServiceNeeds, free: Mapping[str, float]) -> str:
+    """Beside what the cluster has, such as `0.5 CPU: the cluster has 0 free`."""
+    bundle = needs.bundle
+    one = " and ".join(f"{amount:g} {name}" for name, amount in bundle.items())
+    asked = f"{needs.ranks} times {one}" if needs.ranks > 1 else one
+    has = " and ".join(f"{free.get(name, 0.0):g}{f' {name}' if len(bundle) > 1 else ''}" for name in bundle)
+    enough = all(free.get(name, 0.0) >= amount * needs.ranks for name, amount in bundle.items())
+    return f"{asked}: the cluster has {has} free{', but not together' if enough else ''}"
 
 
 def strategy_for(needs: ServiceNeeds, nodes: Sequence[Mapping[str, float]]) -> str:
@@ -108,8 +129,7 @@ def _find_room(deployment: str, service: str) -> PlacementGroup | None:
 
 
 def _make_room(deployment: str, service: str, needs: ServiceNeeds) -> PlacementGroup:
-    # Ray takes no empty bundle.
-    bundles = [needs.bundle or {"CPU": LEAST_CPUS}] * needs.ranks
+    bundles = [needs.bundle] * needs.ranks
     strategy = strategy_for(needs, node_resources())
     return placement_group(bundles, strategy=strategy, name=f"{deployment}/{service}", lifetime="detached")
 

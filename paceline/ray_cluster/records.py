@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from paceline.local.service_process import ServiceName
+from paceline.local.service_process import ProcessName
 
 
 class ActorState(StrEnum):
@@ -20,12 +20,17 @@ class ActorState(StrEnum):
     """The service refuses its model or a setting; the report has the reason."""
 
 
+WITHOUT_ROOM = "without room"
+"""The state of a service that Ray has no place for yet; the detail says what it waits for."""
+
+
 @dataclass(frozen=True)
 class Peers:
     """The endpoints of now, HOST:PORT each."""
 
     targets: tuple[str, ...] = ()
     drafts: tuple[str, ...] = ()
+    coordinators: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -80,12 +85,13 @@ class ActorStatus:
     """One actor as `paceline ray status` shows it.
 
     Attributes:
-        state: an `ActorState`, or why there is no report: `starting`, `lost`, or `leaving` before it is removed.
+        state: an `ActorState`, or why there is no report: `starting`, `lost`, `without room`; or `leaving` before it
+            is removed.
         restarts: processes that Ray has started in place of one that had ended.
     """
 
     name: str
-    role: ServiceName
+    role: ProcessName
     state: str
     address: str = ""
     node: str = ""
@@ -135,4 +141,4 @@ class Deployment:
 
     name: str
     model: str
-    plans: dict[ServiceName, ServicePlan]
+    plans: dict[ProcessName, ServicePlan]

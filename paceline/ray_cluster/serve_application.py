@@ -27,7 +27,9 @@ class DeploymentOwner:
     """Has the deployment for as long as it lives."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        plan = plan_deployment(RaySettings(**settings), ConfigFiles(), cluster_has_gpus=cluster_has_gpus())
+        # Serve's own proxy has the port of HTTP.
+        asked = RaySettings(**({"http": False} | settings))
+        plan = plan_deployment(asked, ConfigFiles(), cluster_has_gpus=cluster_has_gpus())
         try:
             self._running = RunningDeployment.find(plan.name)  # of a replica that was lost
         except InvalidInput:

@@ -12,17 +12,19 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Coroutine, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import psutil
 import ray.util
 
-from paceline.local.service_process import ServiceName, is_serving, thread_environment
+from paceline.local.service_process import ProcessName, is_serving, thread_environment
 from paceline.ray_cluster.records import ActorReport, ActorState, Meeting, Order, Peers
 from paceline.ray_cluster.service_thread import ServiceThread
 from paceline.rpc.server import address_of, write_atomically
 from paceline.runtime.config import CoordinatorConfig, DraftConfig, TargetConfig, load_config
+from paceline.runtime.gateway_config import GatewayConfig
 from paceline.runtime.logs import log_to_stderr
 
 HEALTH_SECONDS = 0.3
@@ -30,6 +32,8 @@ HEALTH_SECONDS = 0.3
 DRAIN_MARGIN_S = 10.0
 """What a service may take to end beyond its drain."""
 EVERY_ADDRESS = ("0.0.0.0", "::", "[::]")  # noqa: S104 - compared, not bound
+_PEERS: Mapping[ProcessName, tuple[str, ...]] = {"coordinator": ("target", "draft"), "gateway": ("coordinator",)}
+"""The sections of a role's settings that name peers, whose addresses come from files."""
 Settings = Mapping[str, object]
 
 
@@ -43,9 +47,9 @@ class ServiceActor:
         drain_seconds: that running sessions get when the service stops.
     """
 
-    def __init__(self, role: ServiceName, rank: int, settings: Settings, drain_seconds: float) -> None:
+    def __init__(self, role: ProcessName, rank: int, settings: Settings, drain_seconds: float) -> None:
         log_to_stderr()
-        self._role: ServiceName = role
+        self._role: ProcessName = role
         self._rank = rank
         self._settings = settings
         self._drain_seconds = drain_seconds
@@ -66,7 +70,7 @@ class ServiceActor:
 
     def beat(self, order: Order) -> ActorReport:
         """Take an order, report."""
-        if order.peers != self._peers and self._role == "coordinator":
+        if order.peers != self._peers and self._role in _PEERS:
             self._write(order.peers)
         self._peers = order.peers
         meeting = order.meeting
@@ -94,8 +98,8 @@ class ServiceActor:
         return self._folder / peers
 
     def _write(self, peers: Peers) -> None:
-        write_atomically(self._file("targets"), "".join(f"{each}\n" for each in peers.targets))
-        write_atomically(self._file("drafts"), "".join(f"{each}\n" for each in peers.drafts))
+        for name, addresses in asdict(peers).items():
+            write_atomically(self._file(name), "".join(f"{each}\n" for each in addresses))
 
     def _begin(self, meeting: Meeting) -> None:
         self._meeting = meeting
@@ -115,11 +119,10 @@ class ServiceActor:
             "drain_seconds": self._drain_seconds,
         }
         settings = {**self._settings, "server": {**self._server, **own}}
-        if self._role == "coordinator":
-            for peer in ("target", "draft"):
-                given = self._settings.get(peer)
-                if isinstance(given, Mapping):
-                    settings[peer] = {**given, "address": f"file:{self._file(f'{peer}s')}"}
+        for peer in _PEERS.get(self._role, ()):
+            given = self._settings.get(peer)
+            if isinstance(given, Mapping):
+                settings[peer] = {**given, "address": f"file:{self._file(f'{peer}s')}"}
         return settings
 
     def _report(self) -> ActorReport:
@@ -140,9 +143,14 @@ class ServiceActor:
             return ActorState.WAITING
         if self._service.outcome is not None:
             return self._service.outcome
-        # A rank that follows has no server: rank 0 serves only once all have loaded.
-        serving = self._rank > 0 or is_serving(address_of(self._reached_at, self._health_port), HEALTH_SECONDS)
-        return ActorState.SERVING if serving else ActorState.LOADING
+        return ActorState.SERVING if self._is_serving() else ActorState.LOADING
+
+    def _is_serving(self) -> bool:
+        if self._rank > 0:
+            return True  # it has no server: rank 0 serves only once all have loaded
+        if self._role == "gateway":
+            return self._port_file.exists()
+        return is_serving(address_of(self._reached_at, self._health_port), HEALTH_SECONDS)
 
     def _address(self) -> str:
         if self._rank > 0 or not self._port_file.exists():
@@ -150,7 +158,7 @@ class ServiceActor:
         return address_of(self._reached_at, int(self._port_file.read_text().rpartition(":")[2]))
 
 
-def service(role: ServiceName, settings: Settings) -> Coroutine[Any, Any, None]:
+def service(role: ProcessName, settings: Settings) -> Coroutine[Any, Any, None]:
     """What a container of that role runs.
 
     Raises:
@@ -169,6 +177,10 @@ def service(role: ServiceName, settings: Settings) -> Coroutine[Any, Any, None]:
             from coordinator.__main__ import serve
 
             return serve(load_config(CoordinatorConfig, None, settings))
+        case "gateway":
+            from gateway.__main__ import serve as serve_http
+
+            return serve_http(load_config(GatewayConfig, None, settings))
 
 
 def rank_environment(meeting: Meeting, rank: int, node: str) -> dict[str, str]:

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import Field, field_validator
 
-from paceline.local.service_process import Flags, ServiceName
-from paceline.local.settings import ServeSettings, coordinator_flags, draft_flags, target_flags
+from paceline.local.service_process import Flags, ProcessName
+from paceline.local.settings import ServeSettings, coordinator_flags, draft_flags, gateway_flags, target_flags
 from paceline.models.table_names import is_table
 from paceline.protocol.errors import InvalidInput, require
 from paceline.ray_cluster.records import Deployment, ServiceNeeds, ServicePlan
-from paceline.runtime.config import CoordinatorConfig, DraftConfig, ModelSettings, TargetConfig, load_config
+from paceline.runtime.config import (
+    LOCALHOST,
+    CoordinatorConfig,
+    DraftConfig,
+    ModelSettings,
+    TargetConfig,
+    load_config,
+)
+from paceline.runtime.gateway_config import GatewayConfig
+from paceline.runtime.settings import Settings
 
 DEFAULT_NAME = "paceline"
 UNKNOWN_PEER = "unknown:1"
@@ -30,11 +39,16 @@ _GPU_SHARE: float = ModelSettings.model_fields["gpu_memory_utilization"].default
 class RaySettings(ServeSettings):
     """What `paceline ray up` deploys. What is not set is left to the services."""
 
-    host: str = Field("", description="Address that coordinators listen on; unset: their node's.")
+    host: str = Field(
+        "",
+        description=f"Address that coordinators and gateways listen on; unset: their node's, of a new local cluster "
+        f"{LOCALHOST}.",
+    )
     name: str = Field(DEFAULT_NAME, description="What the deployment is found by.")
     targets: int = Field(1, ge=1, le=1024, description="Target services.")
     drafts: int = Field(1, ge=0, le=1024, description="Draft services.")
     coordinators: int = Field(1, ge=1, le=1024, description="Coordinators.")
+    gateways: int = Field(1, ge=1, le=1024, description="HTTP gateways, each before all coordinators.")
     target_cpus: float = Field(1.0, ge=0, le=1024, description="CPUs of each target rank: its compute threads.")
     target_gpus: float | None = Field(
         None, ge=0, le=1, description="GPUs of each target rank; unset: 1 where the cluster has GPUs."
@@ -62,19 +76,35 @@ class ConfigFiles:
     coordinator: Path | None = None
 
 
-def plan_deployment(settings: RaySettings, files: ConfigFiles, *, cluster_has_gpus: bool) -> Deployment:
+def plan_deployment(
+    settings: RaySettings, files: ConfigFiles, *, cluster_has_gpus: bool, on_one_machine: bool = False
+) -> Deployment:
     """The plan of every service.
+
+    Args:
+        settings: what is deployed.
+        files: what flags leave open.
+        cluster_has_gpus: whether any node has one.
+        on_one_machine: the cluster is a new local one: what no setting opens is for this machine alone.
 
     Raises:
         InvalidInput: a setting out of its limits, naming it.
     """
-    plans: dict[ServiceName, ServicePlan] = {
+    plans: dict[ProcessName, ServicePlan] = {
         "target": _target_plan(settings, files.target, cluster_has_gpus),
         "coordinator": _coordinator_plan(settings, files.coordinator),
     }
+    if settings.http:
+        plans["gateway"] = _gateway_plan(settings)
     if settings.draft_models:
         plans["draft"] = _draft_plan(settings, files.draft)
+    if on_one_machine:
+        plans = {role: replace(plan, settings=_for_this_machine(plan.settings)) for role, plan in plans.items()}
     return Deployment(settings.name, settings.model, plans)
+
+
+def _for_this_machine(settings: dict[str, object]) -> dict[str, object]:
+    return _with_defaults(settings, "server", {"host": LOCALHOST})
 
 
 def _target_plan(settings: RaySettings, file: Path | None, cluster_has_gpus: bool) -> ServicePlan:
@@ -84,7 +114,7 @@ def _target_plan(settings: RaySettings, file: Path | None, cluster_has_gpus: boo
     given = _given(TargetConfig, file, target_flags(settings, 1) | _RAYS_OWN)
     ranks = load_config(TargetConfig, None, given).tensor_parallel_size
     return ServicePlan(
-        settings=_with_defaults(given, _engine_defaults(settings.target_cpus, gpus, own_device=False)),
+        settings=_with_defaults(given, "engine", _engine_defaults(settings.target_cpus, gpus, own_device=False)),
         needs=ServiceNeeds(settings.target_cpus, gpus, ranks=ranks),
         drain_seconds=settings.drain_seconds,
         count=settings.targets,
@@ -98,7 +128,7 @@ def _draft_plan(settings: RaySettings, file: Path | None) -> ServicePlan:
     resources = _resources(settings.draft_resource)
     defaults = _engine_defaults(settings.draft_cpus, settings.draft_gpus, own_device=bool(resources))
     return ServicePlan(
-        settings=_with_defaults(_given(DraftConfig, file, flags), defaults),
+        settings=_with_defaults(_given(DraftConfig, file, flags), "engine", defaults),
         needs=ServiceNeeds(settings.draft_cpus, settings.draft_gpus, resources),
         drain_seconds=settings.drain_seconds,
         count=settings.drafts,
@@ -118,9 +148,20 @@ def _coordinator_plan(settings: RaySettings, file: Path | None) -> ServicePlan:
     )
 
 
-def _given(
-    kind: type[TargetConfig | DraftConfig | CoordinatorConfig], file: Path | None, flags: Flags
-) -> dict[str, object]:
+def _gateway_plan(settings: RaySettings) -> ServicePlan:
+    flags = gateway_flags(settings, UNKNOWN_PEER) | {"server.port": None}
+    if not settings.tls:  # with it, it's this machine's alone
+        flags["server.host"] = settings.host or None
+    return ServicePlan(
+        settings=_given(GatewayConfig, None, flags),
+        needs=ServiceNeeds(0.0),
+        drain_seconds=settings.drain_seconds,
+        count=settings.gateways,
+        serving_port=settings.http_port,
+    )
+
+
+def _given(kind: type[Settings], file: Path | None, flags: Flags) -> dict[str, object]:
     """What file and flags set, checked as the service does."""
     given: dict[str, object] = load_config(kind, file, flags).model_dump(mode="json", exclude_unset=True)
     return given
@@ -139,10 +180,10 @@ def _engine_defaults(cpus: float, gpus: float, *, own_device: bool) -> dict[str,
     return defaults
 
 
-def _with_defaults(given: dict[str, object], engine: Mapping[str, object]) -> dict[str, object]:
-    section = given.get("engine", {})
+def _with_defaults(given: dict[str, object], name: str, defaults: Mapping[str, object]) -> dict[str, object]:
+    section = given.get(name, {})
     assert isinstance(section, dict)
-    return {**given, "engine": {**engine, **section}}
+    return {**given, name: {**defaults, **section}}
 
 
 def _resources(text: str | None) -> dict[str, float]:

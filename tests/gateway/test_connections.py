@@ -19,7 +19,8 @@ import pytest
 import uvicorn
 
 from gateway.connections import MAX_HEAD_BYTES
-from gateway.server import open_socket, uvicorn_config
+from gateway.middleware import RunningRequests
+from gateway.server import open_socket, run_http, uvicorn_config
 from paceline.local.certificates import Authority
 from paceline.runtime.gateway_config import GatewayConfig
 from paceline.runtime.roles import PeerRole
@@ -260,3 +261,20 @@ def test_a_new_authority_of_clients_holds_from_the_next_connection_on(tmp_path: 
         ca = tmp_path / "ca.crt"
         ca.write_bytes(ca.read_bytes() + successor.own.certificate)
         assert [answered(port, tmp_path, name) for name in ("client", "next")] == [True, True]
+
+
+async def test_a_gateway_that_is_cancelled_lets_its_replies_end() -> None:
+    config = GatewayConfig(server={"port": 0})
+    listening = open_socket(config.server, config.reader_timeout_s)
+    app = SlowApp()
+    serving = asyncio.create_task(run_http(app, config, listening, RunningRequests()))
+    reader, writer = await asyncio.open_connection(*listening.getsockname())
+    writer.write(b"POST /slow HTTP/1.1\r\nHost: h\r\nConnection: close\r\nContent-Length: 5\r\n\r\nwhole")
+    await reader.readuntil(b"\r\n\r\n")
+    serving.cancel()
+    await asyncio.sleep(0)
+    app.may_end.set()
+    assert await reader.read() == b"whole"
+    writer.close()
+    with pytest.raises(asyncio.CancelledError):
+        await serving

@@ -20,6 +20,8 @@ BACK_SECONDS = 60.0
 """A killed actor serves again within this time, on a machine that other tests keep busy."""
 # A token would be read from the user's home, or written there.
 ENVIRONMENT = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
+RAY = (sys.executable, "-c", "from paceline.cli.main import main; main()", "ray")
+"""`paceline ray`, of this interpreter."""
 Line = dict[str, Any]
 
 
@@ -59,22 +61,12 @@ class Deployed:
     def __init__(self, nodes: TwoNodes, name: str = "paceline") -> None:
         self.nodes = nodes
         self.name = name
+        self.said = ""
+        """By the `up` that made it."""
 
     def run(self, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         """`paceline ray COMMAND …`, whatever it returns."""
-        code = "from paceline.cli.main import main; main()"
-        argv = [
-            sys.executable,
-            "-c",
-            code,
-            "ray",
-            command,
-            "--address",
-            self.nodes.address,
-            "--name",
-            self.name,
-            *arguments,
-        ]
+        argv = [*RAY, command, "--address", self.nodes.address, "--name", self.name, *arguments]
         return subprocess.run(
             argv, capture_output=True, text=True, env=ENVIRONMENT, timeout=COMMAND_SECONDS, check=False
         )

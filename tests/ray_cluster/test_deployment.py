@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
+import subprocess
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,7 +22,7 @@ from paceline.client import AsyncClient, Client
 from paceline.protocol.generation import Finished, GenerateRequest, Provenance, SpeculationSettings, Tokens
 from paceline.rpc.service_status import service_status
 from tests.e2e.cluster import Cluster, eventually
-from tests.ray_cluster.driving import BACK_SECONDS, Deployed, TwoNodes, controller_pids, two_nodes
+from tests.ray_cluster.driving import BACK_SECONDS, ENVIRONMENT, RAY, Deployed, TwoNodes, controller_pids, two_nodes
 from tests.ray_cluster.two_nodes import CPUS_OF_A_NODE
 
 pytestmark = pytest.mark.timeout(300)
@@ -27,7 +30,22 @@ pytestmark = pytest.mark.timeout(300)
 TARGET = "table:vocab=300,seed=1,eos=299,step_ms=4"
 DRAFT = "model:table:vocab=300,seed=1,eos=299,noise=0.2,step_ms=1"
 WAIT = ("--wait-seconds", "90")
-UP = (TARGET, "--drafter", DRAFT, "--draft-resource", "small=1", "--port", "0", "--target-cpus", "0.5", *WAIT)
+PORTS = ("--port", "0", "--http-port", "0")
+UP = (
+    TARGET,
+    "--drafter",
+    DRAFT,
+    "--drafts",
+    "3",
+    "--draft-resource",
+    "small=3",
+    *PORTS,
+    "--target-cpus",
+    "0.5",
+    *WAIT,
+)
+"""One node has 8 of `small`: two drafts find room."""
+LACK = "1 of 3 draft services waits for 0.5 CPU and 3 small: the cluster has 6 CPU and 2 small free"
 LENGTH = 160
 CLIENTS = 4
 TAKES_SESSIONS_S = 10.0
@@ -52,7 +70,7 @@ def nodes() -> Iterator[TwoNodes]:
 @pytest.fixture(scope="module")
 def deployed(nodes: TwoNodes) -> Iterator[Deployed]:
     deployed = Deployed(nodes)
-    deployed.do("up", *UP)
+    deployed.said = deployed.do("up", *UP)
     try:
         yield deployed
     finally:
@@ -83,11 +101,27 @@ def sessions_of(address: str) -> int:
         return 0
 
 
+def over_http(address: str, length: int) -> tuple[int, ...]:
+    """What a gateway answers to the first client's request."""
+    asked = {"prompt": [10, 200, 30], "seed": 23, "max_tokens": length, "ignore_eos": True, "return_token_ids": True}
+    made = urllib.request.Request(f"http://{address}/v1/completions", json.dumps(asked).encode())
+    made.add_header("Content-Type", "application/json")
+    with urllib.request.urlopen(made, timeout=60) as answer:
+        return tuple(json.load(answer)["choices"][0]["token_ids"])
+
+
+def test_what_finds_no_room_keeps_nobody_waiting(deployed: Deployed) -> None:
+    states = {line["name"].removeprefix("paceline/"): line["state"] for line in deployed.lines()}
+    serving = ("target-0", "draft-0", "draft-1", "coordinator-0", "gateway-0")
+    assert states == {f"{each}/rank-0": "serving" for each in serving} | {"draft-2/rank-0": "without room"}
+    assert LACK in deployed.said
+    assert f"--coordinator {deployed.line('coordinator-0')['address']}" in deployed.said
+    assert f"OpenAI's API: http://{deployed.line('gateway-0')['address']}/v1" in deployed.said
+
+
 def test_the_text_is_that_without_ray(deployed: Deployed, plain: tuple[int, ...]) -> None:
     lines = {line["role"]: line for line in json.loads(deployed.do("status", "--json"))}
-    assert {role: line["state"] for role, line in lines.items()} == dict.fromkeys(
-        ("target", "draft", "coordinator"), "serving"
-    )
+    assert over_http(lines["gateway"]["address"], LENGTH) == plain
     with Client(lines["coordinator"]["address"]) as client:
         eventually(lambda: all(m.draft_ready for m in client.describe_models()), "the draft is linked")
         generation = client.generate(request())
@@ -134,7 +168,7 @@ def test_a_killed_controller_finds_its_actors_again(deployed: Deployed, plain: t
 
     def knows_all_again() -> bool:
         found = deployed.nodes.status(deployed.name)
-        return isinstance(found, list) and [each["state"] for each in found] == ["serving"] * len(before)
+        return isinstance(found, list) and [each["state"] for each in found] == [each["state"] for each in before]
 
     eventually(knows_all_again, "the new controller knows all", BACK_SECONDS)
     assert [(each["name"], each["pid"]) for each in deployed.lines()] == [
@@ -170,6 +204,7 @@ def test_drafts_come_and_go_under_load(deployed: Deployed, texts: list[tuple[int
     coordinator = deployed.line("coordinator-0")["address"]
     with load(coordinator, texts) as outcomes:
         eventually(lambda: len(outcomes) >= CLIENTS, "requests run")
+        deployed.do("scale", "--drafts", "1")
         deployed.do("scale", "--drafts", "2")
         added = deployed.line("draft-1")["address"]
         eventually(lambda: sessions_of(added) > 0, "the draft that was added has sessions", TAKES_SESSIONS_S)
@@ -210,8 +245,7 @@ def test_what_finds_no_room_is_told_and_nothing_stays(nodes: TwoNodes, deployed:
     other = Deployed(nodes, "other")
     done = other.run("up", TARGET, "--drafter", "none", "--target-cpus", "64", "--wait-seconds", "2")
     assert done.returncode == 1
-    assert "other/target-0/rank-0 is starting (needs {'CPU': 64.0})" in done.stderr
-    assert "the cluster has free" in done.stderr
+    assert "other/target-0/rank-0 is without room (waits for 64 CPU: the cluster has " in done.stderr
     assert other.run("status").returncode == 2
 
 
@@ -229,13 +263,32 @@ def test_bad_commands_are_refused(deployed: Deployed, command: str, arguments: t
 
 
 @pytest.mark.full
+def test_a_new_local_cluster_serves_this_machine_what_finds_room() -> None:
+    asked = ("--drafts", str(2 * (os.cpu_count() or 1)), "--port", "0", "--http-port", "0", *WAIT)
+    environment = {name: value for name, value in ENVIRONMENT.items() if name != "RAY_ADDRESS"}
+    argv = [*RAY, "up", TARGET, "--drafter", DRAFT, *asked]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=environment) as running:
+        assert running.stdout is not None
+        lines = list(iter(running.stdout.readline, "Ctrl-C takes it down\n"))
+        running.send_signal(signal.SIGINT)
+        rest = running.stdout.read()
+    said = "".join(lines)
+    assert "paceline is down" in rest
+    assert re.search(
+        r"^[123] of \d+ draft services (waits|each wait) for 0.5 CPU: the cluster has 0 free$", said, re.M
+    )
+    assert re.search(r"^ready: .* --coordinator 127\.0\.0\.1:\d+$", said, re.M)
+    assert re.search(r"^OpenAI's API: http://127\.0\.0\.1:\d+/v1$", said, re.M)
+
+
+@pytest.mark.full
 def test_ranks_over_two_nodes_write_the_text_of_one(
     nodes: TwoNodes, deployed: Deployed, plain: tuple[int, ...], tmp_path: Path
 ) -> None:
     patient = tmp_path / "coordinator.toml"
     patient.write_text("target_wait_ms = 120000.0\n")  # two processes that import torch
     half = f"{CPUS_OF_A_NODE / 2 + 0.1:g}"
-    options = ("-tp", "2", "--target-cpus", half, "--drafter", "none", "--coordinator-cpus", "0.1", "--port", "0")
+    options = ("-tp", "2", "--target-cpus", half, "--drafter", "none", "--coordinator-cpus", "0.1", *PORTS)
     spread = Deployed(nodes, "spread")
     spread.do("up", TARGET, *options, "--coordinator-config", str(patient), *WAIT)
     try:

@@ -7,11 +7,21 @@ from typing import Any
 
 import pytest
 
+from paceline.local.service_process import ServiceFailed
 from paceline.local.settings import ServeSettings
 from paceline.protocol.errors import InvalidInput
+from paceline.ray_cluster.controller import in_order_of_room
 from paceline.ray_cluster.deployed_service import DeployedService, RankActor
-from paceline.ray_cluster.placement import strategy_for
-from paceline.ray_cluster.records import ActorReport, ActorState, Deployment, ServiceNeeds, ServicePlan
+from paceline.ray_cluster.deployments import RunningDeployment
+from paceline.ray_cluster.placement import role_and_index, strategy_for, what_it_waits_for
+from paceline.ray_cluster.records import (
+    ActorReport,
+    ActorState,
+    ActorStatus,
+    Deployment,
+    ServiceNeeds,
+    ServicePlan,
+)
 from paceline.ray_cluster.settings import ConfigFiles, RaySettings, plan_deployment
 
 TABLE = "table:vocab=300"
@@ -89,6 +99,90 @@ def test_settings_are_refused_by_name(fields: dict[str, Any], named: str) -> Non
 
 def test_every_setting_of_serve_is_one_of_ours() -> None:
     assert ServeSettings.model_fields.keys() <= RaySettings.model_fields.keys()
+
+
+def hosts(deployment: Deployment) -> dict[str, object]:
+    sections = {role: each.settings.get("server", {}) for role, each in deployment.plans.items()}
+    return {role: each.get("host") for role, each in sections.items() if isinstance(each, dict)}
+
+
+def test_a_new_local_cluster_is_for_this_machine_and_another_for_its_nodes() -> None:
+    roles = ("target", "coordinator", "gateway", "draft")
+    here = plan_deployment(RaySettings(model=MODEL), NO_FILES, cluster_has_gpus=False, on_one_machine=True)
+    assert hosts(here) == dict.fromkeys(roles, "127.0.0.1")
+    assert hosts(plan()) == dict.fromkeys(roles)
+    opened = plan_deployment(
+        RaySettings(model=MODEL, host="0.0.0.0"),
+        NO_FILES,
+        cluster_has_gpus=False,
+        on_one_machine=True,
+    )
+    assert hosts(opened) == {
+        "target": "127.0.0.1",
+        "coordinator": "0.0.0.0",
+        "gateway": "0.0.0.0",
+        "draft": "127.0.0.1",
+    }
+
+
+def test_http_reserves_nothing_and_can_be_left_out() -> None:
+    gateway = plan(http_port=8123, gateways=2).plans["gateway"]
+    assert (gateway.needs.bundle, gateway.serving_port, gateway.count) == ({}, 8123, 2)
+    assert "gateway" not in plan(http=False).plans
+
+
+def test_one_service_of_each_role_looks_for_room_before_a_second_one() -> None:
+    order = in_order_of_room(plan(targets=2, drafts=2))
+    assert order == ["target-0", "coordinator-0", "gateway-0", "draft-0", "target-1", "draft-1"]
+
+
+@pytest.mark.parametrize(
+    ("needs", "free", "text"),
+    [
+        (ServiceNeeds(0.5), {}, "0.5 CPU: the cluster has 0 free"),
+        (ServiceNeeds(2.0, ranks=2), {"CPU": 3.0}, "2 times 2 CPU: the cluster has 3 free"),
+        (ServiceNeeds(1.0), {"CPU": 1.5}, "1 CPU: the cluster has 1.5 free, but not together"),
+        (ServiceNeeds(1.0, 0.5), {"CPU": 4.0}, "1 CPU and 0.5 GPU: the cluster has 4 CPU and 0 GPU free"),
+    ],
+)
+def test_what_a_service_waits_for_is_told_beside_what_is_free(
+    needs: ServiceNeeds, free: dict[str, float], text: str
+) -> None:
+    assert what_it_waits_for(needs, free) == text
+
+
+def awaited(monkeypatch: pytest.MonkeyPatch, states: dict[str, str], *, room_may_come: bool = True) -> list[str]:
+    """What `await_serving` tells of, if it returns before its time is over."""
+    running = RunningDeployment("some", None)
+    lines = [ActorStatus(name, role_and_index(name.replace("_", "-"))[0], state) for name, state in states.items()]
+    monkeypatch.setattr(running, "status", lambda: lines)
+    told: list[str] = []
+    running.await_serving(0.0, lambda line: told.append(line.name), room_may_come=room_may_come)
+    return told
+
+
+SERVING = {"target_0": "serving", "coordinator_0": "serving", "gateway_0": "serving"}
+
+
+@pytest.mark.parametrize("more", [{"draft_0": "without room"}, {"draft_0": "serving", "target_1": "without room"}])
+def test_a_deployment_is_up_without_what_it_can_do_without(
+    monkeypatch: pytest.MonkeyPatch, more: dict[str, str]
+) -> None:
+    assert awaited(monkeypatch, SERVING | more) == [*SERVING, *more]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"draft_0": "loading"}, {"coordinator_0": "without room"}, {"draft_0": "without room", "draft_1": "starting"}],
+)
+def test_what_is_needed_or_comes_is_waited_for(monkeypatch: pytest.MonkeyPatch, more: dict[str, str]) -> None:
+    with pytest.raises(ServiceFailed, match=f"not serving after 0 s: {list(more)[-1]} is"):
+        awaited(monkeypatch, SERVING | more)
+
+
+def test_a_cluster_that_cannot_grow_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ServiceFailed, match="no room: coordinator_0 is without room"):
+        awaited(monkeypatch, SERVING | {"coordinator_0": "without room"}, room_may_come=False)
 
 
 @pytest.mark.parametrize(
@@ -211,6 +305,18 @@ def test_one_coordinator_of_a_node_gets_the_port(claims: tuple[str, ...], port: 
     assert service.meeting is not None
     assert service.meeting.serving_port == port
     assert service.claim == f"10.0.0.1:{port}"
+
+
+def test_a_service_comes_back_to_its_port_whatever_address_it_listens_on() -> None:
+    service = coordinator(0)
+    service.settle(may_begin=True)
+    began = service.meeting
+    service.actors[0].report = ActorReport("a", ActorState.SERVING, "10.0.0.1", 1, 0, "127.0.0.1:4000", began)
+    service.settle(may_begin=True)
+    service.actors[0].report = ActorReport("b", ActorState.WAITING, "10.0.0.1", 2)
+    service.settle(may_begin=True)
+    assert service.meeting is not None
+    assert (service.meeting.incarnations, service.meeting.serving_port) == (("b",), 4000)
 
 
 def test_nothing_begins_before_it_may() -> None:
