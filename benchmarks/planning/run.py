@@ -101,10 +101,11 @@ def read_all(wanted: PlanWanted, readers: LoadedReaders, console: Console) -> li
     kept = KeptPositions(wanted.work / readers.passes.folder, sample_facts(wanted, readers, data))
     found: list[TextPositions] = []
     for temperature in wanted.sample.temperatures:
-        most = len(data.prompts) * (wanted.sample.answer_tokens + 1)  # each end is told, too
-        with progress_bar(console, ANSWER_BAR, max(1, most)) as advance:
+        most = max(1, len(data.prompts) * (wanted.sample.answer_tokens + 1))  # each end is told, too
+        with progress_bar(console, ANSWER_BAR, most) as advance:
             report = _TotalsBar(advance, f"{ANSWER_BAR} at temperature {temperature:g}")
             texts = texts_at(wanted.sample, temperature, data, readers.passes, readers.tokenizer, wanted.work, report)
+            report(most)  # of answers that ended early, or were there
         limit = f"1 or more with a token of an answer, at temperature {temperature:g}"
         require(bool(texts), "sample texts", len(texts), limit)
         with progress_bar(console, READ_BAR, len(texts)) as advance:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from rich.console import Console
@@ -25,6 +25,9 @@ MEANINGS: Mapping[Provenance, str] = {
     Provenance.BONUS: "bonus: the target's own, after a draft accepted whole",
     Provenance.TARGET: "target: the round carried no proposal",
 }
+
+MOST_COUNTS = 8
+"""Of a histogram that is shown number by number."""
 
 
 def legend() -> Text:
@@ -64,19 +67,32 @@ class StreamDisplay:
         self._console.print(text, end="", soft_wrap=True, highlight=False)
 
 
+def shown_histogram(counts: Sequence[int]) -> str:
+    """Rounds by tokens accepted, those that there were: `0: 2, 5: 1`; of many numbers, ranges: `0: 2, 4-7: 9`."""
+    rounds = {str(accepted): count for accepted, count in enumerate(counts) if count}
+    if len(rounds) > MOST_COUNTS:
+        ranges: dict[str, int] = {}
+        for accepted, count in enumerate(counts):
+            least = 1 << accepted.bit_length() >> 1
+            most = min(max(2 * least - 1, 0), len(counts) - 1)
+            name = f"{least}-{most}" if most > least else str(least)
+            ranges[name] = ranges.get(name, 0) + count
+        rounds = {name: count for name, count in ranges.items() if count}
+    return ", ".join(f"{name}: {count}" for name, count in rounds.items()) or "-"
+
+
 def stats_table(stats: GenerationStats, seed: int) -> Table:
     """The round statistics for people."""
     table = Table(title="round statistics", title_justify="left", show_header=False)
     table.add_column(style="bold")
     table.add_column(justify="right")
     accepted = f"{stats.num_accepted_draft_tokens} of {stats.num_draft_tokens} ({stats.draft_acceptance_rate:.0%})"
-    histogram = "  ".join(f"{j}:{steps}" for j, steps in enumerate(stats.acceptance_histogram)) or "-"
     rows = (
         ("rounds", str(stats.rounds)),
         ("tokens committed", str(stats.committed)),
         ("drafted tokens accepted", accepted),
         ("mean acceptance length", f"{stats.mean_acceptance_length:.2f}"),
-        ("rounds by tokens accepted", histogram),
+        ("rounds by tokens accepted", shown_histogram(stats.acceptance_histogram)),
         ("speculation cache hits / misses", f"{stats.cache_hits} / {stats.cache_misses}"),
         ("time to first token", f"{stats.time_to_first_token_ms:.0f} ms"),
         ("verify, median", f"{stats.verify_ms_p50:.1f} ms"),

@@ -115,6 +115,7 @@ def _answers(
         shard_rows=ANSWERS_KEPT,
         batch_rows=ANSWERED_AT_ONCE,
         temperature_mix=((temperature, 1.0),),
+        answer_tokens=wanted.answer_tokens,
     )
     author = source.author(tokenizer, recipe, prompts)
     target = f"{source.fingerprint.model} {source.fingerprint.numeric}"

@@ -297,9 +297,10 @@ class _RunningAuthor:
         params, noise = SamplingParams(temperature=temperature), NoiseKey(recipe.seed, number)
         tokens = [*prompt]
         ends = self.tokenizer.eos_token_ids
-        async for token in answer(self.peer, prompt, params, noise, recipe.max_length, ends):
+        longest = recipe.longest(prompt)
+        async for token in answer(self.peer, prompt, params, noise, longest, ends):
             tokens.append(token)
             yield None
-        written = np.array(tokens[: recipe.max_length], np.int32)
+        written = np.array(tokens[:longest], np.int32)
         roles = np.where(np.arange(written.size) < len(prompt), Role.FORCED, Role.ANSWER).astype(np.int8)
         yield Row(written, mark_thinking(written, roles, self.tokenizer), temperature)

@@ -46,12 +46,18 @@ class GenerationRecipe:
     batch_rows: int = 64
     temperature_mix: tuple[tuple[float, float], ...] = DEFAULT_MIX
     """(temperature of the assistant's turn, share of the rows)."""
+    answer_tokens: int = 0
+    """Most tokens of an answer to a prompt; 0: as many as `max_length` leaves."""
 
     def __post_init__(self) -> None:
         require(self.max_length >= 8, "max_length", self.max_length, "at least 8")
         require(self.shard_rows >= 1 and self.batch_rows >= 1, "shard_rows", self.shard_rows, "at least 1")
         total = sum(share for _, share in self.temperature_mix)
         require(abs(total - 1) < 1e-6, "temperature_mix", self.temperature_mix, "shares that sum to 1")
+
+    def longest(self, prompt: TokenIds) -> int:
+        """Most tokens of a row that answers a prompt."""
+        return min(self.max_length, len(prompt) + self.answer_tokens) if self.answer_tokens else self.max_length
 
     def temperature_of(self, row: int) -> float:
         """Any stretch of rows holds the mix: the golden ratio spreads rows evenly over it."""
@@ -94,7 +100,8 @@ class _Writing:
         self._noise = NoiseKey(recipe.seed, index)
         self._user = SamplingParams(temperature=1.0, top_p=USER_TOP_P)
         self._assistant = SamplingParams(temperature=self.temperature)
-        self.ended = len(self.tokens) >= recipe.max_length
+        self._longest = recipe.max_length if prompt is None else recipe.longest(prompt)
+        self.ended = len(self.tokens) >= self._longest
 
     def next_item(self) -> StepItem:
         new = tuple(self.tokens[self.computed :])
@@ -115,7 +122,7 @@ class _Writing:
             self._append(token, Role.USER)
             if len(self.tokens) - len(self._frame.before) >= self._recipe.user_tokens:
                 self._answer()
-        self.ended |= len(self.tokens) >= self._recipe.max_length
+        self.ended |= len(self.tokens) >= self._longest
 
     def _answer(self) -> None:
         self._asking = False
@@ -127,9 +134,8 @@ class _Writing:
         self.roles.append(int(role))
 
     def row(self, tokenizer: Tokenizer) -> Row:
-        length = self._recipe.max_length
-        roles = np.array(self.roles[:length], np.int8)
-        tokens = np.array(self.tokens[:length], np.int32)
+        roles = np.array(self.roles[: self._longest], np.int8)
+        tokens = np.array(self.tokens[: self._longest], np.int32)
         return Row(tokens, mark_thinking(tokens, roles, tokenizer), self.temperature)
 
 
@@ -247,6 +253,8 @@ def _check_recipe(file: Path, writer: Author, target: str) -> None:
         json.dumps({**asdict(writer.recipe), "target": target, "prompts_sha256": prompts})
     )
     wanted.pop("batch_rows")  # decides speed alone
+    if not writer.recipe.answer_tokens:
+        wanted.pop("answer_tokens")  # as if it were not there
     if not file.exists():
         replace_file(file, lambda temporary: temporary.write_text(json.dumps(wanted, indent=2) + "\n"))
     found = read_json("recipe", file)

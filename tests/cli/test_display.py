@@ -8,7 +8,15 @@ from dataclasses import asdict, replace
 import pytest
 from rich.console import Console
 
-from paceline.cli.display import STYLES, StreamDisplay, coloured, comparison, generation_json, stats_table
+from paceline.cli.display import (
+    STYLES,
+    StreamDisplay,
+    coloured,
+    comparison,
+    generation_json,
+    shown_histogram,
+    stats_table,
+)
 from paceline.client import Collector, Generation
 from paceline.protocol.generation import Finished, FinishReason, Provenance, Started, Tokens
 from paceline.protocol.records import GenerationStats, RoundStats
@@ -68,6 +76,20 @@ def test_stream_and_collector_give_the_whole_text() -> None:
     assert (whole.seed, whole.prompt_token_ids, whole.finish_reason) == (3, (1, 2), FinishReason.STOP)
 
 
+@pytest.mark.parametrize(
+    ("counts", "shown"),
+    [
+        ((), "-"),
+        ((0, 0), "-"),
+        ((1, 0, 1, 1), "0: 1, 2: 1, 3: 1"),
+        ((2, *[0] * 30, 3), "0: 2, 31: 3"),
+        (tuple(range(1, 21)), "0: 1, 1: 2, 2-3: 7, 4-7: 26, 8-15: 100, 16-19: 74"),
+    ],
+)
+def test_a_histogram_says_what_happened_in_a_line(counts: tuple[int, ...], shown: str) -> None:
+    assert shown_histogram(counts) == shown
+
+
 def test_text_that_looks_like_markup_is_shown_as_it_is() -> None:
     written = io.StringIO()
     text = "[red]array[0][/red] :smile:"
@@ -116,7 +138,7 @@ def test_statistics_name_what_was_measured() -> None:
     written = io.StringIO()
     Console(file=written, width=100).print(stats_table(STATS, 3))
     assert "5 of 9 (56%)" in written.getvalue()
-    assert "0:1  1:0  2:1  3:1" in written.getvalue()
+    assert "0: 1, 2: 1, 3: 1" in written.getvalue()
 
 
 @pytest.mark.parametrize(("token_ids", "words"), [((5, 6, 7), "the same tokens"), ((5, 6, 8), "other tokens")])
