@@ -29,11 +29,10 @@ from benchmarks.reporting.progress import progress_bar, stderr_console
 from benchmarks.reporting.reports import describe, load_average, write_report
 from benchmarks.simulator.measured import measured_setting
 from benchmarks.simulator.studies.capacity import GAMMA
-from draft_service.drafters.names import MODEL
 from paceline.local.settings import ServeSettings, available_cores
 from paceline.local.supervisor import SupervisedServices
 from paceline.protocol.errors import require
-from paceline.protocol.proposal import NONE
+from paceline.protocol.proposal import MODEL, NONE
 from paceline.protocol.records import GenerationStats
 
 TARGET_CORE, OTHER_CORE = 0, 1

@@ -180,7 +180,7 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
             name=self._model,
             tokenizer=self._tokenizer,
             max_length=min((welcome.max_length for welcome in self._target.welcomes), default=0),
-            drafters=self._drafters([name for welcome in drafts if welcome for name in welcome.drafters]),
+            drafters=self._drafters([name for welcome in drafts if welcome for name in welcome.drafter_names]),
             knows_drafters=None not in drafts,
             seed=self._config.seed,
             reports_prompts=any(welcome.reports_prompts for welcome in self._target.welcomes),

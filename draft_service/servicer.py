@@ -34,6 +34,7 @@ class DraftServicer(SessionServicer[DraftScheduler], pb_grpc.DraftServiceService
             max_sessions=settings.max_num_seqs,
             drafters=catalogue.names,
             drafter_needs=catalogue.needs,
+            default_name=catalogue.default_name,
         )
         super().__init__(DRAFT, DraftScheduler(catalogue, executor, settings), welcome)
         metrics.watch_service(self.scheduler, lambda: catalogue.kv_rows, catalogue.max_kv_rows)

@@ -11,7 +11,6 @@ from benchmarks.planning.wanted import PlanWanted
 from draft_service.drafters.catalogue import build_catalogue
 from draft_service.drafters.interface import AnyDrafter
 from draft_service.drafters.model import ModelDrafter
-from draft_service.drafters.names import MODEL
 from paceline.costs.cost_line import CostLine
 from paceline.engine.interface import Engine
 from paceline.engine.loading import load_engine
@@ -20,7 +19,7 @@ from paceline.models.tokenizer import Tokenizer, load_tokenizer
 from paceline.predict.reading import EnginePasses, PassSource, shown_name
 from paceline.predict.services import ServicePasses
 from paceline.protocol.errors import require
-from paceline.protocol.proposal import NGRAM
+from paceline.protocol.proposal import MODEL, NGRAM
 from paceline.runtime.config import DraftConfig
 from paceline.sampling.racing import warm_up
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.costs.cost_line import CostLine
-from paceline.local.drafter_choice import MODEL, DrafterChoice
+from paceline.local.drafter_choice import DrafterChoice
 from paceline.predict.cycle import LOCAL_TRIP_MS
 from paceline.predict.prices import Prices
 from paceline.predict.reading import shown_name
@@ -15,7 +15,7 @@ from paceline.predict.rounds import ProposalShape
 from paceline.predict.sample import SampleWanted
 from paceline.predict.services import ServicesWanted
 from paceline.protocol.errors import InvalidInput, require
-from paceline.protocol.proposal import AUTO, NGRAM
+from paceline.protocol.proposal import AUTO, MODEL, NGRAM
 from paceline.runtime.config import EngineSettings
 
 WORK_FOLDER = "work"

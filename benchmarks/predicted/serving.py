@@ -10,13 +10,12 @@ from pathlib import Path
 
 from benchmarks.simulator.record import RecordPlan, read_kept, run_requests
 from coordinator.recorder import FILE
-from draft_service.drafters.names import MODEL
 from paceline.client import Client
 from paceline.costs.cost_line import CostLine
 from paceline.local.settings import ServeSettings
 from paceline.local.supervisor import SupervisedServices
 from paceline.protocol.generation import GenerateRequest, SpeculationSettings
-from paceline.protocol.proposal import AUTO, NGRAM, NONE
+from paceline.protocol.proposal import AUTO, MODEL, NGRAM, NONE
 from paceline.protocol.records import GenerationStats
 
 WARM_UP_TOKENS = 16

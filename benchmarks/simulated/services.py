@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.local.drafter_choice import MODEL
 from paceline.local.services import LocalServices
 from paceline.protocol.generation import GenerateRequest, SpeculationSettings
+from paceline.protocol.proposal import MODEL
 from paceline.protocol.records import RoundRecord
 
 START_SECONDS = 120.0

@@ -36,10 +36,10 @@ from benchmarks.simulator.run import simulate
 from benchmarks.simulator.trace import Trace, TracedSetting
 from coordinator.recorder import FILE
 from paceline.costs.cost_line import CostLine
-from paceline.local.drafter_choice import MODEL
 from paceline.local.services import LocalServices
 from paceline.protocol.errors import require
 from paceline.protocol.generation import SpeculationSettings
+from paceline.protocol.proposal import MODEL
 from paceline.rpc.server import write_atomically
 
 PAIR = SimulatedPair("distribution=middling", 20.0, 2.0, target_row_ms=0.05, draft_row_ms=0.02)

@@ -19,10 +19,10 @@ from typing import Any
 
 from benchmarks.speed.groups import WARM_UP_TOKENS, GenerationRunner
 from benchmarks.speed.run import SpeedPlan, SpeedRun, Turn, first_difference, measure
-from paceline.local.drafter_choice import MODEL, DrafterChoice
+from paceline.local.drafter_choice import DrafterChoice
 from paceline.protocol.errors import require
 from paceline.protocol.generation import SpeculationSettings
-from paceline.protocol.proposal import AUTO, NGRAM, NONE
+from paceline.protocol.proposal import AUTO, MODEL, NGRAM, NONE
 
 PLAIN = "target-only"
 OFF = "k=0"

@@ -23,7 +23,7 @@ class DraftPeer(Peer[DraftCommand, DraftEvent]):
     def has(self, drafter: str) -> bool:
         """Whether the draft service has a drafter; an empty name is its default."""
         welcome = self.link.welcome
-        return not drafter or (welcome is not None and drafter in welcome.drafters)
+        return not drafter or (welcome is not None and drafter in welcome.drafter_names)
 
     def need_of(self, drafter: str) -> FeatureNeed:
         """What a drafter reads of the target's hidden states."""

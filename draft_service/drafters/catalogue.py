@@ -9,28 +9,33 @@ from pathlib import Path
 
 from draft_service.drafters.interface import AnyDrafter
 from draft_service.drafters.model import ModelDrafter
-from draft_service.drafters.names import MODEL, check_drafters
+from draft_service.drafters.names import check_drafters
 from paceline.costs.cost_line import CostLine
 from paceline.costs.service_costs import DEFAULT
 from paceline.engine.interface import Engine
 from paceline.engine.loading import load_engine
 from paceline.engine.vocabulary.translation import translated
 from paceline.grammars.sessions import Grammars
-from paceline.models.resolve import OWN_MTP, is_draft, resolve_draft
+from paceline.models.resolve import is_draft, resolve_draft
 from paceline.models.tokenizer import Tokenizer, load_tokenizer
 from paceline.protocol.errors import InvalidInput, VocabularyMismatch
 from paceline.protocol.features import FeatureNeed
 from paceline.protocol.handshake import Fingerprint
+from paceline.protocol.proposal import MAX_DRAFTER_BYTES, MODEL, OWN_MTP
 from paceline.runtime.config import DraftConfig
 
 
 @dataclass(frozen=True)
 class Catalogue:
-    """Drafters by name, the default first, the engines that they run on, and who follows grammars (None: nobody)."""
+    """Drafters by name, the default first, the engines that they run on, and who follows grammars (None: nobody).
+
+    `default_name`: what the default was configured as, which it is called, too; empty: nothing that fits a message.
+    """
 
     drafters: Mapping[str, AnyDrafter]
     engines: tuple[Engine, ...]
     grammars: Grammars | None = None
+    default_name: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -69,12 +74,12 @@ class Catalogue:
         return {DEFAULT: self.drafters[default].line, **{name: self.drafters[name].line for name in others}}
 
     def pick(self, name: str) -> AnyDrafter:
-        """The drafter of a session; an empty name picks the default.
+        """The drafter of a session; an empty name, or its own, picks the default.
 
         Raises:
             InvalidInput: naming the unknown drafter and the known ones.
         """
-        drafter = self.drafters.get(name or self.names[0])
+        drafter = self.drafters.get(self.names[0] if name in ("", self.default_name) else name)
         if drafter is None:
             raise InvalidInput.of("drafter", name, f"one of: {', '.join(self.names)}")
         return drafter
@@ -85,7 +90,7 @@ def build_catalogue(config: DraftConfig) -> Catalogue:
 
     A model of another tokenizer than the target's drafts in what both vocabularies have, if the target is named.
 
-    The first model is called `model`, further ones `model:NAME` in full. `model:default` is the draft that comes
+    Each model is called `model:NAME` in full, the first `model`, too. `model:default` is the draft that comes
     with Paceline for the configuration's target, `model:mtp` the target's own multi-token prediction.
 
     Raises:
@@ -107,7 +112,9 @@ def build_catalogue(config: DraftConfig) -> Catalogue:
         drafter.measure()
     _check_vocabularies(engines, config, target)
     grammars = Grammars(partial(tokenizer_of, config.target_model or models[0].partition("#")[0]), config.grammar)
-    return Catalogue(drafters, tuple(engines), grammars)
+    first = config.drafters[0]
+    default_name = first if len(first.encode("utf-8", "surrogatepass")) <= MAX_DRAFTER_BYTES else ""
+    return Catalogue(drafters, tuple(engines), grammars, default_name)
 
 
 def _load(model: str, config: DraftConfig, target: Tokenizer | None) -> Engine:

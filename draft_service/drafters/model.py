@@ -18,7 +18,6 @@ from draft_service.drafters.branch import Branch
 from draft_service.drafters.calibration import Calibration
 from draft_service.drafters.draws import Distribution, draws_of, ranked_distribution
 from draft_service.drafters.interface import DrafterManifest
-from draft_service.drafters.names import MODEL
 from draft_service.drafters.shadow import ShadowRun
 from draft_service.drafters.speculation import Speculation
 from draft_service.drafters.state import SessionState
@@ -30,7 +29,7 @@ from paceline.engine.interface import Engine, Logits, RankedRows, Ranking, Ranki
 from paceline.protocol.draft import DraftBudget, Verifying
 from paceline.protocol.errors import InvalidInput, require
 from paceline.protocol.features import NO_FEATURES
-from paceline.protocol.proposal import MAX_PROPOSAL_NODES, ROOT, Acceptance, Proposal
+from paceline.protocol.proposal import MAX_PROPOSAL_NODES, MODEL, ROOT, Acceptance, Proposal
 from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.protocol.session import SessionSpec
 from paceline.sampling.processors import Follower, Processors

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.protocol.errors import require
-from paceline.protocol.proposal import MAX_DRAFTER_BYTES
-
-MODEL = "model"
+from paceline.protocol.proposal import MAX_DRAFTER_BYTES, MODEL
 
 
 def check_drafters(drafters: Sequence[str]) -> None:
@@ -20,7 +18,7 @@ def check_drafters(drafters: Sequence[str]) -> None:
     for text in drafters:
         kind, _, model = text.partition(":")
         require(kind == MODEL and model != "", "drafters", text, "model:NAME")
-    for text in drafters[1:]:  # the first is called "model", the others by these names
+    for text in drafters[1:]:  # the first is called "model", too
         size = len(text.encode("utf-8", "surrogatepass"))
         require(size <= MAX_DRAFTER_BYTES, "drafters bytes", size, f"at most {MAX_DRAFTER_BYTES}, the first excepted")
     require(len(set(drafters)) == len(drafters), "drafters", list(drafters), "named once each")

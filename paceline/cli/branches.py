@@ -25,7 +25,7 @@ EPILOG = example(
 def branches(
     sample: Annotated[Path, typer.Option(help="Your prompts, texts or logs: JSONL with prompt, messages or text.")],
     target: Annotated[str, typer.Argument(help="The model that is drafted for.")] = DEFAULT_MODEL,
-    drafter: Annotated[str, typer.Option(help="The draft: NAME, folder, default, mtp.")] = "default",
+    drafter: Annotated[str, typer.Option(help="The draft: model:NAME or NAME, folder, default, mtp.")] = "default",
     out: Annotated[Path, typer.Option(help="Folder of the reports and of the work behind them.")] = Path("branches"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the folder's work, or a plan's.")] = False,
     temperature: Annotated[str, typer.Option(help="Temperatures, with commas between.")] = "0",

@@ -102,7 +102,10 @@ def generate(
     acceptance: Annotated[
         Acceptance, typer.Option(help="The rule: coupled trusts no draft, rejection and block trust its q.")
     ] = Acceptance.COUPLED,
-    drafter: Annotated[str | None, typer.Option(help="Which drafter, or none.", show_default="the first")] = None,
+    drafter: Annotated[
+        str | None,
+        typer.Option(help="As serve names it: auto, ngram, model, model:NAME, mtp, none.", show_default="the first"),
+    ] = None,
     num_draft_tokens: NumDraftTokens = AUTO,
     prediction: Annotated[
         Path | None, typer.Option(help="A file with text that the output will repeat, edited in places.")

@@ -23,7 +23,9 @@ Url = Annotated[str, typer.Option(help="HOST:PORT of a coordinator.")]
 MaxNewTokens = Annotated[int, typer.Option(help="Most tokens to generate.")]
 Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
 Seed = Annotated[int | None, typer.Option(help="Fixes every draw.", show_default="drawn")]
-Drafter = Annotated[str, typer.Option(help="Which drafter, or none.", show_default="the first")]
+Drafter = Annotated[
+    str, typer.Option(help="As serve names it: auto, ngram, model, model:NAME, mtp, none.", show_default="the first")
+]
 NumDraftTokens = Annotated[str, typer.Option(help="Tokens to propose each round, or auto.")]
 
 

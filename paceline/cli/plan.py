@@ -51,7 +51,9 @@ def plan(
     ] = "",
     drafter: Annotated[
         list[str] | None,
-        typer.Option(help="A draft: NAME, folder, default, mtp; repeatable.", show_default="what auto serves"),
+        typer.Option(
+            help="A draft: model:NAME or NAME, folder, default, mtp; repeatable.", show_default="what auto serves"
+        ),
     ] = None,
     target_url: Annotated[
         str, typer.Option(help="HOST:PORT of a running target that reads the texts.", show_default="this machine")

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from paceline.models.resolve import (
     DEFAULT_DRAFT,
-    OWN_MTP,
     is_pulled,
     pullable_draft,
     resolve,
@@ -17,9 +16,8 @@ from paceline.models.resolve import (
     shipped_draft,
 )
 from paceline.protocol.errors import require
-from paceline.protocol.proposal import AUTO, NGRAM, NONE
+from paceline.protocol.proposal import AUTO, MODEL, NGRAM, NONE, OWN_MTP
 
-MODEL = "model"
 _SEVERAL = "+"
 _LIMIT = "auto, ngram, model, mtp or none; auto:PATH or model:PATH names a draft model, PATH+PATH several"
 

@@ -10,13 +10,12 @@ from typing import ClassVar
 from pydantic import BaseModel, Field, ModelWrapValidatorHandler, ValidationError, model_validator
 
 from paceline.local.cores import Cores
-from paceline.local.drafter_choice import MODEL, DrafterChoice
+from paceline.local.drafter_choice import DrafterChoice
 from paceline.local.service_process import Flags
 from paceline.local.tls import check_folder, peer_tls, server_tls
-from paceline.models.resolve import OWN_MTP
 from paceline.protocol.errors import require
 from paceline.protocol.given_files import json_value
-from paceline.protocol.proposal import AUTO, NGRAM, NONE
+from paceline.protocol.proposal import AUTO, MODEL, NGRAM, NONE, OWN_MTP
 from paceline.runtime.config import (
     COORDINATOR_PORT,
     DEFAULT_MODEL,

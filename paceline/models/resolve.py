@@ -19,8 +19,6 @@ MANIFEST_FILE = "manifest.json"
 """What makes a folder a draft; `paceline.train.checkpoint` says what it holds."""
 SHIPPED_DRAFTS = Path(__file__).parents[1] / "drafts"
 DEFAULT_DRAFT = "default"
-OWN_MTP = "mtp"
-"""As a draft's name: the multi-token prediction that the target's own checkpoint carries; a folder is ./mtp."""
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _PLAIN_NAME = re.compile(r"\w[\w.-]*")
 _LAYERS = "#layers="

@@ -81,6 +81,12 @@ class RunningDrafter:
         return self.peer.link.welcome
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """What it is asked for by: its name there, and that which its service was started with."""
+        welcome = self.welcome
+        return (self.served, welcome.default_name) if self.served == welcome.drafters[0] else (self.served,)
+
+    @property
     def name(self) -> str:
         """In reports: what it runs; a draft that is part of its target has the target's name, and goes by its own."""
         return shown_name(self.served if self.model == self.target else self.model)
@@ -207,7 +213,8 @@ class ServicePasses:
         offered: dict[str, RunningDrafter] = {}
         for each in (each for peer in self._drafts for each in _drafters_of(peer, self.fingerprint.model)):
             offered.setdefault(each.name, each)
-        by_name = {each.served: name for name, each in reversed(offered.items())} | {name: name for name in offered}
+        by_name = {each: name for name, one in reversed(offered.items()) for each in one.names}
+        by_name |= {name: name for name in offered}
         for name in self._wanted.drafters:
             require(name in by_name, "drafter", name, f"one that the draft services have: {', '.join(offered)}")
         chosen = dict.fromkeys(by_name[name] for name in self._wanted.drafters or offered)

@@ -7,7 +7,7 @@ from enum import Enum
 
 from paceline.protocol.errors import require
 from paceline.protocol.handshake import Fingerprint
-from paceline.protocol.proposal import MAX_PROPOSAL_NODES, NONE, Acceptance
+from paceline.protocol.proposal import MAX_PROPOSAL_NODES, MODEL, NONE, OWN_MTP, Acceptance
 from paceline.protocol.records import GenerationStats, RoundRecord
 from paceline.protocol.sampling import NoiseKey, SamplingParams, check_top_logprobs
 from paceline.protocol.target import RowLogprobs
@@ -49,7 +49,9 @@ class ChatMessage:
 
 @dataclass(frozen=True)
 class SpeculationSettings:
-    """Per-request speculation; None leaves the choice to the coordinator. The drafter "none" means `off`.
+    """Per-request speculation; None leaves the choice to the coordinator.
+
+    Drafters are named as `--drafter` names them: "none" means `off`, and "mtp" is "model:mtp".
 
     `explain` asks for `GenerationStats.explanation`, `report_rounds` for `Tokens.records`.
     """
@@ -68,6 +70,8 @@ class SpeculationSettings:
         if self.drafter == NONE:
             object.__setattr__(self, "off", True)
             object.__setattr__(self, "drafter", "")
+        if self.drafter == OWN_MTP:
+            object.__setattr__(self, "drafter", f"{MODEL}:{OWN_MTP}")
 
 
 @dataclass(frozen=True)

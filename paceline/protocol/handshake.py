@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from paceline.protocol.errors import require
 from paceline.protocol.features import NO_FEATURES, FeatureNeed, FeatureOffer
-from paceline.protocol.proposal import MAX_PROPOSAL_NODES
+from paceline.protocol.proposal import MAX_DRAFTER_BYTES, MAX_PROPOSAL_NODES
 
 PROTOCOL_VERSION = 1
 MAX_FRAME_BYTES = 1 << 20
@@ -39,6 +39,7 @@ class Welcome:
     """First message of a link, from the service.
 
     `drafter_needs`: what each of `drafters` reads of the target's hidden states; empty: none of them reads any.
+    `default_name`: what the first of `drafters` was configured as, which it is called, too.
     `features`: which hidden states a target can send; None: none.
     """
 
@@ -55,16 +56,25 @@ class Welcome:
     reports_prompts: bool = False
     drafter_needs: tuple[FeatureNeed, ...] = ()
     features: FeatureOffer | None = None
+    default_name: str = ""
 
     def __post_init__(self) -> None:
         needs, drafters = len(self.drafter_needs), len(self.drafters)
         require(needs in (0, drafters), "welcome drafter_needs", needs, f"0 or {drafters}, one for each drafter")
+        size = len(self.default_name.encode("utf-8", "surrogatepass"))
+        require(size <= MAX_DRAFTER_BYTES, "welcome default_name bytes", size, f"at most {MAX_DRAFTER_BYTES}")
+
+    @property
+    def drafter_names(self) -> tuple[str, ...]:
+        """What sessions may ask for: each drafter's name, and the default's own behind `model`."""
+        own = (self.default_name,) if self.default_name and self.drafters else ()
+        return (*self.drafters[:1], *own, *self.drafters[1:])
 
     def need_of(self, drafter: str) -> FeatureNeed:
         """What a drafter reads of the target's hidden states; an empty name is the default's."""
         if not self.drafter_needs:
             return NO_FEATURES
-        name = drafter or self.drafters[0]
+        name = self.drafters[0] if drafter in ("", self.default_name) else drafter
         return self.drafter_needs[self.drafters.index(name)] if name in self.drafters else NO_FEATURES
 
 

@@ -25,6 +25,10 @@ CORPUS = "corpus"
 """The coordinator's own drafter: matches in the files that it was started with."""
 COPYING = (NGRAM, PREDICTION, SHARED, CORPUS)
 """Drafters of the coordinator's own, whose tokens are certain of themselves."""
+MODEL = "model"
+"""The draft services' own: `model` is the first of a service, `model:NAME` each by what it was started with."""
+OWN_MTP = "mtp"
+"""As a draft's name: the multi-token prediction that the target's own checkpoint carries; a folder is ./mtp."""
 NONE = "none"
 """No drafter: every round is target-only."""
 ROOT = -1

@@ -70,6 +70,7 @@ def test_what_is_left_of_a_deadline_is_what_the_services_can_be_told(left_s: flo
 def test_the_drafter_none_is_speculation_switched_off() -> None:
     named = SpeculationSettings(drafter="none")
     assert named == SpeculationSettings(off=True)
+    assert SpeculationSettings(drafter="mtp").drafter == "model:mtp"
     sent = codec.decode_generate_request(codec.encode_generate_request(request(SamplingParams(), speculation=named)))
     assert prepare(sent, ENDING).speculation.off
     with pytest.raises(InvalidInput, match="drafter = 'oracle': must be one of: auto, none"):

@@ -15,7 +15,7 @@ from paceline.rpc.statuses import from_rpc_error
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1 import generation_service_pb2_grpc as pb_grpc
 from paceline.v1 import types_pb2
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import NEAR, Cluster
 
 
 def request(**fields: object) -> pb.GenerateRequest:
@@ -129,6 +129,18 @@ def test_the_drafter_none_is_target_only(cluster: Cluster) -> None:
     with cluster.client() as client:
         generation = client.generate(GenerateRequest(token_ids=(1,), max_new_tokens=4, speculation=named))
     assert set(generation.provenance) == {Provenance.TARGET}
+
+
+def test_a_drafter_is_called_as_the_flag_calls_it(cluster: Cluster) -> None:
+    drafters = {}
+    with cluster.client() as client:
+        for name in ("model", f"model:{NEAR}"):
+            named = SpeculationSettings(drafter=name, num_draft_tokens=2)
+            asked = GenerateRequest(token_ids=(1,), max_new_tokens=12, ignore_eos=True, speculation=named)
+            records = client.generate(asked).stats.records
+            drafters[name] = {record.drafter for record in records if record.proposed}
+        assert {"auto", "ngram", *drafters} == set(client.describe_models()[0].drafters)
+    assert set(map(frozenset, drafters.values())) == {frozenset({"model"})}
 
 
 def test_a_deadline_later_than_services_are_told_of_is_no_error(cluster: Cluster) -> None:
