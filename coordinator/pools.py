@@ -46,7 +46,11 @@ class Pools:
             peer = config.reach(config.target, PeerRole.TARGET, endpoint.address, endpoint.server_name)
             return TargetPeer(TargetLink(peer, hello, **backoff))
 
-        target = TargetPool(round_timeout_s=config.round_timeout_ms / 1e3, wait_s=config.target_wait_ms / 1e3)
+        target = TargetPool(
+            round_timeout_s=config.round_timeout_ms / 1e3,
+            wait_s=config.target_wait_ms / 1e3,
+            vocab_size=tokenizer.vocab_size,
+        )
         targets = _membership(target, config.target, target_at)
         if config.draft is None:
             return cls(target, None, (targets,))

@@ -9,9 +9,7 @@ from dataclasses import asdict
 
 from paceline.protocol.explanation import PlanExplanation
 from paceline.protocol.proposal import PREDICTION
-from paceline.protocol.records import GenerationStats, RoundRecord, RoundStats
-
-MAX_RECORDS = 4096
+from paceline.protocol.records import MAX_RECORDS, GenerationStats, RoundRecord, RoundStats
 
 
 class StatsBuilder:

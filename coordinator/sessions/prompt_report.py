@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from coordinator.sessions.answers import check_piece
 from paceline.protocol.errors import PacelineError, ProtocolMismatch
 from paceline.protocol.generation import PromptLogprobs
 from paceline.protocol.handshake import Welcome
@@ -34,13 +35,14 @@ class PromptReport:
     """What is known of the prompt, and what a target is asked for.
 
     Args:
-        prompt_length: in tokens; of the first one nothing is to be known.
+        prompt: its token ids; of the first one nothing is to be known.
         alternatives: how many the client wants of each token; None: no report.
     """
 
-    def __init__(self, prompt_length: int, alternatives: int | None) -> None:
+    def __init__(self, prompt: Sequence[int], alternatives: int | None) -> None:
+        self._prompt = prompt
         self._alternatives = alternatives
-        self._wanted = 0 if alternatives is None else prompt_length - 1
+        self._wanted = 0 if alternatives is None else len(prompt) - 1
         self._known = 0
         self.reader: ReportReader | None = None
 
@@ -59,28 +61,31 @@ class PromptReport:
             return opening
         return replace(opening, prompt_logprobs=self._alternatives, prompt_logprobs_known=self._known)
 
-    def take(self, piece: PromptPiece) -> PacelineError | None:
+    def take(self, piece: PromptPiece, vocab_size: int) -> None:
         """Pass a piece on.
 
-        Returns:
-            The error that ends the session, if any: the piece isn't the next one, or nobody reads.
+        Raises:
+            ProtocolMismatch: the piece isn't the next one, or is none of this prompt.
+            NobodyReads: too much of it is unread.
         """
         last = piece.first_position + len(piece.rows) - 1
         if piece.first_position != self._known + 1 or last > self._wanted:
-            return ProtocolMismatch(
+            raise ProtocolMismatch(
                 f"session {piece.session_id}: the target sent log-probabilities of prompt tokens "
                 f"{piece.first_position} to {last}, expected those from {self._known + 1} on, up to {self._wanted}"
             )
+        check_piece(piece, self._prompt, vocab_size, self._alternatives or 0)
         assert self.reader is not None, "who asks for a report reads it"
         self._known = last
         self.reader.put_prompt(PromptLogprobs(piece.first_position, piece.rows))
-        return NobodyReads("too much of the prompt's report is unread") if self.reader.is_full else None
+        if self.reader.is_full:
+            raise NobodyReads("too much of the prompt's report is unread")
 
-    def check_whole(self, session_id: int) -> ProtocolMismatch | None:
-        """The error of a target that has sent a verdict before all that was asked for."""
+    def check_whole(self, session_id: int) -> None:
+        """Raise `ProtocolMismatch` for a target that has sent a verdict before all that was asked for."""
         if self.is_whole:
-            return None
-        return ProtocolMismatch(
+            return
+        raise ProtocolMismatch(
             f"session {session_id}: the target sent a verdict behind log-probabilities of {self._known} of the "
             f"prompt's {self._wanted} tokens, expected all of them first"
         )

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+from coordinator.sessions.answers import check_verdict
 from coordinator.sessions.feature_feed import FeatureFeed
 from coordinator.sessions.left_proposals import LeftProposals
 from coordinator.sessions.loss_patience import LossPatience
@@ -28,6 +29,7 @@ from paceline.protocol.errors import (
     PacelineError,
     PeerUnavailable,
     PrefixMismatch,
+    ProtocolMismatch,
     UnknownSession,
 )
 from paceline.protocol.features import Features
@@ -78,7 +80,7 @@ class TargetSession:
         """When the last verdict came, by `perf_counter`: under load long before its request goes on."""
         self._retries = Retries(pool.budget)
         self._watch = AnswerWatch(pool.round_timeout_s, self._on_unanswered)
-        self.prompt = PromptReport(len(task.prompt), task.prompt_logprobs)
+        self.prompt = PromptReport(task.prompt, task.prompt_logprobs)
         self.features = features or FeatureFeed()
         self.features.offered(pool.welcomes)
         self.cached_prompt_tokens: int | None = None
@@ -216,8 +218,10 @@ class TargetSession:
             self._fail(error)
         elif isinstance(event, PromptPiece):
             self._note_numeric()
-            if (refused := self.prompt.take(event)) is not None:
-                self._fail(refused)
+            try:
+                self.prompt.take(event, self._vocab_size)
+            except (ProtocolMismatch, NobodyReads) as error:
+                self._fail(error)
         elif isinstance(event, Features):
             self.features.take(event)
         elif isinstance(event, Verdict) and event.base_length in self._answers:
@@ -243,8 +247,11 @@ class TargetSession:
             self.cached_prompt_tokens = min(event.reused_tokens, len(self._task.prompt))
 
     def _on_verdict(self, verdict: Verdict, answer: asyncio.Future[Verdict]) -> None:
-        if (early := self.prompt.check_whole(verdict.session_id)) is not None:
-            self._fail(early)
+        try:
+            self.prompt.check_whole(verdict.session_id)
+            check_verdict(verdict, self._vocab_size, self._task.sampling.logprobs)
+        except ProtocolMismatch as error:
+            self._fail(error)
             return
         self.verdict_at = time.perf_counter()
         if verdict.self_started is not None:
@@ -298,6 +305,12 @@ class TargetSession:
     @property
     def _welcome(self) -> Welcome | None:
         return self._peer.link.welcome if self._peer else None
+
+    @property
+    def _vocab_size(self) -> int:
+        """Token ids that the target can draw: its logits may be fewer than the tokenizer's ids."""
+        drawn = self._welcome.fingerprint.vocab_size if self._welcome else 0
+        return min(drawn or self._pool.vocab_size, self._pool.vocab_size)
 
     def _fits(self, peer: TargetPeer) -> bool:
         """Whether a target's bits are those of what has come, and it knows what it would be asked for."""

@@ -10,6 +10,8 @@ from coordinator.sessions.pool import Pool
 from paceline.costs.service_costs import TargetCosts
 from paceline.protocol.target import TargetCommand, TargetEvent
 
+ANY_VOCABULARY = 1 << 32
+"""Every id of the wire is below it."""
 logger = logging.getLogger(__name__)
 
 
@@ -30,8 +32,16 @@ class TargetPool(Pool[TargetPeer]):
     not used, since their texts are not this model's.
     """
 
-    def __init__(self, peers: Iterable[TargetPeer] = (), *, round_timeout_s: float, wait_s: float) -> None:
+    def __init__(
+        self,
+        peers: Iterable[TargetPeer] = (),
+        *,
+        round_timeout_s: float,
+        wait_s: float,
+        vocab_size: int = ANY_VOCABULARY,
+    ) -> None:
         super().__init__("target", peers)
+        self.vocab_size = vocab_size
         self.round_timeout_s = round_timeout_s
         self.wait_s = wait_s
         self._model: str | None = None

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from coordinator.text.detokenizer import Detokenizer
 from paceline.models.reasoning import ReasoningMarks
 from paceline.models.tokenizer import Tokenizer
+from paceline.protocol.errors import ProtocolMismatch
 from paceline.protocol.generation import FinishReason, Provenance, SpeculationSettings, Tokens
 from paceline.protocol.proposal import Acceptance, Proposal
 from paceline.protocol.sampling import NoiseKey, SamplingParams
@@ -158,6 +159,8 @@ def _emitted_logprobs(
 
 def _emitted_first(row: RowLogprobs, token_id: int, top: int) -> RowLogprobs:
     """The n most probable of the whole vocabulary are among a row's entries, each once."""
+    if token_id not in row.token_ids:
+        raise ProtocolMismatch(f"the target sent no log-probability of token {token_id}, which it let in")
     entries = sorted(zip(row.token_ids, row.logprobs, strict=True), key=lambda entry: -entry[1])[:top]
     emitted = row.logprobs[row.token_ids.index(token_id)]
     return RowLogprobs((token_id, *(each for each, _ in entries)), (emitted, *(logprob for _, logprob in entries)))

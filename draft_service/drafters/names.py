@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.protocol.errors import require
+from paceline.protocol.handshake import MAX_DRAFTERS
 from paceline.protocol.proposal import MAX_DRAFTER_BYTES, MODEL
 
 
@@ -14,7 +15,7 @@ def check_drafters(drafters: Sequence[str]) -> None:
     Raises:
         InvalidInput: naming the value and what it may be.
     """
-    require(len(drafters) >= 1, "drafters", list(drafters), "at least 1")
+    require(1 <= len(drafters) <= MAX_DRAFTERS, "drafters", len(drafters), f"in [1, {MAX_DRAFTERS}]")
     for text in drafters:
         kind, _, model = text.partition(":")
         require(kind == MODEL and model != "", "drafters", text, "model:NAME")

@@ -379,4 +379,4 @@ def models_of(response: pb.DescribeModelsResponse) -> tuple[ModelDescription, ..
     """
     if not response.models:
         raise ProtocolMismatch("the coordinator describes no model")
-    return tuple(codec.decode_model_description(model) for model in response.models)
+    return codec.decode_models(response)

@@ -8,6 +8,7 @@ from typing import Self, TypeVar, cast
 
 from paceline.costs.cost_line import CostLine
 from paceline.protocol.errors import require
+from paceline.protocol.handshake import MAX_DRAFTERS
 
 UNKNOWN = CostLine()
 """Of what nothing was said."""
@@ -16,8 +17,6 @@ MOVED = 0.03
 times: 3 % is what a request may lose to a wrong one."""
 DEFAULT = ""
 """Name of a service's default drafter: the one that is meant where none is named."""
-MAX_DRAFTERS = 16
-"""Most drafters of one service whose lines travel: the welcome of a service that has a few and room for as many."""
 MAX_COUNT = 1 << 20
 """Most sessions, rows or waiting work that a service may state: as many rows as a line may have."""
 

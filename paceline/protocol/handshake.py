@@ -14,6 +14,10 @@ MAX_FRAME_MESSAGES = 1024
 """Most commands or events in one frame. All of a frame are handled in one go, and the smallest take a few bytes each:
 the bytes alone would let 170,000 of them hold the reader's event loop for a second."""
 
+MAX_DRAFTERS = 16
+"""Most drafters of one service: the welcome of a service that has a few and room for as many. Requests look through
+them, and each has a line of costs."""
+
 
 @dataclass(frozen=True)
 class Fingerprint:

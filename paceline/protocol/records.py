@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from paceline.protocol.explanation import PlanExplanation
 
+MAX_RECORDS = 4096
+"""Most rounds of one generation whose records are told: the first ones."""
+
 
 @dataclass(frozen=True)
 class StepTimings:

@@ -8,9 +8,11 @@ from typing import Generic
 
 from paceline.costs.cost_line import MAX_POINTS, CostLine
 from paceline.costs.service_costs import Costs, DraftCosts, DrafterLine, TargetCosts, news, taken_in
+from paceline.protocol.codec.bounds import Most, bound, check_bounds
 from paceline.protocol.codec.copying import Copier, copier, register
 from paceline.protocol.errors import PacelineError, require
-from paceline.protocol.handshake import MAX_FRAME_BYTES
+from paceline.protocol.handshake import MAX_DRAFTERS, MAX_FRAME_BYTES
+from paceline.protocol.proposal import MAX_DRAFTER_BYTES
 from paceline.rpc.frames import Message
 from paceline.v1 import draft_service_pb2, target_service_pb2
 from paceline.v1 import types_pb2 as pb
@@ -33,14 +35,17 @@ def _encode_line(line: CostLine) -> pb.CostLine | None:
 
 
 def _decode_line(message: pb.CostLine) -> CostLine:
+    check_bounds(message)
     points = len(message.rows)
-    require(points <= MAX_POINTS, "cost line points", points, f"at most {MAX_POINTS}")
     require(len(message.ms) == points, "cost line ms", len(message.ms), f"{points}, one for each number of rows")
     for ms in message.ms:
         require(0 <= ms <= MAX_STEP_MS, "cost line ms", ms, f"in [0, {MAX_STEP_MS:g}]")
     return CostLine(tuple(zip(message.rows, message.ms, strict=True)))
 
 
+bound(pb.CostLine, "cost line", rows=Most(MAX_POINTS, "cost line points"), ms=MAX_POINTS)
+bound(draft_service_pb2.DrafterLine, "cost line", drafter=MAX_DRAFTER_BYTES)
+bound(draft_service_pb2.DraftCosts, "costs", others=MAX_DRAFTERS - 1)
 register(pb.CostLine, Copier(CostLine, _encode_line, _decode_line))
 copier(DrafterLine, draft_service_pb2.DrafterLine)
 TARGET_COSTS = copier(TargetCosts, target_service_pb2.TargetCosts)

@@ -91,6 +91,7 @@ async def _accept(kind: LinkKind[Command, Event], context: Any, welcome: Welcome
         raise DeadlineExceeded(f"no hello within {HANDSHAKE_TIMEOUT_S:g} s") from error
     if frame is grpc.aio.EOF or not frame.HasField("hello") or frame.commands:
         raise ProtocolMismatch("the first frame of a link must carry hello and nothing else")
+    check_frame(frame, 0)
     hello = codec.decode_hello(frame.hello)
     check_version(hello.protocol_version)
     check_fingerprint(hello.fingerprint, welcome.fingerprint)

@@ -6,7 +6,7 @@ keepalive and no deadline. When it breaks, in whatever way, the service's handle
 the coordinator (`on_down`): all its sessions are over.
 
 A malformed message costs its session a `Failure`; a malformed frame (too large, a second hello, none at all) ends
-the link with a typed status; malformed costs are named in the log and change nothing.
+the link with a typed status; malformed costs and features are named in the log, left out, and change nothing.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from paceline.protocol import codec
+from paceline.protocol.codec.bounds import Elsewhere, Most, bound, check_bounds
 from paceline.protocol.codec.copying import Copier
 from paceline.protocol.draft import DraftCommand, DraftEvent
-from paceline.protocol.errors import ProtocolMismatch, VocabularyMismatch, require
+from paceline.protocol.errors import ProtocolMismatch, VocabularyMismatch
 from paceline.protocol.handshake import PROTOCOL_VERSION, Fingerprint, ServiceStatus
 from paceline.protocol.target import MAX_AT_WORK, AtWork, TargetCommand, TargetEvent
 from paceline.rpc.cost_messages import DRAFT_COSTS, TARGET_COSTS
@@ -37,7 +38,8 @@ Event = TypeVar("Event", bound=InSession)
 class LinkKind(Generic[Command, Event]):
     """What distinguishes the two kinds of link: their messages, the service's costs, and how they are encoded.
 
-    `signs`: events that a frame has beside those that are written as such.
+    `signs`: events that a frame has beside those that are written as such. `dispensable`: kinds of event that nothing
+    waits for and no text depends on.
     """
 
     method: str
@@ -51,6 +53,7 @@ class LinkKind(Generic[Command, Event]):
     ask_status: Callable[[Any, float], Awaitable[ServiceStatus]]
     costs: Copier[Any, Any]
     signs: Callable[[Message], Iterable[Event]] = lambda frame: ()
+    dispensable: frozenset[str] = frozenset()
 
 
 async def _target_status(stub: Any, timeout_s: float) -> ServiceStatus:
@@ -63,9 +66,15 @@ async def _draft_status(stub: Any, timeout_s: float) -> ServiceStatus:
     return codec.decode_service_status(reply.status)
 
 
+_BY_THE_FRAME = Elsewhere("check_frame: at most MAX_FRAME_MESSAGES")
+bound(target_pb.VerifyRequest, "", commands=_BY_THE_FRAME)
+bound(target_pb.VerifyResponse, "", events=_BY_THE_FRAME, at_work=Most(MAX_AT_WORK, "at_work sessions"))
+bound(draft_pb.DraftRequest, "", commands=_BY_THE_FRAME)
+bound(draft_pb.DraftResponse, "", events=_BY_THE_FRAME)
+
+
 def _signs_of_target(frame: Message) -> Iterable[AtWork]:
-    named = len(frame.at_work)
-    require(named <= MAX_AT_WORK, "at_work sessions", named, f"at most {MAX_AT_WORK}")
+    check_bounds(frame)
     return map(AtWork, frame.at_work)
 
 
@@ -81,6 +90,7 @@ TARGET: LinkKind[TargetCommand, TargetEvent] = LinkKind(
     ask_status=_target_status,
     costs=TARGET_COSTS,
     signs=_signs_of_target,
+    dispensable=frozenset({"features"}),
 )
 DRAFT: LinkKind[DraftCommand, DraftEvent] = LinkKind(
     method="Draft",

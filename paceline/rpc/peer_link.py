@@ -14,6 +14,7 @@ import grpc
 from paceline.protocol import codec
 from paceline.protocol.draft import DraftCommand, DraftEvent
 from paceline.protocol.errors import (
+    InvalidInput,
     PacelineError,
     PeerUnavailable,
     ProtocolMismatch,
@@ -95,6 +96,8 @@ class PeerLink(Generic[Command, Event]):
         self._heard = CostsHeard(self.kind.costs, self._where)
         self._channel: grpc.aio.Channel | None = None
         self._writer: FrameWriter[Command] | None = None
+        self._left_out = set[str]()
+        """Kinds of event that were malformed on this link and dispensable."""
         self._up = asyncio.Event()
         self._refused = asyncio.Event()
         self._dropped: asyncio.Future[None] | None = None
@@ -245,10 +248,19 @@ class PeerLink(Generic[Command, Event]):
         if frame is grpc.aio.EOF or not frame.HasField("welcome") or frame.events:
             raise ProtocolMismatch(f"the first frame from {self._where} must carry welcome and nothing else")
         check_version(frame.welcome.protocol_version)
-        welcome = codec.decode_welcome(frame.welcome)
+        welcome = self._read(frame)
         check_fingerprint(self._hello.fingerprint, welcome.fingerprint)
         self._heard.begin(frame)
         return welcome
+
+    def _read(self, frame: Message) -> Welcome:
+        """The welcome of a first frame. One that may not be is a misfit: asking again soon brings the same."""
+        try:
+            check_frame(frame, 0)
+            return codec.decode_welcome(frame.welcome)
+        except InvalidInput as error:
+            message = f"{self._where} sent a malformed welcome: {error.message}"
+            raise ProtocolMismatch(message, metadata={**self._facts, **error.metadata}) from error
 
     async def _use_or_lose(self, call: Any, welcome: Welcome) -> None:
         """Raise `PeerUnavailable` for what ends it: a peer that fitted and then broke the rules may fit again."""
@@ -288,12 +300,24 @@ class PeerLink(Generic[Command, Event]):
         try:
             event: Any = self.kind.decode_event(message)
         except PacelineError as error:
+            if message.WhichOneof("event") in self.kind.dispensable:
+                self._leave_out(message.WhichOneof("event"), session_id, error)
+                return
             event = self._malformed(session_id, error)
         if event.session_id == 0:
             kind = type(event).__name__
             logger.warning("event without a session: peer=%s address=%s kind=%s", self.name, self.address, kind)
             return
         _call_back(self.on_event, event)
+
+    def _leave_out(self, kind: str, session_id: int, error: PacelineError) -> None:
+        """Say once for each link that events of a kind are malformed: its peer goes on sending them."""
+        if kind not in self._left_out:
+            self._left_out.add(kind)
+            logger.warning(
+                "malformed %s, left out here and on: peer=%s address=%s session=%d error=%s",
+                kind, self.name, self.address, session_id, error.for_log,
+            )  # fmt: skip
 
     def _malformed(self, session_id: int, error: PacelineError) -> Failure:
         logger.warning("malformed event: peer=%s session=%d error=%s", self.name, session_id, error.for_log)
@@ -302,6 +326,7 @@ class PeerLink(Generic[Command, Event]):
 
     def _set_up(self, writer: FrameWriter[Command], welcome: Welcome) -> None:
         self._writer, self.welcome = writer, welcome
+        self._left_out.clear()
         self._last_frame = time.monotonic()
         self.last_error = None
         self._refused.clear()

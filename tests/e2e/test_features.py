@@ -47,7 +47,9 @@ def all_up(pool: Pool[Any]) -> bool:
 
 
 @asynccontextmanager
-async def coordinator(target: str, *drafts: str, model: str = TARGET, **settings: Any) -> AsyncIterator[AsyncClient]:
+async def coordinator(
+    target: str, *drafts: str, model: str = TARGET, awaits_draft: bool = True, **settings: Any
+) -> AsyncIterator[AsyncClient]:
     """A coordinator of these services, and a client of it; `model` names the tokenizer."""
     config = CoordinatorConfig(
         model=model,
@@ -67,7 +69,7 @@ async def coordinator(target: str, *drafts: str, model: str = TARGET, **settings
     pools.start()
     try:
         async with serving(register) as address, AsyncClient(address) as client:
-            peers: list[Pool[Any]] = [pools.target, pools.draft]
+            peers: list[Pool[Any]] = [pools.target, pools.draft] if awaits_draft else [pools.target]
             await eventually(lambda: all(map(all_up, peers)), "links stand")
             yield client
     finally:

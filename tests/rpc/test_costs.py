@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from paceline.costs.cost_line import MAX_POINTS, CostLine
 from paceline.costs.service_costs import (
-    MAX_DRAFTERS,
     Costs,
     DraftCosts,
     DrafterLine,
@@ -22,7 +21,7 @@ from paceline.costs.service_costs import (
 )
 from paceline.protocol import codec
 from paceline.protocol.errors import InvalidInput
-from paceline.protocol.handshake import MAX_FRAME_BYTES
+from paceline.protocol.handshake import MAX_DRAFTERS, MAX_FRAME_BYTES
 from paceline.protocol.target import TargetEvent, TargetOpened
 from paceline.rpc import cost_messages
 from paceline.rpc.cost_messages import DRAFT_COSTS, TARGET_COSTS, CostsTeller, most_bytes

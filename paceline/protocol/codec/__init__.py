@@ -21,5 +21,6 @@ encode_draft_command, decode_draft_command = draft.COMMAND.encode, draft.COMMAND
 encode_draft_event, decode_draft_event = draft.EVENT.encode, draft.EVENT.decode
 encode_generate_request, decode_generate_request = generation.encode_request, generation.REQUEST.decode
 encode_generate_event, decode_generate_event = generation.EVENT.encode, generation.EVENT.decode
+decode_models = generation.decode_models
 encode_model_description, decode_model_description = generation.MODEL.encode, generation.MODEL.decode
 failure_of, error_of, session_id_of = failures.failure_of, failures.error_of, failures.session_id_of

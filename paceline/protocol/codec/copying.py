@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from google.protobuf.message import Message
 
+from paceline.protocol.codec.bounds import check_bounds, doubt
 from paceline.protocol.errors import InvalidInput
 
 Domain = TypeVar("Domain")
@@ -63,8 +64,8 @@ def copier(
 
     A message is copied by the copier that was made for it before, any other value as it is, and a repeated field to
     a tuple, unless `parts` says how a field is converted. A field that is not set on the wire gets the dataclass's
-    default; where there is none, the message's own. `check` sees the message before anything is decoded. Nobody reads
-    or sets its `unused` fields.
+    default; where there is none, the message's own. Its bounds are checked before anything is decoded, then `check`
+    sees it. Nobody reads or sets its `unused` fields.
     """
     wires = message.DESCRIPTOR.fields_by_name
     copied = [(field, parts.get(field.name)) for field in fields(domain)]  # type: ignore[arg-type] # a dataclass
@@ -72,7 +73,7 @@ def copier(
     assert parts.keys() <= {field.name for field, _ in copied}, f"{domain.__name__}: unknown among {sorted(parts)}"
     wanted = set(wires) - set(unused)
     assert set(names) == wanted, f"{domain.__name__}: one side lacks {sorted(set(names) ^ wanted)}"
-    scope: dict[str, Any] = {"Domain": domain, "Message": message, "check": check}
+    scope: dict[str, Any] = {"Domain": domain, "Message": message, "check": check, "check_bounds": check_bounds}
     reads, writes = [], []
     for name, (field, given) in zip(names, copied, strict=True):
         part = given or _default_part(wires[name])
@@ -84,6 +85,7 @@ def copier(
     source = (
         f"def encode(value): return Message({', '.join(writes)})\n"
         f"def decode(message):\n"
+        f"    if {doubt(message.DESCRIPTOR) or 'False'}: check_bounds(message)\n"
         f"    {'check(message)' if check else 'pass'}\n"
         f"    return Domain({', '.join(reads)})\n"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cached_property
 
+from paceline.protocol.codec.bounds import MAX_NAME_BYTES, UNREAD, Most, bound
 from paceline.protocol.codec.copying import OneOf, copier
 from paceline.protocol.codec.failures import FAILURE
 from paceline.protocol.codec.parts import (
@@ -31,12 +32,18 @@ from paceline.protocol.draft import (
     Verifying,
 )
 from paceline.protocol.errors import require
-from paceline.protocol.proposal import MAX_PROPOSAL_NODES, Proposal
+from paceline.protocol.generation import MAX_INPUT_TOKENS
+from paceline.protocol.proposal import MAX_DRAFTER_BYTES, MAX_PROPOSAL_NODES, Proposal
 from paceline.protocol.records import StepTimings
 from paceline.v1 import draft_service_pb2 as pb
 
 MAX_FAN_OUT = 64
 MAX_RANK = (1 << 16) - 1
+bound(pb.DraftBudget, "budget", tree_widths=Most(MAX_PROPOSAL_NODES, "tree_widths", unit="depths"))
+bound(pb.Commit, "commit", token_ids=MAX_INPUT_TOKENS)
+bound(pb.DraftOpen, "open", drafter=MAX_DRAFTER_BYTES)
+bound(pb.DraftOpened, "opened", drafter=MAX_NAME_BYTES, feature_layers=UNREAD)
+bound(pb.Shadow, "shadow", ranks=MAX_SHADOW_TOKENS, probabilities=MAX_SHADOW_TOKENS)
 
 
 def _check_budget(message: pb.DraftBudget) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from paceline.protocol.codec.bounds import MAX_NAME_BYTES, MAX_TEXT_BYTES, bound
 from paceline.protocol.codec.copying import Part, copier
-from paceline.protocol.errors import Code, PacelineError, from_wire
+from paceline.protocol.errors import Code, PacelineError, from_wire, require
 from paceline.protocol.session import Failure
 from paceline.v1 import draft_service_pb2 as draft_pb
 from paceline.v1 import target_service_pb2 as target_pb
@@ -11,10 +12,21 @@ from paceline.v1 import types_pb2 as pb
 
 LinkMessage = target_pb.TargetCommand | target_pb.TargetEvent | draft_pb.DraftCommand | draft_pb.DraftEvent
 
+MAX_FACTS = 64
+"""Most named facts of one failure; ours have at most ten."""
+
+
+def _check_failure(message: pb.Failure) -> None:
+    size = sum(len(name.encode()) + len(value.encode()) for name, value in message.metadata.items())
+    require(size <= MAX_TEXT_BYTES, "failure metadata bytes", size, f"at most {MAX_TEXT_BYTES}")
+
+
+bound(pb.Failure, "failure", reason=MAX_NAME_BYTES, message=MAX_TEXT_BYTES, metadata=MAX_FACTS)
 # Session 0 is allowed here: it answers a message that named no session.
 FAILURE = copier(
     Failure,
     pb.Failure,
+    _check_failure,
     code=Part(decode=lambda code: code if code in Code.__members__.values() else int(Code.INTERNAL)),
     metadata=Part(dict, dict),
 )

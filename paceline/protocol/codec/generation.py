@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from paceline.protocol.codec.bounds import MAX_NAME_BYTES, MAX_TEXT_BYTES, Elsewhere, Most, bound, check_bounds
 from paceline.protocol.codec.copying import OneOf, Part, copier, each, enumeration
 from paceline.protocol.codec.parts import (
     ACCEPTANCE,
     TREE_WIDTHS,
-    check_counts,
     check_ids,
     check_known,
     check_text,
 )
 from paceline.protocol.errors import require
-from paceline.protocol.explanation import CandidateExplanation, PlanExplanation
+from paceline.protocol.explanation import (
+    EXPLAINED_ROWS,
+    MAX_CANDIDATES,
+    MAX_EXPLAINED_DEPTH,
+    CandidateExplanation,
+    PlanExplanation,
+)
 from paceline.protocol.generation import (
     MAX_INPUT_TOKENS,
     MAX_MESSAGES,
+    MAX_MODEL_BYTES,
     MAX_PEERS,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKENS,
@@ -35,10 +42,73 @@ from paceline.protocol.generation import (
     Started,
     Tokens,
 )
-from paceline.protocol.proposal import MAX_DRAFTER_BYTES, Acceptance
-from paceline.protocol.records import GenerationStats, RoundRecord, RoundStats
+from paceline.protocol.proposal import MAX_DRAFTER_BYTES, MAX_PROPOSAL_NODES, Acceptance
+from paceline.protocol.records import MAX_RECORDS, GenerationStats, RoundRecord, RoundStats
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1 import types_pb2
+
+OF_A_MESSAGE = Elsewhere("a message of 4 MiB has no more, and it is copied once")
+BY_THE_MODEL = Elsewhere("a message of 4 MiB has no more; paceline/models/prompts.py asks the model how much")
+MAX_MODELS = 64
+"""In one description; a coordinator has one."""
+MAX_DRAFTERS_SERVED = 1 << 16
+"""Of all draft services of a coordinator."""
+
+bound(
+    pb.GenerateRequest,
+    "",
+    model=Most(MAX_MODEL_BYTES, "model bytes"),
+    prompt=BY_THE_MODEL,
+    stop=Most(MAX_STOP_STRINGS, "stop strings"),
+    resume_token_ids=Most(MAX_INPUT_TOKENS, "resume_token_ids"),
+    stop_token_ids=Most(MAX_STOP_TOKENS, "stop_token_ids"),
+    prediction=Most(MAX_INPUT_TOKENS, "prediction"),
+    prediction_text=BY_THE_MODEL,
+)
+bound(pb.ChatInput, "", messages=Most(MAX_MESSAGES, "chat messages"))
+bound(pb.ChatMessage, "", role=Elsewhere("one of three words"), content=BY_THE_MODEL)
+bound(pb.TokenInput, "", token_ids=Most(MAX_INPUT_TOKENS, "token_ids"))
+bound(
+    pb.SpeculationSettings,
+    "",
+    drafter=Most(MAX_DRAFTER_BYTES, "drafter bytes"),
+    tree_widths=Most(MAX_PROPOSAL_NODES, "tree_widths", unit="depths"),
+)
+bound(pb.GenerationStarted, "started", prompt_token_ids=MAX_INPUT_TOKENS, model=MAX_NAME_BYTES)
+bound(pb.PromptLogprobs, "prompt_logprobs", rows=MAX_INPUT_TOKENS)
+bound(
+    pb.GeneratedTokens,
+    "tokens",
+    token_ids=MAX_INPUT_TOKENS,
+    text=OF_A_MESSAGE,
+    provenance=MAX_INPUT_TOKENS,
+    logprobs=MAX_INPUT_TOKENS,
+    text_ends=MAX_INPUT_TOKENS,
+    replaced_token_ids=MAX_INPUT_TOKENS,
+    records=MAX_RECORDS,
+)
+bound(pb.GenerationFinished, "finished", text=OF_A_MESSAGE)
+bound(pb.GenerationStats, "stats", acceptance_histogram=MAX_PROPOSAL_NODES + 1, records=MAX_RECORDS)
+bound(
+    pb.PlanExplanation,
+    "explanation",
+    target_alone_ms=len(EXPLAINED_ROWS),
+    target_beside_ms=len(EXPLAINED_ROWS),
+    acceptance=MAX_EXPLAINED_DEPTH,
+    ngram_acceptance=MAX_EXPLAINED_DEPTH,
+    candidates=MAX_CANDIDATES,
+)
+bound(pb.CandidateExplanation, "candidate", name=MAX_NAME_BYTES)
+bound(pb.RoundRecord, "record", drafter=MAX_DRAFTER_BYTES)
+bound(
+    pb.ModelDescription,
+    "model",
+    name=MAX_NAME_BYTES,
+    drafters=Most(MAX_DRAFTERS_SERVED, each=MAX_NAME_BYTES),
+    peers=Most(MAX_PEERS, "peers"),
+)
+bound(pb.DescribeModelsResponse, "", models=Most(MAX_MODELS, "models"))
+bound(pb.PeerDescription, "peer", address=MAX_NAME_BYTES, problem=MAX_TEXT_BYTES)
 
 _MESSAGE = copier(ChatMessage, pb.ChatMessage)
 
@@ -65,25 +135,14 @@ def _check_request(message: pb.GenerateRequest) -> None:
     check_known("generate request", message)
     kind = message.WhichOneof("input")
     require(kind is not None, "input", kind, "one of prompt, chat, tokens")
+    check_bounds(message.chat)
+    check_bounds(message.tokens)
     chat, token_ids = message.chat.messages, message.tokens.token_ids
-    check_counts(
-        ("chat messages", chat, MAX_MESSAGES),
-        ("token_ids", token_ids, MAX_INPUT_TOKENS),
-        ("resume_token_ids", message.resume_token_ids, MAX_INPUT_TOKENS),
-        ("prediction", message.prediction, MAX_INPUT_TOKENS),
-        ("stop strings", message.stop, MAX_STOP_STRINGS),
-        ("stop_token_ids", message.stop_token_ids, MAX_STOP_TOKENS),
-    )
     require(kind != "chat" or len(chat) >= 1, "chat messages", len(chat), "at least 1")
     require(kind != "tokens" or len(token_ids) >= 1, "token_ids", len(token_ids), "at least 1 token")
 
 
-def _check_speculation(message: pb.SpeculationSettings) -> None:
-    size = len(message.drafter.encode())
-    require(size <= MAX_DRAFTER_BYTES, "drafter bytes", size, f"at most {MAX_DRAFTER_BYTES}")
-
-
-copier(SpeculationSettings, pb.SpeculationSettings, _check_speculation, tree_widths=TREE_WIDTHS)
+copier(SpeculationSettings, pb.SpeculationSettings, tree_widths=TREE_WIDTHS)
 REQUEST = copier(
     GenerateRequest,
     pb.GenerateRequest,
@@ -155,8 +214,10 @@ EVENT: OneOf[GenerateEvent, pb.GenerateResponse] = OneOf(
     },
 )
 copier(PeerDescription, pb.PeerDescription, kind=enumeration("peer kind", PeerKind, pb.PeerKind))
-MODEL = copier(
-    ModelDescription,
-    pb.ModelDescription,
-    lambda message: check_counts(("peers", message.peers, MAX_PEERS)),
-)
+MODEL = copier(ModelDescription, pb.ModelDescription)
+
+
+def decode_models(message: pb.DescribeModelsResponse) -> tuple[ModelDescription, ...]:
+    """What a coordinator says it serves, checked."""
+    check_bounds(message)
+    return tuple(map(MODEL.decode, message.models))

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from paceline.protocol.codec.bounds import MAX_TEXT_BYTES, Most, bound
 from paceline.protocol.codec.copying import copier
 from paceline.protocol.errors import require
-from paceline.protocol.handshake import PROTOCOL_VERSION, Hello, ServiceStatus, Welcome
+from paceline.protocol.handshake import MAX_DRAFTERS, PROTOCOL_VERSION, Hello, ServiceStatus, Welcome
+from paceline.protocol.proposal import MAX_DRAFTER_BYTES
 from paceline.v1 import types_pb2 as pb
+
+bound(pb.Hello, "hello", incarnation=MAX_TEXT_BYTES)
+bound(
+    pb.Welcome,
+    "welcome",
+    incarnation=MAX_TEXT_BYTES,
+    drafters=Most(MAX_DRAFTERS, each=MAX_DRAFTER_BYTES),
+    drafter_needs=MAX_DRAFTERS,
+)
+bound(pb.ServiceStatus, "status", incarnation=MAX_TEXT_BYTES)
 
 # Versions are compared by the link, not here: an old hello must still be readable.
 HELLO = copier(Hello, pb.Hello)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Iterable, Sequence
 
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
+from paceline.protocol.codec.bounds import MAX_NAME_BYTES, UNREAD, Elsewhere, Most, bound, check_bounds
 from paceline.protocol.codec.copying import Copier, Part, copier, each, enumeration, register
 from paceline.protocol.errors import InvalidInput, Unsupported, require
 from paceline.protocol.features import (
@@ -19,10 +20,12 @@ from paceline.protocol.features import (
     Features,
     FeatureType,
 )
+from paceline.protocol.generation import MAX_INPUT_TOKENS, MAX_STOP_TOKENS
 from paceline.protocol.handshake import Fingerprint
 from paceline.protocol.proposal import (
     MAX_DRAFTER_BYTES,
     MAX_PROPOSAL_NODES,
+    MAX_SUPPORT_ENTRIES,
     Acceptance,
     Outcome,
     Proposal,
@@ -33,17 +36,24 @@ from paceline.protocol.sampling import (
     MAX_BAD_WORD_TOKENS,
     MAX_BAD_WORDS,
     MAX_LOGIT_BIAS_ENTRIES,
+    MAX_TOP_LOGPROBS,
     Grammar,
     GrammarKind,
     NoiseKey,
     SamplingParams,
 )
-from paceline.protocol.session import Close, SessionSpec
+from paceline.protocol.session import MAX_TENANT_BYTES, Close, SessionSpec
 from paceline.protocol.target import RowLogprobs
 from paceline.protocol.trace_context import decode_traceparent
 from paceline.v1 import types_pb2 as pb
 
 MAX_UINT32 = (1 << 32) - 1
+MAX_END_TOKENS = 2 * MAX_STOP_TOKENS
+"""A request's stop tokens and as many of the model's own."""
+LOGPROB_SLACK = 1e-3
+"""The logarithm of a probability may pass 0 by rounding."""
+MAX_ROW_LOGPROBS = MAX_PROPOSAL_NODES + 1 + MAX_TOP_LOGPROBS
+"""Of one row: what may be emitted there, and the most probable ones."""
 
 
 def session_of(session_id: int) -> int:
@@ -57,15 +67,6 @@ def check_known(name: str, message: Message) -> None:
     unknown = UnknownFieldSet(message)
     if len(unknown):
         raise Unsupported(f"{name} field number {unknown[0].field_number}: this version has no such parameter")
-
-
-def check_counts(*bounded: tuple[str, Sized, int]) -> None:
-    """Refuse repeated fields of too many values, before any of them is converted.
-
-    The smallest value takes two bytes on the wire and a microsecond to convert: two million fit into a message.
-    """
-    for name, values, most in bounded:
-        require(len(values) <= most, name, len(values), f"at most {most}")
 
 
 def check_ids(name: str, ids: Iterable[int]) -> None:
@@ -96,11 +97,64 @@ def _read_trace(message: pb.TraceContext) -> str:
 
 
 def _read_widths(widths: Sequence[int]) -> tuple[int, ...]:
-    require(len(widths) <= MAX_PROPOSAL_NODES, "tree_widths", len(widths), f"at most {MAX_PROPOSAL_NODES} depths")
     for width in widths:
         require(1 <= width <= MAX_PROPOSAL_NODES, "tree_widths", width, f"in [1, {MAX_PROPOSAL_NODES}] at each depth")
     return tuple(widths)
 
+
+bound(
+    pb.SamplingParams,
+    "sampling",
+    logit_bias=Most(MAX_LOGIT_BIAS_ENTRIES, "logit_bias entries"),
+    bad_words=Most(MAX_BAD_WORDS, "bad_words"),
+)
+bound(pb.TokenSequence, "bad word", token_ids=Most(MAX_BAD_WORD_TOKENS, "bad_words tokens"))
+bound(pb.Grammar, "grammar", **{kind.value: Elsewhere("Grammar looks at its bytes first") for kind in GrammarKind})
+bound(
+    pb.SessionSpec,
+    "session",
+    token_ids=Most(MAX_INPUT_TOKENS, "prefix length"),
+    end_token_ids=MAX_END_TOKENS,
+    tenant=Most(MAX_TENANT_BYTES, "tenant bytes"),
+)
+bound(pb.Fingerprint, "fingerprint", model=MAX_NAME_BYTES, tokenizer=MAX_NAME_BYTES, numeric=MAX_NAME_BYTES)
+bound(pb.FeatureNeed, "", layers=Most(MAX_FEATURE_LAYERS, "layers"))
+bound(pb.FeatureRequest, "features", dtype=MAX_NAME_BYTES)
+bound(
+    pb.Features,
+    "features",
+    dtype=MAX_NAME_BYTES,
+    shape=3,
+    layer_ids=UNREAD,
+    data=Most(MAX_FEATURE_BYTES, "features bytes"),
+    scales=MAX_FEATURE_BYTES // 4,
+)
+bound(
+    pb.SparseDistribution,
+    "support",
+    token_ids=Most(MAX_SUPPORT_ENTRIES, "support entries"),
+    probabilities=MAX_SUPPORT_ENTRIES,
+)
+bound(
+    pb.Proposal,
+    "proposal",
+    token_ids=Most(MAX_PROPOSAL_NODES, "proposal nodes"),
+    parents=MAX_PROPOSAL_NODES,
+    draft_probabilities=Most(MAX_PROPOSAL_NODES, "draft_probabilities"),
+    supports=MAX_PROPOSAL_NODES,
+    drafter=MAX_DRAFTER_BYTES,
+)
+bound(
+    pb.TraceContext,
+    "trace",
+    traceparent=Elsewhere("ignored where it is not valid, at one look"),
+)
+bound(
+    pb.RowLogprobs,
+    "row logprobs",
+    token_ids=MAX_ROW_LOGPROBS,
+    logprobs=MAX_ROW_LOGPROBS,
+)
 
 SESSION_ID = Part(decode=session_of)
 TRACEPARENT = Part(_write_trace, _read_trace, field="trace")
@@ -128,11 +182,8 @@ register(pb.Grammar, Copier(Grammar, _encode_grammar, _decode_grammar))
 
 def _check_sampling(message: pb.SamplingParams) -> None:
     check_known("sampling", message)
-    check_counts(
-        ("logit_bias entries", message.logit_bias, MAX_LOGIT_BIAS_ENTRIES),
-        ("bad_words", message.bad_words, MAX_BAD_WORDS),
-    )
-    check_counts(*(("bad_words tokens", word.token_ids, MAX_BAD_WORD_TOKENS) for word in message.bad_words))
+    for word in message.bad_words:
+        check_bounds(word)
 
 
 _SAMPLING = copier(
@@ -160,8 +211,6 @@ copier(SessionSpec, pb.SessionSpec, acceptance=ACCEPTANCE, traceparent=TRACEPARE
 
 def _check_proposal(message: pb.Proposal) -> None:
     require(message.proposal_id >= 1, "proposal_id", message.proposal_id, "at least 1")
-    size = len(message.drafter.encode())
-    require(size <= MAX_DRAFTER_BYTES, "proposal drafter bytes", size, f"at most {MAX_DRAFTER_BYTES}")
 
 
 copier(SparseDistribution, pb.SparseDistribution)
@@ -188,6 +237,8 @@ TIMINGS = copier(StepTimings, pb.StepTimings, _check_timings)
 def _check_logprobs(message: pb.RowLogprobs) -> None:
     ids = len(message.token_ids)
     require(len(message.logprobs) == ids, "row logprobs", len(message.logprobs), f"{ids}, one for each id")
+    for logprob in message.logprobs:
+        require(logprob <= LOGPROB_SLACK, "row logprob", logprob, "at most 0")
 
 
 copier(RowLogprobs, pb.RowLogprobs, _check_logprobs)
@@ -201,13 +252,9 @@ def _read_dtype(dtype: str) -> FeatureType:
 
 
 _DTYPE = Part(str, _read_dtype)
-copier(FeatureNeed, pb.FeatureNeed, lambda message: check_counts(("layers", message.layers, MAX_FEATURE_LAYERS)))
+copier(FeatureNeed, pb.FeatureNeed)
 copier(FeatureOffer, pb.FeatureOffer)
 copier(FeatureRequest, pb.FeatureRequest, dtype=_DTYPE)
 
 
-def _check_features(message: pb.Features) -> None:
-    check_counts(("features shape", message.shape, 3), ("features scales", message.scales, MAX_FEATURE_BYTES))
-
-
-FEATURES = copier(Features, pb.Features, _check_features, unused=["layer_ids"], session_id=SESSION_ID, dtype=_DTYPE)
+FEATURES = copier(Features, pb.Features, unused=["layer_ids"], session_id=SESSION_ID, dtype=_DTYPE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from paceline.protocol.codec.bounds import UNREAD, Most, bound, check_bounds
 from paceline.protocol.codec.copying import Copier, OneOf, copier
 from paceline.protocol.codec.failures import FAILURE
 from paceline.protocol.codec.parts import (
@@ -13,8 +14,11 @@ from paceline.protocol.codec.parts import (
     written_parents,
 )
 from paceline.protocol.errors import require
-from paceline.protocol.proposal import ROOT, Outcome, Proposal
+from paceline.protocol.generation import MAX_INPUT_TOKENS
+from paceline.protocol.proposal import MAX_PROPOSAL_NODES, ROOT, Outcome, Proposal
 from paceline.protocol.target import (
+    MAX_PIECE_ROWS,
+    MAX_PREFETCHED,
     Prefetch,
     PromptPiece,
     Round,
@@ -29,6 +33,27 @@ from paceline.v1 import target_service_pb2 as pb
 
 PROBABILITY_SLACK = 1e-6
 """A sum of float64 probabilities may pass 1 by rounding."""
+
+_ROWS = MAX_PROPOSAL_NODES + 1
+"""Of a round: the root's and one for each node."""
+bound(
+    pb.Verdict,
+    "verdict",
+    token_ids=_ROWS,
+    target_probabilities=MAX_PROPOSAL_NODES,
+    residual_masses=MAX_PROPOSAL_NODES,
+    logprobs=_ROWS,
+)
+bound(pb.Round, "round", committed=Most(MAX_INPUT_TOKENS, "round committed tokens"))
+bound(pb.TargetOpen, "open", feature_layers=UNREAD)
+bound(pb.Prefetch, "prefetch", proposals=Most(MAX_PREFETCHED, "prefetched proposals"))
+bound(
+    pb.PrefetchedProposal,
+    "prefetched proposal",
+    token_ids=Most(MAX_PROPOSAL_NODES, "proposal nodes"),
+    parents=Most(MAX_PROPOSAL_NODES, "proposal parents"),
+)
+bound(pb.PromptPiece, "prompt piece", rows=MAX_PIECE_ROWS)
 
 
 def _encode_prefetch(command: Prefetch) -> pb.Prefetch:
@@ -45,8 +70,10 @@ def _encode_prefetch(command: Prefetch) -> pb.Prefetch:
 
 
 def _decode_prefetch(message: pb.Prefetch) -> Prefetch:
+    check_bounds(message)
     prefetched = []
     for each in message.proposals:
+        check_bounds(each)
         require(each.node >= ROOT, "prefetched node", each.node, "at least -1")
         certain = (1.0,) * len(each.token_ids)
         proposal = Proposal(0, tuple(each.token_ids), certain, tuple(each.parents))
