@@ -205,6 +205,12 @@ ROWS: dict[str, tuple[DashboardPanel, ...]] = {
                 "failed, {{role}} {{reason}}": f"{_rate('paceline_sessions_failed_total', 'role, reason')} > 0",
             },
         ),
+        DashboardPanel(
+            "Files that could not be read again",
+            "short",
+            {"{{job}} {{file}}": f"{_rate('paceline_reload_failures_total', 'job, file')} > 0"},
+            "What they held before stays in force: a revoked key is let in, a certificate expires.",
+        ),
         DashboardPanel("Grammar workers", "short", {"{{role}}": "sum by (role) (paceline_grammar_workers)"}),
     ),
     "HTTP": (

@@ -14,6 +14,7 @@ from typing import NoReturn
 from paceline.access.keys import ApiKey, hash_of, parse_keys, read_key_file, tenant_of
 from paceline.access.limits import Clock, Meter
 from paceline.protocol.errors import PacelineError, Unauthenticated
+from paceline.runtime import metrics
 
 logger = logging.getLogger(__name__)
 
@@ -109,6 +110,7 @@ class KeyGate(Gate):
                     self._apply(content)
                 self._fault = ""
             except PacelineError as error:
+                metrics.reload_failed("api_keys")
                 if error.message != self._fault:
                     logger.error("key file not read, the keys stay as they were: error=%s", error.message)
                 self._fault = error.message

@@ -17,6 +17,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from paceline.protocol.errors import InvalidInput, require
+from paceline.runtime.live_files import read_live
 
 KEY_PREFIX = "pl-"
 """Lets people and secret scanners recognise a key."""
@@ -107,15 +108,9 @@ def read_key_file(file: Path) -> bytes:
     """The file as it is.
 
     Raises:
-        InvalidInput: it can't be read, or is too large.
+        InvalidInput: it can't be read, is too large or no regular file.
     """
-    try:
-        with file.open("rb") as opened:
-            content = opened.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise InvalidInput.of("api_keys", str(file), f"a readable JSON file ({error.strerror})") from error
-    require(len(content) <= MAX_FILE_BYTES, "api_keys", str(file), f"a file of at most {MAX_FILE_BYTES} bytes")
-    return content
+    return read_live("api_keys", file, "JSON", MAX_FILE_BYTES)
 
 
 def parse_keys(content: bytes, file: Path) -> ApiKeys:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.protocol.errors import InvalidInput, require
-from paceline.protocol.given_files import read_text
+from paceline.runtime import metrics
+from paceline.runtime.live_files import read_live
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +98,7 @@ class EndpointWatch:
             found = tuple(await source.resolve())
             require(len(found) <= MAX_ENDPOINTS, source.text, len(found), f"at most {MAX_ENDPOINTS} endpoints")
         except (OSError, InvalidInput) as error:
+            metrics.reload_failed("endpoints")
             if self._errors.get(source) != str(error):
                 self._errors[source] = str(error)
                 kept = len(self._found.get(source, ()))
@@ -129,7 +131,11 @@ async def _look_up(host: str, port: int) -> Sequence[Endpoint]:
 
 def _read(text: str, path: Path) -> Sequence[Endpoint]:
     """One HOST:PORT a line; empty lines and those that begin with # say nothing."""
-    lines = [line.strip() for line in read_text(text, path).splitlines()]
+    content = read_live(text, path, "UTF-8")
+    try:
+        lines = [line.strip() for line in content.decode().splitlines()]
+    except UnicodeDecodeError as error:
+        raise InvalidInput.of(text, str(path), f"a readable UTF-8 file ({error})") from error
     entries = [line for line in lines if line and not line.startswith("#")]
     for entry in entries:
         _host_port(text, entry, entry)

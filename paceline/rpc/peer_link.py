@@ -97,7 +97,6 @@ class PeerLink(Generic[Command, Event]):
         self._channel: grpc.aio.Channel | None = None
         self._writer: FrameWriter[Command] | None = None
         self._left_out = set[str]()
-        """Kinds of event that were malformed on this link and dispensable."""
         self._up = asyncio.Event()
         self._refused = asyncio.Event()
         self._dropped: asyncio.Future[None] | None = None
@@ -259,8 +258,8 @@ class PeerLink(Generic[Command, Event]):
             check_frame(frame, 0)
             return codec.decode_welcome(frame.welcome)
         except InvalidInput as error:
-            message = f"{self._where} sent a malformed welcome: {error.message}"
-            raise ProtocolMismatch(message, metadata={**self._facts, **error.metadata}) from error
+            message, facts = f"{self._where} sent a malformed welcome: {error.message}", self._facts | error.metadata
+            raise ProtocolMismatch(message, metadata=facts) from error
 
     async def _use_or_lose(self, call: Any, welcome: Welcome) -> None:
         """Raise `PeerUnavailable` for what ends it: a peer that fitted and then broke the rules may fit again."""
@@ -300,24 +299,21 @@ class PeerLink(Generic[Command, Event]):
         try:
             event: Any = self.kind.decode_event(message)
         except PacelineError as error:
-            if message.WhichOneof("event") in self.kind.dispensable:
-                self._leave_out(message.WhichOneof("event"), session_id, error)
+            if (kind := message.WhichOneof("event")) in self.kind.dispensable:
+                self._leave_out(kind, session_id, error)
                 return
             event = self._malformed(session_id, error)
-        if event.session_id == 0:
+        if event.session_id:
+            _call_back(self.on_event, event)
+        else:
             kind = type(event).__name__
             logger.warning("event without a session: peer=%s address=%s kind=%s", self.name, self.address, kind)
-            return
-        _call_back(self.on_event, event)
 
     def _leave_out(self, kind: str, session_id: int, error: PacelineError) -> None:
-        """Say once for each link that events of a kind are malformed: its peer goes on sending them."""
-        if kind not in self._left_out:
-            self._left_out.add(kind)
-            logger.warning(
-                "malformed %s, left out here and on: peer=%s address=%s session=%d error=%s",
-                kind, self.name, self.address, session_id, error.for_log,
-            )  # fmt: skip
+        if kind not in self._left_out:  # once for each link: its peer goes on sending them
+            facts = f"peer={self.name} address={self.address} session={session_id} error={error.for_log}"
+            logger.warning("malformed %s, left out here and on: %s", kind, facts)
+        self._left_out.add(kind)
 
     def _malformed(self, session_id: int, error: PacelineError) -> Failure:
         logger.warning("malformed event: peer=%s session=%d error=%s", self.name, session_id, error.for_log)

@@ -17,7 +17,9 @@ from pathlib import Path
 import grpc
 
 from paceline.protocol.errors import InvalidInput
+from paceline.runtime import metrics
 from paceline.runtime.config import PeerSettings, ServerSettings
+from paceline.runtime.live_files import read_live
 
 logger = logging.getLogger(__name__)
 
@@ -73,12 +75,13 @@ class TlsFiles:
         self._lock = threading.Lock()
         self._state: tuple[tuple[int, ...], ...] = ()
         self._material: TlsMaterial | None = None
+        self._outdated = False
 
     def read(self) -> TlsMaterial:
         """What to use for a new connection.
 
         Files that have changed and are not right, for example a certificate whose key is not written
-        yet, leave what was read before in force; that is logged once for each change.
+        yet, leave what was read before in force; that is logged once for each change, and counted at each connection.
 
         Raises:
             InvalidInput: they have not been right yet.
@@ -90,6 +93,8 @@ class TlsFiles:
             elif state != self._state:
                 self._material = self._read_again(self._material)
             self._state = state
+            if self._outdated:
+                metrics.reload_failed("tls")
             return self._material
 
     def _read_again(self, before: TlsMaterial) -> TlsMaterial:
@@ -98,7 +103,9 @@ class TlsFiles:
             material = self._paths.read()
         except InvalidInput as error:
             logger.warning("TLS files are not right, the last ones stay: section=%s error=%s", section, error.message)
+            self._outdated = True
             return before
+        self._outdated = False
         if material == before:
             return before
         logger.info("TLS files read again: section=%s certificate=%s", section, material.digest)
@@ -204,10 +211,7 @@ def _read_certificate(field: str, path: Path) -> bytes:
 
 
 def _read(field: str, path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise InvalidInput.of(field, str(path), f"a readable PEM file ({error.strerror})") from error
+    return read_live(field, path, "PEM")
 
 
 def _states(paths: tuple[Path | None, ...]) -> Iterator[tuple[int, ...]]:

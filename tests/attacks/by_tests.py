@@ -1,4 +1,4 @@
-"""D8, D11 to D14: attacks that tests of the suite try, run here for the table."""
+"""D8, D11 to D14, D21 to D24: attacks that tests of the suite try, run here for the table."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from pathlib import Path
 from tests.attacks.registry import attack
 
 ROOT = Path(__file__).parents[2]
+WELCOMES = "test_a_welcome_of_too_much_is_refused_by_name_and_costs_no_request_anything"
+FEATURES = "test_malformed_features_alone_are_left_out_and_named_once"
+VERDICTS = "test_a_verdict_that_no_target_can_mean_ends_its_request_by_name"
+PIECES = "test_a_piece_of_another_prompt_ends_its_request_by_name"
+FIFO = "test_a_key_file_that_becomes_a_fifo_stops_neither_rereading_nor_the_end"
 
 
 async def _hold(tests: Sequence[str]) -> str:
@@ -60,3 +65,29 @@ async def foreign_prefixes(folder: Path) -> str:
     return await _hold(
         ("tests/services/test_tenants.py", "tests/engine/test_blocks.py", "tests/coordinator/test_pool.py")
     )
+
+
+@attack("D21", "a draft's welcome of 60,000 drafters, one of 500,000 bytes, one of 2 MiB")
+async def endless_welcomes(folder: Path) -> str:
+    """The link is refused by the field's name, and no request is slower."""
+    return await _hold(
+        ("tests/e2e/test_hostile_peers.py::" + WELCOMES, "tests/protocol/test_bounds.py", "tests/rpc/test_costs.py")
+    )
+
+
+@attack("D22", "features of a target that are malformed in eight ways")
+async def malformed_features(folder: Path) -> str:
+    """They alone are left out, and named once."""
+    return await _hold(("tests/e2e/test_hostile_peers.py::" + FEATURES,))
+
+
+@attack("D23", "verdicts and reports of prompts that no target can mean")
+async def impossible_verdicts(folder: Path) -> str:
+    """The request ends by the name of the field, and the next one is right."""
+    return await _hold(("tests/e2e/test_hostile_peers.py::" + VERDICTS, "tests/e2e/test_hostile_peers.py::" + PIECES))
+
+
+@attack("D24", "a FIFO, a directory, a device or nothing in the place of keys, certificates and endpoints")
+async def files_that_are_none(folder: Path) -> str:
+    """What was known stays, is counted, and nobody waits."""
+    return await _hold(("tests/rpc/test_live_files.py", "tests/e2e/test_api_keys.py::" + FIFO))

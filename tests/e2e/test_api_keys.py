@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -195,3 +197,27 @@ def test_a_key_file_that_is_not_valid_is_refused_at_the_start(tmp_path: Path) ->
     with pytest.raises(PacelineError, match=r"api_keys = .*keys\.0\.sha256") as caught, cluster:
         pass
     assert "SECRET" not in caught.value.message
+
+
+def test_a_key_file_that_becomes_a_fifo_stops_neither_rereading_nor_the_end(tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    save(file, "alice", "small")
+    cluster = Cluster(tmp_path / "services", drafters=(), coordinator_flags={"api_keys": str(file)})
+    cluster.api_key = KEYS["alice"]
+    with cluster:
+        log = cluster.processes["coordinator"].log_file
+        with client_of(cluster, "alice") as client, client_of(cluster, "small") as small:
+            text = client.generate(SHORT).token_ids
+            file.unlink()
+            os.mkfifo(file)
+            eventually(lambda: "it is a FIFO" in log.read_text(), "the log names it", 10)
+            assert client.generate(SHORT).token_ids == text, "keys stay"
+            file.unlink()
+            save(file, "alice")
+            eventually(lambda: not known(small), "a revoked key is refused", 10)
+            assert client.generate(SHORT).token_ids == text
+            file.unlink()
+            os.mkfifo(file)
+        began = time.monotonic()
+        cluster.processes["coordinator"].stop()
+        assert time.monotonic() - began < 5, "it ends when it is told to"

@@ -2,7 +2,7 @@
 
 from paceline.runtime.metrics.exporters import configure, exposition, is_on, shutdown
 from paceline.runtime.metrics.http import http_request_done
-from paceline.runtime.metrics.requests import RequestMeter, fell_back
+from paceline.runtime.metrics.requests import RequestMeter, fell_back, reload_failed
 from paceline.runtime.metrics.steps import (
     features_came,
     prefix_admitted,
@@ -25,6 +25,7 @@ __all__ = [
     "is_on",
     "prefix_admitted",
     "proposal_sent",
+    "reload_failed",
     "session_failed",
     "session_refused",
     "shadow_sent",

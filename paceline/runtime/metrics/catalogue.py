@@ -265,6 +265,12 @@ FALLBACKS = _counter(
     "its session was opened anew",
     MetricLabel("cause", ("draft_late", "draft_lost", "draft_failed", "proposal_refused", "target_lost")),
 )
+RELOAD_FAILURES = _counter(
+    "paceline.reload.failures",
+    (COORDINATOR, TARGET, DRAFT, GATEWAY),
+    "Times that a file was read again and was not right, or endpoints were not found: what was known before stays",
+    MetricLabel("file", ("api_keys", "tls", "endpoints")),
+)
 REQUEST_DURATION = _histogram(
     "gen_ai.server.request.duration",
     _ASKING,

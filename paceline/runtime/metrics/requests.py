@@ -114,6 +114,13 @@ def fell_back(cause: str) -> None:
         recorder.count(names.FALLBACKS, 1, cause)
 
 
+def reload_failed(file: str) -> None:
+    """A file that is read again while the process runs was not right, so what it held before stays in force."""
+    recorder = active()
+    if recorder is not None:
+        recorder.count(names.RELOAD_FAILURES, 1, file)
+
+
 def _typed(error: BaseException | None) -> PacelineError:
     if isinstance(error, PacelineError):
         return error

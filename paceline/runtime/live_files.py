@@ -1,0 +1,54 @@
+"""Files that are read again while a process runs: keys, certificates, endpoints.
+
+Somebody may put anything in their place at any time. What is no regular file is refused and never waited for: opening
+a FIFO that nobody writes to would keep a thread for good, and a process that is to end with it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from paceline.protocol.errors import InvalidInput, require
+
+MAX_LIVE_BYTES = 4 << 20
+"""A bundle of all public authorities has some 220 KiB."""
+_KINDS = ((stat.S_ISDIR, "a directory"), (stat.S_ISFIFO, "a FIFO"))
+
+
+def read_live(field: str, file: Path, kind: str, most_bytes: int = MAX_LIVE_BYTES) -> bytes:
+    """What a file holds now.
+
+    Args:
+        field: what the configuration calls it, for the error.
+        file: where it is.
+        kind: what it should hold, such as `JSON`, for the error.
+        most_bytes: the most that is read.
+
+    Raises:
+        InvalidInput: it is missing, unreadable, too large or no regular file.
+    """
+    try:
+        with open(file, "rb", opener=_open) as opened:
+            content = opened.read(most_bytes + 1)
+    except _Irregular as error:
+        raise InvalidInput.of(field, str(file), f"a readable {kind} file (it is {error})") from error
+    except OSError as error:
+        raise InvalidInput.of(field, str(file), f"a readable {kind} file ({error.strerror})") from error
+    require(len(content) <= most_bytes, field, str(file), f"a file of at most {most_bytes} bytes")
+    return content
+
+
+class _Irregular(Exception):
+    """Says what a file is that is no regular one."""
+
+
+def _open(path: str, flags: int) -> int:
+    """Open a file without waiting for anybody."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return descriptor
+    os.close(descriptor)
+    raise _Irregular(next((name for holds, name in _KINDS if holds(mode)), "a device"))

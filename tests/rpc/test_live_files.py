@@ -1,0 +1,213 @@
+"""Files that are read again while a service runs: what comes in their place is told, counted and never waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.access import gate as gate_module
+from paceline.access.gate import KeyGate
+from paceline.access.keys import ApiKey, ApiKeys, hash_of, new_key, save_keys
+from paceline.local.certificates import Authority
+from paceline.protocol.errors import InvalidInput
+from paceline.rpc import endpoints
+from paceline.rpc.endpoints import Endpoint, EndpointSource, EndpointWatch
+from paceline.rpc.tls import server_files
+from paceline.runtime import metrics
+from paceline.runtime.config import ServerSettings
+from paceline.runtime.live_files import MAX_LIVE_BYTES, read_live
+from paceline.runtime.roles import PeerRole
+from tests.metrics.scrape import Exposition
+from tests.rpc.harness import until
+
+KEY = new_key()
+
+
+def fifo(file: Path) -> None:
+    os.mkfifo(file)
+
+
+def a_directory(file: Path) -> None:
+    file.mkdir()
+
+
+def a_socket(file: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(file))
+
+
+def zeros_without_end(file: Path) -> None:
+    file.symlink_to("/dev/zero")
+
+
+def too_much(file: Path) -> None:
+    with file.open("wb") as opened:
+        opened.truncate(1 << 40)
+
+
+def nothing(file: Path) -> None:
+    """It is deleted."""
+
+
+def a_link_to_itself(file: Path) -> None:
+    file.symlink_to(file)
+
+
+def unreadable(file: Path) -> None:
+    file.touch(mode=0)
+
+
+ODD: dict[Callable[[Path], None], str] = {
+    fifo: "it is a FIFO",
+    a_directory: "it is a directory",
+    a_socket: "No such device",
+    zeros_without_end: "it is a device",
+    too_much: f"a file of at most {MAX_LIVE_BYTES} bytes",
+    nothing: "No such file",
+    a_link_to_itself: "Too many levels of symbolic links",
+    unreadable: "Permission denied",
+}
+
+
+def replaced(file: Path, put: Callable[[Path], None]) -> None:
+    remove(file)
+    put(file)
+
+
+def remove(file: Path) -> None:
+    if file.is_dir() and not file.is_symlink():
+        shutil.rmtree(file)
+    else:
+        file.unlink(missing_ok=True)
+
+
+def in_time(read: Callable[[], Any]) -> Any:
+    """What a call returns or raises, on a thread that the test does not wait for for good."""
+    results: list[Any] = []
+
+    def run() -> None:
+        try:
+            results.append(read())
+        except InvalidInput as error:
+            results.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(5)
+    assert results, "it waits for good"
+    return results[0]
+
+
+def skip_what_root_reads(put: Callable[[Path], None]) -> None:
+    if put is unreadable and os.geteuid() == 0:
+        pytest.skip("root reads every file")
+
+
+@pytest.mark.parametrize("put", ODD, ids=lambda put: put.__name__)
+def test_what_is_no_readable_regular_file_is_refused_at_once_by_what_it_is(
+    tmp_path: Path, put: Callable[[Path], None]
+) -> None:
+    skip_what_root_reads(put)
+    file = tmp_path / "f"
+    put(file)
+    error = in_time(lambda: read_live("api_keys", file, "JSON"))
+    assert isinstance(error, InvalidInput)
+    assert error.metadata["field"] == "api_keys"
+    assert ODD[put] in error.message
+    replaced(file, lambda file: None)
+    file.write_bytes(b"{}")
+    assert read_live("api_keys", file, "JSON") == b"{}"
+
+
+@pytest.fixture
+def counted() -> Iterator[Callable[[str], float]]:
+    """How often a kind of file was not right."""
+    assert metrics.configure("paceline-coordinator", model="m", exposed=True)
+
+    def failures(kind: str) -> float:
+        exposition = Exposition.of(metrics.exposition()[0].decode())
+        return exposition.value("paceline_reload_failures_total", file=kind)
+
+    yield failures
+    metrics.shutdown()
+
+
+@pytest.mark.parametrize("put", [fifo, a_directory, nothing, too_much], ids=lambda put: put.__name__)
+async def test_keys_stay_and_are_read_again_once_the_file_is_right(
+    tmp_path: Path,
+    put: Callable[[Path], None],
+    counted: Callable[[str], float],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gate_module, "REREAD_S", 0.01)
+    file = tmp_path / "keys.json"
+    kept = ApiKey(name="alice", sha256=hash_of(KEY))
+    save_keys(ApiKeys(keys=(kept,)), file)
+    gate = KeyGate(file)
+    watching = asyncio.create_task(gate.watch())
+    try:
+        replaced(file, put)
+        await until(lambda: counted("api_keys") >= 3, 5)
+        assert gate.authenticate(f"Bearer {KEY}").tenant == "alice"
+        assert sum("key file not read" in record.message for record in caplog.records) == 1
+        remove(file)
+        save_keys(ApiKeys(keys=(kept.model_copy(update={"tenant": "new"}),)), file)
+        await until(lambda: gate.authenticate(f"Bearer {KEY}").tenant == "new", 5)
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+
+@pytest.mark.parametrize("put", [fifo, nothing], ids=lambda put: put.__name__)
+async def test_endpoints_stay_and_are_read_again_once_the_file_is_right(
+    tmp_path: Path, put: Callable[[Path], None], counted: Callable[[str], float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoints, "FILE_PERIOD_S", 0.01)
+    file = tmp_path / "targets"
+    file.write_text("a:1\n")
+    told: list[tuple[Endpoint, ...]] = []
+    watch = EndpointWatch([EndpointSource.parse("target.address", f"file:{file}")], told.append)
+    watching = asyncio.create_task(watch.run())
+    try:
+        await until(lambda: told == [(Endpoint("a:1"),)], 5)
+        replaced(file, put)
+        await until(lambda: counted("endpoints") >= 3, 5)
+        remove(file)
+        file.write_text("b:2\n")
+        await until(lambda: told[-1] == (Endpoint("b:2"),), 5)
+        assert len(told) == 2
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+
+@pytest.mark.parametrize("name", ["server.crt", "server.key", "ca.crt"])
+def test_certificates_stay_and_are_read_again_once_the_file_is_right(
+    tmp_path: Path, name: str, counted: Callable[[str], float], caplog: pytest.LogCaptureFixture
+) -> None:
+    authority = Authority.in_folder(tmp_path)
+    authority.issue_role(PeerRole.TARGET, lifetime=timedelta(hours=1)).write(tmp_path, "server")
+    pair = {"tls_certificate": tmp_path / "server.crt", "tls_key": tmp_path / "server.key"}
+    files = server_files(ServerSettings(**pair, tls_client_ca=tmp_path / "ca.crt"))
+    before = files.read()
+    right = (tmp_path / name).read_bytes()
+    for place, put in enumerate((fifo, a_directory, too_much, nothing), start=1):
+        replaced(tmp_path / name, put)
+        for _ in range(2):
+            assert in_time(files.read) is before
+        assert counted("tls") == 2 * place, "at each connection"
+        assert sum("TLS files are not right" in record.message for record in caplog.records) == place
+    remove(tmp_path / name)
+    (tmp_path / name).write_bytes(right)
+    assert in_time(files.read) == before
+    assert counted("tls") == 8
