@@ -12,6 +12,7 @@ import torch
 from paceline.engine.attention import PRODUCT_COPIES, AttentionFacts
 from paceline.engine.cuda.footprint import static_bytes
 from paceline.engine.prompt_rows import prompt_logit_rows
+from paceline.models.gguf_header import read_header
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.features import FeatureOffer
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES
@@ -126,15 +127,18 @@ def workspace_bytes(
 
 
 def refuse_weights_beyond(location: str, available: int) -> None:
-    """Refuse a folder whose weights alone can't be held, before they are read.
+    """Refuse a folder, or a GGUF file, whose weights alone can't be held, before they are read.
 
     Raises:
         InvalidInput: naming both sizes.
     """
-    folder = Path(location)
-    size = sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder.is_dir() else 0
+    path = Path(location)
+    if path.is_file():
+        size = read_header(path).float32_bytes
+    else:
+        size = sum(file.stat().st_size for file in path.glob("*.safetensors")) if path.is_dir() else 0
     if size > available:
-        limit = f"one whose weights fit: {_mib(size)} of files, {_mib(available)} available"
+        limit = f"one whose weights fit: {_mib(size)} of weights, {_mib(available)} available"
         raise InvalidInput.of("model", location, limit)
 
 

@@ -11,6 +11,9 @@ from paceline.engine.checks import refuse_config
 from paceline.engine.cpu.linear import cpu_has_bfloat16
 from paceline.engine.cpu.row_products import has_wide_vectors
 from paceline.engine.memory import available_ram, refuse_weights_beyond
+from paceline.models.gguf import gguf_sources
+from paceline.models.gguf_config import model_config
+from paceline.models.gguf_header import read_header
 from paceline.models.quantized import unpacking
 from paceline.models.resolve import ResolvedModel
 from paceline.models.text_part import read_config
@@ -89,18 +92,17 @@ def load_decoder(resolved: ResolvedModel, settings: EngineSettings, *, on_host: 
     device = chosen_device(settings.device)
     config, arguments = _read_config(resolved, settings)  # refuses what it can before weights are read
     if device.type == "cpu":
-        refuse_weights_beyond(resolved.location, available_ram())
+        refuse_weights_beyond(str(resolved.gguf or resolved.location), available_ram())
     dtype: Any = chosen_dtype(settings.dtype, device)
+    folder = {"pretrained_model_name_or_path": resolved.location, **arguments}
     with quiet_loading(), refusing_files(resolved, resolved.name, LOADABLE):
         model: Any = load_whole(
             resolved.name,
-            pretrained_model_name_or_path=resolved.location,
+            **(folder if resolved.gguf is None else gguf_sources(resolved.gguf)),
             dtype=dtype,
             attn_implementation="eager",
             trust_remote_code=settings.trust_remote_code,
-            **resolved.arguments,
             **unpacking(resolved.name, config.to_dict()),
-            **arguments,
         )
     if resolved.layers is not None:
         keep_layers(model, resolved.layers)
@@ -119,7 +121,10 @@ def load_decoder_config(resolved: ResolvedModel, settings: EngineSettings) -> Pr
 
 def _read_config(resolved: ResolvedModel, settings: EngineSettings) -> tuple[PreTrainedConfig, dict[str, Any]]:
     with refusing_files(resolved, resolved.name, LOADABLE):
-        config, arguments = read_config(resolved, trust_remote_code=settings.trust_remote_code)
+        if resolved.gguf is None:
+            config, arguments = read_config(resolved, trust_remote_code=settings.trust_remote_code)
+        else:
+            config, arguments = model_config(read_header(resolved.gguf)), {}
     assert isinstance(config, PreTrainedConfig)
     unpacking(resolved.name, config.to_dict())
     refuse_config(config)

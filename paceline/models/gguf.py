@@ -1,10 +1,14 @@
-"""GGUF files as plain float32 checkpoints."""
+"""GGUF files as models of transformers, and as plain float32 checkpoints."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from paceline.models.gguf_config import model_config
+from paceline.models.gguf_header import read_header
+from paceline.models.gguf_tensors import model_tensors
+from paceline.models.gguf_tokenizer import file_tokenizer
 from paceline.models.progress import ProgressCallback, PullProgress
 from paceline.models.whole import load_whole, quiet_loading
 from paceline.protocol.errors import InternalError
@@ -25,45 +29,40 @@ def library_versions() -> dict[str, str]:
     return {"torch": torch.__version__, "transformers": transformers.__version__}
 
 
+def gguf_sources(file: Path) -> dict[str, Any]:
+    """What `load_whole` takes in the place of a folder: configuration and tensors of a GGUF file.
+
+    Raises:
+        InvalidInput: the file is damaged, or says what can't be honoured; names it.
+    """
+    header = read_header(file)
+    config = model_config(header)
+    return {"pretrained_model_name_or_path": None, "config": config, "state_dict": model_tensors(header, config)}
+
+
 def convert_gguf(gguf: Path, folder: Path, report: ProgressCallback | None = None) -> None:
     """Write a GGUF model as a plain float32 safetensors folder with tokenizer and chat template.
 
     Raises:
-        InvalidInput: the GGUF lacks tensors.
-        InternalError: the folder, loaded again, doesn't give the GGUF's logits bit for bit.
+        InvalidInput: as `gguf_sources`.
+        InternalError: the folder, loaded again, doesn't give the logits that the model gave before it was saved.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     report = report or (lambda _: None)
-    source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
     with quiet_loading():
         report(PullProgress("load", 0.65))
-        tokenizer = AutoTokenizer.from_pretrained(**source)
+        tokenizer = file_tokenizer(read_header(gguf))
         ids = tokenizer.encode(_CHECK_PROMPT)
-        loaded = load_whole(gguf.name, **source, dtype="float32")
+        loaded = load_whole(gguf.name, **gguf_sources(gguf), dtype="float32")
         logits = _logits(loaded, ids)
         report(PullProgress("convert", 0.85))
-        _plain_copy(loaded).save_pretrained(folder)
+        loaded.save_pretrained(folder)
         del loaded  # a model of some size has no room beside itself
         tokenizer.save_pretrained(folder)
         report(PullProgress("check", 0.9))
         _check_tokenizer(tokenizer, AutoTokenizer.from_pretrained(folder), ids)
         _check_logits(logits, _logits(AutoModelForCausalLM.from_pretrained(folder, dtype="float32"), ids))
-
-
-def _plain_copy(loaded: PreTrainedModel) -> PreTrainedModel:
-    """The same weights in a model that doesn't know of GGUF, which can be saved and loads plainly."""
-    import torch
-
-    config = type(loaded.config).from_dict(
-        {key: value for key, value in loaded.config.to_dict().items() if key != "quantization_config"}
-    )
-    with torch.device("meta"):
-        plain = type(loaded)(config)
-    plain.load_state_dict(loaded.state_dict(), assign=True)
-    plain.tie_weights()
-    plain.generation_config = loaded.generation_config
-    return plain
 
 
 def _logits(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
@@ -82,4 +81,4 @@ def _check_tokenizer(tokenizer: PreTrainedTokenizerBase, saved: PreTrainedTokeni
 def _check_logits(before: torch.Tensor, after: torch.Tensor) -> None:
     if not bool((before == after).all()):
         worst = float((before - after).abs().max())
-        raise InternalError(f"the converted model's logits differ from the GGUF's by up to {worst:g}")
+        raise InternalError(f"the saved model's logits differ from those before it was saved by up to {worst:g}")

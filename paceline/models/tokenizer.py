@@ -364,15 +364,20 @@ def load_tokenizer(model: str, *, trust_remote_code: bool = False) -> Tokenizer:
     if is_table(model):
         spec = TableSpec.parse(model.partition("#")[0])
         return TableTokenizer(spec.vocab, spec.eos_token_id, spec.added_tokens)
+    from paceline.models.gguf_config import end_ids
+    from paceline.models.gguf_header import read_header
+    from paceline.models.gguf_tokenizer import file_tokenizer
     from paceline.models.resolve import resolve
     from paceline.models.whole import refusing_files
 
     resolved = resolve(model)
     from transformers import AutoTokenizer
 
-    arguments = {**resolved.arguments, "trust_remote_code": trust_remote_code}
     with refusing_files(resolved, model, "a model with a tokenizer"):
-        inner = AutoTokenizer.from_pretrained(resolved.location, **arguments)
+        if resolved.gguf is not None:
+            header = read_header(resolved.gguf)
+            return TransformersTokenizer(file_tokenizer(header), end_ids(header))
+        inner = AutoTokenizer.from_pretrained(resolved.location, trust_remote_code=trust_remote_code)
     return TransformersTokenizer(inner, _generation_eos(resolved.location))
 
 

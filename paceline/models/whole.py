@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-import struct
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,9 +40,10 @@ def refusing_files(resolved: ResolvedModel, value: str, wanted: str) -> Iterator
     except PacelineError:
         raise
     except Exception as error:
-        damaged = _damaged_file(resolved, error)
-        if damaged is not None:
-            raise DamagedFile.at(*damaged) from error
+        from safetensors import SafetensorError
+
+        if isinstance(error, SafetensorError):
+            raise DamagedFile.at(_damaged_safetensors(resolved), str(error)) from error
         if isinstance(error, OSError | ValueError | RuntimeError):
             raise InvalidInput.of("model", value, f"{wanted} ({_gist(error)})") from error
         raise
@@ -56,30 +55,6 @@ def _gist(error: Exception) -> str:
         return "it brings code of its own, which runs only with trust_remote_code = true"
     line = str(error).strip().partition("\n")[0]
     return line if len(line) <= _LONG_LINE else _SENTENCE_END.split(line)[0]
-
-
-def _damaged_file(resolved: ResolvedModel, error: Exception) -> tuple[Path, str] | None:
-    """The file whose bytes an error is about, and what they are; None: it is about something else."""
-    from safetensors import SafetensorError
-
-    if resolved.gguf_file is not None:
-        file = Path(resolved.location) / resolved.gguf_file
-        return None if (reason := _gguf_damage(file, error)) is None else (file, reason)
-    return (_damaged_safetensors(resolved), str(error)) if isinstance(error, SafetensorError) else None
-
-
-def _gguf_damage(file: Path, error: Exception) -> str | None:
-    for each in (error, error.__context__):
-        # transformers says of bytes that are no text that they are no JSON.
-        if isinstance(each, struct.error | UnicodeDecodeError):
-            return str(each)
-    from gguf import GGUFReader
-
-    try:
-        GGUFReader(file)
-    except Exception:  # noqa: BLE001  # whatever the bytes lead it to
-        return str(error)
-    return None
 
 
 def _damaged_safetensors(resolved: ResolvedModel) -> Path:
@@ -102,18 +77,14 @@ def _damaged_safetensors(resolved: ResolvedModel) -> Path:
 @contextmanager
 def quiet_loading() -> Iterator[None]:
     """Keep transformers' own progress bars off the terminal, which shows ours."""
-    from transformers import modeling_gguf_pytorch_utils
     from transformers.utils import logging as library_logging
 
     logging: Any = library_logging  # its functions are not annotated
-    gguf: Any = modeling_gguf_pytorch_utils
-    shown, bar = logging.is_progress_bar_enabled(), gguf.tqdm
+    shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
-    gguf.tqdm = partial(bar, disable=True)  # the one bar that the switch above doesn't reach
     try:
         yield
     finally:
-        gguf.tqdm = bar
         if shown:
             logging.enable_progress_bar()
 
@@ -123,14 +94,17 @@ def load_whole(name: str, **arguments: Any) -> PreTrainedModel:
 
     Args:
         name: shown to users.
-        arguments: as `from_pretrained` takes them.
+        arguments: as `from_pretrained` takes them; a `config` and a `state_dict` stand for files.
 
     Raises:
         InvalidInput: tensors are missing or of another shape than the configuration's.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
-    library: Any = AutoModelForCausalLM  # its annotation knows of no loading info
+    # Its annotation knows of no loading info.
+    library: Any = (
+        MODEL_FOR_CAUSAL_LM_MAPPING[type(arguments["config"])] if "config" in arguments else AutoModelForCausalLM
+    )
     loaded: PreTrainedModel
     loaded, found = library.from_pretrained(
         **arguments,

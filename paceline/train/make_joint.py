@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from rich.console import Console
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from paceline.engine.memory import available_ram
 from paceline.engine.weights import chosen_device, load_decoder_config
 from paceline.models.resolve import resolve
-from paceline.models.tokenizer import load_tokenizer
+from paceline.models.tokenizer import TransformersTokenizer, load_tokenizer
 from paceline.protocol.errors import InvalidInput, Unsupported, require
 from paceline.train import measure
 from paceline.train.checkpoint import (
@@ -200,10 +200,12 @@ def write_target(folder: Path, model: PreTrainedModel, source: str) -> None:
     temporary = folder.with_name(f".{os.getpid()}-{folder.name}")
     try:
         model.save_pretrained(temporary)
-        AutoTokenizer.from_pretrained(resolved.location, **resolved.arguments).save_pretrained(temporary)
+        old = load_tokenizer(source)
+        assert isinstance(old, TransformersTokenizer)  # a table is no decoder
+        old.inner.save_pretrained(temporary)
         for file in temporary.iterdir():
             file.chmod(0o644)  # safetensors makes files that only their owner can read
-        old, new = load_tokenizer(source), load_tokenizer(str(temporary))
+        new = load_tokenizer(str(temporary))
         if (old.fingerprint, old.eos_token_ids) != (new.fingerprint, new.eos_token_ids):
             raise Unsupported(f"target {resolved.name}: its tokenizer is another once it is written")
         if folder.exists():

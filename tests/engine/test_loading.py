@@ -38,7 +38,7 @@ from paceline.protocol.errors import InvalidInput, Unsupported
 from paceline.runtime.config import EngineSettings
 from tests.engine import tiny
 from tests.engine.parallel.ranks import run_ranks
-from tests.models import tiny_gguf
+from tests.models import gguf_files
 from tests.models.saving import save_with_tokenizer
 
 THREAD = EngineSettings(threads=1)
@@ -251,19 +251,12 @@ def test_a_tied_tensor_is_not_missing_where_its_other_half_is_there(tmp_path: Pa
         load_engine(saved(tmp_path / "untied", lose), THREAD)
 
 
-def test_missing_tensors_of_a_gguf_are_refused_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = tiny_gguf.tensor_shapes
-
-    def changed(vocab_size: int) -> dict[str, tuple[int, ...]]:
-        shapes = whole(vocab_size)
-        del shapes["blk.1.attn_norm"]
-        return shapes | {"blk.1.ffn_up": (7, tiny_gguf.HIDDEN)}
-
-    monkeypatch.setattr(tiny_gguf, "tensor_shapes", changed)
-    tiny_gguf.write_gguf(tmp_path / "tiny.gguf")
+def test_missing_tensors_of_a_gguf_are_refused_and_named(tmp_path: Path) -> None:
+    changed = {"blk.1.attn_norm.weight": None, "blk.1.ffn_up.weight": np.zeros((7, gguf_files.HIDDEN), np.float32)}
+    gguf_files.write(tmp_path / "tiny.gguf", tensors=changed)
     told = (
         r"tensors missing: 1 \(model.layers.1.input_layernorm.weight\); "
-        r"tensors of another shape: 1 \(model.layers.1.mlp.up_proj.weight \[7, 16\], not \[32, 16\]\)"
+        r"tensors of another shape: 1 \(model.layers.1.mlp.up_proj.weight \[7, 64\], not \[96, 64\]\)"
     )
     with pytest.raises(InvalidInput, match=told):
         load_engine(str(tmp_path / "tiny.gguf"), THREAD)

@@ -52,7 +52,7 @@ def test_weights_are_refused_before_they_are_read(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(bytes(3 * MIB))
     refuse_weights_beyond(str(tmp_path), 3 * MIB)
     refuse_weights_beyond("some/hub-id", 0)
-    with pytest.raises(InvalidInput, match="3 MiB of files, 2 MiB available"):
+    with pytest.raises(InvalidInput, match="3 MiB of weights, 2 MiB available"):
         refuse_weights_beyond(str(tmp_path), 2 * MIB)
 
 

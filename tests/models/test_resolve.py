@@ -35,10 +35,10 @@ def test_a_pulled_model_has_a_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 def test_folders_files_and_hub_ids(tmp_path: Path) -> None:
     (tmp_path / "tiny.gguf").write_bytes(b"")
     folder = resolve(str(tmp_path))
-    assert (folder.kind, folder.name, folder.arguments) == ("folder", tmp_path.name, {})
+    assert (folder.kind, folder.name, folder.gguf) == ("folder", tmp_path.name, None)
     gguf = resolve(str(tmp_path / "tiny.gguf"))
     assert (gguf.kind, gguf.location, gguf.name) == ("gguf", str(tmp_path), "tiny")
-    assert gguf.arguments == {"gguf_file": "tiny.gguf"}
+    assert gguf.gguf == tmp_path / "tiny.gguf"
     assert resolve("HuggingFaceTB/SmolLM2-135M-Instruct").kind == "hub"
     assert resolve("gpt2").kind == "hub"
     assert resolve("table:vocab=9").kind == "table"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.models.tiny_gguf import write_gguf
+from tests.models import gguf_files
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_a_bad_setting_ends_the_process_with_one_line(arguments: list[str], code
 @pytest.mark.parametrize("arguments", [["target_service", "--model"], ["coordinator", "--target", "h:1", "--model"]])
 def test_a_damaged_model_ends_the_process_as_a_bad_setting_does(tmp_path: Path, arguments: list[str]) -> None:
     file = tmp_path / "tiny.gguf"
-    write_gguf(file)
+    gguf_files.write(file)
     file.write_bytes(file.read_bytes()[:2000])
     ended = subprocess.run(
         [sys.executable, "-m", *arguments, str(file), "--port", "0"],

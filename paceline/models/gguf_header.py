@@ -1,0 +1,194 @@
+"""The header of a GGUF file: its metadata and where its tensors lie, read within bounds."""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from paceline.protocol.errors import DamagedFile, require
+
+_T = TypeVar("_T")
+_Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+"""Format of each type of value, in the language of struct and of numpy; bytes of a truth value are read as such."""
+_STRING, _ARRAY = 8, 9
+_MOST_KEYS = 1 << 16
+_MOST_TENSORS = 1 << 16
+_MOST_DIMENSIONS = 4
+_MOST_STRINGS = 1 << 21
+"""In all arrays: a vocabulary and its merges are under a million. Arrays of numbers stay views of the file."""
+_LONGEST_TEXT = 1 << 26
+"""In bytes."""
+_ALIGNMENT = 32
+
+
+@dataclass(frozen=True, eq=False)
+class GgufTensor:
+    """One tensor.
+
+    Attributes:
+        shape: outermost dimension first, as torch has it.
+        type_id: of ggml.
+        data: its bytes, a view of the file.
+    """
+
+    shape: tuple[int, ...]
+    type_id: int
+    data: _Bytes
+
+    def values(self) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """Its values in float32.
+
+        Raises:
+            NotImplementedError: gguf unpacks no such type.
+        """
+        from gguf import GGMLQuantizationType, dequantize
+
+        rows = self.data.reshape(*self.shape[:-1], -1)
+        values: np.ndarray[Any, np.dtype[np.float32]] = dequantize(rows, GGMLQuantizationType(self.type_id))
+        return values.reshape(self.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class GgufHeader:
+    """What a file says before its tensors' bytes.
+
+    Attributes:
+        file: the file.
+        metadata: by key; an array is a list of strings or a numpy array.
+        tensors: by name.
+    """
+
+    file: Path
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, GgufTensor]
+
+    @property
+    def architecture(self) -> str:
+        """As llama.cpp calls it."""
+        return str(self.metadata.get("general.architecture", ""))
+
+    @property
+    def float32_bytes(self) -> int:
+        """Of all its tensors unpacked."""
+        return 4 * sum(prod(tensor.shape) for tensor in self.tensors.values())
+
+
+def read_header(file: Path) -> GgufHeader:
+    """Read a GGUF file's header; of its tensors nothing but where they lie.
+
+    Raises:
+        DamagedFile: it isn't GGUF, or is cut off, or says what can't be.
+        InvalidInput: a version, a size or a type that isn't read.
+    """
+    if not file.stat().st_size:
+        raise DamagedFile.at(file, "empty")
+    walk = _Walk(file, np.memmap(file, np.uint8, "r").view(np.ndarray))
+    if walk.take(4).tobytes() != _MAGIC:
+        raise DamagedFile.at(file, "it does not begin as a GGUF file")
+    version, tensors, keys = walk.unpack("IQQ")
+    require(version in _VERSIONS, f"{file.name}: GGUF version", version, "2 or 3, little-endian")
+    require(tensors <= _MOST_TENSORS, f"{file.name}: number of tensors", tensors, f"at most {_MOST_TENSORS}")
+    require(keys <= _MOST_KEYS, f"{file.name}: number of keys", keys, f"at most {_MOST_KEYS}")
+    metadata = walk.named(keys, lambda: walk.value(*walk.unpack("I")))
+    places = walk.named(tensors, walk.place)
+    alignment = metadata.get("general.alignment", _ALIGNMENT)
+    if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
+        raise DamagedFile.at(file, f"general.alignment is {alignment!r}, not a power of two")
+    walk.take(-walk.position % alignment)
+    data = walk.rest()
+    return GgufHeader(file, metadata, {name: walk.tensor(name, data, *place) for name, place in places.items()})
+
+
+@functools.cache
+def _block_sizes() -> Mapping[int, tuple[int, int]]:
+    """Values and bytes of a block of each type."""
+    from gguf import GGML_QUANT_SIZES
+
+    return {int(kind): sizes for kind, sizes in GGML_QUANT_SIZES.items()}
+
+
+class _Walk:
+    """A walk over a file's bytes that ends where they end."""
+
+    def __init__(self, file: Path, data: _Bytes) -> None:
+        self.position = 0
+        self._file = file
+        self._data = data
+        self._strings = 0
+
+    def take(self, size: int) -> _Bytes:
+        begin, left = self.position, len(self._data) - self.position
+        if size > left:
+            raise DamagedFile.at(self._file, f"its header wants {size} bytes at {begin}, where {left} are left")
+        self.position += size
+        return self._data[begin : begin + size]
+
+    def rest(self) -> _Bytes:
+        return self._data[self.position :]
+
+    def unpack(self, form: str) -> tuple[Any, ...]:
+        return struct.unpack("<" + form, self.take(struct.calcsize("<" + form)).data)
+
+    def text(self) -> str:
+        (size,) = self.unpack("Q")
+        raw = self.take(size)
+        require(size <= _LONGEST_TEXT, f"{self._file.name}: bytes of a text", size, f"at most {_LONGEST_TEXT}")
+        try:
+            return raw.tobytes().decode()
+        except UnicodeDecodeError as error:
+            raise DamagedFile.at(self._file, str(error)) from error
+
+    def named(self, count: int, read: Callable[[], _T]) -> dict[str, _T]:
+        entries: dict[str, _T] = {}
+        for _ in range(count):
+            name = self.text()
+            if name in entries:
+                raise DamagedFile.at(self._file, f"it names {name!r} twice")
+            entries[name] = read()
+        return entries
+
+    def value(self, kind: int) -> Any:  # a scalar, a string or an array
+        if kind in _SCALARS:
+            return self.unpack(_SCALARS[kind])[0]
+        if kind == _STRING:
+            return self.text()
+        if kind != _ARRAY:
+            raise DamagedFile.at(self._file, f"a value of type {kind}, which GGUF does not have")
+        kind, count = self.unpack("IQ")
+        if kind in _SCALARS:
+            form = np.dtype("<" + _SCALARS[kind])
+            return self.take(count * form.itemsize).view(form)
+        if kind != _STRING:
+            raise DamagedFile.at(self._file, f"an array of values of type {kind}")
+        self._strings += count
+        limit = f"at most {_MOST_STRINGS} in its arrays"
+        require(self._strings <= _MOST_STRINGS, f"{self._file.name}: number of strings", self._strings, limit)
+        return [self.text() for _ in range(count)]
+
+    def place(self) -> tuple[tuple[int, ...], int, int]:
+        """A tensor's shape, type and offset."""
+        (dimensions,) = self.unpack("I")
+        if not 1 <= dimensions <= _MOST_DIMENSIONS:
+            raise DamagedFile.at(self._file, f"a tensor of {dimensions} dimensions")
+        shape = self.unpack(f"{dimensions}Q")  # innermost first
+        return (shape[::-1], *self.unpack("IQ"))
+
+    def tensor(self, name: str, data: _Bytes, shape: tuple[int, ...], type_id: int, offset: int) -> GgufTensor:
+        block, block_bytes = _block_sizes().get(type_id, (0, 0))
+        require(block > 0, f"{self._file.name}: type of tensor {name}", type_id, "a type that gguf reads")
+        size = prod(shape) // block * block_bytes
+        if shape[-1] % block or not size:
+            raise DamagedFile.at(self._file, f"tensor {name} of shape {list(shape)} in blocks of {block}")
+        if offset + size > len(data):
+            raise DamagedFile.at(self._file, f"tensor {name} ends {offset + size - len(data)} bytes beyond the file")
+        return GgufTensor(shape, type_id, data[offset : offset + size])

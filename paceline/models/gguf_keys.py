@@ -1,0 +1,99 @@
+"""The keys of a GGUF file's architecture: typed, within bounds, and none left unread."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from paceline.models.gguf_header import GgufHeader
+from paceline.protocol.errors import InvalidInput, require
+
+MOST_LAYERS = 512
+_HARMLESS = ("tensor_data_layout", "rope.scaling.finetuned")
+"""Keys that llama.cpp shows and does not use."""
+_NEUTRAL: Mapping[str, object] = {
+    "attention.causal": True,
+    "pooling_type": 0,
+    "expert_count": 0,
+    "expert_used_count": 0,
+    "rope.scaling.alpha": 0.0,
+    "rope.scaling.yarn_log_multiplier": 0.0,
+    "rope.scaling.yarn_ext_factor": 1.0,
+    "rope.scaling.yarn_attn_factor": 1.0,
+    "rope.scaling.yarn_beta_fast": 32.0,
+    "rope.scaling.yarn_beta_slow": 1.0,
+}
+"""Values that say what holds anyway, of keys that llama.cpp does not use for the architectures that are read."""
+
+
+class GgufKeys:
+    """What a file says of its architecture. It remembers what was asked for.
+
+    Every reader raises `InvalidInput` with the key, its value and what it must be.
+    """
+
+    def __init__(self, header: GgufHeader) -> None:
+        self._prefix = header.architecture + "."
+        named = header.metadata.items()
+        self._values = {key.removeprefix(self._prefix): value for key, value in named if key.startswith(self._prefix)}
+        self._read: set[str] = set()
+
+    def require(self, condition: bool, key: str, value: object, limit: str) -> None:
+        """Refuse a key's value unless the condition holds."""
+        require(condition, self._prefix + key, value, limit)
+
+    def integer(self, key: str, low: int, high: int, default: int | None = None) -> int:
+        """A whole number in [low, high]; without a default it must be in the file."""
+        value = self._one(key, default)
+        right = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+        self.require(right, key, value, f"a whole number in [{low}, {high}]")
+        assert isinstance(value, int)
+        return value
+
+    def number(self, key: str, low: float, high: float, default: float | None = None) -> float:
+        """The same for any number."""
+        value = self._one(key, default)
+        right = isinstance(value, float | int) and not isinstance(value, bool) and low <= value <= high
+        self.require(right, key, value, f"a number in [{low:g}, {high:g}]")
+        assert isinstance(value, float | int)
+        return float(value)
+
+    def text(self, key: str, choices: tuple[str, ...], default: str) -> str:
+        """One of some words."""
+        value = str(self._one(key, default))
+        self.require(value in choices, key, value, f"one of: {', '.join(choices)}")
+        return value
+
+    def only(self, key: str, neutral: object) -> None:
+        """Refuse any other value, if there is one."""
+        if key in self._values:
+            value = self._one(key, None)
+            self.require(value == neutral, key, value, f"{neutral} or absent")
+
+    def windowed(self, layers: int, every: int) -> list[bool]:
+        """Whether each layer has a window: all but each `every`th, if the file doesn't say."""
+        key = "attention.sliding_window_pattern"
+        value = self._values.get(key)
+        if isinstance(value, np.ndarray):
+            self._read.add(key)
+            self.require(len(value) == layers, key, value, f"one for each of {layers} layers")
+            return [bool(each) for each in value]
+        every = self.integer(key, 0, MOST_LAYERS, every)
+        return [every == 0 or layer % every < every - 1 for layer in range(layers)]
+
+    def refuse_others(self) -> None:
+        """Refuse by name what nobody asked for."""
+        for key in self._values.keys() - self._read - set(_HARMLESS):
+            if key not in _NEUTRAL:
+                raise InvalidInput.of(self._prefix + key, self._values[key], "absent: nothing here computes it")
+            self.only(key, _NEUTRAL[key])
+
+    def _one(self, key: str, default: object) -> object:
+        """A value, also where an array gives the same to each layer."""
+        self._read.add(key)
+        value = self._values.get(key, default)
+        if isinstance(value, np.ndarray) and 0 < len(value) <= MOST_LAYERS and (value == value[0]).all():
+            return value[0].item()
+        self.require(value is not None, key, value, "in the file")
+        return value
