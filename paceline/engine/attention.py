@@ -7,6 +7,7 @@ and its neighbours among the KV rows may have the same one.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,8 +29,25 @@ arXiv 2508.10925, section 2.1)."""
 PRODUCT_COPIES = 4
 """Copies of one layer's scores that exist while it attends with a soft-cap or sinks, at most."""
 
-Horizon = NDArray[np.int64]
-"""[max_length]: for each position the first that a row there sees; it sees all from there to its own."""
+Positions = int | Sequence[int] | NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Horizon:
+    """For each position the first that a row there sees; it sees all from there to its own.
+
+    Attributes:
+        size: positions of a window, which ends at the row's own; or of a chunk.
+        chunked: whether rows see their own chunk alone, of those that follow each other from position 0 on.
+    """
+
+    size: int
+    chunked: bool = False
+
+    def __getitem__(self, positions: Positions) -> NDArray[np.int64]:
+        """The first position that rows at these see."""
+        own = np.asarray(positions, np.int64)
+        return own // self.size * self.size if self.chunked else np.maximum(own - self.size + 1, 0)
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,12 +6,12 @@ position, so a window is what the model's own code makes of it, whatever its con
 
 from __future__ import annotations
 
+import bisect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
@@ -26,7 +26,9 @@ _TERMS = (SOFTCAP, SINKS)
 _HARMLESS = re.compile(r"sliding_window|position_ids|is_causal|use_cache|output_\w+")
 """Extras that repeat what masks and positions say, or ask for more outputs."""
 _COMPARED = 32
-"""Rows of a mask that are compared key by key, chosen, not tuned; all others are where they begin and end."""
+"""Rows of a mask that are compared key by key, chosen, not tuned; others are where they begin and end."""
+_ALL_COMPARED = 1 << 15
+"""Longest context all positions of which are compared, chosen: 20 ms."""
 
 Rule = Callable[[Any, Any, torch.Tensor, torch.Tensor], torch.Tensor]
 """(batch, head, position of the row, position of the key) → whether the row sees the key."""
@@ -139,14 +141,14 @@ def _facts(model: PreTrainedModel, probe: _AttentionProbe, max_length: int) -> A
     name, device = type(model).__name__, model.device
     shapes = tuple(probe.shapes[layer] for layer in sorted(probe.shapes))
     by_rule: dict[int, Horizon | None] = {}
-    kinds: dict[tuple[bytes, int], LayerKind] = {}
+    kinds: dict[tuple[Horizon | None, int], LayerKind] = {}
     of_layer = []
     for layer, shape in enumerate(shapes):
         rule = probe.rules[layer]
         if id(rule) not in by_rule:
             by_rule[id(rule)] = _horizon(name, rule, max_length, device)
         horizon = by_rule[id(rule)]
-        key = (b"" if horizon is None else horizon.tobytes(), shape.groups)
+        key = (horizon, shape.groups)
         kinds.setdefault(key, LayerKind(horizon, shape.groups))
         of_layer.append(list(kinds).index(key))
     whole = KVShape(shapes, model.dtype, device)
@@ -154,22 +156,44 @@ def _facts(model: PreTrainedModel, probe: _AttentionProbe, max_length: int) -> A
 
 
 def _horizon(name: str, rule: Rule, max_length: int, device: torch.device) -> Horizon | None:
-    """The first position that each position sees, by bisection; None: all see everything before them."""
-    rows = torch.arange(max_length, device=device)
+    """How far back rows see; None: to everything before them.
+
+    The first row that doesn't see position 0 tells it, by bisection. All positions are compared with that, of a long
+    context some thousands: a start takes no longer for a longer one.
+
+    Raises:
+        Unsupported: rows see something else.
+    """
 
     def sees(row: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         row, key = torch.broadcast_tensors(row, key)
         return rule(torch.zeros_like(row), torch.zeros_like(row), row, key).bool()
 
-    low, high = torch.zeros_like(rows), rows.clone()
-    while bool((low < high).any()):
-        middle = (low + high) // 2
-        seen = sees(rows, middle)
-        low, high = torch.where(seen, low, middle + 1), torch.where(seen, middle, high)
-    some = rows[:: max(1, max_length // _COMPARED)][:, None]
-    expected = (rows >= high[some]) & (rows <= some)
-    at_edges = sees(rows, rows) & sees(rows, high) & ~sees(rows, rows + 1) & ~(sees(rows, high - 1) & (high > 0))
-    if not (bool(at_edges.all()) and torch.equal(sees(some, rows[None]), expected)):
+    def at(*positions: int) -> torch.Tensor:
+        return torch.tensor(positions, device=device)
+
+    blind = bisect.bisect_left(range(max_length), True, key=lambda row: not bool(sees(at(row), at(0))))
+    horizon = Horizon(blind, chunked=not bool(sees(at(blind), at(1)))) if 0 < blind < max_length else None
+    rows = _compared_positions(max_length, blind)
+    firsts = torch.zeros_like(rows) if horizon is None else torch.from_numpy(horizon[rows.numpy()])
+    rows, firsts = rows.to(device), firsts.to(device)
+    at_edges = (
+        sees(rows, rows) & sees(rows, firsts) & ~sees(rows, rows + 1) & ~(sees(rows, firsts - 1) & (firsts > 0))
+    )
+    some = torch.arange(0, len(rows), max(1, len(rows) // _COMPARED))
+    expected = (rows >= firsts[some][:, None]) & (rows <= rows[some][:, None])
+    if not (bool(at_edges.all()) and torch.equal(sees(rows[some][:, None], rows[None]), expected)):
         raise Unsupported(f"{name}: rows that see something other than the positions from one on up to their own")
-    found: Horizon = high.cpu().numpy().astype(np.int64)
-    return found if found.any() else None
+    return horizon
+
+
+def _compared_positions(max_length: int, size: int) -> torch.Tensor:
+    """Positions where a horizon of a size is compared with the model's own masks, ascending."""
+    if max_length <= _ALL_COMPARED:
+        return torch.arange(max_length)
+    few = _ALL_COMPARED // 8
+    around = torch.arange(-few // 16, few // 16)
+    wholes = torch.arange(1, 8)[:, None] * max(size, 1) + around
+    spread = torch.linspace(0, max_length - 1, few, dtype=torch.float64).long()
+    found = torch.cat((torch.arange(few), wholes.flatten(), spread, torch.arange(max_length - few, max_length)))
+    return torch.unique(found[(found >= 0) & (found < max_length)])

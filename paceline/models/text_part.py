@@ -46,7 +46,7 @@ KEY_MAPPING = {
 
 
 def read_config(resolved: ResolvedModel, *, trust_remote_code: bool) -> tuple[PreTrainedConfig, dict[str, Any]]:
-    """The configuration of a folder's decoder, and what `from_pretrained` takes for it beside the arguments of every model.
+    """The configuration of a folder's decoder, and what `from_pretrained` takes for it beside the path.
 
     Raises:
         Exception: whatever the library raises while it reads a folder.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -310,7 +310,7 @@ def _first_key_earlier(patch: pytest.MonkeyPatch) -> None:
 
     def longer(*given: Any) -> Horizon | None:
         found = horizon(*given)
-        return None if found is None else np.maximum(found - 1, 0)
+        return None if found is None else replace(found, size=found.size + 1)
 
     patch.setattr(probe, "_horizon", longer)
 
@@ -321,7 +321,7 @@ def _last_key_lost(patch: pytest.MonkeyPatch) -> None:
 
     def shorter(*given: Any) -> Horizon | None:
         found = horizon(*given)
-        return None if found is None else found + (found > 0)
+        return None if found is None else replace(found, size=found.size - 1)
 
     patch.setattr(probe, "_horizon", shorter)
 
@@ -378,7 +378,7 @@ def test_the_self_check_and_the_texts_catch(monkeypatch: pytest.MonkeyPatch, nam
 
 
 def _mixed_lengths(facts: AttentionFacts) -> list[int]:
-    return [0 if kind.horizon is None else int((kind.horizon > 0).argmax()) for kind in facts.kinds]
+    return [0 if kind.horizon is None else kind.horizon.size for kind in facts.kinds]
 
 
 def test_horizons_are_what_the_models_masks_say() -> None:
@@ -386,5 +386,6 @@ def test_horizons_are_what_the_models_masks_say() -> None:
     for name, lengths in (("Mistral 7B v0.1", [WINDOW]), ("Gemma 2", [WINDOW, 0]), ("DeepSeek-V3, R1, Kimi K2", [0])):
         assert _mixed_lengths(loaded(by_name[name]).engine.attention) == lengths
     chunked = loaded(by_name["Llama 4"]).engine.attention.kinds[0].horizon
-    assert chunked is not None
+    assert chunked == Horizon(8, chunked=True)
     assert chunked[[0, 7, 8, 15, 16]].tolist() == [0, 0, 8, 8, 16]
+    assert Horizon(3)[[0, 2, 3, 9]].tolist() == [0, 0, 1, 7]
