@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from paceline.models.gguf_header import GgufHeader
-from paceline.models.gguf_keys import MOST_LAYERS, GgufKeys
+from paceline.models.gguf_keys import MOST_LAYERS, GgufKeys, is_whole
 from paceline.models.gguf_rope import FREQUENCIES, LONG, MOST_POSITIONS, SHORT, rope_parameters
 from paceline.protocol.errors import InvalidInput, require
 
@@ -119,10 +119,10 @@ def architecture_of(header: GgufHeader) -> GgufArchitecture:
     known = ARCHITECTURES.get(header.architecture)
     if known is None:
         raise InvalidInput.of("general.architecture", header.architecture, f"one of: {', '.join(ARCHITECTURES)}")
-    kind = header.metadata.get("general.type", "model")
+    kind = str(header.metadata.get("general.type", "model"))
     require(kind == "model", "general.type", kind, "model")
     parts = header.metadata.get("split.count", 1)
-    require(parts in (0, 1), "split.count", parts, "1: join the files of the model first")
+    require(is_whole(parts) and parts in (0, 1), "split.count", parts, "1: join the files of the model first")
     return known
 
 
@@ -183,7 +183,7 @@ def token_id(header: GgufHeader, key: str) -> int | None:
 def spare_id(header: GgufHeader, key: str) -> int | None:
     """The same for an id that no text needs: some files write -1, or its bits, for none."""
     value = header.metadata.get(f"tokenizer.ggml.{key}")
-    return value if isinstance(value, int) and 0 <= value < len(vocabulary(header)) else None
+    return value if is_whole(value) and 0 <= value < len(vocabulary(header)) else None
 
 
 def end_ids(header: GgufHeader) -> tuple[int, ...]:
@@ -200,10 +200,9 @@ def end_ids(header: GgufHeader) -> tuple[int, ...]:
 
 def _require_id(header: GgufHeader, key: str, value: object) -> int:
     size = len(vocabulary(header))
-    right = isinstance(value, int) and 0 <= value < size
-    require(right, f"tokenizer.ggml.{key}", value, f"in [0, {size}), the vocabulary")
-    assert isinstance(value, int)
-    return value
+    if is_whole(value) and 0 <= value < size:
+        return value
+    raise InvalidInput.of(f"tokenizer.ggml.{key}", value, f"in [0, {size}), the vocabulary")
 
 
 def _token_ids(header: GgufHeader) -> dict[str, object]:
@@ -222,6 +221,7 @@ def _dimensions(keys: GgufKeys, header: GgufHeader, architecture: GgufArchitectu
     kv_heads = keys.integer("attention.head_count_kv", 1, heads, heads)
     keys.require(heads % kv_heads == 0, "attention.head_count_kv", kv_heads, f"a divisor of {heads}, the heads")
     head_size = keys.integer("attention.key_length", 2, _WIDEST, hidden // heads)
+    keys.require(head_size % 2 == 0, "attention.key_length", head_size, "even: values turn in pairs")
     shared = architecture.own_head_size or head_size * heads == hidden
     keys.require(shared, "attention.key_length", head_size, f"{hidden / heads:g}: {heads} heads share {hidden}")
     for key in ("attention.value_length", "attention.key_length_swa", "attention.value_length_swa"):

@@ -92,21 +92,21 @@ def read_header(file: Path) -> GgufHeader:
     """
     if not file.stat().st_size:
         raise DamagedFile.at(file, "empty")
-    walk = _Walk(file, np.memmap(file, np.uint8, "r").view(np.ndarray))
-    if walk.take(4).tobytes() != _MAGIC:
+    header = _HeaderBytes(file, np.memmap(file, np.uint8, "r").view(np.ndarray))
+    if header.take(4).tobytes() != _MAGIC:
         raise DamagedFile.at(file, "it does not begin as a GGUF file")
-    version, tensors, keys = walk.unpack("IQQ")
+    version, tensors, keys = header.unpack("IQQ")
     require(version in _VERSIONS, f"{file.name}: GGUF version", version, "2 or 3, little-endian")
     require(tensors <= _MOST_TENSORS, f"{file.name}: number of tensors", tensors, f"at most {_MOST_TENSORS}")
     require(keys <= _MOST_KEYS, f"{file.name}: number of keys", keys, f"at most {_MOST_KEYS}")
-    metadata = walk.named(keys, lambda: walk.value(*walk.unpack("I")))
-    places = walk.named(tensors, walk.place)
+    metadata = header.named(keys, lambda: header.value(*header.unpack("I")))
+    places = header.named(tensors, header.place)
     alignment = metadata.get("general.alignment", _ALIGNMENT)
     if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
         raise DamagedFile.at(file, f"general.alignment is {alignment!r}, not a power of two")
-    walk.take(-walk.position % alignment)
-    data = walk.rest()
-    return GgufHeader(file, metadata, {name: walk.tensor(name, data, *place) for name, place in places.items()})
+    header.take(-header.position % alignment)
+    data = header.rest()
+    return GgufHeader(file, metadata, {name: header.tensor(name, data, *place) for name, place in places.items()})
 
 
 @functools.cache
@@ -117,8 +117,8 @@ def _block_sizes() -> Mapping[int, tuple[int, int]]:
     return {int(kind): sizes for kind, sizes in GGML_QUANT_SIZES.items()}
 
 
-class _Walk:
-    """A walk over a file's bytes that ends where they end."""
+class _HeaderBytes:
+    """A file's bytes, taken one after the other, none beyond their end."""
 
     def __init__(self, file: Path, data: _Bytes) -> None:
         self.position = 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from typing import TypeGuard
 
 import numpy as np
 
@@ -27,6 +29,11 @@ _NEUTRAL: Mapping[str, object] = {
 """Values that say what holds anyway, of keys that llama.cpp does not use for the architectures that are read."""
 
 
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether a value is a whole number."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 class GgufKeys:
     """What a file says of its architecture. It remembers what was asked for.
 
@@ -46,18 +53,16 @@ class GgufKeys:
     def integer(self, key: str, low: int, high: int, default: int | None = None) -> int:
         """A whole number in [low, high]; without a default it must be in the file."""
         value = self._one(key, default)
-        right = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-        self.require(right, key, value, f"a whole number in [{low}, {high}]")
-        assert isinstance(value, int)
-        return value
+        if is_whole(value) and low <= value <= high:
+            return value
+        raise InvalidInput.of(self._prefix + key, value, f"a whole number in [{low}, {high}]")
 
     def number(self, key: str, low: float, high: float, default: float | None = None) -> float:
         """The same for any number."""
         value = self._one(key, default)
-        right = isinstance(value, float | int) and not isinstance(value, bool) and low <= value <= high
-        self.require(right, key, value, f"a number in [{low:g}, {high:g}]")
-        assert isinstance(value, float | int)
-        return float(value)
+        number = value if isinstance(value, float) or is_whole(value) else math.nan
+        self.require(low <= number <= high, key, value, f"a number in [{low:g}, {high:g}]")
+        return float(number)
 
     def text(self, key: str, choices: tuple[str, ...], default: str) -> str:
         """One of some words."""
@@ -69,7 +74,7 @@ class GgufKeys:
         """Refuse any other value, if there is one."""
         if key in self._values:
             value = self._one(key, None)
-            self.require(value == neutral, key, value, f"{neutral} or absent")
+            self.require(not isinstance(value, np.ndarray) and value == neutral, key, value, f"{neutral} or absent")
 
     def windowed(self, layers: int, every: int) -> list[bool]:
         """Whether each layer has a window: all but each `every`th, if the file doesn't say."""

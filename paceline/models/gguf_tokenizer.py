@@ -24,6 +24,7 @@ _READ = (
     "bos_token_id", "eos_token_id", "eot_token_id", "eom_token_id", "eos_token_ids", "padding_token_id",
     "unknown_token_id",
 )  # fmt: skip
+_KINDS = {"model": str, "pre": str, "add_bos_token": bool, "add_eos_token": bool, "add_space_prefix": bool}
 _HARMLESS = (
     "add_sep_token", "cls_token_id", "mask_token_id", "seperator_token_id", "token_type_count",
     "remove_extra_whitespaces", "fim_pre_token_id", "fim_suf_token_id", "fim_mid_token_id", "fim_pad_token_id",
@@ -58,6 +59,9 @@ def file_tokenizer(header: GgufHeader) -> PreTrainedTokenizerBase:
 
     _refuse_others(header)
     said = {key: header.metadata.get(f"{_PREFIX}ggml.{key}") for key in _READ}
+    for key, kind in _KINDS.items():
+        right = said[key] is None or isinstance(said[key], kind)
+        require(right, f"{_PREFIX}ggml.{key}", said[key], f"a {kind.__name__}")
     ids = {name: token_id(header, f"{name}_token_id") for name in ("bos", "eos")}
     ids |= {"pad": spare_id(header, "padding_token_id"), "unk": spare_id(header, "unknown_token_id")}
     backend = _backend(header, said)

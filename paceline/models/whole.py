@@ -103,7 +103,7 @@ def load_whole(name: str, **arguments: Any) -> PreTrainedModel:
 
     # Its annotation knows of no loading info.
     library: Any = (
-        MODEL_FOR_CAUSAL_LM_MAPPING[type(arguments["config"])] if "config" in arguments else AutoModelForCausalLM
+        MODEL_FOR_CAUSAL_LM_MAPPING[type(arguments["config"])] if "state_dict" in arguments else AutoModelForCausalLM
     )
     loaded: PreTrainedModel
     loaded, found = library.from_pretrained(

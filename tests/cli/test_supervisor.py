@@ -32,8 +32,8 @@ from paceline.local.supervisor import LONGEST_DELAY_S, STEADY_S, Restarts, Super
 from paceline.protocol.errors import InvalidInput
 from paceline.runtime.config import TargetConfig
 from tests.engine import tiny
+from tests.models import gguf_files
 from tests.models.saving import save_with_tokenizer
-from tests.models.tiny_gguf import write_gguf
 
 TABLE = "table:vocab=300,seed=1,eos=299"
 TARGET = f"{TABLE},step_ms=10"
@@ -375,7 +375,7 @@ def test_a_model_that_the_target_refuses_is_the_first_line_alone(
 
 def test_generate_local_refuses_a_damaged_model_in_one_line(tmp_path: Path) -> None:
     file = tmp_path / "tiny.gguf"
-    write_gguf(file)
+    gguf_files.write(file)
     file.write_bytes(file.read_bytes()[:2000])
     result = runner.invoke(app, ["generate", "--local", "--model", str(file), "--drafter", "none", "--prompt", "a"])
     assert result.exit_code == 2

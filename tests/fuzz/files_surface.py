@@ -18,6 +18,7 @@ from paceline.protocol.errors import PacelineError
 from tests.fuzz.byte_mutations import mutated_bytes
 from tests.fuzz.cases import ACCEPTED, FuzzCase, typed, within
 from tests.fuzz.checkpoint_files import load_checkpoint, mutated_checkpoint, tiny_target
+from tests.fuzz.gguf_headers import load_gguf, mutated_gguf, whole
 from tests.fuzz.odd_values import deep_json, mutated_json, nested, set_somewhere
 from tests.fuzz.user_files import KINDS, FileKind
 
@@ -25,6 +26,8 @@ READ_S = 5.0
 """A reader's time: a checkpoint of 100 KB takes some 20 ms."""
 CHECKPOINTS = 0.2
 """Share of cases whose file is a checkpoint's."""
+GGUF_FILES = 0.05
+"""Share of cases whose file is a GGUF model: 300 KB, which load in 0.2 s."""
 _VALUE = re.compile(rb"(?<== )[^\n]+")
 _TOML = (
     b"nan", b"-inf", b"-1", b"0", b"1e400", b"9" * 400, b'""', b'"x"', b"[]", b"{}", b"[[]]", b"true", b"{a = 1}",
@@ -45,7 +48,11 @@ class ReadersTarget:
         rng = case.rng
         with tempfile.TemporaryDirectory(dir=self.folder) as name:
             folder = Path(name)
-            if rng.random() < CHECKPOINTS:
+            chosen = rng.random()
+            if chosen > 1 - GGUF_FILES:
+                file = mutated_gguf(rng, folder)
+                return _read(lambda: load_gguf(file))
+            if chosen < CHECKPOINTS:
                 mutated_checkpoint(rng, folder)
                 return _read(lambda: load_checkpoint(folder))
             kind = rng.choice(KINDS)
@@ -62,9 +69,12 @@ class ReadersTarget:
                 file = self.folder / kind.file
                 file.write_bytes(content)
                 kind.read(file)
+        file = self.folder / "whole.gguf"
+        file.write_bytes(whole())
+        load_gguf(file)
 
     def facts(self) -> dict[str, str]:
-        return {"kinds of files": str(len(KINDS) + 1)}
+        return {"kinds of files": str(len(KINDS) + 2)}
 
 
 def mutated_file(rng: random.Random, kind: FileKind) -> bytes:

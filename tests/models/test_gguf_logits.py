@@ -109,7 +109,7 @@ def test_what_changes_logits_is_honoured(
     assert share(own_logits(file), expected) < TOLERANCE.get(architecture[:5], 5e-5)
 
 
-SERVED = {
+SERVED: dict[str, dict[str, Any]] = {
     "gemma3": WINDOW | LOCAL,
     "qwen2": YARN | {"tokenizer.ggml.pre": "qwen2"},
     "phi3": LONGROPE,
