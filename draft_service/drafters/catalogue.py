@@ -157,10 +157,15 @@ def _load_trained(folder: str, config: DraftConfig) -> Engine:
 def _load_model(model: str, config: DraftConfig, target: Tokenizer | None) -> Engine:
     """A model of the target's tokenizer, or of another one."""
     engine = load_engine(model, config.engine)
-    if config.target_model is None or target is None or engine.info.fingerprint.tokenizer == target.fingerprint:
+    if config.target_model is None or target is None or _is_of(engine.info.fingerprint, target):
         return engine
     own = load_tokenizer(model.partition("#")[0], trust_remote_code=config.engine.trust_remote_code)
     return translated(engine, own, target, config.engine, config.target_model)
+
+
+def _is_of(fingerprint: Fingerprint, target: Tokenizer) -> bool:
+    """Whether a model's ids are the target's; of one tokenizer it may have logits for more or fewer of them."""
+    return (fingerprint.tokenizer, fingerprint.vocab_size) == (target.fingerprint, target.vocab_size)
 
 
 def _check_vocabularies(engines: list[Engine], config: DraftConfig, target: Tokenizer | None) -> None:

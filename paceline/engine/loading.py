@@ -27,5 +27,7 @@ def load_engine(model: str, settings: EngineSettings) -> Engine:
         return load_table(resolved.location, settings)
     # Table models start in a fraction of the time that torch takes to be imported.
     from paceline.engine.decoder import load_decoder_engine
+    from paceline.models.whole import refusing_network
 
-    return load_decoder_engine(resolved, model, settings)
+    with refusing_network(resolved.name):
+        return load_decoder_engine(resolved, model, settings)

@@ -196,4 +196,5 @@ def _compared_positions(max_length: int, size: int) -> torch.Tensor:
     wholes = torch.arange(1, 8)[:, None] * max(size, 1) + around
     spread = torch.linspace(0, max_length - 1, few, dtype=torch.float64).long()
     found = torch.cat((torch.arange(few), wholes.flatten(), spread, torch.arange(max_length - few, max_length)))
-    return torch.unique(found[(found >= 0) & (found < max_length)])
+    distinct: torch.Tensor = torch.unique(found[(found >= 0) & (found < max_length)])
+    return distinct

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -11,13 +12,17 @@ from paceline.engine.checks import refuse_config
 from paceline.engine.cpu.linear import cpu_has_bfloat16
 from paceline.engine.cpu.row_products import has_wide_vectors
 from paceline.engine.memory import available_ram, refuse_weights_beyond
+from paceline.models.config_limits import refuse_numbers
 from paceline.models.gguf import gguf_sources
 from paceline.models.gguf_config import model_config
 from paceline.models.gguf_header import read_header
+from paceline.models.ignored_settings import refuse_ignored, refuse_ignored_rotation
+from paceline.models.model_files import CONFIG_FILE, config_of, read_model_json_if_any, refuse_elsewhere
 from paceline.models.quantized import unpacking
 from paceline.models.resolve import ResolvedModel
+from paceline.models.surplus import held_weights, stored_tensors
 from paceline.models.text_part import read_config
-from paceline.models.whole import load_whole, quiet_loading, refusing_files
+from paceline.models.whole import load_whole, quiet_loading, refuse_larger, refusing_files
 from paceline.protocol.errors import InvalidInput, Unsupported
 from paceline.runtime.config import FAST_DTYPE, EngineSettings
 
@@ -96,14 +101,18 @@ def load_decoder(resolved: ResolvedModel, settings: EngineSettings, *, on_host: 
     dtype: Any = chosen_dtype(settings.dtype, device)
     folder = {"pretrained_model_name_or_path": resolved.location, **arguments}
     with quiet_loading(), refusing_files(resolved, resolved.name, LOADABLE):
+        if resolved.kind == "folder" and type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+            _refuse_larger(resolved, config)
         model: Any = load_whole(
             resolved.name,
+            resolved,
             **(folder if resolved.gguf is None else gguf_sources(resolved.gguf)),
             dtype=dtype,
             attn_implementation="eager",
             trust_remote_code=settings.trust_remote_code,
             **unpacking(resolved.name, config.to_dict()),
         )
+        refuse_ignored_rotation(config_of(resolved), model)
     if resolved.layers is not None:
         keep_layers(model, resolved.layers)
     return model if on_host else model.to(device)  # type: ignore[no-any-return]
@@ -122,7 +131,7 @@ def load_decoder_config(resolved: ResolvedModel, settings: EngineSettings) -> Pr
 def _read_config(resolved: ResolvedModel, settings: EngineSettings) -> tuple[PreTrainedConfig, dict[str, Any]]:
     with refusing_files(resolved, resolved.name, LOADABLE):
         if resolved.gguf is None:
-            config, arguments = read_config(resolved, trust_remote_code=settings.trust_remote_code)
+            config, arguments = _read_folder_config(resolved, settings)
         else:
             config, arguments = model_config(read_header(resolved.gguf)), {}
     assert isinstance(config, PreTrainedConfig)
@@ -132,6 +141,21 @@ def _read_config(resolved: ResolvedModel, settings: EngineSettings) -> tuple[Pre
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not brings_code:
         raise InvalidInput.of("model", resolved.name, f"{LOADABLE} (model type {config.model_type} is none)")
     return config, arguments
+
+
+def _read_folder_config(resolved: ResolvedModel, settings: EngineSettings) -> tuple[PreTrainedConfig, dict[str, Any]]:
+    refuse_elsewhere(resolved)
+    raw, where = read_model_json_if_any(resolved, CONFIG_FILE), config_of(resolved)
+    refuse_numbers(where, raw)
+    config, arguments = read_config(resolved, trust_remote_code=settings.trust_remote_code)
+    refuse_ignored(where, raw, config)
+    return config, arguments
+
+
+def _refuse_larger(resolved: ResolvedModel, config: PreTrainedConfig) -> None:
+    """Refuse a folder whose configuration speaks of far more weights than its files hold, before any is made."""
+    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    refuse_larger(lambda: kind(copy.deepcopy(config)), held_weights(stored_tensors(resolved)), "network")
 
 
 def chosen_device(name: str) -> torch.device:

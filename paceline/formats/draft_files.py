@@ -5,7 +5,6 @@ Neither is trusted: of PyTorch's pickles tensors alone are read.
 
 from __future__ import annotations
 
-import itertools
 import pickle
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
+from paceline.models.config_limits import refuse_numbers
 from paceline.protocol.errors import DamagedFile, InvalidInput, require
 from paceline.protocol.given_files import read_json
 
@@ -23,24 +23,16 @@ CONFIG_FILE = "config.json"
 PICKLED_FILES = ("pytorch_model.bin", "medusa_lm_head.pt")
 """What such a file may be called; a folder has one."""
 _SAFE_FILES = "*.safetensors"
-_NESTED = ("transformer_layer_config", "text_config")
-MOST = {"num_hidden_layers": 512, "head_dim": 1 << 14, "qk_rope_head_dim": 1 << 14}
-"""Of settings; chosen: the deepest models have some 130 layers, the widest heads 576 values. Libraries make as many
-layers and rotations before anybody compares them with the tensors."""
 
 
 def read_config(folder: Path) -> Mapping[str, Any]:
     """A folder's configuration.
 
     Raises:
-        InvalidInput: there is none, or one with more layers or wider heads than any model has.
+        InvalidInput: there is none, or one of numbers that no model has.
     """
     config = read_json("model", folder / CONFIG_FILE)
-    parts = [part for part in (config, *map(config.get, _NESTED)) if isinstance(part, dict)]
-    for part, (name, most) in itertools.product(parts, MOST.items()):
-        value = part.get(name)
-        fits = not isinstance(value, int) or value <= most
-        require(fits, f"model {folder.name}: {name}", value, f"at most {most}")
+    refuse_numbers(f"model {folder.name}", config)
     return config
 
 

@@ -21,7 +21,7 @@ is where those engines count the first pair of a token and the hidden state befo
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from paceline.formats.tensor_files import TensorFiles
 from paceline.heads.mtp import build_mtp_engine
 from paceline.heads.mtp_network import MtpForm, MtpNetwork
 from paceline.models.text_part import SAME_LAYERS
-from paceline.models.whole import quiet_loading, refuse_incomplete
+from paceline.models.whole import quiet_loading, refuse_incomplete, refuse_larger
 from paceline.protocol.errors import InvalidInput, Unsupported, require
 from paceline.runtime.config import EngineSettings
 
@@ -47,8 +47,6 @@ _PROMISES = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layer
 """How configurations call the number of depths."""
 _EMBEDDINGS = ("model.embed_tokens.weight", "model.language_model.embed_tokens.weight")
 _HEAD = "lm_head.weight"
-_MOST_WANTED = 2
-"""Weights that a configuration may speak of over those that there are: up to there, each that is missing is named."""
 
 
 @dataclass(frozen=True)
@@ -270,7 +268,8 @@ def _load_decoder(checkpoint: MtpCheckpoint, dtype: torch.dtype) -> PreTrainedMo
     kind: Any = type(base.__name__, (base,), own)
     tensors = checkpoint.decoder_tensors()
     config = _depths_config(checkpoint.config, checkpoint.depths)
-    _refuse_larger(kind, config, tensors, checkpoint.layout.name)
+    held = sum(each.numel() for each in tensors.values())
+    refuse_larger(lambda: kind(config), held, f"{checkpoint.layout.name} layers")
     decoder: PreTrainedModel
     with quiet_loading():
         decoder, found = kind.from_pretrained(
@@ -291,22 +290,6 @@ def _load_decoder(checkpoint: MtpCheckpoint, dtype: torch.dtype) -> PreTrainedMo
         )
     decoder.train(False)
     return decoder
-
-
-def _refuse_larger(
-    kind: Callable[[PreTrainedConfig], PreTrainedModel],
-    config: PreTrainedConfig,
-    tensors: Mapping[str, torch.Tensor],
-    layout: str,
-) -> None:
-    """Refuse a configuration of far more weights than there are: the library would make them all, then tell which."""
-    with torch.device("meta"):
-        wanted = sum(each.numel() for each in kind(config).parameters())
-    held = sum(each.numel() for each in tensors.values())
-    most = _MOST_WANTED * held
-    require(
-        wanted <= most, f"weights of config.json's {layout} layers", wanted, f"at most {most}: the files have {held}"
-    )
 
 
 def _promised(raw: Mapping[str, Any]) -> int | None:

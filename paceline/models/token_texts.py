@@ -64,7 +64,7 @@ def token_texts(tokenizer: Tokenizer) -> TokenTexts:
     inner = _library(tokenizer)
     text_of = _reader(inner)
     special, added = tokenizer.hidden_tokens, {i: text.encode() for text, i in tokenizer.added_tokens.items()}
-    ids = ((i, piece) for piece, i in inner.get_vocab().items() if i not in special)
+    ids = ((i, piece) for piece, i in inner.get_vocab().items() if i not in special and i < tokenizer.vocab_size)
     texts = {i: added[i] if i in added else text_of(piece) for i, piece in ids}
     return TokenTexts(tokenizer.vocab_size, texts, special, tokenizer.encode(""))
 

@@ -6,20 +6,23 @@ import copy
 import hashlib
 import inspect
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.models.byte_pieces import piece_bytes
 from paceline.models.chat_template import template_variables
+from paceline.models.model_facts import end_ids, logits_width
 from paceline.models.rendering import refused_by_template, rendered
+from paceline.models.resolve import resolve
 from paceline.models.table_names import TableSpec, is_table
 from paceline.models.turns import Scalar, Turn, keys_and_strings, letter_turns
 from paceline.protocol.errors import InvalidInput, Unsupported, require
 from paceline.protocol.generation import ChatMessage
 
 if TYPE_CHECKING:
+    from tokenizers import AddedToken
     from transformers import PreTrainedTokenizerBase
 
 Settings = Mapping[str, Scalar]
@@ -235,13 +238,26 @@ class TableTokenizer:
 class TransformersTokenizer:
     """Any tokenizer that transformers loads."""
 
-    def __init__(self, inner: PreTrainedTokenizerBase, eos_token_ids: Iterable[int] = ()) -> None:
+    def __init__(
+        self, inner: PreTrainedTokenizerBase, eos_token_ids: Iterable[int] = (), logits_width: int | None = None
+    ) -> None:
+        """Wrap a tokenizer.
+
+        Args:
+            inner: transformers' own.
+            eos_token_ids: ids that end a text beside its own.
+            logits_width: how many ids the model has logits for; those beyond are no part of the vocabulary, though
+                the tokenizer knows them. None: for all.
+        """
         vocabulary: Mapping[str, int] = inner.get_vocab()
         self.inner = inner
         # Ids may have holes, so the largest id counts, not the number of tokens.
-        self.vocab_size = max(vocabulary.values()) + 1
+        self.known_size = max(vocabulary.values()) + 1
+        """Its own ids, those that the model has no logits for among them."""
+        self.vocab_size = self.known_size if logits_width is None else min(self.known_size, logits_width)
         own = inner.eos_token_id
-        self.eos_token_ids = frozenset(eos_token_ids) | (frozenset() if own is None else frozenset((int(own),)))
+        ends = frozenset(eos_token_ids) | (frozenset() if own is None else frozenset((int(own),)))
+        self.eos_token_ids = frozenset(each for each in ends if 0 <= each < self.vocab_size)
         self.fingerprint = vocabulary_fingerprint(vocabulary)
         self.max_token_bytes = max(len(token.encode("utf-8", "surrogatepass")) for token in vocabulary)
         self.encode("")  # has transformers settle the library's truncation and padding: threads only read from now on
@@ -310,11 +326,15 @@ class TransformersTokenizer:
 
     @property
     def added_tokens(self) -> Mapping[str, int]:  # noqa: D102
-        return {token.content: token_id for token_id, token in self.inner.added_tokens_decoder.items()}
+        return {token.content: token_id for token_id, token in self._added()}
 
     @property
     def hidden_tokens(self) -> Mapping[int, str]:  # noqa: D102
-        return {i: token.content for i, token in self.inner.added_tokens_decoder.items() if token.special}
+        return {token_id: token.content for token_id, token in self._added() if token.special}
+
+    def _added(self) -> Iterator[tuple[int, AddedToken]]:
+        """Added tokens that the model has logits for."""
+        return ((i, token) for i, token in self.inner.added_tokens_decoder.items() if i < self.vocab_size)
 
     def _render_with_special_text(
         self, turns: Sequence[Turn], tools: Sequence[Turn], settings: Settings, strings: Sequence[str]
@@ -364,10 +384,9 @@ def load_tokenizer(model: str, *, trust_remote_code: bool = False) -> Tokenizer:
     if is_table(model):
         spec = TableSpec.parse(model.partition("#")[0])
         return TableTokenizer(spec.vocab, spec.eos_token_id, spec.added_tokens)
-    from paceline.models.gguf_config import end_ids
+    from paceline.models import gguf_config
     from paceline.models.gguf_header import read_header
     from paceline.models.gguf_tokenizer import file_tokenizer
-    from paceline.models.resolve import resolve
     from paceline.models.whole import refusing_files
 
     resolved = resolve(model)
@@ -376,22 +395,10 @@ def load_tokenizer(model: str, *, trust_remote_code: bool = False) -> Tokenizer:
     with refusing_files(resolved, model, "a model with a tokenizer"):
         if resolved.gguf is not None:
             header = read_header(resolved.gguf)
-            return TransformersTokenizer(file_tokenizer(header), end_ids(header))
+            return TransformersTokenizer(file_tokenizer(header), gguf_config.end_ids(header))
         inner = AutoTokenizer.from_pretrained(resolved.location, trust_remote_code=trust_remote_code)
-    return TransformersTokenizer(inner, _generation_eos(resolved.location))
-
-
-def _generation_eos(location: str) -> frozenset[int]:
-    """End ids that the model's generation settings add to the tokenizer's own."""
-    from transformers import GenerationConfig
-
-    try:
-        found = GenerationConfig.from_pretrained(location).eos_token_id
-    except (OSError, ValueError):
-        return frozenset()
-    if found is None:
-        return frozenset()
-    return frozenset(found) if isinstance(found, list) else frozenset((int(found),))
+        width = logits_width(resolved, trust_remote_code=trust_remote_code)
+        return TransformersTokenizer(inner, end_ids(resolved), width)
 
 
 def _letter(index: int) -> str:

@@ -29,7 +29,7 @@ class Vocabulary:
     """What the library needs to know of a tokenizer, as plain data that can go to another process.
 
     Attributes:
-        size: ids are [0, size).
+        size: ids are [0, size); a model may have logits for fewer, and what reads a mask cuts it.
         ends: ids that end a text, ascending.
         fast: a fast tokenizer of Hugging Face as JSON; empty: the tokenizer of a table model.
     """
@@ -56,7 +56,7 @@ class Vocabulary:
 
         if not isinstance(tokenizer.inner, PreTrainedTokenizerFast):
             raise Unsupported(f"grammar: tokens of a {type(tokenizer.inner).__name__} can't be read")
-        return cls(tokenizer.vocab_size, ends, _fast_tokenizer(tokenizer.inner))
+        return cls(tokenizer.known_size, ends, _fast_tokenizer(tokenizer.inner))
 
     def check_ends(self, end_token_ids: Sequence[int]) -> None:
         """Refuse ends that aren't the tokenizer's own.

@@ -34,7 +34,7 @@ OTHER_RULES: dict[str, probe.Rule] = {
 @pytest.mark.parametrize("length", [10_000, 10**7, 1 << 31])
 def test_a_context_of_any_length_is_probed_in_no_more_time(length: int) -> None:
     for rule, horizon in RULES.values():
-        asked = []
+        asked: list[int] = []
 
         def counted(*given: Any, rule: probe.Rule = rule, asked: list[int] = asked) -> torch.Tensor:
             asked.append(given[2].numel())

@@ -109,9 +109,21 @@ def test_the_damaged_file_of_a_hub_model_is_the_cached_one(tmp_path: Path, monke
         raise SafetensorError("header too small")
 
 
-def test_other_errors_stay_what_they_are(tmp_path: Path) -> None:
+class PanicException(BaseException):
+    """As libraries written in Rust have it."""
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("by zero"), KeyError("by zero"), PanicException("by zero")])
+def test_whatever_a_library_raises_names_the_model(tmp_path: Path, error: BaseException) -> None:
     folder = ResolvedModel("tiny", "folder", str(tmp_path))
-    with pytest.raises(ZeroDivisionError), refusing_files(folder, folder.name, "whole"):
-        raise ZeroDivisionError
+    told = r"^model = 'tiny': must be whole \(\w+: '?by zero'?\)$"
+    with pytest.raises(InvalidInput, match=told), refusing_files(folder, folder.name, "whole"):
+        raise error
+
+
+def test_refusals_and_interrupts_stay_what_they_are(tmp_path: Path) -> None:
+    folder = ResolvedModel("tiny", "folder", str(tmp_path))
+    with pytest.raises(KeyboardInterrupt), refusing_files(folder, folder.name, "whole"):
+        raise KeyboardInterrupt
     with pytest.raises(InvalidInput, match=r"^as it was$"), refusing_files(folder, folder.name, "whole"):
         raise InvalidInput("as it was")

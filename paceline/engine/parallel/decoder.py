@@ -23,6 +23,7 @@ from paceline.engine.transformer import ServedDecoder, TransformerEngine
 from paceline.engine.weights import load_decoder
 from paceline.models.resolve import resolve
 from paceline.models.tokenizer import Tokenizer, load_tokenizer
+from paceline.models.whole import refusing_network
 from paceline.protocol.errors import Unsupported
 from paceline.runtime.config import EngineSettings
 
@@ -62,14 +63,15 @@ def build_share(
     Raises:
         InvalidInput, Unsupported: as for `build_engine`; or the degree doesn't fit the model.
     """
-    check_degree(model.config, group.size)
     if settings.reproducible:
         raise Unsupported(f"reproducible = true with {group.size} ranks: one process only")
-    facts = examine(model, tokenizer, settings, name, ranks=group.size, device=device)
-    _refuse_attention(type(model).__name__, facts.attention, group.size)
+    with refusing_network(name):
+        check_degree(model.config, group.size)
+        facts = examine(model, tokenizer, settings, name, ranks=group.size, device=device)
+        _refuse_attention(type(model).__name__, facts.attention, group.size)
+        # How many rows fit is known once the weights are in place; what the check needs always fits.
+        reference = _reference(model, facts) if group.rank == 0 else None
     digest = weights_digest(model)
-    # How many rows fit is known once the weights are in place; what the check needs always fits.
-    reference = _reference(model, facts) if group.rank == 0 else None
     vocab_size = facts.fingerprint.vocab_size
     shard_model(model, group, vocabulary_shares(vocab_size, group.size)[group.rank], facts.read_outside)
     torch.nn.Module.to(model, device)  # what transformers annotates of `to` is not its own

@@ -1,0 +1,169 @@
+"""Settings of a `config.json` that would change logits and that the library drops without a word: refused by name.
+
+Nobody can list all that a file may say. Known are the kinds of settings that published models have: rotations,
+windows, caps, scales. One that the model type's configuration has no field for is never read by its code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from paceline.models.config_limits import NESTED
+from paceline.protocol.errors import InvalidInput, Unsupported
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+_CHANGES_LOGITS = re.compile(
+    r"\w*(softcap\w*|logit_scale|logits_scaling|lm_head_multiplier|_multiplier|_multipliers)"
+    r"|sliding_window|attention_chunk_size|query_pre_attn_scalar|clip_qkv|alibi|use_alibi|attention_sinks?"
+    r"|no_rope_layers|no_rope_layer_interval|nope_layer_interval|rope_local_base_freq|use_qk_norm|qk_norm"
+    r"|scale_embeddings?|embed_scale|scale_depth|scale_emb|dim_model_base|residual_scale|attn_temperature_tuning"
+)
+"""Names of settings that change logits wherever they are honoured."""
+_NO_CHANGE = (None, False, 1, 1.0)
+_ROPE = "rope_parameters"
+_WINDOW = "sliding_window"
+_ALIKE = {"su": "longrope", "mrope": "default"}
+"""Other names of rope types."""
+_PARTIAL = "partial_rotary_factor"
+_OF_EVERY_ROPE = frozenset({"rope_type", "type", "rope_theta", _PARTIAL})
+_HARMLESS_OF_ROPE = frozenset({"finetuned", "mrope_section", "mrope_interleaved", "original_max_position_embeddings"})
+"""A note on training, what positions of images are made of, and a length that only some types read."""
+_ROPE_SETTINGS: Mapping[str, frozenset[str]] = {
+    "default": frozenset(),
+    "linear": frozenset({"factor"}),
+    "dynamic": frozenset({"factor"}),
+    "yarn": frozenset(
+        {"factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"}
+    ),
+    "longrope": frozenset({"factor", "attention_factor", "short_factor", "long_factor"}),
+    "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor"}),
+    "proportional": frozenset(),
+}
+"""What transformers reads of each rope type."""
+
+
+def refuse_ignored(where: str, raw: Mapping[str, Any], config: PreTrainedConfig) -> None:
+    """Refuse a configuration that says more than the library takes from it.
+
+    Args:
+        where: what names the file in an error.
+        raw: the file.
+        config: what transformers has made of it.
+
+    Raises:
+        InvalidInput: rotations that contradict each other, of an unknown type or with unknown fields.
+        Unsupported: a setting that the model type doesn't have.
+    """
+    text: Any = config.get_text_config()
+    own = next((raw[name] for name in NESTED if isinstance(raw.get(name), dict)), raw)
+    for part in (raw, own) if own is not raw else (raw,):
+        _refuse_contradiction(where, part)
+        for field in ("rope_scaling", _ROPE):
+            if isinstance(part.get(field), dict):
+                for path, rope in _ropes(field, part[field]):
+                    _refuse_rope(f"{where}: {path}", rope, text)
+                    _refuse_dropped(f"{where}: {path}", rope, text)
+    _refuse_unread(where, own, text)
+
+
+def _refuse_unread(where: str, own: Mapping[str, Any], text: Any) -> None:
+    fields = {field.name for field in dataclasses.fields(text)} if dataclasses.is_dataclass(text) else own.keys()
+    known = fields | set(type(text).attribute_map)
+    for name, value in own.items():
+        if name in known or not _CHANGES_LOGITS.fullmatch(name) or value in _NO_CHANGE:
+            continue
+        length = getattr(text, "max_position_embeddings", None)
+        if name == _WINDOW and (own.get("use_sliding_window") is False or (length and value >= length)):
+            continue
+        raise Unsupported(
+            f"{where}: {name} = {value!r}: model type {text.model_type} has no such setting in transformers, which "
+            "would ignore it"
+        )
+
+
+def refuse_ignored_rotation(where: str, model: PreTrainedModel) -> None:
+    """Refuse a model that rotates whole heads though its configuration says that only a part of each is rotated.
+
+    Raises:
+        Unsupported: naming the part.
+    """
+    text: Any = model.config.get_text_config()
+    width = getattr(text, "head_dim", None)
+    if not width or hasattr(text, "qk_rope_head_dim"):
+        return
+    for path, rope in _ropes(_ROPE, getattr(text, _ROPE, None) or {}):
+        part = rope.get(_PARTIAL, getattr(text, _PARTIAL, None))
+        own = f"{path.partition('.')[2]}_inv_freq".removeprefix("_")
+        if part is None or rope.get("rope_type") == "proportional" or int(width * part) == width:
+            continue
+        frequencies = (each for name, each in model.named_buffers() if name.endswith(f".{own}"))
+        if any(2 * each.shape[-1] == width for each in frequencies):
+            raise Unsupported(
+                f"{where}: {_PARTIAL} = {part}: model type {text.model_type} has no such setting in "
+                f"transformers, which would ignore it and rotate whole heads of {width}"
+            )
+
+
+def _ropes(path: str, rope: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """A rotation, or one for each kind of layer."""
+    kinds = {f"{path}.{kind}": each for kind, each in rope.items() if isinstance(each, dict)}
+    yield from kinds.items() if kinds else ((path, rope),)
+
+
+def _refuse_rope(path: str, rope: Mapping[str, Any], text: Any) -> None:
+    names = {
+        _ALIKE.get(str(rope[name]), str(rope[name])) for name in ("rope_type", "type") if rope.get(name) is not None
+    }
+    if len(names) > 1:
+        raise InvalidInput.of(f"{path}.type", rope["type"], f"{rope['rope_type']!r}, its rope_type")
+    name = next(iter(names), "default")
+    if name not in _ROPE_SETTINGS:
+        raise InvalidInput.of(f"{path}.rope_type", name, f"one of {', '.join(_ROPE_SETTINGS)}")
+    known = _OF_EVERY_ROPE | _HARMLESS_OF_ROPE | _ROPE_SETTINGS[name] | set(text.ignore_keys_at_rope_validation or ())
+    unknown = sorted(key for key in rope.keys() - known if rope[key] is not None)
+    if unknown:
+        limit = f"absent: rope type {name} reads {', '.join(sorted(_ROPE_SETTINGS[name])) or 'no such setting'}"
+        raise InvalidInput.of(f"{path}.{unknown[0]}", rope[unknown[0]], limit)
+
+
+def _refuse_dropped(path: str, rope: Mapping[str, Any], text: Any) -> None:
+    """Refuse a rotation that is not among those that the library has made of the file."""
+    made = [each for _, each in _ropes("", getattr(text, _ROPE, None) or {})]
+    if not any(_type_of(each) == _type_of(rope) and _agree(each, rope) for each in made):
+        taken = getattr(text, _ROPE, None)
+        raise Unsupported(
+            f"{path} = {dict(rope)!r}: transformers takes it for {taken!r} in model type {text.model_type}"
+        )
+
+
+def _type_of(rope: Mapping[str, Any]) -> str:
+    name = rope.get("rope_type") or rope.get("type") or "default"
+    return _ALIKE.get(name, name)
+
+
+def _agree(made: Mapping[str, Any], stated: Mapping[str, Any]) -> bool:
+    """Whether settings that both have are the same."""
+    common = made.keys() & stated.keys() - {"type", "rope_type"}
+    return all(stated[name] is None or made[name] == stated[name] for name in common)
+
+
+def _refuse_contradiction(where: str, part: Mapping[str, Any]) -> None:
+    """Refuse settings that stand twice with different values: which one the library takes is its own affair."""
+    old, new = part.get("rope_scaling"), part.get(_ROPE)
+    if not isinstance(new, dict):
+        return
+    values = {"rope_theta": part.get("rope_theta"), _PARTIAL: part.get(_PARTIAL)}
+    values |= old if isinstance(old, dict) else {}
+    values["rope_type"] = values.get("rope_type") or values.pop("type", None)
+    flat = {**new, "rope_type": new.get("rope_type") or new.get("type")}
+    for name, value in values.items():
+        if value is not None and flat.get(name) is not None and flat[name] != value:
+            limit = f"{flat[name]!r}, as in rope_parameters, or stand in one place only"
+            raise InvalidInput.of(f"{where}: {name}", value, limit)
+    if isinstance(old, dict) and old and not new.keys() >= old.keys() - {"type"}:
+        raise InvalidInput.of(f"{where}: rope_scaling", old, f"the same as rope_parameters = {new}")

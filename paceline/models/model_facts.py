@@ -1,0 +1,58 @@
+"""What a model's configuration says of its tokenizer's ids: which end a text, and which it can give."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from paceline.models.config_limits import refuse_numbers
+from paceline.models.model_files import (
+    CONFIG_FILE,
+    GENERATION_FILE,
+    config_of,
+    model_file,
+    read_model_json_if_any,
+)
+from paceline.models.resolve import ResolvedModel
+from paceline.protocol.errors import require
+
+_END = "eos_token_id"
+
+
+def end_ids(resolved: ResolvedModel) -> frozenset[int]:
+    """End ids that a model's settings add to the tokenizer's own.
+
+    Those for generation are asked first, as transformers and vLLM do, then the model's, then those of its text.
+
+    Raises:
+        DamagedFile: a file is no JSON.
+        InvalidInput: they are no ids.
+    """
+    config = read_model_json_if_any(resolved, CONFIG_FILE)
+    generation = read_model_json_if_any(resolved, GENERATION_FILE)
+    for file, part in (
+        (GENERATION_FILE, generation),
+        (CONFIG_FILE, config),
+        (CONFIG_FILE, config.get("text_config")),
+    ):
+        value = part.get(_END) if isinstance(part, Mapping) else None
+        if value is not None:
+            ids = value if isinstance(value, list) else [value]
+            whole = all(isinstance(each, int) and not isinstance(each, bool) for each in ids)
+            require(whole, f"model {resolved.name}: {file}: {_END}", value, "a token id, or a list of them")
+            return frozenset(ids)
+    return frozenset()
+
+
+def logits_width(resolved: ResolvedModel, *, trust_remote_code: bool) -> int | None:
+    """How many ids a model has logits for; None: its tokenizer comes without a configuration."""
+    from paceline.models.text_part import read_config
+
+    if model_file(resolved, CONFIG_FILE) is None:
+        return None
+    refuse_numbers(config_of(resolved), read_model_json_if_any(resolved, CONFIG_FILE))
+    try:
+        config, _ = read_config(resolved, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError):
+        return None  # a model that transformers doesn't know may have a tokenizer that it knows
+    width: int | None = getattr(config.get_text_config(), "vocab_size", None)
+    return width
