@@ -98,17 +98,10 @@ STATED: dict[str, dict[str, Any]] = {
     "another activation": {"hidden_act": "gelu", "hidden_activation": "gelu"},
     "epsilon": {"rms_norm_eps": 0.3},
 }  # fmt: skip
-_PHI3_ROTATIONS = (
-    "linear",
-    "linear, by its later name",
-    "yarn",
-    "yarn with a factor of its own",
-    "llama3",
-    "dynamic",
-)
+_PHI3_ROTATIONS = ("linear", "linear, by its later name", "yarn", "yarn with a factor of its own", "llama3")
 REFUSED = {
     ("llama", "windows"), ("llama", "layers of two kinds"),
-    *(("phi3", name) for name in _PHI3_ROTATIONS),
+    *(("phi3", name) for name in (*_PHI3_ROTATIONS, "dynamic")),
     *(("gemma3", name) for name in ("linear", "longrope", "dynamic")),
     *((family, "caps") for family in ("llama", "qwen2", "qwen3", "phi3")),
     *((family, "a part rotated") for family in ("llama", "qwen2", "qwen3", "gemma2", "gemma3")),

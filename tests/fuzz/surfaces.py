@@ -11,6 +11,7 @@ from tests.fuzz.files_surface import FilesSurface
 from tests.fuzz.grpc_surfaces import STREAMS, GenerateSurface
 from tests.fuzz.guided_surface import GuidedSurface
 from tests.fuzz.http_surface import HttpSurface
+from tests.fuzz.model_folders import FoldersSurface
 from tests.fuzz.sessions_surface import SESSIONS
 
 SURFACES: Mapping[str, Callable[[], FuzzSurface]] = {
@@ -22,9 +23,10 @@ SURFACES: Mapping[str, Callable[[], FuzzSurface]] = {
     "generate": GenerateSurface,
     "http": HttpSurface,
     "files": FilesSurface,
+    "folders": FoldersSurface,
 }
 CASES: Mapping[str, int] = {
-    "codec": 45_000,
+    "codec": 44_000,
     "guided": 25_000,
     "target": 4_000,
     "draft": 4_000,
@@ -35,5 +37,6 @@ CASES: Mapping[str, int] = {
     "generate": 5_000,
     "http": 7_000,
     "files": 6_000,
+    "folders": 1_000,
 }
-"""By what a case costs: the codec takes a tenth of a millisecond, a whole generation 20 ms."""
+"""By what a case costs: the codec takes a tenth of a millisecond, a whole generation 20 ms, a model's folder 100."""
