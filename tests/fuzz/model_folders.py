@@ -38,7 +38,12 @@ def folders() -> Mapping[str, dict[str, bytes]]:
     """Whole folders by name: their files."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        shape = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+        shape: dict[str, Any] = {
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+        }
         windows = Gemma3TextConfig(**shape, head_dim=8, num_hidden_layers=2, sliding_window=16, vocab_size=WIDTH)
         _write(root / "llama", tiny.llama(vocab_size=WIDTH))
         _write(root / "windows", windows)
@@ -83,7 +88,7 @@ def _mutated_file(rng: random.Random, name: str, content: bytes) -> bytes:
 def _mutated_text(rng: random.Random, content: bytes) -> bytes:
     try:
         value = json.loads(content)
-    except ValueError:  # mutated before
+    except (ValueError, RecursionError):  # mutated before
         return mutated_bytes(rng, content, content)
     if rng.random() < 0.05:
         return json.dumps(set_somewhere(rng, value, "@deep@")).replace('"@deep@"', nested(rng)).encode()
