@@ -108,7 +108,7 @@ def _median(runs: Sequence[GenerationStats], rate: Callable[[GenerationStats], f
 def _request(prompt: Prompt, temperature: float, speculation: SpeculationSettings) -> GenerateRequest:
     return GenerateRequest(
         messages=prompt.chats[0],
-        sampling=SamplingParams(temperature=temperature),
+        sampling=SamplingParams(temperature=temperature).stated(),
         seed=1,
         max_new_tokens=TOKENS,
         ignore_eos=True,

@@ -13,6 +13,7 @@ from coordinator.servicer import GenerationServicer
 from coordinator.text.corpus import load_corpus
 from coordinator.text.library import EVERY_TENANT, Library
 from paceline.access.gate import gate_of
+from paceline.models.generation_defaults import load_defaults
 from paceline.models.tokenizer import Tokenizer, load_tokenizer
 from paceline.protocol.errors import require
 from paceline.rpc.exposure import warn_if_exposed
@@ -33,8 +34,8 @@ async def serve(config: CoordinatorConfig) -> None:
     """Load the tokenizer with the server already up, keep the links and serve until stopped.
 
     Raises:
-        InvalidInput: the model's tokenizer can't be loaded, a text of the corpus can't be read, the key file is not
-            valid, or the port is taken.
+        InvalidInput: the model's tokenizer or generation config can't be read, a text of the corpus can't be read,
+            the key file is not valid, or the port is taken.
     """
     logs.use_format(config.server.log_format)
     gate = gate_of(config.api_keys)
@@ -52,7 +53,8 @@ async def serve(config: CoordinatorConfig) -> None:
             await asyncio.to_thread(compiled.warm_up)
         pools = Pools.of(config, tokenizer)
         library = await asyncio.to_thread(_library, config, tokenizer)
-        servicer = GenerationServicer(config, tokenizer, pools.target, pools.draft, gate, library)
+        defaults = await asyncio.to_thread(load_defaults, config.model, config.generation_config)
+        servicer = GenerationServicer(config, tokenizer, pools.target, pools.draft, gate, library, defaults)
         pb_grpc.add_GenerationServiceServicer_to_server(servicer, server)
         keep_loaded()
         pools.start()

@@ -23,6 +23,8 @@ def describe(served: ServedModel, targets: TargetPool, drafts: DraftPool | None)
         target_ready=targets.is_up,
         draft_ready=drafts is not None and drafts.is_up,
         peers=tuple(_peers(targets, drafts))[:MAX_PEERS],
+        sampling=served.defaults.sampling,
+        max_new_tokens=served.defaults.max_new_tokens,
     )
 
 

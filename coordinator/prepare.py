@@ -6,6 +6,7 @@ import secrets
 from dataclasses import dataclass
 
 from coordinator.text.sequence import GenerationTask
+from paceline.models.generation_defaults import NO_DEFAULTS, GenerationDefaults
 from paceline.models.tokenizer import Tokenizer
 from paceline.protocol.errors import UnknownModel, Unsupported, require, require_ids
 from paceline.protocol.generation import GenerateRequest
@@ -28,6 +29,8 @@ class ServedModel:
     """Whether a target of it tells log-probabilities of a prompt."""
     knows_drafters: bool = True
     """Whether every draft service has been linked: until then a name that none of them has may be another's."""
+    defaults: GenerationDefaults = NO_DEFAULTS
+    """What requests have that leave it open."""
 
 
 def prepare(
@@ -54,7 +57,7 @@ def prepare(
         given = {"field": "model", "value": repr(request.model)}
         raise UnknownModel(f"model = {request.model!r}: must be {model.name!r}, the one served here", metadata=given)
     prompt = request.token_ids
-    max_length = _max_length(request, len(prompt), model.max_length)
+    max_length = _max_length(request, len(prompt), model.max_length, model.defaults.max_new_tokens)
     vocab_size = model.tokenizer.vocab_size
     require_ids("prompt token_ids", prompt, vocab_size)
     require_ids("resume_token_ids", request.resume_token_ids, vocab_size)
@@ -70,7 +73,7 @@ def prepare(
     return GenerationTask(
         prompt=prompt,
         resumed=request.resume_token_ids,
-        sampling=request.sampling,
+        sampling=request.sampling.stated(model.defaults.sampling),
         noise=NoiseKey(secrets.randbits(64) if seed is None else seed, request.sample_index),
         acceptance=request.acceptance,
         max_length=max_length,
@@ -86,11 +89,11 @@ def prepare(
     )
 
 
-def _max_length(request: GenerateRequest, prompt_length: int, context_length: int) -> int:
-    """Longest sequence that the request may become, in tokens."""
+def _max_length(request: GenerateRequest, prompt_length: int, context_length: int, default: int | None) -> int:
+    """Longest sequence that the request may become, in tokens; `default`: the model's own `max_new_tokens`."""
     limit = context_length - prompt_length
     require(limit >= 1, "prompt length", prompt_length, f"at most {context_length - 1} tokens, to leave room for one")
-    wanted = request.max_new_tokens if request.max_new_tokens is not None else limit
+    wanted = request.max_new_tokens if request.max_new_tokens is not None else min(limit, default or limit)
     require(wanted <= limit, "max_new_tokens", wanted, f"at most {limit}, the context length less the prompt")
     fewest = request.sampling.min_tokens
     require(fewest <= wanted, "min_tokens", fewest, f"at most {wanted}, the most that may be generated")

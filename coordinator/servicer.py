@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -26,6 +27,7 @@ from coordinator.text.outbox import Outbox
 from coordinator.text.sequence import GenerationTask, Sequence
 from paceline.access.gate import Caller, Gate
 from paceline.access.places import RunningPlaces
+from paceline.models.generation_defaults import NO_DEFAULTS, GenerationDefaults
 from paceline.models.prompts import PromptReader
 from paceline.models.reasoning import ReasoningMarks
 from paceline.models.tokenizer import Tokenizer
@@ -61,9 +63,11 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         draft: DraftPool | None,
         gate: Gate,
         library: Library | None = None,
+        defaults: GenerationDefaults = NO_DEFAULTS,
     ) -> None:
         self._config = config
         self._gate = gate
+        self._defaults = defaults
         self._prompts = PromptReader(tokenizer)
         self._model = config.served_model_name or config.model
         self._drafting = DraftingSettings(
@@ -111,6 +115,7 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         observer: RequestObserver,
     ) -> None:
         wanted = codec.decode_generate_request(request)
+        wanted = replace(wanted, sampling=wanted.sampling.stated(self._defaults.sampling))
         with self._trace(wanted, context) as trace, observer.traced(trace.traceparent):
             chat = bool(wanted.messages)
             await self._target.wait_up(_patience_s(context, self._target.wait_s))
@@ -152,7 +157,7 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
             await outbox.drained()
 
         try:
-            await write(Started(task.noise.seed, task.prompt, self._model))
+            await write(Started(task.noise.seed, task.prompt, self._model, task.sampling.numbers))
             outbox = Outbox(write, free, caller.take_generated)
             await first_to_end(outbox.run(), rounds(outbox))
         finally:
@@ -183,6 +188,7 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
             drafters=self._drafters([name for welcome in drafts if welcome for name in welcome.drafter_names]),
             knows_drafters=None not in drafts,
             seed=self._config.seed,
+            defaults=self._defaults,
             reports_prompts=any(welcome.reports_prompts for welcome in self._target.welcomes),
         )
 

@@ -56,10 +56,11 @@ class Serving:
     def fingerprint(self, acceptance: Acceptance) -> str:
         """Changes with whatever a seed's text depends on, beside the request: `system_fingerprint`.
 
-        Under coupled acceptance that is target, tokenizer and noise; otherwise the drafts, too.
+        Under coupled acceptance that is target, tokenizer, noise and the model's defaults; otherwise the drafts, too.
         """
         target, draft = self.description.target, self.description.draft
         facts: list[object] = [NOISE_VERSION, target.model, target.tokenizer, target.vocab_size, target.numeric]
+        facts += [self.description.defaults] if self.description.defaults else []
         if acceptance is not Acceptance.COUPLED:
             facts += [acceptance.value, draft.model, draft.numeric, self.description.drafters]
         return f"fp_{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]}"

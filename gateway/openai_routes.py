@@ -87,4 +87,5 @@ def _model(services: Services, described: ModelDescription) -> dict[str, Any]:
         "root": described.target.model or name,
         "max_model_len": described.max_length,
         "drafters": list(described.drafters),
+        "default_sampling_params": described.defaults,
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from gateway.errors import refused
 from gateway.openai_types import GenerationFields, PacelineOptions, StructuredOutputs
@@ -64,9 +65,10 @@ def generate_request(
 
 
 def sampling_params(body: GenerationFields, tokenizer: Tokenizer, logprobs: int | None) -> SamplingParams:
-    """How tokens are drawn; what isn't given has the Python client's default, which is OpenAI's. Raises as above."""
-    given = {
+    """How tokens are drawn; what isn't given is left to the model's defaults, or OpenAI's. Raises as above."""
+    given: dict[str, Any] = {
         "temperature": body.temperature,
+        "top_k": None if body.top_k is None else max(0, body.top_k),  # vLLM's -1, too, keeps all
         "top_p": body.top_p,
         "min_p": body.min_p,
         "repetition_penalty": body.repetition_penalty,
@@ -75,7 +77,6 @@ def sampling_params(body: GenerationFields, tokenizer: Tokenizer, logprobs: int 
     }
     return SamplingParams(
         **{name: value for name, value in given.items() if value is not None},
-        top_k=max(0, body.top_k or 0),  # vLLM's -1, too, keeps all
         logprobs=logprobs,
         logit_bias=_logit_bias(body.logit_bias or {}),
         bad_words=tuple(ids for word in body.bad_words or () for ids in bad_word_ids(word, tokenizer)),

@@ -207,7 +207,7 @@ def run_edits(
 def _run_turn(plan: EditPlan, runner: GenerationRunner, task: EditTask, number: int, temperature: float) -> EditTurn:
     request = GenerateRequest(
         messages=(task.message,),
-        sampling=SamplingParams(temperature=temperature),
+        sampling=SamplingParams(temperature=temperature).stated(),
         seed=plan.seed + number,
         max_new_tokens=plan.tokens,
     )

@@ -154,7 +154,7 @@ class DelayedPlace:
 
 def sampled(number: int, tokens: int, temperature: float) -> GenerateRequest:
     """One of the cells' requests."""
-    return replace(request(number, tokens, SPECULATION), sampling=SamplingParams(temperature=temperature))
+    return replace(request(number, tokens, SPECULATION), sampling=SamplingParams(temperature=temperature).stated())
 
 
 def measure_remotes(verify_ms: float, acceptances: Sequence[float], folder: Path) -> Iterator[Remote]:

@@ -120,7 +120,7 @@ class Turn:
         return [
             GenerateRequest(
                 messages=chat,
-                sampling=SamplingParams(temperature=self.temperature),
+                sampling=SamplingParams(temperature=self.temperature).stated(),
                 seed=self.seed,
                 max_new_tokens=self.tokens,
                 ignore_eos=not self.prompt.ends,

@@ -235,6 +235,8 @@ def _coordinator(addresses: Addresses) -> Iterator[Finding]:
 def _links(model: ModelDescription, *, draft_expected: bool) -> Iterator[Finding]:
     drafters = ", ".join(model.drafters) or "none"
     yield Finding(f"served {model.name}", f"context {model.max_length} tokens, drafters: {drafters}")
+    if defaults := ", ".join(f"{name} {value:g}" for name, value in model.defaults.items()):
+        yield Finding("defaults of requests", f"{defaults}, as the model's generation_config.json has it")
     yield Finding("link to the target", "up" if model.target_ready else "down", ok=model.target_ready)
     if draft_expected:
         yield Finding("link to the draft", "up" if model.draft_ready else "down", ok=model.draft_ready)

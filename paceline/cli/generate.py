@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -20,7 +20,6 @@ from paceline.cli.one_request import (
     DEFAULT_MAX_NEW_TOKENS,
     MaxNewTokens,
     NumDraftTokens,
-    Temperature,
     Url,
     answering,
     draft_tokens,
@@ -63,6 +62,10 @@ class _Wanted:
     rounds: bool
 
 
+def _models(number: str) -> str:
+    return f"the model's, or {number}"
+
+
 @app.command(
     epilog=example(
         'paceline generate --prompt "Once upon a time" --temperature 0.8 --seed 7',
@@ -77,13 +80,22 @@ def generate(
     chat: Annotated[str | None, typer.Option(help="A user message, rendered with the chat template.")] = None,
     system: Annotated[str | None, typer.Option(help="A system message before it.")] = None,
     max_new_tokens: MaxNewTokens = DEFAULT_MAX_NEW_TOKENS,
-    temperature: Temperature = 1.0,
-    top_k: Annotated[int, typer.Option(help="Keep the k most probable tokens; 0 keeps all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Keep the smallest set of tokens with this mass, in (0, 1].")] = 1.0,
-    min_p: Annotated[float, typer.Option(help="Drop tokens below this share of the largest, in [0, 1].")] = 0.0,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy.", show_default=_models("1"))] = None,
+    top_k: Annotated[
+        int | None, typer.Option(help="Keep the k most probable tokens; 0 keeps all.", show_default=_models("0"))
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(help="Keep the smallest set of tokens with this mass, in (0, 1].", show_default=_models("1")),
+    ] = None,
+    min_p: Annotated[
+        float | None,
+        typer.Option(help="Drop tokens below this share of the largest, in [0, 1].", show_default=_models("0")),
+    ] = None,
     repetition_penalty: Annotated[
-        float, typer.Option(help="Above 1: less of what prompt and text have, in [0.01, 100].")
-    ] = 1.0,
+        float | None,
+        typer.Option(help="Above 1: less of what prompt and text have, in [0.01, 100].", show_default=_models("1")),
+    ] = None,
     presence_penalty: Annotated[float, typer.Option(help="Less of what the text has, in [-2, 2].")] = 0.0,
     frequency_penalty: Annotated[float, typer.Option(help="The same, for each occurrence, in [-2, 2].")] = 0.0,
     logit_bias: Annotated[list[str] | None, typer.Option(help="ID=BIAS, in [-100, 100]; repeatable.")] = None,
@@ -141,15 +153,18 @@ def generate(
     require(not (compare and (as_json or n > 1)), "compare", compare, "left out with --json and --n")
     require(trace_file is None or n == 1, "trace_file", str(trace_file), "left out with --n")
     require(as_json or not rounds, "rounds", rounds, "given with --json only")
+    numbers: dict[str, Any] = {
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+    }
     request = GenerateRequest(
         prompt=read_text("prompt_file", prompt_file) if prompt_file else prompt,
         messages=messages,
         sampling=SamplingParams(
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
+            **{name: number for name, number in numbers.items() if number is not None},
             presence_penalty=presence_penalty,
             frequency_penalty=frequency_penalty,
             logit_bias=tuple(_bias(entry) for entry in logit_bias or ()),

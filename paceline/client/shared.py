@@ -163,6 +163,7 @@ class Progress(Collector):
         return replace(
             self.request,
             seed=self.started.seed,
+            sampling=self.request.sampling.stated(self.started.sampling),
             resume_token_ids=self.request.resume_token_ids + self.token_ids,
             prompt_logprobs=None if whole else self.request.prompt_logprobs,
         )

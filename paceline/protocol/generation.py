@@ -150,11 +150,12 @@ class GenerateRequest:
 
 @dataclass(frozen=True)
 class Started:
-    """Opens a generation's stream."""
+    """Opens a generation's stream; `sampling` has the `DEFAULTED` numbers in force."""
 
     seed: int
     prompt_token_ids: tuple[int, ...]
     model: str
+    sampling: SamplingParams = SamplingParams()
 
 
 @dataclass(frozen=True)
@@ -237,3 +238,13 @@ class ModelDescription:
     target_ready: bool
     draft_ready: bool
     peers: tuple[PeerDescription, ...] = ()
+    sampling: SamplingParams = SamplingParams()
+    """The model's own defaults; what is unstated has none."""
+    max_new_tokens: int | None = None
+    """The model's own default."""
+
+    @property
+    def defaults(self) -> dict[str, float]:
+        """What the model sets for requests that leave it open, by the fields' names; empty: nothing."""
+        most = {} if self.max_new_tokens is None else {"max_new_tokens": self.max_new_tokens}
+        return {**self.sampling.known, **most}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Any
 
 from paceline.protocol.errors import require
 from paceline.protocol.given_files import json_value
@@ -56,20 +57,38 @@ class Grammar:
         require(isinstance(schema, dict), self.kind.value, self.text, "a JSON object")
 
 
+class Unstated:
+    """Marks a number that nobody stated: it counts as itself until a default of the model takes its place."""
+
+
+class _UnstatedFloat(Unstated, float):
+    pass
+
+
+class _UnstatedInt(Unstated, int):
+    pass
+
+
+_ZERO, _ONE, _NO_K = _UnstatedFloat(0), _UnstatedFloat(1), _UnstatedInt(0)
+DEFAULTED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+"""Fields of `SamplingParams` for which a model may have defaults."""
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """The target's chain, applied in the order of `docs/sampling.md`.
 
     temperature 0 is greedy: a point mass on the largest logit, ties to the lowest id. `logit_bias` is
-    kept as ascending (id, bias) pairs.
+    kept as ascending (id, bias) pairs. `DEFAULTED` fields that are left out are `Unstated`: a request has the model's
+    defaults there, a session none that is unstated.
     """
 
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
+    temperature: float = _ONE
+    top_k: int = _NO_K
+    top_p: float = _ONE
+    min_p: float = _ZERO
     logprobs: int | None = None
-    repetition_penalty: float = 1.0
+    repetition_penalty: float = _ONE
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
@@ -119,6 +138,26 @@ class SamplingParams:
             require(size_ok, "bad_words tokens", len(word), f"1 to {MAX_BAD_WORD_TOKENS} of each")
             require(min(word) >= 0, "bad_words id", min(word), "at least 0")
 
+    def stated(self, defaults: SamplingParams | None = None) -> SamplingParams:
+        """These with every number stated: what was left out is as in the defaults, or what it counts as."""
+        open_fields = [name for name in DEFAULTED if isinstance(getattr(self, name), Unstated)]
+        if not open_fields:
+            return self
+        numbers = {name: getattr(defaults or self, name) for name in open_fields}
+        plain: dict[str, Any] = {name: (int if name == "top_k" else float)(n) for name, n in numbers.items()}
+        return replace(self, **plain)
+
+    @property
+    def known(self) -> dict[str, float]:
+        """The `DEFAULTED` fields that are stated, by name, as decimals of float32."""
+        numbers = {name: getattr(self, name) for name in DEFAULTED}
+        return {name: _decimal(value) for name, value in numbers.items() if not isinstance(value, Unstated)}
+
+    @property
+    def numbers(self) -> SamplingParams:
+        """The `DEFAULTED` fields alone."""
+        return SamplingParams(**{name: getattr(self, name) for name in DEFAULTED})
+
     @property
     def greedy(self) -> bool:
         """Whether the processed distribution is a point mass."""
@@ -138,6 +177,11 @@ class SamplingParams:
     def plain(self) -> bool:
         """Whether a row's distribution is a function of its logits alone, the same at every position."""
         return not (self.penalises or self.forbids or self.logit_bias)
+
+
+def _decimal(number: float) -> float:
+    """A number as people write it: 0.7, not the float32 next to it."""
+    return number if isinstance(number, int) else float(f"{number:.7g}")
 
 
 @dataclass(frozen=True)

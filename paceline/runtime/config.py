@@ -256,6 +256,11 @@ class RequestSettings(Settings):
         None, ge=0, le=64, description="Tokens to propose in each round; unset: the policy chooses."
     )
     seed: int | None = Field(None, ge=0, lt=1 << 64, description="Seed of requests that bring none; unset: drawn.")
+    generation_config: Literal["auto", "none", "vllm"] = Field(
+        "auto",
+        description="auto: temperature, top_k, top_p, min_p, repetition_penalty and max_new_tokens that a request"
+        " leaves out are those of the model's generation_config.json; none, or vllm: they are not.",
+    )
     corpus: tuple[str, ...] = Field(
         (), description="File or folder of UTF-8 texts whose passages are drafted for all requests; repeatable."
     )

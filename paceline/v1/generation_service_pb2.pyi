@@ -113,14 +113,16 @@ class GenerateResponse(_message.Message):
     def __init__(self, started: _Optional[_Union[GenerationStarted, _Mapping]] = ..., tokens: _Optional[_Union[GeneratedTokens, _Mapping]] = ..., finished: _Optional[_Union[GenerationFinished, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ...) -> None: ...
 
 class GenerationStarted(_message.Message):
-    __slots__ = ("seed", "prompt_token_ids", "model")
+    __slots__ = ("seed", "prompt_token_ids", "model", "sampling")
     SEED_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
     seed: int
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     model: str
-    def __init__(self, seed: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., model: _Optional[str] = ...) -> None: ...
+    sampling: _types_pb2.SamplingParams
+    def __init__(self, seed: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., model: _Optional[str] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ...) -> None: ...
 
 class PromptLogprobs(_message.Message):
     __slots__ = ("first_position", "rows")
@@ -309,7 +311,7 @@ class DescribeModelsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[ModelDescription, _Mapping]]] = ...) -> None: ...
 
 class ModelDescription(_message.Message):
-    __slots__ = ("name", "target", "draft", "max_length", "drafters", "target_ready", "draft_ready", "peers")
+    __slots__ = ("name", "target", "draft", "max_length", "drafters", "target_ready", "draft_ready", "peers", "sampling", "max_new_tokens")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
@@ -318,6 +320,8 @@ class ModelDescription(_message.Message):
     TARGET_READY_FIELD_NUMBER: _ClassVar[int]
     DRAFT_READY_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     name: str
     target: _types_pb2.Fingerprint
     draft: _types_pb2.Fingerprint
@@ -326,7 +330,9 @@ class ModelDescription(_message.Message):
     target_ready: bool
     draft_ready: bool
     peers: _containers.RepeatedCompositeFieldContainer[PeerDescription]
-    def __init__(self, name: _Optional[str] = ..., target: _Optional[_Union[_types_pb2.Fingerprint, _Mapping]] = ..., draft: _Optional[_Union[_types_pb2.Fingerprint, _Mapping]] = ..., max_length: _Optional[int] = ..., drafters: _Optional[_Iterable[str]] = ..., target_ready: _Optional[bool] = ..., draft_ready: _Optional[bool] = ..., peers: _Optional[_Iterable[_Union[PeerDescription, _Mapping]]] = ...) -> None: ...
+    sampling: _types_pb2.SamplingParams
+    max_new_tokens: int
+    def __init__(self, name: _Optional[str] = ..., target: _Optional[_Union[_types_pb2.Fingerprint, _Mapping]] = ..., draft: _Optional[_Union[_types_pb2.Fingerprint, _Mapping]] = ..., max_length: _Optional[int] = ..., drafters: _Optional[_Iterable[str]] = ..., target_ready: _Optional[bool] = ..., draft_ready: _Optional[bool] = ..., peers: _Optional[_Iterable[_Union[PeerDescription, _Mapping]]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., max_new_tokens: _Optional[int] = ...) -> None: ...
 
 class PeerDescription(_message.Message):
     __slots__ = ("kind", "address", "up", "problem", "fingerprint", "sessions", "step_sessions", "step_rows", "queue", "step_ms")

@@ -8,12 +8,14 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from paceline.cli.doctor import Addresses, Finding, examine
 from paceline.cli.main import app
+from paceline.protocol.generation import GenerateRequest
 
 SERVICES = ("draft-service", "target-service", "coordinator", "gateway")
 COMMANDS = ("pull", "models", "serve", *SERVICES, "generate", "doctor")
@@ -243,3 +245,27 @@ def test_cli_imports_no_engine() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = {name.partition(".")[0] for name in json.loads(done.stdout)}
     assert loaded & {"torch", "numpy", "numba", "transformers"} == set()
+
+
+@pytest.mark.parametrize(
+    ("flags", "stated"),
+    [
+        ([], {}),
+        (["--temperature", "1"], {"temperature": 1.0}),
+        (["--top-k", "0", "--min-p", "0"], {"top_k": 0, "min_p": 0.0}),
+        (["--top-p", "1", "--repetition-penalty", "1"], {"top_p": 1.0, "repetition_penalty": 1.0}),
+    ],
+)
+def test_generate_states_what_its_flags_say_and_leaves_the_rest_to_the_model(
+    flags: list[str], stated: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[GenerateRequest] = []
+
+    def asked_at(peer: object, key: object, timeout: object, wanted: Any) -> None:
+        asked.append(wanted.request)
+
+    monkeypatch.setattr("paceline.cli.generate._generate_at", asked_at)
+    result = runner.invoke(app, ["generate", "--prompt", "x", *flags])
+    assert result.exit_code == 0, result.output
+    (request,) = asked
+    assert request.sampling.known == stated

@@ -20,6 +20,7 @@ from draft_service.scheduler import DraftScheduler
 from paceline.access.gate import gate_of
 from paceline.client import AsyncClient, Generation
 from paceline.engine.table.engine import load_table
+from paceline.models.generation_defaults import NO_DEFAULTS, GenerationDefaults
 from paceline.models.tokenizer import load_tokenizer
 from paceline.protocol.features import FeatureNeed, Features
 from paceline.protocol.generation import GenerateRequest, SpeculationSettings
@@ -48,7 +49,12 @@ def all_up(pool: Pool[Any]) -> bool:
 
 @asynccontextmanager
 async def coordinator(
-    target: str, *drafts: str, model: str = TARGET, awaits_draft: bool = True, **settings: Any
+    target: str,
+    *drafts: str,
+    model: str = TARGET,
+    awaits_draft: bool = True,
+    defaults: GenerationDefaults = NO_DEFAULTS,
+    **settings: Any,
 ) -> AsyncIterator[AsyncClient]:
     """A coordinator of these services, and a client of it; `model` names the tokenizer."""
     config = CoordinatorConfig(
@@ -61,7 +67,7 @@ async def coordinator(
     tokenizer = load_tokenizer(model)
     pools = Pools.of(config, tokenizer)
     assert pools.draft is not None
-    servicer = GenerationServicer(config, tokenizer, pools.target, pools.draft, gate_of(None))
+    servicer = GenerationServicer(config, tokenizer, pools.target, pools.draft, gate_of(None), defaults=defaults)
 
     def register(server: grpc.aio.Server) -> None:
         pb_grpc.add_GenerationServiceServicer_to_server(servicer, server)

@@ -41,6 +41,7 @@ from paceline.protocol.errors import (
 from paceline.protocol.generation import ModelDescription, Provenance
 from paceline.protocol.handshake import Fingerprint
 from paceline.protocol.proposal import Acceptance
+from paceline.protocol.sampling import SamplingParams
 from paceline.runtime import telemetry
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1 import generation_service_pb2_grpc as pb_grpc
@@ -151,7 +152,9 @@ def test_the_fingerprint_changes_with_what_a_seed_depends_on() -> None:
     coupled, block = plain.fingerprint(Acceptance.COUPLED), plain.fingerprint(Acceptance.BLOCK)
     others = [Fingerprint("x", "t", 10, "n"), Fingerprint("m", "x", 10, "n"), Fingerprint("m", "t", 10, "x")]
     prints = {described(target=target).fingerprint(Acceptance.COUPLED) for target in others}
-    assert len(prints | {coupled, block}) == 5
+    prints.add(described(sampling=SamplingParams(temperature=0.7)).fingerprint(Acceptance.COUPLED))
+    prints.add(described(max_new_tokens=7).fingerprint(Acceptance.COUPLED))
+    assert len(prints | {coupled, block}) == 7
     other_draft = described(draft=Fingerprint("x", "t", 10, "n"))
     assert other_draft.fingerprint(Acceptance.COUPLED) == coupled, "no draft changes the text"
     assert other_draft.fingerprint(Acceptance.BLOCK) != block
@@ -348,3 +351,20 @@ async def test_calls_of_tools_and_reasoning_are_put_together() -> None:
     assert choice["message"]["tool_calls"] == [call]
     assert (choice["message"]["reasoning_content"], choice["message"]["content"]) == ("hm", None)
     assert choice["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    ("fields", "stated"),
+    [
+        ({}, {}),
+        ({"temperature": None, "top_p": None, "top_k": None, "min_p": None, "repetition_penalty": None}, {}),
+        ({"temperature": 1, "top_k": 0}, {"temperature": 1.0, "top_k": 0}),
+        ({"top_k": -1, "top_p": 1.0}, {"top_k": 0, "top_p": 1.0}),
+        ({"min_p": 0.0, "repetition_penalty": 1.0}, {"min_p": 0.0, "repetition_penalty": 1.0}),
+    ],
+)
+def test_a_field_that_is_left_out_or_null_is_left_to_the_model(
+    fields: dict[str, Any], stated: dict[str, float]
+) -> None:
+    body = CompletionRequest.model_validate({"prompt": "x", **fields})
+    assert sampling_params(body, TableTokenizer(300, None), None).known == stated

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
@@ -33,6 +34,7 @@ from paceline.protocol.proposal import (
 )
 from paceline.protocol.records import StepTimings
 from paceline.protocol.sampling import (
+    DEFAULTED,
     MAX_BAD_WORD_TOKENS,
     MAX_BAD_WORDS,
     MAX_LOGIT_BIAS_ENTRIES,
@@ -41,6 +43,7 @@ from paceline.protocol.sampling import (
     GrammarKind,
     NoiseKey,
     SamplingParams,
+    Unstated,
 )
 from paceline.protocol.session import MAX_TENANT_BYTES, Close, SessionSpec
 from paceline.protocol.target import RowLogprobs
@@ -186,10 +189,14 @@ def _check_sampling(message: pb.SamplingParams) -> None:
         check_bounds(word)
 
 
+_NUMBERS: dict[str, Any] = dict.fromkeys(
+    DEFAULTED, Part(lambda number: None if isinstance(number, Unstated) else number)
+)
 _SAMPLING = copier(
     SamplingParams,
     pb.SamplingParams,
     _check_sampling,
+    **_NUMBERS,
     logit_bias=Part(dict, lambda biases: tuple(biases.items())),
     bad_words=each(Part(lambda word: pb.TokenSequence(token_ids=word), lambda word: tuple(word.token_ids))),
 )
