@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from pydantic_core import from_json
 
 from gateway.chat_parts import ChatParts, ReplyPart, cached_tokens, only_ours
 
@@ -28,7 +29,7 @@ def message_of(completion: Mapping[str, Any]) -> dict[str, Any]:
     blocks = [
         *([_thinking(said["reasoning_content"])] if said.get("reasoning_content") else []),
         *([{"type": "text", "text": said["content"]}] if said.get("content") else []),
-        *(_use(call) for call in said.get("tool_calls") or ()),
+        *(_use(call, cut=choice["finish_reason"] != "tool_calls") for call in said.get("tool_calls") or ()),
     ]
     message = _message(completion["id"], completion["model"], blocks, _usage(completion.get("usage")))
     return {**message, **_stop(choice), **only_ours(completion)}
@@ -139,12 +140,12 @@ def _thinking(text: str) -> dict[str, str]:
     return {"type": "thinking", "thinking": text, "signature": ""}
 
 
-def _use(call: Mapping[str, Any]) -> dict[str, Any]:
-    """A call; one that was cut off, or is no JSON, can't be: its text is kept."""
+def _use(call: Mapping[str, Any], *, cut: bool) -> dict[str, Any]:
+    """A call. One that was cut off has the keys that came whole, as clients read a stream; no JSON stays text."""
     function = call["function"]
     try:
-        arguments = json.loads(function["arguments"] or "{}")
-    except (ValueError, RecursionError):
+        arguments = from_json(function["arguments"] or "{}", allow_partial=cut)
+    except ValueError:
         arguments = None
     if not isinstance(arguments, dict):
         return {"type": "text", "text": f"{function['name']} {function['arguments']}"}

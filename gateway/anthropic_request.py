@@ -1,7 +1,7 @@
 """A request of Anthropic's Messages API as one of OpenAI's chat.
 
 The order of blocks is kept. What has no place in OpenAI's shape and isn't refused: an error of a tool, which becomes
-text that begins with "Error: ".
+text that begins with "Error: ", and reasoning that only its own server can read, of which nothing is left.
 """
 
 from __future__ import annotations
@@ -17,106 +17,128 @@ from gateway.anthropic_types import (
     Block,
     CountTokensRequest,
     MessagesRequest,
+    RedactedThinkingBlock,
     TextBlock,
     ThinkingBlock,
     ToolResultBlock,
     ToolUseBlock,
 )
-from gateway.openai_types import joined_text
-from gateway.unsupported import unsupported
+from gateway.shapes import joined_text, set_fields
+from gateway.translation import PlacedMessage, Translated, translated
 from paceline.protocol.errors import InvalidInput, require
 
-THINKING_SWITCH = "enable_thinking"
-"""What templates read that can leave reasoning out: Qwen's, SmolLM3's, GLM's."""
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_NAMES = {
+    "max_completion_tokens": "max_tokens",
+    "stop": "stop_sequences",
+    "reasoning_effort": "output_config.effort",
+    "chat_template_kwargs": "thinking.type",
+    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+    "response_format": "output_config.format",
+    "response_format.json_schema.schema": "output_config.format.schema",
+    "tool_choice.function": "tool_choice",
+}
 
 
-def chat_of_messages(request: MessagesRequest, *, reasons: bool, switchable: bool = False) -> dict[str, Any]:
+def chat_of_messages(request: MessagesRequest, *, reasons: bool, switch: str | None = None) -> Translated:
     """The chat request that asks for the same.
 
     Args:
         request: as it came.
         reasons: whether the model writes reasoning.
-        switchable: whether its template can switch that off (`THINKING_SWITCH`).
+        switch: the variable of its template that can leave reasoning out.
 
     Raises:
-        InvalidInput, Unsupported: naming what OpenAI's chat can't say.
+        InvalidInput: naming what OpenAI's chat can't say.
     """
     sampling = {name: getattr(request, name) for name in ("temperature", "top_p", "top_k", "seed", "paceline")}
     streamed = {"stream": True, "stream_options": {"include_usage": True}} if request.stream else {}
-    user = request.metadata.user_id if request.metadata else None
-    return {
-        **prompt_of_messages(request, reasons=reasons, switchable=switchable),
-        **_given(sampling | {"stop": request.stop_sequences or None, "user": user}),
-        "max_completion_tokens": request.max_tokens,
-        **streamed,
-    }
+    further = set_fields(sampling | {"stop": request.stop_sequences or None})
+    limit = {"max_completion_tokens": request.max_tokens}
+    return _translated(request, {**further, **limit, **streamed}, reasons=reasons, switch=switch)
 
 
-def prompt_of_messages(request: CountTokensRequest, *, reasons: bool, switchable: bool = False) -> dict[str, Any]:
+def prompt_of_messages(request: CountTokensRequest, *, reasons: bool, switch: str | None = None) -> Translated:
     """What of it makes the prompt. Raises as `chat_of_messages`."""
-    off = reasons and request.thinking is not None and request.thinking.type == "disabled"
-    if off and not switchable:
-        raise unsupported("thinking.type", "disabled is not supported, the model decides itself whether it reasons")
+    return _translated(request, {}, reasons=reasons, switch=switch)
+
+
+def _translated(
+    request: CountTokensRequest, further: dict[str, Any], *, reasons: bool, switch: str | None
+) -> Translated:
     last = request.messages[-1].role
     require(last != "assistant", "messages", f"…, {last}", "ended by a user's turn: prefill is not supported")
-    system = [{"role": "system", "content": joined_text(request.system)}] if request.system else []
+    system = [PlacedMessage({"role": "system", "content": joined_text(request.system)}, {"": "system"})]
     turns = [turn for place, each in enumerate(request.messages) for turn in _turns(each, f"messages.{place}")]
-    wanted = request.output_config.format if request.output_config else None
-    schema = {"name": "answer", "schema": wanted.schema_} if wanted else None
-    return {
+    output = request.output_config
+    schema = {"name": "answer", "schema": output.format.schema_} if output and output.format else None
+    optional = {
         "model": request.model,
-        "messages": [*system, *turns],
-        **({"response_format": {"type": "json_schema", "json_schema": schema}} if schema else {}),
-        **_tools(request.tools or (), request.tool_choice),
-        **({"chat_template_kwargs": {THINKING_SWITCH: False}} if off else {}),
+        "response_format": {"type": "json_schema", "json_schema": schema} if schema else None,
+        "reasoning_effort": output.effort if output else None,
     }
+    thinking = request.thinking.type if request.thinking else "adaptive"
+    switched = {"chat_template_kwargs": {switch: thinking == "enabled"}} if switch and thinking != "adaptive" else {}
+    unkept = not switch and thinking != "adaptive" and (thinking == "enabled") != reasons
+    fields = {**set_fields(optional), **_tools(request.tools or (), request.tool_choice), **switched, **further}
+    names = _NAMES | _tool_names(request.tools or ())
+    return translated(fields, [*(system if request.system else []), *turns], names, ["thinking"] if unkept else [])
 
 
-def _turns(message: AnthropicMessage, field: str) -> list[dict[str, Any]]:
+def _turns(message: AnthropicMessage, path: str) -> Iterable[PlacedMessage]:
     if isinstance(message.content, str):
-        return [{"role": message.role, "content": message.content}]
+        return [PlacedMessage({"role": message.role, "content": message.content}, {"": path})]
     if message.role == "assistant":
-        return [_answer(message.content, field)]
-    return list(_said(message.role, message.content, field))
+        return [_answer(message.content, path)]
+    return list(_said(message.role, message.content, path))
 
 
-def _said(role: str, blocks: Sequence[Block], field: str) -> Iterable[dict[str, Any]]:
+def _said(role: str, blocks: Sequence[Block], path: str) -> Iterable[PlacedMessage]:
     """A turn that isn't the model's: results of calls are messages of their own."""
     texts: list[TextBlock] = []
     for place, block in enumerate(blocks):
+        own = f"{path}.content.{place}"
         if isinstance(block, TextBlock):
             texts.append(block)
             continue
         if not isinstance(block, ToolResultBlock) or role != "user":
-            raise InvalidInput.of(f"{field}.content.{place}.type", block.type, f"none in a turn of {role}")
-        yield from _as_parts(role, texts)
+            raise InvalidInput.of(f"{own}.type", block.type, f"none in a turn of {role}")
+        yield from _as_parts(role, texts, path)
         texts = []
         mark = "Error: " if block.is_error else ""
-        yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": mark + joined_text(block.content)}
-    yield from _as_parts(role, texts)
+        result = {"role": "tool", "tool_call_id": block.tool_use_id, "content": mark + joined_text(block.content)}
+        yield PlacedMessage(result, {"": own, "tool_call_id": f"{own}.tool_use_id"})
+    yield from _as_parts(role, texts, path)
 
 
-def _as_parts(role: str, texts: Sequence[TextBlock]) -> list[dict[str, Any]]:
-    return [{"role": role, "content": [{"type": "text", "text": block.text} for block in texts]}] if texts else []
+def _as_parts(role: str, texts: Sequence[TextBlock], path: str) -> list[PlacedMessage]:
+    content = [{"type": "text", "text": block.text} for block in texts]
+    return [PlacedMessage({"role": role, "content": content}, {"": path})] if texts else []
 
 
-def _answer(blocks: Sequence[Block], field: str) -> dict[str, Any]:
+def _answer(blocks: Sequence[Block], path: str) -> PlacedMessage:
     """An earlier answer: reasoning, text, calls, in this order, as templates write them."""
-    order = [_rank(block, f"{field}.content.{place}") for place, block in enumerate(blocks)]
-    require(order == sorted(order), f"{field}.content", [block.type for block in blocks], "thinking, text, tool_use")
+    order = [_rank(block, f"{path}.content.{place}") for place, block in enumerate(blocks)]
+    require(order == sorted(order), f"{path}.content", [block.type for block in blocks], "thinking, text, tool_use")
     thoughts = "".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
     text = "".join(block.text for block in blocks if isinstance(block, TextBlock))
-    calls = [_call(block) for block in blocks if isinstance(block, ToolUseBlock)]
-    optional = {"reasoning_content": thoughts or None, "tool_calls": calls or None}
-    return {"role": "assistant", "content": text if text or not calls else None, **_given(optional)}
+    called = any(isinstance(block, ToolUseBlock) for block in blocks)
+    reasoning = {"reasoning_content": thoughts} if thoughts else {}
+    answer = {"role": "assistant", "content": text if text or not called else None, **reasoning}
+    placed = PlacedMessage(answer, {"": path})
+    for place, block in enumerate(blocks):
+        if isinstance(block, ToolUseBlock):
+            own = f"{path}.content.{place}"
+            placed.add_call(_call(block), {"id": f"{own}.id", "function": own, "function.arguments": f"{own}.input"})
+    return placed
 
 
 def _rank(block: Block, field: str) -> int:
-    kinds = (ThinkingBlock, TextBlock, ToolUseBlock)
-    if not isinstance(block, kinds):
+    kinds = ((ThinkingBlock, RedactedThinkingBlock), (TextBlock,), (ToolUseBlock,))
+    rank = next((rank for rank, kind in enumerate(kinds) if isinstance(block, kind)), None)
+    if rank is None:
         raise InvalidInput.of(f"{field}.type", block.type, "none in an assistant's turn")
-    return next(rank for rank, kind in enumerate(kinds) if isinstance(block, kind))
+    return rank
 
 
 def _call(block: ToolUseBlock) -> dict[str, Any]:
@@ -137,8 +159,9 @@ def _tools(tools: Sequence[AnthropicTool], choice: AnthropicToolChoice | None) -
 
 def _function(tool: AnthropicTool) -> dict[str, Any]:
     optional = {"description": tool.description, "strict": tool.strict}
-    return {"name": tool.name, "parameters": tool.input_schema, **_given(optional)}
+    return {"name": tool.name, "parameters": tool.input_schema, **set_fields(optional)}
 
 
-def _given(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None}
+def _tool_names(tools: Sequence[AnthropicTool]) -> dict[str, str]:
+    functions = {f"tools.{place}.function": f"tools.{place}" for place in range(len(tools))}
+    return functions | {f"{function}.parameters": f"{own}.input_schema" for function, own in functions.items()}

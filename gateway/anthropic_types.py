@@ -1,20 +1,21 @@
 """Anthropic's Messages API as pydantic models: what isn't a field here is refused by name.
 
-A field that takes one value alone (`Literal`) is accepted because that value changes nothing; what asks for a cache
-is, too, since caching changes no text.
+A field that takes one value alone (`Literal`) is accepted because that value changes nothing. A `Hint` is accepted
+because no value of it would change a text.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field, JsonValue
+from pydantic import BaseModel, Field, JsonValue, Tag
 
-from gateway.openai_types import RequestShape, Several, Text
+from gateway.hints import Hint
+from gateway.shapes import BY_TYPE, Content, RequestShape, Several, Text, of_type
 
 
 class _Cacheable(RequestShape):
-    cache_control: dict[Text, JsonValue] | None = None
+    cache_control: Hint = None
 
 
 class TextBlock(_Cacheable):
@@ -22,7 +23,7 @@ class TextBlock(_Cacheable):
 
     type: Literal["text"]
     text: Text
-    citations: Several[JsonValue] | None = Field(None, max_length=0)
+    citations: Hint = None
 
 
 class ThinkingBlock(RequestShape):
@@ -33,6 +34,13 @@ class ThinkingBlock(RequestShape):
     signature: Text | None = None
 
 
+class RedactedThinkingBlock(RequestShape):
+    """Reasoning of an earlier answer that its server alone can read."""
+
+    type: Literal["redacted_thinking"]
+    data: Hint = None
+
+
 class ToolUseBlock(_Cacheable):
     """A call in an earlier answer."""
 
@@ -40,7 +48,10 @@ class ToolUseBlock(_Cacheable):
     id: Text
     name: Text
     input: dict[Text, JsonValue]
-    caller: dict[Text, JsonValue] | None = None
+    caller: Hint = None
+
+
+TextAlone = Annotated[TextBlock, of_type("content block", "text")]
 
 
 class ToolResultBlock(_Cacheable):
@@ -48,18 +59,26 @@ class ToolResultBlock(_Cacheable):
 
     type: Literal["tool_result"]
     tool_use_id: Text
-    content: Text | Several[TextBlock] | None = None
+    content: Content[TextAlone] | None = None
     is_error: bool | None = None
 
 
-Block = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]
+Block = Annotated[
+    Annotated[TextBlock, Tag("[text]")]
+    | Annotated[ThinkingBlock, Tag("[thinking]")]
+    | Annotated[RedactedThinkingBlock, Tag("[redacted_thinking]")]
+    | Annotated[ToolUseBlock, Tag("[tool_use]")]
+    | Annotated[ToolResultBlock, Tag("[tool_result]")],
+    BY_TYPE,
+    of_type("content block", "text", "thinking", "redacted_thinking", "tool_use", "tool_result"),
+]
 
 
 class AnthropicMessage(RequestShape):
     """One turn."""
 
     role: Literal["user", "assistant", "system"]
-    content: Text | Several[Block]
+    content: Content[Block]
 
 
 class AnthropicTool(_Cacheable):
@@ -70,8 +89,9 @@ class AnthropicTool(_Cacheable):
     description: Text | None = None
     input_schema: dict[Text, JsonValue]
     strict: bool | None = None
-    eager_input_streaming: bool | None = None
+    eager_input_streaming: Hint = None
     defer_loading: Literal[False] | None = None
+    allowed_callers: Several[Literal["direct"]] | None = None
 
 
 class AnthropicToolChoice(RequestShape):
@@ -83,10 +103,12 @@ class AnthropicToolChoice(RequestShape):
 
 
 class Thinking(RequestShape):
-    """Whether the model reasons. It decides itself how much: a budget can't be kept."""
+    """Whether the model reasons, where its template can switch that. How much is the model's own affair."""
 
-    type: Literal["adaptive", "disabled"]
-    display: Literal["summarized"] | None = None
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: Hint = None
+    display: Hint = None
+    block_binding: Hint = None
 
 
 class JsonOutput(RequestShape):
@@ -100,24 +122,28 @@ class OutputConfig(RequestShape):
     """What the answer must be."""
 
     format: JsonOutput | None = None
-
-
-class AnthropicMetadata(RequestShape):
-    """Who asks."""
-
-    user_id: Text | None = None
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    task_budget: Hint = None
 
 
 class CountTokensRequest(_Cacheable):
     """`/v1/messages/count_tokens`."""
 
-    model: Text
+    model: Text | None = None
     messages: Several[AnthropicMessage] = Field(min_length=1)
-    system: Text | Several[TextBlock] | None = None
-    tools: Several[AnthropicTool] | None = None
+    system: Content[TextAlone] | None = None
+    tools: Several[Annotated[AnthropicTool, of_type("tool", "custom", default="custom")]] | None = None
     tool_choice: AnthropicToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+
+    mcp_servers: Several[JsonValue] | None = Field(None, max_length=0)
+    fallbacks: Several[JsonValue] | None = Field(None, max_length=0)
+    betas: Hint = None
+    context_management: Hint = None
+    speed: Hint = None
+    user_profile_id: Hint = None
+    workspace_id: Hint = None
 
 
 class AnthropicErrorFields(BaseModel):
@@ -143,8 +169,11 @@ class MessagesRequest(CountTokensRequest):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    metadata: AnthropicMetadata | None = None
-    service_tier: Literal["auto", "standard_only"] | None = None
-    speed: Literal["standard"] | None = None
     seed: int | None = None
     paceline: dict[Text, JsonValue] | None = None
+
+    metadata: Hint = None
+    service_tier: Hint = None
+    inference_geo: Hint = None
+    diagnostics: Hint = None
+    billing_policy: Hint = None

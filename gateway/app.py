@@ -16,6 +16,7 @@ from starlette.responses import Response
 from gateway.cluster_routes import cluster_routes
 from gateway.dialects import dialect_routes, in_dialect
 from gateway.errors import ERROR_RESPONSES, HttpError, http_error, invalid_body
+from gateway.ignoring import IgnoredFields
 from gateway.middleware import Guard, RunningRequests, detail_of
 from gateway.openai_routes import openai_routes
 from gateway.operating_routes import operating_routes
@@ -56,6 +57,7 @@ def create_app(services: Services, running: RunningRequests) -> Guard:
     app.include_router(operating_routes(services, running))
     app.include_router(cluster_routes(services))
     add_page(app)
+    app.add_middleware(IgnoredFields)
     app.add_exception_handler(HttpError, _typed)
     app.add_exception_handler(PacelineError, _typed)
     app.add_exception_handler(RequestValidationError, _invalid)

@@ -54,11 +54,25 @@ class CallReader:
         end = self._scan.run(text, at)
         return end, [ReplyDelta(tool_call=ToolCallDelta(self._index, arguments=text[at:end]))] if end > at else []
 
-    def finish(self) -> list[ReplyDelta]:
-        """The reply has ended: what isn't a call yet is content; a call that is cut off stays as it came."""
+    @property
+    def is_marked(self) -> bool:
+        """Whether what has been read can be nothing but the beginning of a call."""
+        return True
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the last call's arguments have ended."""
+        return self._state in (self._rest, self._after)
+
+    def finish(self, *, is_call: bool = False) -> list[ReplyDelta]:
+        """The reply has ended: what isn't a call yet is content; a call that is cut off stays as it came.
+
+        Args:
+            is_call: what isn't one yet was cut, and would have become one: it is nothing then.
+        """
         self.done = True
-        committed = self._state in (self._arguments, self._rest, self._after)
-        return [ReplyDelta(content=self._raw)] if self._raw and not committed else []
+        nothing = is_call or not self._raw or self.is_whole or self._state == self._arguments
+        return [] if nothing else [ReplyDelta(content=self._raw)]
 
     def _named(self, character: str) -> None:
         """A name's characters, up to the first that can't be one."""

@@ -40,7 +40,7 @@ async def plan_chat(services: Services, body: ChatRequest, caller: HttpCaller) -
         prompt.token_ids,
         services.tokenizer,
         model=serving.description.name,
-        max_new_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
+        max_new_tokens=_within(body, serving.description.max_length - len(prompt.token_ids)),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
     request = prompt.hold(asked)
@@ -50,7 +50,7 @@ async def plan_chat(services: Services, body: ChatRequest, caller: HttpCaller) -
     fingerprint = serving.fingerprint(request.acceptance)
     head = Head("chatcmpl", "chat.completion.chunk", services.served_name(serving.description), fingerprint)
     writers = [ChatWriter(index, body, services.tokenizer, prompt, request) for index in range(body.n or 1)]
-    return PlannedReply(services.coordinators, serving, head, body, [request], writers)
+    return PlannedReply(services.coordinators, serving, head, body, [request], writers, prompt.ignored)
 
 
 @dataclass
@@ -81,7 +81,9 @@ class ChatWriter:
             prompt = {"prompt_token_ids": list(event.prompt_token_ids)} if self.body.return_token_ids else {}
             return [{"choices": [self._choice({"role": "assistant", "content": ""})]} | prompt]
         if isinstance(event, Finished):
-            deltas = [self._delta(each) for each in (*self._parser.feed(event.text), *self._parser.finish())]
+            certain = self._parser.feed(event.text)
+            ended = self._parser.finish(cut=event.reason is not FinishReason.STOP or self._stop.found is not None)
+            deltas = [self._delta(each) for each in (*certain, *ended)]
             *before, last = deltas or [{}]
             return [
                 *({"choices": [self._choice(delta)]} for delta in before),
@@ -122,14 +124,24 @@ class ChatWriter:
     def _ended(self, reason: FinishReason) -> dict[str, Any]:
         if reason is not FinishReason.STOP:
             return {"finish_reason": FINISH_REASONS[reason]}
-        return {"finish_reason": "tool_calls" if self._called else "stop", "stop_reason": self._stop.found}
+        called = self._called and not self._parser.cut_in_call
+        return {"finish_reason": "tool_calls" if called else "stop", "stop_reason": self._stop.found}
 
     def _choice(self, delta: dict[str, Any]) -> dict[str, Any]:
         return {"index": self.index, "delta": delta, "logprobs": None, "finish_reason": None}
 
 
 def _check_chat(body: ChatRequest) -> None:
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise refused("top_logprobs", "must be left out without logprobs")
     if body.max_completion_tokens is not None and body.max_tokens not in (None, body.max_completion_tokens):
         raise refused("max_tokens", "must be left out with max_completion_tokens, or equal to it")
+
+
+def _within(body: ChatRequest, room: int) -> int | None:
+    """The limit that was sent, if it is one: what the context leaves is the end anyway, told by the same reason.
+
+    Clients' defaults are limits of other models.
+    """
+    sent = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    return None if sent is not None and sent > room else sent

@@ -12,9 +12,10 @@ from gateway.reasoning_tokens import ReasoningTokens
 from gateway.reply import ReplyParser
 from gateway.reply_format import ReplyFormat, opens_reasoning
 from gateway.services import Services
+from gateway.template_fields import TemplateSettings
 from gateway.tools import ToolPlan, refuse_two_grammars
 from gateway.turns import template_turns
-from paceline.models.tokenizer import NO_SETTINGS, Settings, Tokenizer
+from paceline.models.tokenizer import Tokenizer
 from paceline.models.turns import Turn, keys_and_strings
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.generation import GenerateRequest
@@ -26,12 +27,14 @@ class ChatPrompt:
 
     Attributes:
         in_reasoning: whether the template opened a span of reasoning.
+        ignored: names of fields that the prompt has nothing of.
     """
 
     token_ids: tuple[int, ...]
     tools: ToolPlan
     form: ReplyFormat
     in_reasoning: bool
+    ignored: frozenset[str] = frozenset()
 
     @property
     def parser(self) -> ReplyParser:
@@ -67,7 +70,7 @@ async def read_chat(
     messages: Sequence[Message],
     tools: ToolPlan,
     max_length: int,
-    settings: Settings = NO_SETTINGS,
+    settings: TemplateSettings,
 ) -> ChatPrompt:
     """Render a chat beside the event loop.
 
@@ -76,18 +79,24 @@ async def read_chat(
         messages: in OpenAI's shape.
         tools: what may be called.
         max_length: the model's context length, in tokens.
-        settings: variables that the template reads.
+        settings: what the template reads beside the chat.
 
     Raises:
         InvalidInput: more bytes than the context can hold, or what the template has no way to write.
         Unsupported: calls that the model's template can't write, or it has no chat template.
     """
-    turns = template_turns(messages, services.form.calls)
+    named_roles = services.named_roles if any(message.name for message in messages) else frozenset()
+    turns = template_turns(messages, services.form.calls, named_roles)
     size = _bytes("messages", turns) + _bytes("tools", tools.rendered)
     names, _ = keys_and_strings((turns, tools.rendered))
-    render = partial(services.tokenizer.render_turns, turns, tools.rendered, settings)
+    render = partial(services.tokenizer.render_turns, turns, tools.rendered, settings.variables)
     ids = await services.prompts.read(render, size, max_length, "chat content bytes", len(names))
-    return ChatPrompt(ids, tools, services.form, opens_reasoning(services.tokenizer, ids, services.form.reasoning))
+    opened = opens_reasoning(services.tokenizer, ids, services.form.reasoning)
+    unnamed = any(
+        message.name and message.name != turn.get("name") for message, turn in zip(messages, turns, strict=True)
+    )
+    ignored = tools.ignored | settings.ignored | ({"messages.name"} if unnamed else set())
+    return ChatPrompt(ids, tools, services.form, opened, ignored)
 
 
 def _bytes(field: str, parts: Sequence[Turn]) -> int:

@@ -7,32 +7,36 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from functools import partial
-from typing import Annotated, Any, Protocol
+from dataclasses import replace
+from typing import Annotated, Any, Protocol, TypedDict
 
 from fastapi import APIRouter, Body, Request
 from pydantic import ValidationError
-from pydantic_core import to_json
 from starlette.responses import Response
 
 from gateway.anthropic_reply import MessageEvents, error_of, message_of
-from gateway.anthropic_request import THINKING_SWITCH, chat_of_messages, prompt_of_messages
+from gateway.anthropic_request import chat_of_messages, prompt_of_messages
 from gateway.anthropic_types import AnthropicErrorReply, CountTokensRequest, MessagesRequest
 from gateway.caller import HttpCaller
 from gateway.chat import plan_chat
 from gateway.chat_prompt import read_chat
 from gateway.errors import ERROR_RESPONSES, HttpError, invalid_body
+from gateway.field_names import in_own_names, own_name, told_in_own_names
 from gateway.folding import FoldedChat, whole
+from gateway.hints import hints_of
+from gateway.ignoring import ignore
 from gateway.openai_routes import planned_chunks
 from gateway.openai_types import ChatRequest
 from gateway.replies import Chunk, PlannedReply
-from gateway.responses import FAILURES, STREAMED, EventStream, WholeReply, as_http
+from gateway.responses import FAILURES, STREAMED, EventStream, WholeReply, as_http, event_json
 from gateway.responses_reply import ResponseEvents, response_of
 from gateway.responses_request import chat_of_response
 from gateway.responses_types import ResponsesRequest
 from gateway.services import Services
-from gateway.template_fields import template_settings
+from gateway.shapes import RequestShape
+from gateway.template_fields import template_settings, thinking_switch
 from gateway.tools import plan_tools
+from gateway.translation import Translated
 
 ANTHROPIC_PATH = "/v1/messages"
 ANTHROPIC_ERRORS: dict[int | str, dict[str, Any]] = {
@@ -73,8 +77,8 @@ def dialect_routes(services: Services) -> APIRouter:
         def count(reply: PlannedReply) -> None:
             events.input_tokens = len(reply.requests[0].token_ids)
 
-        asked = partial(chat_of_messages, body, **_reasoning(services))
-        made = _anthropic(_chunks(services, asked, request, count))
+        asked = chat_of_messages(body, **_reasoning(services))
+        made = _anthropic(_chunks(services, body, asked, request, count))
         if body.stream:
             return _stream(services, made, events)
         return WholeReply(lambda: _whole(made, message_of))
@@ -82,12 +86,12 @@ def dialect_routes(services: Services) -> APIRouter:
     @router.post(f"{ANTHROPIC_PATH}/count_tokens", responses=ANTHROPIC_ERRORS)
     async def count_tokens(request: Request, body: Annotated[CountTokensRequest, Body()]) -> dict[str, int]:
         """Tokens of a prompt."""
-        return {"input_tokens": await _count(services, body, request.scope["caller"])}
+        return {"input_tokens": await _count(services, body, request)}
 
     @router.post("/v1/responses", responses=STREAMED)
     async def responses(request: Request, body: Annotated[ResponsesRequest, Body()]) -> Response:
         """OpenAI's Responses, which are not stored; streamed as server-sent events with `stream`."""
-        made = _chunks(services, lambda: chat_of_response(body), request)
+        made = _chunks(services, body, chat_of_response(body), request)
         if body.stream:
             return _stream(services, made, ResponseEvents(body))
         return WholeReply(lambda: _whole(made, lambda completion: response_of(body, completion)))
@@ -102,34 +106,46 @@ def in_dialect(path: str, error: HttpError) -> HttpError:
     return AnthropicError(error.status, error.message, error.type, error.param, error.code, error.headers)
 
 
-def _reasoning(services: Services) -> dict[str, bool]:
-    """Whether the model reasons, and whether that can be switched off."""
-    switchable = THINKING_SWITCH in services.tokenizer.template_variables
-    return {"reasons": services.form.reasoning is not None, "switchable": switchable}
+class _Reasoning(TypedDict):
+    reasons: bool
+    switch: str | None
+
+
+def _reasoning(services: Services) -> _Reasoning:
+    """Whether the model reasons, and what can switch that off."""
+    switch = thinking_switch(services.tokenizer.template_variables)
+    return {"reasons": services.form.reasoning is not None, "switch": switch}
 
 
 def _chunks(
     services: Services,
-    translate: Callable[[], dict[str, Any]],
+    body: RequestShape,
+    asked: Translated,
     request: Request,
     planned: Callable[[PlannedReply], None] = lambda reply: None,
 ) -> AsyncGenerator[Chunk, None]:
-    caller = request.scope["caller"]
+    chat = _chat(asked)
 
-    async def plan() -> PlannedReply:
-        reply = await plan_chat(services, _chat(translate()), caller)
+    async def plan(caller: HttpCaller) -> PlannedReply:
+        reply = await plan_chat(services, chat, caller)
         planned(reply)
-        return reply
+        return replace(reply, ignored=_ignored(body, asked, reply.ignored))
 
-    return planned_chunks(plan, caller)
+    return told_in_own_names(planned_chunks(request, chat, plan), asked.names)
 
 
-def _chat(asked: dict[str, Any]) -> ChatRequest:
+def _ignored(body: RequestShape, asked: Translated, of_chat: frozenset[str]) -> frozenset[str]:
+    """All that changes nothing of a request, in its own names."""
+    return asked.ignored | {*hints_of(body), *(own_name(name, asked.names) for name in of_chat)}
+
+
+def _chat(asked: Translated) -> ChatRequest:
     """A translated request, checked as any other."""
     try:
-        return ChatRequest.model_validate(asked)
+        return ChatRequest.model_validate(asked.chat)
     except ValidationError as error:
-        raise invalid_body([{**each, "loc": ("body", *each["loc"])} for each in error.errors()]) from error
+        wrong = invalid_body([{**each, "loc": ("body", *each["loc"])} for each in error.errors()])
+        raise in_own_names(wrong, asked.names) from error
 
 
 async def _whole(made: AsyncGenerator[Chunk, None], translate: Callable[[Chunk], Chunk]) -> Chunk:
@@ -152,9 +168,7 @@ def _stream(services: Services, made: AsyncGenerator[Chunk, None], events: Diale
 
 
 def _named(events: list[dict[str, Any]]) -> bytes:
-    return b"".join(
-        b"event: %b\ndata: %b\n\n" % (event["type"].encode(), to_json(event, inf_nan_mode="null")) for event in events
-    )
+    return b"".join(b"event: %b\ndata: %b\n\n" % (event["type"].encode(), event_json(event)) for event in events)
 
 
 async def _anthropic(made: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk, None]:
@@ -167,11 +181,16 @@ async def _anthropic(made: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk,
         raise in_dialect(ANTHROPIC_PATH, as_http(error)) from error
 
 
-async def _count(services: Services, body: CountTokensRequest, caller: HttpCaller) -> int:
-    serving = await services.coordinators.serving(caller)
+async def _count(services: Services, body: CountTokensRequest, request: Request) -> int:
+    serving = await services.coordinators.serving(request.scope["caller"])
     services.check_model(body.model, serving.description)
-    chat = _chat(prompt_of_messages(body, **_reasoning(services)))
-    tools = plan_tools(services.form, chat.tools, chat.tool_choice, chat.parallel_tool_calls)
-    settings = template_settings(services, chat)
-    prompt = await read_chat(services, chat.messages, tools, serving.description.max_length, settings)
+    asked = prompt_of_messages(body, **_reasoning(services))
+    chat = _chat(asked)
+    try:
+        tools = plan_tools(services.form, chat.tools, chat.tool_choice, chat.parallel_tool_calls)
+        settings = template_settings(services, chat)
+        prompt = await read_chat(services, chat.messages, tools, serving.description.max_length, settings)
+    except FAILURES as error:
+        raise in_own_names(error, asked.names) from error
+    ignore(request.scope, _ignored(body, asked, prompt.ignored))
     return len(prompt.token_ids)

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 from starlette.responses import Response
 
+from gateway.shapes import UNSUPPORTED_TYPE
 from paceline.protocol.errors import (
     Code,
     PacelineError,
@@ -102,6 +103,8 @@ _PARAMS: Mapping[str, str] = {
     "chat content bytes": "messages",
     "chat messages": "messages",
     "message content": "messages",
+    "message content: texts of special tokens": "messages",
+    "names in tools and arguments": "tools",
     "stop string": "stop",
     "stop strings": "stop",
     "drafter": "paceline.drafter",
@@ -117,8 +120,13 @@ def http_error(error: PacelineError) -> HttpError:
     kind = _KINDS.get(error.code, _DEFECT)
     name = error.metadata.get("field")
     code = "context_length_exceeded" if name in _TOO_LONG else kind.code
-    param = _param_of(name) if name is not None and kind.status == 400 else None
-    return HttpError(kind.status, error.message, kind.type, param, code, _headers(error, kind))
+    message = error.message
+    if name is None or kind.status != 400:
+        return HttpError(kind.status, message, kind.type, None, code, _headers(error, kind))
+    param = _param_of(name)
+    if " " not in name and message.startswith(name):
+        message = param + message.removeprefix(name)
+    return HttpError(kind.status, message, kind.type, param, code)
 
 
 def refused(param: str, message: str, code: str = "invalid_value") -> HttpError:
@@ -135,6 +143,8 @@ def invalid_body(errors: Sequence[Mapping[str, Any]]) -> HttpError:
     param = path_of(place, whole=kind == "extra_forbidden")
     if kind == "extra_forbidden":
         return refused(param, "unknown, or not supported by this server", "unsupported_parameter")
+    if kind == UNSUPPORTED_TYPE:
+        return refused(param, first["msg"], "unsupported_value")
     if not param and kind != "too_many_fields":
         return HttpError(
             400, "body: must be a JSON object, sent as Content-Type: application/json", code="invalid_body"

@@ -13,8 +13,11 @@ from starlette.responses import Response
 from gateway.caller import HttpCaller
 from gateway.chat import plan_chat
 from gateway.completions import plan_completion
+from gateway.field_names import request_names, told_in_own_names
 from gateway.folding import FoldedChat, FoldedCompletion, whole
-from gateway.openai_types import ChatRequest, CompletionRequest
+from gateway.hints import hints_of
+from gateway.ignoring import ignore
+from gateway.openai_types import ChatRequest, CompletionRequest, GenerationFields
 from gateway.replies import Chunk, PlannedReply, chunks
 from gateway.responses import STREAMED, EventStream, WholeReply, data_event
 from gateway.services import Services
@@ -28,8 +31,7 @@ def openai_routes(services: Services) -> APIRouter:
     @router.post("/v1/chat/completions", responses=STREAMED)
     async def chat_completions(request: Request, body: Annotated[ChatRequest, Body()]) -> Response:
         """OpenAI's Chat Completions; streamed as server-sent events with `stream`."""
-        caller = request.scope["caller"]
-        made = planned_chunks(lambda: plan_chat(services, body, caller), caller)
+        made = planned_chunks(request, body, lambda caller: plan_chat(services, body, caller))
         if body.stream:
             return _stream(services, made)
         return WholeReply(lambda: whole(made, FoldedChat, "chat.completion"))
@@ -37,8 +39,7 @@ def openai_routes(services: Services) -> APIRouter:
     @router.post("/v1/completions", responses=STREAMED)
     async def completions(request: Request, body: Annotated[CompletionRequest, Body()]) -> Response:
         """OpenAI's Completions; streamed as server-sent events with `stream`."""
-        caller = request.scope["caller"]
-        made = planned_chunks(lambda: plan_completion(services, body, caller), caller)
+        made = planned_chunks(request, body, lambda caller: plan_completion(services, body, caller))
         if body.stream:
             return _stream(services, made)
         return WholeReply(lambda: whole(made, FoldedCompletion, "text_completion"))
@@ -59,13 +60,26 @@ def openai_routes(services: Services) -> APIRouter:
     return router
 
 
-async def planned_chunks(
-    plan: Callable[[], Awaitable[PlannedReply]], caller: HttpCaller
+def planned_chunks(
+    request: Request, body: GenerationFields, plan: Callable[[HttpCaller], Awaitable[PlannedReply]]
 ) -> AsyncGenerator[Chunk, None]:
-    """A reply's chunks, its request read first. Raises as both."""
-    async with aclosing(chunks(await plan(), caller)) as made:
-        async for chunk in made:
-            yield chunk
+    """A reply's chunks, its request read first. Raises as both, in the body's own names.
+
+    Args:
+        request: what is answered.
+        body: its fields, or what they were translated to.
+        plan: reads them.
+    """
+    caller: HttpCaller = request.scope["caller"]
+
+    async def made() -> AsyncGenerator[Chunk, None]:
+        reply = await plan(caller)
+        ignore(request.scope, {*hints_of(body), *reply.ignored})
+        async with aclosing(chunks(reply, caller)) as stream:
+            async for chunk in stream:
+                yield chunk
+
+    return told_in_own_names(made(), request_names(body))
 
 
 def _stream(services: Services, made: AsyncGenerator[Chunk, None]) -> Response:

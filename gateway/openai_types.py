@@ -1,16 +1,17 @@
 """OpenAI's requests, with what vLLM's users add, as pydantic models: what isn't a field here is refused by name.
 
-A field that takes one value alone (`Literal`) is accepted because that value changes nothing.
+A field that takes one value alone (`Literal`) is accepted because that value changes nothing. A `Hint` is accepted
+because no value of it would change a text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Protocol, TypeVar
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, JsonValue, Tag
 
+from gateway.hints import Hint
+from gateway.shapes import BY_TYPE, Content, Few, RequestShape, Several, Text, joined_text, of_type
 from paceline.protocol.generation import MAX_MESSAGES
 from paceline.protocol.sampling import MAX_TOP_LOGPROBS
 
@@ -20,50 +21,12 @@ DEFAULT_COMPLETION_TOKENS = 16
 """Of `/v1/completions`, as OpenAI has it."""
 
 
-MAX_FIELDS = 1024
-"""Of one object. Each that is wrong is an error of its own, and a body has room for half a million."""
-
-Item = TypeVar("Item")
-Several = Annotated[list[Item], Field(fail_fast=True)]
-"""A list whose first wrong item is its only error: a body has room for a million."""
-
-
-def _few_fields(values: object) -> object:
-    if isinstance(values, dict) and len(values) > MAX_FIELDS:
-        raise PydanticCustomError("too_many_fields", "must have at most {limit} fields", {"limit": MAX_FIELDS})
-    return values
-
-
-Few = BeforeValidator(_few_fields)
-
-
-def _whole(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        message = "must be text that UTF-8 can hold, without half of a character"
-        raise PydanticCustomError("lone_surrogate", message) from None
-    return text
-
-
-Text = Annotated[str, AfterValidator(_whole)]
-"""JSON's escapes can name halves of characters, which no tokenizer can read."""
-
-
-class RequestShape(BaseModel):
-    """What every request and its parts keep: what isn't a field is refused, and JSON's types are meant."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
-
-    _has_few_fields = model_validator(mode="before")(staticmethod(_few_fields))
-
-
 class StreamOptions(RequestShape):
     """How a stream ends."""
 
     include_usage: bool | None = None
-    include_obfuscation: Literal[False] | None = None
-    continuous_usage_stats: Literal[False] | None = None
+    include_obfuscation: Hint = None
+    continuous_usage_stats: Hint = None
 
 
 class StructuredOutputs(RequestShape):
@@ -130,10 +93,17 @@ class GenerationFields(RequestShape):
     return_token_ids: bool | None = None
     paceline: PacelineOptions | None = None
 
-    user: Text | None = None
-    metadata: Annotated[dict[Text, Text], Few] | None = None
-    request_id: Text | None = None
-    priority: Literal[0] | None = None
+    user: Hint = None
+    metadata: Hint = None
+    request_id: Hint = None
+    priority: Hint = None
+    store: Hint = None
+    service_tier: Hint = None
+    safety_identifier: Hint = None
+    prompt_cache_key: Hint = None
+    prompt_cache_retention: Hint = None
+    prompt_cache_options: Hint = None
+    cache_salt: Hint = None
     include_stop_str_in_output: Literal[False] | None = None
     skip_special_tokens: Literal[True] | None = None
     spaces_between_special_tokens: Literal[True] | None = None
@@ -157,28 +127,53 @@ class TextPart(RequestShape):
 
     type: Literal["text"]
     text: Text
+    cache_control: Hint = None
+    prompt_cache_breakpoint: Hint = None
 
 
-class TextPiece(Protocol):
-    """A part of a content, of whichever API."""
+class RefusalPart(RequestShape):
+    """An earlier answer that was a refusal: text like any other."""
+
+    type: Literal["refusal"]
+    refusal: Text
 
     @property
     def text(self) -> str:
         """What it says."""
+        return self.refusal
 
 
-def joined_text(content: str | Sequence[TextPiece] | None) -> str:
-    """A content's text: its pieces joined, nothing between them."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "".join(piece.text for piece in content)
+MessagePart = Annotated[
+    Annotated[TextPart, Tag("[text]")] | Annotated[RefusalPart, Tag("[refusal]")],
+    BY_TYPE,
+    of_type("content part", "text", "refusal"),
+]
+
+
+class CalledFunction(RequestShape):
+    """A function's name, and its arguments as JSON text."""
+
+    name: Text
+    arguments: Text
+
+
+class ToolCall(RequestShape):
+    """A call in an earlier answer."""
+
+    id: Text
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: Hint = None
+    cache_control: Hint = None
+    provider_specific_fields: Hint = None
+    extra_content: Hint = None
 
 
 class PredictedContent(RequestShape):
     """What the answer is expected to be in large part."""
 
     type: Literal["content"]
-    content: Text | Several[TextPart]
+    content: Content[Annotated[TextPart, of_type("content part", "text")]]
 
     @property
     def text(self) -> str:
@@ -190,26 +185,31 @@ class Message(RequestShape):
     """One message of a chat; `gateway.turns` reads what calls need."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | Several[TextPart] | None = None
-    tool_calls: Several[dict[Text, JsonValue]] | None = None
+    content: Content[MessagePart] | None = None
+    refusal: Text | None = None
+    name: Text | None = None
+    tool_calls: Several[Annotated[ToolCall, of_type("call", "function")]] | None = None
     tool_call_id: Text | None = None
     reasoning_content: Text | None = None
+    reasoning: Text | None = None
 
-    name: None = None
-    refusal: None = None
-    audio: None = None
-    function_call: None = None
-    annotations: Several[Any] | None = Field(None, max_length=0)
+    id: Hint = None
+    annotations: Hint = None
+    cache_control: Hint = None
+    reasoning_details: Hint = None
+    thinking_blocks: Hint = None
+    provider_specific_fields: Hint = None
 
     @property
     def text(self) -> str:
-        """The content's pieces joined."""
-        return joined_text(self.content)
+        """The content's pieces joined, a refusal behind them."""
+        return joined_text(self.content) + (self.refusal or "")
 
 
 class TemplateFields(RequestShape):
-    """What a chat template may read beside the chat."""
+    """What a chat template may read beside the chat; `gateway.template_fields` tells what this one doesn't read."""
 
+    verbosity: Literal["low", "medium", "high"] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     chat_template_kwargs: Annotated[dict[Text, Text | bool | int | float | None], Few] | None = None
 
@@ -226,12 +226,11 @@ class ChatRequest(TemplateFields, GenerationFields):
     parallel_tool_calls: bool | None = None
     prediction: PredictedContent | None = None
 
-    store: Literal[False] | None = None
-    service_tier: Literal["auto", "default"] | None = None
     modalities: tuple[Literal["text"]] | None = Field(None, strict=False)
-    safety_identifier: Text | None = None
-    prompt_cache_key: Text | None = None
-    prompt_cache_retention: Text | None = None
+    functions: Several[JsonValue] | None = Field(None, max_length=0)
+    function_call: Literal["none", "auto"] | None = None
+    include_reasoning: Literal[True] | None = None
+    add_special_tokens: Literal[False] | None = None
     add_generation_prompt: Literal[True] | None = None
     continue_final_message: Literal[False] | None = None
 

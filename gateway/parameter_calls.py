@@ -43,10 +43,10 @@ class ParameterCalls(CallReader):
         if self._head:
             self._expect(self._opening, "")
 
-    def finish(self) -> list[ReplyDelta]:  # noqa: D102
+    def finish(self, *, is_call: bool = False) -> list[ReplyDelta]:  # noqa: D102
         self.done = True
         if not self._told:
-            return [ReplyDelta(content=self._raw)] if self._raw else []
+            return [ReplyDelta(content=self._raw)] if self._raw and not is_call else []
         if self._state == self._string:
             self._tell(_inside_quotes(self._held))
         elif self._state == self._other:

@@ -75,6 +75,7 @@ class PlannedReply:
         serving: where it begins.
         requests: one for each prompt.
         writers: one for each choice: over prompts, then samples.
+        ignored: names of fields that change nothing, beside the body's own hints.
     """
 
     coordinators: Coordinators
@@ -83,6 +84,7 @@ class PlannedReply:
     body: GenerationFields
     requests: Sequence[GenerateRequest]
     writers: Sequence[ChoiceWriter]
+    ignored: frozenset[str] = frozenset()
 
     @property
     def samples(self) -> int:

@@ -29,6 +29,7 @@ def reply_parser(
     functions: Collection[str] = (),
     *,
     in_reasoning: bool = False,
+    must_call: bool = False,
     new_id: Callable[[], str] | None = None,
 ) -> ReplyParser:
     """What takes one reply apart.
@@ -37,22 +38,25 @@ def reply_parser(
         form: the model's format.
         functions: names that may be called; none: the text of a call is content.
         in_reasoning: whether the template opened a span of reasoning (`opens_reasoning`).
+        must_call: whether the reply is held to calls: behind its reasoning it is nothing else.
         new_id: ids of calls.
     """
     calls = form.calls if functions else None
     if calls is None and form.reasoning is None:
         return PlainReply()
-    return MarkedReply(calls, form.reasoning, functions, in_reasoning, new_id or _new_id)
+    return MarkedReply(calls, form.reasoning, functions, in_reasoning, new_id or _new_id, must_call)
 
 
 class PlainReply:
     """Of a model that writes nothing but content."""
 
+    cut_in_call = False
+
     def feed(self, text: str) -> list[ReplyDelta]:
         """As it comes."""
         return [ReplyDelta(content=text)] if text else []
 
-    def finish(self) -> list[ReplyDelta]:
+    def finish(self, *, cut: bool = False) -> list[ReplyDelta]:
         """Nothing was held back."""
         return []
 
@@ -70,7 +74,10 @@ class MarkedReply:
         functions: Collection[str],
         in_reasoning: bool,
         new_id: Callable[[], str],
+        must_call: bool = False,
     ) -> None:
+        self.cut_in_call = False
+        self._must_call = must_call
         self._calls = call_reader(calls, functions, new_id) if calls else None
         self._tags = tags
         self._deltas: list[ReplyDelta] = []
@@ -90,11 +97,13 @@ class MarkedReply:
                 at += 1
         return self._taken()
 
-    def finish(self) -> list[ReplyDelta]:
+    def finish(self, *, cut: bool = False) -> list[ReplyDelta]:
         """What was held back; the reply has ended."""
+        begun = cut and self._must_call and self._state == self._content
         if self._calls is not None and self._state == self._call:
-            self._deltas += self._calls.finish()
-        elif not self._trim or self._held.strip():
+            self.cut_in_call = cut and not self._calls.is_whole
+            self._deltas += self._calls.finish(is_call=cut and (self._must_call or self._calls.is_marked))
+        elif not begun and (not self._trim or self._held.strip()):
             self._say(self._held, reasoning=self._state == self._reasoning)
         self._held = ""
         return self._taken()

@@ -68,6 +68,10 @@ class JsonCalls(CallReader):
         bare = ("{",) if first and not self._form.marker else ()
         return self._form.markers + bare
 
+    @property
+    def is_marked(self) -> bool:  # noqa: D102
+        return not self._bare
+
     def begin(self, held: str, marker: str) -> None:  # noqa: D102
         super().begin(held, marker)
         self._bare = marker == "{"

@@ -32,8 +32,16 @@ class ReplyParser(Protocol):
     def feed(self, text: str) -> list[ReplyDelta]:
         """What has become certain with this piece."""
 
-    def finish(self) -> list[ReplyDelta]:
-        """What was held back as the possible start of a marker; the reply has ended."""
+    def finish(self, *, cut: bool = False) -> list[ReplyDelta]:
+        """What was held back as the possible start of a marker; the reply has ended.
+
+        Args:
+            cut: by a limit or a stop string. What certainly began a call is no content then.
+        """
+
+    @property
+    def cut_in_call(self) -> bool:
+        """Whether the reply was cut before its last call was whole."""
 
 
 def joined(deltas: Iterable[ReplyDelta]) -> list[ReplyDelta]:

@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
 """What the description of a route says that streams beside sending JSON whole."""
+_LINE_ENDS = "\u0085\u2028\u2029"
 DONE = b"data: [DONE]\n\n"
 FAILURES = (HttpError, PacelineError)
 
@@ -156,7 +157,15 @@ class _PatientSend:
 
 def data_event(value: dict[str, Any]) -> bytes:
     """One event of JSON."""
-    return b"data: %b\n\n" % to_json(value, inf_nan_mode="null")
+    return b"data: %b\n\n" % event_json(value)
+
+
+def event_json(value: dict[str, Any]) -> bytes:
+    """JSON without what some clients take for a line's end: it can stand in strings alone, where it is escaped."""
+    content = to_json(value, inf_nan_mode="null")
+    for end in _LINE_ENDS:
+        content = content.replace(end.encode(), b"\\u%04x" % ord(end))
+    return content
 
 
 def as_http(error: HttpError | PacelineError) -> HttpError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.openai_types import joined_text
 from gateway.responses_types import (
     FunctionCallItem,
     FunctionCallOutputItem,
@@ -16,49 +15,70 @@ from gateway.responses_types import (
     ResponsesTool,
     TextFormat,
 )
+from gateway.shapes import joined_text, set_fields
+from gateway.translation import PlacedMessage, Translated, translated
 from paceline.protocol.errors import require
 
+_SAME = ("model", "temperature", "top_p", "seed", "paceline", "parallel_tool_calls", "stream")
+_FUNCTION = {"name", "description", "parameters", "strict"}
+_NAMES = {
+    "max_completion_tokens": "max_output_tokens",
+    "messages": "input",
+    "reasoning_effort": "reasoning.effort",
+    "verbosity": "text.verbosity",
+    "response_format": "text.format",
+    "response_format.json_schema": "text.format",
+    "tool_choice.function": "tool_choice",
+}
 
-def chat_of_response(request: ResponsesRequest) -> dict[str, Any]:
+
+def chat_of_response(request: ResponsesRequest) -> Translated:
     """The chat request that asks for the same.
 
     Raises:
         InvalidInput: naming what OpenAI's chat can't say.
     """
-    items = [InputMessage(role="user", content=request.input)] if isinstance(request.input, str) else request.input
-    instructions = [{"role": "system", "content": request.instructions}] if request.instructions else []
-    messages = [*instructions, *_messages(items)]
+    text = request.input if isinstance(request.input, str) else None
+    items = [InputMessage(role="user", content=text)] if text is not None else request.input
+    assert not isinstance(items, str), "text has become an item"
+    instructions = PlacedMessage({"role": "system", "content": request.instructions}, {"": "instructions"})
+    messages = [*([instructions] if request.instructions else []), *_messages(items)]
     require(bool(messages), "input", request.input, "at least 1 item")
-    same = ("model", "temperature", "top_p", "seed", "paceline", "user", "parallel_tool_calls", "metadata")
-    optional = {
-        **{name: getattr(request, name) for name in same},
+    if text is not None:
+        messages[-1].paths = {"": "input", "content": "input"}
+    fields = {
+        **{name: getattr(request, name) for name in _SAME},
         "max_completion_tokens": request.max_output_tokens,
         "response_format": _response_format(request.text.format if request.text else None),
         "reasoning_effort": request.reasoning.effort if request.reasoning else None,
+        "verbosity": request.text.verbosity if request.text else None,
         "tools": [_tool(tool) for tool in request.tools] if request.tools else None,
         "tool_choice": _tool_choice(request),
-        "stream": request.stream,
         "stream_options": {"include_usage": True} if request.stream else None,
     }
-    return {"messages": messages, **{name: value for name, value in optional.items() if value is not None}}
+    functions = {f"tools.{place}.function": f"tools.{place}" for place in range(len(request.tools or ()))}
+    return translated(set_fields(fields), messages, _NAMES | functions)
 
 
-def _messages(items: Sequence[InputItem]) -> list[dict[str, Any]]:
+def _messages(items: Sequence[InputItem]) -> list[PlacedMessage]:
     """Items of one answer (reasoning, text, calls) become one message, as templates render it."""
-    messages: list[dict[str, Any]] = []
-    answer: dict[str, Any] | None = None
-    for item in items:
+    messages: list[PlacedMessage] = []
+    answer: PlacedMessage | None = None
+    for place, item in enumerate(items):
+        path = f"input.{place}"
         if isinstance(item, InputMessage) and item.role != "assistant":
             answer = None
-            messages.append({"role": item.role, "content": joined_text(item.content)})
+            messages.append(PlacedMessage({"role": item.role, "content": joined_text(item.content)}, {"": path}))
         elif isinstance(item, FunctionCallOutputItem):
             answer = None
-            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": joined_text(item.output)})
+            output = {"role": "tool", "tool_call_id": item.call_id, "content": joined_text(item.output)}
+            paths = {"": path, "tool_call_id": f"{path}.call_id", "content": f"{path}.output"}
+            messages.append(PlacedMessage(output, paths))
         else:
-            if answer is None or not _goes_on(answer, item):
-                answer = {"role": "assistant", "content": None}
+            if answer is None or not _goes_on(answer.message, item):
+                answer = PlacedMessage({"role": "assistant", "content": None}, {"": path})
                 messages.append(answer)
-            _add(answer, item)
+            _add(answer, item, path)
     return messages
 
 
@@ -71,15 +91,16 @@ def _goes_on(answer: dict[str, Any], item: InputItem) -> bool:
     return isinstance(item, InputMessage) or "reasoning_content" not in answer
 
 
-def _add(answer: dict[str, Any], item: InputItem) -> None:
+def _add(answer: PlacedMessage, item: InputItem, path: str) -> None:
     if isinstance(item, ReasoningItem):
-        answer["reasoning_content"] = joined_text(item.content)
+        answer.message["reasoning_content"] = joined_text(item.content)
     elif isinstance(item, FunctionCallItem):
         function = {"name": item.name, "arguments": item.arguments}
-        calls = answer.setdefault("tool_calls", [])
-        calls.append({"id": item.call_id, "type": "function", "function": function})
+        call = {"id": item.call_id, "type": "function", "function": function}
+        answer.add_call(call, {"id": f"{path}.call_id", "function": path})
     elif isinstance(item, InputMessage):
-        answer["content"] = joined_text(item.content)
+        answer.message["content"] = joined_text(item.content)
+        answer.paths["content"] = f"{path}.content"
 
 
 def _response_format(wanted: TextFormat | None) -> dict[str, Any] | None:
@@ -92,7 +113,7 @@ def _response_format(wanted: TextFormat | None) -> dict[str, Any] | None:
 
 
 def _tool(tool: ResponsesTool) -> dict[str, Any]:
-    return {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)}
+    return {"type": "function", "function": tool.model_dump(include=_FUNCTION, exclude_none=True)}
 
 
 def _tool_choice(request: ResponsesRequest) -> Any:  # OpenAI's chat has text or an object there

@@ -1,18 +1,37 @@
 """OpenAI's Responses API as pydantic models: what isn't a field here is refused by name.
 
-A field that takes one value alone (`Literal`, `None`) is accepted because that value changes nothing. Nothing is
-stored, so nothing can be referred to later.
+A field that takes one value alone (`Literal`) is accepted because that value changes nothing. A `Hint` is accepted
+because no value of it would change a text. Nothing is stored, so nothing can be referred to later.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, Tag
 
-from gateway.openai_types import Few, RequestShape, Several, Text
+from gateway.hints import IGNORED, Hint
+from gateway.openai_types import RefusalPart
+from gateway.shapes import BY_TYPE, Content, Either, Few, RequestShape, Several, Text, of_type
 
 Status = Literal["in_progress", "completed", "incomplete"]
+Included = Literal[
+    "reasoning.encrypted_content",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "file_search_call.results",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "message.input_image.image_url",
+]
+"""What a reply would tell of things that none of ours has."""
+
+
+class _Labelled(RequestShape):
+    """What items of earlier answers bring along."""
+
+    id: Text | None = None
+    status: Status | None = None
 
 
 class InputPart(RequestShape):
@@ -20,61 +39,77 @@ class InputPart(RequestShape):
 
     type: Literal["input_text", "output_text", "text"]
     text: Text
-    annotations: Several[JsonValue] | None = Field(None, max_length=0)
-    logprobs: Several[JsonValue] | None = Field(None, max_length=0)
+    annotations: Hint = None
+    logprobs: Hint = None
+    prompt_cache_breakpoint: Hint = None
 
 
-class InputMessage(RequestShape):
+Part = Annotated[
+    Annotated[InputPart, Tag("[input_text]")]
+    | Annotated[InputPart, Tag("[output_text]")]
+    | Annotated[InputPart, Tag("[text]")]
+    | Annotated[RefusalPart, Tag("[refusal]")],
+    BY_TYPE,
+    of_type("content part", "input_text", "output_text", "text", "refusal"),
+]
+
+
+class InputMessage(_Labelled):
     """One turn."""
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: Text | Several[InputPart]
-    id: Text | None = None
-    status: Status | None = None
-    phase: None = None
+    content: Content[Part]
+    phase: Hint = None
 
 
-class FunctionCallItem(RequestShape):
+class FunctionCallItem(_Labelled):
     """A call in an earlier answer."""
 
     type: Literal["function_call"]
     call_id: Text
     name: Text
     arguments: Text
-    id: Text | None = None
-    status: Status | None = None
+    caller: Hint = None
 
 
-class FunctionCallOutputItem(RequestShape):
+class FunctionCallOutputItem(_Labelled):
     """What a call came to."""
 
     type: Literal["function_call_output"]
     call_id: Text
-    output: Text | Several[InputPart]
-    id: Text | None = None
-    status: Status | None = None
+    output: Content[Part]
+    caller: Hint = None
+    name: Hint = None
 
 
 class ReasoningPart(RequestShape):
     """A piece of reasoning."""
 
-    type: Literal["reasoning_text"]
+    type: Literal["reasoning_text", "text"]
     text: Text
 
 
-class ReasoningItem(RequestShape):
+class ReasoningItem(_Labelled):
     """Reasoning of an earlier answer."""
 
     type: Literal["reasoning"]
-    id: Text | None = None
-    summary: list[JsonValue] = Field(default_factory=list, max_length=0)
-    content: Several[ReasoningPart] | None = None
-    encrypted_content: None = None
-    status: Status | None = None
+    content: Several[Annotated[ReasoningPart, of_type("content part", "reasoning_text", "text")]] | None = None
+    summary: Hint = None
+    encrypted_content: Hint = None
 
 
-InputItem = InputMessage | FunctionCallItem | FunctionCallOutputItem | ReasoningItem
+InputItem = Annotated[
+    Annotated[InputMessage, Tag("[message]")]
+    | Annotated[FunctionCallItem, Tag("[function_call]")]
+    | Annotated[FunctionCallOutputItem, Tag("[function_call_output]")]
+    | Annotated[ReasoningItem, Tag("[reasoning]")],
+    BY_TYPE,
+    of_type("item", "message", "function_call", "function_call_output", "reasoning", default="message"),
+]
+
+
+Choice = Literal["none", "auto", "required"]
 
 
 class ResponsesTool(RequestShape):
@@ -85,6 +120,8 @@ class ResponsesTool(RequestShape):
     description: Text | None = None
     parameters: dict[Text, JsonValue] | None = None
     strict: bool | None = None
+    defer_loading: Literal[False] | None = None
+    allowed_callers: Several[Literal["direct"]] | None = None
 
 
 class ResponsesToolChoice(RequestShape):
@@ -108,27 +145,30 @@ class TextConfig(RequestShape):
     """How the answer is written."""
 
     format: TextFormat | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class ReasoningConfig(RequestShape):
     """How the model reasons."""
 
-    effort: Text | None = None
-    summary: None = None
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: Hint = None
+    generate_summary: Hint = None
+    context: Literal["auto"] | None = None
+    mode: Literal["standard"] | None = None
 
 
 class ResponsesStreamOptions(RequestShape):
     """How events are sent."""
 
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: Hint = None
 
 
 class ResponsesRequest(RequestShape):
     """`/v1/responses`, with our own `seed` and `paceline`."""
 
     model: Text | None = None
-    input: Text | Several[InputItem]
+    input: Content[InputItem]
     instructions: Text | None = None
     max_output_tokens: int | None = None
     temperature: float | None = None
@@ -138,23 +178,22 @@ class ResponsesRequest(RequestShape):
     stream_options: ResponsesStreamOptions | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
-    tools: Several[ResponsesTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ResponsesToolChoice | None = None
+    tools: Several[Annotated[ResponsesTool, of_type("tool", "function")]] | None = None
+    tool_choice: Either[Choice, Annotated[ResponsesToolChoice, of_type("tool choice", "function")]] | None = None
     parallel_tool_calls: bool | None = None
-    metadata: Annotated[dict[Text, Text], Few] | None = None
     paceline: dict[Text, JsonValue] | None = None
 
-    user: Text | None = None
-    safety_identifier: Text | None = None
-    prompt_cache_key: Text | None = None
-    prompt_cache_retention: Text | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    truncation: Literal["disabled"] | None = None
-    include: Several[JsonValue] | None = Field(None, max_length=0)
+    include: Annotated[Several[Included] | None, IGNORED] = None
+    metadata: Annotated[dict[Text, Text] | None, Few, IGNORED] = None
     top_logprobs: Literal[0] | None = None
-    store: Literal[False] | None = None
     background: Literal[False] | None = None
-    previous_response_id: None = None
-    conversation: None = None
-    prompt: None = None
-    max_tool_calls: None = None
+    user: Hint = None
+    safety_identifier: Hint = None
+    prompt_cache_key: Hint = None
+    prompt_cache_retention: Hint = None
+    prompt_cache_options: Hint = None
+    service_tier: Hint = None
+    truncation: Hint = None
+    store: Hint = None
+    max_tool_calls: Hint = None
+    client_metadata: Hint = None

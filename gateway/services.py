@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 from gateway.coordinators import Coordinators
+from gateway.named_roles import named_roles
 from gateway.reply_format import ReplyFormat, read_reply_format
 from paceline.models.prompts import PromptReader
 from paceline.models.tokenizer import Tokenizer
@@ -29,6 +30,11 @@ class Services:
         """Open nothing yet; belongs to the running event loop."""
         coordinators = Coordinators(config, tokenizer.fingerprint)
         return cls(config, tokenizer, PromptReader(tokenizer), coordinators, read_reply_format(tokenizer))
+
+    @cached_property
+    def named_roles(self) -> frozenset[str]:
+        """Roles in whose turns the model's template writes a name; some milliseconds, once."""
+        return named_roles(self.tokenizer)
 
     def served_name(self, description: ModelDescription) -> str:
         """What requests call the model."""

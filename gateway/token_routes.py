@@ -6,9 +6,10 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Request
 
-from gateway.caller import HttpCaller
 from gateway.chat_prompt import read_chat
 from gateway.errors import refused
+from gateway.hints import hints_of
+from gateway.ignoring import ignore
 from gateway.logprobs import token_text
 from gateway.openai_types import DetokenizeRequest, TokenizeRequest
 from gateway.services import Services
@@ -25,7 +26,7 @@ def token_routes(services: Services) -> APIRouter:
     @router.post("/tokenize")
     async def tokenize(request: Request, body: Annotated[TokenizeRequest, Body()]) -> dict[str, Any]:
         """Ids of a prompt or a chat."""
-        return await _tokenized(services, body, request.scope["caller"])
+        return await _tokenized(services, body, request)
 
     @router.post("/detokenize")
     async def detokenize(request: Request, body: Annotated[DetokenizeRequest, Body()]) -> dict[str, Any]:
@@ -39,15 +40,17 @@ def token_routes(services: Services) -> APIRouter:
     return router
 
 
-async def _tokenized(services: Services, body: TokenizeRequest, caller: HttpCaller) -> dict[str, Any]:
-    serving = await services.coordinators.serving(caller)
+async def _tokenized(services: Services, body: TokenizeRequest, request: Request) -> dict[str, Any]:
+    serving = await services.coordinators.serving(request.scope["caller"])
     services.check_model(body.model, serving.description)
     max_length = serving.description.max_length
     if (body.prompt is None) == (body.messages is None):
         raise refused("prompt", "exactly 1 of prompt and messages must be given")
     if body.messages is not None:
         settings = template_settings(services, body)
-        ids = (await read_chat(services, body.messages, ToolPlan(), max_length, settings)).token_ids
+        prompt = await read_chat(services, body.messages, ToolPlan(), max_length, settings)
+        ids = prompt.token_ids
+        ignore(request.scope, {*hints_of(body), *prompt.ignored})
     else:
         special = body.add_special_tokens is not False
         ids = await services.token_ids(body.prompt or "", max_length, add_special_tokens=special)

@@ -19,10 +19,11 @@ from pydantic import Field, JsonValue, ValidationError
 
 from gateway.call_grammar import CallRules, arguments_schema, call_grammar
 from gateway.errors import path_of
+from gateway.hints import Hint, hints_of
 from gateway.json_depth import require_shallow
-from gateway.openai_types import RequestShape, Several
 from gateway.reply import ReplyParser, reply_parser
 from gateway.reply_format import ReplyFormat
+from gateway.shapes import RequestShape, Several
 from gateway.unsupported import unsupported
 from paceline.protocol.errors import InvalidInput, require
 from paceline.protocol.sampling import Grammar
@@ -46,6 +47,7 @@ class ToolDefinition(RequestShape):
 
     type: Literal["function"]
     function: FunctionDefinition
+    cache_control: Hint = None
 
 
 class FunctionName(RequestShape):
@@ -77,11 +79,13 @@ class ToolPlan:
         rendered: what the prompt lists.
         callable: functions that the reply may call, with the schemas of their arguments; none: it is text.
         rules: what a grammar must hold the reply to; None: it is free.
+        ignored: names of fields that change nothing.
     """
 
     rendered: tuple[Mapping[str, Any], ...] = ()
     callable: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     rules: CallRules | None = None
+    ignored: frozenset[str] = frozenset()
 
     def grammar(self, form: ReplyFormat, *, in_reasoning: bool) -> Grammar | None:
         """The grammar that the rules need.
@@ -93,7 +97,8 @@ class ToolPlan:
 
     def parser(self, form: ReplyFormat, *, in_reasoning: bool) -> ReplyParser:
         """What takes one reply apart."""
-        return reply_parser(form, self.callable, in_reasoning=in_reasoning)
+        must_call = self.rules is not None and self.rules.required
+        return reply_parser(form, self.callable, in_reasoning=in_reasoning, must_call=must_call)
 
 
 def plan_tools(
@@ -120,7 +125,7 @@ def plan_tools(
     schemas = {name: arguments_schema(definitions[name].parameters) for name in names}
     strict = any(definitions[name].strict for name in names)
     rules = _rules(choice, schemas, strict=strict, parallel=parallel)
-    return ToolPlan(tuple(_listing(tool) for tool in listed), schemas, rules)
+    return ToolPlan(tuple(_listing(tool) for tool in listed), schemas, rules, frozenset(hints_of(fields)))
 
 
 def _read(tools: object, tool_choice: object, parallel: object) -> ToolFields:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from gateway.anthropic_reply import MessageEvents, error_of, message_of
 from gateway.anthropic_request import chat_of_messages
 from gateway.anthropic_types import MessagesRequest
-from paceline.protocol.errors import InvalidInput, Unsupported
+from paceline.protocol.errors import InvalidInput
 from tests.gateway.chat_chunks import Answer, call, chunk, completion, ended, http_client
 
 ASKED: Any = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "q"}]}
@@ -19,7 +19,7 @@ TOOL = {"name": "add", "description": "Adds.", "input_schema": {"type": "object"
 
 
 def chat(*, reasons: bool = False, **fields: Any) -> dict[str, Any]:
-    return chat_of_messages(MessagesRequest.model_validate({**ASKED, **fields}), reasons=reasons)
+    return {**chat_of_messages(MessagesRequest.model_validate({**ASKED, **fields}), reasons=reasons).chat}
 
 
 def client(answer: Answer) -> anthropic.Anthropic:
@@ -45,7 +45,6 @@ def test_fields_and_their_names() -> None:
         "temperature": 0.5,
         "top_k": 3,
         "top_p": 0.9,
-        "user": "u",
         "seed": 7,
         "stream": True,
         "stream_options": {"include_usage": True},
@@ -102,11 +101,12 @@ def test_tool_choice(choice: dict[str, Any], expected: Any) -> None:
     [
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]}, "messages"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
+        ({"thinking": {"type": "forced"}}, "thinking"),
+        ({"mcp_servers": [{"type": "url", "url": "u", "name": "n"}]}, "mcp_servers"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools"),
         ({"container": "c"}, "container"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"output_config": {"effort": "high"}}, "output_config"),
+        ({"output_config": {"effort": "much"}}, "output_config"),
     ],
 )
 def test_what_the_shape_has_no_place_for_is_named(fields: dict[str, Any], where: str) -> None:
@@ -116,9 +116,6 @@ def test_what_the_shape_has_no_place_for_is_named(fields: dict[str, Any], where:
 
 
 def test_what_can_t_be_kept_is_refused() -> None:
-    chat(thinking={"type": "disabled"})
-    with pytest.raises(Unsupported, match="thinking"):
-        chat(reasons=True, thinking={"type": "disabled"})
     with pytest.raises(InvalidInput, match="prefill"):
         chat(messages=[*ASKED["messages"], {"role": "assistant", "content": "So"}])
     with pytest.raises(InvalidInput, match=r"tool_choice.name"):
@@ -159,8 +156,25 @@ def test_why_it_stopped(reason: str, matched: str | None, expected: str) -> None
 
 def test_arguments_that_are_no_json_stay_text() -> None:
     calls = [{"id": "c1", "function": {"name": "add", "arguments": '{"a": '}}]
-    message = message_of(completion({"content": None, "tool_calls": calls}, "length"))
+    message = message_of(completion({"content": None, "tool_calls": calls}, "tool_calls"))
     assert message["content"] == [{"type": "text", "text": 'add {"a": '}]
+
+
+def test_a_call_that_was_cut_off_is_what_the_official_client_reads_of_a_stream() -> None:
+    arguments = '{"a": 1, "b": "x", "c": [2, 3'
+    calls = [{"id": "call0", "function": {"name": "add", "arguments": arguments}}]
+    whole = message_of(completion({"content": None, "tool_calls": calls}, "length"))
+
+    def answer(body: dict[str, Any]) -> list[Any]:
+        events = MessageEvents()
+        fed = [event for one in ended(call(0, "add", arguments), reason="length") for event in events.feed(one)]
+        return [*fed, *events.finish()]
+
+    with client(answer).messages.stream(**ASKED) as stream:
+        message = stream.get_final_message()
+    assert (message.stop_reason, message.content[0].type) == ("max_tokens", "tool_use")
+    assert message.content[0].input == whole["content"][0]["input"] == {"a": 1, "b": "x", "c": [2, 3]}
+    assert whole["stop_reason"] == "max_tokens"
 
 
 def test_a_stream_in_the_official_client() -> None:

@@ -6,7 +6,7 @@ What travels is what a coordinator sends: ids, and text without special tokens.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
@@ -57,6 +57,7 @@ class CannedCoordinator:
         self._tokenizer = tokenizer
         self._text = text
         self.asked: list[GenerateRequest] = []
+        self.ended = FinishReason.STOP
         self.budget = RetryBudget()
 
     async def serving(self, caller: object) -> Serving:
@@ -77,7 +78,12 @@ class CannedCoordinator:
             yield Tokens((token,), text, (Provenance.TARGET,), text_ends=(len(text),))
             if detokenizer.stopped:
                 break
-        yield Finished(FinishReason.STOP, detokenizer.flush(), GenerationStats())
+        reason = FinishReason.STOP if detokenizer.stopped else self.ended
+        yield Finished(reason, detokenizer.flush(), GenerationStats())
+
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        """A prompt as the template wrote it."""
+        return self._tokenizer.inner.decode(list(token_ids), skip_special_tokens=False)
 
     async def close(self) -> None:
         """Nothing is open."""
@@ -169,7 +175,7 @@ async def test_effort_and_switches_are_the_templates() -> None:
         none = await served.http.post(
             "http://g/v1/chat/completions", json={"messages": ASKED, "reasoning_effort": "none"}
         )
-    assert none.json()["error"]["param"] == "reasoning_effort", "it reasons, whatever is asked"
+    assert none.headers["x-paceline-ignored"] == "reasoning_effort", "it reasons, whatever is asked"
 
 
 async def test_a_marker_that_the_text_leaves_out_is_seen() -> None:

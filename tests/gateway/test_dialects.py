@@ -168,7 +168,7 @@ def test_anthropic_s_tools(claude: Anthropic) -> None:
     [
         ({"model": "other"}, anthropic.NotFoundError, "model"),
         ({"messages": [{"role": "assistant", "content": "So"}]}, anthropic.BadRequestError, "prefill"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, anthropic.BadRequestError, "thinking"),
+        ({"thinking": {"type": "forced"}}, anthropic.BadRequestError, "thinking"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "x"}}]}]},
             anthropic.BadRequestError,

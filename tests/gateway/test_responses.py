@@ -22,7 +22,7 @@ def request(**fields: Any) -> ResponsesRequest:
 
 
 def chat(**fields: Any) -> dict[str, Any]:
-    return chat_of_response(request(**fields))
+    return {**chat_of_response(request(**fields)).chat}
 
 
 def client(answer: Answer) -> openai.OpenAI:
@@ -91,13 +91,12 @@ def test_items_of_one_answer_are_one_message() -> None:
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"background": True}, "background"),
         ({"conversation": "c"}, "conversation"),
-        ({"store": True}, "store"),
         ({"include": ["message.output_text.logprobs"]}, "include"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "u"}]}]}, "input"),
         ({"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]}, "input"),
         ({"input": [{"type": "item_reference", "id": "i"}]}, "input"),
-        ({"truncation": "auto"}, "truncation"),
+        ({"reasoning": {"effort": "much"}}, "reasoning"),
         ({"unheard_of": 1}, "unheard_of"),
     ],
 )

@@ -133,8 +133,7 @@ def test_calls_and_results_are_rendered_by_the_template() -> None:
             r"content = \[\{'type': 'text', 'text': ''\}\]: must be given",
         ),
         ({"role": "tool", "tool_call_id": "c9", "content": "x"}, r"tool_call_id = 'c9'"),
-        ({"role": "assistant", "tool_calls": [{"id": "c"}]}, r"tool_calls.0"),
-        ({"role": "assistant", "tool_calls": [{**CALL, "extra": 1}]}, r"tool_calls.0 = 'extra'"),
+        ({"role": "assistant", "tool_calls": [{**CALL, "id": ""}]}, r"tool_calls.0.id = ''"),
         (
             {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "add", "arguments": "{"}}]},
             r"arguments = '\{': must be JSON",

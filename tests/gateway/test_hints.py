@@ -1,0 +1,274 @@
+"""Fields that can't change a text are taken, ignored and named; what would change it is refused by name."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from tests.gateway.templates import HERMES, OPENED, PLAIN
+from tests.gateway.test_canned import serving
+
+URL = "http://localhost"
+USER = {"role": "user", "content": "q"}
+CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+COUNT = "/v1/messages/count_tokens"
+FUNCTION = {"name": "add", "parameters": {"type": "object"}}
+TOOL = {"type": "function", "function": FUNCTION}
+PLAINLY: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": [USER], "seed": 1},
+    "/v1/completions": {"prompt": "q", "seed": 1},
+    MESSAGES: {"messages": [USER], "max_tokens": 9, "seed": 1},
+    RESPONSES: {"input": "q", "seed": 1},
+}
+"""Without a model: the one that is served."""
+LABELS = ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier")
+EPHEMERAL = {"type": "ephemeral", "ttl": "1h"}
+MARKED = {"type": "text", "text": "q", "cache_control": EPHEMERAL}
+BLOCKS = [{"role": "user", "content": [MARKED]}]
+
+HINTS: list[tuple[str, dict[str, Any], str]] = [
+    (CHAT, dict.fromkeys(LABELS, "x"), ", ".join(sorted(LABELS))),
+    (CHAT, {"store": True, "metadata": {"a": "b"}}, "metadata, store"),
+    (CHAT, {"reasoning_effort": "high", "verbosity": "low"}, "reasoning_effort, verbosity"),
+    (CHAT, {"service_tier": "flex", "priority": 3, "request_id": "r"}, "priority, request_id, service_tier"),
+    (CHAT, {"messages": BLOCKS}, "messages.content.cache_control"),
+    (CHAT, {"messages": [{**USER, "name": "Ann"}]}, "messages.name"),
+    (CHAT, {"modalities": ["text"], "parallel_tool_calls": True, "top_logprobs": 0}, ""),
+    (CHAT, {"functions": None, "function_call": None, "audio": None, "unheard_of": None}, ""),
+    (CHAT, {"messages": [{**USER, "refusal": None, "unheard_of": None}]}, ""),
+    ("/v1/completions", {"user": "u", "metadata": {}, "store": True, "best_of": None}, "store, user"),
+    (MESSAGES, {"metadata": {"user_id": "u"}, "service_tier": "auto"}, "metadata, service_tier"),
+    (MESSAGES, {"output_config": {"effort": "max"}}, "output_config.effort"),
+    (MESSAGES, {"context_management": {"edits": [{"type": "clear_thinking_20251015"}]}}, "context_management"),
+    (MESSAGES, {"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking, thinking.budget_tokens"),
+    (MESSAGES, {"thinking": {"type": "adaptive"}, "container": None, "mcp_servers": []}, ""),
+    (MESSAGES, {"messages": BLOCKS, "cache_control": EPHEMERAL}, "cache_control, messages.content.cache_control"),
+    (MESSAGES, {"betas": ["b"], "speed": "fast", "inference_geo": "eu"}, "betas, inference_geo, speed"),
+    (RESPONSES, {"store": True, "truncation": "auto", "max_tool_calls": 3}, "max_tool_calls, store, truncation"),
+    (RESPONSES, {"include": ["reasoning.encrypted_content"], "metadata": {"a": "b"}}, "include, metadata"),
+    (RESPONSES, {"reasoning": {"effort": "low", "summary": "auto"}}, "reasoning.effort, reasoning.summary"),
+    (RESPONSES, {"text": {"verbosity": "low"}, "service_tier": "priority"}, "service_tier, text.verbosity"),
+    (RESPONSES, {"previous_response_id": None, "conversation": None, "background": False, "prompt": None}, ""),
+    (RESPONSES, {"client_metadata": {"a": "b"}, "stream_options": None}, "client_metadata"),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "names"), HINTS, ids=[f"{path}-{names}" for path, _, names in HINTS])
+async def test_what_can_t_change_a_text_is_taken_and_named(path: str, fields: dict[str, Any], names: str) -> None:
+    plainly = PLAINLY[path]
+    async with serving(PLAIN, "Yes.") as served:
+        answers = [
+            await served.http.post(URL + path, json=plainly | each)
+            for each in ({}, fields, fields | {"stream": True}, {"stream": True})
+        ]
+    assert [answer.status_code for answer in answers] == [200] * 4, [answer.text for answer in answers]
+    told = [answer.headers.get("x-paceline-ignored", "") for answer in answers]
+    assert told == ["", names, names, ""]
+    first, *others = served.canned.asked
+    assert others == [first] * 3, "what the coordinator is asked is the same"
+
+
+async def test_fields_of_further_routes_are_named_too() -> None:
+    async with serving(HERMES, "Yes.") as served:
+        marked = {"name": "add", "input_schema": {"type": "object"}, "cache_control": EPHEMERAL}
+        bodies = {
+            COUNT: {"messages": BLOCKS, "tools": [marked], "betas": ["b"]},
+            "/tokenize": {"messages": [{**USER, "name": "Ann"}], "verbosity": "low"},
+            CHAT: {"messages": [USER], "tools": [{**TOOL, "cache_control": EPHEMERAL}]},
+        }
+        told = [
+            (await served.http.post(URL + path, json=body)).headers["x-paceline-ignored"]
+            for path, body in bodies.items()
+        ]
+    assert told == [
+        "betas, messages.content.cache_control, tools.cache_control",
+        "messages.name, verbosity",
+        "tools.cache_control",
+    ]
+
+
+async def test_the_log_names_a_field_once_and_each_request_when_debugging(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(PLAIN, "Yes.") as served:
+        with caplog.at_level(logging.DEBUG, "gateway.ignoring"):
+            for _ in range(3):
+                await served.http.post(URL + CHAT, json=PLAINLY[CHAT] | {"store": True, "user": "secret"})
+    told = [(record.levelno, record.getMessage()) for record in caplog.records if record.name == "gateway.ignoring"]
+    assert sum(level == logging.INFO for level, _ in told) == 2
+    assert sum(level == logging.DEBUG and "store,user" in message for level, message in told) == 3
+    assert not any("secret" in message for _, message in told)
+
+
+NAMED = (
+    "{% for m in messages %}<s>{{ m.role }}{% if m.name %} ({{ m.name }}){% endif %}: {{ m.content }}</s>{% endfor %}"
+)
+
+
+async def test_a_template_that_writes_names_gets_them() -> None:
+    async with serving(NAMED, "Yes.") as served:
+        answer = await served.http.post(URL + CHAT, json={"messages": [{**USER, "name": "Ann"}]})
+        (request,) = served.canned.asked
+        written = served.canned.text_of(request.token_ids)
+    assert "<s>user (Ann): q" in written
+    assert "x-paceline-ignored" not in answer.headers
+
+
+SWITCHES = "{{ verbosity }} {{ reasoning_effort }} {{ enable_thinking | default('unset') }}|"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "written"),
+    [
+        (CHAT, {"verbosity": "low", "reasoning_effort": "high"}, "low high unset|"),
+        (MESSAGES, {"output_config": {"effort": "max"}, "thinking": {"type": "enabled"}}, " max True|"),
+        (MESSAGES, {"thinking": {"type": "disabled"}}, "  False|"),
+        (RESPONSES, {"text": {"verbosity": "high"}, "reasoning": {"effort": "low"}}, "high low unset|"),
+    ],
+)
+async def test_a_template_that_has_a_switch_gets_it(path: str, fields: dict[str, Any], written: str) -> None:
+    async with serving(SWITCHES + OPENED, "Yes.") as served:
+        answer = await served.http.post(URL + path, json=PLAINLY[path] | fields)
+        (request,) = served.canned.asked
+        assert served.canned.text_of(request.token_ids).startswith(written)
+    assert "x-paceline-ignored" not in answer.headers
+
+
+async def test_no_effort_is_the_switch_of_a_template_that_knows_no_efforts() -> None:
+    async with serving("{{ enable_thinking }}|" + OPENED, "Yes.") as served:
+        answer = await served.http.post(URL + CHAT, json={"messages": [USER], "reasoning_effort": "none"})
+        (request,) = served.canned.asked
+        assert served.canned.text_of(request.token_ids).startswith("False|")
+    assert "x-paceline-ignored" not in answer.headers
+
+
+async def test_a_limit_beyond_the_context_is_the_contexts_own() -> None:
+    async with serving(PLAIN, "Yes.") as served:
+        for path, field in (
+            (CHAT, "max_completion_tokens"),
+            (MESSAGES, "max_tokens"),
+            (RESPONSES, "max_output_tokens"),
+        ):
+            for limit in (9_000, 64_000, 10**30):
+                answer = await served.http.post(URL + path, json=PLAINLY[path] | {field: limit})
+                assert answer.status_code == 200, answer.text
+    assert [request.max_new_tokens for request in served.canned.asked] == [9_000, None, None] * 3
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "u"}}
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    (CHAT, {"messages": [{"role": "user", "content": [IMAGE]}]}, "messages.0.content.0"),
+    (
+        CHAT,
+        {"messages": [{"role": "user", "content": [MARKED, {"type": "input_text", "text": "q"}]}]},
+        "messages.0.content.1",
+    ),
+    (CHAT, {"web_search_options": {}}, "web_search_options"),
+    (CHAT, {"audio": {"voice": "v"}}, "audio"),
+    (CHAT, {"n": 200}, "n"),
+    (CHAT, {"unheard_of": 1}, "unheard_of"),
+    (RESPONSES, {"previous_response_id": "r"}, "previous_response_id"),
+    (RESPONSES, {"background": True}, "background"),
+    (RESPONSES, {"tools": [{"type": "web_search"}]}, "tools.0"),
+    (RESPONSES, {"include": ["message.output_text.logprobs"]}, "include.0"),
+    (RESPONSES, {"input": [USER, {"role": "user", "content": [{"type": "input_image"}]}]}, "input.1.content.0"),
+    (RESPONSES, {"input": [USER, {"role": "user", "content": [{"type": "input_text"}]}]}, "input.1.content.0.text"),
+    (RESPONSES, {"input": [USER, {"type": "custom_tool_call"}]}, "input.1"),
+    (RESPONSES, {"input": [{"type": "function_call_output", "call_id": "c", "output": "o"}]}, "input.0.call_id"),
+    (
+        RESPONSES,
+        {"input": [USER, {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{"}]},
+        "input.1.arguments",
+    ),
+    (RESPONSES, {"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
+    (RESPONSES, {"max_output_tokens": 0}, "max_output_tokens"),
+    (CHAT, {"max_completion_tokens": 0}, "max_completion_tokens"),
+    (CHAT, {"max_tokens": 0}, "max_tokens"),
+    (
+        CHAT,
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"a": "x" * 70_000}}}},
+        "response_format",
+    ),
+    (CHAT, {"structured_outputs": {"regex": "a" * 70_000}}, "structured_outputs.regex"),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_would_change_a_text_is_refused_by_its_own_path(stream: bool) -> None:
+    async with serving(HERMES, "Yes.") as served:
+        for path, fields, param in REFUSED:
+            answer = await served.http.post(URL + path, json=PLAINLY[path] | fields | {"stream": stream})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+            assert answer.json()["error"]["message"].startswith(param)
+        assert served.canned.asked == []
+        assert (await served.http.post(URL + CHAT, json=PLAINLY[CHAT])).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+            "messages.0.content.0: content block of type image",
+        ),
+        ({"tools": [{"type": "web_search_20250305", "name": "w"}]}, "tools.0: tool of type web_search_20250305"),
+        ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools.0.name = 'a b'"),
+        ({"tools": [{"name": "a", "input_schema": {"type": "string"}}]}, "tools.0.input_schema.type = 'string'"),
+        ({"stop_sequences": [""]}, "stop_sequences"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t"}]}]},
+            "messages.0.content.0.tool_use_id = 't'",
+        ),
+    ],
+)
+async def test_anthropics_errors_have_its_own_paths(fields: dict[str, Any], message: str) -> None:
+    async with serving(HERMES, "Yes.") as served:
+        answer = await served.http.post(URL + MESSAGES, json=PLAINLY[MESSAGES] | fields)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith(message)
+
+
+async def test_refusals_and_opaque_reasoning_of_earlier_answers_are_taken() -> None:
+    opaque = {"type": "redacted_thinking", "data": "x"}
+    text = {"type": "text", "text": "No."}
+    refusal = {"type": "refusal", "refusal": "No."}
+    bodies = [
+        (CHAT, {"messages": [USER, {"role": "assistant", "content": [refusal]}, USER]}),
+        (CHAT, {"messages": [USER, {"role": "assistant", "content": None, "refusal": "No."}, USER]}),
+        (RESPONSES, {"input": [USER, {"role": "assistant", "content": [refusal]}, USER]}),
+        (MESSAGES, {"messages": [USER, {"role": "assistant", "content": [opaque, text]}, USER]}),
+    ]  # fmt: skip
+    async with serving(PLAIN, "Yes.") as served:
+        for path, fields in bodies:
+            assert (await served.http.post(URL + path, json=PLAINLY[path] | fields)).status_code == 200
+        prompts = {served.canned.text_of(request.token_ids) for request in served.canned.asked}
+    assert len(prompts) == 1 and "assistant\nNo." in prompts.pop()
+
+
+async def test_reasoning_alone_is_an_earlier_answer() -> None:
+    thought = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
+    block = {"type": "thinking", "thinking": "hm"}
+    reasons = "{% for m in messages %}{{ m.role }}: {{ m.reasoning_content }}/{{ m.content }}\n{% endfor %}"
+    bodies = [
+        (RESPONSES, {"input": [USER, thought, USER]}),
+        (CHAT, {"messages": [USER, {"role": "assistant", "content": None, "reasoning_content": "hm"}, USER]}),
+        (CHAT, {"messages": [USER, {"role": "assistant", "reasoning": "hm"}, USER]}),
+        (MESSAGES, {"messages": [USER, {"role": "assistant", "content": [block]}, USER]}),
+    ]  # fmt: skip
+    async with serving(reasons, "Yes.") as served:
+        for path, fields in bodies:
+            answer = await served.http.post(URL + path, json=PLAINLY[path] | fields)
+            assert answer.status_code == 200, answer.text
+        prompts = {served.canned.text_of(request.token_ids) for request in served.canned.asked}
+    assert len(prompts) == 1 and "assistant: hm/\n" in prompts.pop()
+
+
+ENDS = "a\u2028b\u2029c\u0085d"
+
+
+async def test_events_have_no_line_ends_that_clients_split_at() -> None:
+    async with serving(PLAIN, ENDS) as served:
+        for path, body in PLAINLY.items():
+            text = (await served.http.post(URL + path, json=body | {"stream": True})).text
+            assert [line for line in text.splitlines() if line and line[:6] not in ("data: ", "event:")] == []
+            assert all(escaped in text for escaped in (r"\u2028", r"\u2029", r"\u0085"))
