@@ -18,6 +18,7 @@ from benchmarks.reporting.reports import describe, load_average, report_file, wr
 from tests.compat.acceptance import aiperf
 from tests.compat.clients import official_clients
 from tests.compat.evaluation import lm_eval
+from tests.compat.frameworks import frameworks
 from tests.compat.fuzzing import schemathesis
 from tests.compat.harness import HarnessReport, NotInstalled
 from tests.compat.load import k6
@@ -25,6 +26,7 @@ from tests.compat.vllm_client import vllm_bench_serve
 
 HARNESSES: Mapping[str, Callable[[], list[HarnessReport]]] = {
     "clients": official_clients,
+    "frameworks": frameworks,
     "schemathesis": schemathesis,
     "k6": k6,
     "aiperf": aiperf,

@@ -1,0 +1,122 @@
+"""A coordinator whose model does as it is told: it writes what the user's message quotes, one quote a turn.
+
+`Say «<tool_call>…</tool_call>», then «The sum is {result}.»` makes a call, and a text of its result. So what a client
+does with a call can be seen at the client, whatever it sends beside the message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from coordinator.prepare import ServedModel, prepare
+from coordinator.text.detokenizer import Detokenizer
+from paceline.models.tokenizer import TransformersTokenizer
+from paceline.protocol import codec
+from paceline.protocol.generation import (
+    Finished,
+    FinishReason,
+    GenerateEvent,
+    ModelDescription,
+    Provenance,
+    Started,
+    Tokens,
+)
+from paceline.protocol.handshake import Fingerprint
+from paceline.protocol.records import GenerationStats
+from paceline.rpc.statuses import typed_errors
+from paceline.v1 import generation_service_pb2 as pb
+from paceline.v1 import generation_service_pb2_grpc as pb_grpc
+from tests.gateway.templates import HERMES, templated
+
+NAME = "obedient"
+CONTEXT = 1 << 20
+"""Its tokens are bytes."""
+UNASKED = "Yes."
+"""What it says where nothing is quoted."""
+_QUOTE = re.compile("«(.*?)»", re.DOTALL)
+_RESULT = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
+
+
+def reply(prompt: str) -> str:
+    """What it writes behind a rendered chat: of the quotes of the last turn that has any, that of this turn."""
+    asked, _, since = prompt.rpartition("»")
+    quotes = _QUOTE.findall(f"{asked.rpartition('<s>user')[2]}»")
+    results = _RESULT.findall(since)
+    if not quotes:
+        return UNASKED
+    written: str = quotes[min(len(results), len(quotes) - 1)]
+    return written.replace("{result}", results[-1] if results else "")
+
+
+class ObedientCoordinator(pb_grpc.GenerationServiceServicer):
+    """Refuses what a coordinator refuses before a target is asked."""
+
+    def __init__(self, tokenizer: TransformersTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._served = ServedModel(NAME, tokenizer, CONTEXT, ("auto",))
+
+    @typed_errors
+    async def DescribeModels(
+        self, request: pb.DescribeModelsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.DescribeModelsResponse:
+        """One model."""
+        fingerprint = Fingerprint(NAME, "", self._tokenizer.vocab_size)
+        described = ModelDescription(NAME, fingerprint, Fingerprint(), CONTEXT, ("auto",), True, False)
+        return pb.DescribeModelsResponse(models=[codec.encode_model_description(described)])
+
+    @typed_errors
+    async def Generate(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        """Write the reply, a token at a time."""
+        async for event in self._events(request):
+            await context.write(codec.encode_generate_event(event))
+
+    async def _events(self, request: pb.GenerateRequest) -> AsyncIterator[GenerateEvent]:
+        task = prepare(codec.decode_generate_request(request), self._served, deadline=None)
+        yield Started(7, task.prompt, NAME)
+        detokenizer = Detokenizer(self._tokenizer, task.prompt, task.stop)
+        inner = self._tokenizer.inner
+        ids = inner.encode(reply(str(inner.decode([*task.prompt]))), add_special_tokens=False)
+        room = task.max_length - len(task.prompt)
+        for token in ids[:room]:
+            text = detokenizer.push(token)
+            yield Tokens((token,), text, (Provenance.TARGET,), text_ends=(len(text),))
+            if detokenizer.stopped:
+                break
+        reason = FinishReason.LENGTH if len(ids) > room else FinishReason.STOP
+        yield Finished(reason, detokenizer.flush(), GenerationStats())
+
+
+@contextmanager
+def obedient_coordinator(folder: Path) -> Iterator[str]:
+    """Serve until the context ends; yields HOST:PORT. The folder gets what the gateway needs of the model."""
+    tokenizer = templated(HERMES)
+    tokenizer.inner.save_pretrained(folder)
+    started: asyncio.Queue[str] = asyncio.Queue()
+    loop = asyncio.new_event_loop()
+    ends = asyncio.Event()
+
+    async def serve() -> None:
+        server = grpc.aio.server()
+        pb_grpc.add_GenerationServiceServicer_to_server(ObedientCoordinator(tokenizer), server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        await started.put(f"127.0.0.1:{port}")
+        await ends.wait()
+        await server.stop(None)
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
+    thread.start()
+    try:
+        yield asyncio.run_coroutine_threadsafe(started.get(), loop).result(20)
+    finally:
+        loop.call_soon_threadsafe(ends.set)
+        thread.join()
+        loop.close()
