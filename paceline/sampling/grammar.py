@@ -7,15 +7,17 @@ imports numpy or torch, so that those processes stay small.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.models.tokenizer import TableTokenizer, Tokenizer, TransformersTokenizer
 from paceline.protocol.errors import InvalidInput, Unsupported
 from paceline.protocol.sampling import Grammar, GrammarKind
+from paceline.sampling.json_schema import kept_lark, kept_schema
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -198,22 +200,43 @@ def forbidden(grammar: Grammar, token_id: int, position: int) -> InvalidInput:
 
 
 def _compile(grammar: Grammar, tokens: LLTokenizer) -> LLMatcher:
-    from llguidance import LLMatcher, LLParserLimits
+    from llguidance import LLMatcher
 
     notations: dict[GrammarKind, Callable[[str], str]] = {
-        GrammarKind.JSON_SCHEMA: LLMatcher.grammar_from_json_schema,
+        GrammarKind.JSON_SCHEMA: lambda text: LLMatcher.grammar_from_json_schema(kept_schema(text, _goes_on)),
         GrammarKind.REGEX: LLMatcher.grammar_from_regex,
-        GrammarKind.LARK: LLMatcher.grammar_from_lark,
+        GrammarKind.LARK: lambda text: LLMatcher.grammar_from_lark(kept_lark(text, _goes_on)),
     }
-    limits = LLParserLimits(verbose_errors=False)
     try:
         source = notations[grammar.kind](grammar.text)
     except ValueError as error:
         raise refused(grammar, str(error)) from error
-    compiled = _on_a_deep_stack(lambda: LLMatcher(tokens, source, log_level=0, limits=limits))
+    compiled = _matcher(tokens, source)
     if compiled.is_error():
         raise refused(grammar, compiled.get_error())
     return compiled
+
+
+def _matcher(tokens: LLTokenizer, source: str) -> LLMatcher:
+    from llguidance import LLMatcher, LLParserLimits
+
+    limits = LLParserLimits(verbose_errors=False)
+    return _on_a_deep_stack(lambda: LLMatcher(tokens, source, log_level=0, limits=limits))
+
+
+def _goes_on(schema: dict[str, Any]) -> bool:
+    """Whether something may follow what a schema forces; as `json_schema.GoesOn`."""
+    from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+
+    # Letter by letter: what is forced is then known up to the last one.
+    letters = LLTokenizer(TokenizerWrapper(_TableVocabulary(TableTokenizer(257, 256), 256)), eos_token=256)
+    matcher = _matcher(letters, LLMatcher.grammar_from_json_schema(json.dumps(schema)))
+    while not matcher.is_error() and (forced := matcher.compute_ff_tokens()):
+        matcher.consume_tokens(forced)
+    if not matcher.is_error():
+        return any(matcher.compute_bitmask()) and not matcher.is_error()
+    # What the library refuses it will say of the whole schema, too.
+    return "NoExtension" not in matcher.get_error()
 
 
 def _on_a_deep_stack(make: Callable[[], LLMatcher]) -> LLMatcher:
