@@ -1,9 +1,9 @@
 """`python -m paceline.grammars.host`: has a tokenizer's table, and forks a grammar worker for each connection.
 
 Standard input has the vocabulary, standard output says in one line of JSON whether it could be read. The socket whose
-number is the argument carries records of two numbers. In come the id of a worker to fork, with the memory that it may
-take and a connection, or of one to kill; out go ids of workers that have ended, with their exit codes. The host has
-one thread, since it forks. It ends, and every worker with it, when the socket is closed.
+number is the argument carries records. In come the id of a worker to fork, with the memory that it may take and a
+connection, or of one to kill; out go ids of workers that have ended, with their exit codes and the seconds that they
+computed. The host has one thread, since it forks. It ends, and every worker with it, when the socket is closed.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from paceline.protocol.errors import PacelineError
 from paceline.sampling.grammar import TokenTable, Vocabulary
 
 RECORD = struct.Struct("<qq")
+ENDED = struct.Struct("<qqd")
 
 
 class _Host:
@@ -91,11 +92,11 @@ class _Host:
     def _reap(self) -> None:
         with suppress(ChildProcessError):
             while True:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
                 if not pid:
                     return
-                worker = self._pids.pop(pid)
-                self._control.sendall(RECORD.pack(worker, os.waitstatus_to_exitcode(status)))
+                worker, computed_s = self._pids.pop(pid), usage.ru_utime + usage.ru_stime
+                self._control.sendall(ENDED.pack(worker, os.waitstatus_to_exitcode(status), computed_s))
 
 
 def main() -> None:

@@ -11,11 +11,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 
-from paceline.grammars.host import RECORD
+from paceline.grammars.host import ENDED, RECORD
 from paceline.protocol.errors import PeerUnavailable, Unsupported
 from paceline.sampling.grammar import Vocabulary
 
-_PIECE = RECORD.size << 10
+_PIECE = ENDED.size << 10
 
 
 class HostProcess:
@@ -79,8 +79,8 @@ class HostProcess:
         with suppress(OSError):
             self.control.sendall(RECORD.pack(worker, 0))
 
-    def ended(self) -> Iterator[tuple[int, int]]:
-        """Workers that have ended, with their exit codes; call it when `control` can be read.
+    def ended(self) -> Iterator[tuple[int, int, float]]:
+        """Workers that have ended, with exit codes and seconds computed; call it when `control` can be read.
 
         Raises:
             EOFError: the host itself has ended.
@@ -89,9 +89,9 @@ class HostProcess:
         if not piece:
             raise EOFError
         self._records += piece
-        while len(self._records) >= RECORD.size:
-            yield RECORD.unpack_from(self._records)
-            del self._records[: RECORD.size]
+        while len(self._records) >= ENDED.size:
+            yield ENDED.unpack_from(self._records)
+            del self._records[: ENDED.size]
 
     def wake(self) -> None:
         """Have `selector` return at once, if something waits on it."""
@@ -102,6 +102,10 @@ class HostProcess:
         """Forget that it was woken."""
         with suppress(BlockingIOError):
             os.read(self._wake_read, _PIECE)
+
+    def kill_host(self) -> None:
+        """End it at once, and every worker with it; `ended` then says so."""
+        self._process.kill()
 
     def close(self) -> None:
         """Let the host end, and every worker with it."""

@@ -29,6 +29,8 @@ LONG_S = 0.25
 KEPT_WORKERS = 64
 """Most workers without a session; chosen, not tuned."""
 RETRY_AFTER_MS = 1_000
+HEARD_S = 1.0
+"""Longest that a host may take to kill a worker and say what it used."""
 _PIECE = 1 << 18
 T = TypeVar("T")
 
@@ -297,10 +299,18 @@ class WorkerPool:
         return max(0.0, min(min(deadlines) - time.monotonic(), self._look_s)) if deadlines else None
 
     def _end_overdue(self) -> None:
+        """Kill workers that take too long: what they computed says whose fault it is. A host that is silent ends."""
         now = time.monotonic()
         for worker in [*self._workers.values()]:
-            if worker.current is not None and now >= worker.deadline:
-                self._give_up(worker, worker.overdue(), worker.lost())
+            if worker.current is None or now < worker.deadline or self._host is None:
+                continue
+            if worker.is_overdue:
+                self._give_up(worker, worker.stalled(), worker.lost())
+                self._host.kill_host()
+            else:
+                worker.is_overdue, worker.deadline = True, now + HEARD_S
+                self._hide(worker)
+                self._host.kill(worker.id)
 
     def _give_up(self, worker: WorkerHandle, error: PacelineError, lost: PacelineError) -> None:
         """A worker has failed at what it works on; what waits behind that could go on with another, once compiled."""
@@ -352,10 +362,10 @@ class WorkerPool:
     def _read_host(self, host: HostProcess) -> bool:
         """Hear which workers have ended; False: the host has."""
         try:
-            for id_, code in host.ended():
+            for id_, code, computed_s in host.ended():
                 worker = self._workers.get(id_)
                 if worker is not None:
-                    self._give_up(worker, worker.ending(code), worker.lost(code))
+                    self._give_up(worker, worker.ending(code, computed_s), worker.lost(code))
         except (EOFError, OSError):
             return False
         return True

@@ -5,13 +5,15 @@
 | `compile`: kind and text | `error`, if the library refuses it |
 | `commit` and `paths` of a `session` | `taken`, `reached`, and the masks of the paths that are; or `error` |
 
-A request may name sessions that have `left`. Every answer says how many bytes the worker has taken so far.
+A request may name sessions that have `left`. Every answer says how many bytes the worker has taken so far, and for
+how many seconds it has computed.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
@@ -61,7 +63,8 @@ class _Worker:
                 answer, payload = self._walk(request)
         except InvalidInput as error:
             answer = {"error": error.message, "facts": error.metadata}
-        return {**answer, "bytes": max(0, memory()[1] - self._resident)}, payload
+        taken = {"bytes": max(0, memory()[1] - self._resident), "computed_s": time.process_time()}
+        return {**answer, **taken}, payload
 
     def _compile(self, grammar: Grammar) -> None:
         """Compile, and find what may come first: some grammars put the work off until then."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from paceline.grammars.wire import Frame, FrameReader, encode_frame
 from paceline.grammars.worker import OUT_OF_MEMORY
-from paceline.protocol.errors import InvalidInput, PacelineError, UnknownSession
+from paceline.protocol.errors import InvalidInput, PacelineError, PeerUnavailable, UnknownSession
 from paceline.protocol.sampling import Grammar
 from paceline.runtime.config import GrammarSettings
 from paceline.runtime.process import describe_exit
@@ -22,6 +22,8 @@ WORKER_BYTES = 4 << 20
 """What a worker takes beside what its answers count: pages that it no longer shares with the host (measured)."""
 
 MOST_IN_FLIGHT = 64
+STALLED_SHARE = 0.05
+"""Of its time: a worker that computed for less did not take it; the machine, or who stopped it, did."""
 
 
 @dataclass(eq=False)
@@ -51,6 +53,8 @@ class WorkerHandle:
             most. Several are sent ahead, since a process that has to be woken for each takes twice as long.
         waiting: requests behind them.
         taken_bytes: of memory.
+        computed_s: by its last answer.
+        is_overdue: whether it took too long and is being killed; until `deadline` its host may say how it ended.
         forked, used: when it was forked and when it answered last, on the monotonic clock.
     """
 
@@ -67,6 +71,8 @@ class WorkerHandle:
     forked: float = 0.0
     deadline: float = 0.0
     taken_bytes: int = WORKER_BYTES
+    computed_s: float = 0.0
+    is_overdue: bool = False
     used: float = 0.0
     unsent: bytes = b""
     frames: FrameReader = field(default_factory=FrameReader)
@@ -119,24 +125,39 @@ class WorkerHandle:
 
     def answered(self, frame: Frame) -> Request:
         """The request that a frame answers."""
-        self.taken_bytes = WORKER_BYTES + int(frame[0]["bytes"])
+        self.taken_bytes, self.computed_s = WORKER_BYTES + int(frame[0]["bytes"]), float(frame[0]["computed_s"])
         done = self.in_flight.popleft()
-        self._start_clock()
+        if not self.is_overdue:
+            self._start_clock()
         self.used = time.monotonic()
         return done
 
     def overdue(self) -> InvalidInput:
         """The error for a request that takes too long."""
-        name, limit_ms = (
-            ("step_ms", self.settings.step_ms)
-            if self.current is not None and self.current.session
-            else ("compile_ms", self.settings.compile_ms)
-        )
+        name, limit_ms = self._limit
         doing = "whose next tokens are found" if name == "step_ms" else "that is compiled"
         return self._beyond(f"{doing} within {limit_ms} ms (grammar.{name})")
 
-    def ending(self, code: int) -> PacelineError:
+    @property
+    def _limit(self) -> tuple[str, int]:
+        """Of what it works on."""
+        if self.current is not None and self.current.session:
+            return "step_ms", self.settings.step_ms
+        return "compile_ms", self.settings.compile_ms
+
+    def stalled(self) -> PeerUnavailable:
+        """The error for a request of a worker that was not run."""
+        name, limit_ms = self._limit
+        why = f"was not run for {limit_ms} ms (grammar.{name}); try again"
+        return PeerUnavailable(
+            f"{self.grammar.kind.value}: its grammar worker {why}", metadata={"peer": "grammar worker"}
+        )
+
+    def ending(self, code: int, computed_s: float) -> PacelineError:
         """Why it ended: the error of what it worked on."""
+        if code == -signal.SIGKILL and self.is_overdue:
+            ran = computed_s - self.computed_s >= STALLED_SHARE * self._limit[1] / 1e3
+            return self.overdue() if ran else self.stalled()
         if code == -signal.SIGXCPU:
             return self.overdue()
         if code in (-signal.SIGABRT, OUT_OF_MEMORY):

@@ -60,6 +60,23 @@ async def test_a_hostile_grammar_costs_its_own_request_alone(services: Cluster, 
     services.wait_idle()
 
 
+async def test_a_request_whose_grammar_worker_is_stopped_goes_on_with_another(services: Cluster) -> None:
+    target = services.processes["target"].pid
+    off = request(ORDINARY, SpeculationSettings(off=True))
+    async with services.async_client() as client:
+        expected = (await client.generate(off)).token_ids
+        stopped = workers(target)
+        for worker in stopped:
+            worker.suspend()
+        assert (await client.generate(off)).token_ids == expected
+        left = {worker.pid for worker in workers(target)}
+        assert len({worker.pid for worker in stopped} - left) == 1
+        for worker in stopped:
+            if worker.pid in left:
+                worker.resume()
+    services.wait_idle()
+
+
 async def failure(client: AsyncClient, hostile: GenerateRequest) -> InvalidInput:
     with pytest.raises(InvalidInput) as caught:
         await client.generate(hostile)

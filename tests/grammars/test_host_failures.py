@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import threading
 from typing import Any
@@ -13,7 +14,9 @@ from paceline.grammars import pool
 from paceline.grammars.host_process import HostProcess
 from paceline.grammars.pool import WorkerPool
 from paceline.grammars.wire import FrameReader
-from paceline.protocol.errors import Overloaded, UnknownSession
+from paceline.grammars.worker_handle import Request, WorkerHandle
+from paceline.protocol.errors import Code, InvalidInput, Overloaded, PacelineError, PeerUnavailable, UnknownSession
+from paceline.runtime.config import GrammarSettings
 from paceline.sampling.grammar import Vocabulary
 from tests.grammars.processes import hosts, workers
 from tests.grammars.test_workers import END, WAIT_S, eventually, grammars, opened, regex
@@ -81,6 +84,47 @@ def test_a_host_that_nobody_reads_any_more_is_replaced(monkeypatch: pytest.Monke
             eventually(lambda: not lost.is_running(), "the host has ended")
         assert isinstance(running.ask([], [[]]).exception(WAIT_S), UnknownSession)
         assert opened(followed, regex("ab")).ask([], [[]]).result(WAIT_S)[0]
+
+
+def test_a_stopped_worker_is_no_fault_of_its_grammar() -> None:
+    with grammars(GrammarSettings(step_ms=200)) as followed:
+        stopped, behind = opened(followed, regex("ab")), opened(followed, regex("ab"))
+        (worker,) = workers()
+        other = opened(followed, regex("cd"))
+        worker.suspend()
+        asked, waiting = stopped.ask([], [[]]), behind.ask([], [[]])
+        assert other.ask([], [[]]).result(WAIT_S)[0], "nobody else waits"
+        error = asked.exception(WAIT_S)
+        assert isinstance(error, PeerUnavailable)
+        assert error.code is Code.UNAVAILABLE and "was not run for 200 ms (grammar.step_ms)" in error.message
+        assert isinstance(waiting.exception(WAIT_S), UnknownSession)
+        assert opened(followed, regex("ab")).ask([ord("a")], [[]]).result(WAIT_S)[0], "another worker follows it"
+        assert worker.pid not in {each.pid for each in workers()}
+
+
+def test_a_stopped_host_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "HEARD_S", 0.2)
+    with grammars(GrammarSettings(compile_ms=300)) as followed:
+        opened(followed, regex("ab"))
+        (host,) = hosts()
+        host.suspend()
+        error = followed.open(regex("cd"), (END,), 0).compiled.exception(WAIT_S)
+        assert isinstance(error, PeerUnavailable)
+        eventually(lambda: not host.is_running(), "the host has ended")
+        assert opened(followed, regex("cd")).ask([ord("c")], [[]]).result(WAIT_S)[0]
+
+
+@pytest.mark.parametrize(
+    ("computed_s", "error"), [(2.01, PeerUnavailable), (2.06, InvalidInput), (3.0, InvalidInput)]
+)
+def test_the_seconds_that_a_worker_computed_say_whose_fault_it_is(
+    computed_s: float, error: type[PacelineError]
+) -> None:
+    worker = WorkerHandle(1, regex("a"), GrammarSettings(step_ms=1_000), computed_s=2.0, is_overdue=True)
+    worker.in_flight.append(Request(7, {}))
+    assert isinstance(worker.ending(-signal.SIGKILL, computed_s), error)
+    worker.is_overdue = False
+    assert isinstance(worker.ending(-signal.SIGKILL, computed_s), UnknownSession), "somebody else killed it"
 
 
 def test_a_host_that_is_no_longer_wanted_once_it_has_started_ends(monkeypatch: pytest.MonkeyPatch) -> None:
