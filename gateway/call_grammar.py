@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.parameter_grammar import ParameterRules
+from gateway.reply_calls import ARGUMENT_KEYS
 from gateway.reply_format import CallFormat, ReasoningTags, ReplyFormat
 from gateway.unsupported import unsupported
 from paceline.protocol.sampling import Grammar, GrammarKind
+from paceline.sampling.json_nodes import SchemaTree, mapping, types_of
 
 _SPACES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _ANY = r"(.|\n)*"
@@ -37,22 +39,35 @@ class CallRules:
     parallel: bool
 
 
-def call_grammar(form: ReplyFormat, rules: CallRules, *, in_reasoning: bool) -> Grammar:
+def call_grammar(
+    form: ReplyFormat, rules: CallRules, *, in_reasoning: bool, answer: Grammar | None = None
+) -> Grammar:
     """The language of replies that keep the rules, reasoning first where the model has it.
 
+    Args:
+        form: of the model's replies.
+        rules: what calls must be.
+        in_reasoning: whether the template opened a span of reasoning.
+        answer: what a reply without calls must be, where calls are not required; None: free text.
+
     Raises:
-        Unsupported: the format has no calls; or nothing marks where free text ends and a call begins.
+        Unsupported: the format has no calls; or a call can't be told from free text, or from an answer.
     """
     calls = form.require_calls()
     writer = _RuleWriter(form.tokens)
     reasoning = writer.reasoning(form.reasoning, in_reasoning=in_reasoning)
-    opening, reply = (writer.literal(calls.opening), "calls") if rules.required else writer.behind_text(calls)
+    if rules.required or answer is not None:
+        opening, reply = writer.literal(calls.opening), "calls" if rules.required else "(answer | calls)"
+    else:
+        opening, reply = writer.behind_text(calls)
     parallel = rules.parallel and calls.following is not None
     lines = [
         f"start: {reasoning} {reply}",
         f"calls: {opening} {writer.functions(calls, parallel=parallel)}",
         *writer.function_rules(calls, rules.functions),
     ]
+    if answer is not None and not rules.required:
+        lines.append(f"answer: {_told_apart(answer, calls)}")
     return Grammar(GrammarKind.LARK, "\n".join([*lines, *writer.terminals]))
 
 
@@ -62,11 +77,10 @@ def behind_reasoning(form: ReplyFormat, grammar: Grammar) -> Grammar:
     Raises:
         Unsupported: it isn't a schema's.
     """
-    if grammar.kind is not GrammarKind.JSON_SCHEMA:
-        raise unsupported(grammar.kind.value, "only JSON schemas can be kept behind this model's reasoning")
     writer = _RuleWriter(form.tokens)
     reasoning = writer.reasoning(form.reasoning, in_reasoning=True)
-    lines = [f"start: {reasoning} answer", *writer.terminals, f"answer: %json {json.dumps(json.loads(grammar.text))}"]
+    answer = _json_rule(grammar, "behind this model's reasoning")
+    lines = [f"start: {reasoning} answer", *writer.terminals, f"answer: {answer}"]
     return Grammar(GrammarKind.LARK, "\n".join(lines))
 
 
@@ -144,6 +158,46 @@ def arguments_schema(parameters: Mapping[str, Any] | None) -> Mapping[str, Any]:
     if parameters is None:
         return {"type": "object", "properties": {}, "additionalProperties": False}
     return parameters if "type" in parameters else {"type": "object", **parameters}
+
+
+def _told_apart(answer: Grammar, calls: CallFormat) -> str:
+    """The rule of an answer that no reader takes for a call.
+
+    Calls have a marker that begins no JSON; those that have none are objects of a name and arguments.
+    """
+    rule = _json_rule(answer, "where a reply may call tools")
+    if not calls.marker.strip("[{") and (calls.is_list or _may_be_call(answer)):
+        why = "can't be told from calls, which are JSON in this model's format: say additionalProperties false, and"
+        raise unsupported("response_format", f"{why} don't have name with arguments or parameters")
+    return rule
+
+
+def _json_rule(answer: Grammar, where: str) -> str:
+    if answer.kind is not GrammarKind.JSON_SCHEMA:
+        raise unsupported("structured_outputs", f"only JSON schemas can be kept {where}, no {answer.kind.value}")
+    return f"%json {json.dumps(json.loads(answer.text))}"
+
+
+def _may_be_call(answer: Grammar) -> bool:
+    """Whether an object that fits may have the keys of a call."""
+    tree = SchemaTree(json.loads(answer.text))
+
+    def may_be(node: object, within: tuple[int, ...] = ()) -> bool:
+        if not isinstance(node, dict) or id(node) in within:
+            return node is not False
+        further = (*within, id(node))
+        properties = mapping(node.get("properties"))
+        is_closed = node.get("additionalProperties") is False and not node.get("patternProperties")
+        has_keys = "name" in properties and any(key in properties for key in ARGUMENT_KEYS)
+        if "object" not in types_of(node) or (is_closed and not has_keys):
+            return False
+        branches = [may_be(part, further) for _, part in tree.branches("#", node)]
+        return all(may_be(part, further) for _, part in tree.conjuncts("#", node)) and any(branches or [True])
+
+    try:
+        return may_be(tree.root)
+    except (ValueError, RecursionError):
+        return True
 
 
 def _schema_text(schema: Mapping[str, Any]) -> str:

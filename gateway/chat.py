@@ -43,6 +43,7 @@ async def plan_chat(services: Services, body: ChatRequest, caller: HttpCaller) -
         max_new_tokens=_within(body, serving.description.max_length - len(prompt.token_ids)),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
+    prompt = replace(prompt, answer=asked.sampling.grammar)
     request = prompt.hold(asked)
     if body.prediction is not None and body.prediction.text:
         predicted = await services.prompts.predicted(body.prediction.text, serving.description.max_length)

@@ -6,19 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from gateway.call_grammar import behind_reasoning
 from gateway.openai_types import Message
 from gateway.reasoning_tokens import ReasoningTokens
 from gateway.reply import ReplyParser
 from gateway.reply_format import ReplyFormat, opens_reasoning
 from gateway.services import Services
 from gateway.template_fields import TemplateSettings
-from gateway.tools import ToolPlan, refuse_two_grammars
+from gateway.tools import ToolPlan
 from gateway.turns import template_turns
 from paceline.models.tokenizer import Tokenizer
 from paceline.models.turns import Turn, keys_and_strings
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.generation import GenerateRequest
+from paceline.protocol.sampling import Grammar
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class ChatPrompt:
 
     Attributes:
         in_reasoning: whether the template opened a span of reasoning.
+        answer: the format of an answer that is no call; None: any.
         ignored: names of fields that the prompt has nothing of.
     """
 
@@ -34,12 +35,13 @@ class ChatPrompt:
     tools: ToolPlan
     form: ReplyFormat
     in_reasoning: bool
+    answer: Grammar | None = None
     ignored: frozenset[str] = frozenset()
 
     @property
     def parser(self) -> ReplyParser:
         """A new one for a reply."""
-        return self.tools.parser(self.form, in_reasoning=self.in_reasoning)
+        return self.tools.parser(self.form, self.answer, in_reasoning=self.in_reasoning)
 
     def reasoning_tokens(self, tokenizer: Tokenizer) -> ReasoningTokens:
         """What counts a reply's tokens of reasoning."""
@@ -51,17 +53,12 @@ class ChatPrompt:
         return self.form.hidden_tokens(calls=bool(self.tools.callable))
 
     def hold(self, request: GenerateRequest) -> GenerateRequest:
-        """The request, its reply held to what was promised of calls, or to its format behind the reasoning.
+        """The request, its reply held to what was promised of calls and to its answer's format.
 
         Raises:
-            Unsupported: both were asked for, or can't be kept.
+            Unsupported: they can't be kept.
         """
-        grammar = request.sampling.grammar
-        refuse_two_grammars(self.tools, grammar)
-        if grammar is not None and self.in_reasoning:
-            grammar = behind_reasoning(self.form, grammar)
-        elif grammar is None:
-            grammar = self.tools.grammar(self.form, in_reasoning=self.in_reasoning)
+        grammar = self.tools.grammar(self.form, self.answer, in_reasoning=self.in_reasoning)
         return replace(request, sampling=replace(request.sampling, grammar=grammar))
 
 
@@ -96,7 +93,7 @@ async def read_chat(
         message.name and message.name != turn.get("name") for message, turn in zip(messages, turns, strict=True)
     )
     ignored = tools.ignored | settings.ignored | ({"messages.name"} if unnamed else set())
-    return ChatPrompt(ids, tools, services.form, opened, ignored)
+    return ChatPrompt(ids, tools, services.form, opened, ignored=ignored)
 
 
 def _bytes(field: str, parts: Sequence[Turn]) -> int:

@@ -11,9 +11,10 @@ import secrets
 import string
 from collections.abc import Callable, Collection
 
+from gateway.call_reader import CallReader
 from gateway.reply_calls import call_reader
 from gateway.reply_deltas import ReplyDelta, ReplyParser, ToolCallDelta, joined
-from gateway.reply_format import CallFormat, ReasoningTags, ReplyFormat
+from gateway.reply_format import ReasoningTags, ReplyFormat
 
 __all__ = ["ReplyDelta", "ReplyParser", "ToolCallDelta", "joined", "reply_parser"]
 
@@ -30,6 +31,7 @@ def reply_parser(
     *,
     in_reasoning: bool = False,
     must_call: bool = False,
+    calls_first: bool = False,
     new_id: Callable[[], str] | None = None,
 ) -> ReplyParser:
     """What takes one reply apart.
@@ -39,12 +41,16 @@ def reply_parser(
         functions: names that may be called; none: the text of a call is content.
         in_reasoning: whether the template opened a span of reasoning (`opens_reasoning`).
         must_call: whether the reply is held to calls: behind its reasoning it is nothing else.
+        calls_first: whether content has no calls behind it: what looks like one there is part of it.
         new_id: ids of calls.
     """
     calls = form.calls if functions else None
     if calls is None and form.reasoning is None:
         return PlainReply()
-    return MarkedReply(calls, form.reasoning, functions, in_reasoning, new_id or _new_id, must_call)
+    reader = call_reader(calls, functions, new_id or _new_id) if calls else None
+    return MarkedReply(
+        reader, form.reasoning, in_reasoning=in_reasoning, must_call=must_call, calls_first=calls_first
+    )
 
 
 class PlainReply:
@@ -69,17 +75,19 @@ class MarkedReply:
 
     def __init__(
         self,
-        calls: CallFormat | None,
+        calls: CallReader | None,
         tags: ReasoningTags | None,
-        functions: Collection[str],
+        *,
         in_reasoning: bool,
-        new_id: Callable[[], str],
-        must_call: bool = False,
+        must_call: bool,
+        calls_first: bool,
     ) -> None:
         self.cut_in_call = False
-        self._must_call = must_call
-        self._calls = call_reader(calls, functions, new_id) if calls else None
+        self._calls = calls
         self._tags = tags
+        self._must_call, self._calls_first = must_call, calls_first
+        self._spoke = False
+        """Whether content has come."""
         self._deltas: list[ReplyDelta] = []
         self._held = ""
         self._plain = re.compile(rf"[^\s{re.escape(''.join(self._beginnings()))}]+")
@@ -143,7 +151,9 @@ class MarkedReply:
 
     def _call(self, character: str) -> None:
         assert self._calls is not None, "only a model with calls gets here"
-        self._deltas += self._calls.push(character)
+        deltas = self._calls.push(character)
+        self._deltas += deltas
+        self._spoke = self._spoke or any(delta.content for delta in deltas)
         if self._calls.done:
             self._said, self._trim = True, False
             self._state = self._content
@@ -159,7 +169,8 @@ class MarkedReply:
     def _content_markers(self) -> tuple[str, ...]:
         """Reasoning comes first in a reply, and so does a call that nothing but its JSON marks."""
         reasoning = (self._tags.opening,) if self._tags and not self._said else ()
-        calls = self._calls.markers(first=not self._said or self._trim) if self._calls else ()
+        reader = None if self._calls_first and self._spoke else self._calls
+        calls = reader.markers(first=not self._said or self._trim) if reader else ()
         return reasoning + calls
 
     def _marker(self, character: str, markers: Collection[str], *, reasoning: bool) -> str | None:
@@ -182,6 +193,7 @@ class MarkedReply:
             return
         self._trim = False
         self._said = self._said or not reasoning
+        self._spoke = self._spoke or not (reasoning or text.isspace())
         self._deltas.append(ReplyDelta(reasoning=text) if reasoning else ReplyDelta(content=text))
 
 

@@ -14,7 +14,8 @@ from gateway.json_scan import ObjectScan
 from gateway.parameter_calls import ParameterCalls
 from gateway.reply_format import CallFormat
 
-_KEYS = ("arguments", "parameters")
+ARGUMENT_KEYS = ("arguments", "parameters")
+"""Of a call that is a JSON object; the other key is `name`."""
 
 
 def call_reader(form: CallFormat, functions: Collection[str], new_id: Callable[[], str]) -> CallReader:
@@ -99,7 +100,7 @@ class JsonCalls(CallReader):
 
     def _between(self, character: str) -> None:
         self._body += character
-        found = self._found(character, [f'","{key}":' for key in _KEYS])
+        found = self._found(character, [f'","{key}":' for key in ARGUMENT_KEYS])
         if found:
             self._expect(self._open, "")
         elif found is None:
@@ -185,7 +186,7 @@ def _calls_of(body: str) -> Iterator[tuple[str, str]]:
 def _call_of(item: Any) -> tuple[str, str] | None:
     if not isinstance(item, dict) or not isinstance(item.get("name"), str):
         return None
-    arguments: Any = next((item[key] for key in _KEYS if item.get(key) is not None), {})
+    arguments: Any = next((item[key] for key in ARGUMENT_KEYS if item.get(key) is not None), {})
     if isinstance(arguments, str):
         return item["name"], arguments
     return (item["name"], json.dumps(arguments, ensure_ascii=False)) if isinstance(arguments, dict) else None

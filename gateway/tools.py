@@ -2,10 +2,10 @@
 
 | `tool_choice` | the prompt lists | the reply |
 |---|---|---|
-| none | no functions | is text |
-| auto | all | is free; a grammar holds it only where a promise was asked for (`strict`, one call at most) |
-| required | all | is calls by grammar |
-| a function | all | is a call of that one by grammar |
+| none | no functions | is text, in the answer's format if there is one |
+| auto | all | is free; a grammar holds it only where a promise was asked for (`strict`, one call at most, a format) |
+| required | all | is calls by grammar, whatever the format |
+| a function | all | is a call of that one by grammar, whatever the format |
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from typing import Any, Literal
 
 from pydantic import Field, JsonValue, ValidationError
 
-from gateway.call_grammar import CallRules, arguments_schema, call_grammar
+from gateway.call_grammar import CallRules, arguments_schema, behind_reasoning, call_grammar
 from gateway.errors import path_of
 from gateway.hints import Hint, hints_of
 from gateway.json_depth import require_shallow
 from gateway.reply import ReplyParser, reply_parser
 from gateway.reply_format import ReplyFormat
 from gateway.shapes import RequestShape, Several
-from gateway.unsupported import unsupported
 from paceline.protocol.errors import InvalidInput, require
 from paceline.protocol.sampling import Grammar
 
@@ -79,26 +78,40 @@ class ToolPlan:
         rendered: what the prompt lists.
         callable: functions that the reply may call, with the schemas of their arguments; none: it is text.
         rules: what a grammar must hold the reply to; None: it is free.
+        parallel: whether several calls may come.
         ignored: names of fields that change nothing.
     """
 
     rendered: tuple[Mapping[str, Any], ...] = ()
     callable: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     rules: CallRules | None = None
+    parallel: bool = True
     ignored: frozenset[str] = frozenset()
 
-    def grammar(self, form: ReplyFormat, *, in_reasoning: bool) -> Grammar | None:
-        """The grammar that the rules need.
+    def grammar(self, form: ReplyFormat, answer: Grammar | None, *, in_reasoning: bool) -> Grammar | None:
+        """The grammar that rules and answer need.
+
+        Args:
+            form: of the model's replies.
+            answer: what the text of a reply must be; with it, calls must fit their schemas.
+            in_reasoning: whether the template opened a span of reasoning.
 
         Raises:
             Unsupported: the model's format can't keep them.
         """
-        return None if self.rules is None else call_grammar(form, self.rules, in_reasoning=in_reasoning)
+        if not self.callable:
+            return behind_reasoning(form, answer) if answer is not None and in_reasoning else answer
+        rules = self.rules
+        if rules is None and answer is not None:
+            rules = CallRules(self.callable, required=False, parallel=self.parallel)
+        return None if rules is None else call_grammar(form, rules, in_reasoning=in_reasoning, answer=answer)
 
-    def parser(self, form: ReplyFormat, *, in_reasoning: bool) -> ReplyParser:
-        """What takes one reply apart."""
+    def parser(self, form: ReplyFormat, answer: Grammar | None, *, in_reasoning: bool) -> ReplyParser:
+        """What takes one reply apart; one that has an answer calls at its beginning, or never."""
         must_call = self.rules is not None and self.rules.required
-        return reply_parser(form, self.callable, in_reasoning=in_reasoning, must_call=must_call)
+        return reply_parser(
+            form, self.callable, in_reasoning=in_reasoning, must_call=must_call, calls_first=answer is not None
+        )
 
 
 def plan_tools(
@@ -125,7 +138,7 @@ def plan_tools(
     schemas = {name: arguments_schema(definitions[name].parameters) for name in names}
     strict = any(definitions[name].strict for name in names)
     rules = _rules(choice, schemas, strict=strict, parallel=parallel)
-    return ToolPlan(tuple(_listing(tool) for tool in listed), schemas, rules, frozenset(hints_of(fields)))
+    return ToolPlan(tuple(_listing(tool) for tool in listed), schemas, rules, parallel, frozenset(hints_of(fields)))
 
 
 def _read(tools: object, tool_choice: object, parallel: object) -> ToolFields:
@@ -172,14 +185,3 @@ def _rules(
 def _listing(tool: ToolDefinition) -> Mapping[str, Any]:
     """As templates write it: what wasn't said isn't listed; `strict` is no matter of the model's."""
     return {"type": tool.type, "function": tool.function.model_dump(exclude_none=True, exclude={"strict"})}
-
-
-def refuse_two_grammars(plan: ToolPlan, grammar: Grammar | None) -> None:
-    """A reply can't be held to a format of its own and to calls.
-
-    Raises:
-        Unsupported: both were asked for, or a format where calls may come.
-    """
-    if grammar is not None and plan.rendered:
-        why = "can't be kept where a reply may call tools; send tool_choice none, or no format"
-        raise unsupported("response_format", why)

@@ -75,11 +75,15 @@ def kept_lark(text: str, goes_on: GoesOn) -> str:
         written.append(text[at : found.end()])
         at = found.end()
         if found[0].startswith("%json"):
+            rule = text[:at].rpartition("\n")[2].partition(":")[0]
             try:
                 schema, at = json.JSONDecoder().raw_decode(text, at)
-            except ValueError:
+            except (ValueError, RecursionError):
                 break  # the library says what is wrong with it
-            written.append(json.dumps(_kept(schema, goes_on)))
+            try:
+                written.append(json.dumps(_kept(schema, goes_on)))
+            except ValueError as error:
+                raise ValueError(f"{rule}: {error}") from error
     return "".join([*written, text[at:]])
 
 
@@ -92,9 +96,9 @@ def _kept(schema: Node, goes_on: GoesOn) -> Node:
             _check_strings(path, node, goes_on)
         parts = tree.all()
         _check_ends(tree, parts)
-        places = _Places(tree, goes_on)
+        same = _SameValue(tree, goes_on)
         for path, node in [("#", schema), *(each for part in parts for each in tree.values(*part))]:
-            places.check(path, node, ())
+            same.check(path, node, ())
     except RecursionError:
         raise ValueError("nested too deeply") from None
     schema["x-guidance"] = _options(schema.get("x-guidance", {}))
@@ -171,7 +175,7 @@ def _inevitable(node: Node) -> Iterable[Any]:
             yield node.get("additionalItems") if isinstance(node.get("items"), list) else node.get("items")
 
 
-class _Places:
+class _SameValue:
     """Looks at all that a value at one place must fit at once, whichever branches it takes."""
 
     def __init__(self, tree: SchemaTree, goes_on: GoesOn) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from gateway.call_grammar import CallRules, arguments_schema, behind_reasoning, call_grammar
-from gateway.reply import joined, reply_parser
+from gateway.reply import ReplyDelta, joined, reply_parser
 from gateway.reply_format import ReplyFormat, read_reply_format
 from paceline.models.tokenizer import TableTokenizer, Tokenizer, TransformersTokenizer
 from paceline.protocol.errors import Unsupported
@@ -145,8 +145,101 @@ def test_a_schema_holds_behind_the_reasoning_and_other_grammars_are_refused() ->
         ("so</think>so", False),
     ):
         assert takes(table_of("THINKING").compile(behind_reasoning(form, schema)), "THINKING", text) is taken, text
-    with pytest.raises(Unsupported, match="regex: only JSON schemas"):
+    with pytest.raises(Unsupported, match="structured_outputs: only JSON schemas"):
         behind_reasoning(form, Grammar(GrammarKind.REGEX, "a"))
+
+
+ANSWER = {
+    "type": "object",
+    "properties": {"note": {"type": "string", "pattern": "^[a-z ]{0,20}$"}, "ok": {"type": "boolean"}},
+    "required": ["note"],
+    "additionalProperties": False,
+}
+MARKED = json.dumps({"note": '<tool_call>\n{"name": "now"}'})
+
+
+def either(name: str, answer: object = ANSWER, *, in_reasoning: bool = False) -> GrammarMatcher:
+    rules = CallRules(FUNCTIONS, required=False, parallel=True)
+    schema = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(answer))
+    return table_of(name).compile(call_grammar(form_of(name), rules, in_reasoning=in_reasoning, answer=schema))
+
+
+def read(name: str, text: str, *, in_reasoning: bool = False) -> list[ReplyDelta]:
+    """In pieces of one character, as it streams."""
+    parser = reply_parser(form_of(name), FUNCTIONS, in_reasoning=in_reasoning, calls_first=True, new_id=lambda: "id")
+    return joined([delta for character in text for delta in parser.feed(character)] + parser.finish())
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "THINKING"])
+def test_whatever_is_drawn_is_an_answer_that_fits_or_calls_that_do(name: str) -> None:
+    rng, kinds = random.Random(5), set()
+    for _ in range(12):
+        text = text_of(name, walk(either(name), name, rng))
+        deltas = read(name, text)
+        calls = [delta.tool_call for delta in deltas if delta.tool_call]
+        assert len(calls) in (0, len(deltas)), text
+        kinds.add(bool(calls))
+        for call in calls:
+            jsonschema.validate(json.loads(call.arguments), FUNCTIONS[call.name])
+        if not calls:
+            jsonschema.validate(json.loads(deltas[0].content), ANSWER)
+            assert (len(deltas), deltas[0].content) == (1, text)
+    assert kinds == {True, False}
+
+
+@pytest.mark.parametrize("name", ["HERMES", "TABLE"])
+def test_an_answer_or_calls_and_nothing_beside_them(name: str) -> None:
+    for text in ('{"note": "a"}', '{"note": "a",\n "ok": true}', CALL, f"{CALL}\n{CALL}"):
+        assert takes(either(name), name, text), text
+    for text in ("", "Well.", "{}", f"So. {CALL}", f'{{"note": "a"}}\n{CALL}', CALL.replace("Bonn", "Rome")):
+        assert not takes(either(name), name, text), text
+
+
+def test_a_marker_within_an_answer_is_part_of_it() -> None:
+    assert read("HERMES", MARKED) == [ReplyDelta(content=MARKED)]
+    assert [delta.tool_call is not None for delta in read("HERMES", f"\n{CALL}\n{CALL}")] == [True, True]
+    assert read("LLAMA", '{"name": "Bonn", "note": 1}') == [ReplyDelta(content='{"name": "Bonn", "note": 1}')]
+
+
+def test_reasoning_comes_before_either() -> None:
+    for text in ('{"note": "a"}', CALL):
+        assert takes(either("THINKING"), "THINKING", f"<think>so</think>\n{text}")
+        assert takes(either("THINKING"), "THINKING", text)
+        assert takes(either("THINKING", in_reasoning=True), "THINKING", f"so</think>\n{text}")
+        assert not takes(either("THINKING", in_reasoning=True), "THINKING", text)
+    assert read("THINKING", f"so</think>\n{MARKED}", in_reasoning=True) == [
+        ReplyDelta(reasoning="so"),
+        ReplyDelta(content=MARKED),
+    ]
+
+
+NAMED_ANSWER = {**ANSWER, "properties": {"name": {}, "note": {}}}
+
+
+@pytest.mark.parametrize(
+    ("answer", "apart"),
+    [
+        (ANSWER, True),
+        (NAMED_ANSWER, True),
+        ({"type": "array", "items": {}}, True),
+        ({"$ref": "#/$defs/a", "$defs": {"a": ANSWER}}, True),
+        ({"anyOf": [ANSWER, {"type": "null"}]}, True),
+        ({"anyOf": [ANSWER, {"type": "object"}]}, False),
+        ({"type": "object"}, False),
+        ({**ANSWER, "properties": {"name": {}, "arguments": {}}}, False),
+        ({**ANSWER, "patternProperties": {"^name$": {}}}, False),
+        ({"$ref": "#/$defs/none"}, False),
+        ({"$ref": "#"}, False),
+    ],
+)
+def test_an_answer_beside_bare_json_calls_has_other_keys(answer: object, apart: bool) -> None:
+    rules = CallRules(FUNCTIONS, required=False, parallel=True)
+    schema = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(answer))
+    for name in ("HERMES", *(["LLAMA"] if apart else [])):
+        assert call_grammar(form_of(name), rules, in_reasoning=False, answer=schema)
+    if not apart:
+        with pytest.raises(Unsupported, match="response_format: can't be told from calls"):
+            call_grammar(form_of("LLAMA"), rules, in_reasoning=False, answer=schema)
 
 
 def test_bare_json_can_t_be_told_from_free_text() -> None:

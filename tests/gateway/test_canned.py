@@ -14,6 +14,7 @@ from typing import Any, cast
 import anthropic
 import httpx2
 import openai
+import pydantic
 import pytest
 
 from coordinator.text.detokenizer import Detokenizer
@@ -223,6 +224,58 @@ async def test_a_schema_is_kept_behind_the_reasoning() -> None:
         grammar = served.canned.asked[0].sampling.grammar
     assert grammar is not None
     assert grammar.text.startswith("start: ANY_REASONING <[")
+
+
+class Sum(pydantic.BaseModel):
+    """What an answer must be."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+    total: int
+    note: str = ""
+
+
+STRICT: Any = {"name": "add", "parameters": {"type": "object"}, "strict": True}
+CLAUDES: Any = {"name": "add", "input_schema": {"type": "object"}}
+MARKED = '{"total": 3, "note": "<tool_call> {"}'
+
+
+@pytest.mark.parametrize("answers", [True, False])
+async def test_an_answer_in_a_format_or_a_call_in_every_api(answers: bool) -> None:
+    async with serving(HERMES, MARKED if answers else f"<tool_call>\n{CALL}\n</tool_call>") as served:
+        tools = [{"type": "function", "function": STRICT}]
+        chat: Any = {"model": "m", "messages": ASKED, "tools": tools, "response_format": Sum}
+        parsed = (await served.openai.chat.completions.parse(**chat)).choices[0]
+        async with served.openai.chat.completions.stream(**chat) as events:
+            streamed = (await events.get_final_completion()).choices[0]
+        response = await served.openai.responses.parse(
+            model="m", input="q", tools=[{"type": "function", **STRICT}], text_format=Sum
+        )
+        schema = Sum.model_json_schema()
+        message = await served.claude.messages.create(
+            model="m", max_tokens=99, messages=ASKED, tools=[CLAUDES],
+            extra_body={"output_config": {"format": {"type": "json_schema", "schema": schema}}},
+        )  # fmt: skip
+        assert all("(answer | calls)" in request.sampling.grammar.text for request in served.canned.asked)
+    expected = Sum(total=3, note="<tool_call> {")
+    for choice in (parsed, streamed):
+        assert choice.finish_reason == ("stop" if answers else "tool_calls")
+        assert choice.message.parsed == (expected if answers else None)
+        assert [call.function.arguments for call in choice.message.tool_calls or ()] == (
+            [] if answers else ['{"a": 1}']
+        )
+    assert response.output_parsed == (expected if answers else None)
+    assert [item.type for item in response.output] == ["message" if answers else "function_call"]
+    assert [block.type for block in message.content] == ["text" if answers else "tool_use"]
+
+
+async def test_a_required_call_has_no_answer_beside_it_and_no_call_no_other_text() -> None:
+    async with serving(HERMES, f"<tool_call>\n{CALL}\n</tool_call>") as served:
+        chat: Any = {"model": "m", "messages": ASKED, "tools": [TOOL], "response_format": {"type": "json_object"}}
+        for choice in ("required", {"type": "function", "function": {"name": "add"}}, "none"):
+            await served.openai.chat.completions.create(**chat, tool_choice=choice)
+        *calls, answer = (request.sampling.grammar for request in served.canned.asked)
+    assert all("answer" not in grammar.text and "calls:" in grammar.text for grammar in calls)
+    assert answer.text == '{"type": "object"}'
 
 
 @pytest.mark.parametrize("levels", [65, 250, 400, 900, 5000])

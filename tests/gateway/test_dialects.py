@@ -59,6 +59,33 @@ def test_a_call_that_must_come_fits_its_schema(gateway: GatewayCluster, choice: 
     assert len(pieces) > 2
 
 
+ANSWER: dict[str, Any] = {
+    "type": "object",
+    "properties": {"wet": {"type": "boolean"}},
+    "required": ["wet"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "answer", "schema": ANSWER}}
+
+
+def test_a_reply_is_an_answer_in_the_format_or_calls_streamed_as_whole(gateway: GatewayCluster) -> None:
+    for first, reason in (("{", "stop"), ("<", "tool_calls")):
+        bias = {str(ord(first)): 100}
+        fields = {"response_format": FORMAT, "parallel_tool_calls": False, "logit_bias": bias}
+        choice = chat(gateway, **fields).choices[0]
+        deltas = [chunk.choices[0].delta for chunk in chat(gateway, stream=True, **fields)]
+        content = "".join(delta.content or "" for delta in deltas)
+        arguments = "".join(piece.function.arguments for delta in deltas for piece in delta.tool_calls or ())
+        assert choice.finish_reason == reason
+        if reason == "tool_calls":
+            jsonschema.validate(json.loads(arguments), SCHEMA)
+            assert (choice.message.content, content) == (None, "")
+            assert choice.message.tool_calls[0].function.arguments == arguments
+        else:
+            jsonschema.validate(json.loads(content), ANSWER)
+            assert (choice.message.content, arguments) == (content, "")
+
+
 def test_a_free_reply_to_a_result_is_text(gateway: GatewayCluster) -> None:
     turns = [
         *ASKED,

@@ -103,8 +103,8 @@ CHATS: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "function", "function": {"name": "f", "description": "\udfff"}}]}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
     (
-        {"tools": [{"type": "function", "function": {"name": "f"}}], "response_format": {"type": "json_object"}},
-        "response_format",
+        {"tools": [{"type": "function", "function": {"name": "f"}}], "structured_outputs": {"regex": "a"}},
+        "structured_outputs",
     ),
     ({"prediction": {"type": "guess", "content": "a"}}, "prediction.type"),
     ({"reasoning_effort": "much"}, "reasoning_effort"),

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.reply import MarkedReply, ReplyDelta, ToolCallDelta, joined, reply_parser
+from gateway.reply_calls import call_reader
 from gateway.reply_format import ReplyFormat, opens_reasoning, read_reply_format
 from tests.gateway import templates
 from tests.gateway.templates import templated
@@ -188,6 +189,7 @@ class Forgetful(MarkedReply):
 def test_a_parser_that_forgets_between_pieces_is_caught() -> None:
     results = []
     for pieces in ([HERMES_CALL], [HERMES_CALL[:5], HERMES_CALL[5:]]):
-        mutant = Forgetful(form("HERMES").calls, None, FUNCTIONS, False, lambda: "id1")
+        reader = call_reader(form("HERMES").require_calls(), FUNCTIONS, lambda: "id1")
+        mutant = Forgetful(reader, None, in_reasoning=False, calls_first=False)
         results.append(joined(delta for piece in pieces for delta in mutant.feed(piece)))
     assert results[0] == [call(0, "get_weather", WEATHER)] != results[1]

@@ -10,7 +10,7 @@ from gateway.json_depth import MAX_DEPTH
 from gateway.marker_text import with_markers
 from gateway.openai_types import Message
 from gateway.reply_format import CallFormat, ReplyFormat, read_reply_format
-from gateway.tools import plan_tools, refuse_two_grammars
+from gateway.tools import plan_tools
 from gateway.turns import template_turns
 from paceline.models.tokenizer import TransformersTokenizer, load_tokenizer
 from paceline.models.turns import Turn
@@ -99,16 +99,22 @@ def test_what_each_choice_means() -> None:
 def test_a_promise_about_free_text_is_kept_by_grammar_or_refused(tools: list[Any], parallel: bool | None) -> None:
     plan = plan_tools(HERMES_FORMAT, tools, "auto", parallel)
     assert plan.rules is not None and not plan.rules.required
-    assert plan.grammar(HERMES_FORMAT, in_reasoning=False) is not None
+    assert plan.grammar(HERMES_FORMAT, None, in_reasoning=False) is not None
     with pytest.raises(Unsupported, match="nothing marks a call"):
-        plan.grammar(read_reply_format(templated(LLAMA)), in_reasoning=False)
+        plan.grammar(read_reply_format(templated(LLAMA)), None, in_reasoning=False)
 
 
-def test_two_grammars_are_refused() -> None:
-    grammar = Grammar(GrammarKind.REGEX, "a")
-    refuse_two_grammars(plan_tools(HERMES_FORMAT, [ADD], "none"), grammar)
-    with pytest.raises(Unsupported, match="response_format"):
-        refuse_two_grammars(plan_tools(HERMES_FORMAT, [ADD]), grammar)
+def test_a_format_holds_text_alone() -> None:
+    answer = Grammar(GrammarKind.JSON_SCHEMA, '{"type": "null"}')
+    form, either = HERMES_FORMAT, plan_tools(HERMES_FORMAT, [ADD])
+    assert plan_tools(form, [ADD], "none").grammar(form, answer, in_reasoning=False) is answer
+    required = plan_tools(form, [ADD], "required")
+    assert required.grammar(form, answer, in_reasoning=False) == required.grammar(form, None, in_reasoning=False)
+    union = either.grammar(form, answer, in_reasoning=False)
+    assert union is not None and "(answer | calls)" in union.text and "following" not in union.text
+    assert either.grammar(form, None, in_reasoning=False) is None
+    with pytest.raises(Unsupported, match="structured_outputs: only JSON schemas"):
+        either.grammar(form, Grammar(GrammarKind.REGEX, "a"), in_reasoning=False)
 
 
 def test_calls_and_results_are_rendered_by_the_template() -> None:
