@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from paceline.protocol.errors import require
 from paceline.protocol.features import NO_FEATURES, FeatureNeed, FeatureOffer
-from paceline.protocol.proposal import MAX_DRAFTER_BYTES, MAX_PROPOSAL_NODES
+from paceline.protocol.proposal import MAX_PROPOSAL_NODES
 
 PROTOCOL_VERSION = 1
 MAX_FRAME_BYTES = 1 << 20
@@ -65,8 +65,6 @@ class Welcome:
     def __post_init__(self) -> None:
         needs, drafters = len(self.drafter_needs), len(self.drafters)
         require(needs in (0, drafters), "welcome drafter_needs", needs, f"0 or {drafters}, one for each drafter")
-        size = len(self.default_name.encode("utf-8", "surrogatepass"))
-        require(size <= MAX_DRAFTER_BYTES, "welcome default_name bytes", size, f"at most {MAX_DRAFTER_BYTES}")
 
     @property
     def drafter_names(self) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ bound(
     incarnation=MAX_TEXT_BYTES,
     drafters=Most(MAX_DRAFTERS, each=MAX_DRAFTER_BYTES),
     drafter_needs=MAX_DRAFTERS,
+    default_name=MAX_DRAFTER_BYTES,
 )
 bound(pb.ServiceStatus, "status", incarnation=MAX_TEXT_BYTES)
 
