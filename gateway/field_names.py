@@ -14,6 +14,9 @@ from paceline.protocol.errors import PacelineError
 Names = Mapping[str, str]
 """Paths as errors have them, whole or their beginnings, with the request's own."""
 
+_OF_A_FUNCTION = "(function_"
+"""In what a target says of a rule of `gateway.call_grammar`, beside which a format's may stand."""
+
 
 def own_name(path: str, names: Names) -> str:
     """The request's own path for one: of its beginnings the longest that has a name counts."""
@@ -30,7 +33,8 @@ def in_own_names(error: HttpError | PacelineError, names: Names) -> HttpError:
     shown = error if isinstance(error, HttpError) else http_error(error)
     if shown.param is None:
         return shown
-    own = own_name(shown.param, names)
+    of_a_function = shown.param == "lark" and _OF_A_FUNCTION in shown.message
+    own = "tools" if of_a_function else own_name(shown.param, names)
     message = shown.message
     if message.startswith(shown.param):
         message = own + message.removeprefix(shown.param)

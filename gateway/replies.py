@@ -19,7 +19,7 @@ from gateway.openai_types import MAX_CHOICES, GenerationFields, PacelineOptions
 from gateway.rerouting import Rerouting
 from gateway.statistics import Tally
 from paceline.models.tokenizer import Tokenizer
-from paceline.protocol.generation import FinishReason, GenerateEvent, GenerateRequest, Tokens
+from paceline.protocol.generation import FinishReason, GenerateEvent, GenerateRequest, Started, Tokens
 from paceline.runtime import genai
 from paceline.timeline.saved import rounds_json
 
@@ -95,19 +95,25 @@ class PlannedReply:
 async def chunks(plan: PlannedReply, caller: HttpCaller) -> AsyncGenerator[Chunk, None]:
     """Yield a reply's chunks; the last has no choices and says what the reply took, if that was asked for.
 
+    With a grammar none comes before the first text: until then the target may refuse it, and a stream that has begun
+    has no status any more.
+
     Raises:
         PacelineError: of the first choice that fails.
     """
     tally = Tally(plan.samples, shows_tokens=plan.body.max_tokens != 0)
     observing = observed(caller, plan.requests, plan.head.operation, plan.samples)
     generating = Rerouting(plan.coordinators, plan.serving, caller)
+    held, holds = list[Chunk](), plan.requests[0].sampling.grammar is not None
     with observing as meter:
         async with aclosing(run_choices(generating, plan.requests, plan.samples)) as events:
             async for choice in events:
                 tally.add(choice)
                 meter.take(choice)
-                for written in plan.writers[choice.index].written(choice.event):
-                    yield plan.head.chunk(written)
+                held += plan.writers[choice.index].written(choice.event)
+                holds = holds and isinstance(choice.event, Started)
+                while held and not holds:
+                    yield plan.head.chunk(held.pop(0))
     tally.reasoning_tokens = sum(writer.reasoning_tokens for writer in plan.writers)
     if closing := _closing(plan.body, tally):
         yield plan.head.chunk({"choices": []} | closing)

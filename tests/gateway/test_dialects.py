@@ -86,6 +86,30 @@ def test_a_reply_is_an_answer_in_the_format_or_calls_streamed_as_whole(gateway: 
             assert (choice.message.content, arguments) == (content, "")
 
 
+MISSED: dict[str, Any] = {"type": "object", "minProperties": 3}
+BY_A_FUNCTION = {"tools": [{"type": "function", "function": {"name": "f", "parameters": MISSED}}]}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": FORMAT | {"json_schema": {"name": "a", "schema": MISSED}}}, "response_format"),
+        ({"response_format": FORMAT, **BY_A_FUNCTION}, "tools"),
+        ({"tool_choice": "required", **BY_A_FUNCTION}, "tools"),
+        ({"tools": None, "structured_outputs": {"json": MISSED}}, "structured_outputs.json"),
+    ],
+)
+def test_a_schema_that_can_t_be_kept_is_refused_by_the_request_s_field(
+    gateway: GatewayCluster, fields: dict[str, Any], param: str, stream: bool
+) -> None:
+    given = {"messages": ASKED, "max_tokens": 50, "tools": [TOOL], "stream": stream}
+    answer = gateway.post("/v1/chat/completions", given | fields)
+    assert (answer.status, answer.error["param"]) == (400, param)
+    assert "#/minProperties: must be at most 1" in answer.error["message"]
+    assert chat(gateway, response_format=FORMAT).choices[0].finish_reason in ENDS, "the next one is served"
+
+
 def test_a_free_reply_to_a_result_is_text(gateway: GatewayCluster) -> None:
     turns = [
         *ASKED,
