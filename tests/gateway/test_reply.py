@@ -190,6 +190,6 @@ def test_a_parser_that_forgets_between_pieces_is_caught() -> None:
     results = []
     for pieces in ([HERMES_CALL], [HERMES_CALL[:5], HERMES_CALL[5:]]):
         reader = call_reader(form("HERMES").require_calls(), FUNCTIONS, lambda: "id1")
-        mutant = Forgetful(reader, None, in_reasoning=False, calls_first=False)
+        mutant = Forgetful(reader, None, in_reasoning=False, must_call=False, calls_first=False)
         results.append(joined(delta for piece in pieces for delta in mutant.feed(piece)))
     assert results[0] == [call(0, "get_weather", WEATHER)] != results[1]
