@@ -6,9 +6,9 @@ windows, caps, scales. One that the model type's configuration has no field for 
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from paceline.models.config_limits import NESTED
@@ -72,8 +72,9 @@ def refuse_ignored(where: str, raw: Mapping[str, Any], config: PreTrainedConfig)
 
 
 def _refuse_unread(where: str, own: Mapping[str, Any], text: Any) -> None:
-    fields = {field.name for field in dataclasses.fields(text)} if dataclasses.is_dataclass(text) else own.keys()
-    known = fields | set(type(text).attribute_map)
+    known = {*dir(type(text)), *type(text).attribute_map}
+    with suppress(Exception):  # some can't be made without arguments
+        known |= vars(type(text)()).keys()
     for name, value in own.items():
         if name in known or not _CHANGES_LOGITS.fullmatch(name) or value in _NO_CHANGE:
             continue
@@ -93,8 +94,10 @@ def refuse_ignored_rotation(where: str, model: PreTrainedModel) -> None:
         Unsupported: naming the part.
     """
     text: Any = model.config.get_text_config()
+    if getattr(text, "is_heterogeneous", False) or hasattr(text, "qk_rope_head_dim"):
+        return  # heads of several widths, or rotated parts of a width of their own
     width = getattr(text, "head_dim", None)
-    if not width or hasattr(text, "qk_rope_head_dim"):
+    if not width:
         return
     for path, rope in _ropes(_ROPE, getattr(text, _ROPE, None) or {}):
         part = rope.get(_PARTIAL, getattr(text, _PARTIAL, None))

@@ -10,14 +10,19 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import load_file, save_file
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
 from paceline.engine.loading import load_engine
 from paceline.engine.parallel.decoder import load_decoder_share
+from paceline.models.config_limits import refuse_numbers
+from paceline.models.ignored_settings import refuse_ignored
 from paceline.models.tokenizer import load_tokenizer
 from paceline.protocol.errors import DamagedFile, InvalidInput, PacelineError, Unsupported
 from paceline.runtime.config import EngineSettings
 from tests.engine import tiny
+from tests.engine.families import FAMILIES, Family
 from tests.engine.parallel.ranks import run_ranks
 from tests.models.saving import save_with_tokenizer
 
@@ -229,3 +234,27 @@ def test_a_tokenizer_with_a_bad_expression_is_named(folder: Path) -> None:
     splits = {"type": "Split", "pattern": {"Regex": "(["}, "behavior": "Isolated", "invert": False}
     change_json(folder / "tokenizer.json", {"pre_tokenizer": splits})
     assert "tokenizer.json': damaged or truncated (Oniguruma error: premature end" in refusal(folder).message
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("family", [each for each in FAMILIES if not each.refused], ids=lambda each: each.name)
+def test_a_folder_that_the_library_has_saved_is_whole(tmp_path: Path, family: Family) -> None:
+    save_with_tokenizer(tiny.random_model(family.config()), tmp_path)
+    load_engine(str(tmp_path), THREAD)
+
+
+@pytest.mark.full
+def test_no_setting_that_a_model_type_has_is_taken_for_one_that_it_has_not(tmp_path: Path) -> None:
+    checked = 0
+    for kind in MODEL_FOR_CAUSAL_LM_MAPPING:
+        try:
+            kind().save_pretrained(tmp_path)
+            config = AutoConfig.from_pretrained(tmp_path)
+            config.get_text_config()
+        except (ValueError, StrictDataclassError):  # some need arguments, or hold several texts
+            continue
+        raw = json.loads((tmp_path / "config.json").read_text())
+        refuse_numbers("saved", raw)
+        refuse_ignored("saved", raw, config)
+        checked += 1
+    assert checked > 180
