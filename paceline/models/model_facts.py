@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from paceline.models.config_limits import refuse_numbers
 from paceline.models.model_files import (
@@ -15,7 +16,31 @@ from paceline.models.model_files import (
 from paceline.models.resolve import ResolvedModel
 from paceline.protocol.errors import require
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 _END = "eos_token_id"
+
+
+def read_tokenizer(
+    resolved: ResolvedModel, *, trust_remote_code: bool
+) -> tuple[PreTrainedTokenizerBase, Iterable[int], int | None]:
+    """A model's own tokenizer, the ids that end a text beside its own, and how many ids have logits if it says so.
+
+    Raises:
+        Exception: whatever the library raises while it reads the files.
+    """
+    from transformers import AutoTokenizer
+
+    from paceline.models import gguf_config
+    from paceline.models.gguf_header import read_header
+    from paceline.models.gguf_tokenizer import file_tokenizer
+
+    if resolved.gguf is not None:
+        header = read_header(resolved.gguf)
+        return file_tokenizer(header), gguf_config.end_ids(header), None
+    inner = AutoTokenizer.from_pretrained(resolved.location, trust_remote_code=trust_remote_code)
+    return inner, end_ids(resolved), logits_width(resolved, trust_remote_code=trust_remote_code)
 
 
 def end_ids(resolved: ResolvedModel) -> frozenset[int]:

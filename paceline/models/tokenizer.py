@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.models.byte_pieces import piece_bytes
 from paceline.models.chat_template import template_variables
-from paceline.models.model_facts import end_ids, logits_width
+from paceline.models.model_facts import read_tokenizer
 from paceline.models.rendering import refused_by_template, rendered
 from paceline.models.resolve import resolve
 from paceline.models.table_names import TableSpec, is_table
@@ -384,21 +384,11 @@ def load_tokenizer(model: str, *, trust_remote_code: bool = False) -> Tokenizer:
     if is_table(model):
         spec = TableSpec.parse(model.partition("#")[0])
         return TableTokenizer(spec.vocab, spec.eos_token_id, spec.added_tokens)
-    from paceline.models import gguf_config
-    from paceline.models.gguf_header import read_header
-    from paceline.models.gguf_tokenizer import file_tokenizer
     from paceline.models.whole import refusing_files
 
     resolved = resolve(model)
-    from transformers import AutoTokenizer
-
     with refusing_files(resolved, model, "a model with a tokenizer"):
-        if resolved.gguf is not None:
-            header = read_header(resolved.gguf)
-            return TransformersTokenizer(file_tokenizer(header), gguf_config.end_ids(header))
-        inner = AutoTokenizer.from_pretrained(resolved.location, trust_remote_code=trust_remote_code)
-        width = logits_width(resolved, trust_remote_code=trust_remote_code)
-        return TransformersTokenizer(inner, end_ids(resolved), width)
+        return TransformersTokenizer(*read_tokenizer(resolved, trust_remote_code=trust_remote_code))
 
 
 def _letter(index: int) -> str:

@@ -51,7 +51,7 @@ class ReadersTarget:
             chosen = rng.random()
             if chosen > 1 - GGUF_FILES:
                 file = mutated_gguf(rng, folder)
-                return _read(lambda: load_gguf(file))
+                return read(lambda: load_gguf(file))
             if chosen < CHECKPOINTS:
                 mutated_checkpoint(rng, folder)
                 return read(lambda: load_checkpoint(folder))
