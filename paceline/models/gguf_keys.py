@@ -19,6 +19,7 @@ _NEUTRAL: Mapping[str, object] = {
     "pooling_type": 0,
     "expert_count": 0,
     "expert_used_count": 0,
+    "expert_gating_func": 1,
     "rope.scaling.alpha": 0.0,
     "rope.scaling.yarn_log_multiplier": 0.0,
     "rope.scaling.yarn_ext_factor": 1.0,
