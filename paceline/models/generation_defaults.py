@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.models.model_files import model_file
 from paceline.models.resolve import resolve
 from paceline.models.table_names import is_table
 from paceline.protocol.errors import InvalidInput, require
@@ -93,13 +94,10 @@ def load_defaults(model: str, source: str = AUTO) -> GenerationDefaults:
 
 
 def _file_of(model: str) -> Path | None:
-    from transformers.utils.hub import cached_file
-
     try:
-        found = cached_file(resolve(model).location, FILE, _raise_exceptions_for_missing_entries=False)
+        return model_file(resolve(model), FILE)
     except OSError:
         return None
-    return None if found is None else Path(found)
 
 
 def _defaults(file: Path, values: Mapping[str, Any]) -> GenerationDefaults:

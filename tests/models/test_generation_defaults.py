@@ -56,6 +56,12 @@ def test_a_model_without_the_file_has_no_defaults(tmp_path: Path) -> None:
     assert load_defaults(str(tmp_path)) == load_defaults("table:vocab=64") == NO_DEFAULTS
 
 
+def test_a_gguf_file_is_not_asked_by_what_lies_beside_it(tmp_path: Path) -> None:
+    folder_with(tmp_path, temperature=0.7)
+    (tmp_path / "tiny.gguf").write_bytes(b"")
+    assert load_defaults(str(tmp_path / "tiny.gguf")) == NO_DEFAULTS
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [
