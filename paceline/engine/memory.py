@@ -13,7 +13,7 @@ from paceline.engine.attention import PRODUCT_COPIES, AttentionFacts
 from paceline.engine.cuda.footprint import static_bytes
 from paceline.engine.prompt_rows import prompt_logit_rows
 from paceline.models.gguf_header import read_header
-from paceline.protocol.errors import InvalidInput
+from paceline.protocol.errors import InvalidInput, require
 from paceline.protocol.features import FeatureOffer
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES
 from paceline.runtime.config import EngineSettings
@@ -140,6 +140,16 @@ def refuse_weights_beyond(location: str, available: int) -> None:
     if size > available:
         limit = f"one whose weights fit: {_mib(size)} of weights, {_mib(available)} available"
         raise InvalidInput.of("model", location, limit)
+
+
+def refuse_unpacked_beyond(model: str, size: int, available: int) -> None:
+    """Refuse weights of few bits whose floats can't be held, before they are unpacked.
+
+    Raises:
+        InvalidInput: naming both sizes.
+    """
+    limit = f"one whose weights fit: {_mib(size)} unpacked, {_mib(available)} available"
+    require(size <= available, "model", model, limit)
 
 
 def available_ram() -> int:

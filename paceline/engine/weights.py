@@ -11,14 +11,15 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrain
 from paceline.engine.checks import refuse_config
 from paceline.engine.cpu.linear import cpu_has_bfloat16
 from paceline.engine.cpu.row_products import has_wide_vectors
-from paceline.engine.memory import available_ram, refuse_weights_beyond
+from paceline.engine.memory import available_ram, refuse_unpacked_beyond, refuse_weights_beyond
 from paceline.models.config_limits import refuse_numbers
 from paceline.models.gguf import gguf_sources
 from paceline.models.gguf_config import model_config
 from paceline.models.gguf_header import read_header
 from paceline.models.ignored_settings import refuse_ignored, refuse_ignored_rotation
 from paceline.models.model_files import CONFIG_FILE, config_of, read_model_json_if_any, refuse_elsewhere
-from paceline.models.quantized import unpacking
+from paceline.models.packed import unpacked, unpacked_bytes
+from paceline.models.quantized import unpacking, without_quantization
 from paceline.models.resolve import ResolvedModel
 from paceline.models.surplus import held_weights, stored_tensors
 from paceline.models.text_part import read_config
@@ -99,23 +100,38 @@ def load_decoder(resolved: ResolvedModel, settings: EngineSettings, *, on_host: 
     if device.type == "cpu":
         refuse_weights_beyond(str(resolved.gguf or resolved.location), available_ram())
     dtype: Any = chosen_dtype(settings.dtype, device)
-    folder = {"pretrained_model_name_or_path": resolved.location, **arguments}
     with quiet_loading(), refusing_files(resolved, resolved.name, LOADABLE):
         if resolved.kind == "folder" and type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
             _refuse_larger(resolved, config)
         model: Any = load_whole(
             resolved.name,
             resolved,
-            **(folder if resolved.gguf is None else gguf_sources(resolved.gguf)),
+            **arguments | _where_weights_are(resolved, config, dtype),
             dtype=dtype,
             attn_implementation="eager",
             trust_remote_code=settings.trust_remote_code,
-            **unpacking(resolved.name, config.to_dict()),
         )
         refuse_ignored_rotation(config_of(resolved), model)
     if resolved.layers is not None:
         keep_layers(model, resolved.layers)
     return model if on_host else model.to(device)  # type: ignore[no-any-return]
+
+
+def _where_weights_are(resolved: ResolvedModel, config: PreTrainedConfig, dtype: torch.dtype | str) -> dict[str, Any]:
+    """What `from_pretrained` takes for them: a place, or tensors that have been unpacked."""
+    if resolved.gguf is not None:
+        return gguf_sources(resolved.gguf)
+    way = unpacking(resolved.name, config.to_dict())
+    if way.packing is None:
+        return {"pretrained_model_name_or_path": resolved.location, **way.arguments}
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        limit = "one whose code is transformers' own: packed weights are unpacked for no other"
+        raise InvalidInput.of("model", resolved.name, limit)
+    known = dtype if isinstance(dtype, torch.dtype) else None
+    size = unpacked_bytes(resolved, way.packing, (known or torch.float32).itemsize)
+    refuse_unpacked_beyond(resolved.name, size, available_ram())
+    tensors = unpacked(resolved, way.packing, known)
+    return {"pretrained_model_name_or_path": None, "config": without_quantization(config), "state_dict": tensors}
 
 
 def load_decoder_config(resolved: ResolvedModel, settings: EngineSettings) -> PreTrainedConfig:

@@ -6,10 +6,16 @@ rounding them, too, is what some kernels do, and nothing of the files.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
+from paceline.models.packed import Packing, awq
 from paceline.protocol.errors import InvalidInput, require
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 _ENTRIES = ("quantization_config", "compression_config", "quantization")
 """Keys of a `config.json` where tools write how they quantized: transformers', older compressed-tensors', MLX's."""
@@ -28,6 +34,16 @@ def quantization_entry(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return None
 
 
+def without_quantization(config: PreTrainedConfig) -> PreTrainedConfig:
+    """A configuration for weights that have been unpacked."""
+    plain = copy.deepcopy(config)
+    for part in (plain, plain.get_text_config()):
+        for key in _ENTRIES:
+            if hasattr(part, key):
+                delattr(part, key)
+    return plain
+
+
 def method_of(entry: Mapping[str, Any]) -> str:
     """The method's name; the whole entry, where it has none."""
     named = entry.get("quant_method")
@@ -36,8 +52,16 @@ def method_of(entry: Mapping[str, Any]) -> str:
     return str(dict(entry) if named is None else named)
 
 
-def unpacking(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Keyword arguments by which `from_pretrained` unpacks a checkpoint's weights; none for floats.
+@dataclass(frozen=True)
+class Unpacking:
+    """What unpacks a checkpoint's weights: the library, told by `arguments`, or `paceline.models.packed`."""
+
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    packing: Packing | None = None
+
+
+def unpacking(name: str, config: Mapping[str, Any]) -> Unpacking:
+    """How a checkpoint's weights are unpacked; floats need nothing.
 
     Args:
         name: the model's, as shown to users.
@@ -48,7 +72,7 @@ def unpacking(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """
     entry = quantization_entry(config)
     if entry is None:
-        return {}
+        return Unpacking()
     method = method_of(entry)
     if method not in _UNPACKED:
         _refuse(name, method, f"absent, or one whose weights are unpacked ({', '.join(_UNPACKED)})")
@@ -72,20 +96,64 @@ def _refuse(name: str, method: str, limit: str) -> None:
     )
 
 
-def _fp8(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
+def _fp8(name: str, entry: Mapping[str, Any]) -> Unpacking:
     from transformers import FineGrainedFP8Config
 
     scheme = entry.get("activation_scheme", "dynamic")
     limit = "dynamic: scales of activations that stand in the files are not applied"
     require(scheme == "dynamic", f"model {name}: quantization_config.activation_scheme", scheme, limit)
-    return {"quantization_config": FineGrainedFP8Config(dequantize=True)}
+    return Unpacking({"quantization_config": FineGrainedFP8Config(dequantize=True)})
 
 
-def _mxfp4(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
+def _mxfp4(name: str, entry: Mapping[str, Any]) -> Unpacking:
     from transformers.utils.quantization_config import Mxfp4Config
 
-    return {"quantization_config": Mxfp4Config(dequantize=True)}
+    return Unpacking({"quantization_config": Mxfp4Config(dequantize=True)})
 
 
-_UNPACKED: Mapping[str, Callable[[str, Mapping[str, Any]], dict[str, Any]]] = {"fp8": _fp8, "mxfp4": _mxfp4}
-"""By transformers' own code as it loads. On a GPU as on a CPU: a kernel of its own would give other numbers."""
+@dataclass(frozen=True)
+class _Options:
+    """What a `quantization_config` says, and refusals by the names of its keys."""
+
+    model: str
+    entry: Mapping[str, Any]
+
+    def one_of(self, keys: tuple[str, ...], allowed: tuple[Any, ...]) -> Any:
+        """The value under the first of these keys that is there, else the first that is allowed."""
+        for key in keys:
+            value = self.entry.get(key)
+            if value is not None:
+                value = value.lower() if isinstance(value, str) else value
+                shown = " or ".join(map(repr, allowed))
+                kinds = {type(each) for each in allowed}
+                require(type(value) in kinds and value in allowed, self._named(key), value, f"{shown} to be unpacked")
+                return value
+        return allowed[0]
+
+    def group_size(self, keys: tuple[str, ...]) -> int:
+        """Inputs that share a scale; -1: all of them."""
+        key, value = next(((key, self.entry[key]) for key in keys if key in self.entry), (keys[0], 128))
+        valid = type(value) is int and (value == -1 or value > 0)
+        require(valid, self._named(key), value, "-1 or a positive number")
+        return int(value)
+
+    def absent(self, *keys: str) -> None:
+        """Refuse what would change the weights' meaning and isn't built."""
+        for key in keys:
+            require(not self.entry.get(key), self._named(key), self.entry.get(key), "absent: it is not unpacked")
+
+    def _named(self, key: str) -> str:
+        return f"model {self.model}: quantization_config.{key}"
+
+
+def _awq(name: str, entry: Mapping[str, Any]) -> Unpacking:
+    options = _Options(name, entry)
+    options.one_of(("bits", "w_bit"), (4,))
+    options.one_of(("version", "format"), ("gemm",))
+    options.one_of(("zero_point",), (True,))
+    options.absent("desc_act", "dynamic", "adapter", "rotation")
+    return Unpacking(packing=awq(options.group_size(("group_size", "q_group_size"))))
+
+
+_UNPACKED: Mapping[str, Callable[[str, Mapping[str, Any]], Unpacking]] = {"awq": _awq, "fp8": _fp8, "mxfp4": _mxfp4}
+"""fp8 and mxfp4 by transformers' own code, on GPUs as on CPUs: a kernel of its own would give other numbers."""

@@ -72,12 +72,12 @@ def stored_tensors(resolved: ResolvedModel) -> Mapping[str, StoredTensor]:
     from safetensors import safe_open
 
     stored: dict[str, StoredTensor] = {}
-    for file in _files(resolved, "model.safetensors"):
+    for file in weight_files(resolved, "model.safetensors"):
         with safe_open(file, "pt") as opened:
             for name in opened.keys():  # noqa: SIM118  # no mapping
                 part = opened.get_slice(name)
                 stored[name] = StoredTensor(part.get_dtype(), tuple(part.get_shape()))
-    return stored or _pickled(_files(resolved, "pytorch_model.bin"))
+    return stored or _pickled(weight_files(resolved, "pytorch_model.bin"))
 
 
 def held_weights(stored: Mapping[str, StoredTensor]) -> int:
@@ -86,7 +86,8 @@ def held_weights(stored: Mapping[str, StoredTensor]) -> int:
     return sum(math.prod(tensor.shape) * packed.get(tensor.dtype, 1) for tensor in stored.values())
 
 
-def _files(resolved: ResolvedModel, name: str) -> list[Path]:
+def weight_files(resolved: ResolvedModel, name: str) -> list[Path]:
+    """The files of a model's tensors that transformers reads, none where `name` and its index are missing."""
     file, index = model_file(resolved, name), model_file(resolved, f"{name}.index.json")
     if file is not None or index is None:
         return [] if file is None else [file]
@@ -179,7 +180,7 @@ def _is_embedding(name: str, loaded: PreTrainedModel, resolved: ResolvedModel) -
     if not getattr(loaded.config.get_text_config(), "tie_word_embeddings", False):
         return False
     own: Any = loaded.get_input_embeddings().weight
-    for file in _files(resolved, "model.safetensors"):
+    for file in weight_files(resolved, "model.safetensors"):
         with safe_open(file, "pt") as opened:
             for stem in opened.keys():  # noqa: SIM118  # no mapping
                 if _same(stem, name):

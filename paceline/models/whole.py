@@ -164,7 +164,8 @@ def load_whole(name: str, resolved: ResolvedModel | None = None, /, **arguments:
     misshapen = {tensor: (stored, wanted) for tensor, stored, wanted in found["mismatched_keys"]}
     refuse_incomplete("model", name, found["missing_keys"], misshapen)
     if resolved is not None and resolved.gguf is None:
-        refuse_surplus(loaded, unexpected, resolved, quantized="quantization_config" in arguments)
+        unpacked = "quantization_config" in arguments or "state_dict" in arguments
+        refuse_surplus(loaded, unexpected, resolved, quantized=unpacked)
     return loaded
 
 

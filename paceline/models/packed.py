@@ -1,0 +1,135 @@
+"""Weights of few bits that other tools have packed into integers, unpacked into the floats that they stand for.
+
+Layers are told from the names of their tensors, so what a tool left in floats stays as it is. Tensors keep the names
+of the files: what the library makes of those, such as joining experts, it makes of the floats.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paceline.models.resolve import ResolvedModel
+from paceline.models.surplus import stored_tensors, weight_files
+from paceline.protocol.errors import require
+
+if TYPE_CHECKING:
+    import torch
+
+Layer = Mapping[str, "torch.Tensor"]
+"""Tensors of one layer by the last part of their names."""
+_WEIGHTS = "model.safetensors"
+_PLAIN = "weight"
+"""The tensor of a layer that isn't packed, beside its bias."""
+_LISTED_LAYERS = 3
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How a method packs a layer.
+
+    Attributes:
+        parts: last parts of the names of a packed layer's tensors.
+        optional: further ones, which may lack.
+        values: that an integer of 32 bits holds, at most.
+        weight: path and tensors of a layer → its weight [outputs, inputs].
+    """
+
+    parts: frozenset[str]
+    optional: frozenset[str]
+    values: int
+    weight: Callable[[str, Layer], torch.Tensor]
+
+
+def unpacked(resolved: ResolvedModel, packing: Packing, dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
+    """Read every tensor of a model's files, packed layers as floats.
+
+    Args:
+        resolved: the model.
+        packing: what is packed, and how.
+        dtype: of the floats; None: of those that the files have.
+
+    Raises:
+        InvalidInput: parts of layers are missing, or of sizes that don't fit.
+        SafetensorError: a file is damaged.
+    """
+    from safetensors import safe_open
+
+    tensors: dict[str, torch.Tensor] = {}
+    layers: dict[str, dict[str, torch.Tensor]] = {}
+    own = packing.parts | packing.optional | {_PLAIN}
+    files = weight_files(resolved, _WEIGHTS)
+    require(bool(files), "model", resolved.name, f"one with {_WEIGHTS}, whole or in parts, as its weights are packed")
+    for file in files:
+        with safe_open(file, "pt") as opened:
+            for name in opened.keys():  # noqa: SIM118  # no mapping
+                path, _, part = name.rpartition(".")
+                where = layers.setdefault(path, {}) if part in own else tensors
+                where[part if part in own else name] = opened.get_tensor(name)
+    torn = sorted(
+        path for path, layer in layers.items() if set(layer) != {_PLAIN} and not packing.parts <= set(layer)
+    )
+    listed, parts = ", ".join(torn[:_LISTED_LAYERS]), ", ".join(sorted(packing.parts))
+    require(not torn, f"model {resolved.name}: packed layers", listed, f"whole: {parts}")
+    for path in list(layers):
+        layer = layers.pop(path)
+        weight = layer[_PLAIN] if set(layer) == {_PLAIN} else packing.weight(path, layer)
+        tensors[f"{path}.{_PLAIN}"] = weight if dtype is None else weight.to(dtype)
+    return tensors
+
+
+def unpacked_bytes(resolved: ResolvedModel, packing: Packing, item: int) -> int:
+    """What the floats of a model take, at most.
+
+    `item`: bytes of one.
+    """
+    stored = stored_tensors(resolved).values()
+    values = sum(math.prod(each.shape) * (packing.values if each.dtype == "I32" else 1) for each in stored)
+    return values * item
+
+
+def integers_of(packed: torch.Tensor, bits: int) -> torch.Tensor:
+    """[..., n] integers of 32 bits → [..., n · 32 / bits] of few, the lowest bits first."""
+    import torch
+
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
+    return (packed[..., None] >> shifts & (1 << bits) - 1).flatten(-2)
+
+
+def group_of(path: str, inputs: int, groups: int, group_size: int) -> torch.Tensor:
+    """The group of each input [inputs]; a group size of -1 is one group.
+
+    Raises:
+        InvalidInput: there are more or fewer groups than the size says.
+    """
+    import torch
+
+    size = inputs if group_size == -1 else group_size
+    expected = -(-inputs // size)
+    require(groups == expected, f"layer {path}: groups", groups, f"{expected}, of {inputs} inputs by {group_size}")
+    return torch.arange(inputs) // size
+
+
+def awq(group_size: int) -> Packing:
+    """AutoAWQ's files for products of matrices (gemm): four bits, [inputs, outputs], a zero for each group."""
+
+    def weight(path: str, layer: Layer) -> torch.Tensor:
+        values, zeros = (integers_of(layer[part], 4) for part in ("qweight", "qzeros"))
+        # An integer holds eight neighbours, the even ones first.
+        values, zeros = (part.unflatten(-1, (-1, 8))[..., _AWQ_ORDER].flatten(-2) for part in (values, zeros))
+        group = group_of(path, len(values), len(zeros), group_size)
+        return _scaled(values, zeros, layer["scales"], group)
+
+    return Packing(frozenset({"qweight", "qzeros", "scales"}), frozenset(), 8, weight)
+
+
+def _scaled(values: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
+    """Integers [inputs, outputs], zeros and scales [groups, outputs] → the weight [outputs, inputs]."""
+    weight: torch.Tensor = (values - zeros[group]) * scales.float()[group]
+    return weight.T.contiguous()
+
+
+_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Where each of eight neighbours lies."""

@@ -1,0 +1,182 @@
+"""Weights that AWQ and GPTQ packed: what their own packers wrote, read as the floats that it stands for.
+
+`tests/vectors/packed_weights.safetensors` holds a layer [32 outputs, 32 inputs] in groups of 16 for each format,
+written by AutoAWQ 0.2.9 and AutoRound 0.16.1, and the weights that they were given, which are whole numbers of steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, Qwen3MoeConfig
+
+from paceline.engine import weights
+from paceline.engine.loading import load_engine
+from paceline.engine.parallel.decoder import load_decoder_share
+from paceline.engine.weights import load_decoder
+from paceline.models.packed import Packing, awq
+from paceline.models.resolve import resolve
+from paceline.protocol.errors import InvalidInput
+from tests.engine import tiny
+from tests.engine.families import _EXPERTS, _SHAPE
+from tests.engine.parallel.ranks import run_ranks
+from tests.engine.test_families import SETTINGS, greedy
+from tests.models.saving import save_with_tokenizer
+from tests.models.test_quantized import changed_config
+
+VECTORS = Path(__file__).parents[1] / "vectors" / "packed_weights.safetensors"
+GROUP = 16
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True}
+_AWQ_NEIGHBOURS = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+def vectors(format_: str) -> dict[str, torch.Tensor]:
+    prefix = f"{format_}."
+    return {
+        name.removeprefix(prefix): tensor for name, tensor in load_file(VECTORS).items() if name.startswith(prefix)
+    }
+
+
+def packed_into(values: torch.Tensor, bits: int) -> torch.Tensor:
+    """[..., n] integers → [..., n · bits / 32], the first in the lowest bits."""
+    wide = values.long().unflatten(-1, (-1, 32 // bits))
+    joined = (wide << torch.arange(0, 32, bits)).sum(dim=-1)
+    return torch.where(joined >= 1 << 31, joined - (1 << 32), joined).int()
+
+
+def awq_layer(weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Round a layer as AWQ does; its tensors, and the weight that they stand for."""
+    groups = weight.T.unflatten(0, (-1, GROUP))  # [groups, inputs, outputs]
+    low, high = groups.amin(dim=1), groups.amax(dim=1)
+    scales = ((high - low) / 15).half()
+    zeros = (-low / scales.float()).round().clamp(0, 15).int()
+    values = (groups / scales.float()[:, None] + zeros[:, None]).round().clamp(0, 15).int()
+    stands_for = ((values - zeros[:, None]) * scales.float()[:, None]).flatten(0, 1).T.contiguous()
+
+    def joined(part: torch.Tensor) -> torch.Tensor:
+        return packed_into(part.unflatten(-1, (-1, 8))[..., _AWQ_NEIGHBOURS].flatten(-2), 4)
+
+    return {"qweight": joined(values.flatten(0, 1)), "qzeros": joined(zeros), "scales": scales}, stands_for
+
+
+Rounding = Callable[[torch.Tensor], tuple[dict[str, torch.Tensor], torch.Tensor]]
+
+
+def quantize(folder: Path, rounding: Rounding, entry: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Pack every projection of a folder's layers; what they stand for, by its own names."""
+    tensors, stand_for = load_file(folder / "model.safetensors"), {}
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        layer, stand_for[name] = rounding(tensors.pop(name))
+        tensors |= {f"{name.removesuffix('weight')}{part}": tensor for part, tensor in layer.items()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    changed_config(folder, {"quantization_config": entry})
+    return stand_for
+
+
+def in_floats(packed: Path, stand_for: Mapping[str, torch.Tensor], folder: Path) -> str:
+    """The same folder, its packed layers as the floats that they stand for."""
+    for file in packed.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    stems = tuple(name.removesuffix("weight") for name in stand_for)
+    stored = load_file(folder / "model.safetensors").items()
+    tensors = {name: each for name, each in stored if name.endswith(".bias") or not name.startswith(stems)}
+    save_file({**tensors, **stand_for}, folder / "model.safetensors", {"format": "pt"})
+    return changed_config(folder, {"quantization_config": None})
+
+
+CONFIGS = [
+    LlamaConfig(**_SHAPE, attention_bias=True, tie_word_embeddings=True),
+    Qwen3MoeConfig(**{**_SHAPE, **_EXPERTS, "num_experts": 2}),
+]
+
+
+def check_served(tmp_path: Path, config: Any, rounding: Rounding, entry: Mapping[str, Any]) -> str:
+    """The text of the packed folder, its weights, and that nothing but the rounding has changed them."""
+    packed, floats = tmp_path / "packed", tmp_path / "floats"
+    floats.mkdir()
+    save_with_tokenizer(tiny.random_model(config), packed)
+    original = load_engine(str(packed), SETTINGS).info.fingerprint
+    stand_for = quantize(packed, rounding, entry)
+    plain = in_floats(packed, stand_for, floats)
+    mine, theirs = (load_decoder(resolve(folder), SETTINGS).state_dict() for folder in (str(packed), plain))
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+    engine, reference = load_engine(str(packed), SETTINGS), load_engine(plain, SETTINGS)
+    assert greedy(engine) == greedy(reference)
+    assert engine.info.fingerprint.numeric not in (original.numeric,)
+    assert engine.info.fingerprint.numeric == reference.info.fingerprint.numeric
+    return str(packed)
+
+
+def test_awq_is_read_as_its_own_packer_wrote_it() -> None:
+    layer = vectors("awq")
+    torch.testing.assert_close(awq(GROUP).weight("layer", layer), layer["weight"], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=["dense", "experts"])
+def test_a_model_in_awq_is_served_as_the_floats_that_it_stands_for(tmp_path: Path, config: Any) -> None:
+    folder = check_served(tmp_path, config, awq_layer, AWQ)
+    if config is CONFIGS[0]:  # ranks have no experts
+        run_ranks(1, lambda group: load_decoder_share(folder, SETTINGS, group, torch.device("cpu")), lambda _: None)
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    save_with_tokenizer(tiny.random_model(CONFIGS[0]), tmp_path)
+    quantize(tmp_path, awq_layer, AWQ)
+    return tmp_path
+
+
+REFUSED_AWQ = [
+    ({"bits": 8}, r"quantization_config\.bits = 8: must be 4"),
+    ({"bits": "4"}, r"quantization_config\.bits = '4'"),
+    ({"version": "gemv"}, r"quantization_config\.version = 'gemv': must be 'gemm'"),
+    ({"zero_point": False}, r"quantization_config\.zero_point = False: must be True"),
+    ({"group_size": 0}, r"quantization_config\.group_size = 0"),
+    ({"group_size": -1}, r"layer model\.layers\.0\.\S+: groups = [23]: must be 1, of \d+ inputs by -1"),
+    ({"desc_act": True}, r"quantization_config\.desc_act = True: must be absent"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED_AWQ, ids=lambda value: str(value))
+def test_an_option_of_awq_that_is_not_unpacked_is_refused(
+    packed: Path, changes: dict[str, Any], message: str
+) -> None:
+    folder = changed_config(packed, {"quantization_config": AWQ | changes})
+    with pytest.raises(InvalidInput, match=message):
+        load_engine(folder, SETTINGS)
+    changed_config(packed, {"quantization_config": AWQ})
+    assert load_engine(folder, SETTINGS).info.max_length == SETTINGS.max_model_len
+
+
+def test_packed_layers_that_are_not_whole_or_do_not_fit_are_refused(
+    packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = packed / "model.safetensors"
+    whole = load_file(file)
+    save_file({name: each for name, each in whole.items() if name != f"{LAYER}.qzeros"}, file, {"format": "pt"})
+    with pytest.raises(InvalidInput, match=rf"packed layers = '{LAYER}': must be whole: qweight, qzeros, scales"):
+        load_engine(str(packed), SETTINGS)
+    save_file(whole, file, {"format": "pt"})
+    monkeypatch.setattr(weights, "available_ram", lambda: file.stat().st_size)
+    with pytest.raises(InvalidInput, match=r"must be one whose weights fit: .* unpacked"):
+        load_engine(str(packed), SETTINGS)
+
+
+LAYER = "model.layers.1.mlp.up_proj"
+
+
+def _mutant(path: str, layer: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    return awq(GROUP).weight(path, layer).roll(1, dims=0)
+
+
+def test_the_comparison_catches_neighbours_in_another_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = awq(GROUP)
+    wrong = Packing(right.parts, right.optional, right.values, _mutant)
+    monkeypatch.setattr("paceline.models.quantized.awq", lambda group_size: wrong)
+    with pytest.raises(AssertionError):
+        check_served(tmp_path, CONFIGS[0], awq_layer, AWQ)
