@@ -125,6 +125,50 @@ def awq(group_size: int) -> Packing:
     return Packing(frozenset({"qweight", "qzeros", "scales"}), frozenset(), 8, weight)
 
 
+def gptq(bits: int, group_size: int, *, zeros_less_one: bool) -> Packing:
+    """Files of AutoGPTQ and of its successors: [inputs, outputs], inputs of a group wherever `g_idx` says.
+
+    `zeros_less_one`: the older format, which keeps each zero less one.
+    """
+
+    def weight(path: str, layer: Layer) -> torch.Tensor:
+        values = integers_of(layer["qweight"].T, bits).T
+        zeros = integers_of(layer["qzeros"], bits)[:, : values.shape[1]]  # the last integer may be padded
+        zeros = _one_more(path, zeros, bits) if zeros_less_one else zeros
+        group = _gptq_group(path, layer, len(values), len(zeros), group_size)
+        return _scaled(values, zeros, layer["scales"], group)
+
+    return Packing(frozenset({"qweight", "qzeros", "scales"}), frozenset({"g_idx"}), 32 // bits, weight)
+
+
+def _one_more(path: str, stored: torch.Tensor, bits: int) -> torch.Tensor:
+    """The zeros that stand for those stored.
+
+    Raises:
+        InvalidInput: one of them was 0; tools differ in what became of its neighbours.
+    """
+    most = (1 << bits) - 1
+    lost = int((stored == most).sum())
+    limit = "0: the format can't hold them, and its readers differ (save it with checkpoint_format gptq_v2)"
+    require(lost == 0, f"layer {path}: count of zeros that are 0 in checkpoint_format gptq", lost, limit)
+    return stored + 1
+
+
+def _gptq_group(path: str, layer: Layer, inputs: int, groups: int, group_size: int) -> torch.Tensor:
+    """The group of each input [inputs]."""
+    import torch
+
+    regular = group_of(path, inputs, groups, group_size)
+    given = layer.get("g_idx")
+    if given is None or given.numel() == 0:
+        return regular
+    group = given.long()
+    fits = group.shape == (inputs,) and int(group.min()) >= 0 and int(group.max()) < groups
+    even = fits and torch.equal(group.bincount(minlength=groups), regular.bincount(minlength=groups))
+    require(even, f"layer {path}: g_idx", group.tolist()[:8], f"{group_size} inputs of each of {groups} groups")
+    return group
+
+
 def _scaled(values: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
     """Integers [inputs, outputs], zeros and scales [groups, outputs] → the weight [outputs, inputs]."""
     weight: torch.Tensor = (values - zeros[group]) * scales.float()[group]

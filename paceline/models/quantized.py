@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from paceline.models.packed import Packing, awq
+from paceline.models.packed import Packing, awq, gptq
 from paceline.protocol.errors import InvalidInput, require
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _mxfp4(name: str, entry: Mapping[str, Any]) -> Unpacking:
 
 
 @dataclass(frozen=True)
-class _Options:
+class _EntryReader:
     """What a `quantization_config` says, and refusals by the names of its keys."""
 
     model: str
@@ -147,13 +147,28 @@ class _Options:
 
 
 def _awq(name: str, entry: Mapping[str, Any]) -> Unpacking:
-    options = _Options(name, entry)
-    options.one_of(("bits", "w_bit"), (4,))
-    options.one_of(("version", "format"), ("gemm",))
-    options.one_of(("zero_point",), (True,))
-    options.absent("desc_act", "dynamic", "adapter", "rotation")
-    return Unpacking(packing=awq(options.group_size(("group_size", "q_group_size"))))
+    said = _EntryReader(name, entry)
+    said.one_of(("bits", "w_bit"), (4,))
+    said.one_of(("version", "format"), ("gemm",))
+    said.one_of(("zero_point",), (True,))
+    said.absent("desc_act", "dynamic", "adapter", "rotation")
+    return Unpacking(packing=awq(said.group_size(("group_size", "q_group_size"))))
 
 
-_UNPACKED: Mapping[str, Callable[[str, Mapping[str, Any]], Unpacking]] = {"awq": _awq, "fp8": _fp8, "mxfp4": _mxfp4}
+def _gptq(name: str, entry: Mapping[str, Any]) -> Unpacking:
+    said = _EntryReader(name, entry)
+    bits = said.one_of(("bits",), (4, 8, 2))
+    format_ = said.one_of(("checkpoint_format", "format"), ("gptq", "gptq_v2"))
+    said.one_of(("pack_dtype",), ("int32",))
+    said.absent("is_marlin_format", "dynamic", "adapter", "rotation")
+    group_size = said.group_size(("group_size",))
+    return Unpacking(packing=gptq(bits, group_size, zeros_less_one=format_ == "gptq"))
+
+
+_UNPACKED: Mapping[str, Callable[[str, Mapping[str, Any]], Unpacking]] = {
+    "awq": _awq,
+    "fp8": _fp8,
+    "gptq": _gptq,
+    "mxfp4": _mxfp4,
+}
 """fp8 and mxfp4 by transformers' own code, on GPUs as on CPUs: a kernel of its own would give other numbers."""

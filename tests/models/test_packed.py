@@ -19,7 +19,7 @@ from paceline.engine import weights
 from paceline.engine.loading import load_engine
 from paceline.engine.parallel.decoder import load_decoder_share
 from paceline.engine.weights import load_decoder
-from paceline.models.packed import Packing, awq
+from paceline.models.packed import Packing, awq, gptq
 from paceline.models.resolve import resolve
 from paceline.protocol.errors import InvalidInput
 from tests.engine import tiny
@@ -122,6 +122,88 @@ def test_a_model_in_awq_is_served_as_the_floats_that_it_stands_for(tmp_path: Pat
     folder = check_served(tmp_path, config, awq_layer, AWQ)
     if config is CONFIGS[0]:  # ranks have no experts
         run_ranks(1, lambda group: load_decoder_share(folder, SETTINGS, group, torch.device("cpu")), lambda _: None)
+
+
+def gptq_rounding(bits: int, *, order: bool = False, version: int = 1, group_size: int = GROUP) -> Rounding:
+    """How GPTQ packs a layer; with `order`, inputs of a group lie apart."""
+
+    def rounding(weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        outputs, inputs = weight.shape
+        size = inputs if group_size == -1 else group_size
+        generator = torch.Generator().manual_seed(inputs)
+        group = torch.arange(inputs) // size
+        group = group[torch.randperm(inputs, generator=generator)] if order else group
+        most = 2**bits - 1
+        zeros = torch.randint(1, most + 1, (inputs // size, outputs), generator=generator)
+        scales = (weight.abs().amax() / most + torch.rand(zeros.shape, generator=generator) * 0.01).half()
+        values = (weight.T / scales.float()[group] + zeros[group]).round().clamp(0, most).long()
+        stands_for = ((values - zeros[group]) * scales.float()[group]).T.contiguous()
+        stored = zeros - 1 if version == 1 else zeros
+        layer = {"qweight": packed_into(values.T, bits).T, "qzeros": packed_into(stored, bits), "scales": scales}
+        layer |= {"g_idx": group.int()} if order or version == 1 else {}
+        return {name: tensor.contiguous() for name, tensor in layer.items()}, stands_for
+
+    return rounding
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("format_", ["gptq", "gptq_v2"])
+def test_gptq_is_read_as_its_own_packer_wrote_it(format_: str, bits: int) -> None:
+    layer = vectors(f"{format_}.{bits}")
+    found = gptq(bits, GROUP, zeros_less_one=format_ == "gptq").weight("layer", layer)
+    torch.testing.assert_close(found, layer["weight"], rtol=0, atol=0)
+
+
+GPTQ: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, "sym": False}
+ROUNDINGS = [
+    (gptq_rounding(4), GPTQ),
+    (gptq_rounding(4, order=True), GPTQ | {"desc_act": True, "static_groups": True, "meta": {"damp_percent": 0.01}}),
+    (gptq_rounding(8, version=2), GPTQ | {"bits": 8, "checkpoint_format": "gptq_v2"}),
+    (gptq_rounding(2, group_size=-1), GPTQ | {"bits": 2, "group_size": -1, "format": "gptq"}),
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=["dense", "experts"])
+@pytest.mark.parametrize(("rounding", "entry"), ROUNDINGS, ids=["4", "4 by activations", "8 v2", "2 in one group"])
+def test_a_model_in_gptq_is_served_as_the_floats_that_it_stands_for(
+    tmp_path: Path, config: Any, rounding: Rounding, entry: Mapping[str, Any]
+) -> None:
+    check_served(tmp_path, config, rounding, entry)
+
+
+REFUSED_GPTQ = [
+    ({"bits": 3}, r"quantization_config\.bits = 3: must be 4 or 8 or 2"),
+    (
+        {"checkpoint_format": "marlin"},
+        r"quantization_config\.checkpoint_format = 'marlin': must be 'gptq' or 'gptq_v2'",
+    ),
+    ({"is_marlin_format": True}, r"quantization_config\.is_marlin_format = True: must be absent"),
+    ({"dynamic": {"+:.*down": {"bits": 8}}}, r"quantization_config\.dynamic"),
+    ({"group_size": 8}, r"layer \S+: groups = \d: must be \d, of \d+ inputs by 8"),
+    ({"bits": 8}, r"layer \S+: groups = \d: must be \d, of \d+ inputs by 16"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED_GPTQ, ids=lambda value: str(value))
+def test_an_option_of_gptq_that_is_not_unpacked_is_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    save_with_tokenizer(tiny.random_model(CONFIGS[0]), tmp_path)
+    quantize(tmp_path, gptq_rounding(4), GPTQ | changes)
+    with pytest.raises(InvalidInput, match=message):
+        load_engine(str(tmp_path), SETTINGS)
+
+
+def test_zeros_and_groups_of_gptq_that_say_several_things_are_refused() -> None:
+    layer = vectors("gptq.4")
+    packing = gptq(4, GROUP, zeros_less_one=True)
+    with pytest.raises(InvalidInput, match=r"layer up: g_idx = \[0, 0, .*: must be 16 inputs of each of 2 groups"):
+        packing.weight("up", layer | {"g_idx": torch.zeros(32, dtype=torch.int32)})
+    with pytest.raises(InvalidInput, match=r"zeros that are 0 in checkpoint_format gptq = 1: must be 0"):
+        packing.weight("up", layer | {"qzeros": layer["qzeros"].clone().index_put_((torch.tensor(0),) * 2, ONE_LOST)})
+
+
+ONE_LOST = torch.tensor(0x1234F123, dtype=torch.int32)
 
 
 @pytest.fixture
