@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from paceline.models.compressed import METHOD, compressed
 from paceline.models.packed import Packing, awq, gptq
 from paceline.protocol.errors import InvalidInput, require
 
@@ -165,8 +166,13 @@ def _gptq(name: str, entry: Mapping[str, Any]) -> Unpacking:
     return Unpacking(packing=gptq(bits, group_size, zeros_less_one=format_ == "gptq"))
 
 
+def _compressed(name: str, entry: Mapping[str, Any]) -> Unpacking:
+    return Unpacking(packing=compressed(name, entry))
+
+
 _UNPACKED: Mapping[str, Callable[[str, Mapping[str, Any]], Unpacking]] = {
     "awq": _awq,
+    METHOD: _compressed,
     "fp8": _fp8,
     "gptq": _gptq,
     "mxfp4": _mxfp4,
